@@ -40,6 +40,7 @@ enum Result : int {
   kNoDevice = 100,
   kInvalidDevice = 101,
   kInvalidContext = 201,
+  kMapFailed = 205,
   kUncorrectableEcc = 214,
   kUncorrectableNvlink = 220,
   kInvalidHandle = 400,
@@ -99,9 +100,11 @@ enum DeviceAttribute : int {
 // CUpointer_attribute
 enum PointerAttribute : int {
   kPointerMemoryType = 2,
+  kPointerSyncMemops = 6,
   kPointerBufferId = 7,
   kPointerIsManaged = 8,
   kPointerDeviceOrdinal = 9,
+  kPointerHasIpcHandle = 10,
   kPointerMappingSize = 18,
   kPointerMappingBase = 19,
 };
@@ -129,6 +132,8 @@ inline constexpr unsigned kPreferOverlapWithCompute = 1;
 // CUstreamWaitValue_flags, CUstreamWriteValue_flags
 inline constexpr unsigned kWaitUntilNotBehind = 0;  // cyclically: (int64_t)(*address - value) >= 0
 inline constexpr unsigned kWriteDefault = 0;
+// CUipcMem_flags: the only one, without which nothing is opened.
+inline constexpr unsigned kIpcLazyPeerAccess = 1;
 // What cuGetProcAddress says of a name, besides its result.
 inline constexpr int kSymbolVersionNotSufficient = 2;
 
@@ -153,6 +158,10 @@ struct AllocationProperties {
 // CUuuid
 struct DeviceUuid {
   std::array<uint8_t, 16> bytes{};
+};
+// CUipcMemHandle: an allocation of cudaMalloc, for other processes of this machine.
+struct IpcHandle {
+  std::array<uint8_t, 64> bytes{};
 };
 // CUmemAccessDesc
 struct AccessDescription {

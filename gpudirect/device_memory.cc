@@ -48,7 +48,13 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
         absl::StrFormat("a slab of %u bytes of device memory cannot be made", bytes));
   }
   slab->size_ = round_up(bytes, granularity);
-  if (status = slab->map(properties); !status.ok()) return status;
+  status = slab->map(properties);
+  // Some drivers (WSL's) say that they have memory for adapters, and then give nobody access to it.
+  if (!status.ok() && slab->rdma_ && !absl::IsResourceExhausted(status) && device.alive().ok()) {
+    options.rdma = false;
+    return create(device, bytes, options);
+  }
+  if (!status.ok()) return status;
   return slab;
 }
 
@@ -142,12 +148,14 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
   unsigned type = 0;
   // The driver writes an int for a boolean.
   int managed = 0;
+  int has_handle = 0;
   DevicePointer base = 0;
   size_t size = 0;
-  std::array attributes = {kPointerMemoryType, kPointerIsManaged,   kPointerDeviceOrdinal,
-                           kPointerBufferId,   kPointerMappingBase, kPointerMappingSize};
-  std::array<void*, attributes.size()> values = {&type,         &managed, &facts.ordinal,
-                                                 &facts.buffer, &base,    &size};
+  std::array attributes = {kPointerMemoryType,  kPointerIsManaged,   kPointerDeviceOrdinal,
+                           kPointerBufferId,    kPointerMappingBase, kPointerMappingSize,
+                           kPointerHasIpcHandle};
+  std::array<void*, attributes.size()> values = {&type, &managed, &facts.ordinal, &facts.buffer,
+                                                 &base, &size,    &has_handle};
   const Result result = driver.cuPointerGetAttributes(static_cast<unsigned>(attributes.size()),
                                                       attributes.data(), values.data(), pointer);
   // Nobody in this process has used CUDA yet, so nothing is a device's.
@@ -158,6 +166,7 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
   facts.device = type == kMemoryTypeDevice;
   facts.managed = managed != 0;
   if (facts.device) facts.mapping = {base, size};
+  facts.has_handle = facts.device && has_handle != 0;
   return facts;
 }
 

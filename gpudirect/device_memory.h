@@ -99,6 +99,7 @@ struct PointerFacts {
   bool managed = false;
   int ordinal = -1;
   unsigned long long buffer = 0;  // unique for the life of the process, as an address is not
+  bool has_handle = false;        // cudaMalloc made it, and other processes may open it
   DeviceSpan mapping;             // what is mapped in one piece around it
 };
 absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer);

@@ -5,11 +5,13 @@
 #include <link.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "gpudirect/recorder.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -103,7 +105,12 @@ absl::StatusOr<Driver> load_driver(const char* library) {
 }
 
 absl::StatusOr<const Driver*> machine_driver() {
-  static const absl::StatusOr<Driver> driver = load_driver();
+  static const absl::StatusOr<Driver> driver = [] {
+    absl::StatusOr<Driver> loaded = load_driver();
+    const char* const trace = std::getenv("BATON_GPU_TRACE");
+    if (loaded.ok() && trace != nullptr && *trace != '\0') return record_calls(*loaded, trace);
+    return loaded;
+  }();
   if (!driver.ok()) return driver.status();
   return &*driver;
 }

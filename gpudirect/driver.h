@@ -74,19 +74,25 @@ namespace baton::gpudirect {
      void** extra))
 
 // Null where the driver is older than they are.
-#define BATON_DRIVER_OPTIONAL(F)                                                         \
-  F(cuDeviceGetUuid, 11040, (DeviceUuid * uuid, int device))                             \
-  F(cuFuncLoad, 12040, (Function function))                                              \
-  F(cuMemcpyBatchAsync, 13000,                                                           \
-    (DevicePointer * to, DevicePointer * from, size_t * bytes, size_t count,             \
-     BatchAttributes * attributes, size_t * first_of_attributes, size_t attribute_count, \
-     Stream stream))                                                                     \
-  F(cuStreamWaitValue64, 11070,                                                          \
-    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
-  F(cuStreamWriteValue64, 11070,                                                         \
-    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))              \
-  F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                          \
-  F(cuMemGetHandleForAddressRange, 11070,                                                \
+#define BATON_DRIVER_OPTIONAL(F)                                                          \
+  F(cuDeviceGetUuid, 11040, (DeviceUuid * uuid, int device))                              \
+  F(cuFuncLoad, 12040, (Function function))                                               \
+  F(cuPointerSetAttribute, 6000,                                                          \
+    (const void* value, PointerAttribute attribute, DevicePointer pointer))               \
+  F(cuMemGetAddressRange, 3020, (DevicePointer * base, size_t * bytes, DevicePointer at)) \
+  F(cuIpcGetMemHandle, 4010, (IpcHandle * handle, DevicePointer at))                      \
+  F(cuIpcOpenMemHandle, 11000, (DevicePointer * at, IpcHandle handle, unsigned flags))    \
+  F(cuIpcCloseMemHandle, 4010, (DevicePointer at))                                        \
+  F(cuMemcpyBatchAsync, 13000,                                                            \
+    (DevicePointer * to, DevicePointer * from, size_t * bytes, size_t count,              \
+     BatchAttributes * attributes, size_t * first_of_attributes, size_t attribute_count,  \
+     Stream stream))                                                                      \
+  F(cuStreamWaitValue64, 11070,                                                           \
+    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
+  F(cuStreamWriteValue64, 11070,                                                          \
+    (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
+  F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                           \
+  F(cuMemGetHandleForAddressRange, 11070,                                                 \
     (void* handle, DevicePointer at, size_t bytes, int type, unsigned long long flags))
 
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a name that is declared takes none.

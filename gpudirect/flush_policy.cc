@@ -1,7 +1,10 @@
 // When writes of adapters have to be flushed.
 #include "gpudirect/flush_policy.h"
 
+#include <unistd.h>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace baton::gpudirect {
 
@@ -47,6 +50,30 @@ absl::Status reachable_by_adapters(const Driver& driver, const DeviceFacts& fact
                                                  "module and Linux 5.12 with CONFIG_PCI_P2PDMA"));
   }
   return can_be_ordered(driver, facts);
+}
+
+absl::Status reachable_by_address(const Driver& driver, const DeviceFacts& facts, bool module) {
+  if (!module) {
+    return absl::UnavailableError(
+        "no nvidia-peermem: that kernel module is not loaded (`modprobe nvidia-peermem`)");
+  }
+  if (driver.cuPointerSetAttribute == nullptr || !facts.has(kRdmaSupported)) {
+    return absl::UnimplementedError(absl::StrCat("no nvidia-peermem: CUDA device ", facts.ordinal,
+                                                 " lets no adapter at its memory"));
+  }
+  const absl::Status ordered = can_be_ordered(driver, facts);
+  return ordered.ok()
+             ? ordered
+             : absl::Status(ordered.code(),
+                            absl::StrCat("no nvidia-peermem: ",
+                                         absl::StripPrefix(ordered.message(), "no dma-buf: ")));
+}
+
+bool peermem_loaded(const std::string& root) {
+  for (const char* name : {"nvidia_peermem", "nv_peer_mem"}) {
+    if (access(absl::StrCat(root, "/sys/module/", name).c_str(), F_OK) == 0) return true;
+  }
+  return false;
 }
 
 }  // namespace baton::gpudirect

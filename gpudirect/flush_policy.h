@@ -23,5 +23,9 @@ const char* words(FlushPolicy policy);
 absl::Status can_be_ordered(const Driver& driver, const DeviceFacts& facts);
 // Whether adapters can be given a device's memory: OK, or in one line why it is staged instead.
 absl::Status reachable_by_adapters(const Driver& driver, const DeviceFacts& facts);
+// Whether they can be given its addresses instead, which takes a kernel module.
+absl::Status reachable_by_address(const Driver& driver, const DeviceFacts& facts, bool module);
+// Whether that module is loaded; sysfs lies below `root`.
+bool peermem_loaded(const std::string& root);
 
 }  // namespace baton::gpudirect

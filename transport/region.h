@@ -85,13 +85,19 @@ struct BackingFile {
 };
 
 // Memory of a device as another process of this machine maps it: the whole allocation that a region
-// lies in, behind a descriptor.
+// lies in, behind a descriptor or a handle of the driver's.
 struct DeviceExport {
-  int fd = -1;                            // owned by whoever made it
+  static constexpr size_t kHandleBytes = 64;
+  int fd = -1;                            // owned by whoever made it; -1: behind `handle`
   std::array<uint64_t, 2> allocation{};   // names it in this process, for the process's life
   uint64_t bytes = 0;                     // of the allocation; 0: there is no export
   uint64_t offset = 0;                    // of the region's first byte
   std::array<uint8_t, 16> device_uuid{};  // processes may number their devices differently
+  // Of memory that was made by cudaMalloc. It is gone when that is freed, so whoever opened it has
+  // to close it before; and the process that made it cannot open it, and uses allocation[0].
+  bool by_handle = false;
+  std::array<uint8_t, kHandleBytes> handle{};
+  bool same_process = false;  // of whoever maps it
 };
 
 // One row of the table that providers see.
@@ -108,8 +114,9 @@ struct RegionEntry {
   uint32_t users = 0;  // open local transfers that use it
   bool writable = true;
   MemoryPlace place;
-  bool direct = false;  // of a device, and some provider has taken it
-  DeviceExport shared;  // of a device, where processes of this machine can map it
+  bool direct = false;      // of a device, and some provider has taken it
+  DeviceExport shared;      // of a device, where processes of this machine can map it
+  bool by_address = false;  // of a device, and adapters may be given the address itself
 };
 
 // All regions of one worker. Not thread-safe: the worker's progress lock guards it, and providers

@@ -4,10 +4,14 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/internal/device_memory.h"
+#include "verbs/device/self_check.h"
 
 namespace baton::verbs {
 
@@ -158,7 +162,10 @@ absl::Status VerbsProvider::takes(const RegionEntry& region) const {
 
 absl::Status VerbsProvider::add_region(const RegionEntry& region) {
   for (const auto& device : shared_.hardware.devices) {
-    absl::Status status = device->dead() ? absl::OkStatus() : device->add_region(region);
+    absl::Status status = device->dead() ? absl::OkStatus()
+                          : region.place.kind == MemoryKind::kHost
+                              ? device->add_region(region)
+                              : add_device_memory(*device, region);
     if (status.ok()) continue;
     for (const auto& done : shared_.hardware.devices) done->remove_region(region.index);
     return status;
@@ -167,8 +174,52 @@ absl::Status VerbsProvider::add_region(const RegionEntry& region) {
   return absl::OkStatus();
 }
 
+// In the first way that works and that the adapter is seen to move bytes by.
+absl::Status VerbsProvider::add_device_memory(Device& device, const RegionEntry& region) {
+  std::vector<std::string> reasons;
+  absl::StatusCode first = absl::StatusCode::kFailedPrecondition;
+  for (const Device::Way way : {Device::Way::kDmaBuf, Device::Way::kAddress}) {
+    if (way == Device::Way::kDmaBuf ? !region.file.dma_buf : !region.by_address) continue;
+    absl::Status status = device.add_region(region, way);
+    const auto up =
+        std::find_if(shared_.hardware.ports.begin(), shared_.hardware.ports.end(),
+                     [&](const auto& port) { return port->device == &device && port->up(); });
+    if (status.ok() && up != shared_.hardware.ports.end()) {
+      status = prove_region(**up, shared_.tuning, region, way);
+    }
+    if (status.ok()) return status;
+    device.remove_region(region.index);
+    if (reasons.empty()) first = status.code();
+    reasons.emplace_back(status.message());
+  }
+  return absl::Status(first, absl::StrJoin(reasons, "; "));
+}
+
+// Nearer ports get more of what lies on a device, as they do of what lies on a NUMA node.
+void VerbsProvider::note_device_distances(const RegionEntry& region) {
+  const internal::DeviceMemory* const devices = internal::device_memory();
+  if (devices == nullptr || region.place.device < 0) return;
+  const std::string address = devices->pci_address(region.place.device);
+  std::array<float, kMaxPorts> costs{};
+  float least = std::numeric_limits<float>::max();
+  for (const auto& port : shared_.hardware.ports) {
+    const base::PciDistance distance =
+        shared_.locality->pci_distance(port->device->name(), address);
+    shared_.device_distances[{port->index, region.place.device}] = distance;
+    costs[port->index] = static_cast<float>(base::cost(distance));
+    least = std::min(least, costs[port->index]);
+  }
+  std::vector<float>& all = shared_.distances;
+  const size_t first = size_t{region.index} * kMaxPorts;
+  if (all.size() < first + kMaxPorts) all.resize(first + kMaxPorts, 1);
+  for (const auto& port : shared_.hardware.ports) {
+    all[first + port->index] = costs[port->index] / least;
+  }
+}
+
 // Its pages are in their places: registering has pinned them.
 void VerbsProvider::note_distances(const RegionEntry& region) {
+  if (region.place.kind != MemoryKind::kHost) return note_device_distances(region);
   std::vector<float>& all = shared_.distances;
   const int node = shared_.locality->memory_node(region.base, region.size);
   if (node < 0 && all.empty()) return;

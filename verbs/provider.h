@@ -46,7 +46,9 @@ class VerbsProvider final : public Provider {
 
   absl::Status configure(const VerbsApi* api);
   absl::Status watch_devices();
+  absl::Status add_device_memory(Device& device, const RegionEntry& region);
   void note_distances(const RegionEntry& region);
+  void note_device_distances(const RegionEntry& region);
   std::string offers() const;
   void met(const net::Link& link, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial);
   bool device_events();

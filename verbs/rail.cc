@@ -26,7 +26,17 @@ double VerbsRail::share(uint32_t region) const {
   return properties_.bytes_per_second / session_.distance(port_, region);
 }
 
-absl::Status VerbsRail::moves(const RegionEntry& region) const { return reaches_memory(region); }
+// Of memory of a device its adapter may have taken none, for a window that is too small or a proof
+// that failed.
+absl::Status VerbsRail::moves(const RegionEntry& region) const {
+  absl::Status status = reaches_memory(region);
+  if (!status.ok() || region.place.kind == MemoryKind::kHost) return status;
+  if (port_.device->region(region.index) != nullptr) return status;
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%s has not taken memory of %s", port_.name(), region.place.name()));
+}
+
+std::string VerbsRail::about_devices() const { return session_.about_devices(port_); }
 
 absl::Status VerbsRail::reaches(const RemoteRegion&) const { return absl::OkStatus(); }
 

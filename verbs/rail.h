@@ -40,6 +40,7 @@ class VerbsRail final : public Rail,
   double share(uint32_t region) const override;
   absl::Status moves(const RegionEntry& region) const override;
   bool reaches_devices() const override { return true; }
+  std::string about_devices() const override;
   absl::Status reaches(const RemoteRegion& remote) const override;
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;

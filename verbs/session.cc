@@ -22,6 +22,18 @@ Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control,
   if (connecting_) pair_ports();
 }
 
+std::string Session::about_devices(const Port& port) const {
+  const std::string registered = port.device->about_device_memory();
+  if (registered.empty()) return "";
+  std::string out = absl::StrCat("regions: ", registered);
+  for (const auto& [pair, distance] : shared_.device_distances) {
+    if (pair.first != port.index || distance == base::PciDistance::kUnknown) continue;
+    absl::StrAppend(&out, "; CUDA device ", pair.second, " is ", base::words(distance), " (",
+                    base::name_of(distance), ")");
+  }
+  return out;
+}
+
 // Rails that never came up take themselves out of the list of all, so they go while that is there.
 Session::~Session() {
   slots_.clear();

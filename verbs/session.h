@@ -8,6 +8,7 @@
 // rail and its incarnation, and is ignored when it says nothing new.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,8 @@ struct Shared {
   bool may_make_queue_pair = true;
   // By region and port, as Locality::distance(); empty while all are 1.
   std::vector<float> distances;
+  // Of a port from the CUDA devices whose memory is registered, for people.
+  std::map<std::pair<uint8_t, int>, base::PciDistance> device_distances;
 
   absl::StatusOr<ConnectionManager*> connection_manager();
 };
@@ -79,9 +82,11 @@ class Session {
     const size_t at = size_t{region} * kMaxPorts + port.index;
     return at < shared_.distances.size() ? shared_.distances[at] : 1;
   }
+  // Which memory of devices a port reaches, in which way and from how far; "" for none.
+  std::string about_devices(const Port& port) const;
   // Whether a local region is memory that the processor can read as any other.
   bool host_memory(uint32_t region) const {
-    return !shared_.context.regions.entries()[region].file.dma_buf;
+    return shared_.context.regions.entries()[region].place.kind == MemoryKind::kHost;
   }
   bool stays(uint32_t region) const { return shared_.context.regions.stays(region); }
   const KnownRegion* region(const RegionName& name, VerbsRail& rail);

@@ -1,5 +1,6 @@
 // The checks of `baton doctor` on limits, memory, kernel features and GPUs.
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -108,18 +109,47 @@ void check_cuda(const Json& cuda, std::vector<Check>& out) {
     const std::string why = device["why_staged"].get<std::string>();
     const std::string name = absl::StrCat("cuda device ", device["ordinal"].get<int>());
     if (why.empty()) {
-      out.push_back({Grade::kOk, name, "",
-                     absl::StrCat("adapters reach it by dma-buf; what they write is ",
-                                  device["writes_of_adapters"].get<std::string>()),
-                     ""});
+      out.push_back(
+          {Grade::kOk, name, "",
+           absl::StrCat("adapters reach it by ", device["path"].get<std::string>(),
+                        "; what they write is ", device["writes_of_adapters"].get<std::string>()),
+           ""});
     } else {
       out.push_back({Grade::kWarn, name, "", absl::StrCat("staged through the host: ", why), ""});
     }
   }
 }
 
+// Whether each GPU has an adapter near: bytes between two sockets take the way through both.
+void check_distances(const Json& info, std::vector<Check>& out) {
+  constexpr std::array<const char*, 5> kNearFirst = {"PIX", "PXB", "PHB", "NODE", "SYS"};
+  for (const Json& gpu : info["gpus"]) {
+    size_t best = kNearFirst.size();
+    std::string nearest;
+    for (const Json& pair : info["distances"]) {
+      if (pair["gpu"] != gpu["pci"]) continue;
+      const auto rank = static_cast<size_t>(
+          std::find(kNearFirst.begin(), kNearFirst.end(), pair["distance"].get<std::string>()) -
+          kNearFirst.begin());
+      if (rank >= best) continue;
+      best = rank;
+      nearest = pair["rdma"].get<std::string>();
+    }
+    if (nearest.empty()) continue;
+    const bool far = best >= 3;
+    out.push_back({far ? Grade::kWarn : Grade::kOk,
+                   absl::StrCat("gpu ", gpu["pci"].get<std::string>()), "",
+                   absl::StrCat("the nearest RDMA device is ", nearest, " (", kNearFirst[best], ")",
+                                far ? ", which is not in its PCIe tree" : ""),
+                   far ? "use the GPU with an adapter below the same host bridge, if there is one; "
+                         "through the processors its bytes may be slower than staged ones"
+                       : ""});
+  }
+}
+
 void check_gpus(const Json& info, std::vector<Check>& out) {
   check_cuda(info["cuda"], out);
+  check_distances(info, out);
   if (info["gpus"].empty()) return;
   const Json& nvidia = info["nvidia"];
   if (nvidia["driver"].is_null()) {

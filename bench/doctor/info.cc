@@ -76,7 +76,9 @@ void cuda_text(std::string& out, const Json& cuda) {
       const Json& value = device[fact.name];
       absl::StrAppend(&out, " ", fact.name, " ", value.is_null() ? "unknown" : value.dump());
     }
-    const std::string why = device["why_staged"].get<std::string>();
+    const std::string why =
+        (device["path"] == "staged" ? device["why_staged"] : device["why_no_dma_buf"])
+            .get<std::string>();
     absl::StrAppend(&out, "\n    over adapters: ", plain(device["path"]), why.empty() ? "" : ", ",
                     why, "; what they write is ", plain(device["writes_of_adapters"]), "\n");
   }

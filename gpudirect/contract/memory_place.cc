@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "gpudirect/contract/peer_mapping.h"
@@ -99,6 +101,53 @@ absl::StatusOr<BackingFile> CudaMemory::dma_buf(const void* data, size_t size) c
   return BackingFile{fd, static_cast<size_t>(address(data) - begin), true};
 }
 
+absl::Status CudaMemory::by_address(const void* data, bool now) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr)
+    return absl::UnavailableError("no nvidia-peermem: there is no CUDA driver");
+  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (!facts.ok()) return facts.status();
+  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  if (!device.ok()) return device.status();
+  absl::Status status =
+      reachable_by_address(*driver, (*device)->facts(), peermem_loaded(options_.root));
+  if (!status.ok() || !now) return status;
+  // What a kernel or a plain copy has written is there before an adapter reads it.
+  const unsigned on = 1;
+  const Device::Current current(**device);
+  if (!current.status().ok()) return current.status();
+  return (*device)->check(driver->cuPointerSetAttribute(&on, kPointerSyncMemops, address(data)),
+                          absl::StrCat("no nvidia-peermem: making copies on CUDA device ",
+                                       facts->ordinal, " end before adapters read"));
+}
+
+absl::Status CudaMemory::look(const void* data, absl::Span<std::byte> to) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("there is no CUDA driver");
+  const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
+  if (!facts.ok()) return facts.status();
+  const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
+  if (!device.ok()) return device.status();
+  const auto ring = PinnedRing::create(**device, (to.size() + 4095) / 4096 * 4096);
+  if (!ring.ok()) return ring.status();
+  absl::Status result;
+  const internal::CopyRun run{static_cast<std::byte*>(const_cast<void*>(data)),
+                              (*ring)->memory().data(), to.size()};
+  (*ring)->copy(internal::CopyDirection::kToHost, 1, false, {&run, 1});
+  while ((*ring)->busy()) {
+    (*ring)->progress([&](uint64_t, absl::Status status) { result = std::move(status); });
+  }
+  if (result.ok()) std::copy_n((*ring)->memory().data(), to.size(), to.data());
+  return result;
+}
+
+std::string CudaMemory::pci_address(int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return "";
+  const absl::StatusOr<const Device*> opened = device_of(*driver, device);
+  return opened.ok() ? (*opened)->facts().pci : "";
+}
+
 absl::StatusOr<bool> CudaMemory::wants_flush(int device) const {
   const Driver* const driver = find_();
   if (driver == nullptr) return false;
@@ -153,13 +202,14 @@ CopyMeans CudaMemory::means_of(const Device& device) const {
   return {opened.launcher.get(), *opened.table};
 }
 
-absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t /*size*/) const {
+absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t size) const {
   const Driver* const driver = find_();
   if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
   const absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
   if (!facts.ok()) return facts.status();
   const absl::StatusOr<const Device*> device = device_of(*driver, facts->ordinal);
   if (!device.ok()) return device.status();
+  if (facts->has_handle) return export_handle(**device, address(data), size, *facts);
   return export_allocation(**device, address(data), *facts);
 }
 
@@ -171,6 +221,8 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> CudaMemory::map(
   if (!ordinal.ok()) return ordinal.status();
   const absl::StatusOr<const Device*> device = device_of(*driver, *ordinal);
   if (!device.ok()) return device.status();
+  if (memory.by_handle && memory.same_process) return own_allocation(**device, memory);
+  if (memory.by_handle) return handles_.map(**device, memory);
   return ImportedAllocation::map(**device, memory);
 }
 

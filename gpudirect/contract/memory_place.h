@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "gpudirect/contract/ipc_handles.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/device.h"
 #include "gpudirect/kernels/image.h"
@@ -25,6 +26,7 @@ class CudaMemory final : public internal::DeviceMemory {
   struct Options {
     absl::Span<const std::byte> kernels = gpudirect::kernels::image();
     std::optional<CopyTable> table;  // what copies cost; measured where there is none
+    std::string root;                // where sysfs is: below it, for tests
   };
   explicit CudaMemory(FindDriver find, Options options)
       : find_(std::move(find)), options_(std::move(options)) {}
@@ -34,13 +36,17 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
   // Of the whole pages of the host's size around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
+  // With the kernel module that adapters find device memory by.
+  absl::Status by_address(const void* data, bool now) const override;
+  absl::Status look(const void* data, absl::Span<std::byte> to) const override;
+  std::string pci_address(int device) const override;
   absl::StatusOr<bool> wants_flush(int device) const override;
   // OK for a device that is lost: nobody reads its memory any more.
   absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(
       int device, size_t bytes, bool kernels = true) const override;
-  // Of memory by virtual memory management that was made to be shared: slabs of ours, and of
-  // frameworks that do the same.
+  // By a descriptor: memory of virtual memory management that was made to be shared, as our slabs
+  // are. By a handle: memory of cudaMalloc.
   absl::StatusOr<DeviceExport> share(const void* data, size_t size) const override;
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> map(
       const DeviceExport& memory) const override;
@@ -66,6 +72,7 @@ class CudaMemory final : public internal::DeviceMemory {
   const Options options_;
   mutable std::mutex mutex_;
   mutable std::map<int, Opened> devices_;
+  mutable IpcHandles handles_;  // ends before the devices
 };
 
 }  // namespace baton::gpudirect

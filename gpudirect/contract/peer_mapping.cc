@@ -16,6 +16,8 @@ constexpr uint32_t kMostErrorsOfAsking = 1000;
 
 DevicePointer device_address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
 
+}  // namespace
+
 absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal) {
   if (driver.cuDeviceGetUuid == nullptr) {
     return absl::UnimplementedError(
@@ -31,8 +33,6 @@ absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordina
   return uuid.bytes;
 }
 
-}  // namespace
-
 absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
                                                const PointerFacts& facts) {
   const Driver& driver = device.driver();
@@ -47,8 +47,8 @@ absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePoint
   AllocationHandle handle = 0;
   absl::Status status = device.check(
       driver.cuMemRetainAllocationHandle(&handle, pointer_of<void>(at)),
-      "no CUDA IPC: the memory was not allocated by virtual memory management (cudaMalloc has no "
-      "descriptor to hand over)");
+      "no CUDA IPC: the memory has neither a handle (as cudaMalloc's has) nor a descriptor (as "
+      "virtual memory management gives); a pool's, as cudaMallocAsync's, has none");
   if (!status.ok()) return absl::FailedPreconditionError(status.message());
   int fd = -1;
   status = device.check(driver.cuMemExportToShareableHandle(&fd, handle, kPosixFd, 0),

@@ -1,9 +1,9 @@
 // Memory of a device between processes of one machine (CUDA IPC): exporting the allocation that an
 // address lies in, mapping another process's, and copies between the two.
 //
-// Virtual memory management alone: its descriptors travel over a socket, need no rights over the
-// other process, and an allocation lives for as long as anybody has it mapped. What was allocated
-// by cudaMalloc has no such descriptor.
+// Of virtual memory management: its descriptors travel over a socket, need no rights over the other
+// process, and an allocation lives for as long as anybody has it mapped. What was allocated by
+// cudaMalloc has no such descriptor, and is shared by handles (ipc_handles.h).
 #pragma once
 
 #include <array>
@@ -20,6 +20,8 @@ namespace baton::gpudirect {
 // descriptor.
 absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
                                                const PointerFacts& facts);
+// Who a device is to every process.
+absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal);
 // The number that a device has in this process. NotFound: it is not visible here.
 absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid);
 

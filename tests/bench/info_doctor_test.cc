@@ -157,6 +157,22 @@ TEST(Doctor, AnUnknownProviderFails) {
   EXPECT_THAT(doctor_text(checks_of(tree, "tpc")), HasSubstr("did you mean tcp?"));
 }
 
+// A GPU and the adapter nearest to it: at one host bridge, and at two sockets.
+TEST(Doctor, AGpuWithoutAnAdapterNearIsWarnedOf) {
+  FakeTree tree;
+  make_good(tree);
+  tree.pci("pci0000:00/0000:00:02.0/0000:05:00.0", "0x10de", "0x030200", 0);
+  tree.pci("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "0x10de", "0x030200", 1);
+  const std::vector<Check> checks = checks_of(tree, "verbs");
+  const Check near = worst(checks, "gpu 0000:05:00.0");
+  EXPECT_EQ(near.grade, Grade::kOk);
+  EXPECT_THAT(near.finding, HasSubstr("the nearest RDMA device is mlx5_0 (PHB)"));
+  const Check far = worst(checks, "gpu 0000:c1:00.0");
+  EXPECT_EQ(far.grade, Grade::kWarn);
+  EXPECT_THAT(far.finding, HasSubstr("mlx5_0 (SYS), which is not in its PCIe tree"));
+  EXPECT_THAT(far.remedy, HasSubstr("below the same host bridge"));
+}
+
 TEST(Doctor, NothingUsableFails) {
   FakeTree tree;
   const Json info = collect_info(tree.root(), Json::array());

@@ -44,8 +44,11 @@ class Devices {
   // After all workers are gone; frees what was allocated.
   virtual void check() = 0;
 };
+// How processes of one machine can map blocks on a device: by descriptors of virtual memory
+// management, or by handles of cudaMalloc's memory.
+enum class Ipc : uint8_t { kNone, kDescriptors, kHandles };
 // Null in the suite that runs over memory of the host alone.
-std::unique_ptr<Devices> fake_devices(bool dma_buf, bool ipc);
+std::unique_ptr<Devices> fake_devices(bool dma_buf, Ipc ipc);
 
 // What the suite runs over.
 struct Variant {
@@ -57,7 +60,7 @@ struct Variant {
   bool near_device = false;  // the blocks of a
   bool far_device = false;   // and of b lie in memory of a device
   bool dma_buf = true;       // which adapters can be given
-  bool ipc = false;          // blocks that processes of one machine can map
+  Ipc ipc = Ipc::kNone;
 };
 std::ostream& operator<<(std::ostream& out, const Variant& variant);
 std::vector<Variant> all_variants();

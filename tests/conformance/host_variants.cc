@@ -53,6 +53,6 @@ std::vector<Variant> all_variants() {
   return variants;
 }
 
-std::unique_ptr<Devices> fake_devices(bool, bool) { return nullptr; }
+std::unique_ptr<Devices> fake_devices(bool, Ipc) { return nullptr; }
 
 }  // namespace baton

@@ -2,6 +2,8 @@
 // over their rails, lose them and call again, while the worker has transfers with them open. The
 // input is a row of steps. Whatever comes, the worker stays alive, and once its peers are gone for
 // good each of its transfers has ended, its own counter has not risen by itself, and it can go on.
+//
+// device_worker_fuzz.cc is the same over memory of a device.
 
 #include <algorithm>
 #include <array>
@@ -21,6 +23,11 @@
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/tables/arrivals.h"
 
+#ifdef BATON_FUZZ_DEVICE
+#include "gpudirect/contract/memory_place.h"
+#include "tests/gpudirect/fake/fake_driver.h"
+#endif
+
 namespace baton {
 namespace {
 
@@ -36,6 +43,55 @@ void expect(bool good) {
   if (!good) std::abort();
 }
 
+// What the worker has registered.
+#ifdef BATON_FUZZ_DEVICE
+class FuzzedMemory {
+ public:
+  FuzzedMemory()
+      : driver_(gpudirect::FakeDriver::driver()),
+        devices_(std::make_unique<gpudirect::CudaMemory>(
+            [this] { return &driver_; },
+            gpudirect::CudaMemory::Options{
+                .kernels = {}, .table = gpudirect::CopyTable{}, .root = "/nowhere"})),
+        at_(fake_.allocate(size())) {
+    internal::use_device_memory(devices_.get());
+  }
+  // No violation of the driver's rules, whatever peers have said.
+  ~FuzzedMemory() {
+    internal::use_device_memory(nullptr);
+    devices_.reset();
+    fake_.free(at_);
+    expect(fake_.finish().empty());
+  }
+  void* data() const { return gpudirect::pointer_of<void>(at_); }
+  static constexpr size_t size() { return 16 << 10; }
+  void settle() { fake_.run_all(); }
+  // As a peer describes its memory that lies, or does not know better.
+  static void describe_wrongly(RemoteRegion& region, uint8_t how) {
+    if (how & 1) region.kind = MemoryKind::kHost;
+    if (how & 2) region.size *= 1 + how / 8;
+    if (how & 4) region.key ^= how;
+  }
+
+ private:
+  gpudirect::FakeDriver fake_{{.memory_bytes = 64 << 20}};
+  gpudirect::Driver driver_;
+  std::unique_ptr<gpudirect::CudaMemory> devices_;
+  const gpudirect::DevicePointer at_;
+};
+#else
+class FuzzedMemory {
+ public:
+  void* data() { return bytes_.data(); }
+  static constexpr size_t size() { return 16 << 10; }
+  void settle() {}
+  static void describe_wrongly(RemoteRegion&, uint8_t) {}
+
+ private:
+  std::array<char, 16 << 10> bytes_{};
+};
+#endif
+
 struct Caller {
   HelloInfo who;
   uint64_t session = 0;
@@ -49,6 +105,7 @@ class FuzzedWorker {
     options.key = *ClusterKey::from_bytes("the key of the fuzzed cluster");
     options.clock = &clock_;
     options.max_transfers = 64;
+    options.settings = {{"staging.ring_mib", "16"}};
     options.extra_providers.emplace_back([this](const ProviderContext&) {
       auto made = std::make_unique<ScriptedProvider>();
       provider_ = made.get();
@@ -247,6 +304,7 @@ class FuzzedWorker {
     const PeerId peer = peers_[shape / 16 % peers_.size()];
     RemoteRegion there = *worker_->remote_region(local_);
     there.owner = owners_[shape / 16 % peers_.size()];
+    FuzzedMemory::describe_wrongly(there, static_cast<uint8_t>(begin));
     TransferRequest request{.op = shape % 2 == 0 ? Op::kWrite : Op::kRead, .peer = peer};
     if (bytes > 0) {
       request.local = local_;
@@ -297,6 +355,7 @@ class FuzzedWorker {
     }
     for (int round = 0; round < 64; ++round) {
       clock_.advance(std::chrono::seconds(10));
+      memory_.settle();
       worker_->progress();
       while (!provider_->calls.empty()) provider_->fail(absl::NotFoundError("nobody lives there"));
       worker_->progress();
@@ -312,10 +371,10 @@ class FuzzedWorker {
   }
 
   base::WireReader in_;
+  FuzzedMemory memory_;  // ends after the worker
   ManualClock clock_;
   ScriptedProvider* provider_ = nullptr;
   std::unique_ptr<Worker> worker_;
-  std::array<char, 16 << 10> memory_{};
   MemoryRegion local_;
   CounterId counter_;
   std::array<Caller, 2> callers_;

@@ -11,9 +11,10 @@ namespace {
 
 class FakeDevices final : public Devices {
  public:
-  FakeDevices(bool dma_buf, bool ipc)
+  FakeDevices(bool dma_buf, Ipc ipc)
       : ipc_(ipc),
-        fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf()}),
+        fake_({.attributes = dma_buf ? gpudirect::h100() : gpudirect::without_dma_buf(),
+               .ipc_handles = ipc == Ipc::kHandles}),
         driver_(gpudirect::FakeDriver::driver()),
         memory_(std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; },
                                                         gpudirect::options_of_this_test())) {
@@ -21,7 +22,7 @@ class FakeDevices final : public Devices {
   }
   ~FakeDevices() override { internal::use_device_memory(nullptr); }
   Memory allocate(size_t bytes) override {
-    if (ipc_) {
+    if (ipc_ == Ipc::kDescriptors) {
       slabs_.push_back(*memory_->allocate(0, bytes));
       std::byte* const at = slabs_.back()->data();
       return {at, fake_.view(reinterpret_cast<uintptr_t>(at), bytes)};
@@ -31,8 +32,13 @@ class FakeDevices final : public Devices {
   }
   void check() override {
     // The workers did map and copy, and did not stage.
-    if (ipc_ && fake_.calls_of("cuMemcpyAsync") > 0) {
+    if (ipc_ == Ipc::kDescriptors && fake_.calls_of("cuMemcpyAsync") > 0) {
       EXPECT_GT(fake_.calls_of("cuMemImportFromShareableHandle"), 0u);
+    }
+    if (ipc_ == Ipc::kHandles) {
+      EXPECT_GT(fake_.calls_of("cuIpcGetMemHandle"), 0u);
+      EXPECT_LE(fake_.copies_with_host(), 8u)
+          << "both are in one process: it is used where it lies";
     }
     slabs_.clear();
     memory_.reset();
@@ -43,7 +49,7 @@ class FakeDevices final : public Devices {
   }
 
  private:
-  const bool ipc_;
+  const Ipc ipc_;
   gpudirect::FakeDriver fake_;
   gpudirect::Driver driver_;
   std::unique_ptr<gpudirect::CudaMemory> memory_;
@@ -53,7 +59,7 @@ class FakeDevices final : public Devices {
 
 }  // namespace
 
-std::unique_ptr<Devices> fake_devices(bool dma_buf, bool ipc) {
+std::unique_ptr<Devices> fake_devices(bool dma_buf, Ipc ipc) {
   return std::make_unique<FakeDevices>(dma_buf, ipc);
 }
 
@@ -62,7 +68,16 @@ std::vector<Variant> all_variants() {
   std::vector<Variant> variants = {
       {.name = "sim_both", .provider = "sim", .near_device = true, .far_device = true},
       {.name = "shm_both", .provider = "shm", .near_device = true, .far_device = true},
-      {.name = "ipc", .provider = "shm", .near_device = true, .far_device = true, .ipc = true},
+      {.name = "ipc",
+       .provider = "shm",
+       .near_device = true,
+       .far_device = true,
+       .ipc = Ipc::kDescriptors},
+      {.name = "ipc_handles",
+       .provider = "shm",
+       .near_device = true,
+       .far_device = true,
+       .ipc = Ipc::kHandles},
       {.name = "shm_far", .provider = "shm", .far_device = true},
       {.name = "tcp_both", .provider = "tcp", .near_device = true, .far_device = true},
       {.name = "tcp_near", .provider = "tcp", .near_device = true},

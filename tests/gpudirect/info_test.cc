@@ -10,6 +10,7 @@
 #include "bench/doctor/info.h"
 #include "bench/doctor/info_cuda.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
@@ -22,14 +23,14 @@ TEST(InfoCuda, EachDeviceWithItsFacts) {
   attributes.erase(gpudirect::kHostAllocDmaBuf);
   gpudirect::FakeDriver fake({.devices = 2, .attributes = attributes});
   const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
-  const Json cuda = cuda_info(&driver);
+  const Json cuda = cuda_info(&driver, "/nowhere");
   EXPECT_EQ(cuda["driver"], "13.0");
   ASSERT_EQ(cuda["devices"].size(), 2u);
   EXPECT_EQ(cuda["devices"][1]["pci"], "0000:1b:01.0");
   EXPECT_EQ(cuda["devices"][0]["rdma_writes_ordering"], 200);
   EXPECT_TRUE(cuda["devices"][0]["host_dma_buf"].is_null());
-  const std::string text =
-      info_text(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver)));
+  const std::string text = info_text(
+      collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver, "/nowhere")));
   EXPECT_THAT(text, AllOf(HasSubstr("CUDA 13.0, device 1: Fake GPU, PCI 0000:1b:01.0"),
                           HasSubstr("dma_buf 1"), HasSubstr("host_dma_buf unknown")));
 }
@@ -58,21 +59,34 @@ TEST(InfoCuda, ThePathAndItsReason) {
   for (const Personality& personality : personalities) {
     gpudirect::FakeDriver fake(personality.options);
     const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
-    const Json device = cuda_info(&driver)["devices"][0];
+    const Json device = cuda_info(&driver, "/nowhere")["devices"][0];
     EXPECT_EQ(device["path"], personality.path);
     EXPECT_EQ(device["why_staged"].get<std::string>().empty(), *personality.why == '\0');
     EXPECT_THAT(device["why_staged"].get<std::string>(), HasSubstr(personality.why));
     EXPECT_THAT(device["writes_of_adapters"].get<std::string>(), HasSubstr(personality.writes));
-    EXPECT_THAT(info_text(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver))),
+    EXPECT_THAT(info_text(collect_info(SystemRoot("/nowhere"), Json::array(),
+                                       cuda_info(&driver, "/nowhere"))),
                 HasSubstr(std::string("over adapters: ") + personality.path));
-    const std::vector<Check> checks =
-        examine(collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver)), "");
+    const std::vector<Check> checks = examine(
+        collect_info(SystemRoot("/nowhere"), Json::array(), cuda_info(&driver, "/nowhere")), "");
     const auto check = std::find_if(checks.begin(), checks.end(),
                                     [](const Check& each) { return each.name == "cuda device 0"; });
     ASSERT_NE(check, checks.end());
     EXPECT_EQ(check->grade, *personality.why == '\0' ? Check::Grade::kOk : Check::Grade::kWarn);
     EXPECT_THAT(check->finding, HasSubstr(personality.why));
   }
+}
+
+TEST(InfoCuda, WithTheModuleAdaptersAreGivenAddresses) {
+  TemporaryFolder machine;
+  machine.file("/sys/module/nvidia_peermem/refcnt", "0");
+  gpudirect::FakeDriver fake({.attributes = gpudirect::without_dma_buf()});
+  const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
+  const Json cuda = cuda_info(&driver, machine.path());
+  EXPECT_EQ(cuda["devices"][0]["path"], "nvidia-peermem");
+  EXPECT_EQ(cuda["devices"][0]["why_staged"], "");
+  EXPECT_THAT(info_text(collect_info(SystemRoot("/nowhere"), Json::array(), cuda)),
+              HasSubstr("over adapters: nvidia-peermem, no dma-buf"));
 }
 
 TEST(InfoCuda, WithoutADriverTheReason) {

@@ -32,6 +32,7 @@ class StagedPair : public testing::Test {
 
   void start(const char* provider = "tcp", gpudirect::FakeOptions options = {}) {
     options.attributes.erase(gpudirect::kDmaBufSupported);
+    options.ipc_handles = false;  // over shm too
     gpu_ = std::make_unique<gpudirect::FakeDriver>(std::move(options));
     driver_ = gpudirect::FakeDriver::driver();
     memory_ = std::make_unique<gpudirect::CudaMemory>([this] { return &driver_; }, means_);

@@ -20,6 +20,8 @@ template <typename Ours, typename Theirs>
 constexpr bool alike() {
   if constexpr (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>) {
     return std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>;
+  } else if constexpr (std::is_same_v<Ours, IpcHandle>) {
+    return sizeof(Ours) == sizeof(Theirs) && std::is_same_v<Theirs, CUipcMemHandle>;
   } else {
     return sizeof(Ours) == sizeof(Theirs) && !std::is_class_v<Theirs> &&
            !std::is_floating_point_v<Theirs>;
@@ -137,6 +139,10 @@ static_assert(equal(kMemoryTypeHost, CU_MEMORYTYPE_HOST) &&
               equal(kHostPortable, CU_MEMHOSTREGISTER_PORTABLE) &&
               equal(kHostDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP) &&
               equal(kSymbolVersionNotSufficient, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT));
+static_assert(equal(kPointerHasIpcHandle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) &&
+              equal(kPointerSyncMemops, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) &&
+              equal(kIpcLazyPeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) &&
+              equal(kMapFailed, CUDA_ERROR_MAP_FAILED));
 static_assert(equal(kMemoryTypeUnified, CU_MEMORYTYPE_UNIFIED) &&
               equal(kWaitUntilNotBehind, CU_STREAM_WAIT_VALUE_GEQ) &&
               equal(kWriteDefault, CU_STREAM_WRITE_VALUE_DEFAULT));

@@ -1,6 +1,8 @@
 // Where devices and memory are, as sysfs and hwloc tell it, and that the near rail gets more.
 #include "verbs/device/locality.h"
 
+#include <filesystem>
+
 #include "tests/temporary_folder.h"
 #include "tests/verbs/verbs_pair.h"
 
@@ -29,6 +31,46 @@ TEST(Locality, SysfsTellsNodesOfDevicesAndDistances) {
   EXPECT_DOUBLE_EQ(locality->distance(1, 1), 1);
   EXPECT_DOUBLE_EQ(locality->distance(Locality::kUnknown, 1), 1);
   EXPECT_DOUBLE_EQ(locality->distance(0, 7), 1) << "not in the table";
+}
+
+// The same trees as `baton info` is shown (tests/bench/info_test.cc).
+TEST(Locality, SysfsTellsHowFarAnAdapterIsFromAGpu) {
+  TemporaryFolder tree;
+  const auto device = [&](const std::string& path, const char* node) {
+    tree.file("/sys/devices/" + path + "/numa_node", node);
+    const std::string address = path.substr(path.rfind('/') + 1);
+    std::filesystem::create_directories(tree.path("/sys/bus/pci/devices"));
+    std::filesystem::create_directory_symlink(tree.path("/sys/devices/" + path),
+                                              tree.path("/sys/bus/pci/devices/" + address));
+    return tree.path("/sys/devices/" + path);
+  };
+  const std::string nic =
+      device("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0", "0");
+  tree.file("/sys/class/infiniband/mlx5_0/fw_ver", "1")
+      .file("/sys/class/infiniband/rxe0/parent", "eth3")
+      .file("/sys/class/net/eth3/mtu", "1500");
+  std::filesystem::create_directory_symlink(nic, tree.path("/sys/class/infiniband/mlx5_0/device"));
+  std::filesystem::create_directory_symlink(nic, tree.path("/sys/class/net/eth3/device"));
+  device("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", "0");
+  device(
+      "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:02.0/0000:06:00.0/0000:07:00.0/"
+      "0000:08:00.0",
+      "0");
+  device("pci0000:00/0000:00:02.0/0000:05:00.0", "0");
+  device("pci0000:80/0000:80:01.0/0000:81:00.0", "0");
+  device("pci0000:c0/0000:c0:01.0/0000:c1:00.0", "1");
+  const auto locality = Locality::from_sysfs(tree.path());
+  using base::PciDistance;
+  for (const char* rdma : {"mlx5_0", "rxe0"}) {
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:04:00.0"), PciDistance::kPix) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:08:00.0"), PciDistance::kPxb) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:05:00.0"), PciDistance::kPhb) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:81:00.0"), PciDistance::kNode) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:c1:00.0"), PciDistance::kSys) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, "0000:ff:00.0"), PciDistance::kUnknown) << rdma;
+    EXPECT_EQ(locality->pci_distance(rdma, ""), PciDistance::kUnknown) << rdma;
+  }
+  EXPECT_EQ(locality->pci_distance("none", "0000:04:00.0"), PciDistance::kUnknown);
 }
 
 TEST(Locality, MemoryOfThisProcessIsOnSomeNodeOrUnknown) {

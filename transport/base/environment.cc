@@ -32,6 +32,8 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_GPU_LIBRARY", "the machine's",
                         "folder of the CUDA driver's library that ./run gpu tests with"},
     EnvironmentVariable{"BATON_GPU_SECONDS", "465", "for all steps of ./run gpu together"},
+    EnvironmentVariable{"BATON_GPU_TRACE", "none",
+                        "file that the CUDA driver's calls are recorded to, as text"},
     EnvironmentVariable{"BATON_INSTALL", "yes",
                         "no: missing packages are named by ./run, not installed"},
     EnvironmentVariable{

@@ -142,6 +142,17 @@ class DeviceMemory {
   // A dma-buf of device memory, for adapters to register. The caller closes it. The reason and the
   // remedy where there is none.
   virtual absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const = 0;
+  // Whether adapters may be given device memory by its address (nvidia-peermem); the reason and the
+  // remedy where not. With `now` it is made ready for that, before an adapter registers it.
+  virtual absl::Status by_address(const void* /*data*/, bool /*now*/) const {
+    return absl::UnimplementedError("nobody here drives devices");
+  }
+  // What the device has there, for who must know that an adapter has the same. A few microseconds.
+  virtual absl::Status look(const void* /*data*/, absl::Span<std::byte> /*to*/) const {
+    return absl::UnimplementedError("nobody here drives devices");
+  }
+  // "0000:1b:00.0", as sysfs has it; empty where that is not known.
+  virtual std::string pci_address(int /*device*/) const { return ""; }
   // Whether the device may see late what adapters have written to its memory, so that flush() has
   // to come between the completion and whoever hears of it. FailedPrecondition where nothing helps.
   virtual absl::StatusOr<bool> wants_flush(int /*device*/) const { return false; }

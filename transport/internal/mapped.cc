@@ -140,6 +140,9 @@ absl::StatusOr<Examined> examine_memory(const void* data, size_t size, Access ac
         out.shared_made.reset(shared->fd);
       }
     }
+    if (out.place.kind == MemoryKind::kDevice) {
+      out.why_not_by_address = devices->by_address(data, /*now=*/false);
+    }
     if (out.place.kind == MemoryKind::kDevice && !file.dma_buf) {
       absl::StatusOr<BackingFile> made = devices->dma_buf(data, size);
       out.why_no_dma_buf = made.status();

@@ -55,6 +55,7 @@ struct Examined {
   BackingFile file;     // as given; for memory of a device a dma-buf, where there is one
   base::UniqueFd made;  // of `file`, where it was made here: adapters keep their own reference
   absl::Status why_no_dma_buf;
+  absl::Status why_not_by_address = absl::UnimplementedError("");
   DeviceExport shared;         // of memory of a device, where there is one
   base::UniqueFd shared_made;  // of `shared`: providers keep a copy
   absl::Status why_not_shared;

@@ -288,9 +288,10 @@ absl::StatusOr<MemoryRegion> Worker::Impl::register_examined(void* data, size_t 
   row.writable = memory.writable;
   row.place = memory.place;
   row.shared = memory.shared;
+  row.by_address = memory.why_not_by_address.ok();
   const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
-  if (absl::Status status =
-          add_region(row, {memory.why_no_dma_buf, memory.why_not_shared, no_ring});
+  if (absl::Status status = add_region(
+          row, {memory.why_no_dma_buf, memory.why_not_by_address, memory.why_not_shared, no_ring});
       !status.ok()) {
     regions.remove(region).IgnoreError();
     return status;

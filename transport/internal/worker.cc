@@ -80,7 +80,8 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
     if (!found.ok()) return found.status();
     memory = *std::move(found);
   }
-  const RegionEntry like{.file = memory.file, .place = memory.place};
+  const RegionEntry like{
+      .file = memory.file, .place = memory.place, .by_address = memory.why_not_by_address.ok()};
   absl::Status ring;
   if (impl_->wants_ring(like)) ring = impl_->make_ring(memory.place.device);
   absl::StatusOr<MemoryRegion> region = impl_->register_examined(data, size, access, memory, ring);

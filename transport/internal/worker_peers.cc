@@ -56,7 +56,7 @@ absl::Status Worker::Impl::add_region(RegionEntry& row,
   row.direct = row.place.kind != MemoryKind::kHost && !have.empty();
   if (reasons.empty()) return absl::OkStatus();
   for (const absl::Status& why : missing) {
-    if (!why.ok()) reasons.emplace_back(why.message());
+    if (!why.ok() && !why.message().empty()) reasons.emplace_back(why.message());
   }
   if (staging != nullptr && staging->has_ring(row.place.device)) {
     staging->note(row.place.device, absl::StrJoin(reasons, "; "));

@@ -21,6 +21,54 @@ constexpr size_t kPopulateBytes = 2 << 20;
 constexpr uint32_t kSilentRounds = 1 << 14;
 constexpr Time kClosePatience = std::chrono::seconds(1);
 
+// Whether the process at the other end has.
+bool ended(const base::UniqueFd& process, const PacketSocket& socket) {
+  pollfd end{.fd = process.get(), .events = POLLIN};
+  if (process.valid()) return poll(&end, 1, 0) > 0;
+  return socket.fd() >= 0 && socket.peer_gone();
+}
+
+void serve_hot(const Shared& shared) {
+  for (Connection* connection : shared.hot) {
+    if (connection != nullptr) connection->serve_waiters();
+  }
+}
+
+// Whether the peer has our file open; 0: any.
+bool holds(const Lane& in, uint64_t number) {
+  return std::any_of(in.opened.begin(), in.opened.end(), [&](const auto& mark) {
+    const uint64_t open = mark.load(std::memory_order_seq_cst) & ~Lane::kAskedBack;
+    return number == 0 ? open != 0 : open == number;
+  });
+}
+
+// Asks for it, and waits.
+template <typename Gone>
+bool wait_until_closed(const Shared& shared, Lane& in, uint64_t number, Time patience,
+                       const Gone& gone) {
+  for (std::atomic<uint64_t>& mark : in.opened) {
+    uint64_t open = mark.load(std::memory_order_seq_cst);
+    if (open == 0 || (number != 0 && open != number)) continue;
+    mark.compare_exchange_strong(open, open | Lane::kAskedBack, std::memory_order_seq_cst);
+  }
+  if (!holds(in, number)) return true;
+  const Time until = Clock::steady().now() + patience;
+  while (holds(in, number)) {
+    if (gone()) return true;
+    if (Clock::steady().now() > until) return false;
+    serve_hot(shared);  // it may be waiting for ours
+    sched_yield();
+  }
+  return true;
+}
+
+absl::Status still_open(const std::string& who) {
+  return absl::UnavailableError(absl::StrFormat(
+      "%s has memory of a device open that was deregistered here, and does not let it go: end that "
+      "process before the memory is freed (while it runs, its progress() closes it)",
+      who));
+}
+
 }  // namespace
 
 Connection::~Connection() { release(); }
@@ -58,7 +106,7 @@ void Connection::heat() {
 }
 
 bool Connection::cool(bool moved) {
-  if (moved || bell_owed_ || state_ != State::kUp) {
+  if (moved || bell_owed_ || state_ != State::kUp || memory_->has_handles()) {
     silent_rounds_ = 0;
     return false;
   }
@@ -208,18 +256,45 @@ bool Connection::wait_until_copied(uint32_t mark, Time patience) const {
   }
   const Time until = Clock::steady().now() + patience;
   while (copying()) {
-    pollfd process{.fd = pidfd_.get(), .events = POLLIN};
-    if (pidfd_.valid() ? poll(&process, 1, 0) > 0 : socket_.peer_gone()) return true;
+    if (ended(pidfd_, socket_)) return true;
     if (Clock::steady().now() > until) return false;
-    // It may be waiting for ours.
-    for (Connection* connection : shared_.hot) {
-      if (connection != nullptr && connection->runner_.has_value()) {
-        connection->runner_->settle_devices();
-      }
-    }
+    serve_hot(shared_);  // it may be waiting for ours
     sched_yield();
   }
   return true;
+}
+
+void Connection::serve_waiters() {
+  if (!runner_.has_value()) return;
+  runner_->settle_devices();
+  if (!memory_->asked_back()) return;
+  runner_->drop_stale_on_devices();
+  memory_->give_back();
+}
+
+absl::Status Connection::take_back(uint64_t number, EventSink& sink) {
+  const auto gone = [&] { return ended(pidfd_, socket_); };
+  if (state_ != State::kUp ||
+      wait_until_closed(shared_, *in_, number, shared_.fence_patience, gone)) {
+    return absl::OkStatus();
+  }
+  const absl::Status why = still_open(peer_label());
+  fail(why, sink);
+  return why;
+}
+
+absl::Status wait_for_parted(Shared& shared, uint64_t number, Time patience) {
+  absl::Status status;
+  for (Parted& peer : shared.parted) {
+    const auto gone = [&] { return ended(peer.process, {}); };
+    if (wait_until_closed(shared, *peer.in, number, patience, gone)) continue;
+    status.Update(still_open(absl::StrFormat("process %d", peer.pid)));
+  }
+  std::erase_if(shared.parted, [](const Parted& peer) {
+    // Of one in another pid namespace nobody would ever hear that it has ended.
+    return !holds(*peer.in, 0) || !peer.process.valid() || ended(peer.process, {});
+  });
+  return status;
 }
 
 absl::Status Connection::fence_region(uint32_t index, EventSink& sink) {
@@ -326,15 +401,19 @@ void Connection::release() {
     in_->closed.store(1, std::memory_order_seq_cst);
     if (wait_until_idle(0, kClosePatience)) wait_until_copied(0, kClosePatience);
   }
+  const bool owed = in_ != nullptr && peer_pid_ != getpid() && holds(*in_, 0);
   // Not left to close(): a child process may hold copies of the descriptors.
   for (const int fd : {socket_.fd(), pidfd_.get()}) {
     if (fd >= 0) epoll_ctl(shared_.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
   }
-  in_ = out_ = nullptr;
+  Lane* const in = std::exchange(in_, nullptr);
+  out_ = nullptr;
   runner_.reset();
   reader_.reset();
   memory_.reset();
   counters_ = MappedFile();
+  // The peer hears of the end when it looks, and closes our handles then.
+  if (owed) shared_.parted.push_back({std::move(segment_), in, std::move(pidfd_), peer_pid_});
   segment_ = MappedFile();
   segment_fd_.reset();
   pidfd_.reset();

@@ -20,6 +20,15 @@ namespace baton::shm {
 
 class Connection;
 
+// What is left of a connection while the peer has memory of a device open that we own: its lane,
+// and how the end of its process is seen.
+struct Parted {
+  MappedFile segment;
+  Lane* in = nullptr;
+  base::UniqueFd process;
+  pid_t pid = 0;
+};
+
 // What the connections of one provider share.
 struct Shared {
   const ProviderContext& context;
@@ -32,7 +41,12 @@ struct Shared {
   // it is posted to, or its socket says something: it is armed, as if the worker slept.
   std::vector<Connection*> hot;
   bool bell_owed = false;  // by one of them: there is a peer to be woken
+  std::vector<Parted> parted = {};
 };
+
+// Waits until no peer that we are parted from has file `number` open (0: any), as fence_region()
+// does.
+absl::Status wait_for_parted(Shared& shared, uint64_t number, Time patience);
 
 class ShmRail;
 
@@ -74,6 +88,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Waits until the peer, if alive, is not copying to or from region `index`. Unavailable: it has
   // been stopped while it does.
   absl::Status fence_region(uint32_t index, EventSink& sink);
+  // Waits until the peer, if alive, has closed the handle of a file that was dropped. Unavailable:
+  // it has not, and memory that is freed now may be mapped there.
+  absl::Status take_back(uint64_t number, EventSink& sink);
+  // While this process waits for others, which may wait for it: what has ended, and handles.
+  void serve_waiters();
 
   // For the rail.
   bool post(const Slice& slice);

@@ -203,7 +203,8 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   absl::Status cma = shared_.cma_allowed
                          ? probe_cma(peer_pid_, setup.nonce_address, setup.nonce)
                          : absl::FailedPreconditionError("CMA is switched off (shm.cma=off)");
-  memory_.emplace(*std::move(control), peer_pid_, std::move(cma));
+  // A process does not open its own handles, and needs no marks for that.
+  memory_.emplace(*std::move(control), peer_pid_, std::move(cma), out_);
   runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma,
                   shared_.context.regions);
   reader_.emplace(*in_);
@@ -253,6 +254,7 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
       break;
     case Message::Kind::kFile:
     case Message::Kind::kDeviceFile:
+    case Message::Kind::kDeviceHandle:
     case Message::Kind::kDrop:
       if (state_ != State::kUp) {
         return absl::InvalidArgumentError("the peer spoke of its files before its setup");
@@ -265,6 +267,17 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
             message.file, std::move(packet.fds[0]),
             {.bytes = message.file_bytes, .device_uuid = message.device_uuid});
       }
+      if (message.kind == Message::Kind::kDeviceHandle) {
+        // What the peer says of itself would not do: its addresses are ours only if the kernel
+        // says so.
+        return memory_->add_device_file(message.file, base::UniqueFd(),
+                                        {.allocation = message.allocation,
+                                         .bytes = message.file_bytes,
+                                         .device_uuid = message.device_uuid,
+                                         .by_handle = true,
+                                         .handle = message.handle,
+                                         .same_process = peer_pid_ == getpid()});
+      }
       memory_->drop_file(message.file);
       break;
   }
@@ -275,8 +288,9 @@ void Connection::announce_file(uint64_t number) {
   if (state_ != State::kSetup && state_ != State::kUp) return;
   Message message;
   const Exports::File* file = shared_.exports.find_file(number);
-  message.kind =
-      file != nullptr && file->on_device ? Message::Kind::kDeviceFile : Message::Kind::kFile;
+  message.kind = file == nullptr || !file->on_device ? Message::Kind::kFile
+                 : file->exported.by_handle          ? Message::Kind::kDeviceHandle
+                                                     : Message::Kind::kDeviceFile;
   message.file = number;
   send(std::move(message));
 }
@@ -287,7 +301,8 @@ void Connection::announce_drop(uint64_t number) {
   // does not grow while files come and go.
   const auto announces = [number](const Message& message) {
     return message.file == number &&
-           (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile);
+           (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile ||
+            message.kind == Message::Kind::kDeviceHandle);
   };
   if (std::erase_if(out_queue_, announces) > 0) return;
   Message message;
@@ -307,14 +322,17 @@ void Connection::flush() {
     std::array<int, kMaxMessageFds> fds{};
     if (message.kind == Message::Kind::kSetup) {
       fds = {shared_.exports.control_fd(), shared_.context.counters.fd(), segment_fd_.get()};
-    } else if (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile) {
+    } else if (message.kind == Message::Kind::kFile || message.kind == Message::Kind::kDeviceFile ||
+               message.kind == Message::Kind::kDeviceHandle) {
       const Exports::File* file = shared_.exports.find_file(message.file);
       if (file == nullptr) {  // deregistered before it could be sent
         out_queue_.pop_front();
         continue;
       }
       message.file_bytes = file->bytes;
-      message.device_uuid = file->device_uuid;
+      message.device_uuid = file->exported.device_uuid;
+      message.allocation = file->exported.allocation;
+      message.handle = file->exported.handle;
       fds[0] = file->fd.get();
     }
     const auto io =

@@ -4,6 +4,13 @@
 #include <algorithm>
 
 namespace baton::shm {
+namespace {
+
+absl::Status taken_back() {
+  return absl::NotFoundError("the remote region was deregistered by its owner during the transfer");
+}
+
+}  // namespace
 
 void DeviceSlices::post(const Slice& slice) {
   std::unique_ptr<Item> item;
@@ -30,6 +37,18 @@ void DeviceSlices::post(const Slice& slice) {
 void DeviceSlices::stop(TransferId transfer, const absl::Status& why) {
   for (const auto& item : items_) {
     if (item->slice.transfer->id == transfer) item->status.Update(why);
+  }
+}
+
+void DeviceSlices::drop_stale() {
+  for (const auto& item : items_) {
+    const RemoteRegion& remote = item->slice.transfer->remote;
+    if (item->under_way != 0 || item->target.device == nullptr ||
+        peer_.live(remote.index, remote.generation)) {
+      continue;
+    }
+    item->status.Update(taken_back());
+    item->target = {};
   }
 }
 
@@ -99,8 +118,7 @@ absl::Status DeviceSlices::begin(Item& item, size_t slot) {
   out_.copying[slot].store(remote.index + 1, std::memory_order_seq_cst);
   absl::Status status;
   if (!peer_.live(remote.index, remote.generation)) {
-    status =
-        absl::NotFoundError("the remote region was deregistered by its owner during the transfer");
+    status = taken_back();
   } else if (out_.closed.load(std::memory_order_seq_cst) != 0) {
     status = absl::UnavailableError("the peer is closing the connection");
   } else {

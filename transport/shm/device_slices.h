@@ -39,6 +39,8 @@ class DeviceSlices {
   void post(const Slice& slice);
   // Begins nothing more of the transfer.
   void stop(TransferId transfer, const absl::Status& why);
+  // Lets go of mappings of regions that their owner has taken back.
+  void drop_stale();
   // Looks what has ended, and takes its marks away.
   void settle();
   // Begins what can be; true if anything was.

@@ -77,14 +77,16 @@ absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
     number = file.number;
   }
   if (number == 0) {
-    base::UniqueFd fd(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0));
-    if (!fd.valid()) {
+    base::UniqueFd fd;
+    if (!shared.by_handle) fd.reset(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0));
+    if (!shared.by_handle && !fd.valid()) {
       return absl::ResourceExhaustedError(absl::StrFormat(
           "no descriptor for memory of a device: %s; raise `ulimit -n`", strerror(errno)));
     }
     number = fresh = next_number_++;
     files_.push_back({number, shared.allocation[0], shared.allocation[1], shared.bytes,
-                      std::move(fd), 1, true, shared.device_uuid});
+                      std::move(fd), 1, true, shared});
+    files_.back().exported.fd = -1;
   }
   fill(row(region.index), region, 0, number, shared.offset);
   return fresh;

@@ -26,7 +26,7 @@ class Exports {
     base::UniqueFd fd;
     uint32_t regions = 0;
     bool on_device = false;  // `device` and `inode` then name an allocation, as DeviceExport does
-    std::array<uint8_t, 16> device_uuid{};
+    DeviceExport exported = {};
   };
 
   static absl::StatusOr<Exports> create();

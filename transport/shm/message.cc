@@ -43,6 +43,13 @@ std::string Message::encode() const {
       base::put_number(out, file_bytes);
       out.append(reinterpret_cast<const char*>(device_uuid.data()), device_uuid.size());
       break;
+    case Kind::kDeviceHandle:
+      base::put_number(out, file);
+      base::put_number(out, file_bytes);
+      out.append(reinterpret_cast<const char*>(device_uuid.data()), device_uuid.size());
+      for (const uint64_t part : allocation) base::put_number(out, part);
+      out.append(reinterpret_cast<const char*>(handle.data()), handle.size());
+      break;
     case Kind::kDrop:
       base::put_number(out, file);
       break;
@@ -79,6 +86,16 @@ absl::StatusOr<Message> Message::decode(std::string_view packet) {
       message.file_bytes = in.number<uint64_t>();
       const std::string_view uuid = in.take(message.device_uuid.size());
       if (!uuid.empty()) std::memcpy(message.device_uuid.data(), uuid.data(), uuid.size());
+      break;
+    }
+    case Kind::kDeviceHandle: {
+      message.file = in.number<uint64_t>();
+      message.file_bytes = in.number<uint64_t>();
+      const std::string_view uuid = in.take(message.device_uuid.size());
+      if (!uuid.empty()) std::memcpy(message.device_uuid.data(), uuid.data(), uuid.size());
+      for (uint64_t& part : message.allocation) part = in.number<uint64_t>();
+      const std::string_view handle = in.take(message.handle.size());
+      if (!handle.empty()) std::memcpy(message.handle.data(), handle.data(), handle.size());
       break;
     }
     case Kind::kDrop:

@@ -25,7 +25,8 @@ struct Message {
     kDrop = 3,   // no region uses that file any more: unmap it
     kGoodbye = 4,  // closing, and why
     kDoorbell = 5,
-    kDeviceFile = 6,  // fd: an allocation of a device behind one or more regions
+    kDeviceFile = 6,    // fd: an allocation of a device behind one or more regions
+    kDeviceHandle = 7,  // the same by a handle of the driver's, without a descriptor
   };
   Kind kind = Kind::kDoorbell;
 
@@ -36,10 +37,13 @@ struct Message {
   uint64_t nonce_address = 0;  // in the sender's memory: what a CMA probe reads
   std::array<uint8_t, kNonceBytes> nonce{};
 
-  // kFile, kDeviceFile, kDrop.
+  // kFile, kDeviceFile, kDeviceHandle, kDrop.
   uint64_t file = 0;  // its number, never 0 and never used again
   uint64_t file_bytes = 0;
-  std::array<uint8_t, 16> device_uuid{};  // kDeviceFile
+  std::array<uint8_t, 16> device_uuid{};  // kDeviceFile, kDeviceHandle
+  // kDeviceHandle.
+  std::array<uint64_t, 2> allocation{};
+  std::array<uint8_t, DeviceExport::kHandleBytes> handle{};
 
   // kGoodbye, at most 256 bytes.
   std::string text;

@@ -1,6 +1,8 @@
 // The initiator's side of shm: finds, checks and maps the regions of a peer.
 #include "transport/shm/peer_memory.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -154,8 +156,33 @@ absl::Status PeerMemory::add_device_file(uint64_t number, base::UniqueFd fd,
   return absl::OkStatus();
 }
 
+std::atomic<uint64_t>* PeerMemory::free_mark() const {
+  if (out_ == nullptr) return nullptr;
+  for (std::atomic<uint64_t>& mark : out_->opened) {
+    if (mark.load(std::memory_order_relaxed) == 0) return &mark;
+  }
+  return nullptr;
+}
+
 // Once: what could not be mapped is not tried again.
-void PeerMemory::map(File& file) {
+absl::Status PeerMemory::map(uint64_t number, File& file, const RemoteRegion& remote) const {
+  std::atomic<uint64_t>* mark = nullptr;
+  if (file.memory.by_handle && !file.memory.same_process) {
+    mark = free_mark();
+    if (mark == nullptr) {
+      return file.status = absl::FailedPreconditionError(
+                 absl::StrFormat("no CUDA IPC: %u allocations of the peer are open here already; "
+                                 "register fewer and "
+                                 "larger ones",
+                                 Lane::kMostOpened));
+    }
+    // The owner clears its rows and then looks at the marks: it sees this one, or we see its row.
+    mark->store(number, std::memory_order_seq_cst);
+    if (!live(remote.index, remote.generation)) {
+      mark->store(0, std::memory_order_release);
+      return stale();
+    }
+  }
   const internal::DeviceMemory* devices = internal::device_memory();
   file.memory.fd = file.fd.get();
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> mapped =
@@ -163,11 +190,35 @@ void PeerMemory::map(File& file) {
                          : devices->map(file.memory);
   file.fd.reset();
   if (mapped.ok()) {
-    file.device = *std::move(mapped);
-  } else {
-    // Unavailable would mean: ask again.
-    file.status = absl::FailedPreconditionError(absl::StrCat(
-        "no CUDA IPC: ", absl::StripPrefix(mapped.status().message(), "no CUDA IPC: ")));
+    // The mark goes when the mapping has: the owner may free the memory then.
+    file.device = std::shared_ptr<const internal::PeerMapping>(
+        mapped->release(), [mark](const internal::PeerMapping* mapping) {
+          delete mapping;
+          if (mark != nullptr) mark->store(0, std::memory_order_release);
+        });
+    return absl::OkStatus();
+  }
+  if (mark != nullptr) mark->store(0, std::memory_order_release);
+  // Unavailable would mean: ask again.
+  return file.status = absl::FailedPreconditionError(absl::StrCat(
+             "no CUDA IPC: ", absl::StripPrefix(mapped.status().message(), "no CUDA IPC: ")));
+}
+
+bool PeerMemory::has_handles() const {
+  return out_ != nullptr && std::any_of(out_->opened.begin(), out_->opened.end(),
+                                        [](const auto& mark) { return mark.load() != 0; });
+}
+
+bool PeerMemory::asked_back() const {
+  return out_ != nullptr &&
+         std::any_of(out_->opened.begin(), out_->opened.end(),
+                     [](const auto& mark) { return (mark.load() & Lane::kAskedBack) != 0; });
+}
+
+void PeerMemory::give_back() {
+  for (const std::atomic<uint64_t>& mark : out_->opened) {
+    const uint64_t asked = mark.load(std::memory_order_acquire);
+    if ((asked & Lane::kAskedBack) != 0) files_.erase(asked & ~Lane::kAskedBack);
   }
 }
 
@@ -182,21 +233,27 @@ absl::Status PeerMemory::maps(int device, const RemoteRegion& remote) const {
     return absl::UnavailableError("the export of the peer's memory is on its way");
   }
   if (!file->second.on_device) return absl::FailedPreconditionError("memory of the host");
-  if (file->second.device == nullptr && file->second.status.ok()) map(file->second);
   if (!file->second.status.ok()) return file->second.status;
+  if (file->second.device == nullptr) {
+    if (absl::Status status = map(file->first, file->second, remote); !status.ok()) return status;
+  }
   return file->second.device->reached_by(device);
 }
 
 std::string PeerMemory::about_devices() const {
   size_t mapped = 0;
+  size_t by_handle = 0;
   std::string why;
   for (const auto& [number, file] : files_) {
     if (file.device != nullptr) ++mapped;
+    if (file.device != nullptr && file.memory.by_handle) ++by_handle;
     if (!file.status.ok() && file.on_device) why = std::string(file.status.message());
   }
   if (mapped == 0) return why;
-  return absl::StrFormat("CUDA IPC: %u allocations mapped%s%s", mapped, why.empty() ? "" : "; ",
-                         why);
+  std::string handles;
+  if (by_handle > 0) handles = absl::StrFormat(" (%u of cudaMalloc, by its handles)", by_handle);
+  return absl::StrFormat("CUDA IPC: %u allocations mapped%s%s%s", mapped, handles,
+                         why.empty() ? "" : "; ", why);
 }
 
 bool PeerMemory::populate(size_t bytes) {

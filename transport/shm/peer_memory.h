@@ -19,9 +19,10 @@ namespace baton::shm {
 
 class PeerMemory {
  public:
-  // `cma` is what the probe found.
-  PeerMemory(MappedFile control, pid_t pid, absl::Status cma)
-      : control_(std::move(control)), pid_(pid), cma_(std::move(cma)) {}
+  // `cma` is what the probe found. `out`, where there is one, is told which handles are open; it
+  // outlives this.
+  PeerMemory(MappedFile control, pid_t pid, absl::Status cma, Lane* out = nullptr)
+      : control_(std::move(control)), pid_(pid), cma_(std::move(cma)), out_(out) {}
 
   // How the bytes of a region are reached.
   enum class Path : uint8_t {
@@ -62,6 +63,11 @@ class PeerMemory {
   // For explain(): nothing while there is nothing to say.
   std::string about_devices() const;
   void drop_file(uint64_t number) { files_.erase(number); }
+  // Whether the peer waits for a handle to be closed; closes those that it waits for, and that no
+  // slice has any more.
+  bool asked_back() const;
+  void give_back();
+  bool has_handles() const;  // open ones
 
   // Faults in the next `bytes` bytes of what is mapped; false when there is nothing left to do.
   bool populate(size_t bytes);
@@ -80,7 +86,8 @@ class PeerMemory {
     DeviceExport memory;
     std::shared_ptr<const internal::PeerMapping> device;
   };
-  static void map(File& file);
+  absl::Status map(uint64_t number, File& file, const RemoteRegion& remote) const;
+  std::atomic<uint64_t>* free_mark() const;
 
   const SharedRegion* rows() const { return control_.as<const ControlSegment>()->regions; }
   absl::Status unreachable(const absl::Status& mapping) const;
@@ -88,6 +95,7 @@ class PeerMemory {
   MappedFile control_;
   pid_t pid_;
   absl::Status cma_;
+  Lane* out_;
   mutable absl::flat_hash_map<uint64_t, File> files_;
   uint64_t populating_ = 0;  // number of the file that is being faulted in, 0: none
 };

@@ -51,6 +51,12 @@ struct Lane {
   // or from, else 0.
   alignas(64) std::array<std::atomic<uint32_t>, internal::DeviceCopies::kSlots> copying;
 
+  // Written by the sender: the number of the file behind each handle of the receiver's that it has
+  // open, else 0. The receiver adds kAskedBack when that memory goes, and waits for the 0.
+  static constexpr size_t kMostOpened = 256;
+  static constexpr uint64_t kAskedBack = uint64_t{1} << 63;
+  alignas(64) std::array<std::atomic<uint64_t>, kMostOpened> opened;
+
   // Written by the receiver, for each record that it reads.
   alignas(64) std::atomic<uint64_t> head;  // of the ring: bytes ever read
 

@@ -26,6 +26,7 @@ constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticat
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
 // For so long nobody looks at a listener that has callers for whom there are no descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
+constexpr Time kPartingPatience = std::chrono::seconds(1);
 constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
 // Rounds of progress between two looks at the sockets: in which nothing moves, and one in which
 // something does counts as so many. Where nothing moves a look costs three of them.
@@ -73,6 +74,8 @@ class ShmProvider final : public Provider {
 
   ~ShmProvider() override {
     for (auto& connection : connections_) connection->abandon();
+    // The application may free memory of devices next.
+    if (shared_ != nullptr) wait_for_parted(*shared_, 0, kPartingPatience).IgnoreError();
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -139,6 +142,10 @@ class ShmProvider final : public Provider {
     const uint64_t file = shared_->exports.forget_file(region.index);
     if (file == 0) return fenced;
     for (auto& connection : connections_) connection->announce_drop(file);
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      fenced.Update(connections_[i]->take_back(file, sink));
+    }
+    fenced.Update(wait_for_parted(*shared_, file, shared_->fence_patience));
     return fenced;
   }
 

@@ -61,6 +61,7 @@ class SliceRunner {
     devices_.stop(transfer, absl::CancelledError("cancelled"));
   }
   void finish_on_devices() { devices_.finish(); }
+  void drop_stale_on_devices() { devices_.drop_stale(); }
 
   // Whether step() would do anything: nothing before the peer has the connection too.
   bool runnable() const;

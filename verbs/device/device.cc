@@ -202,32 +202,61 @@ absl::Status Device::dma_buf() const {
   if (region != nullptr || error == EBADF) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrFormat(
       "no dma-buf: the driver of %s has none (%s); it takes Linux 5.12 and an adapter whose driver "
-      "can (nvidia-peermem is not used)",
+      "can",
       name_, strerror(error)));
 }
 
 absl::Status reaches_memory(const RegionEntry& region) {
-  if (region.place.kind == MemoryKind::kHost || region.file.dma_buf) return absl::OkStatus();
+  if (region.place.kind == MemoryKind::kHost || region.file.dma_buf || region.by_address) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrFormat(
-      "verbs reaches memory of a device through a dma-buf only, and this of %s has none",
+      "verbs reaches memory of a device through a dma-buf or nvidia-peermem, and this of %s has "
+      "neither",
       region.place.name()));
 }
 
-absl::Status Device::add_region(const RegionEntry& region) {
+std::string Device::about_device_memory() const {
+  std::map<std::pair<int, Way>, int> counts;
+  for (const auto& [index, region] : on_devices_) ++counts[{region.device, region.way}];
+  std::vector<std::string> texts;
+  for (const auto& [what, count] : counts) {
+    texts.push_back(absl::StrFormat("%d of CUDA device %d by %s", count, what.first,
+                                    what.second == Way::kDmaBuf ? "dma-buf" : "nvidia-peermem"));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+absl::Status Device::add_region(const RegionEntry& region, Way way) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (allows(region.access, Access::kRemoteRead)) access |= IBV_ACCESS_REMOTE_READ;
   if (allows(region.access, Access::kRemoteWrite)) access |= IBV_ACCESS_REMOTE_WRITE;
   const int device = region.place.device;
   const internal::DeviceMemory* const devices = internal::device_memory();
-  if (devices != nullptr && device >= 0 && region.file.dma_buf) {
+  if (devices != nullptr && device >= 0) {
     const absl::StatusOr<bool> late = devices->wants_flush(device);
     if (!late.ok()) return late.status();
     if (*late && std::find(late_.begin(), late_.end(), device) == late_.end()) {
       late_.push_back(device);
     }
   }
-  auto registered = register_memory(region.base, region.size, access, region.file);
+  const bool by_address = region.place.kind != MemoryKind::kHost && way == Way::kAddress;
+  if (by_address) {
+    const absl::Status ready = devices == nullptr
+                                   ? absl::UnimplementedError("nobody drives devices")
+                                   : devices->by_address(region.base, /*now=*/true);
+    if (!ready.ok()) return ready;
+  }
+  auto registered =
+      register_memory(region.base, region.size, access, by_address ? BackingFile{} : region.file);
+  if (!registered.ok() && by_address) {
+    return absl::Status(
+        registered.status().code(),
+        absl::StrCat("no nvidia-peermem: it does not know the memory, or its window is too small: ",
+                     registered.status().message()));
+  }
   if (!registered.ok()) return registered.status();
+  if (device >= 0) on_devices_[region.index] = {device, way};
   if (regions_.size() <= region.index) regions_.resize(region.index + 1);
   regions_[region.index] = *registered;
   pinned_bytes_ += region.size;
@@ -247,6 +276,7 @@ absl::Status Device::show_devices() const {
 void Device::remove_region(uint32_t index) {
   ibv_mr* region = index < regions_.size() ? std::exchange(regions_[index], nullptr) : nullptr;
   if (region == nullptr) return;
+  on_devices_.erase(index);
   pinned_bytes_ -= region->length;
   --pinned_regions_;
   api_.ibv_dereg_mr(region);

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -66,12 +69,17 @@ class Device {
 
   // The worker's regions, by their index in its table. remove_region() fences: when it has returned
   // the adapter does not touch the memory any more.
-  absl::Status add_region(const RegionEntry& region);
+  // Memory of a device is registered in one of two ways.
+  enum class Way : uint8_t { kDmaBuf, kAddress };
+  absl::Status add_region(const RegionEntry& region, Way way = Way::kDmaBuf);
   void remove_region(uint32_t index);
   // Null: never added, as on a device that had died before.
   const ibv_mr* region(uint32_t index) const {
     return index < regions_.size() ? regions_[index] : nullptr;
   }
+
+  // Of memory of CUDA devices: how many regions of each device are registered in which way.
+  std::string about_device_memory() const;
 
   // Whether memory can be registered through a dma-buf here; why not.
   absl::Status dma_buf() const;
@@ -82,6 +90,12 @@ class Device {
 
   // Memory of our own, for messages.
   absl::StatusOr<ibv_mr*> register_own(void* data, size_t bytes) const;
+  // Anybody's, for the caller to deregister; through a dma-buf, where `file` is one.
+  absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
+                                          const BackingFile& file = {}) const;
+  // Whether an adapter has been seen to write to such memory of a device (self_check.h).
+  bool proved(int device, Way way) const { return proved_.contains({device, way}); }
+  void set_proved(int device, Way way) { proved_.insert({device, way}); }
 
   // The next event of the device, if there is one. The rest: whom it is about, or null and 0.
   struct Event {
@@ -97,8 +111,6 @@ class Device {
  private:
   Device(const VerbsApi& api, std::string name, const Tuning& tuning)
       : api_(api), name_(std::move(name)), relaxed_(tuning.relaxed_ordering) {}
-  absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
-                                          const BackingFile& file = {}) const;
   absl::Status refusal(size_t bytes, int error, bool dma_buf) const;
 
   const VerbsApi& api_;
@@ -111,6 +123,12 @@ class Device {
   std::unique_ptr<QueuePairReaper> reaper_ = std::make_unique<QueuePairReaper>();
   ibv_device_attr attributes_{};
   std::vector<ibv_mr*> regions_;
+  struct OfDevice {
+    int device = -1;  // of CUDA
+    Way way = Way::kDmaBuf;
+  };
+  std::map<uint32_t, OfDevice> on_devices_;  // by region
+  std::set<std::pair<int, Way>> proved_;
   size_t pinned_bytes_ = 0;  // of the worker's regions
   int pinned_regions_ = 0;
   std::vector<int> late_;  // devices with regions here that see writes when they were flushed

@@ -84,6 +84,12 @@ class Sysfs final : public Locality {
     return std::max(1.0, value / kLocal);
   }
 
+  base::PciDistance pci_distance(const std::string& device,
+                                 const std::string& address) const override {
+    return base::pci_distance(root_, base::rdma_path(root_, device),
+                              base::pci_path(root_, address));
+  }
+
   const char* source() const override { return "sysfs"; }
   bool several_nodes() const {
     return access(absl::StrCat(root_, "/sys/devices/system/node/node1").c_str(), F_OK) == 0;
@@ -178,6 +184,10 @@ class Both final : public Locality {
   }
   double distance(int from, int to) const override {
     return std::max(first_->distance(from, to), second_->distance(from, to));
+  }
+  base::PciDistance pci_distance(const std::string& device,
+                                 const std::string& address) const override {
+    return second_->pci_distance(device, address);
   }
   const char* source() const override { return first_->source(); }
 

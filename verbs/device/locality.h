@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "transport/base/pci_path.h"
+
 namespace baton::verbs {
 
 class Locality {
@@ -23,6 +25,11 @@ class Locality {
   // How much longer an access from one node to the other takes than within one: at least 1, which
   // stands for unknown too.
   virtual double distance(int from, int to) const = 0;
+  // How far an RDMA device is from another device on the PCI bus ("0000:1b:00.0").
+  virtual base::PciDistance pci_distance(const std::string& /*device*/,
+                                         const std::string& /*address*/) const {
+    return base::PciDistance::kUnknown;
+  }
   virtual const char* source() const = 0;  // for people: "hwloc"
 
   static std::unique_ptr<Locality> of_this_machine();

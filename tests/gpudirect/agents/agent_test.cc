@@ -21,6 +21,7 @@ struct Way {
   const char* explained;  // how it goes, in explain()
 };
 const Way kWays[] = {{"ipc", "shm", Of::kSlab, "CUDA IPC"},
+                     {"ipc_handles", "shm", Of::kDevice, "CUDA IPC"},
                      {"shm", "shm", Of::kDevice, "staged through 16 MiB"},
                      {"tcp", "tcp", Of::kDevice, "staged through 16 MiB"},
                      {"verbs", "verbs_fake", Of::kDevice, "verbs fake0"}};  // by a dma-buf
@@ -35,6 +36,7 @@ class DeviceAgents : public testing::TestWithParam<Way> {
     } else {
       options.attributes.erase(gpudirect::kDmaBufSupported);
     }
+    options.ipc_handles = !std::string_view(GetParam().explained).starts_with("staged");
     driver_ = std::make_unique<InstalledFake>(std::move(options));
     a_ = agent("alpha");
     b_ = agent("beta");

@@ -22,8 +22,8 @@ class Block {
  public:
   enum class Of : uint8_t {
     kHost,
-    kDevice,  // as cudaMalloc makes it: no other process can map it
-    kSlab,    // by virtual memory management: another one can
+    kDevice,  // as cudaMalloc makes it: others open it by a handle
+    kSlab,    // by virtual memory management: others map it by a descriptor
   };
   Block(Of of, Agent& agent, InstalledFake& driver, size_t bytes, int seed, int device = 0)
       : kind_(of == Of::kHost ? MemoryKind::kDram : MemoryKind::kVram),

@@ -16,6 +16,7 @@ struct Between {
   const char* name;
   const char* provider;
   bool staged;
+  Block::Of of = Block::Of::kSlab;
 };
 
 std::string numbers(const Descriptor& d) { return {reinterpret_cast<const char*>(&d), sizeof d}; }
@@ -27,7 +28,7 @@ pid_t serve(const Between& way, int in, int out) {
   if (child != 0) return child;
   InstalledFake driver;
   const std::unique_ptr<Agent> agent = device_agent("beta", way.provider);
-  const Block block(Block::Of::kSlab, *agent, driver, kBytes, 100);
+  const Block block(way.of, *agent, driver, kBytes, 100);
   const std::string offer = numbers(block.whole()) + *agent->metadata();
   if (write(out, offer.data(), offer.size()) < 0) _exit(1);
   char theirs[4096];
@@ -62,7 +63,7 @@ TEST_P(DeviceProcesses, EveryByteArrivesAndAKilledOneLeavesNothing) {
     InstalledFake driver;
     {
       const std::unique_ptr<Agent> agent = device_agent("alpha", GetParam().provider);
-      Block mine(Block::Of::kSlab, *agent, driver, kBytes, 3);
+      Block mine(GetParam().of, *agent, driver, kBytes, 3);
       const absl::StatusOr<std::string> name =
           agent->add_remote({offer + sizeof there, static_cast<size_t>(size) - sizeof there});
       ASSERT_TRUE(name.ok()) << name.status();
@@ -114,7 +115,9 @@ TEST_P(DeviceProcesses, EveryByteArrivesAndAKilledOneLeavesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, DeviceProcesses,
-                         testing::Values(Between{"ipc", "shm", false}, Between{"tcp", "tcp", true}),
+                         testing::Values(Between{"ipc", "shm", false},
+                                         Between{"ipc_handles", "shm", false, Block::Of::kDevice},
+                                         Between{"tcp", "tcp", true}),
                          [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace

@@ -58,6 +58,12 @@ Attributes one_copy_engine() {
   return out;
 }
 
+Attributes wsl() {
+  Attributes out = without_dma_buf();
+  out[kHandleTypePosixFd] = out[kIpcEvents] = 0;
+  return out;
+}
+
 FakeDriver::FakeDriver(FakeOptions options)
     : options_(std::move(options)),
       random_(options_.seed),
@@ -344,6 +350,7 @@ struct FakeCalls {
     FakeEntries all;
     add_fake_calls(all);
     add_fake_memory_calls(all);
+    add_fake_ipc_calls(all);
     add_fake_stream_calls(all);
     add_fake_launch_calls(all);
     add_fake_copy_calls(all);

@@ -37,6 +37,7 @@ Attributes without_dma_buf();  // the proprietary kernel module
 Attributes without_virtual_memory();
 Attributes unordered_writes();  // what adapters write is seen when it has been flushed
 Attributes one_copy_engine();   // copies of both directions in one queue
+Attributes wsl();               // no dma-buf, no descriptors to hand over
 
 struct FakeOptions {
   uint64_t seed = 1;
@@ -47,7 +48,10 @@ struct FakeOptions {
   std::set<std::string, std::less<>> missing = {};  // names that the driver does not have
   Result init = kSuccess;
   bool peer_access = true;  // between devices
-  uint64_t fail_call = 0;   // this one of the calls fails, counted from 1; 0: none
+  bool ipc_handles = true;  // of memory of cudaMalloc
+  bool rdma_access = true;  // false: memory for adapters is made, and then nobody gets access
+  size_t window_bytes = SIZE_MAX;  // BAR1: dma-bufs of so many bytes together
+  uint64_t fail_call = 0;          // this one of the calls fails, counted from 1; 0: none
   Result fail_with = kOutOfMemory;
 };
 
@@ -70,6 +74,9 @@ class FakeDriver {
   // In several mappings next to each other, as frameworks' expandable segments.
   DevicePointer allocate_segments(size_t segments, size_t bytes_each);
   void free(DevicePointer pointer);
+  // As nvidia-peermem lets adapters find device memory: a descriptor, and where in it. -1: it is
+  // none, or not all in one allocation.
+  int descriptor_for_adapters(const void* address, size_t bytes, uint64_t* offset);
   // ---- the bytes of device memory, as the device sees them ----
   void write(DevicePointer at, std::string_view bytes);
   std::string read(DevicePointer at, size_t bytes);
@@ -106,6 +113,7 @@ class FakeDriver {
   uint64_t calls_of(std::string_view name);
   uint64_t copies();  // asked for on streams, in whichever of the ways, kernels among them
   size_t largest_copy();
+  uint64_t copies_with_host();  // that moved to or from pinned memory: what is staged does
   // Each "call: what [class]", the classes being those of rules.h.
   std::vector<std::string> violations();
   // And what is still there that should be gone, whichever thread had it: descriptors and mappings
@@ -129,6 +137,7 @@ class FakeDriver {
   friend class FakeCall;
   friend struct FakeCalls;
   friend struct FakeMemoryCalls;
+  friend struct FakeIpcCalls;
   friend struct FakeStreamCalls;
   friend struct FakeLaunchCalls;
   friend struct FakeCopyCalls;
@@ -146,6 +155,7 @@ class FakeDriver {
     bool by_handle = false;  // created or imported, so that its handle can be had
     uint64_t file = 0;       // the inode: of an import the same as of what was exported
     bool imported = false;
+    bool rdma = false;  // for adapters
   };
   struct Mapping {
     size_t size = 0;
@@ -153,6 +163,7 @@ class FakeDriver {
     unsigned long long buffer = 0;
     bool accessible = false;
     bool managed = false;
+    bool synchronous = false;  // copies have ended when they return
   };
   struct KernelFunction {
     Module module = nullptr;
@@ -216,6 +227,7 @@ class FakeDriver {
   size_t foreign_mappings(uint64_t file) const;
   size_t foreign_descriptors() const;
   static bool has_dma_buf(uint64_t file);
+  static bool open_elsewhere(const Allocation& allocation);
   void check_exports(std::string_view call, const Allocation& allocation);
   size_t used(int device) const;
   // streams
@@ -253,6 +265,7 @@ class FakeDriver {
   std::map<DevicePointer, size_t> reserved_;
   Mappings mappings_;
   std::map<DevicePointer, size_t> pinned_;
+  std::map<DevicePointer, size_t> opened_;  // by handles, how often
   AllocationHandle next_handle_ = 1000;
   unsigned long long next_buffer_ = 1;
 
@@ -263,6 +276,7 @@ class FakeDriver {
   uintptr_t next_object_ = 0x1000;
   uint64_t next_operation_ = 0;
   size_t largest_copy_ = 0;
+  uint64_t copies_with_host_ = 0;
   std::function<void()> land_;
 };
 
@@ -298,6 +312,7 @@ class FakeCall {
 using FakeEntries = std::map<std::string, std::pair<void*, int>, std::less<>>;
 void add_fake_calls(FakeEntries& out);
 void add_fake_memory_calls(FakeEntries& out);
+void add_fake_ipc_calls(FakeEntries& out);
 void add_fake_stream_calls(FakeEntries& out);
 void add_fake_launch_calls(FakeEntries& out);
 void add_fake_copy_calls(FakeEntries& out);

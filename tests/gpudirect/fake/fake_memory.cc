@@ -35,6 +35,18 @@ void put_at(DevicePointer at, size_t bytes, int flags, int fd) {
 }  // namespace
 
 // `imported`: the descriptor of another allocation, whose bytes are shared.
+int FakeDriver::descriptor_for_adapters(const void* address, size_t bytes, uint64_t* offset) {
+  const std::lock_guard lock(mutex_);
+  const DevicePointer at = reinterpret_cast<uintptr_t>(address);
+  const auto found = mapping_at(at);
+  if (found == mappings_.end() || bytes > found->first + found->second.size - at) return -1;
+  if (!found->second.synchronous) {
+    violate(Rule::kLifetime, "an adapter", "memory that may not be written yet when it reads");
+  }
+  *offset = at - found->first;
+  return fcntl(allocations_[found->second.allocation].fd, F_DUPFD_CLOEXEC, 0);
+}
+
 AllocationHandle FakeDriver::make_allocation(size_t bytes, int device, int imported) {
   Allocation made{.size = bytes, .device = device, .imported = imported >= 0};
   made.fd =
@@ -224,6 +236,7 @@ DevicePointer FakeDriver::allocate_segments(size_t segments, size_t bytes_each) 
     map(at + i * bytes_each, handle);
     mappings_[at + i * bytes_each].accessible = true;
     allocations_[handle].handles = 0;
+    allocations_[handle].by_handle = segments > 1;
   }
   return at;
 }
@@ -237,6 +250,9 @@ void FakeDriver::free(DevicePointer pointer) {
     const auto mapping = mappings_.find(at);
     if (mapping == mappings_.end()) break;
     check_exports("free", allocations_[mapping->second.allocation]);
+    if (open_elsewhere(allocations_[mapping->second.allocation])) {
+      violate(Rule::kSharing, "free", "a peer has it open by its handle");
+    }
     at += mapping->second.size;
     unmap(mapping);
   }
@@ -283,6 +299,11 @@ struct FakeMemoryCalls {
         case kPointerIsManaged:
           *static_cast<unsigned char*>(values[i]) = mapping.managed ? 1 : 0;
           break;
+        case kPointerHasIpcHandle:
+          *static_cast<int*>(values[i]) = known && !mapping.managed &&
+                                          !call.fake.allocations_[mapping.allocation].by_handle &&
+                                          !call.fake.allocations_[mapping.allocation].imported;
+          break;
         case kPointerDeviceOrdinal:
           *static_cast<int*>(values[i]) = device;
           break;
@@ -301,6 +322,18 @@ struct FakeMemoryCalls {
           return kInvalidValue;
       }
     }
+    return kSuccess;
+  }
+
+  static Result set_attribute(const void* value, PointerAttribute attribute, DevicePointer at) {
+    const FakeCall call("cuPointerSetAttribute", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.mapping_at(at);
+    if (attribute != kPointerSyncMemops || found == call.fake.mappings_.end()) {
+      call.violate(Rule::kRange, "no device memory, or an attribute that cannot be set");
+      return kInvalidValue;
+    }
+    found->second.synchronous = *static_cast<const unsigned*>(value) != 0;
     return kSuccess;
   }
 
@@ -340,6 +373,7 @@ struct FakeMemoryCalls {
     *handle = call.fake.make_allocation(bytes, device);
     call.fake.allocations_[*handle].shareable = properties->requested_handle_types == kPosixFd;
     call.fake.allocations_[*handle].by_handle = true;
+    call.fake.allocations_[*handle].rdma = properties->flags.rdma_capable != 0;
     return kSuccess;
   }
 
@@ -475,6 +509,10 @@ struct FakeMemoryCalls {
       call.violate(Rule::kMapping, range(at, bytes) + " is no mapping");
       return kInvalidValue;
     }
+    if (call.fake.opened_.contains(at)) {
+      call.violate(Rule::kMapping, range(at, bytes) + " was opened by a handle");
+      return kInvalidValue;
+    }
     if (call.fake.pending_on(at, bytes))
       call.violate(Rule::kLifetime, range(at, bytes) + " is still in use");
     if (!call.fake.allocations_[found->second.allocation].imported &&
@@ -499,6 +537,9 @@ struct FakeMemoryCalls {
       call.violate(Rule::kMapping,
                    range(at, bytes) + " is no mapping, or the access none that we use");
       return kInvalidValue;
+    }
+    if (call.fake.allocations_[found->second.allocation].rdma && !call.fake.options_.rdma_access) {
+      return kNotSupported;
     }
     const int home = call.fake.allocations_[found->second.allocation].device;
     for (size_t i = 0; i < count; ++i) {
@@ -560,6 +601,7 @@ struct FakeMemoryCalls {
       call.violate(Rule::kRange, range(at, bytes) + " is not in one allocation");
       return kInvalidValue;
     }
+    if (bytes > call.fake.options_.window_bytes) return kOutOfMemory;
     // A part of a memfd has no file of its own, so the position says where this one begins. The
     // fake of the verbs calls knows.
     const auto& allocation = call.fake.allocations_[mapping->second.allocation];
@@ -576,6 +618,7 @@ void add_fake_memory_calls(FakeEntries& out) {
     out[name] = {reinterpret_cast<void*>(function), version};
   };
   add("cuPointerGetAttributes", FakeMemoryCalls::pointer, 7000);
+  add("cuPointerSetAttribute", FakeMemoryCalls::set_attribute, 6000);
   add("cuMemGetAllocationGranularity", FakeMemoryCalls::granularity, 10020);
   add("cuMemCreate", FakeMemoryCalls::create, 10020);
   add("cuMemRelease", FakeMemoryCalls::release, 10020);

@@ -46,6 +46,7 @@ void FakeDriver::execute(const Operation& operation) {
     violate(Rule::kLifetime, "cuMemcpyAsync", "its memory went away before it ran");
     return;
   }
+  if (pinned(operation.to, 1) || pinned(operation.from, 1)) ++copies_with_host_;
   std::memmove(to, from, operation.bytes);
 }
 
@@ -106,6 +107,11 @@ uint64_t FakeDriver::copies() {
 size_t FakeDriver::largest_copy() {
   const std::lock_guard lock(mutex_);
   return largest_copy_;
+}
+
+uint64_t FakeDriver::copies_with_host() {
+  const std::lock_guard lock(mutex_);
+  return copies_with_host_;
 }
 
 struct FakeStreamCalls {

@@ -32,7 +32,7 @@ inline CudaMemory::Options options_of_this_test() {
   const std::string name = test == nullptr ? "" : test->name();
   uint64_t seed = 14695981039346656037u;
   for (const char letter : name) seed = (seed ^ static_cast<uint8_t>(letter)) * 1099511628211u;
-  CudaMemory::Options options{.kernels = {}, .table = made_up_costs(seed)};
+  CudaMemory::Options options{.kernels = {}, .table = made_up_costs(seed), .root = "/nowhere"};
   if ((seed >> 32) % 4 == 0) options.kernels = FakeDriver::image();
   return options;
 }

@@ -20,23 +20,40 @@ inline const Time kSharePatience = patient(std::chrono::seconds(60));
 // A worker with a block of a device.
 class End {
  public:
-  End(InstalledFake& installed, const char* provider) : installed_(installed) {
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+  End(InstalledFake& installed, const char* provider, const Settings& more = {})
+      : installed_(installed) {
     WorkerOptions options;
     options.providers = {provider};
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+    options.settings.insert(options.settings.end(), more.begin(), more.end());
     worker = *Worker::create(std::move(options));
   }
+  // By virtual memory management.
   void make() {
     buffer = *internal::device_memory()->allocate(0, kSharedBytes);
     region = *worker->register_memory(buffer->data(), kSharedBytes);
   }
+  // As cudaMalloc does.
+  void make_by_malloc() {
+    malloced = installed_.fake().allocate(kSharedBytes);
+    region = *worker->register_memory(address(), kSharedBytes);
+  }
   void give_back() {
-    EXPECT_TRUE(worker->deregister_memory(region).ok());
+    const absl::Status status = worker->deregister_memory(region);
+    EXPECT_TRUE(status.ok()) << status;
+    free();
+  }
+  void free() {
     buffer.reset();
+    if (malloced != 0) installed_.fake().free(std::exchange(malloced, 0));
+  }
+  void* address() const {
+    return malloced != 0 ? gpudirect::pointer_of<void>(malloced) : buffer->data();
   }
   std::byte* view() const {
-    return installed_.fake().view(reinterpret_cast<uintptr_t>(buffer->data()), kSharedBytes);
+    return installed_.fake().view(reinterpret_cast<uintptr_t>(address()), kSharedBytes);
   }
   std::string offer() const { return worker->remote_region(region)->encode() + worker->address(); }
   template <typename Ready>
@@ -49,8 +66,8 @@ class End {
     return true;
   }
   // Writes all there, and reads it back; false: that did not work.
-  bool exchange(const std::string& offered) const {
-    const PeerId peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
+  bool exchange(const std::string& offered, Worker* owner = nullptr) const {
+    peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
     const auto remote =
         RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
     for (const Op op : {Op::kWrite, Op::kRead}) {
@@ -61,7 +78,10 @@ class End {
                                       .remote = *remote,
                                       .remote_layout = Layout::contiguous(0, kSharedBytes)});
       if (!id.ok()) return false;
-      EXPECT_TRUE(drive([&] { return ended(*worker->state(*id)); })) << "it never ended";
+      EXPECT_TRUE(drive([&] {
+        if (owner != nullptr) owner->progress();
+        return ended(*worker->state(*id));
+      })) << "it never ended";
       const absl::Status status = worker->status(*id);
       EXPECT_TRUE(worker->release(*id).ok());
       if (!status.ok()) return false;
@@ -71,6 +91,8 @@ class End {
 
   std::unique_ptr<Worker> worker;
   std::unique_ptr<internal::DeviceBuffer> buffer;
+  gpudirect::DevicePointer malloced = 0;
+  mutable PeerId peer;  // of the last exchange
   MemoryRegion region;
 
  private:

@@ -203,19 +203,5 @@ TEST(CudaIpc, ADeviceWithoutAccessToItsPeerIsNamed) {
   }
 }
 
-// With the driver's words of why.
-TEST(CudaIpc, MemoryOfCudaMallocIsNotShared) {
-  gpudirect::InstalledFake fake;
-  {
-    const Side open;  // the driver is in use
-    const gpudirect::DevicePointer at = fake.fake().allocate(gpudirect::kMiB);
-    const auto shared = internal::device_memory()->share(
-        reinterpret_cast<void*>(static_cast<uintptr_t>(at)), gpudirect::kMiB);
-    EXPECT_THAT(std::string(shared.status().message()), testing::HasSubstr("cudaMalloc has no"));
-    fake.fake().free(at);
-  }
-  fake.expect_clean();
-}
-
 }  // namespace
 }  // namespace baton

@@ -30,8 +30,9 @@ enum class Kill : uint8_t {
 struct Point {
   Kill kill = Kill::kWhoMaps;
   const char* provider = "shm";
-  uint64_t step = 0;   // 0: nobody is killed
-  bool ended = false;  // the call has ended; or it begins
+  bool malloc = false;  // memory of cudaMalloc; or by virtual memory management
+  uint64_t step = 0;    // 0: nobody is killed
+  bool ended = false;   // the call has ended; or it begins
 };
 
 // What this process has open and mapped: nobody else's matters.
@@ -67,7 +68,7 @@ uint64_t live(const Point& point) {
       if (point.kill != Kill::kWhoSharesMeanwhile) {
         fake.fake().at_step(point.step, point.ended, [] { raise(SIGKILL); });
       }
-      end.make();
+      point.malloc ? end.make_by_malloc() : end.make();
       if (child_maps) {
         const std::string offered = down.hear();
         if (offered.empty() || !end.exchange(offered)) _exit(1);
@@ -89,7 +90,7 @@ uint64_t live(const Point& point) {
   {
     InstalledFake fake;
     End here(fake, point.provider);
-    here.make();
+    point.malloc ? here.make_by_malloc() : here.make();
     const uint64_t made = fake.fake().steps();
     std::fill_n(here.view(), kSharedBytes, std::byte{7});
     const auto kill_it = [&] {
@@ -147,11 +148,15 @@ uint64_t live(const Point& point) {
   return steps;
 }
 
-using Who = std::pair<Kill, const char*>;
+struct Who {
+  Kill kill;
+  const char* provider;
+  bool malloc = false;
+};
 class KilledAt : public testing::TestWithParam<Who> {};
 
 TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
-  Point point{GetParam().first, GetParam().second};
+  Point point{GetParam().kill, GetParam().provider, GetParam().malloc};
   const uint64_t steps = live(point);  // what is made once in a process is there
   ASSERT_GT(steps, 30u);
   const char* const given = std::getenv("BATON_CASES");
@@ -180,14 +185,18 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
 INSTANTIATE_TEST_SUITE_P(Who, KilledAt,
                          testing::Values(Who{Kill::kWhoMaps, "shm"}, Who{Kill::kWhoShares, "shm"},
                                          Who{Kill::kWhoSharesMeanwhile, "shm"},
+                                         Who{Kill::kWhoMaps, "shm", true},
+                                         Who{Kill::kWhoShares, "shm", true},
+                                         Who{Kill::kWhoSharesMeanwhile, "shm", true},
                                          Who{Kill::kWhoMaps, "tcp"}, Who{Kill::kWhoShares, "tcp"},
                                          Who{Kill::kWhoSharesMeanwhile, "tcp"}),
                          [](const auto& each) {
-                           const Kill kill = each.param.first;
-                           return std::string(each.param.second) + (kill == Kill::kWhoMaps ? "Maps"
-                                                                    : kill == Kill::kWhoShares
-                                                                        ? "Shares"
-                                                                        : "SharesMeanwhile");
+                           const Kill kill = each.param.kill;
+                           return std::string(each.param.provider) +
+                                  (each.param.malloc ? "Malloc" : "") +
+                                  (kill == Kill::kWhoMaps     ? "Maps"
+                                   : kill == Kill::kWhoShares ? "Shares"
+                                                              : "SharesMeanwhile");
                          });
 
 }  // namespace

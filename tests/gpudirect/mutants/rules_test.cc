@@ -344,6 +344,43 @@ const Broken kBroken[] = {
        int can = 0;
        w.driver.cuDeviceCanAccessPeer(&can, 0, 0);
      }},
+    {Rule::kSharing, "cuIpcGetMemHandle", "where an allocation begins",
+     [](World& w) {
+       const DevicePointer at = w.fake.allocate(kMiB);
+       IpcHandle handle;
+       w.inside([&] { w.driver.cuIpcGetMemHandle(&handle, at + 4096); });
+       w.fake.free(at);
+     }},
+    {Rule::kSharing, "cuIpcGetMemHandle", "virtual memory management",
+     [](World& w) {
+       IpcHandle handle;
+       w.inside([&] { w.driver.cuIpcGetMemHandle(&handle, w.at); });
+     }},
+    {Rule::kSharing, "cuIpcGetMemHandle", "managed",
+     [](World& w) {
+       const DevicePointer at = w.fake.allocate(kMiB, 0, true);
+       IpcHandle handle;
+       w.inside([&] { w.driver.cuIpcGetMemHandle(&handle, at); });
+       w.fake.free(at);
+     }},
+    {Rule::kSharing, "cuIpcOpenMemHandle", "of this process",
+     [](World& w) {
+       const DevicePointer at = w.fake.allocate(kMiB);
+       w.inside([&] {
+         IpcHandle handle;
+         DevicePointer theirs = 0;
+         w.driver.cuIpcGetMemHandle(&handle, at);
+         w.driver.cuIpcOpenMemHandle(&theirs, handle, kIpcLazyPeerAccess);
+       });
+       w.fake.free(at);
+     }},
+    {Rule::kSharing, "cuIpcOpenMemHandle", "flags",
+     [](World& w) {
+       DevicePointer theirs = 0;
+       w.inside([&] { w.driver.cuIpcOpenMemHandle(&theirs, IpcHandle{}, 0); });
+     }},
+    {Rule::kSharing, "cuIpcCloseMemHandle", "nothing was opened",
+     [](World& w) { w.inside([&] { w.driver.cuIpcCloseMemHandle(w.at); }); }},
     // ---- copying ----
     {Rule::kCopy, "cuMemcpyAsync", "neither",
      [](World& w) {

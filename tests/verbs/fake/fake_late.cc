@@ -31,6 +31,12 @@ void FakeVerbs::land() {
   late_.clear();
 }
 
+void FakeVerbs::set_late_writes(uint32_t seed) {
+  const std::lock_guard lock(mutex_);
+  options_.late_writes = seed;
+  late_random_.seed(seed);
+}
+
 void FakeVerbs::land_writes() {
   const std::lock_guard lock(mutex_);
   land();

@@ -10,6 +10,19 @@
 
 namespace baton {
 
+// What a descriptor stands for, for who reaches the bytes by it.
+ibv_mr* FakeVerbs::map(ibv_mr* made, int fd, uint64_t offset, FakeOptions::Worth worth) {
+  struct stat file {};
+  fstat(fd, &file);
+  auto& region = fake_of<FakeMr>(made);
+  region.mapped_bytes = static_cast<size_t>(file.st_size);
+  region.mapped = static_cast<std::byte*>(
+      mmap(nullptr, region.mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  region.offset = offset;
+  region.worth = worth;
+  return made;
+}
+
 struct FakeMemoryCalls : FakeCall {
   static ibv_pd* alloc_pd(ibv_context* context) {
     FakeVerbs& fake = of(context);
@@ -55,8 +68,21 @@ struct FakeMemoryCalls : FakeCall {
     ++fake.objects_;
     return &made->mr;
   }
+  // Of the host's memory, or of what nvidia-peermem finds there.
+  static ibv_mr* reg_memory(ibv_pd* pd, void* data, size_t bytes, uint64_t, unsigned access) {
+    FakeVerbs& fake = of(pd->context);
+    uint64_t offset = 0;
+    const int fd = fake.options_.peer_memory ? fake.options_.peer_memory(data, bytes, &offset) : -1;
+    ibv_mr* const made = reg_mr_iova2(pd, data, bytes, 0, access);
+    if (fd >= 0 && made != nullptr) {
+      ++fake.stats_.by_address;
+      fake.map(made, fd, offset, fake.options_.address_worth);
+    }
+    if (fd >= 0) close(fd);
+    return made;
+  }
   static ibv_mr* reg_mr(ibv_pd* pd, void* data, size_t bytes, int access) {
-    return reg_mr_iova2(pd, data, bytes, 0, static_cast<unsigned>(access));
+    return reg_memory(pd, data, bytes, 0, static_cast<unsigned>(access));
   }
   static ibv_mr* reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t bytes, uint64_t address, int fd,
                                int access) {
@@ -84,12 +110,7 @@ struct FakeMemoryCalls : FakeCall {
     ibv_mr* const made = reg_mr_iova2(pd, reinterpret_cast<void*>(address), bytes, address,
                                       static_cast<unsigned>(access));
     if (made == nullptr) return nullptr;
-    auto& region = fake_of<FakeMr>(made);
-    region.mapped_bytes = static_cast<size_t>(file.st_size);
-    region.mapped = static_cast<std::byte*>(
-        mmap(nullptr, region.mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
-    region.offset = offset;
-    return made;
+    return fake.map(made, fd, offset, fake.options_.dma_buf_worth);
   }
   static int dereg_mr(ibv_mr* mr) {
     FakeVerbs& fake = of(mr->context);
@@ -112,7 +133,7 @@ void add_memory_calls(verbs::VerbsApi& api) {
   api.ibv_alloc_pd = Calls::alloc_pd;
   api.ibv_dealloc_pd = Calls::dealloc_pd;
   api.ibv_reg_mr = Calls::reg_mr;
-  api.ibv_reg_mr_iova2 = Calls::reg_mr_iova2;
+  api.ibv_reg_mr_iova2 = Calls::reg_memory;
   api.ibv_dereg_mr = Calls::dereg_mr;
   api.ibv_reg_dmabuf_mr = Calls::reg_dmabuf_mr;
 }

@@ -34,6 +34,7 @@ struct FakeMr {
   std::byte* mapped = nullptr;
   size_t mapped_bytes = 0;
   size_t offset = 0;
+  FakeOptions::Worth worth = FakeOptions::Worth::kGood;
 };
 
 struct FakeChannel {

@@ -22,6 +22,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -50,7 +51,15 @@ struct FakeOptions {
   size_t max_queue_pairs = SIZE_MAX;  // of all devices together
   bool dma_buf = true;                // the driver can
   size_t window_bytes = SIZE_MAX;     // of dma-bufs (BAR1), each
-  uint32_t late_writes = 0;           // not 0: writes to dma-bufs land late, by this seed
+  // Finds memory of devices by its address, as nvidia-peermem does: a descriptor that the fake
+  // closes, and where in it; -1: there is none. Without it a device's address is refused.
+  std::function<int(const void* address, size_t bytes, uint64_t* offset)> peer_memory = nullptr;
+  // What a registration of device memory is worth that succeeds: it works, its accesses fail, or
+  // they go to other bytes; and so does writing alone.
+  enum class Worth : uint8_t { kGood, kRefused, kElsewhere, kWritesElsewhere };
+  Worth dma_buf_worth = Worth::kGood;
+  Worth address_worth = Worth::kGood;
+  uint32_t late_writes = 0;     // not 0: writes to dma-bufs land late, by this seed
   std::vector<uint8_t> speeds;  // ibv_port_attr::active_speed of each device (default: 25 Gb/s)
 };
 
@@ -65,6 +74,7 @@ struct FakeStats {
   uint64_t flushed = 0;
   uint64_t queue_pairs = 0;  // made
   uint64_t dma_bufs = 0;     // registered through one
+  uint64_t by_address = 0;   // memory of a device
   uint64_t landed_late = 0;  // after their sender's queue pair had ended
 };
 
@@ -111,6 +121,8 @@ class FakeVerbs {
   // lost.
   void set_late_packets(int polls);
 
+  // As late_writes, from now on.
+  void set_late_writes(uint32_t seed);
   // What was written to dma-bufs is there from now on.
   void land_writes();
 
@@ -155,7 +167,8 @@ class FakeVerbs {
   size_t index_of(const ibv_device* device) const;
   void raise(size_t device, ibv_async_event event);
   FakeMr* find_region(uint32_t key) const;
-  std::byte* reach(uint32_t key, uint64_t address) const;
+  std::byte* reach(uint32_t key, uint64_t address, bool written = false) const;
+  ibv_mr* map(ibv_mr* made, int fd, uint64_t offset, FakeOptions::Worth worth);
   FakeQp* find_queue_pair(uint32_t number) const;
 
   // The network (fake_wire.cc).

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -221,7 +222,8 @@ ibv_wc_status FakeVerbs::check_local(const FakeQp& qp, bool written) const {
     const auto base = region == nullptr ? 0 : reinterpret_cast<uintptr_t>(region->mr.addr);
     if (region == nullptr || region->mr.pd != qp.qp.pd || sge.addr < base ||
         sge.addr + sge.length > base + region->mr.length ||
-        (written && !(region->access & IBV_ACCESS_LOCAL_WRITE))) {
+        (written && !(region->access & IBV_ACCESS_LOCAL_WRITE)) ||
+        region->worth == FakeOptions::Worth::kRefused) {
       return IBV_WC_LOC_PROT_ERR;
     }
     // Looks pages up when it needs them, as an adapter with on-demand paging does.
@@ -243,14 +245,20 @@ bool FakeVerbs::check_remote(const FakeQp& qp, const FakeQp& peer, uint64_t byte
       !(peer.attributes.qp_access_flags & right)) {
     return false;
   }
+  if (region->worth == FakeOptions::Worth::kRefused) return false;
   const auto base = reinterpret_cast<uintptr_t>(region->mr.addr);
   return at >= base && bytes <= region->mr.length && at - base <= region->mr.length - bytes;
 }
 
 // Where the adapter reaches an address of a region.
-std::byte* FakeVerbs::reach(uint32_t key, uint64_t address) const {
+std::byte* FakeVerbs::reach(uint32_t key, uint64_t address, bool written) const {
   const FakeMr* region = find_region(key);
   if (region == nullptr || region->mapped == nullptr) return reinterpret_cast<std::byte*>(address);
+  using Worth = FakeOptions::Worth;
+  if (region->worth == Worth::kElsewhere || (written && region->worth == Worth::kWritesElsewhere)) {
+    static std::array<std::byte, 8 << 20> elsewhere;
+    return elsewhere.data();
+  }
   return region->mapped + region->offset + (address - reinterpret_cast<uintptr_t>(region->mr.addr));
 }
 
@@ -268,7 +276,7 @@ void FakeVerbs::copy(FakeQp& qp, std::byte* remote, size_t at, size_t bytes, boo
       continue;
     }
     const size_t step = std::min<size_t>(bytes, sge.length - at);
-    std::byte* const local = reach(sge.lkey, sge.addr) + at;
+    std::byte* const local = reach(sge.lkey, sge.addr, to_local) + at;
     put(to_local ? local : remote, to_local ? remote : local, step);
     remote += step;
     bytes -= step;
@@ -364,7 +372,7 @@ bool FakeVerbs::advance(FakeQp& qp, size_t& budget) {
   }
   const size_t packet = std::min<uint64_t>(128u << qp.attributes.path_mtu, work.bytes - qp.done);
   const auto& rdma = work.request.wr.rdma;
-  copy(qp, reach(rdma.rkey, rdma.remote_addr) + qp.done, qp.done, packet, read);
+  copy(qp, reach(rdma.rkey, rdma.remote_addr, !read) + qp.done, qp.done, packet, read);
   qp.done += packet;
   device.moved += packet;
   if (packet > 0) qp.waiting = false;

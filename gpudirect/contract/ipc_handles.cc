@@ -1,0 +1,166 @@
+// Exports and opens the driver's handles of memory that cudaMalloc has made.
+#include "gpudirect/contract/ipc_handles.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "gpudirect/contract/peer_mapping.h"
+
+namespace baton::gpudirect {
+namespace {
+
+bool can_open(const Driver& driver) {
+  return driver.cuIpcGetMemHandle != nullptr && driver.cuIpcOpenMemHandle != nullptr &&
+         driver.cuIpcCloseMemHandle != nullptr && driver.cuMemGetAddressRange != nullptr;
+}
+
+absl::Status no_calls() {
+  return absl::UnimplementedError(
+      "no CUDA IPC: the driver has no handles for memory of cudaMalloc; allocate by virtual memory "
+      "management, or install another driver");
+}
+
+// Whether copies on the stream of `from` reach memory of `device`.
+absl::Status reached(const Device& device, int from) {
+  if (from == device.ordinal()) return absl::OkStatus();
+  int can = 0;
+  if (device.driver().cuDeviceCanAccessPeer(&can, from, device.ordinal()) == kSuccess && can != 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
+}
+
+class OwnAllocation final : public internal::PeerMapping {
+ public:
+  OwnAllocation(const Device& device, DevicePointer at, size_t bytes)
+      : device_(device), at_(at), bytes_(bytes) {}
+  std::byte* data() const override { return pointer_of<std::byte>(at_); }
+  size_t size() const override { return bytes_; }
+  absl::Status reached_by(int device) const override { return reached(device_, device); }
+
+ private:
+  const Device& device_;
+  const DevicePointer at_;
+  const size_t bytes_;
+};
+
+}  // namespace
+
+absl::StatusOr<DeviceExport> export_handle(const Device& device, DevicePointer at, size_t bytes,
+                                           const PointerFacts& facts) {
+  const Driver& driver = device.driver();
+  if (!can_open(driver)) return no_calls();
+  const absl::StatusOr<std::array<uint8_t, 16>> uuid = uuid_of(driver, device.ordinal());
+  if (!uuid.ok()) return uuid.status();
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  DevicePointer base = 0;
+  size_t size = 0;
+  absl::Status status = device.check(driver.cuMemGetAddressRange(&base, &size, at),
+                                     "no CUDA IPC: asking where the allocation begins");
+  if (!status.ok()) return status;
+  // The handle is for all of it, and says nothing of the rest.
+  if (at < base || at - base > size || bytes > size - (at - base)) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("no CUDA IPC: %u bytes at %#x are in more than one allocation of "
+                        "cudaMalloc; register each by itself",
+                        bytes, at));
+  }
+  IpcHandle handle;
+  status = device.check(driver.cuIpcGetMemHandle(&handle, base),
+                        "no CUDA IPC: the driver gives no handle for memory of cudaMalloc (in a "
+                        "virtual machine or under WSL it may have none)");
+  if (!status.ok()) return absl::FailedPreconditionError(status.message());
+  return DeviceExport{.allocation = {base, facts.buffer},
+                      .bytes = size,
+                      .offset = at - base,
+                      .device_uuid = *uuid,
+                      .by_handle = true,
+                      .handle = handle.bytes};
+}
+
+class IpcHandles::Mapping final : public internal::PeerMapping {
+ public:
+  Mapping(IpcHandles& handles, const Device& device, Key key, DevicePointer at, size_t bytes)
+      : handles_(handles), device_(device), key_(key), at_(at), bytes_(bytes) {}
+  ~Mapping() override { handles_.unmap(device_, key_); }
+  std::byte* data() const override { return pointer_of<std::byte>(at_); }
+  size_t size() const override { return bytes_; }
+  absl::Status reached_by(int device) const override { return reached(device_, device); }
+
+ private:
+  IpcHandles& handles_;
+  const Device& device_;
+  const Key key_;
+  const DevicePointer at_;
+  const size_t bytes_;
+};
+
+absl::StatusOr<std::unique_ptr<internal::PeerMapping>> IpcHandles::map(const Device& device,
+                                                                       const DeviceExport& memory) {
+  const Driver& driver = device.driver();
+  if (!can_open(driver)) return no_calls();
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  const Key key{device.ordinal(), memory.handle};
+  const std::lock_guard lock(mutex_);
+  Opened& opened = opened_[key];
+  if (opened.mappings == 0) {
+    DevicePointer at = 0;
+    const absl::Status status = device.check(
+        driver.cuIpcOpenMemHandle(&at, IpcHandle{memory.handle}, kIpcLazyPeerAccess),
+        absl::StrFormat("no CUDA IPC: opening the handle of %u bytes of a peer's on CUDA device %d "
+                        "(containers need --ipc=host and one pid namespace for that)",
+                        memory.bytes, device.ordinal()));
+    if (!status.ok()) {
+      opened_.erase(key);
+      return status;
+    }
+    DevicePointer base = 0;
+    size_t size = 0;
+    const bool known = driver.cuMemGetAddressRange(&base, &size, at) == kSuccess && base <= at;
+    // A copy past its end would be the end of the device's context.
+    if (!known || size - (at - base) < memory.bytes) {
+      driver.cuIpcCloseMemHandle(at);
+      opened_.erase(key);
+      return absl::InvalidArgumentError(
+          absl::StrFormat("no CUDA IPC: the peer says that %u bytes are behind its handle, and the "
+                          "driver that it is fewer",
+                          memory.bytes));
+    }
+    opened.at = at;
+  }
+  ++opened.mappings;
+  return std::make_unique<Mapping>(*this, device, key, opened.at, memory.bytes);
+}
+
+void IpcHandles::unmap(const Device& device, const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto opened = opened_.find(key);
+  if (--opened->second.mappings > 0) return;
+  device.give_back([&] { device.driver().cuIpcCloseMemHandle(opened->second.at); });
+  opened_.erase(opened);
+}
+
+absl::StatusOr<std::unique_ptr<internal::PeerMapping>> own_allocation(const Device& device,
+                                                                      const DeviceExport& memory) {
+  const Driver& driver = device.driver();
+  if (!can_open(driver)) return no_calls();
+  const DevicePointer at = memory.allocation[0];
+  const absl::StatusOr<PointerFacts> facts = query_pointer(driver, at);
+  if (!facts.ok()) return facts.status();
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  DevicePointer base = 0;
+  size_t size = 0;
+  // Freed meanwhile, and perhaps the address of something else by now.
+  if (!facts->device || facts->buffer != memory.allocation[1] ||
+      driver.cuMemGetAddressRange(&base, &size, at) != kSuccess || base != at ||
+      size < memory.bytes) {
+    return absl::NotFoundError(
+        "no CUDA IPC: what a worker of this process has registered was freed");
+  }
+  return std::make_unique<OwnAllocation>(device, at, memory.bytes);
+}
+
+}  // namespace baton::gpudirect

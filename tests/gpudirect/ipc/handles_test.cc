@@ -1,0 +1,325 @@
+// Memory of cudaMalloc between two processes of one machine, by the driver's handles: opened once,
+// closed when its owner takes it back, and staged where a handle does not open.
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <string>
+
+#include "gpudirect/contract/ipc_handles.h"
+#include "tests/gpudirect/ipc/device_end.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::DevicePointer;
+using gpudirect::IpcHandle;
+using gpudirect::kMiB;
+using testing::HasSubstr;
+
+// What a child process says at its end, if the test has not failed there.
+class Child {
+ public:
+  explicit Child(const std::function<void(const Pipe& down, const Pipe& up)>& work) {
+    id_ = fork();
+    if (id_ == 0) {
+      down.close_end(1);
+      up.close_end(0);
+      work(down, up);
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    up.close_end(1);
+    down.close_end(0);
+  }
+  ~Child() {
+    if (id_ > 0) end();
+  }
+  // How it ended.
+  int end() {
+    int how = -1;
+    waitpid(std::exchange(id_, 0), &how, 0);
+    return how;
+  }
+  pid_t id() const { return id_; }
+
+  Pipe down, up;
+
+ private:
+  pid_t id_ = -1;
+};
+
+// Offers memory of cudaMalloc until it hears a word, and takes it back.
+void offer(const Pipe& down, const Pipe& up, gpudirect::FakeOptions options = {}) {
+  InstalledFake fake(std::move(options));
+  {
+    End end(fake, "shm");
+    end.make_by_malloc();
+    up.say(end.offer());
+    fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+    while (down.hear().empty() && getppid() != 1) end.worker->progress();
+    end.give_back();
+    up.say("freed");
+  }
+  fake.expect_clean();
+}
+
+TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
+  Child child([](const Pipe& down, const Pipe& up) { offer(down, up); });
+  InstalledFake fake;
+  {
+    End here(fake, "shm");
+    here.make_by_malloc();
+    const std::string offered = child.up.hear();
+    std::fill_n(here.view(), kSharedBytes, std::byte{7});
+    EXPECT_TRUE(here.exchange(offered));
+    EXPECT_TRUE(here.exchange(offered));
+    EXPECT_EQ(here.view()[kSharedBytes - 1], std::byte{7});
+    EXPECT_EQ(here.worker->stats().staged_transfers, 0u);
+    EXPECT_THAT(here.worker->explain(here.peer),
+                HasSubstr("CUDA IPC: 1 allocations mapped (1 of cudaMalloc, by its handles)"));
+    EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 1u);
+    EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 0u);
+    child.down.say("take it back");
+    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "freed"; }));
+    EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
+    EXPECT_FALSE(here.exchange(offered)) << "it is stale";
+    here.give_back();
+  }
+  fake.expect_clean();
+  EXPECT_EQ(child.end(), 0);
+}
+
+// Two workers of one process, and one of another: the driver opens it once.
+TEST(CudaIpcHandles, AProcessOpensAHandleOnceHoweverManyWorkersMapIt) {
+  Child child([](const Pipe& down, const Pipe& up) { offer(down, up); });
+  InstalledFake fake;
+  {
+    End one(fake, "shm");
+    End two(fake, "shm");
+    one.make_by_malloc();
+    two.make_by_malloc();
+    const std::string offered = child.up.hear();
+    EXPECT_TRUE(one.exchange(offered));
+    EXPECT_TRUE(two.exchange(offered));
+    EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 1u);
+    one.give_back();
+    one.worker.reset();
+    EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 0u) << "the other one has it";
+    EXPECT_TRUE(two.exchange(offered));
+    child.down.say("take it back");
+    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+    EXPECT_TRUE(two.drive([&] { return child.up.hear() == "freed"; }));
+    EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
+    two.give_back();
+  }
+  fake.expect_clean();
+  EXPECT_EQ(child.end(), 0);
+}
+
+// A peer that has it open and does not look: who takes it back hears that, and which process it is.
+TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
+  Child child([](const Pipe& down, const Pipe& up) {
+    InstalledFake fake;
+    {
+      End end(fake, "shm");
+      end.make();
+      EXPECT_TRUE(end.exchange(down.hear()));
+      up.say("open");
+      EXPECT_EQ(down.hear(), "go on");  // it stands still, with the handle open
+      EXPECT_TRUE(end.drive([&] { return end.worker->stats().peers_up == 0; }));
+      end.give_back();
+    }
+    fake.expect_clean();
+  });
+  InstalledFake fake;
+  {
+    End here(fake, "shm", {{"shm.fence_ms", "100"}});
+    here.make_by_malloc();
+    child.down.say(here.offer());
+    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "open"; }));
+    const absl::Status status = here.worker->deregister_memory(here.region);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("has memory of a device open"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(child.id())));
+    child.down.say("go on");
+    EXPECT_EQ(child.end(), 0);
+    here.free();
+  }
+  fake.expect_clean();
+}
+
+// The connection is gone before the memory is taken back: what was opened over it counts.
+TEST(CudaIpcHandles, WhoIsPartedIsWaitedForToo) {
+  Child child([](const Pipe& down, const Pipe& up) {
+    InstalledFake fake;
+    {
+      End end(fake, "shm");
+      end.make();
+      EXPECT_TRUE(end.exchange(down.hear()));
+      up.say("open");
+      EXPECT_EQ(down.hear(), "parted");
+      up.say("going on");
+      EXPECT_TRUE(end.drive([&] { return end.worker->stats().peers_up == 0; }));
+      end.give_back();
+    }
+    fake.expect_clean();
+  });
+  InstalledFake fake;
+  {
+    End here(fake, "shm");
+    here.make_by_malloc();
+    child.down.say(here.offer());
+    fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "open"; }));
+    std::optional<PeerEvent> event = here.worker->next_peer_event();
+    ASSERT_TRUE(event.has_value());
+    here.worker->begin_disconnect(event->peer, Time{0});
+    EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+    child.down.say("parted");
+    here.give_back();  // closed by then: freeing it while it is open is against the fake's rules
+  }
+  EXPECT_EQ(child.end(), 0);
+  fake.expect_clean();
+}
+
+// Both take back at once what the other one has open.
+TEST(CudaIpcHandles, TwoThatTakeBackAtOnceDoNotWaitForEachOther) {
+  const auto live = [](const Pipe& in, const Pipe& out) {
+    InstalledFake fake;
+    {
+      End end(fake, "shm");
+      end.make_by_malloc();
+      out.say(end.offer());
+      EXPECT_TRUE(end.exchange(in.hear()));
+      EXPECT_EQ(end.worker->stats().staged_transfers, 0u);
+      out.say("open");
+      fcntl(in.ends[0], F_SETFL, O_NONBLOCK);
+      EXPECT_TRUE(end.drive([&] { return in.hear() == "open"; }));
+      end.give_back();
+      EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 1u);
+    }
+    fake.expect_clean();
+  };
+  Child child([&](const Pipe& down, const Pipe& up) { live(down, up); });
+  live(child.up, child.down);
+  EXPECT_EQ(child.end(), 0);
+}
+
+// Where the driver has no handles the transfer is staged, and explain() says why.
+TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
+  struct Case {
+    gpudirect::FakeOptions owner, other;
+    const char* said;
+  };
+  const Case cases[] = {
+      {{.ipc_handles = false}, {}, "staged"},
+      {{.missing = {"cuIpcGetMemHandle"}}, {}, "staged"},
+      {{}, {.ipc_handles = false}, "--ipc=host"},
+      {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no handles for memory of cudaMalloc"},
+  };
+  for (const Case& each : cases) {
+    Child child([&](const Pipe& down, const Pipe& up) { offer(down, up, each.owner); });
+    InstalledFake fake(each.other);
+    {
+      End here(fake, "shm");
+      here.make();
+      const std::string offered = child.up.hear();
+      EXPECT_TRUE(here.exchange(offered));
+      EXPECT_EQ(here.worker->stats().staged_transfers, 2u);
+      // The reason is with whoever has it: here, or at the owner, who shares nothing then.
+      EXPECT_THAT(here.worker->explain(here.peer), HasSubstr(each.said));
+      child.down.say("take it back");
+      fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+      EXPECT_TRUE(here.drive([&] { return child.up.hear() == "freed"; }));
+      here.give_back();
+    }
+    fake.expect_clean();
+    EXPECT_EQ(child.end(), 0);
+  }
+}
+
+// The traps of the driver, at its calls.
+TEST(CudaIpcHandles, TheHandleOfFreedMemoryOpensNothing) {
+  Child child([](const Pipe& down, const Pipe& up) {
+    InstalledFake fake;
+    const DevicePointer at = fake.fake().allocate(kMiB);
+    const auto shared = fake.memory().share(gpudirect::pointer_of<void>(at + 4096), kMiB - 4096);
+    EXPECT_TRUE(shared.ok()) << shared.status();
+    EXPECT_EQ(shared->offset, 4096u);
+    EXPECT_EQ(shared->bytes, kMiB);
+    fake.fake().free(at);
+    const DevicePointer next = fake.fake().allocate(kMiB);  // perhaps at the same address
+    up.say({reinterpret_cast<const char*>(shared->handle.data()), shared->handle.size()});
+    EXPECT_EQ(down.hear(), "tried");
+    fake.fake().free(next);
+    fake.expect_clean();
+  });
+  const std::string said = child.up.hear();
+  InstalledFake fake;
+  DeviceExport memory{.bytes = kMiB, .by_handle = true};
+  memory.device_uuid.fill(1);
+  ASSERT_EQ(said.size(), memory.handle.size());
+  std::copy(said.begin(), said.end(), memory.handle.begin());
+  const auto mapped = fake.memory().map(memory);
+  EXPECT_FALSE(mapped.ok());
+  EXPECT_THAT(std::string(mapped.status().message()), HasSubstr("opening the handle"));
+  memory.handle.fill(9);
+  EXPECT_FALSE(fake.memory().map(memory).ok()) << "no handle at all";
+  child.down.say("tried");
+  fake.expect_clean();
+  EXPECT_EQ(child.end(), 0);
+}
+
+TEST(CudaIpcHandles, MoreThanIsBehindAHandleIsRefused) {
+  Child child([](const Pipe& down, const Pipe& up) {
+    InstalledFake fake;
+    const DevicePointer at = fake.fake().allocate(kMiB);
+    const auto shared = fake.memory().share(gpudirect::pointer_of<void>(at), kMiB);
+    up.say({reinterpret_cast<const char*>(shared->handle.data()), shared->handle.size()});
+    EXPECT_EQ(down.hear(), "tried");
+    fake.fake().free(at);
+    fake.expect_clean();
+  });
+  const std::string said = child.up.hear();
+  InstalledFake fake;
+  DeviceExport memory{.bytes = kMiB + 1, .by_handle = true};
+  memory.device_uuid.fill(1);
+  ASSERT_EQ(said.size(), memory.handle.size());
+  std::copy(said.begin(), said.end(), memory.handle.begin());
+  const auto mapped = fake.memory().map(memory);
+  EXPECT_EQ(mapped.status().code(), absl::StatusCode::kInvalidArgument) << mapped.status();
+  memory.bytes = kMiB;
+  EXPECT_TRUE(fake.memory().map(memory).ok());
+  child.down.say("tried");
+  fake.expect_clean();
+  EXPECT_EQ(child.end(), 0);
+}
+
+// In one process nothing is opened: the memory is used where it lies, if it is still there.
+TEST(CudaIpcHandles, InOneProcessItIsUsedWhereItLies) {
+  InstalledFake fake;
+  {
+    End a(fake, "shm");
+    End b(fake, "shm");
+    a.make_by_malloc();
+    b.make_by_malloc();
+    EXPECT_TRUE(a.exchange(b.offer(), b.worker.get()));
+    EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
+    EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 0u);
+
+    auto shared = *fake.memory().share(b.address(), kSharedBytes);
+    shared.same_process = true;
+    EXPECT_TRUE(fake.memory().map(shared).ok());
+    shared.allocation[1] += 1;  // another allocation was there then
+    EXPECT_EQ(fake.memory().map(shared).status().code(), absl::StatusCode::kNotFound);
+    a.give_back();
+    b.give_back();
+  }
+  fake.expect_clean();
+}
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,88 @@
+// A trace of the driver's calls: what is written down, and what a replay against the fake tells.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "gpudirect/recorder.h"
+#include "tests/gpudirect/mutants/flows.h"
+#include "tests/gpudirect/trace/replayer.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using testing::HasSubstr;
+
+// All that gpudirect/ does with a driver, over the fake.
+void record(const std::string& file) {
+  for (const Flow& flow : flows()) {
+    if (flow.name != std::string("buffer") && flow.name != std::string("ring") &&
+        flow.name != std::string("peers")) {
+      continue;
+    }
+    const std::string part = file + "." + flow.name;
+    {
+      FakeDriver fake({.attributes = flow.attributes()});
+      const auto driver = record_calls(FakeDriver::driver(), part);
+      ASSERT_TRUE(driver.ok()) << driver.status();
+      ASSERT_TRUE(flow.run(fake, *driver).ok()) << flow.name;
+      stop_recording();
+    }
+    const auto replayed = replay(part);
+    ASSERT_TRUE(replayed.ok()) << replayed.status();
+    EXPECT_EQ(replayed->differences.size(), 0u) << replayed->text(part);
+    EXPECT_GT(replayed->calls, 30u);
+    EXPECT_LT(replayed->left_out, replayed->calls / 4) << replayed->text(part);
+  }
+}
+
+std::string read(const std::string& file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+TEST(Trace, RecordedOverTheFakeItReplaysWithoutADifference) {
+  TemporaryFolder folder;
+  record(folder.path("trace"));
+  const std::string text = read(folder.path("trace.buffer"));
+  EXPECT_THAT(text, testing::StartsWith("baton-gpu-trace 1 13000\n"));
+  EXPECT_THAT(text, HasSubstr("\ncuMemCreate 0 >0x"));
+}
+
+// A line that was changed by hand is noticed, and in which direction.
+TEST(Trace, WhatADriverAnswersOtherwiseIsTold) {
+  TemporaryFolder folder;
+  record(folder.path("trace"));
+  const std::string text = read(folder.path("trace.buffer"));
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    const size_t at = other.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    other.replace(at, from.size(), to);
+    std::ofstream(folder.path("other")) << other;
+    const auto replayed = replay(folder.path("other"));
+    EXPECT_TRUE(replayed.ok()) << replayed.status();
+    return replayed.ok() ? replayed->text("other") : "";
+  };
+  EXPECT_THAT(changed("cuMemMap 0", "cuMemMap 2"), HasSubstr("(the fake is looser)"));
+  EXPECT_THAT(changed(" 2097152 {1,0,1}", " 2097153 {1,0,1}"), HasSubstr("(the fake is stricter)"));
+  EXPECT_THAT(
+      changed("cuMemGetAllocationGranularity 0 >2097152", "cuMemGetAllocationGranularity 0 >65536"),
+      HasSubstr("the granularity is 65536 with the driver"));
+}
+
+TEST(Trace, WhatIsNoneIsRefused) {
+  TemporaryFolder folder;
+  folder.file("one", "hello").file("two", "baton-gpu-trace 1 13000\ncuInit");
+  EXPECT_EQ(replay(folder.path("none")).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(replay(folder.path("one")).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(replay(folder.path("two")).status().message()), HasSubstr("two:2"));
+  FakeDriver fake;
+  EXPECT_FALSE(record_calls(FakeDriver::driver(), folder.path("no/such/folder")).ok());
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
