@@ -85,8 +85,7 @@ absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
   return true;
 }
 
-template <typename Ask>
-absl::Status Gpu::wait_until(const Ask& ask) {
+absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
   if (!stuck_.ok()) return stuck_;
   absl::Status failed;
   std::optional<Device::Current> current;
@@ -98,7 +97,7 @@ absl::Status Gpu::wait_until(const Ask& ask) {
   if (!current->status().ok()) return failed;
   const auto until = std::chrono::steady_clock::now() + patient(std::chrono::seconds(120));
   for (int asked = 0, errors = 0;; ++asked) {
-    const Result result = ask();
+    const Result result = device_->driver().cuStreamQuery(stream_);
     if (result == gpudirect::kSuccess) return failed;
     if (result != gpudirect::kNotReady) {
       // A question that failed says nothing of the work: it may be running.
@@ -107,6 +106,7 @@ absl::Status Gpu::wait_until(const Ask& ask) {
       if (++errors == kMostErrors) return stuck_ = failed;
       continue;
     }
+    meanwhile();
     if (asked < kSpins) continue;
     std::this_thread::sleep_for(kNap);
     if (std::chrono::steady_clock::now() < until) continue;
@@ -117,11 +117,7 @@ absl::Status Gpu::wait_until(const Ask& ask) {
 }
 
 absl::Status Gpu::wait() {
-  return wait_until([this] { return device_->driver().cuStreamQuery(stream_); });
-}
-
-absl::Status Gpu::wait_for(gpudirect::Event event) {
-  return wait_until([&] { return device_->driver().cuEventQuery(event); });
+  return wait([] {});
 }
 
 }  // namespace baton::engine::device
