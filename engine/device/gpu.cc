@@ -85,7 +85,8 @@ absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
   return true;
 }
 
-absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
+template <typename Ask>
+absl::Status Gpu::wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile) {
   if (!stuck_.ok()) return stuck_;
   absl::Status failed;
   std::optional<Device::Current> current;
@@ -97,7 +98,7 @@ absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
   if (!current->status().ok()) return failed;
   const auto until = std::chrono::steady_clock::now() + patient(std::chrono::seconds(120));
   for (int asked = 0, errors = 0;; ++asked) {
-    const Result result = device_->driver().cuStreamQuery(stream_);
+    const Result result = ask();
     if (result == gpudirect::kSuccess) return failed;
     if (result != gpudirect::kNotReady) {
       // A question that failed says nothing of the work: it may be running.
@@ -116,8 +117,16 @@ absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
   }
 }
 
+absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
+  return wait_until([this] { return device_->driver().cuStreamQuery(stream_); }, meanwhile);
+}
+
 absl::Status Gpu::wait() {
   return wait([] {});
+}
+
+absl::Status Gpu::wait_for(gpudirect::Event event) {
+  return wait_until([&] { return device_->driver().cuEventQuery(event); }, [] {});
 }
 
 }  // namespace baton::engine::device

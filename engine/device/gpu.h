@@ -39,14 +39,17 @@ class Gpu {
   absl::Status copy(gpudirect::DevicePointer to, gpudirect::DevicePointer from, size_t bytes) const;
   // Whether what was on the stream when the event was recorded has ended.
   absl::StatusOr<bool> reached(gpudirect::Event event) const;
-  // Wait until the stream is empty, also where a call fails meanwhile: for two minutes at most.
-  // Then that stays an error for good, since nobody knows what still runs.
+  // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
+  // for two minutes at most. Then that stays an error for good, since nobody knows what still runs.
   absl::Status wait();
   // Calls `meanwhile` again and again until then.
   absl::Status wait(absl::FunctionRef<void()> meanwhile);
+  absl::Status wait_for(gpudirect::Event event);
 
  private:
   Gpu() = default;
+  template <typename Ask>
+  absl::Status wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile);
 
   std::unique_ptr<gpudirect::Device> device_;
   std::unique_ptr<gpudirect::Launcher> launcher_;
