@@ -264,11 +264,13 @@ BATON_INLINE float weigh_row(float* HWY_RESTRICT scores, const Tile& tile, int r
     Part& part = parts.at(split, row);
     part.sum = exp_pass(scores + from * kBlockTokens, (to - from) * kBlockTokens, part.most, ahead,
                         line + from);
-    const float now = std::max(most, part.most);
-    part.keep = exp_of(most - now);
-    part.add = exp_of(part.most - now);
+    // One of the two exponentials is that of 0.
+    const bool higher = part.most > most;
+    const float less = most == -HUGE_VALF ? 0.0f : exp_of(-std::fabs(part.most - most));
+    part.keep = higher ? less : 1.0f;
+    part.add = higher ? 1.0f : less;
     total = std::fma(part.add, part.sum, part.keep * total);
-    most = now;
+    most = std::max(most, part.most);
   }
   return 1.0f / total;
 }
