@@ -299,8 +299,8 @@ TEST_F(CheckpointTest, WhatExpertsAreAskedChangesTheFingerprint) {
   EXPECT_NE(fingerprint(checkpoint), fewer);
 }
 
-// Stores on disk and workers of other versions know a model by it: it changes when the bits of KV do,
-// as when attention began to add in splits, and at no other time.
+// Stores on disk and workers of other versions know a model by it: it changes when the bits of KV
+// do, as when attention began to add in splits, and at no other time.
 TEST_F(CheckpointTest, FingerprintsAreThoseOfEarlierVersions) {
   EXPECT_EQ(fingerprint(make_test_checkpoint(tiny_model_config(), 3)),
             "3515c81b93ff84474f3022436b7d5e7c");
