@@ -13,6 +13,8 @@ struct CUstream_st;
 struct CUevent_st;
 struct CUmod_st;
 struct CUfunc_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
 
 namespace baton::gpudirect {
 
@@ -23,6 +25,8 @@ using Stream = CUstream_st*;
 using Event = CUevent_st*;
 using Module = CUmod_st*;
 using Function = CUfunc_st*;
+using Graph = CUgraph_st*;
+using GraphExecutable = CUgraphExec_st*;
 
 // For a kernel, or where host and device share addresses.
 template <typename T>
@@ -59,6 +63,8 @@ enum Result : int {
   kNotPermitted = 800,
   kNotSupported = 801,
   kSystemDriverMismatch = 803,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
   kUnknown = 999,
 };
 
@@ -126,6 +132,8 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostDeviceMap = 2;
+// CUstreamCaptureMode: other threads' calls are not concerned.
+inline constexpr int kCaptureThreadLocal = 1;
 // CUmemcpySrcAccessOrder, CUmemcpyFlags
 inline constexpr int kSourceInStreamOrder = 1;
 inline constexpr unsigned kPreferOverlapWithCompute = 1;

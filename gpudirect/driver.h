@@ -92,6 +92,13 @@ namespace baton::gpudirect {
   F(cuStreamWriteValue64, 11070,                                                          \
     (Stream stream, DevicePointer address, uint64_t value, unsigned flags))               \
   F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                           \
+  F(cuStreamBeginCapture, 10010, (Stream stream, int mode))                               \
+  F(cuStreamEndCapture, 10000, (Stream stream, Graph * graph))                            \
+  F(cuGraphInstantiateWithFlags, 11040,                                                   \
+    (GraphExecutable * executable, Graph graph, unsigned long long flags))                \
+  F(cuGraphLaunch, 10000, (GraphExecutable executable, Stream stream))                    \
+  F(cuGraphExecDestroy, 10000, (GraphExecutable executable))                              \
+  F(cuGraphDestroy, 10000, (Graph graph))                                                 \
   F(cuMemGetHandleForAddressRange, 11070,                                                 \
     (void* handle, DevicePointer at, size_t bytes, int type, unsigned long long flags))
 

@@ -287,11 +287,6 @@ absl::Status check_device(const ServeFlags& flags) {
   if (flags.ranks.size > 1) {
     return refuse("tensor-parallel ranks compute on the CPU: leave out --tensor-parallel-size");
   }
-  if (flags.kv_host_mib != 0 || !flags.engine.tiers.disk.empty() || !flags.kv_store.empty()) {
-    return refuse(
-        "a device's KV is not kept below its cache yet: leave out --kv-host-mib, --kv-disk and "
-        "--kv-store");
-  }
   if (!flags.kv_agent.empty()) {
     return refuse("a device's KV is not handed over by name yet: leave out --kv-agent");
   }

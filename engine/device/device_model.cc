@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "engine/kernels/attention.h"
 #include "engine/model/rope.h"
 
 namespace baton::engine::device {
@@ -15,11 +16,15 @@ using gpudirect::DeviceSlab;
 using gpudirect::kernels::AttentionTask;
 using gpudirect::kernels::kTaskQueries;
 using gpudirect::kernels::SampleRow;
+using gpudirect::kernels::SplitItem;
+using gpudirect::kernels::SplitTask;
 
-constexpr size_t kMostScoreBytes = size_t{256} << 20;  // of all blocks that attend at a time
-constexpr size_t kMostScoreBlocks = 1024;
+constexpr size_t kMostPartialBytes = size_t{256} << 20;  // of what splits leave for their join
+
+static_assert(gpudirect::kernels::kSplitTokens == engine::kSplitTokens);
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+size_t pieces_of(size_t all, size_t each) { return (all + each - 1) / each; }
 
 }  // namespace
 
@@ -57,6 +62,7 @@ absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(
 
 DeviceModel::~DeviceModel() {
   gpu_->wait().IgnoreError();
+  graphs_.clear();
   const Device& device = gpu_->device();
   device.give_back([&] {
     for (const gpudirect::Event event : written_) device.driver().cuEventDestroy(event);
@@ -76,6 +82,7 @@ absl::StatusOr<void*> DeviceModel::allocate_cache(size_t bytes) {
                         absl::StrCat("no memory for a KV cache of ", bytes >> 20,
                                      " MiB; use fewer --blocks: ", memory.status().message()));
   }
+  graphs_.clear();
   cache_memory_ = *std::move(memory);
   return gpudirect::pointer_of<void>(cache_memory_->span().data);
 }
@@ -99,31 +106,54 @@ void DeviceModel::place_scratch(Carver& carver) {
   scratch_.hidden = carver.take<float>(tokens * f);
   scratch_.logits = carver.take<float>(chunks * static_cast<size_t>(config_.vocab_size));
   scratch_.tokens = carver.take<int32_t>(chunks);
-  scratch_.scores = carver.take<float>(size_t{score_blocks_} * kTaskQueries * score_stride_);
+  scratch_.partial = carver.take<float>(gpudirect::kernels::partial_floats(
+      most_splits_, static_cast<uint32_t>(config_.num_kv_heads),
+      static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads),
+      static_cast<uint32_t>(config_.head_dim)));
   scratch_.cos = carver.take<float>(angles);
   scratch_.sin = carver.take<float>(angles);
-  scratch_.inputs = carver.take<std::byte>(input_bytes());
+  scratch_.inputs = carver.take<std::byte>(places_.end);
 }
 
-// Room for what read_inputs() writes, at most.
-size_t DeviceModel::input_bytes() const {
+// Room for what read_inputs() writes, at most; pages last, of which a step copies what it has.
+void DeviceModel::place_inputs() {
   const auto tokens = static_cast<size_t>(limits_.max_tokens);
   const auto chunks = static_cast<size_t>(limits_.max_chunks);
-  const size_t group = static_cast<size_t>(config_.num_heads / config_.num_kv_heads);
-  const size_t tables = chunks * (static_cast<size_t>(limits_.max_context) / kBlockTokens + 1);
-  const size_t tasks = tokens * group / kTaskQueries + chunks;
-  return (3 * tokens + tables + chunks) * sizeof(uint32_t) + tasks * sizeof(AttentionTask) +
-         chunks * sizeof(SampleRow) + 7 * 16;
+  const auto context = static_cast<size_t>(limits_.max_context);
+  const auto group = static_cast<size_t>(config_.num_heads / config_.num_kv_heads);
+  const size_t split_tasks = chunks * pieces_of(group, kTaskQueries);
+  const size_t each = gpudirect::kernels::partial_floats(
+                          1, static_cast<uint32_t>(config_.num_kv_heads),
+                          static_cast<uint32_t>(group), static_cast<uint32_t>(config_.head_dim)) *
+                      sizeof(float);
+  most_splits_ = std::min(split_tasks * pieces_of(context, kSplitTokens),
+                          std::max<size_t>(1, kMostPartialBytes / each));
+  // Larger heads are attend_pages' alone.
+  if (static_cast<uint32_t>(config_.head_dim) > gpudirect::kernels::kMaxHeadDim) most_splits_ = 0;
+  size_t used = 0;
+  const auto place = [&](size_t count, size_t bytes) {
+    const size_t at = used;
+    used = round_up(at + count * bytes, 16);
+    return at;
+  };
+  places_.ids = place(tokens, sizeof(uint32_t));
+  places_.positions = place(tokens, sizeof(uint32_t));
+  places_.slots = place(tokens, sizeof(uint32_t));
+  places_.rows = place(chunks, sizeof(uint32_t));
+  places_.draws = place(chunks, sizeof(SampleRow));
+  places_.counts = place(2, sizeof(uint32_t));
+  places_.tasks = place(tokens * group / kTaskQueries + chunks, sizeof(AttentionTask));
+  places_.split_tasks = place(split_tasks, sizeof(SplitTask));
+  places_.items = place(most_splits_, sizeof(SplitItem));
+  places_.tables = place(chunks * (context / kBlockTokens + 1), sizeof(uint32_t));
+  places_.end = used;
 }
 
 absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
   limits_ = limits;
+  graphs_.clear();
   if (limits_.max_context == 0) limits_.max_context = config_.max_position_embeddings;
-  score_stride_ =
-      static_cast<uint32_t>(round_up(static_cast<size_t>(limits_.max_context), kBlockTokens));
-  const size_t each = size_t{kTaskQueries} * score_stride_ * sizeof(float);
-  score_blocks_ =
-      static_cast<uint32_t>(std::clamp<size_t>(kMostScoreBytes / each, 1, kMostScoreBlocks));
+  place_inputs();
   Carver measure;
   place_scratch(measure);
   auto memory =
@@ -132,7 +162,7 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
   scratch_memory_ = *std::move(memory);
   Carver carver(scratch_memory_->span().data);
   place_scratch(carver);
-  auto inputs = gpudirect::RegisteredPages::make(gpu_->device(), input_bytes());
+  auto inputs = gpudirect::RegisteredPages::make(gpu_->device(), places_.end);
   if (!inputs.ok()) return inputs.status();
   pinned_inputs_ = *std::move(inputs);
   // Behind the logits the tokens that were drawn.
@@ -149,8 +179,21 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
     status = gpu_->upload(address_of(scratch_.sin), rope.sines.data(),
                           rope.sines.size() * sizeof(float));
   }
+  if (status.ok()) status = prepare_layers();
+  return status.ok() ? prepare_products() : status;
+}
+
+// Who tells of layers.
+absl::Status DeviceModel::prepare_layers() {
+  auto tickets = gpudirect::LayerTickets::open(gpu_->device(), gpu_->launcher(),
+                                               static_cast<uint32_t>(config_.num_layers));
+  if (tickets.ok()) {
+    tickets_ = *std::move(tickets);
+    return absl::OkStatus();
+  }
+  if (!absl::IsUnavailable(tickets.status())) return tickets.status();
   const Device::Current current(gpu_->device());
-  if (status.ok()) status = current.status();
+  absl::Status status = current.status();
   for (int l = 0; l < config_.num_layers && status.ok(); ++l) {
     gpudirect::Event event = nullptr;
     status = gpu_->device().check(
@@ -158,7 +201,7 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
         "making an event for a layer");
     if (status.ok()) written_.push_back(event);
   }
-  return status.ok() ? prepare_products() : status;
+  return status;
 }
 
 // Who multiplies each shape of the model, from now on.
@@ -188,62 +231,93 @@ absl::Status DeviceModel::prepare_products() {
 }
 
 template <typename T>
-const T* DeviceModel::add_input(const std::vector<T>& values) {
-  const size_t at = input_used_;
+const T* DeviceModel::add_input(const std::vector<T>& values, size_t place) {
   if (!values.empty()) {
-    std::memcpy(pinned_inputs_->as<std::byte>() + at, values.data(), values.size() * sizeof(T));
+    std::memcpy(pinned_inputs_->as<std::byte>() + place, values.data(), values.size() * sizeof(T));
   }
-  input_used_ = round_up(at + values.size() * sizeof(T), 16);
-  return reinterpret_cast<const T*>(scratch_.inputs + at);
+  return reinterpret_cast<const T*>(scratch_.inputs + place);
 }
 
-// Lists what the kernels have to know, and sends it to the device in one copy.
+absl::Status DeviceModel::send_inputs(size_t begin, size_t end) {
+  return gpu_->copy(address_of(scratch_.inputs) + begin, pinned_inputs_->address() + begin,
+                    end - begin);
+}
+
+void DeviceModel::add_chunk(const SequenceChunk& chunk) {
+  const auto group = static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads);
+  const auto row = static_cast<uint32_t>(ids_.size());
+  const auto count = static_cast<uint32_t>(chunk.tokens.size());
+  const auto position = static_cast<uint32_t>(chunk.position);
+  const auto table = static_cast<uint32_t>(tables_.size());
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t at = position + i;
+    ids_.push_back(static_cast<uint32_t>(chunk.tokens[i]));
+    positions_.push_back(at);
+    slots_.push_back(chunk.block_table[at / kBlockTokens] * kBlockTokens + at % kBlockTokens);
+  }
+  for (uint32_t b = 0; b <= (position + count - 1) / kBlockTokens; ++b) {
+    tables_.push_back(chunk.block_table[b]);
+  }
+  // A single token's context is shared out over blocks of threads, as far as there is room for what
+  // they make of it. Which kernel it is changes no bit.
+  const uint32_t splits = position / kSplitTokens + 1;
+  const bool split =
+      count == 1 && items_.size() + splits * pieces_of(group, kTaskQueries) <= most_splits_;
+  for (uint32_t first = 0; first < count * group; first += kTaskQueries) {
+    const AttentionTask task{table, position, row, first,
+                             std::min(kTaskQueries, count * group - first)};
+    if (!split) {
+      tasks_.push_back(task);
+      continue;
+    }
+    const auto number = static_cast<uint32_t>(split_tasks_.size());
+    split_tasks_.push_back({task, static_cast<uint32_t>(items_.size())});
+    for (uint32_t s = 0; s < splits; ++s) items_.push_back({number, s});
+    inputs_.joins |= splits > 1;
+  }
+}
+
+// Lists what the kernels have to know, and sends it to the device in two copies.
 absl::Status DeviceModel::read_inputs(std::span<const SequenceChunk> chunks) {
   for (auto* list : {&ids_, &positions_, &slots_, &tables_, &rows_, &row_chunks_}) list->clear();
   tasks_.clear();
+  split_tasks_.clear();
+  items_.clear();
   draws_.clear();
   may_draw_.clear();
   drawn_.assign(chunks.size(), std::nullopt);
-  const auto group = static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads);
+  inputs_ = {};
   for (size_t c = 0; c < chunks.size(); ++c) {
     const SequenceChunk& chunk = chunks[c];
-    const auto row = static_cast<uint32_t>(ids_.size());
-    const auto count = static_cast<uint32_t>(chunk.tokens.size());
-    const auto position = static_cast<uint32_t>(chunk.position);
-    const auto table = static_cast<uint32_t>(tables_.size());
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t at = position + i;
-      ids_.push_back(static_cast<uint32_t>(chunk.tokens[i]));
-      positions_.push_back(at);
-      slots_.push_back(chunk.block_table[at / kBlockTokens] * kBlockTokens + at % kBlockTokens);
-    }
-    for (uint32_t b = 0; b <= (position + count - 1) / kBlockTokens; ++b) {
-      tables_.push_back(chunk.block_table[b]);
-    }
-    for (uint32_t first = 0; first < count * group; first += kTaskQueries) {
-      tasks_.push_back(
-          {table, position, row, first, std::min(kTaskQueries, count * group - first)});
-    }
+    add_chunk(chunk);
     if (!chunk.wants_logits) continue;
-    rows_.push_back(row + count - 1);
+    rows_.push_back(static_cast<uint32_t>(ids_.size()) - 1);
     row_chunks_.push_back(static_cast<uint32_t>(c));
     may_draw_.push_back(chunk.draw != nullptr);
     const DrawRule draw = chunk.draw != nullptr ? *chunk.draw : DrawRule{};
     draws_.push_back({draw.temperature, draw.top_p, draw.uniform, draw.top_k});
   }
   const bool draws = std::find(may_draw_.begin(), may_draw_.end(), true) != may_draw_.end();
-  input_used_ = 0;
-  inputs_ = {.tokens = static_cast<uint32_t>(ids_.size()),
-             .ids = add_input(ids_),
-             .positions = add_input(positions_),
-             .slots = add_input(slots_),
-             .tables = add_input(tables_),
-             .tasks = add_input(tasks_),
-             .task_count = static_cast<uint32_t>(tasks_.size()),
-             .rows = add_input(rows_),
-             .row_count = static_cast<uint32_t>(rows_.size()),
-             .draws = draws ? add_input(draws_) : nullptr};
-  return gpu_->copy(address_of(scratch_.inputs), pinned_inputs_->address(), input_used_);
+  inputs_.tokens = static_cast<uint32_t>(ids_.size());
+  inputs_.ids = add_input(ids_, places_.ids);
+  inputs_.positions = add_input(positions_, places_.positions);
+  inputs_.slots = add_input(slots_, places_.slots);
+  inputs_.tables = add_input(tables_, places_.tables);
+  inputs_.tasks = add_input(tasks_, places_.tasks);
+  inputs_.task_count = static_cast<uint32_t>(tasks_.size());
+  inputs_.split_tasks = add_input(split_tasks_, places_.split_tasks);
+  inputs_.split_task_count = static_cast<uint32_t>(split_tasks_.size());
+  inputs_.items = add_input(items_, places_.items);
+  inputs_.item_count = static_cast<uint32_t>(items_.size());
+  inputs_.counts =
+      add_input(std::vector{inputs_.item_count, inputs_.split_task_count}, places_.counts);
+  inputs_.rows = add_input(rows_, places_.rows);
+  inputs_.row_count = static_cast<uint32_t>(rows_.size());
+  const SampleRow* const rules = add_input(draws_, places_.draws);
+  inputs_.draws = draws ? rules : nullptr;
+  absl::Status status = send_inputs(0, places_.items + items_.size() * sizeof(SplitItem));
+  if (!status.ok()) return status;
+  return send_inputs(places_.tables, places_.tables + tables_.size() * sizeof(uint32_t));
 }
 
 }  // namespace baton::engine::device

@@ -20,10 +20,12 @@
 #include "absl/status/statusor.h"
 #include "engine/device/device_weights.h"
 #include "engine/device/gpu.h"
+#include "engine/device/step_graphs.h"
 #include "engine/model/arithmetic.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/model_runner.h"
 #include "gpudirect/blas/gpu_gemm.h"
+#include "gpudirect/triggers/layer_tickets.h"
 
 namespace baton::engine::device {
 
@@ -52,6 +54,11 @@ class DeviceModel final : public ModelRunner {
                        float* logits) override;
   std::optional<int32_t> drawn(size_t chunk) const override;
 
+  // Whether steps that come again are recorded as CUDA graphs, where the driver has them: before
+  // prepare(). It changes no bit.
+  void use_graphs(bool on) { use_graphs_ = on; }
+  uint64_t graphs_recorded() const { return graphs_.recorded(); }
+
   const Gpu& gpu() const { return *gpu_; }
 
  private:
@@ -68,10 +75,16 @@ class DeviceModel final : public ModelRunner {
     float* hidden = nullptr;    // [tokens][F]
     float* logits = nullptr;    // [chunks][V]
     int32_t* tokens = nullptr;  // [chunks], that were drawn
-    float* scores = nullptr;    // of attention
+    float* partial = nullptr;   // of splits
     float* cos = nullptr;       // [positions][head_dim / 2]
     float* sin = nullptr;
     std::byte* inputs = nullptr;
+  };
+  // Where the lists of a step lie among its inputs, in bytes: at the same place in every step, so
+  // that a CUDA graph finds them.
+  struct InputPlaces {
+    size_t ids = 0, positions = 0, slots = 0, rows = 0, draws = 0, counts = 0, tasks = 0,
+           split_tasks = 0, items = 0, tables = 0, end = 0;
   };
   // What a step reads, on the device.
   struct Inputs {
@@ -80,8 +93,14 @@ class DeviceModel final : public ModelRunner {
     const uint32_t* positions = nullptr;  // [tokens]
     const uint32_t* slots = nullptr;      // [tokens]
     const uint32_t* tables = nullptr;
-    const gpudirect::kernels::AttentionTask* tasks = nullptr;
+    const gpudirect::kernels::AttentionTask* tasks = nullptr;  // of attend_pages
     uint32_t task_count = 0;
+    const gpudirect::kernels::SplitTask* split_tasks = nullptr;  // of attend_splits
+    uint32_t split_task_count = 0;
+    const gpudirect::kernels::SplitItem* items = nullptr;
+    uint32_t item_count = 0;
+    bool joins = false;  // some task has several splits
+    const uint32_t* counts = nullptr;
     const uint32_t* rows = nullptr;  // that want logits
     uint32_t row_count = 0;
     const gpudirect::kernels::SampleRow* draws = nullptr;  // by row; null: none is drawn
@@ -91,9 +110,13 @@ class DeviceModel final : public ModelRunner {
               absl::StatusOr<const gpudirect::CublasLt*> blas);
   absl::Status prepare_products();
   void place_scratch(Carver& carver);
-  size_t input_bytes() const;
+  void place_inputs();
+  // To pinned memory; where the device will have them.
   template <typename T>
-  const T* add_input(const std::vector<T>& values);
+  const T* add_input(const std::vector<T>& values, size_t place);
+  absl::Status send_inputs(size_t begin, size_t end);
+  // Lists the tokens, pages and tasks of a chunk.
+  void add_chunk(const SequenceChunk& chunk);
   absl::Status read_inputs(std::span<const SequenceChunk> chunks);
   absl::Status compute(std::span<const SequenceChunk> chunks, const KvCache& cache, LayerHook& hook,
                        float* logits);
@@ -112,8 +135,15 @@ class DeviceModel final : public ModelRunner {
   absl::Status norm(const float* x, const float* weight, float* y, uint32_t rows, int size);
   absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
                         const float* bias, float* c, bool accumulate);
-  // Says of all layers below `until` that they are written, as far as they are, or when they are.
-  absl::Status tell_written(LayerHook& hook, int until, bool wait);
+  absl::Status prepare_layers();
+  // Whether a step is single tokens that all draw or want logits, and waits for nobody.
+  bool may_come_again(std::span<const SequenceChunk> chunks, const LayerHook& hook) const;
+  // Puts the step on the stream. With a hook it asks and tells that of the layers meanwhile.
+  absl::Status queue_step(const KvCache& cache, LayerHook* hook);
+  absl::Status queue_layer(int l, const KvCache& cache, LayerHook* hook);
+  absl::Status mark_written(int l);
+  // Says of layers that they are written, as far as they are; `queued` are on the stream.
+  absl::Status tell_written(LayerHook& hook, int queued);
   gpudirect::kernels::CacheLayer cache_layer(int l, const KvCache& cache) const;
 
   // In this order: what is on the device goes before it does.
@@ -128,16 +158,23 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
-  std::vector<gpudirect::Event> written_;  // by layer
-  int told_ = 0;                           // layers of this step
+  // Who says how far a step is: tickets, or where the device has none events, one for each layer.
+  std::unique_ptr<gpudirect::LayerTickets> tickets_;
+  std::vector<gpudirect::Event> written_;
+  int told_ = 0;        // layers of this step
+  bool tells_ = false;  // this step tells of its layers before it ends
+  bool comes_again_ = false;
+  bool use_graphs_ = true;
+  StepGraphs graphs_;
   Scratch scratch_;
-  uint32_t score_blocks_ = 1;
-  uint32_t score_stride_ = 0;
-  size_t input_used_ = 0;
+  size_t most_splits_ = 0;  // that there is room for
+  InputPlaces places_;
   Inputs inputs_;
   // Of the step, before they go to pinned memory.
   std::vector<uint32_t> ids_, positions_, slots_, tables_, rows_, row_chunks_;
   std::vector<gpudirect::kernels::AttentionTask> tasks_;
+  std::vector<gpudirect::kernels::SplitTask> split_tasks_;
+  std::vector<gpudirect::kernels::SplitItem> items_;
   std::vector<gpudirect::kernels::SampleRow> draws_;  // by row
   std::vector<bool> may_draw_;                        // by row
   std::vector<std::optional<int32_t>> drawn_;         // by chunk

@@ -75,7 +75,7 @@ absl::Status DeviceModel::project_qkv(const DeviceLayer& layer) {
 absl::Status DeviceModel::store(int l, const KvCache& cache) {
   const auto heads = static_cast<uint32_t>(config_.num_heads);
   const auto kv_heads = static_cast<uint32_t>(config_.num_kv_heads);
-  absl::Status status = gpu_->launcher().rope_store(
+  return gpu_->launcher().rope_store(
       {.q = scratch_.q,
        .k = scratch_.k,
        .v = scratch_.v,
@@ -88,26 +88,51 @@ absl::Status DeviceModel::store(int l, const KvCache& cache) {
        .positions = inputs_.positions,
        .q_scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim))},
       uint64_t{inputs_.tokens} * (heads + kv_heads), gpu_->stream());
-  if (!status.ok()) return status;
+}
+
+// Behind what is on the stream stands a word of it, if anybody wants to know.
+absl::Status DeviceModel::mark_written(int l) {
+  if (!tells_) return absl::OkStatus();
+  if (tickets_ != nullptr) return tickets_->mark(gpu_->stream(), static_cast<uint32_t>(l));
   return gpu_->device().check(
       gpu_->device().driver().cuEventRecord(written_[static_cast<size_t>(l)], gpu_->stream()),
       "recording that a layer's KV is written");
 }
 
 absl::Status DeviceModel::attend(int l, const KvCache& cache) {
-  const uint64_t items = uint64_t{inputs_.task_count} * static_cast<uint64_t>(config_.num_kv_heads);
-  return gpu_->launcher().attend_pages(
-      {.q = scratch_.q,
-       .out = scratch_.attended,
-       .block_tables = inputs_.tables,
-       .tasks = inputs_.tasks,
-       .scores = scratch_.scores,
-       .cache = cache_layer(l, cache),
-       .task_count = inputs_.task_count,
-       .group = static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads),
-       .window = static_cast<uint32_t>(config_.window(l)),
-       .stride = score_stride_},
-      std::min<uint64_t>(items, score_blocks_), gpu_->stream());
+  const auto kv_heads = static_cast<uint32_t>(config_.num_kv_heads);
+  const auto group = static_cast<uint32_t>(config_.num_heads / config_.num_kv_heads);
+  const auto window = static_cast<uint32_t>(config_.window(l));
+  absl::Status status;
+  if (inputs_.task_count > 0) {
+    status = gpu_->launcher().attend_pages({.q = scratch_.q,
+                                            .out = scratch_.attended,
+                                            .block_tables = inputs_.tables,
+                                            .tasks = inputs_.tasks,
+                                            .cache = cache_layer(l, cache),
+                                            .task_count = inputs_.task_count,
+                                            .group = group,
+                                            .window = window},
+                                           uint64_t{inputs_.task_count} * kv_heads, gpu_->stream());
+  }
+  if (!status.ok() || inputs_.split_task_count == 0) return status;
+  const gpudirect::kernels::SplitAttention splits{.q = scratch_.q,
+                                                  .out = scratch_.attended,
+                                                  .block_tables = inputs_.tables,
+                                                  .tasks = inputs_.split_tasks,
+                                                  .items = inputs_.items,
+                                                  .counts = inputs_.counts,
+                                                  .partial = scratch_.partial,
+                                                  .cache = cache_layer(l, cache),
+                                                  .group = group,
+                                                  .window = window};
+  // Also for the items of later steps, which a graph of this one computes.
+  const uint64_t items = comes_again_ ? most_splits_ : inputs_.item_count;
+  status = gpu_->launcher().attend_splits(splits, items * kv_heads, gpu_->stream());
+  if (!status.ok() || !inputs_.joins) return status;
+  const uint32_t queries = std::min(group, gpudirect::kernels::kTaskQueries);
+  return gpu_->launcher().join_splits(
+      splits, uint64_t{inputs_.split_task_count} * kv_heads * queries, gpu_->stream());
 }
 
 absl::Status DeviceModel::feed_forward(const DeviceLayer& layer) {
@@ -201,10 +226,8 @@ absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, Lay
       // Nothing of the step reads its inputs any more.
       rows_.clear();
       for (size_t i = 0; i < count; ++i) rows_.push_back(static_cast<uint32_t>(row + first + i));
-      input_used_ = 0;
-      const uint32_t* const rows = add_input(rows_);
-      absl::Status status =
-          gpu_->copy(address_of(scratch_.inputs), pinned_inputs_->address(), input_used_);
+      const uint32_t* const rows = add_input(rows_, places_.rows);
+      absl::Status status = send_inputs(places_.rows, places_.rows + count * sizeof(uint32_t));
       if (status.ok()) status = rate(rows, static_cast<uint32_t>(count));
       if (status.ok()) status = fetch_logits(static_cast<uint32_t>(count));
       if (status.ok()) status = gpu_->wait();
@@ -218,54 +241,110 @@ absl::Status DeviceModel::predict_all(std::span<const SequenceChunk> chunks, Lay
   return absl::OkStatus();
 }
 
-absl::Status DeviceModel::tell_written(LayerHook& hook, int until, bool wait) {
-  while (told_ < until) {
-    const gpudirect::Event event = written_[static_cast<size_t>(told_)];
-    if (wait) {
-      if (absl::Status status = gpu_->wait_for(event); !status.ok()) return status;
-    } else {
-      const absl::StatusOr<bool> reached = gpu_->reached(event);
-      if (!reached.ok()) return reached.status();
-      if (!*reached) break;
-    }
+absl::Status DeviceModel::tell_written(LayerHook& hook, int queued) {
+  if (!tells_) return absl::OkStatus();
+  if (tickets_ != nullptr) {
+    // The stream writes one layer after the other: a ticket is there for those before it, too.
+    int until = told_;
+    const auto polled = tickets_->poll(
+        [&](uint64_t, uint32_t layer) { until = std::max(until, static_cast<int>(layer) + 1); });
+    if (!polled.ok()) return polled.status();
+    while (told_ < until) hook.kv_written(told_++);
+    return absl::OkStatus();
+  }
+  while (told_ < queued) {
+    const absl::StatusOr<bool> reached = gpu_->reached(written_[static_cast<size_t>(told_)]);
+    if (!reached.ok()) return reached.status();
+    if (!*reached) break;
     hook.kv_written(told_++);
   }
   return absl::OkStatus();
+}
+
+absl::Status DeviceModel::queue_layer(int l, const KvCache& cache, LayerHook* hook) {
+  const DeviceLayer& layer = weights_.layers[static_cast<size_t>(l)];
+  absl::Status status = project_qkv(layer);
+  if (status.ok() && hook != nullptr) status = hook->before_layer(l);
+  if (status.ok()) status = store(l, cache);
+  if (status.ok()) status = mark_written(l);
+  if (status.ok()) status = attend(l, cache);
+  if (status.ok()) {
+    status = multiply(scratch_.attended, inputs_.tokens, config_.num_heads * config_.head_dim,
+                      layer.output, config_.hidden_size, layer.output_bias, scratch_.x, true);
+  }
+  if (status.ok()) status = feed_forward(layer);
+  if (status.ok() && hook != nullptr) status = tell_written(*hook, l + 1);
+  return status;
+}
+
+absl::Status DeviceModel::queue_step(const KvCache& cache, LayerHook* hook) {
+  absl::Status status;
+  if (tells_ && tickets_ != nullptr) status = tickets_->begin(gpu_->stream());
+  if (status.ok()) {
+    status = gpu_->launcher().gather_rows({.table = weights_.embedding,
+                                           .rows = inputs_.ids,
+                                           .out = scratch_.x,
+                                           .count = inputs_.tokens,
+                                           .size = static_cast<uint32_t>(config_.hidden_size),
+                                           .element = gpudirect::kernels::Element::kBF16},
+                                          inputs_.tokens, gpu_->stream());
+  }
+  for (int l = 0; l < config_.num_layers && status.ok(); ++l) status = queue_layer(l, cache, hook);
+  if (status.ok() && inputs_.row_count > 0) {
+    status = rate(inputs_.rows, inputs_.row_count);
+    if (status.ok()) status = inputs_.draws != nullptr ? draw() : fetch_logits(inputs_.row_count);
+  }
+  return status;
+}
+
+bool DeviceModel::may_come_again(std::span<const SequenceChunk> chunks,
+                                 const LayerHook& hook) const {
+  if (!use_graphs_ || hook.waits() || (tells_ && tickets_ == nullptr) ||
+      !gpudirect::StreamGraph::possible(gpu_->device()).ok()) {
+    return false;
+  }
+  return inputs_.task_count == 0 &&
+         std::all_of(chunks.begin(), chunks.end(), [](const auto& chunk) {
+           return chunk.tokens.size() == 1 && chunk.wants_logits && !chunk.wants_all_logits;
+         });
 }
 
 absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const KvCache& cache,
                                   LayerHook& hook, float* logits) {
   absl::Status status = read_inputs(chunks);
   if (!status.ok()) return status;
-  const int d = config_.hidden_size, q_columns = config_.num_heads * config_.head_dim;
-  status = gpu_->launcher().gather_rows({.table = weights_.embedding,
-                                         .rows = inputs_.ids,
-                                         .out = scratch_.x,
-                                         .count = inputs_.tokens,
-                                         .size = static_cast<uint32_t>(d),
-                                         .element = gpudirect::kernels::Element::kBF16},
-                                        inputs_.tokens, gpu_->stream());
   told_ = 0;
-  for (int l = 0; l < config_.num_layers && status.ok(); ++l) {
-    const DeviceLayer& layer = weights_.layers[static_cast<size_t>(l)];
-    status = project_qkv(layer);
-    if (status.ok()) status = hook.before_layer(l);
-    if (status.ok()) status = store(l, cache);
-    if (status.ok()) status = attend(l, cache);
-    if (status.ok()) {
-      status = multiply(scratch_.attended, inputs_.tokens, q_columns, layer.output, d,
-                        layer.output_bias, scratch_.x, true);
-    }
-    if (status.ok()) status = feed_forward(layer);
-    if (status.ok()) status = tell_written(hook, l + 1, false);
+  tells_ = hook.hears_layers();
+  comes_again_ = may_come_again(chunks, hook);
+  if (comes_again_) {
+    for (int l = 0; l < config_.num_layers && status.ok(); ++l) status = hook.before_layer(l);
+    if (!status.ok()) return status;
+    const auto queue = [&] { return queue_step(cache, nullptr); };
+    const auto graph = graphs_.of(gpu_->device(), gpu_->stream(),
+                                  {.tokens = inputs_.tokens,
+                                   .draws = inputs_.draws != nullptr,
+                                   .joins = inputs_.joins,
+                                   .tells = tells_,
+                                   .cache = cache.base()},
+                                  queue);
+    if (!graph.ok()) return graph.status();
+    status = *graph != nullptr ? (*graph)->launch(gpu_->stream()) : queue();
+  } else {
+    status = queue_step(cache, &hook);
   }
-  if (status.ok() && inputs_.row_count > 0) {
-    status = rate(inputs_.rows, inputs_.row_count);
-    if (status.ok()) status = inputs_.draws != nullptr ? draw() : fetch_logits(inputs_.row_count);
-  }
-  if (status.ok()) status = tell_written(hook, config_.num_layers, true);
-  if (status.ok()) status = gpu_->wait();
   if (!status.ok()) return status;
+  absl::Status told;
+  status = gpu_->wait([&] {
+    if (told.ok()) told = tell_written(hook, config_.num_layers);
+    hook.while_waiting();
+  });
+  if (status.ok()) status = told;
+  if (status.ok()) status = tell_written(hook, config_.num_layers);
+  if (!status.ok()) return status;
+  if (tells_ && told_ < config_.num_layers) {
+    return absl::InternalError("a step has ended, and nobody told of its last layers");
+  }
+  while (told_ < config_.num_layers) hook.kv_written(told_++);
   if (status = take(logits); !status.ok()) return status;
   return predict_all(chunks, hook);
 }
@@ -280,6 +359,7 @@ absl::Status DeviceModel::forward(std::span<const SequenceChunk> chunks, KvCache
   status = compute(chunks, cache, hook, logits);
   // What is on the stream uses this step's memory, and writes blocks that may soon be others'.
   const absl::Status ended = gpu_->wait();
+  if (!status.ok() && tickets_ != nullptr) tickets_->forget_steps();
   return status.ok() ? ended : status;
 }
 

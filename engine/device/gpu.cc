@@ -86,7 +86,7 @@ absl::StatusOr<bool> Gpu::reached(gpudirect::Event event) const {
 }
 
 template <typename Ask>
-absl::Status Gpu::wait_until(const Ask& ask) {
+absl::Status Gpu::wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile) {
   if (!stuck_.ok()) return stuck_;
   absl::Status failed;
   std::optional<Device::Current> current;
@@ -107,6 +107,7 @@ absl::Status Gpu::wait_until(const Ask& ask) {
       if (++errors == kMostErrors) return stuck_ = failed;
       continue;
     }
+    meanwhile();
     if (asked < kSpins) continue;
     std::this_thread::sleep_for(kNap);
     if (std::chrono::steady_clock::now() < until) continue;
@@ -116,12 +117,16 @@ absl::Status Gpu::wait_until(const Ask& ask) {
   }
 }
 
+absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
+  return wait_until([this] { return device_->driver().cuStreamQuery(stream_); }, meanwhile);
+}
+
 absl::Status Gpu::wait() {
-  return wait_until([this] { return device_->driver().cuStreamQuery(stream_); });
+  return wait([] {});
 }
 
 absl::Status Gpu::wait_for(gpudirect::Event event) {
-  return wait_until([&] { return device_->driver().cuEventQuery(event); });
+  return wait_until([&] { return device_->driver().cuEventQuery(event); }, [] {});
 }
 
 }  // namespace baton::engine::device

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -41,12 +42,14 @@ class Gpu {
   // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
   // for two minutes at most. Then that stays an error for good, since nobody knows what still runs.
   absl::Status wait();
+  // Calls `meanwhile` again and again until then.
+  absl::Status wait(absl::FunctionRef<void()> meanwhile);
   absl::Status wait_for(gpudirect::Event event);
 
  private:
   Gpu() = default;
   template <typename Ask>
-  absl::Status wait_until(const Ask& ask);
+  absl::Status wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile);
 
   std::unique_ptr<gpudirect::Device> device_;
   std::unique_ptr<gpudirect::Launcher> launcher_;

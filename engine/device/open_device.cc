@@ -1,6 +1,8 @@
 // Reads --device, and puts a model on what it names.
 #include "engine/device/open_device.h"
 
+#include <cstdlib>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -37,6 +39,13 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
   if (arithmetic == Arithmetic::kBf16) blas = gpudirect::machine_cublaslt();
   auto model = DeviceModel::create(*std::move(gpu), checkpoint, arithmetic, blas);
   if (!model.ok()) return failed(model.status());
+  const char* const graphs = std::getenv("BATON_CUDA_GRAPHS");
+  const std::string_view wanted = graphs != nullptr ? graphs : "yes";
+  if (wanted != "yes" && wanted != "no") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("BATON_CUDA_GRAPHS is \"", graphs, "\": write yes or no"));
+  }
+  (*model)->use_graphs(wanted == "yes");
   return *std::move(model);
 }
 

@@ -31,6 +31,7 @@ constexpr int kUnit = kPair * static_cast<int>(kLanes);
 constexpr int kRowsAtOnce = kPair == 1 ? kQueryTile : 4;
 constexpr int kTileRows = kPair == 1 ? kQueryTile : 2 * kRowsAtOnce;
 constexpr int kMaxDims = 256;
+constexpr int kSplitBlocks = kSplitTokens / kBlockTokens;
 // Elements of a cache line.
 constexpr int kLine = 64 / sizeof(uint16_t);
 // How far ahead every line is asked for, into L2: blocks lie anywhere, so that the processor
@@ -178,10 +179,24 @@ BATON_INLINE void score_unit(const Tile& tile, int row, const float* HWY_RESTRIC
   }
 }
 
-// scores[row][16 * (block - first_block) + slot] = q . k; maximum[row] = largest score.
+// Of one row and split: its largest score and the sum of its exponentials; then what the result of
+// the splits before it is multiplied with, and its own.
+struct Part {
+  float most, sum;
+  float keep, add;
+};
+// The parts of a tile: of split `first` of its first row, then of its second; then of the next.
+struct Parts {
+  Part* of;
+  int first;
+  int rows;
+  Part& at(int split, int row) const { return of[(split - first) * rows + row]; }
+};
+
+// scores[row][16 * (block - first_block) + slot] = q . k, and the largest of each split.
 template <int kRows>
 BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int blocks,
-                             float* HWY_RESTRICT scores, size_t stride, float* maximum) {
+                             float* HWY_RESTRICT scores, size_t stride, const Parts& parts) {
   const F f;
   constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
   const int dims = call.cache->geometry().head_dim;
@@ -206,8 +221,12 @@ BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int bl
                                           best);
       }
     }
+    if ((b + 1) % kSplitBlocks != 0 && b + 1 < blocks) continue;
+    for (int r = 0; r < kRows; ++r) {
+      parts.at(b / kSplitBlocks, r).most = hn::GetLane(hn::MaxOfLanes(f, best[r]));
+      best[r] = hn::Set(f, -HUGE_VALF);
+    }
   }
-  for (int r = 0; r < kRows; ++r) maximum[r] = hn::GetLane(hn::MaxOfLanes(f, best[r]));
 }
 
 // scores = exp(scores - maximum) in place; returns their sum. Asks for a line of V from `line` on
@@ -229,6 +248,31 @@ BATON_INLINE float exp_pass(float* HWY_RESTRICT scores, int count, float maximum
     }
   }
   return sum_in_order(total);
+}
+
+BATON_INLINE float exp_of(float x) { return hn::GetLane(exp_vector(hn::Set(F(), x))); }
+
+// A row's scores to exponentials, split by split, and how the splits are added. Returns the inverse
+// of the sum of all.
+BATON_INLINE float weigh_row(float* HWY_RESTRICT scores, const Tile& tile, int row, int blocks,
+                             const Parts& parts, const Ahead& ahead, int line) {
+  float most = -HUGE_VALF, total = 0;
+  const int last = tile.last[row] / kSplitTokens;
+  for (int split = tile.first[row] / kSplitTokens; split <= last; ++split) {
+    const int from = std::max(split * kSplitBlocks, tile.first_block) - tile.first_block;
+    const int to = std::min((split + 1) * kSplitBlocks, blocks) - tile.first_block;
+    Part& part = parts.at(split, row);
+    part.sum = exp_pass(scores + from * kBlockTokens, (to - from) * kBlockTokens, part.most, ahead,
+                        line + from);
+    // One of the two exponentials is that of 0.
+    const bool higher = part.most > most;
+    const float less = most == -HUGE_VALF ? 0.0f : exp_of(-std::fabs(part.most - most));
+    part.keep = higher ? less : 1.0f;
+    part.add = higher ? 1.0f : less;
+    total = std::fma(part.add, part.sum, part.keep * total);
+    most = std::max(most, part.most);
+  }
+  return 1.0f / total;
 }
 
 // sum[row][dim] += p[row][token] * value[token][dim] for `tokens` tokens of one block, kRows rows
@@ -304,16 +348,38 @@ BATON_INLINE void mix(const float* p, size_t stride, const uint16_t* value, int 
   }
 }
 
-// out = sum over tokens of p * v, in the order of tokens, divided by the sum of p.
+// The result of the splits before this one and of it, for the rows that see some of it; then its
+// sums begin anew.
+template <int kRows>
+BATON_INLINE void add_split(const Tile& tile, int split, int dims, const Parts& parts,
+                            float* HWY_RESTRICT sums, float* HWY_RESTRICT mixed) {
+  const F f;
+  for (int r = 0; r < kRows; ++r) {
+    if (split < tile.first[r] / kSplitTokens || split > tile.last[r] / kSplitTokens) continue;
+    const Part& part = parts.at(split, r);
+    const V keep = hn::Set(f, part.keep), add = hn::Set(f, part.add);
+    for (int at = r * kMaxDims; at < r * kMaxDims + dims; at += static_cast<int>(kLanes)) {
+      hn::Store(hn::MulAdd(add, hn::Load(f, sums + at), hn::Mul(keep, hn::Load(f, mixed + at))), f,
+                mixed + at);
+      hn::Store(hn::Zero(f), f, sums + at);
+    }
+  }
+}
+
+// out = for each split the sum over its tokens of p * v, in their order; all splits added.
 template <int kRows>
 BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int blocks,
-                             const float* HWY_RESTRICT p, size_t stride, const float* inverse,
-                             const Ahead& ahead) {
+                             const float* HWY_RESTRICT p, size_t stride, const Parts& parts,
+                             const float* inverse, const Ahead& ahead) {
   const F f;
   constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
   const int dims = call.cache->geometry().head_dim;
   HWY_ALIGN float sums[kRows * kMaxDims];
-  for (int r = 0; r < kRows; ++r) std::fill_n(sums + r * kMaxDims, dims, 0.0f);
+  HWY_ALIGN float mixed[kRows * kMaxDims];
+  for (int r = 0; r < kRows; ++r) {
+    std::fill_n(sums + r * kMaxDims, dims, 0.0f);
+    std::fill_n(mixed + r * kMaxDims, dims, 0.0f);
+  }
   // Tokens that every row sees.
   const int shared_from = tile.first[kRows - 1], shared_to = tile.last[0] + 1;
   for (int b = tile.first_block; b < blocks; ++b) {
@@ -341,6 +407,9 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int bl
                                  sums + kFirst * kMaxDims);
     }
     if (to < end) add_seen(to, end);
+    if ((b + 1) % kSplitBlocks == 0 || b + 1 == blocks) {
+      add_split<kRows>(tile, b / kSplitBlocks, dims, parts, sums, mixed);
+    }
   }
   for (int r = 0; r < kRows; ++r) {
     for (int dim = 0; dim < dims; dim += kUnit) {
@@ -348,7 +417,7 @@ BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int bl
       BATON_UNROLL
       for (int v = 0; v < kPair; ++v) {
         part[v] =
-            hn::Mul(hn::Load(f, sums + r * kMaxDims + dim + v * kLanes), hn::Set(f, inverse[r]));
+            hn::Mul(hn::Load(f, mixed + r * kMaxDims + dim + v * kLanes), hn::Set(f, inverse[r]));
       }
       store_unit(part, tile.out[r] + dim);
     }
@@ -359,15 +428,16 @@ template <int kRows>
 HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scratch,
                          size_t stride) {
   const int blocks = tile.last[kRows - 1] / kBlockTokens + 1, some = blocks - tile.first_block;
-  float maximum[kRows], inverse[kRows];
-  score_pass<kRows>(call, tile, blocks, scratch, stride, maximum);
+  const Parts parts = {reinterpret_cast<Part*>(scratch + kRows * stride),
+                       tile.first_block / kSplitBlocks, kRows};
+  float inverse[kRows];
+  score_pass<kRows>(call, tile, blocks, scratch, stride, parts);
   Ahead ahead(call, tile.first_block, blocks);
   for (int r = 0; r < kRows; ++r) {
-    inverse[r] =
-        1.0f / exp_pass(scratch + r * stride, some * kBlockTokens, maximum[r], ahead, r * some);
+    inverse[r] = weigh_row(scratch + r * stride, tile, r, blocks, parts, ahead, r * some);
   }
   ahead.add_lines(kRows * some);
-  value_pass<kRows>(call, tile, blocks, scratch, stride, inverse, ahead);
+  value_pass<kRows>(call, tile, blocks, scratch, stride, parts, inverse, ahead);
 }
 
 // attend<rows>(), of at most kMost.
@@ -455,7 +525,9 @@ void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_t
 
 size_t attention_scratch_size(int max_context) {
   const size_t blocks = (static_cast<size_t>(max_context) + kBlockTokens - 1) / kBlockTokens;
-  return size_t{kQueryTile} * blocks * kBlockTokens;
+  const size_t splits = (static_cast<size_t>(max_context) + kSplitTokens - 1) / kSplitTokens;
+  constexpr size_t kPartFloats = 4;  // of each row and split
+  return size_t{kQueryTile} * (blocks * kBlockTokens + splits * kPartFloats);
 }
 
 void paged_attention(const AttentionCall& call, float* scratch) {

@@ -34,11 +34,23 @@ struct AttentionCall {
 // Queries (token, head) computed together, at most: what the registers of the widest vectors hold.
 inline constexpr int kQueryTile = 12;
 
+// A context is cut into splits of so many positions, [0, 256), [256, 512) and so on, whoever else
+// is in the batch. What a query takes from a split depends on that split's tokens alone, so on a
+// device several blocks of threads may share a context. The number is part of the arithmetic, and
+// so of a model's fingerprint.
+inline constexpr int kSplitTokens = 256;
+
 // Floats of scratch that paged_attention needs for contexts of up to `max_context` tokens.
 size_t attention_scratch_size(int max_context);
 
-// Scores of all blocks in order, exact maximum, exp, then the sum over V in token order: the
-// steps for a query do not depend on how many queries are computed together.
+// For each split its scores, their exact maximum m', the sum l' of their exponentials in 16 lanes,
+// and the sum o' over V in token order. Splits are added in order, from m = -inf, l = o = 0, with
+// n = max(m, m'), a = exp(m - n), b = exp(m' - n):
+//
+//   m = n    l = fma(b, l', a l)    o = fma(b, o', a o)
+//
+// and the result is o * (1 / l). A split of which the query sees nothing is left out. The steps for
+// a query do not depend on how many queries are computed together.
 void paged_attention(const AttentionCall& call, float* scratch);
 
 // The same by plain loops with std::exp.

@@ -17,6 +17,7 @@
 #include "engine/files/json_fields.h"
 #include "engine/files/safetensors.h"
 #include "engine/kernels/aligned.h"
+#include "engine/kernels/attention.h"
 
 namespace baton::engine {
 namespace {
@@ -239,7 +240,9 @@ std::string fingerprint(const Checkpoint& checkpoint) {
   config.bos_token_id = -1;
   config.eos_token_ids.clear();
   config.max_position_embeddings = 0;
-  const std::string text = model_config_to_json(config);
+  // And how attention adds: KV of another order of its sums is another's.
+  const std::string text =
+      absl::StrCat(model_config_to_json(config), "; attention in splits of ", kSplitTokens);
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> hash(XXH3_createState(),
                                                                              XXH3_freeState);
   XXH3_128bits_reset(hash.get());

@@ -60,6 +60,13 @@ class LayerHook {
     (void)layer;
     return absl::OkStatus();
   }
+  // Whether before_layer() may have to wait for what comes while the step runs. Where not, a runner
+  // may ask for all layers before it starts.
+  virtual bool waits() const { return true; }
+  // Whether it matters when kv_written() comes. Where not, it may come for all layers at the end.
+  virtual bool hears_layers() const { return true; }
+  // Often, while a device computes and this thread has nothing to do.
+  virtual void while_waiting() {}
   // The K/V of all new tokens of the batch are in this layer's blocks, which forward() will not
   // write again: a prefill worker starts sending them here, while the layer's attention and
   // everything after it are still to be computed.

@@ -74,7 +74,7 @@ struct EngineOptions {
   // knows of `tiers` if there are some.
   shard::Leader* leader = nullptr;
   // Computes in place of the CPU, and has the KV cache in its memory; it must outlive the engine.
-  // Not yet with `tiers`, `hand_off` or `leader`.
+  // Not yet with `hand_off` or `leader`.
   ModelRunner* runner = nullptr;
   Timeline* timeline = nullptr;  // spans per layer ("compute", "wait") and per step ("step")
   const Clock* clock = nullptr;  // default: Clock::steady()

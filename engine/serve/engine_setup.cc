@@ -82,12 +82,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
         "KV tiers (--kv-host-mib, --kv-disk, --kv-store) are there at all tensor-parallel ranks or "
         "at none: give Leader::create() what EngineOptions::tiers says of rank 0");
   }
-  if (options.runner != nullptr &&
-      (options.tiers.wanted() || options.hand_off != nullptr || options.leader != nullptr)) {
+  if (options.runner != nullptr && (options.hand_off != nullptr || options.leader != nullptr)) {
     return absl::UnimplementedError(
-        "a device's KV cache cannot be kept in KV tiers (--kv-host-mib, --kv-disk, --kv-store), "
-        "handed over by name (--kv-agent) or shared out over tensor-parallel ranks yet: leave "
-        "these out, or compute with --device cpu");
+        "a device's KV cache cannot be handed over by name (--kv-agent) or shared out over "
+        "tensor-parallel ranks yet: leave these out, or compute with --device cpu");
   }
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     return absl::InvalidArgumentError(

@@ -58,6 +58,11 @@ class StepHook : public LayerHook {
   absl::Status send_status(uint64_t job) const;
 
   absl::Status before_layer(int layer) override;
+  bool waits() const override { return load_ != 0; }
+  bool hears_layers() const override { return !sends_.empty() || !handed_.empty(); }
+  void while_waiting() override {
+    if (connector_ != nullptr) connector_->progress();
+  }
   void kv_written(int layer) override;
   void token_logits(size_t chunk, size_t token, std::span<const float> logits) override {
     on_token_logits_(chunk, token, logits);

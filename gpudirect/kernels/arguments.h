@@ -12,26 +12,26 @@
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
-#define BATON_KERNELS(F)              \
-  F(copy_pieces, CopyPieces, 256)     \
-  F(reshard, Reshard, 256)            \
-  F(reduce_sum, ReduceSum, 256)       \
-  F(gather_rows, GatherRows, 256)     \
-  F(round_rows, RoundRows, 256)       \
-  F(rms_norm, RmsNorm, 256)           \
-  F(gemm, Gemm, 128)                  \
-  F(gemm_bf16, Gemm, 128)             \
-  F(rope_store, RopeStore, 128)       \
-  F(attend_pages, PageAttention, 256) \
-  F(swiglu, SwiGlu, 256)              \
-  F(adamw, AdamW, 256)                \
-  BATON_TRAIN_KERNELS(F)              \
-  F(sample, Sample, 256)              \
-  F(attend_splits, Attention, 256)    \
-  F(join_splits, Attention, 128)      \
-  F(push_triggers, PushTriggers, 128) \
-  F(write_ticket, WriteTicket, 32)    \
-  F(wait_word, WaitWord, 32)          \
+#define BATON_KERNELS(F)                \
+  F(copy_pieces, CopyPieces, 256)       \
+  F(reshard, Reshard, 256)              \
+  F(reduce_sum, ReduceSum, 256)         \
+  F(gather_rows, GatherRows, 256)       \
+  F(round_rows, RoundRows, 256)         \
+  F(rms_norm, RmsNorm, 256)             \
+  F(gemm, Gemm, 128)                    \
+  F(gemm_bf16, Gemm, 128)               \
+  F(rope_store, RopeStore, 128)         \
+  F(attend_pages, PageAttention, 256)   \
+  F(swiglu, SwiGlu, 256)                \
+  F(adamw, AdamW, 256)                  \
+  BATON_TRAIN_KERNELS(F)                \
+  F(sample, Sample, 256)                \
+  F(attend_splits, SplitAttention, 256) \
+  F(join_splits, SplitAttention, 128)   \
+  F(push_triggers, PushTriggers, 128)   \
+  F(write_ticket, WriteTicket, 32)      \
+  F(wait_word, WaitWord, 32)            \
   F(answer_words, AnswerWords, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
@@ -183,9 +183,11 @@ struct RopeStore {
 
 // Attention of new tokens over their sequence's pages, theirs among them: prompts, pieces of some,
 // and single tokens alike. The engine's paged_attention() (engine/kernels/attention.h) to the bit,
-// whose steps for a query depend on no other. A task is up to kTaskQueries queries of one sequence
+// whose steps for a query depend on no other: a context is cut into splits of kSplitTokens
+// positions, which are added in their order. A task is up to kTaskQueries queries of one sequence
 // and KV head: numbers [first, first + count) of its (token, head of the group) pairs, tokens
 // first.
+inline constexpr uint32_t kSplitTokens = 256;
 inline constexpr uint32_t kTaskQueries = 8;
 inline constexpr uint32_t kMaxPageDim = 256;
 struct AttentionTask {
@@ -200,13 +202,43 @@ struct PageAttention {
   float* out = nullptr;      // the same
   const uint32_t* block_tables = nullptr;
   const AttentionTask* tasks = nullptr;
-  float* scores = nullptr;  // [blocks of the launch][kTaskQueries][stride]
-  CacheLayer cache;         // head_dim: a multiple of 16, at most kMaxPageDim
+  CacheLayer cache;  // head_dim: a multiple of 16, at most kMaxPageDim
   uint32_t task_count = 0;
   uint32_t group = 0;   // query heads that share a KV head
   uint32_t window = 0;  // tokens that a token sees, itself included; 0: all
-  uint32_t stride = 0;  // of scores: at least as many positions as a task sees, in whole pages
 };
+
+// The same of tasks with one new token each, to the same bits: attend_splits has a block for each
+// split and KV head, join_splits, behind it, adds the splits of tasks that see more than one.
+inline constexpr uint32_t kMaxHeadDim = 128;
+inline constexpr uint32_t kPartialExtra = 2;  // before the sums over V: maximum and sum
+struct SplitTask {
+  AttentionTask queries;
+  uint32_t partial = 0;  // its first split's place among all, of a context without a window
+};
+struct SplitItem {
+  uint32_t task = 0;
+  uint32_t split = 0;  // [256 split, 256 split + 256) of its sequence
+};
+struct SplitAttention {
+  const float* q = nullptr;  // as PageAttention has them
+  float* out = nullptr;
+  const uint32_t* block_tables = nullptr;
+  const SplitTask* tasks = nullptr;
+  const SplitItem* items = nullptr;  // each split of each task, in any order
+  // How many items there are, then how many tasks: read by the kernel, so that a CUDA graph may be
+  // replayed with others.
+  const uint32_t* counts = nullptr;
+  float* partial = nullptr;  // [splits][kv_heads][queries of a task][kPartialExtra + head_dim]
+  CacheLayer cache;          // head_dim: a multiple of 16, at most kMaxHeadDim
+  uint32_t group = 0;
+  uint32_t window = 0;
+};
+constexpr uint64_t partial_floats(uint64_t splits, uint32_t kv_heads, uint32_t group,
+                                  uint32_t head_dim) {
+  const uint32_t queries = group < kTaskQueries ? group : kTaskQueries;
+  return splits * kv_heads * queries * (kPartialExtra + head_dim);
+}
 
 // One update of parameters of one kind: the trainer's (engine/train/data_parallel/optimizer.h).
 struct AdamW {
@@ -242,27 +274,6 @@ struct Sample {
   int32_t* tokens = nullptr;
   uint32_t row_count = 0;
   uint32_t vocabulary = 0;
-};
-
-// Attention of one new token of each sequence over its pages. A sequence is cut into splits of a
-// fixed number of tokens, whoever else is in the batch: the same bits in any batch. attend_splits
-// runs one block for each (sequence, KV head, split of the longest), join_splits one for each
-// (sequence, KV head).
-inline constexpr uint32_t kSplitTokens = 256;
-inline constexpr uint32_t kMaxHeadDim = 128;
-inline constexpr uint32_t kMaxGroup = 8;
-struct Attention {
-  const float* q = nullptr;  // [sequences][kv_heads][group][head_dim], scaled by 1 / sqrt(head_dim)
-  float* out = nullptr;      // the same
-  const uint32_t* block_tables = nullptr;  // [sequences][table_stride]
-  const uint32_t* lengths = nullptr;       // tokens of each sequence, at least 1
-  // [sequences][kv_heads][splits][group][2 + head_dim]: maximum, sum, and the sum over V
-  float* partial = nullptr;
-  CacheLayer cache;
-  uint32_t sequences = 0;
-  uint32_t group = 0;  // query heads that share a KV head
-  uint32_t table_stride = 0;
-  uint32_t splits = 0;  // of the longest sequence
 };
 
 // A word from a kernel to the host: start these pieces of a transfer that was prepared. It names

@@ -82,6 +82,46 @@ std::byte* EmulatedBlock::shared_array(const void* name, size_t bytes) {
   return shared_.try_emplace(name, bytes, std::byte{0xa5}).first->second.data();
 }
 
+std::deque<std::vector<EmulatedBlock::Copy>>& EmulatedBlock::copies_of_running() {
+  copies_.resize(launch_.threads);
+  return copies_[running_];
+}
+
+void EmulatedBlock::copy_16(void* to, const void* from) {
+  auto& groups = copies_of_running();
+  if (groups.empty()) groups.emplace_back();
+  const bool inside = std::any_of(shared_.begin(), shared_.end(), [&](const auto& array) {
+    const auto at = reinterpret_cast<uintptr_t>(to);
+    const auto begin = reinterpret_cast<uintptr_t>(array.second.data());
+    return at >= begin && at + 16 <= begin + array.second.size() && (at - begin) % 16 == 0;
+  });
+  if (!inside) throw KernelFault{"an asynchronous copy to what is no 16 bytes of a shared array"};
+  Copy& copy = groups.back().emplace_back();
+  copy.to = static_cast<std::byte*>(to);
+  std::memcpy(copy.bytes, reach(from, 16, 16, false), 16);
+}
+
+void EmulatedBlock::end_copies() {
+  auto& groups = copies_of_running();
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+
+void EmulatedBlock::wait_copies(size_t outstanding) {
+  auto& groups = copies_of_running();
+  while (groups.size() > outstanding + 1) {  // the last one has not been ended
+    for (const Copy& copy : groups.front()) std::memcpy(copy.to, copy.bytes, 16);
+    groups.pop_front();
+  }
+}
+
+bool EmulatedBlock::copies_wait() const {
+  return std::any_of(copies_.begin(), copies_.end(), [](const auto& groups) {
+    return std::any_of(groups.begin(), groups.end(),
+                       [](const auto& group) { return !group.empty(); });
+  });
+}
+
 void EmulatedBlock::warp_max(std::vector<uint32_t>& values) const {
   for (size_t warp = 0; warp < values.size(); warp += 32) {
     const auto begin = values.begin() + static_cast<ptrdiff_t>(warp);
@@ -128,6 +168,7 @@ std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& 
     EmulatedBlock block(memory, launch, index);
     try {
       kernel.run_block(block, arguments);
+      if (block.copies_wait()) throw KernelFault{"an asynchronous copy that nobody waits for"};
     } catch (const KernelFault& fault) {
       return absl::StrFormat("%s, block %u: %s", name, index, fault.what);
     }

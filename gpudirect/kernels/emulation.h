@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -51,7 +52,10 @@ class EmulatedBlock {
   template <class Function>
   void each(const Function& function) {
     shuffle();
-    for (const uint32_t thread : order_) function(thread);
+    for (const uint32_t thread : order_) {
+      running_ = thread;
+      function(thread);
+    }
   }
   template <class Function>
   void each_warp(const Function& function) {
@@ -88,6 +92,18 @@ class EmulatedBlock {
     }
   }
 
+  // Copies of 16 bytes to a shared array, in groups that the running thread ends. They happen when
+  // it waits for them, but for the last kOutstanding groups, and not before.
+  void copy_16(void* to, const void* from);
+  void end_copies();
+  template <uint32_t kOutstanding>
+  void wait_copies() {
+    wait_copies(kOutstanding);
+  }
+
+  // Whether there are copies that no thread has waited for.
+  bool copies_wait() const;
+
   // To an element of a shared array, while others add to it too.
   template <class T>
   void add(T* to, T value) const {
@@ -121,6 +137,12 @@ class EmulatedBlock {
   // Of one element of a warp's c.
   static float add_products(const FragmentA* a, const FragmentB* b, uint32_t row, uint32_t column,
                             float sum);
+  struct Copy {
+    std::byte* to;
+    std::byte bytes[16];
+  };
+  std::deque<std::vector<Copy>>& copies_of_running();
+  void wait_copies(size_t outstanding);
   void shuffle();
   std::byte* shared_array(const void* name, size_t bytes);
   std::byte* reach(const void* at, size_t bytes, size_t alignment, bool write);
@@ -131,6 +153,8 @@ class EmulatedBlock {
   std::mt19937_64 random_;
   std::vector<uint32_t> order_;
   std::map<const void*, std::vector<std::byte>> shared_;
+  uint32_t running_ = 0;                               // thread
+  std::vector<std::deque<std::vector<Copy>>> copies_;  // of each thread by group, the last one open
 };
 
 // A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments

@@ -65,6 +65,21 @@ struct CudaBlock {
           : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
     }
   }
+  // 16 bytes to shared memory, by nobody's registers; in groups that this thread ends, and waits
+  // for but for the last kOutstanding. A barrier behind that shows them to the others.
+  __device__ __forceinline__ void copy_16(void* to, const void* from) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ void end_copies() const {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  template <uint32_t kOutstanding>
+  __device__ __forceinline__ void wait_copies() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kOutstanding) : "memory");
+  }
   template <class T>
   __device__ void add(T* to, T value) const {
     atomicAdd(to, value);

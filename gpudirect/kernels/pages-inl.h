@@ -1,11 +1,15 @@
-// Attention of new tokens over their sequence's pages, in the order of the engine's on the CPU:
-// scores of all positions, their exact maximum, exponentials, then the sum over V position by
-// position. So prompts that a GPU computed have the bits of those that a CPU did, and KV may come
-// from either.
+// Attention of new tokens over their sequence's pages, in the order of the engine's on the CPU: a
+// block of threads takes one split of the context after the other, of it all scores, their exact
+// maximum, exponentials, then the sum over V position by position. So prompts that a GPU computed
+// have the bits of those that a CPU did, and KV may come from either.
+//
+// The plain kernel, for any task and head. Single tokens of the usual heads are attend_splits'
+// (attention-inl.h), which makes the same bits.
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"
 #include "gpudirect/kernels/arithmetic-inl.h"
+#include "gpudirect/kernels/splits-inl.h"
 
 namespace baton::gpudirect::kernels {
 
@@ -14,15 +18,22 @@ struct alignas(16) QueryValues {
   float of[kTaskQueries];
 };
 
+// Of one query, when all splits so far are added.
+struct SplitState {
+  float most;
+  float sum;
+  SplitFactors last;  // of the last one
+};
+
 struct PageMemory {
   QueryValues* queries;  // [kMaxPageDim]
-  QueryValues* most;     // [256]: of each thread's scores; then weights, kStagedTokens at a time
-  float* lanes;          // [256]
+  QueryValues* weights;  // [kSplitTokens]: scores of a split's positions, then their exponentials
+  float* lanes;          // [256]: maxima of 32 threads for each query
   float* sums;           // [256]: of every 16th exponential
+  SplitState* states;    // [kTaskQueries]
 };
-inline constexpr uint32_t kStagedTokens = 128;
 
-// A task and what its queries see: positions [begin, end) together, begin a multiple of 16.
+// A task and what its queries see: positions [begin, end) together.
 struct PageTask {
   AttentionTask task;
   uint32_t kv_head;
@@ -33,8 +44,11 @@ BATON_DEVICE uint32_t last_seen(const PageAttention& a, const PageTask& at, uint
   return at.task.position + (at.task.first + query) / a.group;
 }
 BATON_DEVICE uint32_t first_seen(const PageAttention& a, const PageTask& at, uint32_t query) {
-  const uint32_t after = last_seen(a, at, query) + 1;
-  return a.window == 0 || after <= a.window ? 0 : after - a.window;
+  return first_seen_from(last_seen(a, at, query), a.window);
+}
+BATON_DEVICE bool sees(const PageAttention& a, const PageTask& at, uint32_t query,
+                       uint32_t position) {
+  return position >= first_seen(a, at, query) && position <= last_seen(a, at, query);
 }
 // Of its first element in q and out.
 BATON_DEVICE uint64_t query_place(const PageAttention& a, const PageTask& at, uint32_t query) {
@@ -45,19 +59,19 @@ BATON_DEVICE uint64_t query_place(const PageAttention& a, const PageTask& at, ui
 template <class Block>
 BATON_DEVICE const uint16_t* page_of(Block& block, const PageAttention& a, const PageTask& at,
                                      uint32_t position) {
-  const uint32_t number = block.load(a.block_tables + at.task.table + position / kBlockTokens);
-  return a.cache.base +
-         (uint64_t{number} * a.cache.kv_heads + at.kv_head) * 2 * a.cache.head_dim * kBlockTokens;
+  return page_at(a.cache, block.load(a.block_tables + at.task.table + position / kBlockTokens),
+                 at.kv_head);
 }
 
-// This thread's positions: q . k of all queries, two chains each, of even and of odd dimensions;
-// -inf where a query does not see the position. The largest go to memory.most.
+// Of this thread's position q . k of all queries, two chains each, of even and of odd dimensions;
+// -inf where a query does not see it.
 template <class Block>
-BATON_DEVICE void score_pages(Block& block, const PageAttention& a, const PageTask& at,
-                              const PageMemory& memory, float* scores, uint32_t thread) {
-  QueryValues most;
-  for (uint32_t r = 0; r < kTaskQueries; ++r) most.of[r] = -INFINITY;
-  for (uint32_t position = at.begin + thread; position < at.end; position += block.threads()) {
+BATON_DEVICE void score_position(Block& block, const PageAttention& a, const PageTask& at,
+                                 const PageMemory& memory, uint32_t split, uint32_t thread) {
+  const uint32_t position = split * kSplitTokens + thread;
+  QueryValues scores;
+  for (uint32_t r = 0; r < kTaskQueries; ++r) scores.of[r] = -INFINITY;
+  if (position >= at.begin && position < at.end) {
     const uint16_t* const key = page_of(block, a, at, position) + position % kBlockTokens;
     QueryValues even = {}, odd = {};
     BATON_UNROLL_BY_4
@@ -69,124 +83,132 @@ BATON_DEVICE void score_pages(Block& block, const PageAttention& a, const PageTa
       for (uint32_t r = 0; r < kTaskQueries; ++r) odd.of[r] = fmaf(q_high.of[r], high, odd.of[r]);
     }
     for (uint32_t r = 0; r < kTaskQueries; ++r) {
-      if (r >= at.task.count) break;
-      const bool seen = position >= first_seen(a, at, r) && position <= last_seen(a, at, r);
-      const float score = seen ? even.of[r] + odd.of[r] : -INFINITY;
-      most.of[r] = larger(most.of[r], score);
-      block.store(scores + uint64_t{r} * a.stride + (position - at.begin), score);
+      if (r < at.task.count && sees(a, at, r, position)) scores.of[r] = even.of[r] + odd.of[r];
     }
   }
-  memory.most[thread] = most;
+  memory.weights[thread] = scores;
 }
 
-// Scores to exponentials, and for each query the sums of every 16th of them in order.
+// Scores to exponentials, their sums, and the splits so far.
 template <class Block>
-BATON_DEVICE void exponentiate_pages(Block& block, const PageAttention& a, const PageTask& at,
-                                     const PageMemory& memory, float* scores) {
-  const uint32_t count = at.end - at.begin;
+BATON_DEVICE void weigh_positions(Block& block, const PageTask& at, const PageMemory& memory) {
   // 32 threads for each query: its largest score.
   block.each([&](uint32_t thread) {
     float most = -INFINITY;
-    for (uint32_t other = thread % 32; other < block.threads(); other += 32) {
-      most = larger(most, memory.most[other].of[thread / 32]);
+    for (uint32_t place = thread % 32; place < kSplitTokens; place += 32) {
+      most = larger(most, memory.weights[place].of[thread / 32]);
     }
     memory.lanes[thread] = most;
   });
-  block.each([&](uint32_t thread) {
-    const uint32_t query = thread / 32;
-    if (query >= at.task.count) return;
+  const auto largest = [&](uint32_t query) {
     float most = memory.lanes[query * 32];
     for (uint32_t lane = 1; lane < 32; ++lane) most = larger(most, memory.lanes[query * 32 + lane]);
-    float* const of_query = scores + uint64_t{query} * a.stride;
-    for (uint32_t i = thread % 32; i < count; i += 32) {
-      block.store(of_query + i, exponential(block.load(of_query + i) - most));
+    return most;
+  };
+  block.each([&](uint32_t thread) {
+    const uint32_t query = thread / 32;
+    const float most = largest(query);
+    for (uint32_t place = thread % 32; place < kSplitTokens; place += 32) {
+      float& weight = memory.weights[place].of[query];
+      weight = most == -INFINITY ? 0.0f : exponential(weight - most);
     }
   });
   block.each([&](uint32_t thread) {
     const uint32_t query = thread / 16;
     if (query >= at.task.count) return;
-    const float* const of_query = scores + uint64_t{query} * a.stride;
     float sum = 0;
-    for (uint32_t i = thread % 16; i < count; i += 16) sum = sum + block.load(of_query + i);
+    for (uint32_t place = thread % 16; place < kSplitTokens; place += 16) {
+      sum = sum + memory.weights[place].of[query];
+    }
     memory.sums[thread] = sum;
+  });
+  block.each([&](uint32_t query) {
+    if (query >= at.task.count) return;
+    const float most = largest(query);
+    SplitState& state = memory.states[query];
+    state.last = {1, 0};
+    if (most == -INFINITY) return;  // it sees nothing of this split
+    float sum = 0;
+    for (uint32_t lane = 0; lane < 16; ++lane) sum = sum + memory.sums[query * 16 + lane];
+    state.last = split_factors(state.most, most);
+    state.sum = add_split(state.last, state.sum, sum);
+    state.most = larger(state.most, most);
   });
 }
 
 // A thread has one dimension of V, and of `shares` that have it every so many queries.
-template <class Block>
-BATON_DEVICE void mix_pages(Block& block, const PageAttention& a, const PageTask& at,
-                            const PageMemory& memory, const float* scores) {
+template <class Block, class Sums>
+BATON_DEVICE void mix_positions(Block& block, const PageAttention& a, const PageTask& at,
+                                const PageMemory& memory, uint32_t split, uint32_t thread,
+                                Sums& mixed) {
   const uint32_t dims = a.cache.head_dim;
   const uint32_t shares = smaller(block.threads() / dims, kTaskQueries);
-  auto sums = block.template per_thread<QueryValues>();
-  block.each([&](uint32_t thread) { sums[thread] = {}; });
-  for (uint32_t from = at.begin; from < at.end; from += kStagedTokens) {
-    const uint32_t some = smaller(kStagedTokens, at.end - from);
-    block.each([&](uint32_t thread) {
-      for (uint32_t i = thread; i < kTaskQueries * kStagedTokens; i += block.threads()) {
-        const uint32_t query = i / kStagedTokens, token = i % kStagedTokens;
-        if (query >= at.task.count || token >= some) continue;
-        memory.most[token].of[query] =
-            block.load(scores + uint64_t{query} * a.stride + (from - at.begin) + token);
-      }
-    });
-    block.each([&](uint32_t thread) {
-      const uint32_t dim = thread % dims, share = thread / dims;
-      if (share >= shares) return;
-      QueryValues own = sums[thread];
-      for (uint32_t token = 0; token < some; ++token) {
-        const uint32_t position = from + token;
-        const uint16_t* const page = page_of(block, a, at, position);
-        const float value =
-            from_bf16(block.load(page + (kBlockTokens + position % kBlockTokens) * dims + dim));
-        for (uint32_t j = 0; j < kTaskQueries; ++j) {
-          const uint32_t query = share + j * shares;
-          if (query >= at.task.count) break;
-          // What a query does not see weighs nothing, and may be no number.
-          const float weight = memory.most[token].of[query];
-          own.of[j] = weight != 0 ? fmaf(weight, value, own.of[j]) : own.of[j];
-        }
-      }
-      sums[thread] = own;
-    });
-  }
-  block.each([&](uint32_t thread) {
-    const uint32_t dim = thread % dims, share = thread / dims;
-    if (share >= shares) return;
+  const uint32_t dim = thread % dims, share = thread / dims;
+  if (share >= shares) return;
+  QueryValues sums = {};
+  const uint32_t from = larger(at.begin, split * kSplitTokens);
+  const uint32_t to = smaller(at.end, (split + 1) * kSplitTokens);
+  for (uint32_t position = from; position < to; ++position) {
+    const uint16_t* const page = page_of(block, a, at, position);
+    const float value =
+        from_bf16(block.load(page + (kBlockTokens + position % kBlockTokens) * dims + dim));
     for (uint32_t j = 0; j < kTaskQueries; ++j) {
       const uint32_t query = share + j * shares;
       if (query >= at.task.count) break;
-      float total = 0;
-      for (uint32_t lane = 0; lane < 16; ++lane) total = total + memory.sums[query * 16 + lane];
-      const float inverse = 1.0f / total;
-      block.store(a.out + query_place(a, at, query) + dim, sums[thread].of[j] * inverse);
+      // What a query does not see weighs nothing, and may be no number.
+      const float weight = memory.weights[position % kSplitTokens].of[query];
+      sums.of[j] = weight != 0 ? fmaf(weight, value, sums.of[j]) : sums.of[j];
     }
-  });
+  }
+  for (uint32_t j = 0; j < kTaskQueries; ++j) {
+    const uint32_t query = share + j * shares;
+    if (query >= at.task.count) break;
+    const SplitFactors factors = memory.states[query].last;
+    if (factors.add == 0 && factors.keep == 1) continue;
+    mixed.of[j] = add_split(factors, mixed.of[j], sums.of[j]);
+  }
 }
 
 template <class Block>
 BATON_DEVICE void attend_pages(Block& block, const PageAttention& a) {
   const PageMemory memory = {
-      block.template shared<QueryValues, kMaxPageDim>(), block.template shared<QueryValues, 257>(),
-      block.template shared<float, 256>(), block.template shared<float, 257>()};
-  float* const scores = a.scores + uint64_t{block.index()} * kTaskQueries * a.stride;
+      block.template shared<QueryValues, kMaxPageDim>(),
+      block.template shared<QueryValues, kSplitTokens + 1>(), block.template shared<float, 256>(),
+      block.template shared<float, 257>(), block.template shared<SplitState, kTaskQueries>()};
+  auto mixed = block.template per_thread<QueryValues>();
   for (uint32_t item = block.index(); item < a.task_count * a.cache.kv_heads;
        item += block.blocks()) {
     PageTask at = {block.load(a.tasks + item / a.cache.kv_heads), item % a.cache.kv_heads, 0, 0};
-    at.begin = first_seen(a, at, 0) / kBlockTokens * kBlockTokens;
-    // Whole pages: sums of every 16th are over as many for all.
-    at.end = (last_seen(a, at, at.task.count - 1) / kBlockTokens + 1) * kBlockTokens;
+    at.begin = first_seen(a, at, 0);
+    at.end = last_seen(a, at, at.task.count - 1) + 1;
+    const uint32_t dims = a.cache.head_dim;
     block.each([&](uint32_t thread) {
-      const uint32_t dims = a.cache.head_dim;
       for (uint32_t i = thread; i < kTaskQueries * dims; i += block.threads()) {
         const uint32_t query = i / dims;
         memory.queries[i % dims].of[query] =
             query < at.task.count ? block.load(a.q + query_place(a, at, query) + i % dims) : 0.0f;
       }
+      if (thread < kTaskQueries) memory.states[thread] = {-INFINITY, 0, {1, 0}};
+      mixed[thread] = {};
     });
-    block.each([&](uint32_t thread) { score_pages(block, a, at, memory, scores, thread); });
-    exponentiate_pages(block, a, at, memory, scores);
-    mix_pages(block, a, at, memory, scores);
+    for (uint32_t split = at.begin / kSplitTokens; split * kSplitTokens < at.end; ++split) {
+      block.each([&](uint32_t thread) { score_position(block, a, at, memory, split, thread); });
+      weigh_positions(block, at, memory);
+      block.each([&](uint32_t thread) {
+        mix_positions(block, a, at, memory, split, thread, mixed[thread]);
+      });
+    }
+    block.each([&](uint32_t thread) {
+      const uint32_t shares = smaller(block.threads() / dims, kTaskQueries);
+      const uint32_t dim = thread % dims, share = thread / dims;
+      if (share >= shares) return;
+      for (uint32_t j = 0; j < kTaskQueries; ++j) {
+        const uint32_t query = share + j * shares;
+        if (query >= at.task.count) break;
+        const float inverse = 1.0f / memory.states[query].sum;
+        block.store(a.out + query_place(a, at, query) + dim, mixed[thread].of[j] * inverse);
+      }
+    });
   }
 }
 

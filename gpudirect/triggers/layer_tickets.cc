@@ -51,6 +51,11 @@ absl::Status LayerTickets::mark(Stream stream, uint32_t layer) const {
   return launch(stream, 1 + layer, 0);
 }
 
+void LayerTickets::forget_steps() {
+  step_ = std::atomic_ref(pages_->as<uint64_t>()[0]).load(std::memory_order_acquire);
+  told_.assign(told_.size(), step_);
+}
+
 absl::StatusOr<size_t> LayerTickets::poll(
     absl::FunctionRef<void(uint64_t step, uint32_t layer)> ready) {
   uint64_t* const words = pages_->as<uint64_t>();

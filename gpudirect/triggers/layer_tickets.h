@@ -45,6 +45,9 @@ class LayerTickets {
   // when a step has begun though layers of the one before were not told; the next call goes on with
   // the new step.
   absl::StatusOr<size_t> poll(absl::FunctionRef<void(uint64_t step, uint32_t layer)> ready);
+  // Nobody wants to hear of the layers of steps until now any more: one failed, and the streams are
+  // empty.
+  void forget_steps();
 
  private:
   LayerTickets(const Device& device, const Launcher& launcher, uint32_t layers)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/tiers/staged_tiers.h"
 #include "kvtransfer/tiers/tier_store_impl.h"
 #include "transport/base/log.h"
 
@@ -226,6 +227,14 @@ std::string Store::explain() const {
 absl::StatusOr<std::unique_ptr<TierStore>> TierStore::open(const TierStoreOptions& options) {
   if (options.cache.layers == 0 || options.cache.block_bytes == 0 || options.cache.blocks == 0) {
     return absl::InvalidArgumentError("KV tiers need a cache with layers, blocks and bytes");
+  }
+  // What a device has is the device's to copy.
+  const internal::DeviceMemory* const memory = internal::device_memory();
+  if (memory != nullptr) {
+    const size_t bytes = options.cache.block_bytes * options.cache.blocks * options.cache.layers;
+    const absl::StatusOr<MemoryPlace> place = memory->place(options.cache.base, bytes);
+    if (!place.ok()) return place.status();
+    if (place->kind != MemoryKind::kHost) return StagedTiers::open(options, *memory, place->device);
   }
   auto store = std::make_unique<Store>(options);
   if (absl::Status status = store->start(); !status.ok()) return status;

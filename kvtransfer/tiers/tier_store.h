@@ -33,7 +33,8 @@
 
 namespace baton::kvtransfer::tiers {
 
-// The cache of the engine: [layer][block], each block_bytes. It must outlive the store.
+// The cache of the engine: [layer][block], each block_bytes; in host memory, or on a device. It
+// must outlive the store.
 struct TierCache {
   std::byte* base = nullptr;
   uint32_t layers = 0;

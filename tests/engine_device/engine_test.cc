@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "tests/engine_device/device_rig.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -176,14 +178,84 @@ TEST(DeviceEngine, ACacheThatLiesElsewhereThanItsLayoutSaysIsRefused) {
   driver.expect_clean();
 }
 
-TEST(DeviceEngine, SaysWhatADeviceCannotDoYet) {
+// All requests, after one another or at most four at a time; what they need is saved when it can
+// be.
+void expect_the_cpus_tokens(
+    Engine& engine, size_t in_flight, const std::function<void()>& before_each = [] {}) {
+  std::map<uint64_t, Outcome> outcomes;
+  size_t added = 0;
+  while (added < requests().size() || engine.has_work()) {
+    while (added < requests().size() &&
+           engine.stats().running + engine.stats().waiting + engine.stats().loading < in_flight) {
+      const Request& request = requests()[added++];
+      before_each();
+      ASSERT_TRUE(submit(engine, request, &outcomes[request.id]).ok());
+    }
+    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+    engine.tiers()->flush();
+  }
+  expect_same(expected(), outcomes);
+  EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
+  EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
+}
+
+std::unique_ptr<Engine> with_tiers(const Half& half, KvTierOptions tiers) {
+  tiers.load = LoadWhen::kAlways;
+  auto engine = Engine::create(half.model(), test_tokenizer(),
+                               {.blocks = 24,
+                                .token_budget = 48,
+                                .max_sequences = 4,
+                                .tiers = std::move(tiers),
+                                .runner = half.runner.get()});
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return *std::move(engine);
+}
+
+// The second time prompts that the small cache has forgotten are loaded, in several pieces where
+// they are longer than what the pinned memory holds.
+TEST(DeviceEngine, TiersBelowItsCacheChangeNothing) {
   InstalledFake driver;
   {
     const Half half(true);
-    EngineOptions options{.blocks = 40, .runner = half.runner.get()};
-    options.tiers.host_bytes = 1 << 20;
-    const auto engine = Engine::create(half.model(), test_tokenizer(), options);
-    EXPECT_TRUE(absl::IsUnimplemented(engine.status())) << engine.status();
+    const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
+    EXPECT_THAT(engine->tiers()->explain(), testing::HasSubstr("of pinned memory"));
+    for (const size_t in_flight : {4u, 1u}) expect_the_cpus_tokens(*engine, in_flight);
+    EXPECT_GT(engine->stats().tier_tokens, 100u);
+    EXPECT_EQ(engine->stats().loads_failed, 0u);
+  }
+  driver.expect_clean();
+}
+
+// What one has saved is the other's, for its KV has the same bits and the same name.
+TEST(DeviceEngine, SharesTiersOnDiskWithTheCpu) {
+  for (const bool device_first : {true, false}) {
+    InstalledFake driver;
+    const TemporaryFolder folder;
+    const KvTierOptions disk{.disk = folder.path("kv"), .disk_bytes = 16 << 20};
+    for (const bool on_device : {device_first, !device_first}) {
+      const Half half(on_device);
+      const auto engine = with_tiers(half, disk);
+      expect_the_cpus_tokens(*engine, 4);
+      if (on_device == device_first) continue;
+      EXPECT_GT(engine->stats().tier_tokens, 100u);
+    }
+    driver.expect_clean();
+  }
+}
+
+TEST(DeviceEngine, ACopyToOrFromATierThatFailsIsComputed) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    const auto engine = with_tiers(half, {.host_bytes = 64 << 20});
+    expect_the_cpus_tokens(*engine, 4);
+    EXPECT_GT(engine->stats().tiers.saved, 0u);
+    // Steps record no events: it is a save or a load that meets the error.
+    for (const size_t in_flight : {1u, 4u}) {
+      expect_the_cpus_tokens(*engine, in_flight, [&] {
+        driver.fake().fail_next("cuEventRecord", gpudirect::kOutOfMemory, 2);
+      });
+    }
   }
   driver.expect_clean();
 }

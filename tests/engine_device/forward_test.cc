@@ -20,8 +20,21 @@ namespace {
 
 using gpudirect::FakeDriver;
 
-constexpr size_t kBlocks = 12;
-const WorkspaceLimits kLimits{.max_tokens = 64, .max_chunks = 4, .max_context = 160};
+constexpr size_t kBlocks = 32;
+const WorkspaceLimits kLimits{.max_tokens = 64, .max_chunks = 4, .max_context = 400};
+
+// Of a step that waits for nobody, as most of decoding.
+class Calm : public LayerHook {
+ public:
+  explicit Calm(bool hears) : hears_(hears) {}
+  bool waits() const override { return false; }
+  bool hears_layers() const override { return hears_; }
+  void kv_written(int layer) override { written.push_back(layer); }
+  std::vector<int> written;
+
+ private:
+  const bool hears_;
+};
 
 // What a hook heard, in order: "before 0", "written 0", ...
 class Listening : public LayerHook {
@@ -45,8 +58,10 @@ class Listening : public LayerHook {
 
 // The same steps on both: whole prompts, pieces of them, single tokens, many at once.
 struct Pair {
-  explicit Pair(const ModelConfig& config, Arithmetic arithmetic = Arithmetic::kFp32)
-      : checkpoint(make_test_checkpoint(config, 1)),
+  explicit Pair(const ModelConfig& config, Arithmetic arithmetic = Arithmetic::kFp32,
+                gpudirect::Attributes attributes = gpudirect::h100())
+      : fake({.attributes = std::move(attributes)}),
+        checkpoint(make_test_checkpoint(config, 1)),
         model(*Model::create(checkpoint, arithmetic)),
         workspace(*model.make_workspace(kLimits, pool)),
         geometry(model.kv_geometry()),
@@ -60,7 +75,7 @@ struct Pair {
     ours.resize(kLimits.max_chunks * static_cast<size_t>(config.vocab_size));
     wanted = ours;
     std::mt19937_64 random(3);
-    text.resize(160);
+    text.resize(420);
     for (int32_t& token : text) token = static_cast<int32_t>(random() % 256);
   }
   ~Pair() {
@@ -75,8 +90,12 @@ struct Pair {
   }
   void step(std::vector<SequenceChunk> chunks) {
     LayerHook none;
+    step(std::move(chunks), none);
+  }
+  void step(std::vector<SequenceChunk> chunks, LayerHook& hook) {
+    LayerHook none;
     ASSERT_TRUE(model.forward(chunks, cache, none, workspace, wanted.data()).ok());
-    const absl::Status status = device->forward(chunks, *there, none, ours.data());
+    const absl::Status status = device->forward(chunks, *there, hook, ours.data());
     ASSERT_TRUE(status.ok()) << status;
     const size_t vocab = static_cast<size_t>(model.config().vocab_size);
     for (size_t c = 0; c < chunks.size(); ++c) {
@@ -124,7 +143,8 @@ struct Pair {
   std::optional<KvCache> there;
   std::vector<float> ours, wanted;
   std::vector<int32_t> text;
-  std::vector<std::vector<uint32_t>> tables = {{7, 0, 3}, {5, 11}, {2, 8, 1, 4}};
+  std::vector<std::vector<uint32_t>> tables = {
+      {7, 0, 3}, {5, 11}, {2, 8, 1, 4, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18}};
 };
 
 void expect_the_cpus(Pair&& pair) {
@@ -195,6 +215,107 @@ TEST(DeviceForward, IsNearTheCpuInBf16AsTensorCoresAdd) {
   EXPECT_GT(most, 0);
   EXPECT_LE(most, 0.03f * largest) << most << " of " << largest;
   RecordProperty("logits_differ_by", std::to_string(most / largest));
+}
+
+// A context of several splits, whose tokens are single ones, a few, or many, in any batch.
+TEST(DeviceForward, IsTheCpusInALongContext) {
+  ModelConfig config = tiny_model_config();
+  config.num_heads = 3;
+  for (const int window : {0, 200}) {
+    if (window > 0) config.family = ModelFamily::kMistral;
+    config.sliding_window = window;
+    Pair pair(config);
+    for (int at = 0; at < 252; at += 63) pair.step({pair.chunk(2, at, 63)});
+    for (int at = 252; at < 260; ++at) pair.step({pair.chunk(2, at, 1)});
+    pair.step({pair.chunk(2, 260, 1), pair.chunk(0, 0, 1), pair.chunk(1, 0, 12)});
+    pair.step({pair.chunk(2, 261, 5)});
+    pair.expect_same_kv(2, 266);
+  }
+}
+
+// Graphs change no bit, whatever comes between; and what comes once has none.
+TEST(DeviceForward, StepsThatComeAgainAreGraphs) {
+  Pair pair(tiny_model_config());
+  Calm calm(false), hears(true);
+  for (int at = 0; at < 248; at += 62) pair.step({pair.chunk(2, at, 62)});
+  pair.step({pair.chunk(0, 0, 9), pair.chunk(1, 0, 4)}, calm);
+  EXPECT_EQ(pair.device->graphs_recorded(), 0u);
+  int zero = 9, one = 4, two = 248;
+  const auto decode = [&](LayerHook& hook, int steps) {  // of two sequences, then of three
+    for (int i = 0; i < steps; ++i) {
+      std::vector<SequenceChunk> chunks = {pair.chunk(2, two++, 1), pair.chunk(0, zero++, 1)};
+      if (i % 2 != 0) chunks.push_back(pair.chunk(1, one++, 1));
+      pair.step(chunks, hook);
+    }
+  };
+  decode(calm, 4);
+  EXPECT_EQ(pair.device->graphs_recorded(), 2u) << "when a batch of that size came again";
+  const uint64_t launches = pair.fake.calls_of("cuLaunchKernel");
+  decode(calm, 4);
+  EXPECT_EQ(pair.fake.calls_of("cuLaunchKernel"), launches);
+  EXPECT_EQ(pair.fake.calls_of("cuGraphLaunch"), 6u);
+  decode(calm, 4);  // one of the contexts has two splits now
+  EXPECT_EQ(pair.device->graphs_recorded(), 4u);
+  hears.written.clear();
+  decode(hears, 4);
+  EXPECT_EQ(hears.written, (std::vector<int>{0, 1, 0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(pair.device->graphs_recorded(), 6u);
+  LayerHook may_wait;
+  decode(may_wait, 2);
+  EXPECT_EQ(pair.device->graphs_recorded(), 6u);
+  pair.expect_same_kv(2, two);
+  pair.expect_same_kv(0, zero);
+}
+
+TEST(DeviceForward, WithoutGraphsNothingIsRecorded) {
+  Pair pair(tiny_model_config());
+  pair.device->use_graphs(false);
+  Calm calm(false);
+  for (int at = 0; at < 4; ++at) pair.step({pair.chunk(0, at, 1)}, calm);
+  EXPECT_EQ(pair.device->graphs_recorded(), 0u);
+  EXPECT_EQ(pair.fake.calls_of("cuStreamBeginCapture"), 0u);
+}
+
+TEST(DeviceForward, AFailingGraphFailsTheStepAndTheNextOneWorks) {
+  Pair pair(tiny_model_config());
+  Calm calm(true);
+  pair.step({pair.chunk(0, 0, 3)}, calm);
+  pair.step({pair.chunk(0, 3, 1)}, calm);
+  const std::vector<SequenceChunk> chunks = {pair.chunk(0, 4, 1)};
+  for (const char* call : {"cuStreamBeginCapture", "cuLaunchKernel", "cuStreamEndCapture",
+                           "cuGraphInstantiateWithFlags", "cuGraphLaunch"}) {
+    pair.fake.fail_next(call, gpudirect::kOutOfMemory);
+    EXPECT_FALSE(pair.device->forward(chunks, *pair.there, calm, pair.ours.data()).ok()) << call;
+    EXPECT_EQ(pair.fake.queued(), 0u) << call;
+  }
+  for (int at = 4; at < 7; ++at) pair.step({pair.chunk(0, at, 1)}, calm);
+  EXPECT_EQ(pair.device->graphs_recorded(), 1u);
+}
+
+// A prompt's layer is told of, and may be sent, while later ones are still to be computed: also by
+// a device that has no tickets.
+TEST(DeviceForward, TellsOfALayerBeforeTheNextOnesAreComputed) {
+  for (const bool tickets : {true, false}) {
+    gpudirect::Attributes attributes = gpudirect::h100();
+    attributes[gpudirect::kCanUseHostPointerForRegisteredMemory] = tickets ? 1 : 0;
+    ModelConfig config = tiny_model_config();
+    config.num_layers = 4;
+    Pair pair(config, Arithmetic::kFp32, attributes);
+    Listening hook;
+    std::vector<size_t> left;
+    hook.on_written = [&](int layer) {
+      ASSERT_EQ(left.size(), static_cast<size_t>(layer));
+      left.push_back(pair.fake.queued());
+    };
+    pair.step({pair.chunk(2, 0, 40)}, hook);
+    ASSERT_EQ(left.size(), 4u);
+    // A layer is some 11 launches.
+    EXPECT_GT(left[0], 3 * 8u) << tickets;
+    EXPECT_GT(left[1], 2 * 8u) << tickets;
+    EXPECT_GT(left[2], 8u) << tickets;
+    const uint64_t events = pair.fake.calls_of("cuEventRecord");
+    EXPECT_EQ(events, tickets ? 0u : 4u);
+  }
 }
 
 TEST(DeviceForward, RatesEveryToken) {
@@ -288,7 +409,7 @@ TEST(DeviceForward, RefusesWhatTheCpuRefuses) {
   Pair pair(tiny_model_config());
   LayerHook none;
   std::vector<SequenceChunk> chunks = {pair.chunk(0, 0, 20)};
-  chunks[0].position = 150;
+  chunks[0].position = 390;
   EXPECT_TRUE(
       absl::IsInvalidArgument(pair.device->forward(chunks, *pair.there, none, pair.ours.data())));
   chunks = {pair.chunk(0, 0, 3)};
@@ -299,7 +420,7 @@ TEST(DeviceForward, AFailingCallFailsTheStepAndTheNextOneWorks) {
   Pair pair(tiny_model_config());
   LayerHook none;
   const std::vector<SequenceChunk> chunks = {pair.chunk(0, 0, 20)};
-  for (const char* call : {"cuLaunchKernel", "cuMemcpyAsync", "cuEventRecord"}) {
+  for (const char* call : {"cuLaunchKernel", "cuMemcpyAsync", "cuStreamQuery"}) {
     pair.fake.fail_next(call, gpudirect::kOutOfMemory);
     const absl::Status status = pair.device->forward(chunks, *pair.there, none, pair.ours.data());
     EXPECT_FALSE(status.ok()) << call;
@@ -328,7 +449,12 @@ TEST(DeviceForward, EachCallMayFailAndNothingIsLeft) {
     LayerHook none;
     SequenceChunk drawn = chunk;
     drawn.draw = &greedy;
+    Calm calm(true);
+    const SequenceChunk single{.tokens = std::span(tokens).first(1), .block_table = table};
     absl::Status status = (*device)->forward({&drawn, 1}, cache, none, logits.data());
+    for (int i = 0; i < 3 && status.ok(); ++i) {  // the second one is recorded
+      status = (*device)->forward({&single, 1}, cache, calm, logits.data());
+    }
     if (status.ok()) status = (*device)->forward({&chunk, 1}, cache, none, logits.data());
     EXPECT_EQ(fake.queued(), 0u);
     return status;
@@ -342,7 +468,7 @@ TEST(DeviceForward, EachCallMayFailAndNothingIsLeft) {
     EXPECT_THAT(fake.finish(), testing::IsEmpty());
   }
   size_t failed = 0;
-  for (uint64_t n = 1; n <= calls; n += 9) {
+  for (uint64_t n = 1; n <= calls; n += 11) {
     FakeDriver fake;
     fake.fail_call_in(n, gpudirect::kOutOfMemory);
     failed += walk(fake).ok() ? 0 : 1;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -140,6 +141,43 @@ TEST_F(ModelOnThisMachine, ARowHasTheSameBitsInEveryBatch) {
     EXPECT_TRUE(
         std::equal(alone.begin(), alone.end(), among.begin() + static_cast<ptrdiff_t>(vocab)));
   }
+}
+
+// The same bits launched kernel by kernel and as a graph, and how long a step of decoding takes.
+TEST_F(ModelOnThisMachine, AGraphHasTheBitsOfItsLaunches) {
+  class Calm : public LayerHook {
+    bool waits() const override { return false; }
+    bool hears_layers() const override { return false; }
+  };
+  const ModelConfig config = config_of_some_size();
+  const Checkpoint checkpoint = make_test_checkpoint(config, 1);
+  constexpr int kSteps = 60;
+  std::vector<float> last[2];
+  for (const bool graphs : {false, true}) {
+    const std::unique_ptr<DeviceModel> gpu = on_gpu(checkpoint, Arithmetic::kFp32);
+    gpu->use_graphs(graphs);
+    const KvGeometry geometry = config.kv_geometry();
+    KvCache cache(geometry, *gpu->allocate_cache(geometry.cache_bytes(kBlocks)), kBlocks);
+    const auto vocab = static_cast<size_t>(config.vocab_size);
+    step(*gpu, cache, {chunk(0, 0, 100), chunk(1, 0, 9)}, vocab);
+    Calm calm;
+    std::vector<float> logits(2 * vocab);
+    std::vector<double> us;
+    for (int i = 0; i < kSteps; ++i) {
+      const std::vector<SequenceChunk> chunks = {chunk(0, 100 + i, 1), chunk(1, 9 + i, 1)};
+      const auto begin = std::chrono::steady_clock::now();
+      ASSERT_TRUE(gpu->forward(chunks, cache, calm, logits.data()).ok());
+      us.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count());
+    }
+    EXPECT_EQ(gpu->graphs_recorded(), graphs ? 1u : 0u);
+    std::nth_element(us.begin(), us.begin() + kSteps / 2, us.end());
+    std::printf("row {\"name\": \"decode step\", \"shape\": \"%d layers, %s\", \"us\": %.1f}\n",
+                config.num_layers, graphs ? "a graph" : "kernel by kernel", us[kSteps / 2]);
+    last[graphs ? 1 : 0] = logits;
+  }
+  EXPECT_EQ(last[0], last[1]);
 }
 
 }  // namespace

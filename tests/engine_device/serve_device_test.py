@@ -54,6 +54,31 @@ def same_answers(model, arithmetic, says):
     return expected
 
 
+def metric(server, name):
+    with urllib.request.urlopen(server.url + "/metrics") as page:
+        return float(re.search(rf"^baton_{name} (\S+)$", page.read().decode(), re.MULTILINE)[1])
+
+
+class Small(Server):
+    """Three prompts of those below, and what is computed of them."""
+    COMMAND = ("serve", "--port", "0", "--blocks", "20")
+
+
+def with_tiers(model):
+    """What the small cache has forgotten comes back from host memory, and changes nothing."""
+    prompts = [[(7 * i + 11 * number) % 256 + 1 for i in range(96)] for number in range(4)]
+    alone, tiers = (Small("--model", model), Small("--model", model, "--device", "cuda", "--kv-host-mib", 8,
+                                                   "--kv-load", "always", environment=CUDA))
+    for number, prompt in enumerate(prompts + prompts):
+        both = [server.complete(model=model.name, prompt=prompt, max_tokens=4, temperature=0) for server in (alone, tiers)]
+        check(both[0] == both[1], number, both)
+        while metric(tiers, "kv_tier_blocks_saved_total") < 6 * min(number + 1, len(prompts)):
+            check(tiers.process.poll() is None, tiers.said)
+    check(metric(tiers, "kv_tier_tokens_total") >= 96 - 16, "nothing was loaded")
+    stop(alone)
+    stop(tiers)
+
+
 def pairs(model, expected):
     for prefill_on, decode_on in (("cuda", "cpu"), ("cpu", "cuda")):
         prefill = serve(model, "--role", "prefill", "--device", prefill_on, environment=CUDA)
@@ -82,7 +107,7 @@ def refused(model):
     says("is no device", "--device", "gpu")
     says("CUDA device 7", "--device", "cuda:7", environment=CUDA)
     says("tensor-parallel", "--device", "cuda", "-tp", "2")
-    says("--kv-host-mib", "--device", "cuda", "--kv-host-mib", "8")
+    says("--kv-agent", "--device", "cuda", "--role", "prefill", "--kv-agent", "prefill-0")
     says("--arithmetic int8", "--device", "cuda", "--arithmetic", "int8")
 
 
@@ -98,6 +123,7 @@ def main():
             sys.exit(77)
         same_answers(model, "bf16", "; our own kernel multiplies: BATON_CUBLASLT is none")
         expected = same_answers(model, "fp32", "")
+        with_tiers(model)
         pairs(model, expected)
         print(f"{sum(len(answer) for answer in expected)} answers, four times the same")
 

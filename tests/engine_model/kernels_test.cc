@@ -355,6 +355,52 @@ TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
   });
 }
 
+// Over several splits: near the reference, and the same bits in every width, with a window and
+// without, also where a window or a tile of queries begins or ends at a split.
+TEST(Attention, AddsSplitsInOrder) {
+  constexpr int kTokens = 540, kDims = 32, kGroup = 3;
+  Paged paged({.layers = 1, .kv_heads = 1, .head_dim = kDims}, kTokens);
+  const size_t q_width = size_t{kDims} * kGroup;
+  const std::vector<float> k = random_floats(size_t{kTokens} * kDims, 1);
+  const std::vector<float> v = random_floats(size_t{kTokens} * kDims, 2);
+  const std::vector<float> q = random_floats(kTokens * q_width, 3);
+  store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t{kDims});
+  std::vector<float> scratch(attention_scratch_size(kTokens));
+  for (const int window : {0, 1, 255, 256, 300}) {
+    std::vector<float> first, expected(q.size());
+    AttentionCall call{.cache = &paged.cache,
+                       .block_table = paged.table,
+                       .tokens = kTokens,
+                       .window = window,
+                       .group = kGroup,
+                       .q = q.data(),
+                       .q_stride = q_width,
+                       .out = expected.data(),
+                       .out_stride = q_width};
+    reference_attention(call);
+    for_every_width([&, window = window] {
+      std::vector<float> out(q.size());
+      call.out = out.data();
+      paged_attention(call, scratch.data());
+      if (first.empty()) first = out;
+      EXPECT_TRUE(same_bits(out, first)) << window;
+    });
+    for (size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], expected[i], 4e-6) << i;
+    for (const int position : {0, 255, 256, 257, 511, 512, 539}) {
+      std::vector<float> single(q_width);
+      AttentionCall one = call;
+      one.position = position;
+      one.tokens = 1;
+      one.q = q.data() + position * q_width;
+      one.out = single.data();
+      paged_attention(one, scratch.data());
+      EXPECT_TRUE(std::equal(single.begin(), single.end(),
+                             first.begin() + static_cast<ptrdiff_t>(position * q_width)))
+          << position << ", window " << window;
+    }
+  }
+}
+
 TEST(StoreKv, PutsEveryElementWhereTheLayoutSays) {
   // Heads with and without a tail of a vector; from the middle of a block, within one, over three.
   for (const auto& [dims, position, tokens] :

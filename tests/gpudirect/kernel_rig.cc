@@ -89,9 +89,14 @@ absl::StatusOr<double> KernelRig::time(int repeats,
 }
 
 std::string json_of(const KernelRow& row) {
-  return absl::StrFormat(
-      R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f, "TFLOP/s": %.2f})",
+  std::string out = absl::StrFormat(
+      R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f, "TFLOP/s": %.2f)",
       row.name, row.shape, row.microseconds, row.gigabytes_per_second, row.of_copy, row.teraflops);
+  if (row.goal > 0) {
+    absl::StrAppendFormat(&out, R"(, "goal": "of_copy >= %.2f", "met": %s)", row.goal,
+                          row.of_copy >= row.goal ? "true" : "false");
+  }
+  return out + "}";
 }
 
 }  // namespace baton::gpudirect

@@ -164,6 +164,39 @@ void compare_elementwise(Comparison& all) {
   });
 }
 
+// Contexts of 600 tokens, of one and of 257.
+void compare_splits(Comparison& all, uint32_t group, uint32_t window) {
+  constexpr uint32_t kStride = 40;
+  std::vector<uint32_t> tables(3 * kStride);
+  std::iota(tables.rbegin(), tables.rend(), 0u);
+  std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 2);
+  std::vector<float> q = normal(size_t{3} * 2 * group * 64, 3), out(q.size());
+  std::vector<kernels::SplitTask> tasks;
+  std::vector<kernels::SplitItem> items;
+  for (const uint32_t position : {599u, 0u, 256u}) {
+    const auto row = static_cast<uint32_t>(tasks.size());
+    tasks.push_back(
+        {{row * kStride, position, row, 0, group}, static_cast<uint32_t>(items.size())});
+    for (uint32_t s = 0; s <= position / kernels::kSplitTokens; ++s) items.push_back({row, s});
+  }
+  std::vector<uint32_t> counts = {static_cast<uint32_t>(items.size()), 3};
+  std::vector<float> partial(kernels::partial_floats(items.size(), 2, group, 64), 0.0f);
+  all.run<kernels::SplitAttention>({"baton_attend_splits", "baton_join_splits"},
+                                   {&Launcher::attend_splits, &Launcher::join_splits},
+                                   [&](auto& place) {
+                                     return kernels::SplitAttention{.q = place(q),
+                                                                    .out = place(out, true),
+                                                                    .block_tables = place(tables),
+                                                                    .tasks = place(tasks),
+                                                                    .items = place(items),
+                                                                    .counts = place(counts),
+                                                                    .partial = place(partial, true),
+                                                                    .cache = {place(cache), 2, 64},
+                                                                    .group = group,
+                                                                    .window = window};
+                                   });
+}
+
 void compare_serving(Comparison& all) {
   std::vector<float> logits = normal(6 * 3000, 1);
   std::vector<kernels::SampleRow> rows = {{0, 1, 0, 0},     {1, 1, 0.3, 0},   {0.7, 0.9, 0.6, 0},
@@ -172,26 +205,8 @@ void compare_serving(Comparison& all) {
   all.run<kernels::Sample>({"baton_sample"}, {&Launcher::sample}, [&](auto& place) {
     return kernels::Sample{place(logits), place(rows), place(tokens, true), 6, 3000};
   });
-  constexpr uint32_t kStride = 40;
-  std::vector<uint32_t> lengths = {600, 1, 257};
-  std::vector<uint32_t> tables(3 * kStride);
-  std::iota(tables.rbegin(), tables.rend(), 0u);
-  std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 2);
-  std::vector<float> q = normal(3 * 2 * 4 * 64, 3), out(q.size());
-  std::vector<float> partial(3 * 2 * 3 * 4 * 66, 0.0f);
-  all.run<kernels::Attention>({"baton_attend_splits", "baton_join_splits"},
-                              {&Launcher::attend_splits, &Launcher::join_splits}, [&](auto& place) {
-                                return kernels::Attention{.q = place(q),
-                                                          .out = place(out, true),
-                                                          .block_tables = place(tables),
-                                                          .lengths = place(lengths),
-                                                          .partial = place(partial, true),
-                                                          .cache = {place(cache), 2, 64},
-                                                          .sequences = 3,
-                                                          .group = 4,
-                                                          .table_stride = kStride,
-                                                          .splits = 3};
-                              });
+  compare_splits(all, 4, 0);
+  compare_splits(all, 7, 300);
 }
 
 void compare_products(Comparison& all) {
@@ -238,7 +253,7 @@ void compare_steps(Comparison& all) {
   std::vector<uint32_t> tables(40);
   std::iota(tables.rbegin(), tables.rend(), 0u);
   std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 3);
-  std::vector<float> q = normal(22 * 2 * 3 * 64, 4), attended(q.size()), scores(24 * 8 * 640);
+  std::vector<float> q = normal(22 * 2 * 3 * 64, 4), attended(q.size());
   std::vector<kernels::AttentionTask> tasks;
   for (uint32_t first = 0; first < 21 * 3; first += 8) {  // 21 tokens behind 300, in a window
     tasks.push_back({0, 300, 0, first, std::min(8u, 21 * 3 - first)});
@@ -250,12 +265,10 @@ void compare_steps(Comparison& all) {
                                       .out = place(attended, true),
                                       .block_tables = place(tables),
                                       .tasks = place(tasks),
-                                      .scores = place(scores, true),
                                       .cache = {place(cache), 2, 64},
                                       .task_count = static_cast<uint32_t>(tasks.size()),
                                       .group = 3,
-                                      .window = 250,
-                                      .stride = 640};
+                                      .window = 250};
       });
 }
 

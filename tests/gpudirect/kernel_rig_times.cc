@@ -21,7 +21,7 @@ class Times {
 
   // `moved`: bytes that are read and written. `operations`: multiplies and adds.
   void row(std::string name, std::string shape, size_t moved,
-           const std::function<absl::Status()>& queue, double operations = 0) {
+           const std::function<absl::Status()>& queue, double operations = 0, double goal = 0) {
     if (!status.ok()) return;
     const auto us = rig_.time(repeats_, queue);
     if (!us.ok()) {
@@ -30,8 +30,8 @@ class Times {
     }
     const double rate = static_cast<double>(moved) / *us / 1000;
     if (rows.empty()) copy_rate_ = rate;
-    rows.push_back(
-        {std::move(name), std::move(shape), *us, rate, rate / copy_rate_, operations / *us / 1e6});
+    rows.push_back({std::move(name), std::move(shape), *us, rate, rate / copy_rate_,
+                    operations / *us / 1e6, goal});
   }
   // Device memory with random bf16 numbers between 1/2 and 2: of any type finite.
   DevicePointer numbers(size_t bytes) {
@@ -143,36 +143,47 @@ void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePoin
             [&] { return launcher.classifier(classifier, tokens, stream); });
 }
 
-// Decode of sequences of `bytes` of KV together: 8 KV heads of 128, groups of 4.
+// Decode of sequences of up to 4096 tokens, as many as `bytes` of KV hold, or of a longer one: 8 KV
+// heads of 128. The floor is the KV's bytes, each read once.
 void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
-                    DevicePointer cache, size_t bytes) {
+                    DevicePointer cache, size_t bytes, uint32_t most_tokens, uint32_t group,
+                    double goal) {
   constexpr uint32_t kBlockBytes = 8 * 2 * 128 * 16 * 2;
   const auto blocks = static_cast<uint32_t>(bytes / kBlockBytes);
-  const uint32_t length = std::min(4096u, blocks * 16), stride = length / 16;
-  const uint32_t sequences = blocks / stride;
-  std::vector<uint32_t> tables(size_t{sequences} * stride);
+  const uint32_t length = std::min(most_tokens, blocks * 16), stride = length / 16;
+  const uint32_t sequences = most_tokens > 4096 ? 1 : blocks / stride;
+  std::vector<uint32_t> tables(blocks);
   std::iota(tables.begin(), tables.end(), 0u);
   std::shuffle(tables.begin(), tables.end(), std::mt19937_64(1));
-  const uint32_t splits = (length + kernels::kSplitTokens - 1) / kernels::kSplitTokens;
-  const size_t q_bytes = size_t{sequences} * 8 * 4 * 128 * 4;
-  const kernels::Attention arguments{
+  std::vector<kernels::SplitTask> tasks;
+  std::vector<kernels::SplitItem> items;
+  for (uint32_t row = 0; row < sequences; ++row) {
+    tasks.push_back(
+        {{row * stride, length - 1, row, 0, group}, static_cast<uint32_t>(items.size())});
+    for (uint32_t s = 0; s <= (length - 1) / kernels::kSplitTokens; ++s) items.push_back({row, s});
+  }
+  const size_t q_bytes = size_t{sequences} * 8 * group * 128 * 4;
+  const kernels::SplitAttention arguments{
       .q = pointer_of<const float>(times.numbers(q_bytes)),
       .out = pointer_of<float>(rig.allocate(q_bytes)),
       .block_tables = times.table(tables),
-      .lengths = times.table(std::vector<uint32_t>(sequences, length)),
-      .partial = pointer_of<float>(rig.allocate(size_t{sequences} * 8 * splits * 4 * 130 * 4)),
+      .tasks = times.table(tasks),
+      .items = times.table(items),
+      .counts = times.table(std::vector{static_cast<uint32_t>(items.size()), sequences}),
+      .partial = pointer_of<float>(
+          rig.allocate(kernels::partial_floats(items.size(), 8, group, 128) * sizeof(float))),
       .cache = {pointer_of<uint16_t>(cache), 8, 128},
-      .sequences = sequences,
-      .group = 4,
-      .table_stride = stride,
-      .splits = splits};
-  times.row("paged decode",
-            absl::StrFormat("%u x %u, 8 KV heads x 128, group 4", sequences, length),
-            size_t{sequences} * stride * kBlockBytes, [&] {
-              absl::Status status = launcher.attend_splits(arguments, UINT32_MAX, stream);
-              if (status.ok()) status = launcher.join_splits(arguments, sequences * 8, stream);
-              return status;
-            });
+      .group = group};
+  times.row(
+      "paged decode",
+      absl::StrFormat("%u x %u, 8 KV heads x 128, group %u", sequences, length, group),
+      size_t{sequences} * stride * kBlockBytes,
+      [&] {
+        absl::Status status = launcher.attend_splits(arguments, items.size() * 8, stream);
+        if (!status.ok()) return status;
+        return launcher.join_splits(arguments, uint64_t{sequences} * 8 * group, stream);
+      },
+      0, goal);
 }
 
 // Products with a square weight of `bytes`, of one token and of a prompt; then a prompt's attention
@@ -229,16 +240,13 @@ void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
   }
   const size_t q_bytes = size_t{tokens} * 8 * 4 * 128 * 4;
   constexpr uint64_t kBlocks = 512;
-  const kernels::PageAttention attention{
-      .q = pointer_of<const float>(times.numbers(q_bytes)),
-      .out = pointer_of<float>(rig.allocate(q_bytes)),
-      .block_tables = times.table(tables),
-      .tasks = times.table(tasks),
-      .scores = pointer_of<float>(rig.allocate(kBlocks * kernels::kTaskQueries * length * 4)),
-      .cache = {pointer_of<uint16_t>(from), 8, 128},
-      .task_count = static_cast<uint32_t>(tasks.size()),
-      .group = 4,
-      .stride = length};
+  const kernels::PageAttention attention{.q = pointer_of<const float>(times.numbers(q_bytes)),
+                                         .out = pointer_of<float>(rig.allocate(q_bytes)),
+                                         .block_tables = times.table(tables),
+                                         .tasks = times.table(tasks),
+                                         .cache = {pointer_of<uint16_t>(from), 8, 128},
+                                         .task_count = static_cast<uint32_t>(tasks.size()),
+                                         .group = 4};
   times.row(
       "paged prefill",
       absl::StrFormat("%u tokens of %u, 8 KV heads x 128, group 4", tokens, length),
@@ -264,7 +272,11 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
   time_pages(times, launcher, stream, from, to, bytes);
   time_reshard(times, launcher, stream, from, to, bytes);
   time_sums(times, launcher, stream, from, other, to, bytes);
-  time_attention(times, rig, launcher, stream, from, bytes);
+  // Both arrays together: 64 sequences of 4096 tokens.
+  for (const uint32_t group : {4u, 8u}) {
+    time_attention(times, rig, launcher, stream, from, 2 * bytes, 4096, group, 0.80);
+  }
+  time_attention(times, rig, launcher, stream, from, bytes, 32768, 4, 0);
   time_model(times, rig, launcher, stream, from, to, bytes);
   if (!times.status.ok()) return times.status;
   return times.rows;

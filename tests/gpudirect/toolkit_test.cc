@@ -53,7 +53,8 @@ static_assert(std::is_same_v<DevicePointer, CUdeviceptr>);
 static_assert(std::is_same_v<AllocationHandle, CUmemGenericAllocationHandle>);
 static_assert(std::is_same_v<Context, CUcontext> && std::is_same_v<Stream, CUstream> &&
               std::is_same_v<Event, CUevent> && std::is_same_v<Module, CUmodule> &&
-              std::is_same_v<Function, CUfunction>);
+              std::is_same_v<Function, CUfunction> && std::is_same_v<Graph, CUgraph> &&
+              std::is_same_v<GraphExecutable, CUgraphExec>);
 
 static_assert(sizeof(MemoryLocation) == sizeof(CUmemLocation));
 static_assert(sizeof(AllocationProperties) == sizeof(CUmemAllocationProp) &&
@@ -94,6 +95,9 @@ static_assert(equal(kInvalidValue, CUDA_ERROR_INVALID_VALUE) &&
               equal(kNotPermitted, CUDA_ERROR_NOT_PERMITTED) &&
               equal(kNotSupported, CUDA_ERROR_NOT_SUPPORTED) &&
               equal(kSystemDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) &&
+              equal(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) &&
+              equal(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&
+              equal(kCaptureThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) &&
               equal(kUnknown, CUDA_ERROR_UNKNOWN));
 static_assert(
     equal(kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) &&

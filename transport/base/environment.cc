@@ -26,6 +26,8 @@ constexpr std::array kVariables = {
     EnvironmentVariable{
         "BATON_CUBLASLT", "libcublasLt.so.13, or .12",
         "the file of the library that multiplies in bf16 on a GPU; none: our own kernel does"},
+    EnvironmentVariable{"BATON_CUDA_GRAPHS", "yes",
+                        "no: a GPU's steps of decoding are launched kernel by kernel"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},

@@ -138,6 +138,9 @@ std::vector<std::string> FakeDriver::finish() {
   if (!streams_.empty()) violate(Rule::kLifetime, "at the end", "a stream is left");
   if (!events_.empty()) violate(Rule::kLifetime, "at the end", "an event is left");
   if (!modules_.empty()) violate(Rule::kLifetime, "at the end", "a module is left");
+  if (!captures_.empty()) violate(Rule::kCapture, "at the end", "a stream is still recorded");
+  if (!graphs_.empty()) violate(Rule::kCapture, "at the end", "a graph is left");
+  if (!executables_.empty()) violate(Rule::kCapture, "at the end", "an executable graph is left");
   return violations_;
 }
 
@@ -196,6 +199,20 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
     refused_ = kLaunchFailed;
   } else {
     refused_ = injected_;
+    look_at_capture();
+  }
+}
+
+void FakeCall::look_at_capture() {
+  static const std::set<std::string_view> kRecorded = {
+      "cuLaunchKernel",     "cuMemcpyAsync",    "cuMemcpy2DAsync", "cuStreamBeginCapture",
+      "cuStreamEndCapture", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuDeviceGetAttribute"};
+  if (kRecorded.contains(name_)) return;
+  for (auto& [stream, capture] : fake.captures_) {
+    if (capture.thread != std::this_thread::get_id()) continue;
+    violate(Rule::kCapture, "a stream is being recorded by this thread");
+    capture.invalid = true;
+    refused_ = kCaptureUnsupported;
   }
 }
 
@@ -218,7 +235,15 @@ std::deque<FakeDriver::Operation>* FakeCall::queue(Stream stream) const {
             stream == nullptr ? "on the legacy stream" : "no such stream");
     return nullptr;
   }
-  return at_home(stream) ? &found->second : nullptr;
+  if (!at_home(stream)) return nullptr;
+  const auto capture = fake.captures_.find(stream);
+  if (capture == fake.captures_.end()) return &found->second;
+  if (capture->second.thread != std::this_thread::get_id()) {
+    violate(Rule::kCapture, "another thread records this stream");
+    capture->second.invalid = true;
+    return nullptr;
+  }
+  return &capture->second.operations;
 }
 
 struct FakeCalls {
@@ -355,6 +380,7 @@ struct FakeCalls {
     add_fake_launch_calls(all);
     add_fake_copy_calls(all);
     add_fake_order_calls(all);
+    add_fake_graph_calls(all);
     const auto at = all.find(name);
     *entry = nullptr;
     if (at == all.end() || the_fake->options_.missing.contains(name)) {

@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -142,6 +143,7 @@ class FakeDriver {
   friend struct FakeLaunchCalls;
   friend struct FakeCopyCalls;
   friend struct FakeOrderCalls;
+  friend struct FakeGraphCalls;
   friend class FakeMemoryView;
 
   struct Allocation {
@@ -199,10 +201,17 @@ class FakeDriver {
     std::shared_ptr<const KernelLaunch> launch = nullptr;  // likewise
     std::vector<Copy> copies = {};                         // likewise: in any order
     std::optional<Order> order = std::nullopt;             // likewise
+    GraphExecutable graph = nullptr;                       // whose launch it is of
   };
   struct EventState {
     uint64_t recorded = 0;  // how often it was put on a stream
     uint64_t happened = 0;
+  };
+  // A stream that is being recorded.
+  struct Capture {
+    std::thread::id thread;
+    bool invalid = false;
+    std::deque<Operation> operations;
   };
   using Mappings = std::map<DevicePointer, Mapping>;
 
@@ -271,6 +280,9 @@ class FakeDriver {
 
   std::map<Stream, std::deque<Operation>> streams_;
   std::map<Event, EventState> events_;
+  std::map<Stream, Capture> captures_;
+  std::map<Graph, std::deque<Operation>> graphs_;
+  std::map<GraphExecutable, std::deque<Operation>> executables_;
   std::set<Module> modules_;
   std::map<Function, KernelFunction> functions_;
   uintptr_t next_object_ = 0x1000;
@@ -295,8 +307,11 @@ class FakeCall {
   Result told() const { return refused_; }
   const char* name() const { return name_; }
   void violate(Rule rule, const std::string& what) const { fake.violate(rule, name_, what); }
-  // The queue of a stream that there is, of the current context's device. Null: a violation.
+  // The queue of a stream that there is, of the current context's device; of one that is being
+  // recorded what is recorded. Null: a violation.
   std::deque<FakeDriver::Operation>* queue(Stream stream) const;
+  // Of this thread, if it records a stream and this is no call for that: a violation.
+  void look_at_capture();
   // Whether it was made on the current context's device. Otherwise a violation.
   bool at_home(const void* object) const;
   FakeDriver& fake;
@@ -317,5 +332,6 @@ void add_fake_stream_calls(FakeEntries& out);
 void add_fake_launch_calls(FakeEntries& out);
 void add_fake_copy_calls(FakeEntries& out);
 void add_fake_order_calls(FakeEntries& out);
+void add_fake_graph_calls(FakeEntries& out);
 
 }  // namespace baton::gpudirect

@@ -139,6 +139,9 @@ struct FakeStreamCalls {
     if (!found->second.empty()) {
       call.violate(Rule::kStale, "work is still queued on it: " + call.fake.heads());
     }
+    if (call.fake.captures_.erase(stream) != 0) {
+      call.violate(Rule::kCapture, "it is being recorded");
+    }
     call.fake.streams_.erase(found);
     return call.told();
   }

@@ -18,13 +18,14 @@ enum class Rule : uint8_t {
   kModule,       // loads while kernels run, kernels that are not loaded, launches of no kernel
   kEntry,        // entries asked for as of another version
   kStale,        // destroyed streams, events, modules; destroyed while something waits for them
+  kCapture,  // while a stream is recorded: waits, questions, events; graphs that are gone or left
 };
-inline constexpr int kRules = 11;
+inline constexpr int kRules = 12;
 
 constexpr const char* name_of(Rule rule) {
-  constexpr const char* kNames[] = {"",         "context", "lifetime", "range",
-                                    "mapping",  "sharing", "copying",  "word",
-                                    "blocking", "module",  "entry",    "stale"};
+  constexpr const char* kNames[] = {"",        "context", "lifetime", "range",    "mapping",
+                                    "sharing", "copying", "word",     "blocking", "module",
+                                    "entry",   "stale",   "capture"};
   return kNames[static_cast<int>(rule)];
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gpudirect/device_memory.h"
@@ -96,6 +97,17 @@ struct World {
     void* parameters[] = {&arguments};
     return driver.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream(), parameters,
                                  nullptr);
+  }
+  // A graph of one copy.
+  GraphExecutable recorded() const {
+    Graph graph = nullptr;
+    GraphExecutable executable = nullptr;
+    driver.cuStreamBeginCapture(stream(), kCaptureThreadLocal);
+    copy(at, here(), 8);
+    driver.cuStreamEndCapture(stream(), &graph);
+    driver.cuGraphInstantiateWithFlags(&executable, graph, 0);
+    driver.cuGraphDestroy(graph);
+    return executable;
   }
   void ask_until_it_hangs(Event behind) const {
     for (int i = 0; i < 250'000; ++i) driver.cuEventQuery(behind);
@@ -592,6 +604,61 @@ const Broken kBroken[] = {
          w.launch(sum);
        });
      }},
+    // ---- capture ----
+    {Rule::kCapture, "cuStreamQuery", "being recorded by this thread",
+     [](World& w) {
+       w.inside([&] {
+         Graph graph = nullptr;
+         w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal);
+         w.driver.cuStreamQuery(w.stream());
+         if (w.driver.cuStreamEndCapture(w.stream(), &graph) != kCaptureInvalidated) return;
+         w.driver.cuStreamQuery(w.stream());
+       });
+     }},
+    {Rule::kCapture, "cuEventRecord", "being recorded by this thread",
+     [](World& w) {
+       w.inside([&] {
+         const Event event = w.event();
+         w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal);
+         w.driver.cuEventRecord(event, w.stream());
+       });
+     }},
+    {Rule::kCapture, "cuMemHostRegister", "being recorded by this thread",
+     [](World& w) {
+       w.inside([&] {
+         w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal);
+         w.driver.cuMemHostRegister(w.host.data(), 4096, kHostPortable);
+       });
+     }},
+    {Rule::kCapture, "cuStreamBeginCapture", "other threads' calls would fail",
+     [](World& w) { w.inside([&] { w.driver.cuStreamBeginCapture(w.stream(), 0); }); }},
+    {Rule::kCapture, "at the end", "still recorded",
+     [](World& w) {
+       w.inside([&] { w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal); });
+     }},
+    {Rule::kCapture, "cuMemcpyAsync", "another thread records",
+     [](World& w) {
+       w.inside([&] { w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal); });
+       std::thread([&] { w.inside([&] { w.copy(w.at, w.here(), 8); }); }).join();
+     }},
+    {Rule::kCapture, "cuGraphExecDestroy", "still queued",
+     [](World& w) {
+       w.inside([&] {
+         GraphExecutable executable = w.recorded();
+         w.driver.cuGraphLaunch(executable, w.stream());
+         w.driver.cuGraphExecDestroy(executable);
+       });
+     }},
+    {Rule::kCapture, "cuGraphLaunch", "no such executable",
+     [](World& w) {
+       w.inside([&] {
+         GraphExecutable executable = w.recorded();
+         w.driver.cuGraphExecDestroy(executable);
+         w.driver.cuGraphLaunch(executable, w.stream());
+       });
+     }},
+    {Rule::kCapture, "at the end", "executable graph is left",
+     [](World& w) { w.inside([&] { w.recorded(); }); }},
 };
 // NOLINTEND(bugprone-unchecked-optional-access)
 

@@ -119,6 +119,18 @@ TEST_F(LayerTicketsTest, AStepThatNobodySawIsAnError) {
   EXPECT_EQ(told_.back().first, 3u);
 }
 
+TEST_F(LayerTicketsTest, AStepThatFailedCanBeForgotten) {
+  ASSERT_TRUE(tickets_->begin(stream()).ok());
+  ASSERT_TRUE(tickets_->mark(stream(), 0).ok());
+  fake_.run_all();
+  tickets_->forget_steps();
+  EXPECT_EQ(*poll(), 0u);
+  replay();
+  fake_.run_all();
+  EXPECT_EQ(*poll(), kLayers);
+  EXPECT_THAT(told_, ElementsAre(Pair(2, 0), Pair(2, 1), Pair(2, 2)));
+}
+
 TEST_F(LayerTicketsTest, BadLayersAndErrorsLeaveNothingBehind) {
   EXPECT_EQ(tickets_->mark(stream(), kLayers).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(LayerTickets::open(*device_, *launcher_, 0).ok());

@@ -1,0 +1,118 @@
+// The fake's graphs: what is put on a stream while it is recorded runs at no call but a launch of
+// the graph, each time anew, when its stream comes to it.
+#include "tests/gpudirect/fake/fake_driver.h"
+
+namespace baton::gpudirect {
+
+struct FakeGraphCalls {
+  using Needs = FakeCall::Needs;
+
+  static Result begin(Stream stream, int mode) {
+    const FakeCall call("cuStreamBeginCapture", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    if (call.queue(stream) == nullptr) return kInvalidHandle;
+    if (mode != kCaptureThreadLocal) {
+      call.violate(Rule::kCapture, "other threads' calls would fail meanwhile");
+    }
+    if (call.fake.captures_.contains(stream)) {
+      call.violate(Rule::kCapture, "it is being recorded already");
+      return kInvalidValue;
+    }
+    call.fake.captures_[stream].thread = std::this_thread::get_id();
+    return kSuccess;
+  }
+
+  // Ends the recording whatever it answers.
+  static Result end(Stream stream, Graph* graph) {
+    const FakeCall call("cuStreamEndCapture", Needs::kContext);
+    *graph = nullptr;
+    const auto found = call.fake.captures_.find(stream);
+    if (found == call.fake.captures_.end()) {
+      if (call.refused() != kSuccess) return call.refused();
+      call.violate(Rule::kCapture, "nobody records this stream");
+      return kInvalidValue;
+    }
+    if (found->second.thread != std::this_thread::get_id()) {
+      call.violate(Rule::kCapture, "another thread records this stream");
+      return kInvalidValue;
+    }
+    const FakeDriver::Capture capture = std::move(found->second);
+    call.fake.captures_.erase(found);
+    if (call.refused() != kSuccess) return call.refused();
+    if (capture.invalid) return kCaptureInvalidated;
+    *graph = reinterpret_cast<Graph>(call.fake.next_object_++);
+    call.fake.graphs_[*graph] = capture.operations;
+    return kSuccess;
+  }
+
+  static Result instantiate(GraphExecutable* executable, Graph graph, unsigned long long flags) {
+    const FakeCall call("cuGraphInstantiateWithFlags", Needs::kContext, true);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.graphs_.find(graph);
+    if (found == call.fake.graphs_.end() || flags != 0) {
+      call.violate(Rule::kCapture, "no such graph, or unknown flags");
+      return kInvalidValue;
+    }
+    *executable = reinterpret_cast<GraphExecutable>(call.fake.next_object_++);
+    call.fake.executables_[*executable] = found->second;
+    call.fake.homes_[*executable] = FakeDriver::current_device();
+    return kSuccess;
+  }
+
+  static Result launch(GraphExecutable executable, Stream stream) {
+    const FakeCall call("cuGraphLaunch", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    auto* const queue = call.queue(stream);
+    const auto found = call.fake.executables_.find(executable);
+    if (found == call.fake.executables_.end()) {
+      call.violate(Rule::kCapture, "no such executable graph");
+    }
+    if (queue == nullptr || found == call.fake.executables_.end() || !call.at_home(executable)) {
+      return kInvalidHandle;
+    }
+    for (const FakeDriver::Operation& operation : found->second) {
+      queue->push_back(operation);
+      queue->back().number = call.fake.next_operation_++;
+      queue->back().graph = executable;
+    }
+    return kSuccess;
+  }
+
+  static Result destroy_executable(GraphExecutable executable) {
+    const FakeCall call("cuGraphExecDestroy", Needs::kContext);
+    if (!call.takes_away()) return call.refused();
+    if (call.fake.executables_.erase(executable) == 0) {
+      call.violate(Rule::kCapture, "no such executable graph");
+      return kInvalidHandle;
+    }
+    for (const auto& [stream, queue] : call.fake.streams_) {
+      for (const FakeDriver::Operation& operation : queue) {
+        if (operation.graph != executable) continue;
+        call.violate(Rule::kCapture, "a launch of it is still queued");
+        return call.told();
+      }
+    }
+    return call.told();
+  }
+  static Result destroy(Graph graph) {
+    const FakeCall call("cuGraphDestroy", Needs::kContext);
+    if (!call.takes_away()) return call.refused();
+    if (call.fake.graphs_.erase(graph) != 0) return call.told();
+    call.violate(Rule::kCapture, "no such graph");
+    return kInvalidHandle;
+  }
+};
+
+void add_fake_graph_calls(FakeEntries& out) {
+  const auto add = [&](const char* name, auto* function, int version) {
+    out[name] = {reinterpret_cast<void*>(function), version};
+  };
+  add("cuStreamBeginCapture", FakeGraphCalls::begin, 10010);
+  add("cuStreamEndCapture", FakeGraphCalls::end, 10000);
+  add("cuGraphInstantiateWithFlags", FakeGraphCalls::instantiate, 11040);
+  add("cuGraphLaunch", FakeGraphCalls::launch, 10000);
+  add("cuGraphExecDestroy", FakeGraphCalls::destroy_executable, 10000);
+  add("cuGraphDestroy", FakeGraphCalls::destroy, 10000);
+}
+
+}  // namespace baton::gpudirect
