@@ -107,8 +107,10 @@ class Communicator {
   // place, over RDMA it is registered. Aligned to 64 bytes at least; zeroed.
   absl::StatusOr<CommBuffer> allocate(size_t bytes);
   // Memory of CUDA devices works in any call too (with gpudirect/ linked), at some ranks or at all,
-  // and gives the same bits. Copy engines move it through pinned memory, and CPUs sum. Beginning a
-  // call blocks until its input has left the device; what makes the input must have ended before.
+  // and gives the same bits. Copy engines move it through pinned memory. The CPU sums or a kernel
+  // of the device, whichever costs less by what was measured, or as the setting staging.sums says;
+  // what only moves bytes launches no kernel. Beginning a call blocks until its input has left the
+  // device; what makes the input must have ended before.
   // InvalidArgument for managed or freed memory and for a buffer in several allocations. A device
   // that fails or is lost ends the call, and the communicator, at every rank.
   void free(const CommBuffer& buffer);
@@ -192,7 +194,8 @@ class Communicator {
 
   // --- explaining --------------------------------------------------------------------------
   // How a call of this size would run, every alternative with its predicted time, and what the last
-  // such call took.
+  // such call took. Of calls on memory of devices also who summed, and what the sums were to cost
+  // by the CPU and by a kernel.
   std::string explain(Collective collective, size_t bytes, const CallOptions& options = {}) const;
   // The links to every other rank: the route taken.
   std::string routes() const;

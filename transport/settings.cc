@@ -54,6 +54,13 @@ constexpr std::array kPeerSettings = {
             .most = 4096,
             .meaning = "pinned memory for each device of which memory is registered: what routes "
                        "that move bytes by the CPU copy through"},
+    Setting{.name = "staging.sums",
+            .kind = Setting::Kind::kChoice,
+            .standard = "auto",
+            .choices = "auto cpus kernel",
+            .meaning = "who sums in collectives on memory of a device; auto: a kernel of the "
+                       "device or the CPU, whichever is quicker by what was measured; kernel: "
+                       "wherever there is one"},
 };
 
 std::vector<Setting>& table() {

@@ -1,4 +1,5 @@
-// Running Open MPI, Gloo and the one-copy loop, and setting their times beside ours.
+// Running Open MPI, Gloo, the one-copy loop, or for memory of devices NCCL, and setting their times
+// beside ours.
 #include "bench/nccl_tests/baselines.h"
 
 #include <algorithm>
@@ -50,6 +51,10 @@ class Runner {
     if (!options_.link.empty()) {
       report_.missing.emplace_back(
           "baselines cannot pretend to have a link: --baselines without --link");
+      return std::move(report_);
+    }
+    if (options_.cuda) {
+      nccl();  // the others have no memory of devices
       return std::move(report_);
     }
     if (shm) one_copy();
@@ -126,6 +131,16 @@ class Runner {
     }
   }
 
+  void nccl() {
+    const auto program = folder_of_baselines() / "nccl_baseline";
+    if (!std::filesystem::exists(program)) {
+      return report_.missing.push_back(absl::StrCat("no NCCL: there is no ", program.string()));
+    }
+    std::vector<std::string> argv = {program.string(), absl::StrCat(ranks_)};
+    add_job(argv, "default");
+    run_program({"nccl", std::move(argv)});
+  }
+
   void add_job(std::vector<std::string>& argv, const char* algorithm) const {
     argv.insert(argv.end(),
                 {std::string(name_of(options_.collective)), algorithm, std::string(name_of(type_)),
@@ -145,6 +160,9 @@ class Runner {
     const std::vector<std::string> lines = absl::StrSplit(*output, '\n', absl::SkipEmpty());
     for (const std::string& line : lines) {
       const Json json = Json::parse(line, nullptr, false);
+      if (json.is_object() && json.contains("missing")) {
+        return report_.missing.push_back(json["missing"].get<std::string>());
+      }
       if (!json.is_object() || !json.contains("count") || !json.contains("us")) continue;
       for (size_t i = 0; i < counts_.size(); ++i) {
         if (json["count"] == counts_[i]) result.median_us[i] = json["us"].value("p50", 0.0);

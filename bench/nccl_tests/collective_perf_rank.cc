@@ -118,6 +118,16 @@ std::string preamble(const CollectivePerfOptions& options, const std::vector<Ran
   return text;
 }
 
+// Who combined in calls on memory of devices, and what either way was to cost: of explain().
+std::string sums_of(const std::string& explained, DataType type) {
+  const std::string begin = absl::StrCat("sums of ", std::string(name_of(type)), ": ");
+  const std::vector<std::string> lines = absl::StrSplit(explained, '\n');
+  for (const std::string& line : lines) {
+    if (line.compare(0, begin.size(), begin) == 0) return line;
+  }
+  return "";
+}
+
 // The way to the first other rank: "shm" of "rank 1: shm".
 std::string route_of(const std::string& routes) {
   const std::string first = routes.substr(0, routes.find('\n'));
@@ -180,11 +190,12 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
     }
     if (!speaks) return;
     print(table_row(options, row, now_text()));
-    if (options.explain) {
-      print(
-          commented((*group)->explain(options.collective, row.point.bytes, options.call), "#   "));
-    }
+    const std::string explained =
+        (*group)->explain(options.collective, row.point.bytes, options.call);
+    const std::string sums = sums_of(explained, row.point.type);
+    print(commented(options.explain ? explained : sums, "#   "));
     for (Json& json : house_rows(options, place.ranks, route_of(routes), row)) {
+      if (!sums.empty()) json["sums"] = sums;
       results.rows.push_back(std::move(json));
     }
     document.results.push_back(nccl_result(options, row));

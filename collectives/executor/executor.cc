@@ -2,6 +2,8 @@
 #include "collectives/executor/executor.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 
 #include "collectives/reduce/reduce.h"
@@ -177,6 +179,7 @@ absl::StatusOr<bool> Executor::begin_piece(Lane& lane) {
   }
   lane.step = 0;
   lane.delivered = 0;
+  lane.combined = 0;
   if (lane.numbers.size() < lane.program->steps.size()) {
     lane.numbers.resize(lane.program->steps.size());
   }
@@ -282,13 +285,11 @@ absl::StatusOr<bool> Executor::run_step(Lane& lane) {
     case Step::Kind::kReduce: {
       if (!hazards_clear(lane, lane.step)) return false;
       const Segments target = locate(lane, step.target, step.parts);
-      combine(lane, step, target, target, locate(lane, step.source, step.parts));
-      return true;
+      return combine(lane, step, target, target, locate(lane, step.source, step.parts));
     }
     case Step::Kind::kFold:
       if (!hazards_clear(lane, lane.step)) return false;
-      fold_step(lane, step);
-      return true;
+      return fold_step(lane, step);
   }
   return absl::InternalError("a program has a step of an unknown kind");
 }
@@ -315,7 +316,9 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
       copy(target, message);
     }
   } else {
-    combine(lane, step, target, locate(lane, step.source, step.parts), message);
+    const absl::StatusOr<bool> done =
+        combine(lane, step, target, locate(lane, step.source, step.parts), message);
+    if (!done.ok() || !*done) return done;
   }
   if (!link.consume(lane.number)) return false;
   touched_ = true;
@@ -323,18 +326,30 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
   return true;
 }
 
-void Executor::combine(const Lane& lane, const Step& step, const Segments& target,
-                       const Segments& a, const Segments& b) const {
+absl::StatusOr<bool> Executor::combine(Lane& lane, const Step& step, const Segments& target,
+                                       const Segments& a, const Segments& b) {
   const Call& call = *lane.call;
   const size_t element = call.geometry.element_bytes;
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
+  if (call.sums == nullptr) {
+    walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
+      reduce::reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+    });
+    return true;
+  }
+  absl::StatusOr<bool> done = true;
+  size_t run = 0;
   walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
-    reduce::reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+    if (!done.ok() || !*done || run++ < lane.combined) return;
+    const std::array<const void*, 2> sources = {x, y};
+    done = combine_on_device(lane, t, sources, bytes, divide_by, SIZE_MAX);
   });
+  if (done.ok() && *done) lane.combined = 0;
+  return done;
 }
 
-void Executor::fold_step(const Lane& lane, const Step& step) {
+absl::StatusOr<bool> Executor::fold_step(Lane& lane, const Step& step) {
   const Call& call = *lane.call;
   const Segments target = locate(lane, step.target, 1);
   for (uint32_t i = 0; i < fold_sources_.size(); ++i) {
@@ -344,8 +359,39 @@ void Executor::fold_step(const Lane& lane, const Step& step) {
   }
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
+  if (call.sums != nullptr) {
+    // Our own contribution is what the call has read: nobody has written there yet.
+    const absl::StatusOr<bool> done =
+        combine_on_device(lane, target.data, fold_sources_, target.bytes, divide_by, rank_);
+    if (done.ok() && *done) lane.combined = 0;
+    return done;
+  }
   reduce::fold(call.type, call.op, target.data, fold_sources_,
                target.bytes / call.geometry.element_bytes, divide_by);
+  return true;
+}
+
+absl::StatusOr<bool> Executor::combine_on_device(Lane& lane, std::byte* target,
+                                                 absl::Span<const void* const> sources,
+                                                 size_t bytes, uint32_t divide_by,
+                                                 size_t original) {
+  const Call& call = *lane.call;
+  if (!lane.combining) {
+    device_error_ =
+        call.sums->begin(lane.number, call.type, call.op, target, sources,
+                         bytes / call.geometry.element_bytes, divide_by, call.input, original);
+    if (!device_error_.ok()) return device_error_;
+    lane.combining = true;
+    ++combining_;
+  }
+  const std::optional<absl::Status> ended = call.sums->ended(lane.number);
+  if (!ended.has_value()) return false;
+  lane.combining = false;
+  --combining_;
+  ++lane.combined;
+  device_error_ = *ended;
+  if (!ended->ok()) return *ended;
+  return true;
 }
 
 Blocked Executor::blocked() const {
@@ -356,8 +402,10 @@ Blocked Executor::blocked() const {
         found.call->descriptor.sequence <= lane.call->descriptor.sequence) {
       return;
     }
-    found = {lane.call, lane.number, lane.piece, lane.step, lane.peer, false};
-    if (lane.step < lane.program->steps.size()) {
+    found = {lane.call, lane.number, lane.piece, lane.step, lane.peer, false, lane.combining};
+    if (lane.combining) {
+      found.peer = rank_;
+    } else if (lane.step < lane.program->steps.size()) {
       const Step& step = lane.program->steps[lane.step];
       found.peer = step.peer;
       found.to_send = step.kind == Step::Kind::kSend;

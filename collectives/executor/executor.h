@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "collectives/executor/call.h"
 #include "collectives/executor/control_block.h"
+#include "collectives/executor/device_sums.h"
 #include "collectives/executor/flight_recorder.h"
 #include "collectives/executor/geometry.h"
 #include "collectives/executor/link.h"
@@ -39,8 +40,10 @@ struct Call {
   std::byte* out = nullptr;
   // By channel; null for point-to-point calls.
   const std::vector<PreparedProgram>* programs = nullptr;
-  uint32_t peer = 0;   // of point-to-point calls: the other rank
-  bool sends = false;  // of point-to-point calls
+  DeviceSums* sums = nullptr;  // null: the CPU combines
+  DeviceInput input;           // on the device of `sums`
+  uint32_t peer = 0;           // of point-to-point calls: the other rank
+  bool sends = false;          // of point-to-point calls
   size_t pieces = 1;
   size_t pieces_done = 0;
   Time began{};
@@ -57,8 +60,9 @@ struct Blocked {
   uint32_t lane = 0;
   size_t piece = 0;
   uint32_t step = 0;
-  uint32_t peer = 0;     // whom it waits for
-  bool to_send = false;  // for room at the peer, or for the peer to take what was sent
+  uint32_t peer = 0;       // whom it waits for
+  bool to_send = false;    // for room at the peer, or for the peer to take what was sent
+  bool combining = false;  // for a device of its own: `peer` is the rank itself
 };
 
 class Executor {
@@ -74,6 +78,10 @@ class Executor {
   // nothing advances any more.
   absl::StatusOr<bool> advance();
   bool idle() const { return active_ == 0; }
+  // Kernels sum, and wake nobody up when they are done: advance() wants to be called.
+  bool combining() const { return combining_ > 0; }
+  // OK, or the error of a device of ours that advance() has returned: no peer had a part in it.
+  const absl::Status& device_error() const { return device_error_; }
 
   // One lane that stands still (the one that is furthest behind), for messages.
   Blocked blocked() const;
@@ -90,6 +98,8 @@ class Executor {
     const PreparedProgram* program = nullptr;
     uint32_t step = 0;
     size_t delivered = 0;           // sends known as delivered, while the piece ends
+    size_t combined = 0;            // runs of this step that a kernel has combined
+    bool combining = false;         // and one that it combines now
     std::vector<uint64_t> numbers;  // of the messages sent, by step
     Block scratch;
     // Point-to-point: the other rank, the calls that wait, and the program of one step.
@@ -112,9 +122,14 @@ class Executor {
   void end_piece(Lane& lane);
   void end_call(Call& call);
   Segments locate(const Lane& lane, const schedules::Place& place, uint32_t parts) const;
-  void combine(const Lane& lane, const schedules::Step& step, const Segments& target,
-               const Segments& a, const Segments& b) const;
-  void fold_step(const Lane& lane, const schedules::Step& step);
+  // These two: false: a kernel is at it, ask again.
+  absl::StatusOr<bool> combine(Lane& lane, const schedules::Step& step, const Segments& target,
+                               const Segments& a, const Segments& b);
+  absl::StatusOr<bool> fold_step(Lane& lane, const schedules::Step& step);
+  // One run, by the kernel of the call's device.
+  absl::StatusOr<bool> combine_on_device(Lane& lane, std::byte* target,
+                                         absl::Span<const void* const> sources, size_t bytes,
+                                         uint32_t divide_by, size_t original);
   absl::Status ensure_scratch(Lane& lane, size_t bytes);
   Lane& point_to_point_lane(uint32_t peer, bool sends);
   void record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes);
@@ -130,8 +145,10 @@ class Executor {
   std::vector<Active> calls_;                          // in order
   std::vector<const void*> fold_sources_;
   Time now_{};
-  size_t moved_ = 0;      // bytes since the last look at the clock
-  uint64_t active_ = 0;   // calls
+  size_t moved_ = 0;        // bytes since the last look at the clock
+  uint64_t active_ = 0;     // calls
+  uint32_t combining_ = 0;  // lanes for which a kernel combines
+  absl::Status device_error_;
   bool touched_ = false;  // links want flush()
   uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;
 };

@@ -84,6 +84,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   call.out = static_cast<std::byte*>(request.out);
   call.programs = &pick.programs->programs;
   call.pieces = call.geometry.pieces();
+  if (slot.staged != nullptr) needs_.devices->choose_sums(*slot.staged, call);
   call.deadline = deadline(call, request.options);
   call.descriptor = {.sequence = ++sequence_,
                      .count = request.count,

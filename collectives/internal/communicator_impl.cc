@@ -19,6 +19,20 @@ using collectives::internal::Request;
 using collectives::internal::Tuner;
 using collectives::proof::CallShape;
 
+namespace {
+
+// Its value was checked when the worker was made. Of equal names the first counts.
+DeviceCalls::Sums sums_wanted(const SettingValues& settings) {
+  for (const auto& [name, value] : settings) {
+    if (name != "staging.sums") continue;
+    if (value == "cpus") return DeviceCalls::Sums::kCpus;
+    return value == "kernel" ? DeviceCalls::Sums::kKernel : DeviceCalls::Sums::kAuto;
+  }
+  return DeviceCalls::Sums::kAuto;
+}
+
+}  // namespace
+
 Communicator::Impl::Impl(CommunicatorOptions communicator_options)
     : options(std::move(communicator_options)),
       mesh(options, *this),
@@ -45,7 +59,7 @@ absl::Status Communicator::Impl::start() {
   tuner = std::make_unique<Tuner>(Tuner::Settings{mesh.rank(), mesh.ranks(), options.slot_bytes,
                                                   options.tune, at_the_kernels_mercy},
                                   cost);
-  devices = std::make_unique<DeviceCalls>(mesh);
+  devices = std::make_unique<DeviceCalls>(mesh, sums_wanted(options.worker.settings));
   calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh.rank(), mesh.ranks(),
                                                        mesh.worker().clock(), mesh.control(),
                                                        *tuner, *executor, recorder, devices.get()});
@@ -165,7 +179,7 @@ std::string Communicator::Impl::explain(Collective collective, size_t bytes,
   request.options = call_options;
   CallShape shape = starter->shape_of(request);
   shape.bytes = bytes;
-  return tuner->explain(shape);
+  return absl::StrCat(tuner->explain(shape), devices->explain_sums(collective, bytes));
 }
 
 std::string Communicator::Impl::routes() const {

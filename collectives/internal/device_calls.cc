@@ -12,7 +12,8 @@
 namespace baton::collectives::internal {
 namespace {
 
-constexpr size_t kMostIdle = 8;  // blocks that are kept for the next calls
+constexpr size_t kMostIdle = 8;     // blocks that are kept for the next calls
+constexpr size_t kMostChosen = 64;  // notes of who combined
 
 size_t in_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
   const Collective what = request.collective;
@@ -83,7 +84,7 @@ absl::StatusOr<int> DeviceCalls::device_of(const void* data, size_t bytes) {
   if (place->kind != MemoryKind::kDevice) return -1;
   Ring& ring = rings_[place->device];
   if (ring.copies == nullptr) {
-    auto made = devices->staging_ring(place->device, 2 * kPieces * kPiece);
+    auto made = devices->staging_ring(place->device, 2 * kPieces * kPiece, false);
     if (!made.ok()) return made.status();
     ring.copies = *std::move(made);
     ring.pieces.resize(2 * kPieces);
@@ -199,6 +200,80 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
   return staged;
 }
 
+executor::DeviceSums* DeviceCalls::sums_of(Ring& ring, int device) {
+  // Where there are no kernels there will be none; anything else may go better next time.
+  if (ring.sums != nullptr || absl::IsUnavailable(ring.no_sums)) return ring.sums.get();
+  auto made = baton::internal::device_memory()->sums(device);
+  if (made.ok()) {
+    ring.sums = std::make_unique<executor::DeviceSums>(*std::move(made), mesh_.memory());
+  } else {
+    ring.no_sums = made.status();
+  }
+  return ring.sums.get();
+}
+
+void DeviceCalls::choose_sums(const Staged& staged, executor::Call& call) {
+  const executor::Geometry& geometry = call.geometry;
+  const Collective what = geometry.collective;
+  if (what != Collective::kAllReduce && what != Collective::kReduceScatter &&
+      what != Collective::kReduce) {
+    return;
+  }
+  const size_t bytes = geometry.count * geometry.element_bytes *
+                       (what == Collective::kReduceScatter ? mesh_.ranks() : 1);
+  const auto by_cpus = [&](const std::string& why) { note(what, call.type, bytes, why); };
+  if (sums_ == Sums::kCpus) return by_cpus("by CPUs, as staging.sums says");
+  const bool reads = !staged.reads_.empty();
+  const int device = reads ? staged.reads_from_ : staged.writes_to_;
+  Ring& ring = rings_.at(device);
+  executor::DeviceSums* const sums = sums_of(ring, device);
+  if (sums == nullptr) return by_cpus(absl::StrCat("by CPUs: ", ring.no_sums.message()));
+  std::vector<bool> in_place;
+  for (const Mesh::Member& member : mesh_.members()) in_place.push_back(member.direct != nullptr);
+  const executor::SumPrices prices =
+      sums->prices(*call.programs, geometry, call.type, call.op, in_place, reads);
+  if (prices.sums == 0) return by_cpus("none at this rank");
+  if (prices.most_sources > executor::DeviceSums::kMostSources) {
+    return by_cpus(absl::StrFormat("by CPUs: the kernel combines %u vectors at a time, not %u",
+                                   executor::DeviceSums::kMostSources, prices.most_sources));
+  }
+  const bool kernel = sums_ == Sums::kKernel || prices.by_kernel < prices.by_cpu;
+  const std::string cpus = absl::StrFormat("by CPUs %.1f us", prices.by_cpu * 1e6);
+  const std::string device_way =
+      absl::StrFormat("by a kernel of CUDA device %d %.1f us", device, prices.by_kernel * 1e6);
+  note(what, call.type, bytes,
+       absl::StrFormat("%u, %s, %s%s", prices.sums, kernel ? device_way : cpus,
+                       kernel ? cpus : device_way,
+                       sums_ == Sums::kKernel ? " (staging.sums=kernel)" : ""));
+  if (!kernel) return;
+  call.sums = sums;
+  if (reads) {
+    const baton::internal::CopyRun& run = staged.reads_.front();
+    call.input = {run.device, run.host, run.bytes};
+  }
+}
+
+void DeviceCalls::note(Collective collective, DataType type, size_t bytes, std::string why) {
+  const auto same = std::find_if(chosen_.begin(), chosen_.end(), [&](const Chosen& one) {
+    return one.collective == collective && one.type == type && one.bytes == bytes;
+  });
+  if (same != chosen_.end()) {
+    same->why = std::move(why);
+    return;
+  }
+  if (chosen_.size() == kMostChosen) chosen_.erase(chosen_.begin());
+  chosen_.push_back({collective, type, bytes, std::move(why)});
+}
+
+std::string DeviceCalls::explain_sums(Collective collective, size_t bytes) const {
+  std::string out;
+  for (const Chosen& one : chosen_) {
+    if (one.collective != collective || one.bytes != bytes) continue;
+    absl::StrAppend(&out, "sums of ", std::string(name_of(one.type)), ": ", one.why, "\n");
+  }
+  return out;
+}
+
 bool DeviceCalls::step(Staged& staged, CopyDirection direction) {
   const bool to_host = direction == CopyDirection::kToHost;
   const std::vector<baton::internal::CopyRun>& runs = to_host ? staged.reads_ : staged.writes_;
@@ -273,6 +348,7 @@ void DeviceCalls::stop() {
       if (ring.pieces[i].owner != nullptr) ring.copies->drop(i);
     }
     while (ring.copies->busy()) collect(ring);
+    if (ring.sums != nullptr) ring.sums->stop();
   }
 }
 
@@ -282,7 +358,8 @@ std::string DeviceCalls::explain() const {
     if (ring.copies == nullptr) continue;
     absl::StrAppend(&out, "memory of CUDA device ", device, ": staged through ",
                     ring.copies->memory().size() >> 20,
-                    " MiB of pinned memory by copy engines; sums by CPUs\n");
+                    " MiB of pinned memory by copy engines; sums ",
+                    ring.sums != nullptr ? "by CPUs or by a kernel" : "by CPUs", "\n");
   }
   return out;
 }

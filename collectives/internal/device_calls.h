@@ -3,10 +3,12 @@
 //
 //   device --copy engine--> ring --CPU--> memory of the communicator   (the call)   and back
 //
-// Copy engines and CPUs do all of it: no kernel has to run for bytes to move or to be summed, and a
-// call gives the bits that it gives over the host's memory. Other ranks see no difference, whatever
-// memory they have themselves. The rings of pinned memory stay as large as they are however much a
-// call moves; the memory of the communicator is as large as the call's, and is used again.
+// Copy engines and CPUs move it: no kernel has to run for bytes to move. What a call combines, the
+// CPU combines or a kernel of the device (executor/device_sums.h), as the measured costs of the two
+// say, or staging.sums; the bits are the same, and are those of the host's memory. Each rank
+// decides by itself: other ranks see no difference, whatever memory and devices they have. The
+// rings of pinned memory stay as large as they are however much a call moves; the memory of the
+// communicator is as large as the call's, and is used again.
 #pragma once
 
 #include <map>
@@ -18,6 +20,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "collectives/executor/device_sums.h"
+#include "collectives/executor/executor.h"
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/mesh.h"
 #include "transport/internal/device_memory.h"
@@ -50,8 +54,11 @@ class DeviceCalls {
   };
   using StagedPtr = std::unique_ptr<Staged>;
 
+  // Who combines: staging.sums.
+  enum class Sums : uint8_t { kAuto, kCpus, kKernel };
+
   // The mesh outlives this, and this every Staged.
-  explicit DeviceCalls(Mesh& mesh) : mesh_(mesh) {}
+  DeviceCalls(Mesh& mesh, Sums sums) : mesh_(mesh), sums_(sums) {}
   ~DeviceCalls();
   DeviceCalls(const DeviceCalls&) = delete;
   DeviceCalls& operator=(const DeviceCalls&) = delete;
@@ -67,6 +74,9 @@ class DeviceCalls {
   absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
                                                const Blocks& receive, size_t element);
 
+  // Says who combines what the call combines, by these programs. Notes why, for explain_sums().
+  void choose_sums(const Staged& staged, executor::Call& call);
+
   // Copies what the call reads. Blocks until it is there; not longer than until `deadline`.
   absl::Status copy_in(Staged& staged, Time deadline);
   // Begins to copy what the call wrote.
@@ -80,6 +90,9 @@ class DeviceCalls {
   uint64_t bytes() const { return bytes_; }  // copied to and from devices
   // A line for each device that has been used; empty: none.
   std::string explain() const;
+  // Who combined in the last calls of this size on memory of devices, a line for each type, and
+  // what it was to cost either way. Empty: there were none, or nothing to combine.
+  std::string explain_sums(Collective collective, size_t bytes) const;
 
  private:
   using CopyDirection = baton::internal::CopyDirection;
@@ -92,18 +105,30 @@ class DeviceCalls {
       size_t bytes = 0;
     };
     std::vector<Piece> pieces;
+    std::unique_ptr<executor::DeviceSums> sums;  // null: none, or not asked for yet
+    absl::Status no_sums;                        // why there are none
+  };
+  struct Chosen {
+    Collective collective{};
+    DataType type{};
+    size_t bytes = 0;
+    std::string why;
   };
 
   bool ours(const void* data, size_t bytes) const;
   // The device of a range, or -1. Makes its ring.
   absl::StatusOr<int> device_of(const void* data, size_t bytes);
   absl::StatusOr<std::byte*> host_memory(Staged& staged, size_t bytes);
+  executor::DeviceSums* sums_of(Ring& ring, int device);
+  void note(Collective collective, DataType type, size_t bytes, std::string why);
   // Puts pieces on their way; false: all of them are.
   bool step(Staged& staged, CopyDirection direction);
   void collect(Ring& ring);
   void give_back(std::vector<Block>& blocks);
 
   Mesh& mesh_;
+  const Sums sums_;
+  std::vector<Chosen> chosen_;  // the newest last
   std::map<int, Ring> rings_;
   std::vector<Block> idle_;
   uint64_t calls_ = 0;

@@ -118,6 +118,12 @@ void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
 // step 2, over shm, direct"
 std::string FailureDetector::where(const Blocked& blocked) const {
   const Mesh::Member& peer = mesh_.member(blocked.peer);
+  if (blocked.combining) {
+    return absl::StrFormat(
+        "%s: rank %u waits for its CUDA device to sum at chunk %u of %u, step %u",
+        blocked.call->descriptor.to_string(), mesh_.rank(), blocked.piece + 1, blocked.call->pieces,
+        blocked.step);
+  }
   return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
                          blocked.call->descriptor.to_string(), mesh_.rank(),
                          blocked.peer == mesh_.rank() ? std::string("itself") : peer.label,
@@ -147,6 +153,9 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
 }
 
 void FailureDetector::on_executor_error(const absl::Status& error) {
+  if (const absl::Status& ours = executor_->device_error(); !ours.ok()) {
+    return fail(ours, mesh_.rank(), true);
+  }
   const Blocked blocked = executor_->blocked();
   const bool calls_differ = absl::IsFailedPrecondition(error) && blocked.call != nullptr;
   if (calls_differ) compare_calls();
@@ -287,7 +296,7 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
     const Mesh::Member& member = mesh_.member(culprit);
     const Known& known = known_[culprit];
     if (culprit == mesh_.rank()) {
-      why = "all ranks wait for each other";
+      why = blocked.combining ? "The device does not go on" : "all ranks wait for each other";
     } else if (!known.standing_fresh) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
@@ -250,6 +251,26 @@ absl::StatusOr<std::unique_ptr<internal::TransferGates>> CudaMemory::gates(int d
   return CudaGates::open(**opened, count);
 }
 
+absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
+  const absl::StatusOr<const Device*> found = device_of(*driver, device);
+  if (!found.ok()) return found.status();
+  const CopyMeans means = means_of(**found);
+  const std::lock_guard lock(mutex_);
+  Opened& opened = devices_[device];
+  if (means.launcher == nullptr) return opened.no_kernels;
+  if (!opened.sums.has_value()) {
+    const auto costs = measure_sums(**found, *means.launcher);
+    if (!costs.ok()) {
+      return absl::Status(costs.status().code(), absl::StrCat("what sums cost was not measured: ",
+                                                              costs.status().message()));
+    }
+    opened.sums = *costs;
+  }
+  return KernelSums::create(**found, *means.launcher, means.table, *opened.sums);
+}
+
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,
                                                                              size_t bytes) const {
   const absl::StatusOr<const Driver*> driver = loaded();
@@ -267,9 +288,10 @@ absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int or
     if (!device.ok()) return device.status();
     opened.device = *std::move(device);
     opened.table = options_.table;
-    if (auto launcher = Launcher::load(*opened.device, options_.kernels); launcher.ok()) {
-      opened.launcher = *std::move(launcher);
-    }
+    opened.sums = options_.sums;
+    auto launcher = Launcher::load(*opened.device, options_.kernels);
+    opened.no_kernels = launcher.status();
+    if (launcher.ok()) opened.launcher = *std::move(launcher);
   }
   if (absl::Status status = opened.device->alive(); !status.ok()) return status;
   return opened.device.get();

@@ -12,6 +12,7 @@
 #include "gpudirect/device.h"
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
+#include "gpudirect/sum_costs.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
@@ -26,6 +27,7 @@ class CudaMemory final : public internal::DeviceMemory {
   struct Options {
     absl::Span<const std::byte> kernels = gpudirect::kernels::image();
     std::optional<CopyTable> table;  // what copies cost; measured where there is none
+    std::optional<SumCosts> sums;    // and sums
     std::string root;                // where sysfs is: below it, for tests
   };
   explicit CudaMemory(FindDriver find, Options options)
@@ -54,6 +56,7 @@ class CudaMemory final : public internal::DeviceMemory {
   void wait_for_copies() const override;
   absl::StatusOr<std::unique_ptr<internal::TransferGates>> gates(int device,
                                                                  size_t count) const override;
+  absl::StatusOr<std::unique_ptr<internal::VectorSums>> sums(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
                                                                    size_t bytes) const override;
 
@@ -67,6 +70,8 @@ class CudaMemory final : public internal::DeviceMemory {
     // Loaded with the device: later it might wait for kernels, and make others' copies wait.
     std::unique_ptr<Launcher> launcher;
     std::optional<CopyTable> table;
+    absl::Status no_kernels;  // why there is no launcher
+    std::optional<SumCosts> sums;
   };
   const FindDriver find_;
   const Options options_;

@@ -73,9 +73,14 @@ struct Reshard {
   Conversion conversion = Conversion::kNone;
 };
 
-// target[i] = ((sources[0][i] + sources[1][i]) + ...) / divide_by, as collectives' fold(): in fp32,
-// rounded once. NaN stays NaN, with whatever payload. Everything is aligned to 16 bytes.
 enum class Element : uint32_t { kF32, kBF16, kF16 };
+
+// target[i] = ((sources[0][i] (+) sources[1][i]) (+) ...) / divide_by, as collectives' fold():
+// 16-bit floats in fp32, rounded once; integers wrap, and are divided towards zero. NaN stays NaN,
+// with whatever payload. Floats that are all aligned to 16 bytes are fast; to an element is enough.
+enum class SumElement : uint32_t { kF32, kF16, kBF16, kF64, kI8, kU8, kI32, kI64 };
+inline constexpr uint32_t kSumElements = 8;
+enum class SumOperation : uint32_t { kSum, kProd, kMin, kMax };
 inline constexpr uint32_t kMaxSources = 8;
 struct ReduceSum {
   const void* sources[kMaxSources] = {};
@@ -83,7 +88,8 @@ struct ReduceSum {
   uint64_t count = 0;
   uint32_t source_count = 0;
   uint32_t divide_by = 1;
-  Element element = Element::kF32;
+  SumElement element = SumElement::kF32;
+  SumOperation operation = SumOperation::kSum;
 };
 
 // Rows of a table, widened to fp32: the embeddings of tokens, or rows that want logits. `size` is a

@@ -111,11 +111,15 @@ TEST(BenchOnDevices, EveryCollectiveVerifies) {
                                                   "-w 1 -c 1 --memory cuda"));
     ASSERT_EQ(ran.status, 0) << command.name << "\n" << ran.out << ran.err;
     ASSERT_FALSE(ran.rows.empty()) << command.name;
+    const bool sums = std::string(command.name).find("reduce") != std::string::npos;
     for (const Json& row : ran.rows) {
       EXPECT_EQ(row["verified"], true) << command.name;
       EXPECT_EQ(row["params"]["memory_kind"], "cuda:0") << command.name;
       EXPECT_EQ(row["params"]["path"], "staged") << command.name;
+      // Who summed, and what the other would have cost.
+      EXPECT_EQ(row.contains("sums"), sums) << command.name << row;
     }
+    EXPECT_EQ(ran.out.find("\n#   sums of f32: ") != std::string::npos, sums) << command.name;
     gpu.expect_clean();
   }
 }

@@ -1,6 +1,7 @@
 // Every kernel on the device against the emulation of the same source.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
@@ -112,26 +113,52 @@ void compare_copies(Comparison& all) {
 }
 
 template <class T>
-void compare_sum(Comparison& all, kernels::Element element, std::vector<std::vector<T>> sources) {
+void compare_sum(Comparison& all, kernels::SumElement element, std::vector<std::vector<T>> sources,
+                 kernels::SumOperation operation = kernels::SumOperation::kSum) {
   std::vector<T> target(sources[0].size());
   all.run<kernels::ReduceSum>({"baton_reduce_sum"}, {&Launcher::reduce_sum}, [&](auto& place) {
     kernels::ReduceSum out{.target = place(target, true),
                            .count = target.size(),
                            .source_count = static_cast<uint32_t>(sources.size()),
-                           .divide_by = 3,
-                           .element = element};
+                           .divide_by = operation == kernels::SumOperation::kSum ? 3u : 1u,
+                           .element = element,
+                           .operation = operation};
     for (size_t s = 0; s < sources.size(); ++s) out.sources[s] = place(sources[s]);
     return out;
   });
 }
 
+// The bytes of bf16 numbers as numbers of another type: all of them finite.
+template <class T>
+std::vector<T> words(size_t count, uint64_t seed) {
+  const std::vector<uint16_t> from = bf16(count * sizeof(T), seed);
+  std::vector<T> out(count);
+  std::memcpy(out.data(), from.data(), count * sizeof(T));
+  return out;
+}
+
 void compare_sums(Comparison& all) {
-  compare_sum<float>(all, kernels::Element::kF32,
-                     {normal(3001, 1), normal(3001, 2), normal(3001, 3)});
-  compare_sum<uint16_t>(all, kernels::Element::kBF16,
-                        {bf16(3001, 1), bf16(3001, 2), bf16(3001, 3)});
-  // The same bits are other numbers, all of them finite, as fp16.
-  compare_sum<uint16_t>(all, kernels::Element::kF16, {bf16(3001, 4), bf16(3001, 5), bf16(3001, 6)});
+  using kernels::SumElement;
+  for (const auto operation : {kernels::SumOperation::kSum, kernels::SumOperation::kProd,
+                               kernels::SumOperation::kMin, kernels::SumOperation::kMax}) {
+    compare_sum<float>(all, SumElement::kF32, {normal(3001, 1), normal(3001, 2), normal(3001, 3)},
+                       operation);
+    compare_sum<uint16_t>(all, SumElement::kBF16, {bf16(3001, 1), bf16(3001, 2), bf16(3001, 3)},
+                          operation);
+    compare_sum<uint16_t>(all, SumElement::kF16, {bf16(3001, 4), bf16(3001, 5), bf16(3001, 6)},
+                          operation);
+    compare_sum<double>(all, SumElement::kF64,
+                        {words<double>(999, 1), words<double>(999, 2), words<double>(999, 3)},
+                        operation);
+    compare_sum<int8_t>(all, SumElement::kI8, {words<int8_t>(999, 1), words<int8_t>(999, 2)},
+                        operation);
+    compare_sum<uint8_t>(all, SumElement::kU8, {words<uint8_t>(999, 1), words<uint8_t>(999, 2)},
+                         operation);
+    compare_sum<int32_t>(all, SumElement::kI32, {words<int32_t>(999, 1), words<int32_t>(999, 2)},
+                         operation);
+    compare_sum<int64_t>(all, SumElement::kI64, {words<int64_t>(999, 1), words<int64_t>(999, 2)},
+                         operation);
+  }
 }
 
 void compare_elementwise(Comparison& all) {

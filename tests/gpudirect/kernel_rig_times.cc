@@ -104,7 +104,7 @@ void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePoin
   kernels::ReduceSum sum{.target = pointer_of<void>(to),
                          .count = bytes / 2,
                          .source_count = 2,
-                         .element = kernels::Element::kBF16};
+                         .element = kernels::SumElement::kBF16};
   sum.sources[0] = pointer_of<const void>(from);
   sum.sources[1] = pointer_of<const void>(other);
   times.row("reduce bf16", "2 sources", 3 * bytes,

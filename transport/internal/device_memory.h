@@ -76,6 +76,48 @@ class DeviceCopies {
   virtual std::optional<absl::Status> ended(size_t slot) = 0;
 };
 
+// Vectors in memory of a device and of the host, combined element by element:
+// target[i] = ((sources[0][i] (+) sources[1][i]) (+) ...) / divide_by. The bits are those that the
+// host's loops give (collectives/reduce/reduce.h says which, NaN apart).
+struct VectorSum {
+  enum class Element : uint8_t { kF32, kF16, kBF16, kF64, kI8, kU8, kI32, kI64 };
+  enum class Operation : uint8_t { kSum, kProd, kMin, kMax };
+  struct Source {
+    const std::byte* data = nullptr;
+    bool on_device = false;  // an address that the CPU must not follow
+  };
+  Element element = Element::kF32;
+  Operation operation = Operation::kSum;
+  uint32_t divide_by = 1;
+  size_t count = 0;  // elements
+  absl::Span<const Source> sources;
+  std::byte* target = nullptr;  // the host's; may be one of the sources
+};
+
+// Such sums by a kernel of one device. Not thread-safe. The destructor waits until what is in
+// flight has ended.
+class VectorSums {
+ public:
+  static constexpr size_t kSlots = 8;  // so many sums at a time
+  static constexpr size_t kMostSources = 8;
+  virtual ~VectorSums() = default;
+
+  // Lets copies go straight to and from this memory of the host's, which stays until this ends.
+  // Blocks for about a second per 2 GiB. Other memory takes another copy, by the CPU. An error
+  // changes nothing.
+  virtual absl::Status pin(absl::Span<std::byte> memory) = 0;
+  // Puts a sum on its way; `slot` is free. The list of the sources is copied, the vectors stay as
+  // they are until it has ended. An error: nothing of it has begun, and the slot stays free. Never
+  // blocks.
+  virtual absl::Status begin(size_t slot, const VectorSum& sum) = 0;
+  // How the sum in the slot ended, which is then free; nothing as long as it may touch memory.
+  // Never blocks.
+  virtual std::optional<absl::Status> ended(size_t slot) = 0;
+  // What one such sum takes, from its beginning to its end, by what was measured of the device.
+  // Addresses do not matter, but whether they are pinned does: null is.
+  virtual double seconds(const VectorSum& sum) const = 0;
+};
+
 // An allocation of another process, mapped here until this ends. The physical memory stays for as
 // long, whatever becomes of its owner.
 class PeerMapping {
@@ -186,6 +228,12 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<TransferGates>> gates(int /*device*/,
                                                                size_t /*count*/) const {
     return absl::UnimplementedError("nobody here drives devices");
+  }
+  // Sums by a kernel of a device. Takes 8 MiB of it and 8 MiB of pinned memory. Blocks for a
+  // fraction of a second for a device's first: what sums cost is measured. Unavailable, with the
+  // reason, where there are no kernels for it. This outlives it.
+  virtual absl::StatusOr<std::unique_ptr<VectorSums>> sums(int /*device*/) const {
+    return absl::UnavailableError("nobody here computes on devices");
   }
   // At least `bytes` of a device's memory, which adapters may be given where the device can do
   // that. Loads the driver if need be, and says in one line why there is none.

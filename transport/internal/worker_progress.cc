@@ -117,6 +117,8 @@ absl::Status Worker::Impl::start() {
   read.number("staging.ring_mib", ring_mib);
   ring_bytes = ring_mib << 20;
   read.on_off("staging.kernels", ring_kernels);
+  std::string sums;  // collectives look for it themselves
+  read.text("staging.sums", sums);
   if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {

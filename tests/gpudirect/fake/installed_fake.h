@@ -15,11 +15,12 @@ namespace baton::gpudirect {
 
 class InstalledFake {
  public:
-  explicit InstalledFake(FakeOptions options = {})
+  explicit InstalledFake(FakeOptions options = {},
+                         const CudaMemory::Options& memory = options_of_this_test())
       : before_(internal::device_memory()),
         fake_(std::move(options)),
         driver_(FakeDriver::driver()),
-        memory_(std::make_unique<CudaMemory>([this] { return &driver_; }, options_of_this_test())) {
+        memory_(std::make_unique<CudaMemory>([this] { return &driver_; }, memory)) {
     internal::use_device_memory(memory_.get());
   }
   ~InstalledFake() { internal::use_device_memory(before_); }

@@ -25,6 +25,15 @@ inline CopyTable made_up_costs(uint64_t seed) {
   return table;
 }
 
+inline SumCosts made_up_sums(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  SumCosts costs;
+  for (double& start : costs.start) start = static_cast<double>(random() % 10'000);
+  for (double& byte : costs.byte) byte = static_cast<double>(random() % 100) * 1e-3;
+  costs.host_copy = static_cast<double>(random() % 100) * 1e-3;
+  return costs;
+}
+
 // Others in each test, the same ones in each run of it. One test in four has the kernels that the
 // fake emulates, which takes time.
 inline CudaMemory::Options options_of_this_test() {
@@ -32,7 +41,8 @@ inline CudaMemory::Options options_of_this_test() {
   const std::string name = test == nullptr ? "" : test->name();
   uint64_t seed = 14695981039346656037u;
   for (const char letter : name) seed = (seed ^ static_cast<uint8_t>(letter)) * 1099511628211u;
-  CudaMemory::Options options{.kernels = {}, .table = made_up_costs(seed), .root = "/nowhere"};
+  CudaMemory::Options options{
+      .kernels = {}, .table = made_up_costs(seed), .sums = made_up_sums(seed), .root = "/nowhere"};
   if ((seed >> 32) % 4 == 0) options.kernels = FakeDriver::image();
   return options;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 
 namespace baton::gpudirect {
@@ -47,6 +48,23 @@ TEST(MachineRig, TakesEveryFigure) {
     EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, few)),
                 ElementsAre("triggers", "trigger, half a round trip, p50"));
   }
+  fake.expect_clean();
+}
+
+TEST(MachineRig, TakesTheFiguresOfCollectives) {
+  InstalledFake fake({},
+                     {.kernels = FakeDriver::image(), .table = CopyTable{}, .sums = SumCosts{}});
+  const auto figures = take_collective_figures({.bytes = 100'000, .rounds = 2});
+  EXPECT_THAT(names_of(figures), ElementsAre("all_reduce on a device, staging.sums=kernel",
+                                             "all_reduce on a device, staging.sums=cpus",
+                                             "all_reduce on a device, staging.sums=auto",
+                                             "sums are chosen within 1.15 of the better way",
+                                             "NCCL all_reduce, a rank on each GPU"));
+  EXPECT_EQ(json_of(figures->back()),
+            R"({"name": "NCCL all_reduce, a rank on each GPU", )"
+            R"("shape": "one GPU: NCCL needs one per rank", "value": null, )"
+            R"("unit": "GB/s of the bus", "goal": null, "met": true})");
+  EXPECT_GT(fake.fake().calls_of("cuLaunchKernel"), 0u);
   fake.expect_clean();
 }
 

@@ -19,7 +19,7 @@ namespace baton::gpudirect {
 struct Figure {
   std::string name;
   std::string shape;
-  double value = 0;
+  double value = 0;  // NaN: there is none; `shape` says why
   std::string unit;
   // What it is to be: at least, or with `at_most` at most; nothing: no goal.
   std::optional<double> goal;

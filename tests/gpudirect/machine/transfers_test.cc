@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
 
@@ -22,6 +23,11 @@ class FiguresOnThisMachine : public WithKernelsOfThisMachine {
 
 TEST_F(FiguresOnThisMachine, Transfers) { print(take_transfer_figures); }
 TEST_F(FiguresOnThisMachine, Planner) { print(take_planner_figures); }
+TEST_F(FiguresOnThisMachine, Collectives) {
+  print([](const Device&, const Launcher&, const TransferSizes&) {
+    return take_collective_figures(CollectiveSizes{});
+  });
+}
 TEST_F(FiguresOnThisMachine, Triggers) { print(take_trigger_figures); }
 
 }  // namespace

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
@@ -332,17 +334,58 @@ absl::Status adapter(FakeDriver& fake, const Driver& driver) {
   return found == sent + before.substr(4096) ? absl::OkStatus() : wrong();
 }
 
+// Sums of what is pinned, what is not, and what is on the device, in two slots at a time.
+absl::Status sums(FakeDriver& fake, const Driver& driver) {
+  constexpr size_t kCount = 700;
+  const auto device = Device::open(driver, 0);
+  if (!device.ok()) return device.status();
+  const auto launcher = Launcher::load(**device, FakeDriver::image());
+  if (!launcher.ok()) return launcher.status();
+  const auto slab = DeviceSlab::create(**device, kMiB);
+  if (!slab.ok()) return slab.status();
+  const auto costs = measure_sums(**device, **launcher, 8192, 1);
+  if (!costs.ok()) return costs.status();
+  const std::string loose = pattern(kCount, 1), there = pattern(kCount, 2);
+  std::string pinned = pattern(3 * kCount, 3), result(kCount, 0);
+  auto* const host = reinterpret_cast<std::byte*>(pinned.data());
+  const auto sums = KernelSums::create(**device, **launcher, {}, *costs);
+  if (!sums.ok()) return sums.status();
+  if (absl::Status status = (*sums)->pin({host, pinned.size()}); !status.ok()) return status;
+  fake.write((*slab)->span().data, there);
+  const std::array<internal::VectorSum::Source, 3> sources = {
+      {{reinterpret_cast<const std::byte*>(loose.data()), false},
+       {host, false},
+       {pointer_of<std::byte>((*slab)->span().data), true}}};
+  internal::VectorSum sum{.element = internal::VectorSum::Element::kU8,
+                          .count = kCount,
+                          .sources = sources,
+                          .target = host + kCount};
+  absl::Status status = (*sums)->begin(0, sum);
+  sum.target = reinterpret_cast<std::byte*>(result.data());
+  if (status.ok()) status = (*sums)->begin(1, sum);
+  for (size_t slot = 0; slot < 2; ++slot) {
+    std::optional<absl::Status> ended;
+    for (int n = 0; !(ended = (*sums)->ended(slot)).has_value(); ++n) {
+      if (n > kPatience) return late();
+    }
+    status.Update(*ended);
+  }
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < kCount; ++i) {
+    const auto right = static_cast<char>(loose[i] + pinned[i] + there[i]);
+    if (result[i] != right || pinned[kCount + i] != right) return wrong();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::span<const Flow> flows() {
   static constexpr Flow kFlows[] = {
-      {"buffer", buffer},
-      {"ring", ring},
-      {"lists", lists},
-      {"gated", gated},
-      {"triggers", triggers},
-      {"peers", peers},
-      {"adapter", adapter, unordered_writes},
+      {"buffer", buffer},     {"ring", ring},
+      {"lists", lists},       {"gated", gated},
+      {"triggers", triggers}, {"peers", peers},
+      {"sums", sums},         {"adapter", adapter, unordered_writes},
   };
   return kFlows;
 }

@@ -1,0 +1,400 @@
+// Who sums in collectives on memory of devices: the CPU or a kernel, with the same bits; which of
+// the two is chosen, and what becomes of a call whose device fails while a kernel sums.
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/communicator/group.h"
+#include "tests/gpudirect/fake/installed_fake.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::CudaMemory;
+using gpudirect::DevicePointer;
+using gpudirect::FakeDriver;
+using gpudirect::InstalledFake;
+using gpudirect::SumCosts;
+using testing::HasSubstr;
+using testing::Not;
+
+// With kernels, and what a sum by one is taken to cost: so many nanoseconds.
+CudaMemory::Options with_kernels(double start = 0) {
+  SumCosts costs;
+  costs.start.fill(start);
+  return {.kernels = FakeDriver::image(), .table = gpudirect::CopyTable{}, .sums = costs};
+}
+
+CommunicatorOptions options_of(const std::string& provider, const std::string& sums) {
+  CommunicatorOptions options = test_options(provider);
+  options.tune = false;
+  options.worker.settings = {{"staging.sums", sums}};
+  return options;
+}
+
+// Bytes on the device, some elements behind what is aligned.
+class DeviceBytes {
+ public:
+  DeviceBytes(InstalledFake& gpu, size_t bytes, size_t skip)
+      : gpu_(gpu), skip_(skip), bytes_(bytes), at_(gpu.fake().allocate(bytes + skip + 1)) {}
+  ~DeviceBytes() { gpu_.fake().free(at_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+
+  std::byte* data() const { return gpudirect::pointer_of<std::byte>(at_ + skip_); }
+  void put(const std::vector<std::byte>& bytes) {
+    std::memcpy(gpu_.fake().view(at_ + skip_, bytes_), bytes.data(), bytes_);
+  }
+  std::vector<std::byte> get() {
+    const std::byte* const at = gpu_.fake().view(at_ + skip_, bytes_);
+    return {at, at + bytes_};
+  }
+
+ private:
+  InstalledFake& gpu_;
+  const size_t skip_, bytes_;
+  const DevicePointer at_;
+};
+
+// Small numbers of a type, whose sums and products depend on their order where they are floats; no
+// NaN comes of them.
+std::vector<std::byte> numbers_of(DataType type, size_t count, int rank) {
+  std::mt19937 random(static_cast<uint32_t>(rank) * 8 + static_cast<uint32_t>(type));
+  std::vector<std::byte> out(count * size_of(type));
+  for (size_t i = 0; i < count; ++i) {
+    const float value = 0.5f + static_cast<float>(random() % 1000) * 0.0013f;
+    std::byte* const at = out.data() + i * size_of(type);
+    if (type == DataType::kF32) {
+      std::memcpy(at, &value, 4);
+    } else if (type == DataType::kF64) {
+      const double wide = value / 3.0;
+      std::memcpy(at, &wide, 8);
+    } else if (type == DataType::kBF16) {
+      std::memcpy(at, reinterpret_cast<const std::byte*>(&value) + 2, 2);
+    } else if (type == DataType::kF16) {
+      const auto half = static_cast<uint16_t>(0x3800 + random() % 0x600);  // 0.5 to 2
+      std::memcpy(at, &half, 2);
+    } else {
+      const auto whole = static_cast<uint64_t>(random()) << 32 | random();
+      std::memcpy(at, &whole, size_of(type));
+    }
+  }
+  return out;
+}
+
+struct Shape {
+  Collective collective;
+  DataType type;
+  ReduceOp op;
+  bool ordered;
+  bool in_place;
+  size_t count;
+};
+
+// The bits that a rank gets, over the host's memory or the device's.
+std::vector<std::byte> result_of(Communicator& comm, InstalledFake* gpu, const Shape& shape) {
+  const auto n = static_cast<size_t>(comm.ranks());
+  const size_t element = size_of(shape.type);
+  const bool blocks = shape.collective == Collective::kReduceScatter;
+  const size_t in_bytes = shape.count * element * (blocks ? n : 1);
+  const size_t out_bytes = shape.count * element;
+  const std::vector<std::byte> sent = numbers_of(shape.type, in_bytes / element, comm.rank());
+  std::vector<std::byte> host_in = sent, host_out(out_bytes);
+  std::unique_ptr<DeviceBytes> there_in, there_out;
+  std::byte* in = host_in.data();
+  std::byte* out = host_out.data();
+  if (gpu != nullptr) {
+    there_in = std::make_unique<DeviceBytes>(*gpu, in_bytes, shape.count % 3 * element);
+    there_out = std::make_unique<DeviceBytes>(*gpu, out_bytes, shape.count % 2 * element);
+    there_in->put(sent);
+    there_out->put(host_out);
+    in = there_in->data();
+    out = there_out->data();
+  }
+  const size_t own = blocks ? static_cast<size_t>(comm.rank()) * out_bytes : 0;
+  if (shape.in_place) out = in + own;
+  const CallOptions options{.ordered = shape.ordered};
+  absl::Status status;
+  switch (shape.collective) {
+    case Collective::kReduceScatter:
+      status = comm.reduce_scatter(in, out, shape.count, shape.type, shape.op, options);
+      break;
+    case Collective::kReduce:
+      status = comm.reduce(in, out, shape.count, shape.type, shape.op, 1, options);
+      break;
+    default:
+      status = comm.all_reduce(in, out, shape.count, shape.type, shape.op, options);
+  }
+  EXPECT_TRUE(status.ok()) << status;
+  if (shape.collective == Collective::kReduce && comm.rank() != 1) return {};
+  if (gpu != nullptr) host_in = there_in->get();
+  if (shape.in_place)
+    return {host_in.begin() + static_cast<ptrdiff_t>(own),
+            host_in.begin() + static_cast<ptrdiff_t>(own + out_bytes)};
+  EXPECT_EQ(host_in, sent) << "an input has changed";
+  return gpu != nullptr ? there_out->get() : host_out;
+}
+
+std::string shape_name(const Shape& shape) {
+  return absl::StrCat(std::string(name_of(shape.collective)), " of ", shape.count, " ",
+                      std::string(name_of(shape.type)), " ", std::string(name_of(shape.op)),
+                      shape.ordered ? " ordered" : "", shape.in_place ? " in place" : "");
+}
+
+class CollectiveSums : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, CollectiveSums, testing::Values("shm", "tcp"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
+  std::vector<Shape> shapes;
+  size_t turn = 0;
+  for (const Collective collective :
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kReduce}) {
+    for (int type = 0; type < kDataTypes; ++type) {
+      for (int op = 0; op < kReduceOps; ++op, ++turn) {
+        for (const bool ordered : {false, true}) {
+          shapes.push_back({collective, static_cast<DataType>(type), static_cast<ReduceOp>(op),
+                            ordered, turn % 2 == 0, 1 + turn * 7 % 251});
+        }
+      }
+    }
+  }
+  // More than a piece, and more than a message.
+  for (const bool ordered : {false, true}) {
+    shapes.push_back(
+        {Collective::kAllReduce, DataType::kF32, ReduceOp::kSum, ordered, false, 70'001});
+    shapes.push_back(
+        {Collective::kReduceScatter, DataType::kBF16, ReduceOp::kAvg, ordered, true, 40'003});
+  }
+  const bool shm = std::string(GetParam()) == "shm";
+  for (const std::string sums : {"kernel", "cpus"}) {
+    for (int ranks = 2; ranks <= 4; ++ranks) {
+      if (ranks != 3 && (sums == "cpus" || !shm)) continue;
+      InstalledFake gpu({.seed = static_cast<uint64_t>(ranks), .memory_bytes = size_t{1} << 30},
+                        with_kernels());
+      run_group(ranks, options_of(GetParam(), sums), [&](Communicator& comm) {
+        for (const Shape& shape : shapes) {
+          const auto host = result_of(comm, nullptr, shape);
+          ASSERT_EQ(result_of(comm, &gpu, shape), host) << ranks << " ranks, " << shape_name(shape);
+        }
+      });
+      const uint64_t launches = gpu.fake().calls_of("cuLaunchKernel");
+      if (sums == "kernel") {
+        EXPECT_GE(launches, shapes.size()) << "a sum at least at some rank of each";
+      } else {
+        EXPECT_EQ(launches, 0u);
+      }
+      gpu.expect_clean();
+    }
+  }
+}
+
+// Though a kernel's copies are taken to cost nothing, and any others much.
+TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
+  CudaMemory::Options costs = with_kernels();
+  for (auto& ways : costs.table->costs) {
+    for (size_t way = 0; way < gpudirect::kCopyWays; ++way) {
+      if (way == static_cast<size_t>(gpudirect::CopyWay::kKernel)) continue;
+      for (gpudirect::CopyCost& cost : ways[way]) cost.start = 1e6;
+    }
+  }
+  InstalledFake gpu({}, costs);
+  run_group(3, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
+    constexpr size_t kCount = 30'000;
+    const auto n = static_cast<size_t>(comm.ranks());
+    const auto rank = static_cast<size_t>(comm.rank());
+    DeviceBytes one(gpu, kCount, 0), all(gpu, n * kCount, 0), other(gpu, n * kCount, 0);
+    const std::vector<std::byte> mine(kCount, std::byte(rank + 1));
+    one.put(mine);
+    const DataType type = DataType::kU8;
+    ASSERT_TRUE(comm.all_gather(one.data(), all.data(), kCount, type).ok());
+    ASSERT_TRUE(comm.all_to_all(all.data(), other.data(), kCount, type).ok());
+    const std::vector<std::byte> got = other.get();
+    EXPECT_EQ(got, std::vector<std::byte>(n * kCount, std::byte(rank + 1)));
+    ASSERT_TRUE(comm.broadcast(one.data(), one.data(), kCount, type, 2).ok());
+    EXPECT_EQ(one.get(), std::vector<std::byte>(kCount, std::byte{3}));
+    const std::vector<size_t> counts(n, 100), offsets = {7, 9000, 20'000};
+    auto work =
+        comm.all_to_all_v_async(all.data(), counts, offsets, other.data(), counts, offsets, type);
+    ASSERT_TRUE(work.ok() && comm.wait(*work).ok());
+    auto receive = comm.receive_async(other.data(), kCount, type, (comm.rank() + 2) % 3);
+    ASSERT_TRUE(receive.ok());
+    ASSERT_TRUE(comm.send(one.data(), kCount, type, (comm.rank() + 1) % 3).ok());
+    ASSERT_TRUE(comm.wait(*receive).ok());
+  });
+  EXPECT_GT(gpu.fake().copies(), 0u);
+  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+  gpu.expect_clean();
+}
+
+// One all_reduce of ones on the device, and what explain() says of who summed.
+std::string explained(InstalledFake& gpu, int ranks, const std::string& sums, size_t count,
+                      bool ordered = true) {
+  std::string out;
+  run_group(ranks, options_of("shm", sums), [&](Communicator& comm) {
+    DeviceBytes both(gpu, count, 0);
+    both.put(std::vector<std::byte>(count, std::byte{1}));
+    const CallOptions options{.ordered = ordered};
+    ASSERT_TRUE(
+        comm.all_reduce(both.data(), both.data(), count, DataType::kU8, ReduceOp::kSum, options)
+            .ok());
+    EXPECT_EQ(both.get(), std::vector<std::byte>(count, std::byte(ranks)));
+    if (comm.rank() == 0) out = comm.explain(Collective::kAllReduce, count, options);
+  });
+  return out;
+}
+
+// A call of one piece, a fold at each of two ranks: the input comes, the other's contribution goes,
+// the sum comes, the result goes. What a rank has on its device is not brought there once more.
+TEST(CollectiveSumsChosen, WhatIsOnTheDeviceIsTakenThere) {
+  InstalledFake gpu({}, with_kernels());
+  run_group(2, options_of("shm", "kernel"), [&](Communicator& comm) {
+    DeviceBytes both(gpu, 1000, 0);
+    both.put(std::vector<std::byte>(1000, std::byte{1}));
+    const CallOptions options{.ordered = true, .algorithm = Algorithm::kDirect};
+    ASSERT_TRUE(
+        comm.all_reduce(both.data(), both.data(), 1000, DataType::kU8, ReduceOp::kSum, options)
+            .ok());
+  });
+  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 2u);
+  EXPECT_EQ(gpu.fake().calls_of("cuMemcpyAsync"), 2 * 4u);
+  gpu.expect_clean();
+}
+
+TEST(CollectiveSumsChosen, ByWhatTheyCost) {
+  constexpr size_t kCount = 20'000;
+  {
+    InstalledFake gpu({}, with_kernels(0));
+    const std::string why = explained(gpu, 2, "auto", kCount);
+    EXPECT_THAT(why, testing::ContainsRegex(
+                         "sums of u8: [1-9][0-9]*, by a kernel of CUDA device 0 .* us, by CPUs"));
+    EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+    gpu.expect_clean();
+  }
+  {
+    InstalledFake gpu({}, with_kernels(1e9));
+    const std::string why = explained(gpu, 2, "auto", kCount);
+    EXPECT_THAT(why, testing::ContainsRegex(
+                         "sums of u8: [1-9][0-9]*, by CPUs .* us, by a kernel of CUDA device 0"));
+    EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+    gpu.expect_clean();
+  }
+}
+
+TEST(CollectiveSumsChosen, ByASetting) {
+  InstalledFake gpu({}, with_kernels(1e9));
+  EXPECT_THAT(explained(gpu, 2, "kernel", 5000), HasSubstr("(staging.sums=kernel)"));
+  const uint64_t launches = gpu.fake().calls_of("cuLaunchKernel");
+  EXPECT_GT(launches, 0u);
+  EXPECT_THAT(explained(gpu, 2, "cpus", 5000), HasSubstr("by CPUs, as staging.sums says"));
+  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), launches);
+  gpu.expect_clean();
+  const auto wrong = Worker::create({.providers = {"shm"}, .settings = {{"staging.sums", "gpu"}}});
+  EXPECT_THAT(std::string(wrong.status().message()), HasSubstr("auto, cpus or kernel"));
+}
+
+TEST(CollectiveSumsChosen, NoKernelsNoKernel) {
+  CudaMemory::Options options = with_kernels();
+  options.kernels = {};
+  InstalledFake gpu({}, options);
+  EXPECT_THAT(explained(gpu, 2, "kernel", 5000), HasSubstr("by CPUs: no kernels: this build"));
+  gpu.expect_clean();
+}
+
+TEST(CollectiveSumsChosen, MoreVectorsThanAKernelTakes) {
+  InstalledFake gpu({}, with_kernels());
+  EXPECT_THAT(explained(gpu, 9, "kernel", 500), HasSubstr("combines 8 vectors at a time, not 9"));
+  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+  // Two at a time, as they come.
+  EXPECT_THAT(explained(gpu, 9, "kernel", 500, false), HasSubstr("by a kernel"));
+  EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+  gpu.expect_clean();
+}
+
+// Every call of the driver in turn, from the first collective on and from the second, whose memory
+// is there: the collective fails at every rank with the driver's words, or it was a call whose
+// error changes nothing. Other communicators of the process go on.
+TEST_P(CollectiveSums, AnErrorAtAnyCallEndsItAtEveryRank) {
+  constexpr int kPair = 2;
+  size_t failed = 0;
+  const bool shm = std::string(GetParam()) == "shm";
+  for (uint64_t k = 2; k <= 160; k += shm ? 1 : 5) {
+    SCOPED_TRACE(k);
+    InstalledFake gpu({.seed = k}, with_kernels());
+    std::atomic<int> failures{0};
+    run_group(kPair, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
+      constexpr size_t kCount = 20'000;
+      const auto rank = static_cast<size_t>(comm.rank());
+      std::vector<float> ones(kCount, 1);
+      DeviceBytes both(gpu, kCount * 4, 0);
+      std::vector<std::byte> bytes(kCount * 4);
+      std::memcpy(bytes.data(), ones.data(), bytes.size());
+      both.put(bytes);
+      const auto call = [&] {
+        return comm.all_reduce(both.data(), both.data(), kCount, DataType::kF32, ReduceOp::kSum,
+                               {.ordered = k % 4 < 2});
+      };
+      if (k % 2 == 0) {
+        ASSERT_TRUE(call().ok());
+        both.put(bytes);
+      }
+      ASSERT_TRUE(comm.barrier().ok());
+      if (rank == 0) gpu.fake().fail_call_in(k / 2, gpudirect::kNotSupported);
+      // A rank that is ahead may have failed before all have heard of the barrier's end.
+      absl::Status status = comm.barrier();
+      if (status.ok()) status = call();
+      if (status.ok()) {
+        const std::vector<std::byte> got = both.get();
+        std::memcpy(ones.data(), got.data(), got.size());
+        EXPECT_EQ(ones, std::vector<float>(kCount, kPair));
+        return;
+      }
+      ++failures;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("fake")) << status;
+      EXPECT_THAT(std::string(status.message()), Not(HasSubstr("waits for"))) << status;
+    });
+    failed += failures > 0 ? 1 : 0;
+    gpu.fake().fail_call_in(0, gpudirect::kSuccess);
+    gpu.expect_clean();
+  }
+  EXPECT_GT(failed, shm ? 20u : 4u);
+}
+
+TEST_P(CollectiveSums, ADeviceLostInASumEndsTheCallAndTheHostsMemoryGoesOn) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    InstalledFake gpu({.seed = seed}, with_kernels());
+    run_group(2, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
+      constexpr size_t kCount = 60'000;
+      DeviceBytes both(gpu, kCount, 0);
+      const auto call = [&] {
+        return comm.all_reduce(both.data(), both.data(), kCount, DataType::kU8, ReduceOp::kSum,
+                               {.ordered = true});
+      };
+      ASSERT_TRUE(call().ok());
+      comm.barrier().IgnoreError();
+      if (comm.rank() == 1) gpu.fake().fail_next("cuLaunchKernel", gpudirect::kIllegalAddress);
+      comm.barrier().IgnoreError();
+      const absl::Status status = call();
+      EXPECT_FALSE(status.ok());
+      EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device 0")) << status;
+      EXPECT_FALSE(comm.status().ok());
+    });
+    // The device is lost to all of the process; the host's memory is not.
+    run_group(2, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
+      std::vector<float> host(1000, 1);
+      EXPECT_TRUE(
+          comm.all_reduce(host.data(), host.data(), 1000, DataType::kF32, ReduceOp::kSum).ok());
+      EXPECT_EQ(host, std::vector<float>(1000, 2));
+    });
+    EXPECT_THAT(gpu.fake().violations(), testing::IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace baton
