@@ -13,11 +13,11 @@
 #include <memory>
 #include <vector>
 
+#include "gpudirect/copies/planner.h"
+#include "gpudirect/copies/sum_costs.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
-#include "gpudirect/planner.h"
 #include "gpudirect/registered_pages.h"
-#include "gpudirect/sum_costs.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {

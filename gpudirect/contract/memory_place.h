@@ -9,10 +9,10 @@
 
 #include "gpudirect/contract/ipc_handles.h"
 #include "gpudirect/contract/staging.h"
+#include "gpudirect/copies/sum_costs.h"
 #include "gpudirect/device.h"
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
-#include "gpudirect/sum_costs.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
 

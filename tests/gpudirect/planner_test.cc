@@ -1,5 +1,5 @@
 // The planner: shapes, prices and choices; and over the fake, that every way moves the same bytes.
-#include "gpudirect/planner.h"
+#include "gpudirect/copies/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
 namespace baton::gpudirect {

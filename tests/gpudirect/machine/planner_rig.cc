@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "absl/strings/str_format.h"
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 #include "gpudirect/triggers/trigger_fifo.h"

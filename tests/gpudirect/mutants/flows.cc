@@ -16,7 +16,7 @@
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 #include "gpudirect/stream_gates.h"
 #include "gpudirect/triggers/trigger_fifo.h"
 

@@ -1,5 +1,5 @@
 // Times the kernel that combines vectors, and the CPU's copies.
-#include "gpudirect/sum_costs.h"
+#include "gpudirect/copies/sum_costs.h"
 
 #include <algorithm>
 #include <chrono>

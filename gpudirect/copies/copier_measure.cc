@@ -3,7 +3,7 @@
 #include <chrono>
 #include <limits>
 
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "gpudirect/copies/planner.h"
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
-#include "gpudirect/planner.h"
 #include "gpudirect/registered_pages.h"
 
 namespace baton::gpudirect {

@@ -1,5 +1,5 @@
 // Shapes of lists, and what the table says of them.
-#include "gpudirect/planner.h"
+#include "gpudirect/copies/planner.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,5 +1,5 @@
 // Queues lists of pieces by each of the ways.
-#include "gpudirect/copier.h"
+#include "gpudirect/copies/copier.h"
 
 #include <algorithm>
 
