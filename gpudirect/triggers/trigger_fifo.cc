@@ -46,6 +46,14 @@ absl::Status TriggerConsumer::check(const Trigger& trigger) const {
   return absl::OkStatus();
 }
 
+bool TriggerConsumer::admits(const Trigger& trigger) {
+  absl::Status status = check(trigger);
+  if (status.ok()) return true;
+  ++refused_;
+  last_refusal_ = std::move(status);
+  return false;
+}
+
 size_t TriggerConsumer::take(size_t most, absl::FunctionRef<void(const Trigger&)> start) {
   const size_t capacity = slots_.size() / 2;
   const auto publish = [&] { std::atomic_ref(tail_).store(taken_, std::memory_order_release); };
@@ -60,12 +68,7 @@ size_t TriggerConsumer::take(size_t most, absl::FunctionRef<void(const Trigger&)
                           static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 33)};
     ++taken_;
     if ((count + 1) % kPublishEvery == 0) publish();
-    if (absl::Status status = check(trigger); status.ok()) {
-      start(trigger);
-    } else {
-      ++refused_;
-      last_refusal_ = std::move(status);
-    }
+    if (admits(trigger)) start(trigger);
   }
   if (count > 0) publish();
   return count;

@@ -3,6 +3,11 @@
 // A slot names a transfer that the host has prepared, a range of its pieces, and the epoch that it
 // was prepared in. It holds no address: whatever a kernel writes there, nothing outside prepared
 // transfers moves. Who pushes is in kernels/trigger-inl.h; a full queue says so, and nobody spins.
+//
+// Only push_trigger() may write there. A kernel that writes past its own memory into the slots can
+// make the host take what nobody pushed: each is checked as any other, but host and kernels no
+// longer agree where the queue is. What is pushed from then on is accepted, and neither started nor
+// refused: such a queue is lost, and is to be opened anew when that kernel has been fixed.
 #pragma once
 
 #include <cstddef>
@@ -33,12 +38,14 @@ class TriggerConsumer {
   // A transfer of so many pieces: its number, for triggers. Its epoch is 0.
   uint32_t prepare(uint32_t pieces);
   // From now on triggers of the epochs before are refused: the transfer may stand for other memory.
-  // Returns the new epoch.
+  // Returns the new epoch. Of one that take() has handed out already, admits() says so.
   uint32_t renew(uint32_t transfer);
 
   // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
   // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
   size_t take(size_t most, absl::FunctionRef<void(const Trigger&)> start);
+  // Whether one that was handed out may still be started; counts it as refused if not.
+  bool admits(const Trigger& trigger);
   uint64_t refused() const { return refused_; }
   // Why the last was refused: InvalidArgument; OK where none was.
   const absl::Status& last_refusal() const { return last_refusal_; }

@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kAtATime = 64;
 
-uint32_t pieces_of(const Layout& layout) {
-  return layout.dims().empty() ? 1 : static_cast<uint32_t>(layout.dims().front().count);
+size_t pieces_of(const Layout& layout) {
+  return layout.dims().empty() ? 1 : layout.dims().front().count;
 }
 
 // The steps [first, first + count) of the outermost dimension.
@@ -34,7 +34,8 @@ Layout steps_of(const Layout& layout, uint32_t first, uint32_t count) {
 }  // namespace
 
 TriggeredTransfers::~TriggeredTransfers() {
-  waiting_.clear();
+  for (Peer& peer : peers_) peer.waiting.clear();
+  waiting_ = 0;
   for (const TransferId id : open_) worker_.cancel(id).IgnoreError();
   worker_.wait_until([this] { return idle(); }).IgnoreError();
 }
@@ -51,11 +52,20 @@ Layout TriggeredTransfers::own(const Layout& layout, std::vector<std::vector<uin
 }
 
 absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& request) {
-  const uint32_t pieces = pieces_of(request.local_layout);
+  // Said now: a copy of such a layout would not know it any more (too many dimensions, say).
+  absl::Status status = request.local_layout.check(SIZE_MAX, "local");
+  if (status.ok()) status = request.remote_layout.check(SIZE_MAX, "remote");
+  if (!status.ok()) return status;
+  const size_t pieces = pieces_of(request.local_layout);
   if (pieces != pieces_of(request.remote_layout)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%u pieces here and %u there: give both layouts as many steps in their outermost dimension",
         pieces, pieces_of(request.remote_layout)));
+  }
+  if (pieces > UINT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%u pieces: a trigger names them by 32 bits, so prepare more transfers of fewer pieces",
+        pieces));
   }
   if (request.local_layout.bytes() != request.remote_layout.bytes()) {
     return absl::InvalidArgumentError(
@@ -70,12 +80,28 @@ absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& requ
   }
   Prepared& row = prepared_.emplace_back();
   row.request = request;
+  row.peer = peer_of(request.peer);
   row.lists.reserve(size_t{2} * Layout::kMaxDims);
   row.request.local_layout = own(request.local_layout, row.lists);
   row.request.remote_layout = own(request.remote_layout, row.lists);
   row.notify = std::string(request.notify);
   row.request.notify = row.notify;
-  return queue_.prepare(pieces);
+  return queue_.prepare(static_cast<uint32_t>(pieces));
+}
+
+size_t TriggeredTransfers::peer_of(PeerId id) {
+  const auto found =
+      std::find_if(peers_.begin(), peers_.end(), [id](const Peer& peer) { return peer.id == id; });
+  if (found != peers_.end()) return static_cast<size_t>(found - peers_.begin());
+  peers_.push_back({.id = id, .waiting = {}});
+  return peers_.size() - 1;
+}
+
+uint32_t TriggeredTransfers::renew(uint32_t transfer) {
+  const uint32_t epoch = queue_.renew(transfer);
+  waiting_ -= std::erase_if(peers_[prepared_[transfer].peer].waiting,
+                            [this](const Trigger& trigger) { return !queue_.admits(trigger); });
+  return epoch;
 }
 
 void TriggeredTransfers::on_end(void* prepared, TransferId /*id*/, const absl::Status& status) {
@@ -119,18 +145,33 @@ void TriggeredTransfers::forget_ended() {
   look_at_ = std::max<size_t>(64, 2 * open_.size());
 }
 
-bool TriggeredTransfers::progress() {
+bool TriggeredTransfers::start_waiting(Peer& peer) {
   bool any = false;
-  while (!waiting_.empty() && start(waiting_.front())) {
-    waiting_.pop_front();
+  // Asked again: the queue may have been told of a new epoch since.
+  while (!peer.waiting.empty() &&
+         (!queue_.admits(peer.waiting.front()) || start(peer.waiting.front()))) {
+    peer.waiting.pop_front();
+    --waiting_;
     any = true;
   }
-  if (waiting_.empty()) {
-    const size_t taken = queue_.take(kAtATime, [this](const Trigger& trigger) {
-      if (!waiting_.empty() || !start(trigger)) waiting_.push_back(trigger);
-    });
-    any |= taken > 0;
+  return any;
+}
+
+bool TriggeredTransfers::progress() {
+  bool any = false;
+  if (waiting_ > 0) {
+    first_ = (first_ + 1) % peers_.size();
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      any |= start_waiting(peers_[(first_ + i) % peers_.size()]);
+    }
   }
+  const size_t most = std::min(kAtATime, kMostWaiting - waiting_);
+  any |= queue_.take(most, [this](const Trigger& trigger) {
+    Peer& peer = peers_[prepared_[trigger.transfer].peer];
+    if (peer.waiting.empty() && start(trigger)) return;
+    peer.waiting.push_back(trigger);
+    ++waiting_;
+  }) > 0;
   if (open_.size() >= look_at_) forget_ended();
   return any;
 }
@@ -148,8 +189,7 @@ TriggeredTransfers::State TriggeredTransfers::state(uint32_t transfer) const {
 }
 
 bool TriggeredTransfers::idle() const {
-  return waiting_.empty() &&
-         std::all_of(prepared_.begin(), prepared_.end(), [](const Prepared& row) {
+  return waiting_ == 0 && std::all_of(prepared_.begin(), prepared_.end(), [](const Prepared& row) {
            const uint64_t ended = row.failed.load(std::memory_order_acquire) +
                                   row.done.load(std::memory_order_acquire);
            return ended == row.started.load(std::memory_order_relaxed);

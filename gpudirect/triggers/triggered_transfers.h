@@ -38,13 +38,18 @@ class TriggeredTransfers {
   // are the steps of the outermost dimension, of which both layouts have as many, of equal bytes;
   // it is one piece where both are one run. A counter, a notification and a timeout are those of
   // each trigger's transfer. InvalidArgument for a request with order to streams, a callback or
-  // `detached`; what else is wrong with it is said by state() when it is started.
+  // `detached`, for one of 2^32 pieces and more, and for layouts that no region could hold; what
+  // else is wrong with it is said by state() when it is started.
   absl::StatusOr<uint32_t> prepare(const TransferRequest& request);
-  // From now on triggers of the epochs before are refused. Returns the new one.
-  uint32_t renew(uint32_t transfer) { return queue_.renew(transfer); }
+  // From now on triggers of the epochs before are refused, those too that were taken from the queue
+  // and wait for a slot; what was started goes on. Returns the new one.
+  uint32_t renew(uint32_t transfer);
 
-  // Starts what kernels have asked for; true if anything happened. Where the worker has no slot
-  // free, nothing more is taken from the queue until it has: kernels find it full.
+  // Starts what kernels have asked for; true if anything happened. What finds no slot waits: where
+  // one peer has its share of them (Worker::submit()), triggers for the others pass by, each peer's
+  // in their order. Once kMostWaiting wait, nothing more is taken from the queue until some have
+  // been started: kernels find it full.
+  static constexpr size_t kMostWaiting = 1024;
   bool progress();
 
   struct State {
@@ -57,8 +62,13 @@ class TriggeredTransfers {
   bool idle() const;  // all that was taken has ended
 
  private:
+  struct Peer {
+    PeerId id;
+    std::deque<Trigger> waiting;  // taken, but no slot was free
+  };
   struct Prepared {
     TransferRequest request;
+    size_t peer = 0;                           // its place in peers_
     std::vector<std::vector<uint32_t>> lists;  // of the layouts' dimensions
     std::string notify;
     std::atomic<uint64_t> started{0};
@@ -69,13 +79,17 @@ class TriggeredTransfers {
   };
   static Layout own(const Layout& layout, std::vector<std::vector<uint32_t>>& lists);
   static void on_end(void* prepared, TransferId id, const absl::Status& status);
+  size_t peer_of(PeerId id);
   bool start(const Trigger& trigger);  // false: no slot is free
+  bool start_waiting(Peer& peer);      // true if any was started or refused
   void forget_ended();
 
   Worker& worker_;
   TriggerConsumer& queue_;
   std::deque<Prepared> prepared_;
-  std::deque<Trigger> waiting_;  // taken, but no slot was free
+  std::vector<Peer> peers_;
+  size_t first_ = 0;    // of the peers, in the next round: none is always behind another
+  size_t waiting_ = 0;  // of all peers
   std::vector<TransferId> open_;
   size_t look_at_ = 64;  // open ones, before those that have ended are forgotten
 };

@@ -158,6 +158,97 @@ TEST_F(Triggered, AnEarlierEpochStartsNothing) {
   expect_pages(3, 5);
 }
 
+// The worker starts a few of them; what is under the transfer may be other memory when it is
+// renewed.
+TEST_F(Triggered, WhatWaitedForASlotIsRefusedOnceItsTransferIsRenewed) {
+  begin(4);
+  const uint32_t number = *transfers_->prepare(pages());
+  for (const bool by_the_queue : {false, true}) {
+    const uint64_t started = transfers_->state(number).started;
+    const uint64_t refused = fifo_->consumer().refused();
+    const uint32_t epoch = by_the_queue ? 1 : 0;
+    std::vector<Trigger> todo;
+    for (uint32_t first = 0; first < 40; ++first) todo.push_back({number, first, 1, epoch});
+    ASSERT_EQ(push(todo), std::vector<uint32_t>(40, 1));
+    ASSERT_TRUE(transfers_->progress());
+    const uint64_t went = transfers_->state(number).started - started;
+    ASSERT_GT(went, 0u);
+    ASSERT_LT(went, 40u);
+    EXPECT_EQ(by_the_queue ? fifo_->consumer().renew(number) : transfers_->renew(number),
+              epoch + 1);
+    // Of those that wait; the queue alone knows of none.
+    EXPECT_EQ(fifo_->consumer().refused() - refused, by_the_queue ? 0 : 40 - went);
+    ASSERT_TRUE(drive_until_idle());
+    EXPECT_EQ(transfers_->state(number).started - started, went);
+    EXPECT_EQ(fifo_->consumer().refused() - refused, 40 - went);
+  }
+  push({{number, 50, 1, 2}});
+  const uint64_t before = transfers_->state(number).done;
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(transfers_->state(number).done, before + 1);
+}
+
+// `b` says nothing, and has its share of the worker's slots: what is asked for `c` goes.
+TEST_F(Triggered, ASilentPeerHoldsUpNoOther) {
+  begin(64);
+  WorkerOptions options;
+  options.name = "c";
+  options.providers = {"tcp"};
+  options.key = *ClusterKey::from_bytes("a secret of the tests");
+  options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+  auto other = *Worker::create(std::move(options));
+  const DevicePointer at = gpu_->allocate(kBytes);
+  const MemoryRegion region =
+      *other->register_memory(reinterpret_cast<void*>(uintptr_t{at}), kBytes);
+  const PeerId peer = *a_.worker->connect(other->address());
+  const auto until = [&](const std::function<bool()>& ready) {
+    return drive([&] {
+      other->progress();
+      transfers_->progress();
+      return ready();
+    });
+  };
+  const auto without_b = [&](const std::function<bool()>& ready) {
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(20));
+    while (!ready() && Clock::steady().now() < end) {
+      transfers_->progress();
+      a_.worker->progress();
+      other->progress();
+    }
+    return ready();
+  };
+  ASSERT_TRUE(until([&] { return a_.worker->peer_state(peer) == PeerState::kUp; }));
+  const uint32_t silent = *transfers_->prepare(pages());
+  TransferRequest request = pages();
+  request.peer = peer;
+  request.remote = *other->remote_region(region);
+  const uint32_t well = *transfers_->prepare(request);
+  std::vector<Trigger> todo;
+  for (uint32_t i = 0; i < 58; ++i) todo.push_back({silent, i, 1, 0});
+  for (uint32_t i = 0; i < 5; ++i) todo.push_back({well, i, 1, 0});
+  ASSERT_EQ(push(todo), std::vector<uint32_t>(63, 1));
+  EXPECT_TRUE(without_b([&] { return transfers_->state(well).done == 5; }))
+      << transfers_->state(well).started << " of 5 started";
+  EXPECT_LT(transfers_->state(silent).started, 58u) << "nothing waits, so nothing was tested";
+
+  // So many are put aside, and no more: then kernels find the queue full.
+  size_t accepted = 0, round = 0;
+  do {
+    round = 0;
+    for (const uint32_t each : push(std::vector<Trigger>(64, {silent, 0, 1, 0}))) round += each;
+    accepted += round;
+    for (int i = 0; i < 3; ++i) transfers_->progress();
+  } while (round > 0 && accepted < 10'000);
+  EXPECT_LE(accepted, TriggeredTransfers::kMostWaiting + 64 + 64);
+  ASSERT_TRUE(until([&] { return transfers_->idle(); }));
+  EXPECT_EQ(transfers_->state(silent).done, 58 + accepted)
+      << transfers_->state(silent).last_failure;
+  transfers_.reset();
+  other.reset();
+  gpu_->run_all();
+  gpu_->free(at);
+}
+
 TEST_F(Triggered, WhateverAKernelWritesOnlyPreparedPagesMove) {
   begin();
   const uint32_t number = *transfers_->prepare(pages());
@@ -226,6 +317,16 @@ TEST_F(Triggered, WhatCannotBePreparedIsRefused) {
   bad = pages();
   bad.detached = true;
   EXPECT_FALSE(transfers_->prepare(bad).ok());
+  // More than a trigger can name, and a layout that is none.
+  for (const size_t count : {size_t{1} << 32, (size_t{1} << 32) + 1}) {
+    bad = pages();
+    bad.local_layout = bad.remote_layout = Layout::strided(0, count, 0, 1);
+    EXPECT_THAT(std::string(transfers_->prepare(bad).status().message()), HasSubstr("32 bits"));
+  }
+  bad = pages();
+  for (int i = 0; i < Layout::kMaxDims; ++i) bad.local_layout = bad.local_layout.repeated(2, 1);
+  bad.remote_layout = bad.local_layout;
+  EXPECT_THAT(std::string(transfers_->prepare(bad).status().message()), HasSubstr("dimensions"));
   // Refused when it is started, as the worker refuses it.
   bad = pages();
   bad.local_layout = Layout::paged(kBytes, list_, kPage, kPage);
