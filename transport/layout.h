@@ -9,6 +9,10 @@
 //   Layout::paged(base, pages, 16 << 10, 16 << 10)
 //       .repeated(layers, layer_stride)                   the same pages in every layer
 //
+// Pieces may overlap, or be the same (a stride of 0, a page listed twice). Read from, each has the
+// bytes. Written to, every byte ends as that of one of the pieces that lie there, and nobody says
+// of which: pieces of a transfer move in any order.
+//
 // Building one costs nothing that grows with the number of pages: the list is borrowed, and must
 // stay in place until the transfer that uses it has ended.
 #pragma once

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,10 +34,10 @@ class Copier {
   Copier& operator=(const Copier&) = delete;
 
   // Queues the copies of a list, by the cheapest way that can be taken now, and returns: neither
-  // the call nor the list is needed when it has returned. No two pieces write the same bytes, and
-  // none writes what another reads. To and from the host no single copy is larger than 4 MiB: the
-  // copy engine serves in order, and urgent copies wait for what is before them. After an error
-  // part of the list may still be copied.
+  // the call nor the list is needed when it has returned. None writes what another reads. Where two
+  // write the same byte (layouts may ask for that), it is one of theirs, whichever. To and from the
+  // host no single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies
+  // wait for what is before them. After an error part of the list may still be copied.
   absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces);
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
@@ -77,6 +78,7 @@ class Copier {
   absl::Status run_single(CopyRoute route, absl::Span<const CopyPiece> pieces);
   absl::Status run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces);
   absl::Status run_batch(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  bool batch_overlaps();
   absl::Status flush_batch();
   // These two say how many pieces they have queued: fewer than all when no list is free.
   absl::StatusOr<size_t> run_packed(CopyRoute route, absl::Span<const CopyPiece> pieces);
@@ -99,6 +101,7 @@ class Copier {
   std::vector<CopyPiece> merged_;
   std::vector<DevicePointer> batch_to_, batch_from_;
   std::vector<size_t> batch_bytes_;
+  std::vector<std::pair<DevicePointer, size_t>> batch_written_;  // [first, first + second)
 };
 
 }  // namespace baton::gpudirect

@@ -256,6 +256,28 @@ TEST_F(CopierTest, WhatTheTableFavoursIsCalled) {
   EXPECT_EQ(calls(CopyWay::kKernel), (std::vector<uint64_t>{0, 0, 1}));
 }
 
+// A batch's pieces move in any order, and the driver takes none that write the same bytes.
+TEST_F(CopierTest, PiecesThatWriteTheSameBytesAreNoBatch) {
+  copier_->set_table(favour(CopyWay::kBatch));
+  const CopyRoute route = CopyRoute::kToDevice;
+  constexpr size_t kPage = 256;
+  fill(from(route), 5);
+  const std::string source = bytes_at(from(route));
+  // The same page again and again; pages that overlap by half; backwards; backwards without.
+  for (const auto& [step, batches] : std::vector<std::pair<int, uint64_t>>{
+           {0, 0}, {kPage / 2, 0}, {-static_cast<int>(kPage) / 2, 0}, {-2 * int{kPage}, 2}}) {
+    SCOPED_TRACE(step);
+    fill(to(route), 6);
+    std::vector<CopyPiece> pieces;
+    for (int i = 0; i < 1200; ++i) {  // more than one batch's
+      pieces.push_back({from(route) + 2 * i * kPage, to(route) + (1 << 20) + i * step, kPage});
+    }
+    const uint64_t before = fake_.calls_of("cuMemcpyBatchAsync");
+    expect_copied(route, pieces, nullptr);  // and so in their order
+    EXPECT_EQ(fake_.calls_of("cuMemcpyBatchAsync") - before, batches);
+  }
+}
+
 // Five launches, and lists for four: the last goes without.
 TEST_F(CopierTest, WhenAllListsAreInUseItGoesWithoutKernels) {
   copier_->set_table(favour(CopyWay::kKernel));

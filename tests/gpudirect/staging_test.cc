@@ -190,6 +190,48 @@ class StagedPages : public StagedPair {
   }
 };
 
+// Every byte ends as that of a piece that lies there; to the host, and to devices by each way.
+class StagedOverlaps : public StagedPages,
+                       public testing::WithParamInterface<gpudirect::CopyWay> {};
+TEST_P(StagedOverlaps, EndAsOneOfThem) {
+  favour(GetParam());
+  start();
+  std::string sent(2 * kPages * kPage, '\0');
+  for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 31 / kPage);
+  gpu_->write(a_.at, sent);
+  std::copy(sent.begin(), sent.end(), reinterpret_cast<char*>(b_.host.data()));
+  const std::vector<uint32_t> same(kPages, 3);
+  const Layout apart = Layout::strided(0, kPages, 2 * kPage, kPage);
+  for (const Layout& over :
+       {Layout::paged(0, same, kPage, kPage), Layout::strided(0, kPages, 0, kPage),
+        Layout::strided(0, kPages, kPage / 2, kPage)}) {
+    for (const bool far : {false, true}) {
+      TransferRequest move = request(Op::kWrite, true, far);
+      move.local_layout = apart;
+      move.remote_layout = over;
+      ASSERT_TRUE(run(move).ok());
+      const size_t end = 4 * kPage + kPages * kPage / 2;
+      std::string there(reinterpret_cast<char*>(b_.host.data()), end);
+      if (far) there = gpu_->read(b_.at, end);
+      std::vector<bool> written(end), of_one(end);
+      LayoutWalker to(over, 0), from(apart, 0);
+      for (size_t left = apart.bytes(); left > 0; --left) {
+        written[to.offset()] = true;
+        if (there[to.offset()] == sent[from.offset()]) of_one[to.offset()] = true;
+        if (left > 1) {
+          to.advance(1);
+          from.advance(1);
+        }
+      }
+      EXPECT_EQ(of_one, written);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Ways, StagedOverlaps,
+                         testing::Values(gpudirect::CopyWay::kBatch, gpudirect::CopyWay::kPacked,
+                                         gpudirect::CopyWay::kKernel),
+                         [](const auto& each) { return std::string(name_of(each.param)); });
+
 TEST_F(StagedPages, ArePackedByAKernelWhereThatCostsLeast) {
   favour(gpudirect::CopyWay::kPacked);
   start();
