@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/memory_left.h"
 
 namespace baton::gpudirect {
 
@@ -25,7 +26,16 @@ absl::StatusOr<std::unique_ptr<LayerTickets>> LayerTickets::open(const Device& d
 absl::Status LayerTickets::start() {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  auto pages = RegisteredPages::make(device_, (told_.size() + 1) * sizeof(uint64_t));
+  // Asked for both: a vector that finds no memory would throw.
+  const size_t words = size_t{layers_} + 1;
+  if (const base::MemoryLeft left = base::memory_left();
+      2 * words * sizeof(uint64_t) > left.bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "tickets for %u layers need %u bytes of the host's memory: %u are left (%s)", layers_,
+        2 * words * sizeof(uint64_t), left.bytes, left.limit));
+  }
+  told_.resize(layers_);
+  auto pages = RegisteredPages::make(device_, words * sizeof(uint64_t));
   if (!pages.ok()) return pages.status();
   pages_ = *std::move(pages);
   auto count = DeviceSlab::create(device_, sizeof(uint64_t), {.rdma = false, .shareable = false});

@@ -28,7 +28,8 @@ namespace baton::gpudirect {
 // begin() and mark() for one thread at a time, poll() for another.
 class LayerTickets {
  public:
-  // Both outlive it. Unavailable where the device does not know the host's addresses.
+  // Both outlive it. Unavailable where the device does not know the host's addresses;
+  // ResourceExhausted for more layers than the host has memory to tell of (16 bytes each).
   static absl::StatusOr<std::unique_ptr<LayerTickets>> open(const Device& device,
                                                             const Launcher& launcher,
                                                             uint32_t layers);
@@ -51,12 +52,13 @@ class LayerTickets {
 
  private:
   LayerTickets(const Device& device, const Launcher& launcher, uint32_t layers)
-      : device_(device), launcher_(launcher), told_(layers) {}
+      : device_(device), launcher_(launcher), layers_(layers) {}
   absl::Status start();
   absl::Status launch(Stream stream, uint32_t word, uint64_t add) const;
 
   const Device& device_;
   const Launcher& launcher_;
+  const uint32_t layers_;
   std::unique_ptr<RegisteredPages> pages_;  // the step that has begun, then each layer's last
   std::unique_ptr<DeviceSlab> count_;       // the device's own count of steps
   uint64_t step_ = 0;

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/temporary_folder.h"
+#include "transport/base/memory_left.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -134,6 +136,13 @@ TEST_F(LayerTicketsTest, AStepThatFailedCanBeForgotten) {
 TEST_F(LayerTicketsTest, BadLayersAndErrorsLeaveNothingBehind) {
   EXPECT_EQ(tickets_->mark(stream(), kLayers).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(LayerTickets::open(*device_, *launcher_, 0).ok());
+  // Of a machine with 1,000 MiB: refused before any of it is taken.
+  TemporaryFolder machine;
+  machine.file("proc/meminfo", "MemAvailable: 1024000 kB");
+  base::look_for_memory_below(machine.path());
+  EXPECT_EQ(LayerTickets::open(*device_, *launcher_, UINT32_MAX).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  base::look_for_memory_below("");
   for (uint64_t k = 1; k <= 12; ++k) {
     fake_.fail_call_in(k, kOutOfMemory);
     LayerTickets::open(*device_, *launcher_, kLayers).IgnoreError();
