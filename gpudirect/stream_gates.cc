@@ -36,19 +36,12 @@ absl::StatusOr<std::unique_ptr<StreamGates>> StreamGates::open(const Device& dev
 absl::Status StreamGates::start(size_t gates) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const Driver& driver = device_.driver();
   auto pages = RegisteredPages::make(device_, gates * sizeof(Words));
   if (!pages.ok()) return pages.status();
   pages_ = *std::move(pages);
   words_ = pages_->as<Words>();
-  absl::Status status;
-  gates_.reserve(gates);
-  for (size_t i = 0; i < gates && status.ok(); ++i) {
-    Event event = nullptr;
-    status = device_.check(driver.cuEventCreate(&event, kEventDisableTiming), "making an event");
-    if (status.ok()) gates_.push_back({.own = event});
-  }
-  return status;
+  gates_.resize(gates);
+  return absl::OkStatus();
 }
 
 StreamGates::~StreamGates() {
@@ -64,7 +57,7 @@ StreamGates::~StreamGates() {
         all_passed = false;
         break;
       }
-      device_.driver().cuEventDestroy(gate.own);
+      if (gate.own != nullptr) device_.driver().cuEventDestroy(gate.own);
     }
   });
   // NOLINTNEXTLINE(bugprone-unused-return-value): a stream may still read it
@@ -80,7 +73,7 @@ bool StreamGates::passed(Gate& gate) const {
   return true;
 }
 
-absl::StatusOr<uint32_t> StreamGates::take(Time deadline) {
+absl::StatusOr<uint32_t> StreamGates::take(Time deadline, bool marks) {
   if (deadline == kNever) {
     return absl::InvalidArgumentError(
         "a wait between a stream and a transfer needs a deadline: nothing else would end it");
@@ -88,6 +81,13 @@ absl::StatusOr<uint32_t> StreamGates::take(Time deadline) {
   for (uint32_t slot = 0; slot < gates_.size(); ++slot) {
     Gate& gate = gates_[slot];
     if (gate.taken || (gate.passing && !passed(gate))) continue;
+    if (marks && gate.own == nullptr) {  // a fast call: most programs need few of them
+      Event event = nullptr;
+      absl::Status status = device_.check(
+          device_.driver().cuEventCreate(&event, kEventDisableTiming), "making an event");
+      if (!status.ok()) return status;
+      gate.own = event;
+    }
     gate.taken = true;
     gate.holds = false;
     gate.state = GateState::kWaiting;
@@ -106,7 +106,7 @@ absl::StatusOr<uint32_t> StreamGates::take(Time deadline) {
 absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const auto slot = take(deadline);
+  const auto slot = take(deadline, true);
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   gate.awaited = gate.own;
@@ -120,7 +120,7 @@ absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
 absl::StatusOr<GateId> StreamGates::after(Event event, Time deadline) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const auto slot = take(deadline);
+  const auto slot = take(deadline, false);
   if (!slot.ok()) return slot.status();
   gates_[*slot].awaited = event;
   return id_of(*slot);
@@ -136,7 +136,7 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
   }
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const auto slot = take(deadline);
+  const auto slot = take(deadline, true);
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   Words& words = words_[*slot];

@@ -98,13 +98,14 @@ class StreamGates {
     GateState state = GateState::kWaiting;
     Time deadline = kNever;
     uint64_t epoch = 0;
-    Event own = nullptr;
+    Event own = nullptr;      // made when it is first needed
     Event awaited = nullptr;  // `own`, or the caller's
   };
 
   explicit StreamGates(const Device& device) : device_(device) {}
   absl::Status start(size_t gates);
-  absl::StatusOr<uint32_t> take(Time deadline);
+  // `marks`: with an event of its own.
+  absl::StatusOr<uint32_t> take(Time deadline, bool marks);
   GateId id_of(uint32_t slot) const { return {slot, gates_[slot].generation}; }
   absl::StatusOr<Gate*> find(GateId id);
   bool passed(Gate& gate) const;

@@ -1,9 +1,11 @@
 // Transfers: the one operation. A transfer moves bytes between local and remote memory.
 //
 // Every transfer ends exactly once: done, failed, cancelled or past its deadline. After it has
-// ended no byte of it moves any more, so its pages can be reused at once. One that is cancelled or
-// out of time while its target is silent is `ending` until the target answers or is given up: that
-// delays nobody else.
+// ended no byte of it moves any more, so its pages can be reused at once. Its target may have heard
+// more than the one who sent it: where one ends as cancelled or past its deadline, all bytes may be
+// there, the counter risen and the notification delivered, and only the word of that came late. One
+// that is cancelled or out of time while its target is silent is `ending` until the target answers
+// or is given up: that delays nobody else.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +64,9 @@ using EndCallback = void (*)(void* context, TransferId id, const absl::Status& s
 // and cudaEvent_t are the same). A device of -1: none.
 struct DeviceStream {
   int device = -1;
-  void* handle = nullptr;  // null: the device's legacy stream
+  // Null or CU_STREAM_LEGACY: the device's legacy stream, which is PyTorch's default one.
+  // CU_STREAM_PER_THREAD: that of the thread which calls submit().
+  void* handle = nullptr;
 };
 struct DeviceEvent {
   int device = -1;
@@ -77,6 +81,9 @@ struct StreamOutcome {
   uint64_t address = 0;
   uint64_t delivered = 0;
 };
+
+// How many waits between a worker's transfers and the streams of one device there are at a time.
+inline constexpr size_t kMostStreamWaits = 1024;
 
 // What to move. Copied by submit(), except the page lists inside the layouts.
 struct TransferRequest {
@@ -99,11 +106,16 @@ struct TransferRequest {
   bool detached = false;  // the worker releases it when it has ended; on_end still comes
 
   // Order with streams of CUDA devices, for memory of theirs or of the host's; no thread waits.
-  // These need a `timeout`, for nothing else ends a stream's wait.
+  // These need a `timeout`, for nothing else ends a stream's wait. Of one worker at most
+  // kMostStreamWaits are under way for a device: ResourceExhausted from submit() beyond. Each of
+  // the three is one; the first two until the transfer begins or ends, `release` until release(id).
   DeviceStream after;       // not begun before all that is on this stream now has run
   DeviceEvent after_event;  // nor before this event, recorded already, which stays until then
   // What is put on this stream from now on runs when the transfer has ended, or at its timeout:
-  // Worker::outcome() is where it sees which. The timeout is kept by whoever drives the worker.
+  // Worker::outcome() is where it sees which. The timeout is kept by whoever drives the worker: on
+  // his thread call nothing that waits for the stream (cudaStreamSynchronize). While the legacy
+  // stream waits so does much else, cudaMemcpy and cudaFree of any thread and streams that were not
+  // made non-blocking among it: drive the worker by a thread of its own then.
   DeviceStream release;
 };
 

@@ -185,6 +185,9 @@ class Worker {
   // many as are free, less when less than half is, half of that with notifications; a peer that has
   // none open gets one as long as there is any. The text says who has them. Submit again when some
   // have ended: an EndCallback may.
+  // With order to a stream it calls the driver, and what its waits need is made when memory of the
+  // device is registered. For a device of which this worker has none, the first such call makes it,
+  // and blocks while memory is pinned: make that one outside of callbacks.
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
   // A small message without a transfer: same delivery, same end. Release it like a transfer, or
   // pass `detached` to have the worker release it.
@@ -217,7 +220,9 @@ class Worker {
   bool next_notification(Notification& out);  // reuses the memory of `out`
 
   // --- progress ----------------------------------------------------------------------------
-  // Advances everything by a bounded amount; true if anything happened. Never blocks.
+  // Advances everything by a bounded amount; true if anything happened. Waits for nobody. Of the
+  // CUDA driver it makes no call that blocks but one: what a peer shares by CUDA IPC is mapped when
+  // the first transfer uses it, about a millisecond, once for each of its allocations.
   bool progress();
   // The same, unless another thread is at it, whom it does not wait for. For calls that others make
   // again and again until something has happened: whoever does that has a core and may as well move

@@ -14,8 +14,16 @@ internal::TransferGates::Gate number_of(GateId id) {
 GateId id_of(internal::TransferGates::Gate gate) {
   return {static_cast<uint32_t>(gate), static_cast<uint32_t>(gate >> 32)};
 }
+// What whoever submits transfers can do: he knows nothing of gates.
+absl::Status for_transfers(const absl::Status& status) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  return absl::ResourceExhaustedError(
+      "all waits between this worker's transfers and the streams of the device are in use: submit "
+      "again when some transfers have begun or ended, and release() those that a stream waited "
+      "for");
+}
 absl::StatusOr<internal::TransferGates::Gate> number_of(absl::StatusOr<GateId> id) {
-  if (!id.ok()) return id.status();
+  if (!id.ok()) return for_transfers(id.status());
   return number_of(*id);
 }
 
@@ -40,7 +48,7 @@ absl::StatusOr<internal::TransferGates::Gate> CudaGates::after_event(void* event
 
 absl::StatusOr<internal::TransferGates::Hold> CudaGates::hold(void* stream, Time deadline) {
   const absl::StatusOr<gpudirect::Hold> held = gates_->hold(static_cast<Stream>(stream), deadline);
-  if (!held.ok()) return held.status();
+  if (!held.ok()) return for_transfers(held.status());
   return Hold{number_of(held->id), {held->outcome, held->delivered}};
 }
 

@@ -5,44 +5,48 @@
 
 namespace baton::internal {
 
-absl::StatusOr<TransferGates*> StreamOrder::gates_of(int device) {
-  std::unique_ptr<TransferGates>& gates = devices_[device];
-  if (gates == nullptr) {
-    const DeviceMemory* const memory = device_memory();
-    if (memory == nullptr) {
-      return absl::UnimplementedError(
-          "this program does not drive CUDA devices (link baton_gpudirect), so no transfer can "
-          "keep order with their streams: synchronise before submit(), and wait()");
-    }
-    absl::StatusOr<std::unique_ptr<TransferGates>> made = memory->gates(device, kGates);
-    if (!made.ok()) return made.status();
-    gates = *std::move(made);
+TransferGates* StreamOrder::gates_of(int device) {
+  const std::lock_guard lock(mutex_);
+  const auto found = devices_.find(device);
+  return found == devices_.end() ? nullptr : found->second.get();
+}
+
+absl::Status StreamOrder::prepare(int device) {
+  if (device < 0 || gates_of(device) != nullptr) return absl::OkStatus();
+  const std::lock_guard making(making_);
+  if (gates_of(device) != nullptr) return absl::OkStatus();
+  const DeviceMemory* const memory = device_memory();
+  if (memory == nullptr) {
+    return absl::UnimplementedError(
+        "this program does not drive CUDA devices (link baton_gpudirect), so no transfer can "
+        "keep order with their streams: synchronise before submit(), and wait()");
   }
-  return gates.get();
+  absl::StatusOr<std::unique_ptr<TransferGates>> made = memory->gates(device, kGates);
+  if (!made.ok()) return made.status();
+  const std::lock_guard lock(mutex_);
+  devices_.insert_or_assign(device, *std::move(made));
+  return absl::OkStatus();
 }
 
 absl::Status StreamOrder::note(Entry& entry, const TransferRequest& request, Time deadline) {
   if (request.after.device >= 0) {
-    const auto gates = gates_of(request.after.device);
-    if (!gates.ok()) return gates.status();
-    const auto gate = (*gates)->after_stream(request.after.handle, deadline);
+    TransferGates* const gates = devices_.at(request.after.device).get();
+    const auto gate = gates->after_stream(request.after.handle, deadline);
     if (!gate.ok()) return gate.status();
-    entry.before[0] = {*gates, *gate};
+    entry.before[0] = {gates, *gate};
   }
   if (request.after_event.device >= 0) {
-    const auto gates = gates_of(request.after_event.device);
-    if (!gates.ok()) return gates.status();
-    const auto gate = (*gates)->after_event(request.after_event.handle, deadline);
+    TransferGates* const gates = devices_.at(request.after_event.device).get();
+    const auto gate = gates->after_event(request.after_event.handle, deadline);
     if (!gate.ok()) return gate.status();
-    entry.before[1] = {*gates, *gate};
+    entry.before[1] = {gates, *gate};
   }
   // Last: on the stream of `after`, that must not wait for itself.
   if (request.release.device >= 0) {
-    const auto gates = gates_of(request.release.device);
-    if (!gates.ok()) return gates.status();
-    const auto hold = (*gates)->hold(request.release.handle, deadline);
+    TransferGates* const gates = devices_.at(request.release.device).get();
+    const auto hold = gates->hold(request.release.handle, deadline);
     if (!hold.ok()) return hold.status();
-    entry.held = {*gates, hold->gate};
+    entry.held = {gates, hold->gate};
     entry.outcome = hold->outcome;
   }
   return absl::OkStatus();
@@ -65,6 +69,10 @@ StreamOrder::Entry* StreamOrder::find(TransferId id) {
 }
 
 absl::Status StreamOrder::begin(TransferId id, const TransferRequest& request, Time deadline) {
+  for (const int device :
+       {request.after.device, request.after_event.device, request.release.device}) {
+    if (absl::Status status = prepare(device); !status.ok()) return status;
+  }
   const std::lock_guard lock(mutex_);
   if (entries_.empty()) entries_.resize(slots_);
   Entry& entry = entries_[id.slot];

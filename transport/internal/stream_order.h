@@ -26,7 +26,7 @@ namespace baton::internal {
 // Thread-safe.
 class StreamOrder {
  public:
-  static constexpr size_t kGates = 1024;  // of a device, at a time
+  static constexpr size_t kGates = kMostStreamWaits;  // of a device
 
   explicit StreamOrder(size_t slots) : slots_(slots) {}
 
@@ -35,8 +35,11 @@ class StreamOrder {
            request.release.device >= 0;
   }
 
-  // Notes the waits of a transfer. The first time for a device it blocks while the driver makes its
-  // gates. After an error nothing waits for anything.
+  // Makes the gates of a device where there are none yet; blocks while the driver does. Nobody else
+  // waits for it but others that make gates.
+  absl::Status prepare(int device);
+  // Notes the waits of a transfer. Blocks where prepare() does, for a device that it was not called
+  // for. After an error nothing waits for anything.
   absl::Status begin(TransferId id, const TransferRequest& request, Time deadline);
   // Whether the streams have come so far: nothing as long as they have not; then OK, or why they
   // never will. To be asked until it answers.
@@ -61,13 +64,14 @@ class StreamOrder {
     Wait held;
     StreamOutcome outcome;
   };
-  absl::StatusOr<TransferGates*> gates_of(int device);
+  TransferGates* gates_of(int device);
   absl::Status note(Entry& entry, const TransferRequest& request, Time deadline);
   static void close(Wait& wait);
   static void close(Entry& entry);
   Entry* find(TransferId id);
 
   const size_t slots_;
+  std::mutex making_;  // gates; before the other
   std::mutex mutex_;
   absl::flat_hash_map<int, std::unique_ptr<TransferGates>> devices_;
   std::vector<Entry> entries_;  // by slot; empty until the first is noted

@@ -90,6 +90,9 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
     region = impl_->register_examined(data, size, access, memory, ring);
   }
   if (!region.ok()) return region;
+  // Now, and not when a transfer first names a stream: that may be in an EndCallback. Where there
+  // are none submit() says why.
+  impl_->order.prepare(memory.place.device).IgnoreError();
   base::log_event(base::LogLevel::kInfo, "%s: registered region %u, %u bytes at %p, with %s",
                   impl_->self.name, region->index, size, data, names(impl_->providers));
   return region;

@@ -2,6 +2,7 @@
 #include "tests/gpudirect/fake/fake_driver.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,14 @@ namespace {
 FakeDriver* the_fake = nullptr;
 thread_local std::vector<Context> current_contexts;
 thread_local int progress_scopes = 0;
+thread_local int default_stream_scopes = 0;
+std::atomic<uintptr_t> threads{0};  // that used their default stream
+// From here on no handles that anybody is given: the queues of default streams.
+constexpr uintptr_t kDefaultQueues = uintptr_t{1} << 60;
+
+bool is_default_queue(Stream stream) {
+  return reinterpret_cast<uintptr_t>(stream) >= kDefaultQueues;
+}
 
 }  // namespace
 
@@ -135,6 +144,9 @@ std::vector<std::string> FakeDriver::finish() {
   const bool waiting = std::any_of(streams_.begin(), streams_.end(),
                                    [](const auto& stream) { return !stream.second.empty(); });
   if (waiting) violate(Rule::kWord, "at the end", "streams still wait: " + heads());
+  std::erase_if(streams_, [](const auto& stream) {  // nobody has made them
+    return is_default_queue(stream.first) && stream.second.empty();
+  });
   if (!streams_.empty()) violate(Rule::kLifetime, "at the end", "a stream is left");
   if (!events_.empty()) violate(Rule::kLifetime, "at the end", "an event is left");
   if (!modules_.empty()) violate(Rule::kLifetime, "at the end", "a module is left");
@@ -166,6 +178,21 @@ void FakeDriver::at_step(uint64_t n, bool ended, std::function<void()> then) {
 uint64_t FakeDriver::steps() {
   const std::lock_guard lock(mutex_);
   return steps_;
+}
+
+FakeDriver::UsersDefaultStreams::UsersDefaultStreams() { ++default_stream_scopes; }
+FakeDriver::UsersDefaultStreams::~UsersDefaultStreams() { --default_stream_scopes; }
+
+bool FakeDriver::is_default(Stream stream) {
+  return stream == nullptr || stream == kLegacyStream || stream == kThreadsStream;
+}
+
+Stream FakeDriver::real_stream(Stream stream) {
+  if (!is_default(stream)) return stream;
+  thread_local const uintptr_t kThread = ++threads;
+  const uintptr_t whose = stream == kThreadsStream ? kThread : 0;
+  return reinterpret_cast<Stream>(kDefaultQueues + whose * 256 +
+                                  static_cast<uintptr_t>(current_device()));
 }
 
 FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
@@ -229,10 +256,14 @@ bool FakeCall::at_home(const void* object) const {
 }
 
 std::deque<FakeDriver::Operation>* FakeCall::queue(Stream stream) const {
+  if (FakeDriver::is_default(stream)) {
+    if (default_stream_scopes > 0) return &fake.streams_[FakeDriver::real_stream(stream)];
+    violate(Rule::kCopy, "on the legacy stream, or on the default one of a thread");
+    return nullptr;
+  }
   const auto found = fake.streams_.find(stream);
   if (found == fake.streams_.end()) {
-    violate(stream == nullptr ? Rule::kCopy : Rule::kStale,
-            stream == nullptr ? "on the legacy stream" : "no such stream");
+    violate(Rule::kStale, "no such stream");
     return nullptr;
   }
   if (!at_home(stream)) return nullptr;

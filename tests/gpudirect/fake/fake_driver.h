@@ -125,6 +125,17 @@ class FakeDriver {
   static bool has_current() { return current_device() >= 0; }
   static bool is_device_memory(int fd);
 
+  // What is put on the default streams (the legacy one, and the one of a thread) is a violation:
+  // nothing of ours belongs there. In such a scope, on its thread, the test is the user whose
+  // stream it is: his own work, and submit() of transfers that name it.
+  class UsersDefaultStreams {
+   public:
+    UsersDefaultStreams();
+    ~UsersDefaultStreams();
+    UsersDefaultStreams(const UsersDefaultStreams&) = delete;
+    UsersDefaultStreams& operator=(const UsersDefaultStreams&) = delete;
+  };
+
   // On a thread in such a scope, calls that block for long are violations.
   class ProgressThread {
    public:
@@ -220,6 +231,9 @@ class FakeDriver {
   bool has(DeviceAttribute attribute) const;
   // The device whose context is current on this thread.
   static int current_device();
+  // Where the queue is of a handle that may be one of the default streams', in the current context.
+  static Stream real_stream(Stream stream);
+  static bool is_default(Stream stream);
   // memory
   AllocationHandle make_allocation(size_t bytes, int device, int imported = -1);
   bool copied_by_peers(const Mapping& mapping) const;

@@ -290,7 +290,13 @@ TEST(StreamGates, AnErrorAtEveryCallLeavesNothingBehind) {
     FakeDriver fake({.fail_call = fail_call});
     {
       const auto device = Device::open(FakeDriver::driver(), 0);
-      if (device.ok()) StreamGates::open(**device, 3).IgnoreError();
+      absl::StatusOr<std::unique_ptr<StreamGates>> gates = absl::UnknownError("no device");
+      if (device.ok()) gates = StreamGates::open(**device, 3);
+      if (gates.ok()) {
+        const Stream stream = (*device)->stream(Direction::kToHost);
+        for (int i = 0; i < 2; ++i) (*gates)->after(stream, kThen).IgnoreError();
+      }
+      fake.run_all();
     }
     if (calls != nullptr) *calls = fake.calls();
     EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;

@@ -130,6 +130,73 @@ TEST_P(StreamOrder, AnEventIsAsGoodAsItsStream) {
   device_->give_back([&] { driver_.cuEventDestroy(event); });
 }
 
+// PyTorch's stream, for one: what is put there is the user's, and so is what submit() puts there.
+TEST_P(StreamOrder, DefaultStreamsAreAsGoodAsOthers) {
+  begin();
+  gpudirect::Stream const made = stream_;
+  for (gpudirect::Stream const handle :
+       {gpudirect::Stream{nullptr}, gpudirect::kLegacyStream, gpudirect::kThreadsStream}) {
+    SCOPED_TRACE(handle);
+    gpu_->write(a_.at, std::string(kSent, 'o'));
+    gpu_->write(spare_, std::string(kSent, 'n'));
+    gpu_->write(b_.at, std::string(kSent, '-'));
+    stream_ = handle;
+    TransferRequest write = ordered(Op::kWrite);
+    write.after = write.release = stream();
+    TransferRequest read = ordered(Op::kRead);
+    read.remote_layout = Layout::contiguous(kSent, kSent);
+    read.release = stream();
+    gpu_->write(b_.at + kSent, std::string(kSent, 'r'));
+    absl::StatusOr<TransferId> writing, reading;
+    {
+      const FakeDriver::UsersDefaultStreams users;
+      stop_stream();
+      copy(a_.at, spare_);
+      writing = a_.worker->submit(write);
+      reading = a_.worker->submit(read);
+      copy(spare_, a_.at);
+    }
+    stream_ = made;
+    ASSERT_TRUE(writing.ok()) << writing.status();
+    ASSERT_TRUE(reading.ok()) << reading.status();
+    drive_a_while();
+    EXPECT_EQ(state(*writing), TransferState::kActive);
+    EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-'));
+    ASSERT_EQ(finish(*reading).code(), absl::StatusCode::kOk);
+    let_go();
+    ASSERT_TRUE(drive([&] { return ended(state(*writing)); }));
+    gpu_->run_all();
+    EXPECT_EQ(gpu_->queued(), 0u);
+    EXPECT_TRUE(delivered(*writing));
+    ASSERT_TRUE(finish(*writing).ok());
+    EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, 'n'));
+    EXPECT_EQ(gpu_->read(spare_, kSent), std::string(kSent, 'n'));
+  }
+}
+
+// Nothing is pinned then: that would keep the progress thread for as long as the driver takes.
+TEST_P(StreamOrder, TheFirstOneMayBeSubmittedByACallback) {
+  begin();
+  struct Next {
+    Worker& worker;
+    TransferRequest request;
+    absl::StatusOr<TransferId> id = absl::UnknownError("not called");
+  };
+  TransferRequest ordered_one = ordered(Op::kWrite);
+  ordered_one.after = ordered_one.release = stream();
+  Next next{*a_.worker, ordered_one};
+  TransferRequest first = request(Op::kWrite, true, true, kSent);
+  first.context = &next;
+  first.on_end = [](void* context, TransferId, const absl::Status&) {
+    Next& then = *static_cast<Next*>(context);
+    then.id = then.worker.submit(then.request);
+  };
+  ASSERT_TRUE(run(first).ok());
+  ASSERT_TRUE(next.id.ok()) << next.id.status();
+  EXPECT_TRUE(finish(*next.id).ok());
+  gpu_->run_all();
+}
+
 TEST_P(StreamOrder, WhatIsPutOnAStreamBehindAReadSeesItsBytes) {
   begin();
   gpu_->write(a_.at, std::string(kSent, 'o'));
@@ -218,7 +285,7 @@ TEST_P(StreamOrder, WhatIsCancelledBeforeItBeganMovesNothing) {
   gpu_->write(b_.at, std::string(kSent, '-'));
   stop_stream();
   // More often than there are gates: each gives its own back.
-  for (size_t i = 0; i < internal::StreamOrder::kGates + 10; ++i) {
+  for (size_t i = 0; i < kMostStreamWaits + 10; ++i) {
     TransferRequest write = ordered(Op::kWrite);
     write.after = stream();
     const auto id = a_.worker->submit(write);
@@ -320,10 +387,11 @@ TEST_P(StreamOrder, WhatCannotBeWaitedForIsRefused) {
     }
   }
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("gates"));
-  EXPECT_EQ(ids.size(), internal::StreamOrder::kGates);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("release() those"));
+  EXPECT_EQ(ids.size(), kMostStreamWaits);
   for (size_t i = 0; i < 5000; ++i) {
-    ASSERT_THAT(std::string(a_.worker->submit(write).status().message()), HasSubstr("gates"));
+    ASSERT_THAT(std::string(a_.worker->submit(write).status().message()),
+                HasSubstr("waits between"));
   }
   let_go();
   for (const TransferId id : ids) ASSERT_TRUE(finish(id).ok());
