@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -15,13 +16,16 @@ absl::StatusOr<std::optional<int>> parse_device(std::string_view text) {
   if (text == "cpu") return std::nullopt;
   if (text == "cuda") return 0;
   absl::string_view number(text.data(), text.size());
-  uint32_t ordinal = 0;
-  if (absl::ConsumePrefix(&number, "cuda:") && !number.empty() && number[0] != '+' &&
-      absl::SimpleAtoi(number, &ordinal) && ordinal < 1024) {
-    return static_cast<int>(ordinal);
+  int ordinal = 0;
+  // As it would be written, to the letter: SimpleAtoi() takes spaces, signs and zeros as well.
+  if (absl::ConsumePrefix(&number, "cuda:") && absl::SimpleAtoi(number, &ordinal) && ordinal >= 0 &&
+      ordinal < 1024 && absl::StrCat(ordinal) == number) {
+    return ordinal;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", std::string(text), "\" is no device: write cpu, cuda or cuda:N"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", absl::Utf8SafeCEscape(std::string(text)),
+      "\" is no device: write cpu, cuda, or cuda: with a device's number behind it, as "
+      "in cuda:1"));
 }
 
 absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
