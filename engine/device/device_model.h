@@ -52,6 +52,7 @@ class DeviceModel final : public ModelRunner {
   absl::StatusOr<void*> allocate_cache(size_t bytes) override;
   absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
                        float* logits) override;
+  absl::Status alive() const override { return gpu_->alive(); }
   std::optional<int32_t> drawn(size_t chunk) const override;
 
   // Whether steps that come again are recorded as CUDA graphs, where the driver has them: before

@@ -121,6 +121,8 @@ absl::Status Gpu::wait(absl::FunctionRef<void()> meanwhile) {
   return wait_until([this] { return device_->driver().cuStreamQuery(stream_); }, meanwhile);
 }
 
+absl::Status Gpu::alive() const { return stuck_.ok() ? device_->alive() : stuck_; }
+
 absl::Status Gpu::wait() {
   return wait([] {});
 }

@@ -45,6 +45,8 @@ class Gpu {
   // Calls `meanwhile` again and again until then.
   absl::Status wait(absl::FunctionRef<void()> meanwhile);
   absl::Status wait_for(gpudirect::Event event);
+  // OK as long as steps can be computed: the device is not lost, and did not get stuck.
+  absl::Status alive() const;
 
  private:
   Gpu() = default;

@@ -87,7 +87,7 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   const Time quiet = engine.quiet();
   std::string status = "ok";
   if (engine.stopped()) {
-    status = "the engine has stopped";
+    status = engine.why_stopped();
   } else if (options.stuck_after > Time::zero() && quiet >= options.stuck_after) {
     status = absl::StrCat("the engine has work and made no step for ", seconds_of(quiet), " s");
   }

@@ -31,6 +31,9 @@ class ModelRunner {
   // of the layers all the same: when it comes, the bytes are there for every reader.
   virtual absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache,
                                LayerHook& hook, float* logits) = 0;
+  // OK as long as it is of use. After another answer it never is again: the reason, in words for
+  // people.
+  virtual absl::Status alive() const { return absl::OkStatus(); }
   // The token that the last forward() drew by SequenceChunk::draw: the Sampler's, to the token.
   // Nothing: its logits are there.
   virtual std::optional<int32_t> drawn(size_t /*chunk*/) const { return std::nullopt; }

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/http/request_check.h"
+#include "engine/serve/liveness.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::router {
 namespace {
@@ -269,7 +271,10 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
                                      const absl::Status& connection) {
   if (leg.relay->done()) return absl::OkStatus();
   if (leg.relay->client_gone()) return absl::CancelledError("the client went away");
-  if (!leg.relay->worker_error().ok()) return leg.relay->worker_error();
+  if (!leg.relay->worker_error().ok()) {
+    note_stopped(attempt, leg.relay->worker_error());
+    return leg.relay->worker_error();
+  }
   if (attempt.status != 0 && attempt.status != 200) {
     const absl::StatusOr<json> parsed = parse_json(attempt.error_body, "a worker's reply");
     const auto message = parsed.ok() ? string_field(member(*parsed, "error"), "message", "")
@@ -282,8 +287,12 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
       }
       return full;
     }
-    return attempt.status < 400 ? absl::InvalidArgumentError(text)
-                                : error_of_worker(attempt.status, text);
+    if (attempt.status < 400) return absl::InvalidArgumentError(text);
+    const auto said = parsed.ok() ? string_field(member(*parsed, "error"), "code", "")
+                                  : absl::StatusOr<std::string>(parsed.status());
+    absl::Status error = error_of_worker(attempt.status, text, said.value_or(""));
+    note_stopped(attempt, error);
+    return error;
   }
   workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
   workers_.decode.why_down[*attempt.decode] = "it broke off";
@@ -291,6 +300,15 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
   return absl::UnavailableError(
       absl::StrCat("decode worker http://", url.host, ":", url.port, " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
+}
+
+void RelayedRequest::note_stopped(const Attempt& attempt, const absl::Status& error) {
+  if (!error.GetPayload(serve::kStoppedPayload).has_value()) return;
+  if (!workers_.decode.picker.is_up(*attempt.decode)) return;
+  workers_.decode.picker.set_up(*attempt.decode, false);
+  workers_.decode.why_down[*attempt.decode] = std::string(error.message());
+  base::log_event(base::LogLevel::kWarning, "router: decode worker %s is not used: %s",
+                  workers_.decode.name(*attempt.decode), std::string(error.message()));
 }
 
 void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& connection) {
@@ -342,7 +360,11 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   if (++leg.retries > workers_.max_retries) {
     return give_up(absl::StrCat("gave up after ", workers_.max_retries, " retries"), why);
   }
-  if (!workers_.retries.spend()) {
+  // A worker that says that it has stopped is asked nothing more, so what goes on elsewhere for
+  // that is no more than it had. max_retries keeps a request that stops engines from stopping them
+  // all.
+  const bool stopped = why.GetPayload(serve::kStoppedPayload).has_value();
+  if (!stopped && !workers_.retries.spend()) {
     return give_up("gave up: too much is being retried already", why);
   }
   ++workers_.retried;

@@ -99,6 +99,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
   absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
   void retry(Leg& leg, const absl::Status& why);
+  // Its worker says that its engine has stopped: nobody asks it before it answers a probe.
+  void note_stopped(const Attempt& attempt, const absl::Status& error);
   // Looks again and again whether it has taken too long.
   void watch(Leg& leg);
   void look_at(Leg& leg);

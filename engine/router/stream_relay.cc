@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/serve/liveness.h"
 
 namespace baton::engine::router {
 
@@ -117,7 +118,8 @@ bool StreamRelay::handle(std::string_view data) {
   }
   if (const json& error = member(*event, "error"); !error.is_null()) {
     const auto message = string_field(error, "message", "");
-    worker_error_ = error_of_worker(code_of(error), message.ok() ? *message : "the worker failed");
+    worker_error_ = error_of_worker(code_of(error), message.ok() ? *message : "the worker failed",
+                                    string_field(error, "code", "").value_or(""));
     return false;
   }
   return pass_on(*std::move(event));
@@ -175,13 +177,16 @@ bool StreamRelay::pass_on(json event) {
   return !client_gone_;
 }
 
-absl::Status error_of_worker(int code, const std::string& message) {
+absl::Status error_of_worker(int code, const std::string& message, std::string_view said) {
   absl::Status error = code == 429   ? absl::ResourceExhaustedError(message)
                        : code == 404 ? absl::NotFoundError(message)
                        : code < 500  ? absl::InvalidArgumentError(message)
                                      : absl::UnavailableError(message);
   if (http::http_status(error) != code) {
     error.SetPayload(http::kHttpStatusPayload, absl::Cord(absl::StrCat(code)));
+  }
+  if (code == 503 && said == serve::kStoppedPayload) {
+    error.SetPayload(serve::kStoppedPayload, absl::Cord());
   }
   return error;
 }

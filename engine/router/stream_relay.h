@@ -89,7 +89,9 @@ class StreamRelay {
 
 // What a worker's answer or event of HTTP status `code`, 400 or more, means. Unavailable: another
 // worker may do better; ResourceExhausted: another may have room. Clients get this very status.
-absl::Status error_of_worker(int code, const std::string& message);
+// `said` is the error's own code, as api_error() writes it: with serve::kStoppedPayload where its
+// engine has stopped.
+absl::Status error_of_worker(int code, const std::string& message, std::string_view said);
 
 // What the whole events at the beginning of a worker's stream tell.
 enum class StreamNews : uint8_t {

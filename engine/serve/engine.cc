@@ -15,6 +15,7 @@ constexpr Time kFailedLoadsApart = std::chrono::seconds(10);  // lines about the
 }  // namespace
 
 absl::Status Engine::add_request(Request request) {
+  if (!stopped_.ok()) return stopped_;
   if (absl::Status status = request.sampling.validate(); !status.ok()) return status;
   if (requests_.contains(request.id)) {
     return absl::AlreadyExistsError(absl::StrCat("request ", request.id, " exists already"));
@@ -269,6 +270,7 @@ bool Engine::step(int wake_fd) {
   if (jobs_.has_value()) changed |= follow_jobs();
   if (options_.hand_off != nullptr) follow_hand_off();
   if (loads_ || hand_off_loads_ || tiers_ != nullptr) changed |= follow_loads();
+  if (!stopped_.ok()) return end_all() || changed;
   const StepPlan& plan = scheduler_.schedule();
   note_admitted(plan);
   for (const auto& [sequence, status] : plan.failed) {
@@ -286,6 +288,7 @@ bool Engine::step(int wake_fd) {
   }
   if (plan.chunks.empty()) return changed || plan.preempted;
   run(plan);
+  if (!stopped_.ok()) end_all();
   return true;
 }
 
@@ -348,9 +351,31 @@ absl::Status Engine::compute(const StepPlan& plan) {
   return status;
 }
 
+// A runner that is of no use any more stops the engine, whatever the step itself came to.
+absl::Status Engine::look_at_runner(absl::Status status) {
+  const absl::Status alive = runner_->alive();
+  if (alive.ok()) return status;
+  stopped_ = stopped_status(
+      absl::StrCat("the engine has stopped: ", (status.ok() ? alive : status).message()));
+  base::log_event(base::LogLevel::kError, "%s", std::string(stopped_.message()));
+  return stopped_;
+}
+
+// What an engine that has stopped still had. It is told last that it has: whoever asked hears of
+// his request from the request itself.
+bool Engine::end_all() {
+  const bool some = !requests_.empty() || !prefills_.empty();
+  while (!requests_.empty()) {
+    finish(requests_.begin()->second.get(), FinishReason::kError, stopped_);
+  }
+  while (!prefills_.empty()) finish_job(prefills_.begin()->second.get(), stopped_);
+  liveness_.stop(std::string(stopped_.message()));
+  return some;
+}
+
 void Engine::run(const StepPlan& plan) {
   const Time begin = clock_.now();
-  const absl::Status status = compute(plan);
+  const absl::Status status = look_at_runner(compute(plan));
   if (options_.timeline != nullptr) {
     size_t tokens = 0;
     for (const ScheduledChunk& chunk : plan.chunks) tokens += chunk.tokens;

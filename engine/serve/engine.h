@@ -130,6 +130,9 @@ class Engine {
   // wait() before calling it again. Where the step waits for KV to arrive, a readable `wake_fd`
   // (-1: none) ends it early.
   bool step(int wake_fd = -1);
+  // OK as long as it can compute. Otherwise it never will again (a device is lost): every request
+  // and job, old or new, ends with this.
+  const absl::Status& alive() const { return stopped_; }
   // Requests, jobs or blocks under way.
   bool has_work() const;
   // Of that, something to compute, and nothing that others must do first.
@@ -173,6 +176,8 @@ class Engine {
   bool follow_jobs();
   bool follow_loads();
   void run(const StepPlan& plan);
+  absl::Status look_at_runner(absl::Status status);
+  bool end_all();
   absl::Status compute(const StepPlan& plan);
   void tell_tiers(const StepPlan& plan, const absl::Status& status, Time took);
   void let_runner_draw(const StepPlan& plan);
@@ -216,7 +221,8 @@ class Engine {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> requests_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<Sequence>> prefills_;  // by job
   EngineStats stats_;
-  int wake_fd_ = -1;  // of this step
+  absl::Status stopped_;  // OK: it has not
+  int wake_fd_ = -1;      // of this step
   uint64_t logged_failed_loads_ = 0;
   Time log_failed_loads_at_{};
 };

@@ -29,7 +29,7 @@ void add(const Backlog& more, Backlog* backlog) {
   backlog->output_tokens += more.output_tokens;
 }
 
-absl::Status stopped() { return absl::UnavailableError("the engine has been stopped"); }
+absl::Status stopped() { return stopped_status("the engine has been stopped"); }
 
 }  // namespace
 

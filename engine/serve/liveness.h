@@ -3,10 +3,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string>
+#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {
+
+// Of the status with which an engine that has stopped for good refuses requests: whoever has
+// another engine may ask that one, and this one no more.
+inline constexpr char kStoppedPayload[] = "engine_stopped";
+inline absl::Status stopped_status(const std::string& why) {
+  absl::Status status = absl::UnavailableError(why);
+  status.SetPayload(kStoppedPayload, absl::Cord());
+  return status;
+}
 
 // The engine's thread tells what it does; any thread may ask, and takes no lock for it.
 class Liveness {
@@ -26,13 +39,20 @@ class Liveness {
     if (advanced || !owes) moved();
     busy_ = owes;
   }
-  void stop() { stopped_ = true; }
+  // For good; the first reason counts.
+  void stop(std::string why = "the engine has stopped") {
+    if (stopped_) return;
+    why_ = std::move(why);
+    stopped_ = true;
+  }
 
   // From any thread: it was asked for something.
   void asked() {
     if (!busy_ && !asked_.exchange(true)) moved();
   }
   bool stopped() const { return stopped_; }
+  // Of one that has stopped.
+  const std::string& why_stopped() const { return why_; }
   // How long it has had work and got nowhere; zero where it has none.
   Time quiet() const {
     if (!busy_ && !asked_) return Time::zero();
@@ -44,6 +64,7 @@ class Liveness {
   std::atomic<Time::rep> moved_;  // when it last got somewhere
   std::atomic<bool> busy_{false};
   std::atomic<bool> asked_{false};  // and has not looked since
+  std::string why_;                 // written before stopped_, and never again
   std::atomic<bool> stopped_{false};
 };
 

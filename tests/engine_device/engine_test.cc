@@ -260,5 +260,43 @@ TEST(DeviceEngine, ACopyToOrFromATierThatFailsIsComputed) {
   driver.expect_clean();
 }
 
+// One step fails and the device with it: what the step computed, what waits, and what comes later.
+TEST(DeviceEngine, StopsWithItsDevice) {
+  InstalledFake driver;
+  {
+    const Half half(true);
+    auto engine = Engine::create(
+        half.model(), test_tokenizer(),
+        {.blocks = 40, .token_budget = 48, .max_sequences = 2, .runner = half.runner.get()});
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    std::map<uint64_t, Outcome> outcomes;
+    for (const Request& request : requests()) {
+      ASSERT_TRUE(submit(**engine, request, &outcomes[request.id]).ok());
+    }
+    EXPECT_TRUE((*engine)->step());
+    EXPECT_TRUE((*engine)->alive().ok());
+    EXPECT_FALSE((*engine)->liveness().stopped());
+    driver.fake().fail_next("cuLaunchKernel", static_cast<gpudirect::Result>(719));
+    EXPECT_TRUE((*engine)->step());
+    EXPECT_FALSE((*engine)->has_work());
+    EXPECT_TRUE((*engine)->check_integrity().ok());
+    ASSERT_TRUE((*engine)->liveness().stopped());
+    EXPECT_THAT((*engine)->liveness().why_stopped(), testing::HasSubstr("lost to this process"));
+    size_t failed = 0;
+    for (const auto& [id, outcome] : outcomes) {
+      if (outcome.status.ok()) continue;  // it had ended before
+      ++failed;
+      EXPECT_TRUE(absl::IsUnavailable(outcome.status)) << outcome.status;
+      EXPECT_TRUE(outcome.status.GetPayload(kStoppedPayload).has_value());
+    }
+    EXPECT_GE(failed, kRequests - 2);
+    // The device would do it: such an error leaves a context that nobody may trust.
+    Outcome later;
+    EXPECT_TRUE(absl::IsUnavailable(submit(**engine, requests()[0], &later)));
+    EXPECT_FALSE((*engine)->step());
+  }
+  driver.expect_clean();
+}
+
 }  // namespace
 }  // namespace baton::engine::serve

@@ -490,7 +490,9 @@ TEST(DeviceForward, ALostDeviceEndsEveryStepWithWords) {
     const std::vector<uint32_t> table = {0};
     const SequenceChunk chunk{.tokens = tokens, .block_table = table, .wants_logits = false};
     LayerHook none;
+    EXPECT_TRUE((*device)->alive().ok());
     EXPECT_FALSE((*device)->forward({&chunk, 1}, cache, none, nullptr).ok());
+    EXPECT_FALSE((*device)->alive().ok());
   }
 }
 

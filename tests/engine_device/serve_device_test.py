@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`baton serve --device cuda` as real processes, over the fake of the CUDA driver: the answers of the CPU's server,
-alone, in a batch, and with the prompt computed on one and continued on the other. And what is refused.
+alone, in a batch, and with the prompt computed on one and continued on the other. What is refused; and what becomes of
+requests when a device is lost.
 
 usage: serve_device_test.py BATON MODELS FOLDER, where FOLDER has the fake's libcuda.so.1
 """
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import urllib.error
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -104,11 +107,102 @@ def refused(model):
         check(made.returncode != 0 and words in made.stderr and made.stderr.count("\n") == 1, flags, made.stderr)
 
     says("libcuda.so.1", "--device", "cuda", environment={"LD_LIBRARY_PATH": ""})
-    says("is no device", "--device", "gpu")
+    for wrong in ("gpu", "cuda:", "cuda: 1", "cuda:1 ", "cuda:1\n", "cuda:01", "cuda:+1", "cuda:-0", "CUDA"):
+        says("is no device: write cpu", "--device", wrong)
     says("CUDA device 7", "--device", "cuda:7", environment=CUDA)
     says("tensor-parallel", "--device", "cuda", "-tp", "2")
     says("--kv-agent", "--device", "cuda", "--role", "prefill", "--kv-agent", "prefill-0")
     says("--arithmetic int8", "--device", "cuda", "--arithmetic", "int8")
+
+
+def page(url):
+    """The status and what it says."""
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def tell_device(pipe, words):
+    """What the fake's library is to do; it has done that when this returns."""
+    pipe.write_text(words + "\n")
+    while pipe.exists():
+        time.sleep(0.005)
+
+
+def is_not_well(url):
+    """An engine tells its requests that it has stopped before it tells others."""
+    while (said := page(url))[0] == 200:
+        time.sleep(0.005)
+    check(said[0] == 503 and "the engine has stopped: " in said[1] and "lost to this process" in said[1], url, said)
+
+
+LONG = [dict(prompt=f"And it came to pass in the {i}th day", max_tokens=40, temperature=0.7, seed=i) for i in range(32)]
+
+
+def ask_all(server, begun=lambda: None):
+    """LONG at once. The answers; what failed is an answer that no other is."""
+    out = [None] * len(LONG)
+
+    def ask(i):
+        try:
+            out[i] = server.complete(model=server.model, **LONG[i])[0]["text"]
+        except urllib.error.HTTPError as error:
+            out[i] = f"{error.code} {error.read().decode()}"
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(LONG))]
+    for thread in threads:
+        thread.start()
+    begun()
+    for thread in threads:
+        thread.join()
+    return out
+
+
+def running(server):
+    return int(re.search(r"^baton_requests_running\S* (\d+)", page(server.url + "/metrics")[1], re.MULTILINE)[1])
+
+
+def lost_decode(model, folder, words, expected):
+    """A device is lost under half of what a router has been asked: all of it is answered, and so is what comes later."""
+    pipe = folder / "control"
+    os.mkfifo(pipe)
+    lost = serve(model, "--device", "cuda", environment={**CUDA, "FAKE_CUDA_CONTROL": str(pipe)})
+    good = serve(model)
+    for server in (lost, good):
+        server.ready.wait()
+        check(server.url, server.said)
+    router = Server("--role", "router", "--decode", lost.url, good.url)
+    router.model = model.name
+
+    def lose():
+        while running(lost) < 4:
+            time.sleep(0.005)
+        tell_device(pipe, words)
+
+    for when, got in (("when it is lost", ask_all(router, lose)), ("later", ask_all(router))):
+        wrong = [answer for answer, wanted in zip(got, expected) if answer != wanted]
+        check(not wrong, words, when, len(wrong), "of", len(got), "are wrong:", wrong[0] if wrong else "")
+    is_not_well(lost.url + "/health")
+    for _ in range(3):
+        try:
+            lost.complete(model=model.name, **LONG[0])
+            check(False, "a server whose device is lost answers")
+        except urllib.error.HTTPError as error:
+            said = error.read().decode()
+            check(error.code == 503 and '"code":"engine_stopped"' in said.replace(" ", ""), error.code, said)
+    check(lost.process.poll() is None, "it has ended", lost.said)
+    for server in (router, good, lost):
+        stop(server)
+
+
+def lost(model, folder):
+    alone = serve(model)
+    expected = ask_all(alone)
+    stop(alone)
+    lost_decode(model, folder, "lose", expected)
+    lost_decode(model, folder, "fail cuLaunchKernel 719", expected)  # once; such an error is for good
 
 
 def main():
@@ -125,6 +219,7 @@ def main():
         expected = same_answers(model, "fp32", "")
         with_tiers(model)
         pairs(model, expected)
+        lost(model, pathlib.Path(folder))
         print(f"{sum(len(answer) for answer in expected)} answers, four times the same")
 
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "engine/serve/liveness.h"
 
 namespace baton::engine::http {
 namespace {
@@ -80,6 +81,9 @@ int http_status(const absl::Status& status) {
 std::string api_error(const absl::Status& status) {
   const int code = http_status(status);
   const std::string_view message(status.message().data(), status.message().size());
+  if (status.GetPayload(serve::kStoppedPayload).has_value()) {
+    return error_body("server_error", serve::kStoppedPayload, message);
+  }
   if (code != 404) return api_error(code, message);
   return error_body("invalid_request_error", "model_not_found", message, "model");
 }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "engine/serve/liveness.h"
 #include "engine/serve/requests/request.h"
 
 namespace baton::engine::http {
@@ -20,6 +21,9 @@ struct StreamedEvent {
     copied.event.prompt = nullptr;
     // A status of its own: copies share their message, and the engine's thread goes on with its.
     copied.event.status = absl::Status(source.status.code(), std::string(source.status.message()));
+    if (source.status.GetPayload(serve::kStoppedPayload).has_value()) {
+      copied.event.status.SetPayload(serve::kStoppedPayload, absl::Cord());
+    }
     return copied;
   }
   const serve::OutputEvent& view() {

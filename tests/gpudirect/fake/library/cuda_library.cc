@@ -1,7 +1,17 @@
 // libcuda.so.1 out of the fake driver, of two devices: for programs that load the driver by its
 // name, as libbaton.so.0 does. They get memory of a device here, and look at its bytes.
+//
+// FAKE_CUDA_CONTROL names a pipe (mkfifo) by which a test has it fail while a server uses it. A
+// line "lose" loses the device; "fail NAME RESULT" has the next call of that name fail once. The
+// pipe is removed when that is done.
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
 
 #include "tests/gpudirect/fake/fake_driver.h"
 
@@ -10,9 +20,25 @@ using baton::gpudirect::Result;
 
 namespace {
 
+void obey(FakeDriver& driver, const std::string& pipe) {
+  std::ifstream in(pipe);  // waits for whoever writes
+  std::string what, name;
+  int result = 0;
+  in >> what >> name >> result;
+  if (what == "lose") driver.lose();
+  if (what == "fail") driver.fail_next(name, static_cast<Result>(result));
+  unlink(pipe.c_str());
+}
+
 // Stays for as long as the process: what uses devices may end after static objects do.
 FakeDriver& fake() {
-  static auto* const driver = new FakeDriver({.devices = 2});
+  static auto* const driver = [] {
+    auto* made = new FakeDriver({.devices = 2});
+    if (const char* pipe = std::getenv("FAKE_CUDA_CONTROL"); pipe != nullptr) {
+      std::thread([made, pipe = std::string(pipe)] { obey(*made, pipe); }).detach();
+    }
+    return made;
+  }();
   return *driver;
 }
 
