@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "gpudirect/contract/memory_place.h"
+#include "tests/fuzz/expect.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "transport/base/wire.h"
 #include "transport/shm/device_slices.h"
@@ -20,10 +21,6 @@ using namespace baton;
 
 constexpr size_t kBytes = 64 << 10;
 constexpr uint32_t kRows = 4;
-
-void expect(bool good) {
-  if (!good) std::abort();
-}
 
 class FuzzedPeer {
  public:

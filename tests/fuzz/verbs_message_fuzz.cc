@@ -7,15 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "tests/fuzz/expect.h"
 #include "transport/internal/tables/arrivals.h"
 #include "verbs/device/message.h"
 
 namespace baton::verbs {
 namespace {
-
-void expect(bool good) {
-  if (!good) std::abort();
-}
 
 // `decode` and encode() undo each other.
 template <typename Decode>

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fuzz/expect.h"
 #include "tests/manual_clock.h"
 #include "tests/transport/scripted_provider.h"
 #include "transport/base/log.h"
@@ -38,10 +39,6 @@ using internal::StagingMessage;
 constexpr int kMostSteps = 256;
 constexpr size_t kMostRails = 8;
 constexpr size_t kMostTransfers = 48;
-
-void expect(bool good) {
-  if (!good) std::abort();
-}
 
 // What the worker has registered.
 #ifdef BATON_FUZZ_DEVICE

@@ -10,19 +10,14 @@
 #include "engine/files/json_fields.h"
 #include "engine/handoff/block_converter.h"
 #include "engine/handoff/foreign_layout.h"
+#include "tests/fuzz/expect.h"
 
 using baton::engine::KvCache;
 using baton::engine::KvGeometry;
 using baton::engine::parse_json;
 using baton::engine::handoff::ForeignLayout;
 
-namespace {
-
-void expect(bool good) {
-  if (!good) std::abort();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto said = parse_json({reinterpret_cast<const char*>(data), size}, "a layout");

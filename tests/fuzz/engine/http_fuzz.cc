@@ -15,15 +15,12 @@
 #include <string_view>
 
 #include "engine/http/http_listener.h"
+#include "tests/fuzz/expect.h"
 
 namespace {
 
 using baton::engine::http::HttpExchange;
 using baton::engine::http::HttpListener;
-
-void expect(bool good) {
-  if (!good) std::abort();
-}
 
 int port() {
   static HttpListener& listener = *[] {
