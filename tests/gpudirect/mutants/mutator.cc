@@ -180,7 +180,7 @@ struct Mutated<Entry> {
       }
     }
     if constexpr ((std::is_same_v<Args, Stream> || ...)) {
-      if (chance(Mistake::kLegacyStream)) {
+      if (chance(Mistake::kOnLegacyStream)) {
         return changed<Stream>({args...}, [](Stream) { return nullptr; });
       }
       if (streams.size() > 1 && chance(Mistake::kOtherStream)) {

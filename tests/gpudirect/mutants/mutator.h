@@ -17,7 +17,7 @@ enum class Mistake : uint8_t {
   kLate,            // after the next call
   kTooSmall,        // half of its bytes
   kOtherFlags,      // that nobody knows
-  kLegacyStream,    //
+  kOnLegacyStream,  //
   kOtherStream,     // one of those that there are
   kWithoutContext,  //
   kHastily,         // "not ready" is taken for an answer
