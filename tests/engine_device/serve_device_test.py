@@ -197,7 +197,33 @@ def lost_decode(model, folder, words, expected):
         stop(server)
 
 
+def lost_prefill(model, folder):
+    """Prompts go on where they are asked when prefill's device is lost; it says so once it has been asked for one."""
+    def ask(server, number):
+        prompt = [(7 * i + 13 * number) % 250 + 1 for i in range(100)]  # too long for decode to compute by itself
+        return server.complete(model=model.name, prompt=prompt, max_tokens=8, temperature=0)[0]["text"]
+
+    pipe = folder / "control"
+    os.mkfifo(pipe)
+    prefill = serve(model, "--role", "prefill", "--device", "cuda", environment={**CUDA, "FAKE_CUDA_CONTROL": str(pipe)})
+    decode = serve(model, "--role", "decode", "--min-remote-tokens", 8)
+    alone = serve(model)
+    for server in (prefill, decode, alone):
+        server.ready.wait()
+        check(server.url, server.said)
+    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
+    router.model = model.name
+    check(ask(router, 0) == ask(alone, 0), "before")
+    tell_device(pipe, "lose")
+    for number in range(1, 6):
+        check(ask(router, number) == ask(alone, number), "prompt", number)
+    is_not_well(prefill.url + "/health")
+    for server in (router, decode, alone, prefill):
+        stop(server)
+
+
 def lost(model, folder):
+    lost_prefill(model, folder)
     alone = serve(model)
     expected = ask_all(alone)
     stop(alone)
