@@ -53,12 +53,12 @@ def pull_in_threads():
     assert not wrong, wrong
 
 
-def words_of_failure(mebibytes):
+def words_of_failure(kibibytes):
     """What an agent says that has so much more address space: where it throws depends on that."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + (mebibytes << 20), most[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (now + (kibibytes << 10), most[1]))
     try:
         baton.Agent("short of memory").close()
         return ""
@@ -72,7 +72,7 @@ def exceptions():
     """std::bad_alloc of an operator new, std::system_error of a thread's constructor: both end as results. In a young
     process, which has nothing to spare."""
     first = baton.Agent("first")
-    said = [words_of_failure(mebibytes) for mebibytes in range(1, 40)]
+    said = [words_of_failure(kibibytes) for kibibytes in range(0, 40 << 10, 64)]
     assert any("no memory" in words for words in said), said
     assert any("no thread" in words for words in said), said
     first.close()
