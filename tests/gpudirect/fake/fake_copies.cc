@@ -28,8 +28,14 @@ struct FakeCopyCalls {
   static bool reachable(const FakeCall& call, DevicePointer at, size_t bytes) {
     return call.fake.reach(at, bytes) != nullptr;
   }
-  // Of a copy that nothing else of the engine's comes between.
-  static void note_size(const FakeCall& call, size_t bytes) {
+  // Of one that goes to or from the host: nothing else of the engine's comes between its pieces.
+  static void note_size(const FakeCall& call, const std::vector<Copy>& copies) {
+    size_t bytes = 0;
+    for (const Copy& copy : copies) {
+      const bool on_device = call.fake.view_of(copy.to, copy.bytes) != nullptr &&
+                             call.fake.view_of(copy.from, copy.bytes) != nullptr;
+      bytes += on_device ? 0 : copy.bytes;
+    }
     call.fake.largest_copy_ = std::max(call.fake.largest_copy_, bytes);
   }
   // Whether two of them write the same bytes, or one writes what another reads: they move in any
@@ -64,6 +70,7 @@ struct FakeCopyCalls {
         return kInvalidValue;
       }
     }
+    note_size(call, copies);
     if (const char* wrong = overlap(copies)) call.violate(Rule::kCopy, wrong);
     queue->push_back({.number = call.fake.next_operation_++, .copies = std::move(copies)});
     return kSuccess;
@@ -84,7 +91,6 @@ struct FakeCopyCalls {
       copies.push_back({plane->to.device + row * plane->to.pitch,
                         plane->from.device + row * plane->from.pitch, plane->width});
     }
-    note_size(call, plane->width * plane->height);
     return put(call, stream, std::move(copies));
   }
 
@@ -98,7 +104,6 @@ struct FakeCopyCalls {
     }
     std::vector<Copy> copies;
     for (size_t i = 0; i < count; ++i) copies.push_back({to[i], from[i], bytes[i]});
-    for (size_t i = 0; i < count; ++i) note_size(call, bytes[i]);
     for (size_t i = 0; i < attribute_count; ++i) {
       const bool rises = i == 0 ? first_of_attributes[0] == 0
                                 : first_of_attributes[i] > first_of_attributes[i - 1];
