@@ -51,7 +51,11 @@ class Peer {
     text[strcspn(text, "\n")] = 0;
     return text;
   }
-  void stop() const { kill(pid_, SIGSTOP); }
+  // All of its threads stand when this returns: a busy machine lets some go on after the signal.
+  void stop() const {
+    kill(pid_, SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
   void kill_it() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);
