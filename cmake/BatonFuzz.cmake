@@ -1,14 +1,15 @@
-# baton_fuzzer(name SOURCES a_fuzz.cc DEPS libs...)
+# baton_fuzzer(name SOURCES a_fuzz.cc DEPS libs... [COPIES n])
 # One libFuzzer harness (a LLVMFuzzerTestOneInput), with its seeds in tests/fuzz/seeds/<name>/. With
 # BATON_FUZZ it is linked against libFuzzer and put in build/<preset>/fuzzers. Without, it is one of those in
 # the program fuzz_replays, which runs the seeds and damaged copies of them (names of harnesses may collide
 # there). Either way CTest runs it over the seeds, so that every compiler and sanitizer does.
+# COPIES: of each seed, as fuzz_replays has it, where an input takes long.
 # They have one thread: the thread sanitizer has nothing to say of them.
 function(baton_fuzzer name)
   if(BATON_SANITIZE STREQUAL thread)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "COPIES" "SOURCES;DEPS" ${ARGN})
   set(seeds ${PROJECT_SOURCE_DIR}/tests/fuzz/seeds/${name})
   if(NOT IS_DIRECTORY ${seeds})
     message(FATAL_ERROR "fuzzer ${name} has no seeds: put at least one valid input in ${seeds}")
@@ -41,7 +42,7 @@ static const baton::FuzzReplay replay_of_@name@("@name@", @name@);
 ]] @ONLY)
     target_sources(fuzz_replays PRIVATE ${replay})
     target_link_libraries(fuzz_replays PRIVATE ${ARG_DEPS})
-    add_test(NAME ${name} COMMAND fuzz_replays ${name} ${seeds})
+    add_test(NAME ${name} COMMAND fuzz_replays ${name} ${seeds} ${ARG_COPIES})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 120)
 endfunction()

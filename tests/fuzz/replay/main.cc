@@ -1,11 +1,14 @@
 // Runs a fuzz harness without libFuzzer: every seed as it is, cut short at every length, and with
 // bytes changed by a fixed random sequence, so that a failure can be repeated.
 //
-//   fuzz_replays HARNESS SEED_DIRECTORY
+//   fuzz_replays HARNESS SEED_DIRECTORY [COPIES]
+//
+// COPIES: how often bytes of each seed are changed (2000).
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -40,14 +43,14 @@ void run(FuzzHarness harness, const Bytes& input, size_t size) {
   harness(exact.data(), exact.size());
 }
 
-void replay(FuzzHarness harness, const Bytes& seed) {
+void replay(FuzzHarness harness, const Bytes& seed, int copies) {
   run(harness, seed, seed.size());
   const size_t step = seed.size() / kMaxCuts + 1;
   for (size_t cut = 0; cut < seed.size(); cut += step) run(harness, seed, cut);
 
   if (seed.empty()) return;
   std::mt19937 random(static_cast<uint32_t>(seed.size()));
-  for (int copy = 0; copy < kDamagedCopies; ++copy) {
+  for (int copy = 0; copy < copies; ++copy) {
     Bytes damaged = seed;
     for (uint32_t changes = 1 + random() % 4; changes > 0; --changes) {
       constexpr uint8_t kNasty[] = {0x00, 0x01, 0x7f, 0x80, 0xff, '"', '{', '['};
@@ -66,9 +69,9 @@ FuzzReplay::FuzzReplay(const char* name, FuzzHarness harness) { harnesses()[name
 
 int main(int argc, char** argv) {
   using namespace baton;
-  const auto harness = argc == 3 ? harnesses().find(argv[1]) : harnesses().end();
+  const auto harness = argc == 3 || argc == 4 ? harnesses().find(argv[1]) : harnesses().end();
   if (harness == harnesses().end()) {
-    std::fprintf(stderr, "usage: %s HARNESS SEED_DIRECTORY; there are:\n", argv[0]);
+    std::fprintf(stderr, "usage: %s HARNESS SEED_DIRECTORY [COPIES]; there are:\n", argv[0]);
     for (const auto& [name, unused] : harnesses()) std::fprintf(stderr, "  %s\n", name.c_str());
     return 2;
   }
@@ -79,10 +82,11 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "no seeds in %s\n", argv[2]);
     return 1;
   }
+  const int copies = argc == 4 ? std::atoi(argv[3]) : kDamagedCopies;
   for (const auto& seed : seeds) {
     std::printf("%s\n", seed.c_str());
     std::fflush(stdout);
-    replay(harness->second, read_file(seed));
+    replay(harness->second, read_file(seed), copies);
   }
   return 0;
 }
