@@ -90,6 +90,7 @@ BATON_DEVICE float e4m3_scale(float largest) {
 // e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels.
 BATON_DEVICE float exponential(float x) {
   if (x < -87.0f) return 0;
+  if (x != x) return x;  // no number fits an int then
   x = smaller(x, 88.0f);
   const float n = rintf(x * 1.44269504088896341f);
   float r = fmaf(n, -0.693359375f, x);
