@@ -7,12 +7,19 @@
 #include <cstring>
 #include <vector>
 
-namespace {
+#include "bench/baselines/nccl_api.h"
 
-struct Communicator {
+using baton::baselines::NcclOp;
+using baton::baselines::NcclResult;
+using baton::baselines::NcclType;
+using Communicator = baton::baselines::NcclCommunicator;
+
+struct baton::baselines::NcclCommunicator {
   int rank = 0;
   int ranks = 0;
 };
+
+namespace {
 
 enum class Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kSend, kReceive };
 struct Operation {
@@ -35,9 +42,9 @@ std::byte* view(const void* at, size_t bytes) {
 }
 
 // NCCL's numbers of its types.
-size_t element_of(int type) {
+size_t element_of(NcclType type) {
   constexpr size_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-  return kBytes[type];
+  return kBytes[static_cast<int>(type)];
 }
 
 // The vector of a rank's, from an element on, added to `sum`.
@@ -86,10 +93,10 @@ void execute(const Operation& mine) {
   if (sums) std::memcpy(view(out, bytes), sum.data(), bytes);
 }
 
-int queue(Kind kind, const void* in, void* out, size_t count, int type, int other,
-          Communicator* of) {
+NcclResult queue(Kind kind, const void* in, void* out, size_t count, NcclType type, int other,
+                 Communicator* of) {
   queued.push_back({kind, in, out, count, element_of(type), other, of});
-  return 0;
+  return NcclResult::kSuccess;
 }
 
 }  // namespace
@@ -98,58 +105,58 @@ int queue(Kind kind, const void* in, void* out, size_t count, int type, int othe
 // NOLINTBEGIN(readability-identifier-naming): NCCL's names.
 extern "C" {
 
-BATON_EXPORT int ncclGetVersion(int* version) {
+BATON_EXPORT NcclResult ncclGetVersion(int* version) {
   *version = 22800;
-  return 0;
+  return NcclResult::kSuccess;
 }
-BATON_EXPORT const char* ncclGetErrorString(int) { return "an error of the stand-in"; }
-BATON_EXPORT int ncclCommInitAll(Communicator** comms, int count, const int* devices) {
+BATON_EXPORT const char* ncclGetErrorString(NcclResult) { return "an error of the stand-in"; }
+BATON_EXPORT NcclResult ncclCommInitAll(Communicator** comms, int count, const int* devices) {
   for (int r = 0; r < count; ++r) {
-    if (devices[r] != r) return 4;
+    if (devices[r] != r) return NcclResult{4};
     comms[r] = new Communicator{r, count};
   }
-  return 0;
+  return NcclResult::kSuccess;
 }
-BATON_EXPORT int ncclCommDestroy(Communicator* comm) {
+BATON_EXPORT NcclResult ncclCommDestroy(Communicator* comm) {
   delete comm;
-  return 0;
+  return NcclResult::kSuccess;
 }
-BATON_EXPORT int ncclGroupStart() {
+BATON_EXPORT NcclResult ncclGroupStart() {
   ++depth;
-  return 0;
+  return NcclResult::kSuccess;
 }
-BATON_EXPORT int ncclGroupEnd() {
-  if (--depth > 0) return 0;
+BATON_EXPORT NcclResult ncclGroupEnd() {
+  if (--depth > 0) return NcclResult::kSuccess;
   for (const Operation& operation : queued) execute(operation);
   queued.clear();
-  return 0;
+  return NcclResult::kSuccess;
 }
-BATON_EXPORT int ncclAllReduce(const void* in, void* out, size_t count, int type, int /*op*/,
-                               Communicator* comm, void* /*stream*/) {
+BATON_EXPORT NcclResult ncclAllReduce(const void* in, void* out, size_t count, NcclType type,
+                                      NcclOp /*op*/, Communicator* comm, void* /*stream*/) {
   return queue(Kind::kAllReduce, in, out, count, type, 0, comm);
 }
-BATON_EXPORT int ncclReduceScatter(const void* in, void* out, size_t count, int type, int /*op*/,
-                                   Communicator* comm, void* /*stream*/) {
+BATON_EXPORT NcclResult ncclReduceScatter(const void* in, void* out, size_t count, NcclType type,
+                                          NcclOp /*op*/, Communicator* comm, void* /*stream*/) {
   return queue(Kind::kReduceScatter, in, out, count, type, 0, comm);
 }
-BATON_EXPORT int ncclAllGather(const void* in, void* out, size_t count, int type,
-                               Communicator* comm, void* /*stream*/) {
+BATON_EXPORT NcclResult ncclAllGather(const void* in, void* out, size_t count, NcclType type,
+                                      Communicator* comm, void* /*stream*/) {
   return queue(Kind::kAllGather, in, out, count, type, 0, comm);
 }
-BATON_EXPORT int ncclBroadcast(const void* in, void* out, size_t count, int type, int root,
-                               Communicator* comm, void* /*stream*/) {
+BATON_EXPORT NcclResult ncclBroadcast(const void* in, void* out, size_t count, NcclType type,
+                                      int root, Communicator* comm, void* /*stream*/) {
   return queue(Kind::kBroadcast, in, out, count, type, root, comm);
 }
-BATON_EXPORT int ncclReduce(const void* in, void* out, size_t count, int type, int /*op*/, int root,
-                            Communicator* comm, void* /*stream*/) {
+BATON_EXPORT NcclResult ncclReduce(const void* in, void* out, size_t count, NcclType type,
+                                   NcclOp /*op*/, int root, Communicator* comm, void* /*stream*/) {
   return queue(Kind::kReduce, in, out, count, type, root, comm);
 }
-BATON_EXPORT int ncclSend(const void* in, size_t count, int type, int peer, Communicator* comm,
-                          void* /*stream*/) {
+BATON_EXPORT NcclResult ncclSend(const void* in, size_t count, NcclType type, int peer,
+                                 Communicator* comm, void* /*stream*/) {
   return queue(Kind::kSend, in, nullptr, count, type, peer, comm);
 }
-BATON_EXPORT int ncclRecv(void* out, size_t count, int type, int peer, Communicator* comm,
-                          void* /*stream*/) {
+BATON_EXPORT NcclResult ncclRecv(void* out, size_t count, NcclType type, int peer,
+                                 Communicator* comm, void* /*stream*/) {
   return queue(Kind::kReceive, nullptr, out, count, type, peer, comm);
 }
 
