@@ -29,7 +29,7 @@ class Folder:
         (self.path / "text").write_text(text)
 
     def train(self, *flags, environment=None):
-        return subprocess.run([BATON, "train", "--data", str(self.path / "text"), *map(str, flags)], text=True, timeout=120,
+        return subprocess.run([BATON, "train", "--data", str(self.path / "text"), *map(str, flags)], text=True, timeout=500,
                               capture_output=True, env={**os.environ, **(environment or {})})
 
     def model(self, name, *flags, environment=None):

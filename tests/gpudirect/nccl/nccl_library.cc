@@ -63,7 +63,8 @@ void execute(const Operation& mine) {
   auto* const out = static_cast<std::byte*>(mine.out);
   if (mine.kind == Kind::kSend) return;
   if (mine.kind == Kind::kReduce && mine.of->rank != mine.other) return;
-  std::vector<float> sum(mine.count);
+  std::vector<float> sum(bytes /
+                         sizeof(float));  // numbers of other types are wrong, as is told above
   int sends = 0;
   for (const Operation& theirs : queued) {
     const auto rank = static_cast<size_t>(theirs.of->rank);
