@@ -30,22 +30,13 @@ TEST(MachineRig, TakesEveryFigure) {
     const auto device = Device::open(FakeDriver::driver(), 0);
     const auto launcher = Launcher::load(**device, FakeDriver::image());
     ASSERT_TRUE(launcher.ok()) << launcher.status();
-    const TransferSizes few{.bulk = 8 << 20,
-                            .transfer = 1 << 20,
-                            .rounds = 2,
-                            .urgent = 5,
-                            .grid_bytes = 16 << 10,
-                            .triggers = 2000,
-                            .answers = 50,
-                            .answer_nanoseconds = 1'000'000'000,
-                            .hold_nanoseconds = 1'000};
-    EXPECT_THAT(names_of(take_transfer_figures(**device, **launcher, few)),
+    EXPECT_THAT(names_of(take_transfer_figures(**device, **launcher, kFewTransfers)),
                 ElementsAre("device, shm, device: staged", "urgent, p50", "urgent, p99",
                             "device to device by a mapping",
                             "bytes arrive while a kernel holds the device"));
-    EXPECT_THAT(names_of(take_planner_figures(**device, **launcher, few)),
+    EXPECT_THAT(names_of(take_planner_figures(**device, **launcher, kFewTransfers)),
                 ElementsAre("planner within 1.10 of the best fixed way", "planner's measurement"));
-    EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, few)),
+    EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, kFewTransfers)),
                 ElementsAre("triggers", "trigger, half a round trip, p50"));
   }
   fake.expect_clean();

@@ -40,6 +40,16 @@ struct TransferSizes {
   uint64_t answer_nanoseconds = 10'000'000'000;  // for all of them, at most
   uint64_t hold_nanoseconds = 5'000'000'000;     // for which a block has the device, at most
 };
+// Enough to make every call that the figures make; for figures it is too little.
+inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
+                                             .transfer = 1 << 20,
+                                             .rounds = 2,
+                                             .urgent = 5,
+                                             .grid_bytes = 16 << 10,
+                                             .triggers = 2000,
+                                             .answers = 50,
+                                             .answer_nanoseconds = 1'000'000'000,
+                                             .hold_nanoseconds = 1'000};
 
 // Blocks. The driver's words where it fails, and DataLoss where bytes are wrong.
 absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
