@@ -383,16 +383,19 @@ class Player {
         const auto old = descriptors_.find(value(0));
         if (old != descriptors_.end()) close(old->second);
         descriptors_[value(0)] = fd;
+        last_exported_ = fd;
       }
       return result;
     }
     if (name == "cuMemImportFromShareableHandle") {
-      const auto fd = descriptors_.find(value(1));
-      if (fd == descriptors_.end()) throw Unknown{};
+      // What came over a socket has another number there; it is taken for the last one that was
+      // sent.
+      const auto known = descriptors_.find(value(1));
+      const int fd = known == descriptors_.end() ? last_exported_ : known->second;
+      if (fd < 0) throw Unknown{};
       AllocationHandle handle = 0;
       const Result result = driver_.cuMemImportFromShareableHandle(
-          &handle, pointer_of<void>(static_cast<DevicePointer>(fd->second)),
-          static_cast<int>(value(2)));
+          &handle, pointer_of<void>(static_cast<DevicePointer>(fd)), static_cast<int>(value(2)));
       if (worked() && result == kSuccess) allocations_[value(0)] = handle;
       return result;
     }
@@ -480,6 +483,7 @@ class Player {
   std::map<uint64_t, std::pair<DevicePointer, size_t>> device_;
   std::map<uint64_t, std::pair<void*, size_t>> host_;
   std::map<uint64_t, int> descriptors_;
+  int last_exported_ = -1;
 };
 
 // The fake is what the recorded driver said of itself.
