@@ -25,10 +25,12 @@ namespace baton::gpudirect {
 class Copier {
  public:
   // Takes 4 MiB of the device and half a MiB of registered host memory where there are kernels.
-  // `launcher` may be null: then everything is copied without kernels. The stream is one of the
-  // device's, never the legacy one; what is queued there runs in order.
+  // `launcher` may be null: then everything is copied without kernels. Without `packs` none packs,
+  // and nothing of the device is taken: for copies within one. The stream is one of the device's,
+  // never the legacy one; what is queued there runs in order.
   static absl::StatusOr<std::unique_ptr<Copier>> open(const Device& device,
-                                                      const Launcher* launcher, Stream stream);
+                                                      const Launcher* launcher, Stream stream,
+                                                      bool packs = true);
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
@@ -69,7 +71,7 @@ class Copier {
 
   Copier(const Device& device, const Launcher* launcher, Stream stream)
       : device_(device), launcher_(launcher), stream_(stream) {}
-  absl::Status start();
+  absl::Status start(bool packs);
   absl::Status copy_as(std::optional<CopyWay> way, CopyRoute route,
                        absl::Span<const CopyPiece> pieces);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
