@@ -74,6 +74,15 @@ TEST(Trace, WhatADriverAnswersOtherwiseIsTold) {
       HasSubstr("the granularity is 65536 with the driver"));
 }
 
+// Recorded by `./run gpu` on an H200, driver 580.159; of calls that repeat, and of questions that
+// were answered "not yet", some are left out.
+TEST(Trace, TheFakeAnswersAsTheDriverOfAnH200Did) {
+  const auto replayed = replay(H200_TRACE);
+  ASSERT_TRUE(replayed.ok()) << replayed.status();
+  EXPECT_EQ(replayed->differences.size(), 0u) << replayed->text("h200.txt");
+  EXPECT_GT(replayed->calls, 2000u);
+}
+
 TEST(Trace, WhatIsNoneIsRefused) {
   TemporaryFolder folder;
   folder.file("one", "hello").file("two", "baton-gpu-trace 2 13000\ncuInit");
