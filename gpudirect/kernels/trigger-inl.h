@@ -6,35 +6,70 @@
 
 namespace baton::gpudirect::kernels {
 
-// False: the queue is full, and nothing was pushed. What this thread has written before is seen by
-// whoever takes the trigger; of other threads' writes, what a barrier before it has ordered.
+enum class Pushed : uint32_t { kFull, kYes, kClosed };
+
+// Whether this thread may take a place: then what was there has been taken by the host. Places are
+// granted and taken by two counts, so that nobody tries again because others were quicker.
+template <class Block>
+BATON_DEVICE bool grant_place(Block& block, const TriggerQueue& queue) {
+  const uint64_t seen = block.look(queue.seen_tail);
+  const auto full = [&](uint64_t granted) {
+    return static_cast<int64_t>(granted - seen) >= static_cast<int64_t>(queue.capacity);
+  };
+  // Who would only be refused leaves the count alone: others would be refused meanwhile.
+  if (full(block.look(queue.granted))) return false;
+  if (!full(block.count_up(queue.granted))) return true;
+  block.count_down(queue.granted);
+  return false;
+}
+
+template <class Block>
+BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Trigger& trigger) {
+  if (!grant_place(block, queue)) {
+    // The host's word is far away: it is read when the one read before says that all is full.
+    const uint64_t tail = block.load_acquire(queue.tail);
+    if ((tail & TriggerQueue::kClosed) != 0) return Pushed::kClosed;
+    if (tail == block.look(queue.seen_tail)) return Pushed::kFull;
+    block.raise(queue.seen_tail, tail);
+    if (!grant_place(block, queue)) return Pushed::kFull;
+  }
+  const uint64_t at = block.count_up(queue.head);
+  // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
+  // and the host sees of either word whether it has come.
+  const uint64_t lap = (at / queue.capacity & 1) ^ 1;
+  const uint64_t transfer = smaller(trigger.transfer, 0x7fffffffu);  // never prepared
+  block.store_release(queue.slots + 2 * (at & (queue.capacity - 1)),
+                      transfer | lap << 31 | uint64_t{trigger.first} << 32,
+                      uint64_t{trigger.count} | lap << 32 | uint64_t{trigger.epoch} << 33);
+  return Pushed::kYes;
+}
+
+// False: the queue is full or closed, and nothing was pushed. What this thread has written before
+// is seen by whoever takes the trigger; of other threads' writes, what a barrier before it has
+// ordered. What one thread pushes is taken in its order.
 template <class Block>
 BATON_DEVICE bool push_trigger(Block& block, const TriggerQueue& queue, const Trigger& trigger) {
-  uint64_t at = 0;
-  do {
-    at = block.load_acquire(queue.head);
-    // The host's word is far away: it is read when the one read before says that all is full.
-    if (at - block.load_acquire(queue.seen_tail) >= queue.capacity) {
-      const uint64_t tail = block.load_acquire(queue.tail);
-      if (at - tail >= queue.capacity) return false;
-      block.store_release(queue.seen_tail, tail);
-    }
-  } while (!block.exchange(queue.head, at, at + 1));
-  uint64_t* const slot = queue.slots + 2 * (at & (queue.capacity - 1));
-  // Of this lap: in the one before, the bit was the other way round. So nobody has to clear it.
-  const uint64_t lap = (at / queue.capacity & 1) ^ 1;
-  block.store(slot, uint64_t{trigger.transfer} | uint64_t{trigger.first} << 32);
-  block.store_release(slot + 1,
-                      uint64_t{trigger.count} | uint64_t{trigger.epoch} << 33 | lap << 32);
-  return true;
+  return push_once(block, queue, trigger) == Pushed::kYes;
+}
+
+// The same; where the queue is full, again and again until `end` on the block's clock.
+template <class Block>
+BATON_DEVICE bool push_trigger_until(Block& block, const TriggerQueue& queue,
+                                     const Trigger& trigger, uint64_t end) {
+  Pushed pushed = push_once(block, queue, trigger);
+  while (pushed == Pushed::kFull && block.nanoseconds() < end) {
+    pushed = push_once(block, queue, trigger);
+  }
+  return pushed == Pushed::kYes;
 }
 
 template <class Block>
 BATON_DEVICE void push_triggers(Block& block, const PushTriggers& a) {
+  const uint64_t end = block.nanoseconds() + a.nanoseconds;
   block.each([&](uint32_t thread) {
     for (uint32_t i = block.index() * block.threads() + thread; i < a.count;
          i += block.blocks() * block.threads()) {
-      const bool pushed = push_trigger(block, a.queue, block.load(a.triggers + i));
+      const bool pushed = push_trigger_until(block, a.queue, block.load(a.triggers + i), end);
       block.store(a.accepted + i, pushed ? 1u : 0u);
     }
   });
@@ -75,9 +110,7 @@ BATON_DEVICE void answer_words(Block& block, const AnswerWords& a) {
     const uint64_t end = block.nanoseconds() + a.nanoseconds;
     for (uint64_t i = 1; i <= a.count; ++i) {
       if (!wait_until(block, a.word, i, end)) return;
-      while (!push_trigger(block, a.queue, a.trigger)) {
-        if (block.nanoseconds() >= end) return;
-      }
+      if (!push_trigger_until(block, a.queue, a.trigger, end)) return;
     }
   });
 }

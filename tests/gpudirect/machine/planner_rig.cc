@@ -108,29 +108,31 @@ absl::StatusOr<std::vector<Figure>> take_trigger_figures(const Device& device,
   if (absl::Status s = (*words)->copy_to(there, sizes.triggers * sizeof(Trigger)); !s.ok())
     return s;
 
-  // Rate: kernels push as fast as the host takes; what finds the queue full is not pushed again.
+  // Rate: kernels push as fast as the host takes, and wait where the queue is full.
   const kernels::PushTriggers push{(*fifo)->device_handle(), pointer_of<const Trigger>(there),
                                    pointer_of<uint32_t>(there + sizes.triggers * sizeof(Trigger)),
-                                   static_cast<uint32_t>(sizes.triggers)};
+                                   static_cast<uint32_t>(sizes.triggers), sizes.answer_nanoseconds};
   if (absl::Status s = launcher.push_triggers(push, UINT32_MAX, stream); !s.ok()) return s;
   size_t taken = 0;
   double first = 0, last = 0;
-  Result result = kNotReady;
-  const double end = rig_now() + std::chrono::duration<double>(kRigPatience).count();
-  for (bool over = false; rig_now() < end;) {
-    const size_t some = consumer.take(4096, [](const Trigger&) {});
-    if (some > 0) {
+  absl::Status pushed;
+  std::atomic<bool> over{false};
+  // The fake runs a kernel when it is asked, and for as long as the kernel takes.
+  std::thread asking([&] {
+    const Device::Current here(device);
+    pushed = wait_for(device, stream);
+    over.store(true, std::memory_order_release);
+  });
+  for (bool more = true; more;) {
+    more = !over.load(std::memory_order_acquire);
+    while (const size_t some = consumer.take(4096, [](const Trigger&) {})) {
       last = rig_now();
       if (taken == 0) first = last;
       taken += some;
-    } else if (over) {
-      break;
-    } else {
-      result = device.driver().cuStreamQuery(stream);
-      over = result != kNotReady;
     }
   }
-  if (absl::Status s = device.check(result, "pushing triggers"); !s.ok()) return s;
+  asking.join();
+  if (!pushed.ok()) return pushed;
   std::vector<Figure> figures{
       {"triggers",
        absl::StrFormat("%u of %u pushed in one launch were taken", taken, sizes.triggers),
@@ -143,8 +145,8 @@ absl::StatusOr<std::vector<Figure>> take_trigger_figures(const Device& device,
       (*fifo)->device_handle(), {transfer, 0, 1, 0}, word, sizes.answers, sizes.answer_nanoseconds};
   if (absl::Status s = launcher.answer_words(answer, 1, stream); !s.ok()) return s;
   std::vector<double> trips;
-  // The fake runs a kernel when it is asked, and for as long as the kernel takes.
-  std::thread asking([&] {
+  const double end = rig_now() + std::chrono::duration<double>(kRigPatience).count();
+  asking = std::thread([&] {
     const Device::Current here(device);
     wait_for(device, stream).IgnoreError();
   });
