@@ -296,6 +296,7 @@ struct TriggerQueue {
   uint64_t* head = nullptr;        // of the device: how many places were taken
   uint64_t* granted = nullptr;     // of the device: how many may take one; for moments more
   uint64_t* seen_tail = nullptr;   // of the device: a tail that was read before
+  uint64_t* looking = nullptr;     // of the device: 1 while a thread reads the tail
   uint32_t capacity = 0;           // a power of two
 
   static constexpr uint64_t kClosed = uint64_t{1} << 63;  // in the tail: push nothing any more

@@ -135,9 +135,17 @@ class EmulatedBlock {
     store(to, first);
     if (!backwards) store(to + 1, second);
   }
-  // The device's own words: as they are now; at least so large; what one was, and is one more.
+  // The device's own words: as they are now; at least so large; one thread's until it gives it
+  // back; what one was, and is one more.
   uint64_t look(const uint64_t* at) { return load(at); }
   void raise(uint64_t* at, uint64_t value) { store(at, std::max(load(at), value)); }
+  bool claim(uint64_t* at) {
+    const bool free = load(at) == 0;
+    if (free) store(at, uint64_t{1});
+    return free;
+  }
+  void give_back(uint64_t* at) { store(at, uint64_t{0}); }
+  void rest() const {}
   uint64_t count_up(uint64_t* at) {
     const uint64_t was = load(at);
     store(at, was + 1);

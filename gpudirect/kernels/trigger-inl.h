@@ -11,28 +11,45 @@ enum class Pushed : uint32_t { kFull, kYes, kClosed };
 // Whether this thread may take a place: then what was there has been taken by the host. Places are
 // granted and taken by two counts, so that nobody tries again because others were quicker.
 template <class Block>
-BATON_DEVICE bool grant_place(Block& block, const TriggerQueue& queue) {
+BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
   const uint64_t seen = block.look(queue.seen_tail);
-  const auto full = [&](uint64_t granted) {
-    return static_cast<int64_t>(granted - seen) >= static_cast<int64_t>(queue.capacity);
-  };
-  // Who would only be refused leaves the count alone: others would be refused meanwhile.
-  if (full(block.look(queue.granted))) return false;
-  if (!full(block.count_up(queue.granted))) return true;
+  if ((seen & TriggerQueue::kClosed) != 0) return Pushed::kClosed;
+  const uint64_t granted = block.count_up(queue.granted);
+  if (static_cast<int64_t>(granted - seen) < static_cast<int64_t>(queue.capacity)) {
+    return Pushed::kYes;
+  }
   block.count_down(queue.granted);
-  return false;
+  return Pushed::kFull;
+}
+
+// Whether it is worth trying: who would be refused leaves the count alone, which others need.
+template <class Block>
+BATON_DEVICE bool seems_full(Block& block, const TriggerQueue& queue) {
+  const uint64_t seen = block.look(queue.seen_tail);
+  return (seen & TriggerQueue::kClosed) == 0 &&
+         static_cast<int64_t>(block.look(queue.granted) - seen) >=
+             static_cast<int64_t>(queue.capacity);
+}
+
+// The host's word is far away, and many that ask for it at once keep what is pushed from the host:
+// one thread of the device does.
+template <class Block>
+BATON_DEVICE void look_at_tail(Block& block, const TriggerQueue& queue) {
+  if (block.look(queue.looking) != 0 || !block.claim(queue.looking)) return;
+  block.raise(queue.seen_tail, block.load_acquire(queue.tail));
+  block.give_back(queue.looking);
 }
 
 template <class Block>
-BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Trigger& trigger) {
-  if (!grant_place(block, queue)) {
-    // The host's word is far away: it is read when the one read before says that all is full.
-    const uint64_t tail = block.load_acquire(queue.tail);
-    if ((tail & TriggerQueue::kClosed) != 0) return Pushed::kClosed;
-    if (tail == block.look(queue.seen_tail)) return Pushed::kFull;
-    block.raise(queue.seen_tail, tail);
-    if (!grant_place(block, queue)) return Pushed::kFull;
+BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Trigger& trigger,
+                              bool again) {
+  Pushed granted = Pushed::kFull;
+  if (!again || !seems_full(block, queue)) granted = grant_place(block, queue);
+  if (granted == Pushed::kFull) {
+    look_at_tail(block, queue);
+    if (!seems_full(block, queue)) granted = grant_place(block, queue);
   }
+  if (granted != Pushed::kYes) return granted;
   const uint64_t at = block.count_up(queue.head);
   // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
   // and the host sees of either word whether it has come.
@@ -44,21 +61,23 @@ BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Tri
   return Pushed::kYes;
 }
 
-// False: the queue is full or closed, and nothing was pushed. What this thread has written before
+// False: the queue is full or closed, or seems full while another thread asks the host; and nothing
+// was pushed. What this thread has written before
 // is seen by whoever takes the trigger; of other threads' writes, what a barrier before it has
 // ordered. What one thread pushes is taken in its order.
 template <class Block>
 BATON_DEVICE bool push_trigger(Block& block, const TriggerQueue& queue, const Trigger& trigger) {
-  return push_once(block, queue, trigger) == Pushed::kYes;
+  return push_once(block, queue, trigger, false) == Pushed::kYes;
 }
 
 // The same; where the queue is full, again and again until `end` on the block's clock.
 template <class Block>
 BATON_DEVICE bool push_trigger_until(Block& block, const TriggerQueue& queue,
                                      const Trigger& trigger, uint64_t end) {
-  Pushed pushed = push_once(block, queue, trigger);
+  Pushed pushed = push_once(block, queue, trigger, false);
   while (pushed == Pushed::kFull && block.nanoseconds() < end) {
-    pushed = push_once(block, queue, trigger);
+    block.rest();
+    pushed = push_once(block, queue, trigger, true);
   }
   return pushed == Pushed::kYes;
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kPublishEvery = 16;        // triggers between two writes of the tail
 constexpr size_t kLine = 16;                // words
-constexpr size_t kDeviceWords = 3 * kLine;  // head, granted, seen tail
+constexpr size_t kDeviceWords = 4 * kLine;  // head, granted, seen tail, looking
 
 }  // namespace
 
@@ -124,6 +124,7 @@ kernels::TriggerQueue TriggerFifo::device_handle() const {
           .head = words,
           .granted = words + kLine,
           .seen_tail = words + 2 * kLine,
+          .looking = words + 3 * kLine,
           .capacity = capacity_};
 }
 

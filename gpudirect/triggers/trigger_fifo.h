@@ -45,7 +45,8 @@ class TriggerConsumer {
   // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
   // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
   size_t take(size_t most, absl::FunctionRef<void(const Trigger&)> start);
-  // From now on kernels that find the queue full push nothing any more, and wait no longer.
+  // Kernels push nothing any more, and wait no longer, once one of them has found the queue full
+  // from now on. What they have pushed is there to be taken.
   void close();
   // Whether one that was handed out may still be started; counts it as refused if not.
   bool admits(const Trigger& trigger);

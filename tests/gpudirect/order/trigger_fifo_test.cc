@@ -42,7 +42,7 @@ class BusyMemory : public kernels::MemoryView {
 struct Queue {
   explicit Queue(uint32_t capacity)
       : slots(size_t{2} * capacity), consumer(absl::MakeSpan(slots), tail) {
-    handle = {slots.data(), &tail, &words[0], &words[1], &words[2], capacity};
+    handle = {slots.data(), &tail, &words[0], &words[1], &words[2], &words[3], capacity};
   }
   // Pushes with the kernel; which were accepted.
   std::vector<uint32_t> push(const std::vector<Trigger>& triggers, uint64_t seed,
@@ -59,7 +59,7 @@ struct Queue {
 
   std::vector<uint64_t> slots;
   uint64_t tail = 0;
-  uint64_t words[3] = {};
+  uint64_t words[4] = {};
   TriggerConsumer consumer;
   kernels::TriggerQueue handle;
 };
@@ -139,19 +139,20 @@ TEST(TriggerFifo, AClosedQueueEndsTheWait) {
   Queue queue(8);
   const uint32_t transfer = queue.consumer.prepare(10);
   const std::vector<Trigger> triggers(100, Trigger{transfer, 0, 1, 0});
-  constexpr uint64_t kHour = 3'600'000'000'000;
+  constexpr uint64_t kMinute = 60'000'000'000;
   int accesses = 0;
   const auto close = [&] {
     if (++accesses == 5000) queue.consumer.close();
   };
-  std::vector<uint32_t> accepted = queue.push(triggers, 1, close, kHour);
-  EXPECT_GT(accesses, 5000);
+  std::vector<uint32_t> accepted = queue.push(triggers, 1, close, kMinute);
+  EXPECT_GT(accesses, 5000) << "it has not waited";
+  EXPECT_LT(accesses, 10'000) << "it has waited on";
   EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 8);
   // What was pushed before is taken; and it stays closed.
   EXPECT_EQ(queue.consumer.take(100, [](const Trigger&) {}), 8u);
-  accepted = queue.push(
-      triggers, 2, [] {}, kHour);
+  accepted = queue.push(triggers, 2, close, kMinute);
   EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 0);
+  EXPECT_LT(accesses, 15'000) << "it has waited again";
 }
 
 // Words of a slot come one by one, in any order.
@@ -185,6 +186,8 @@ struct ThreadOfAKernel {
     while (was < value && !word(at).compare_exchange_weak(was, value, std::memory_order_acq_rel)) {
     }
   }
+  bool claim(uint64_t* at) { return word(at).exchange(1, std::memory_order_acq_rel) == 0; }
+  void give_back(uint64_t* at) { word(at).store(0, std::memory_order_release); }
   uint64_t count_up(uint64_t* at) { return word(at).fetch_add(1, std::memory_order_acq_rel); }
   void count_down(uint64_t* at) { word(at).fetch_sub(1, std::memory_order_acq_rel); }
   void store_release(uint64_t* to, uint64_t first, uint64_t second) {
