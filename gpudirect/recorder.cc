@@ -17,11 +17,19 @@ namespace {
 struct Recording {
   std::mutex mutex;
   std::FILE* file = nullptr;
+  int threads = 0;  // that have made a call
   Driver below;
 };
 Recording& recording() {
   static auto* const the = new Recording;
   return *the;
+}
+
+// The calling thread's; a context is current to one of them.
+int thread_number(Recording& recording) {
+  thread_local int number = 0;
+  if (number == 0) number = ++recording.threads;
+  return number;
 }
 
 template <typename T>
@@ -100,7 +108,7 @@ struct Recorded<Entry> {
     Recording& to = recording();
     const std::lock_guard lock(to.mutex);
     if (to.file != nullptr) {
-      std::fprintf(to.file, "%s\n", line.c_str());
+      std::fprintf(to.file, "%d %s\n", thread_number(to), line.c_str());
       std::fflush(to.file);
     }
     return result;
@@ -146,7 +154,7 @@ absl::StatusOr<Driver> record_calls(const Driver& driver, const std::string& fil
     return absl::InvalidArgumentError(
         absl::StrFormat("the driver's calls cannot be recorded to %s: %s", file, strerror(errno)));
   }
-  std::fprintf(to.file, "baton-gpu-trace 1 %d\n", driver.version);
+  std::fprintf(to.file, "baton-gpu-trace 2 %d\n", driver.version);
   to.below = driver;
   Driver table = driver;
 #define BATON_RECORD(entry, version, parameters)  \

@@ -1,10 +1,10 @@
 // The driver's calls as lines of text, in the order in which they returned: what a real driver
 // answered, for tests to compare their fake with (tests/gpudirect/trace/).
 //
-//   baton-gpu-trace 1 13000
-//   cuMemCreate 0 >0x3e8 2097152 {1,0,1} 0x0
+//   baton-gpu-trace 2 13000
+//   1 cuMemCreate 0 >0x3e8 2097152 {1,0,1} 0x0
 //
-// A call's name, its result, its arguments. ">" is before what it has answered, "-" stands for what
+// Which thread made a call, counted as they come; its name, its result, its arguments. ">" is before what it has answered, "-" stands for what
 // says nothing. Addresses and handles are those of the process that was recorded; no bytes of
 // memory are in it.
 #pragma once

@@ -20,6 +20,9 @@
 
 namespace baton::gpudirect {
 
+// Of pieces of one size, by each number of them, in nanoseconds.
+using CopyTimes = std::array<double, CopyTable::kCounts.size()>;
+
 // For one thread at a time. Device, launcher and stream outlive it; when it ends, nothing that it
 // queued may still be running.
 class Copier {
@@ -44,9 +47,9 @@ class Copier {
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
 
-  // Fills the table by trying, in about 100 ms of the device's time; blocks. Until then, and where
-  // a test sets a table, what is set.
-  absl::Status measure(int tries = 3);
+  // Fills the table by trying, in about 100 ms of the device's time, of some tries the shortest;
+  // blocks. Until then, and where a test sets a table, what is set.
+  absl::Status measure(int tries = 5);
   void set_table(const CopyTable& table) { table_ = table; }
   const CopyTable& table() const { return table_; }
 
@@ -88,8 +91,8 @@ class Copier {
   absl::Status launch(List& list, size_t count, size_t largest);
   absl::Status wait();
   absl::StatusOr<double> time(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
-  absl::StatusOr<CopyCost> time_size(CopyWay way, CopyRoute route, size_t size,
-                                     DevicePointer device, DevicePointer host);
+  absl::Status try_counts(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces,
+                          CopyTimes& times);
 
   const Device& device_;
   const Launcher* const launcher_;
@@ -99,7 +102,6 @@ class Copier {
   std::unique_ptr<RegisteredPages> list_memory_;
   std::array<List, kLists> lists_;
   Event waited_ = nullptr;
-  int tries_ = 1;  // of a measurement, of which the shortest counts
   std::vector<CopyPiece> merged_;
   std::vector<DevicePointer> batch_to_, batch_from_;
   std::vector<size_t> batch_bytes_;

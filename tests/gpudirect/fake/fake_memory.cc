@@ -399,7 +399,7 @@ struct FakeMemoryCalls {
       return kInvalidValue;
     }
     if (found->second.imported) call.violate(Rule::kSharing, "it is a peer's, not ours to share");
-    if (!found->second.shareable) return kNotPermitted;
+    if (!found->second.shareable) return kInvalidValue;
     *static_cast<int*>(shared) = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
     return kSuccess;
   }

@@ -4,10 +4,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <condition_variable>
 #include <fstream>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -21,6 +24,7 @@ namespace {
 
 struct Line {
   size_t number = 0;
+  int thread = 0;
   std::string name;
   int result = 0;
   std::vector<std::string> arguments;
@@ -47,6 +51,46 @@ std::vector<uint64_t> numbers(const std::string& text) {
   return out;
 }
 
+// Stands for a thread of the recorded process: what is current to it stays so. Works while whoever
+// gives it something waits.
+class Stand {
+ public:
+  Stand() : thread_([this] { work(); }) {}
+  ~Stand() {
+    run(nullptr);
+    thread_.join();
+  }
+  Stand(const Stand&) = delete;
+  Stand& operator=(const Stand&) = delete;
+
+  // Nothing to do: it ends.
+  void run(std::function<void()> what) {
+    std::unique_lock lock(mutex_);
+    what_ = std::move(what);
+    given_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !given_; });
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (bool on = true; on;) {
+      changed_.wait(lock, [&] { return given_; });
+      on = what_ != nullptr;
+      if (on) what_();
+      given_ = false;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> what_;
+  bool given_ = false;
+  std::thread thread_;
+};
+
 // A word that the trace does not explain: the line is left out.
 struct Unknown {};
 
@@ -57,12 +101,18 @@ class Player {
   ~Player() {
     for (const auto& [recorded, range] : host_) munmap(range.first, range.second);
     for (const auto& [recorded, fd] : descriptors_) close(fd);
-    Context context = nullptr;
-    while (FakeDriver::has_current()) driver_.cuCtxPopCurrent(&context);
+    for (auto& [number, stand] : stands_) {
+      stand.run([&] {
+        Context context = nullptr;
+        while (FakeDriver::has_current()) driver_.cuCtxPopCurrent(&context);
+      });
+    }
   }
 
   Replay play() {
-    for (const Line& line : lines_) one(line);
+    for (const Line& line : lines_) {
+      stands_[line.thread].run([&] { one(line); });
+    }
     return std::move(out_);
   }
 
@@ -333,16 +383,19 @@ class Player {
         const auto old = descriptors_.find(value(0));
         if (old != descriptors_.end()) close(old->second);
         descriptors_[value(0)] = fd;
+        last_exported_ = fd;
       }
       return result;
     }
     if (name == "cuMemImportFromShareableHandle") {
-      const auto fd = descriptors_.find(value(1));
-      if (fd == descriptors_.end()) throw Unknown{};
+      // What came over a socket has another number there; it is taken for the last one that was
+      // sent.
+      const auto known = descriptors_.find(value(1));
+      const int fd = known == descriptors_.end() ? last_exported_ : known->second;
+      if (fd < 0) throw Unknown{};
       AllocationHandle handle = 0;
       const Result result = driver_.cuMemImportFromShareableHandle(
-          &handle, pointer_of<void>(static_cast<DevicePointer>(fd->second)),
-          static_cast<int>(value(2)));
+          &handle, pointer_of<void>(static_cast<DevicePointer>(fd)), static_cast<int>(value(2)));
       if (worked() && result == kSuccess) allocations_[value(0)] = handle;
       return result;
     }
@@ -365,7 +418,15 @@ class Player {
       return driver_.cuMemHostRegister(at, bytes, static_cast<unsigned>(value(2)));
     }
     if (name == "cuMemHostUnregister") {
-      return driver_.cuMemHostUnregister(pointer_of<void>(address(value(0))));
+      const auto known = host_.find(value(0));
+      if (known == host_.end()) throw Unknown{};
+      const Result result = driver_.cuMemHostUnregister(known->second.first);
+      // Its addresses may be other memory's next.
+      if (worked() && result == kSuccess) {
+        munmap(known->second.first, known->second.second);
+        host_.erase(known);
+      }
+      return result;
     }
     throw Unknown{};
   }
@@ -413,6 +474,7 @@ class Player {
 
   FakeDriver fake_;
   const Driver driver_;
+  std::map<int, Stand> stands_;
   const std::vector<Line>& lines_;
   const Line* line_ = nullptr;
   Replay out_;
@@ -421,6 +483,7 @@ class Player {
   std::map<uint64_t, std::pair<DevicePointer, size_t>> device_;
   std::map<uint64_t, std::pair<void*, size_t>> host_;
   std::map<uint64_t, int> descriptors_;
+  int last_exported_ = -1;
 };
 
 // The fake is what the recorded driver said of itself.
@@ -464,18 +527,19 @@ absl::StatusOr<Replay> replay(const std::string& file) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": there is no trace"));
   }
   const std::vector<std::string> head = absl::StrSplit(text, ' ');
-  if (head.size() != 3 || head[0] != "baton-gpu-trace" || head[1] != "1" ||
+  if (head.size() != 3 || head[0] != "baton-gpu-trace" || head[1] != "2" ||
       !absl::SimpleAtoi(head[2], &version)) {
     return absl::InvalidArgumentError(absl::StrCat(file, ": no trace of this version"));
   }
   std::vector<Line> lines;
   for (size_t row = 2; std::getline(in, text); ++row) {
     const std::vector<std::string> words = absl::StrSplit(text, ' ');
-    Line line{.number = row, .name = words[0]};
-    if (words.size() < 2 || !absl::SimpleAtoi(words[1], &line.result)) {
+    Line line{.number = row, .name = words.size() < 3 ? "" : words[1]};
+    if (words.size() < 3 || !absl::SimpleAtoi(words[0], &line.thread) ||
+        !absl::SimpleAtoi(words[2], &line.result)) {
       return absl::InvalidArgumentError(absl::StrCat(file, ":", row, ": no call: ", text));
     }
-    line.arguments.assign(words.begin() + 2, words.end());
+    line.arguments.assign(words.begin() + 3, words.end());
     lines.push_back(std::move(line));
   }
   return Player(personality(lines, version), lines).play();
