@@ -30,6 +30,11 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
+size_t most_at_once_of(const Device& device, int from) {
+  return from == device.ordinal() ? internal::PeerMapping::kAtOnceWithin
+                                  : internal::PeerMapping::kAtOnceBetweenDevices;
+}
+
 class OwnAllocation final : public internal::PeerMapping {
  public:
   OwnAllocation(const Device& device, DevicePointer at, size_t bytes)
@@ -37,6 +42,7 @@ class OwnAllocation final : public internal::PeerMapping {
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
+  size_t most_at_once(int device) const override { return most_at_once_of(device_, device); }
 
  private:
   const Device& device_;
@@ -87,6 +93,7 @@ class IpcHandles::Mapping final : public internal::PeerMapping {
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
+  size_t most_at_once(int device) const override { return most_at_once_of(device_, device); }
 
  private:
   IpcHandles& handles_;

@@ -227,12 +227,15 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> CudaMemory::map(
   return ImportedAllocation::map(**device, memory);
 }
 
-absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> CudaMemory::copies(int device) const {
+absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> CudaMemory::copies(int device,
+                                                                           bool kernels) const {
   const Driver* const driver = find_();
   if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
   const absl::StatusOr<const Device*> opened = device_of(*driver, device);
   if (!opened.ok()) return opened.status();
-  return StreamCopies::create(**opened);
+  CopyMeans means = means_of(**opened);
+  if (!kernels) means.launcher = nullptr;
+  return StreamCopies::create(**opened, means);
 }
 
 void CudaMemory::wait_for_copies() const {

@@ -52,7 +52,8 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::StatusOr<DeviceExport> share(const void* data, size_t size) const override;
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> map(
       const DeviceExport& memory) const override;
-  absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device) const override;
+  absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device,
+                                                                 bool kernels) const override;
   void wait_for_copies() const override;
   absl::StatusOr<std::unique_ptr<internal::TransferGates>> gates(int device,
                                                                  size_t count) const override;

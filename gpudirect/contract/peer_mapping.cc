@@ -143,7 +143,8 @@ absl::Status ImportedAllocation::reached_by(int device) const {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", device, device_.ordinal()));
 }
 
-absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device& device) {
+absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device& device,
+                                                                   const CopyMeans& means) {
   if (absl::Status status = device.alive(); !status.ok()) return status;
   std::unique_ptr<StreamCopies> copies(new StreamCopies(device));
   const Device::Current current(device);
@@ -156,6 +157,15 @@ absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device&
     if (status.ok()) slot.event = event;
   }
   if (!status.ok()) return status;
+  const auto open = [&](const Launcher* launcher) {
+    return Copier::open(device, launcher, device.stream(Direction::kBetween), false);
+  };
+  auto copier = open(means.launcher);
+  // One without room for the kernels' lists copies all the same.
+  if (!copier.ok() && means.launcher != nullptr) copier = open(nullptr);
+  if (!copier.ok()) return copier.status();
+  copies->copier_ = *std::move(copier);
+  copies->copier_->set_table(means.table);
   return copies;
 }
 
@@ -175,20 +185,16 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
   const Driver& driver = device_.driver();
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  const Stream stream = device_.stream(Direction::kBetween);
   Slot& slot = slots_[number];
-  bool any = false;
-  slot.status = absl::OkStatus();
+  pieces_.clear();
   for (const internal::DeviceRun& run : runs) {
-    slot.status = device_.check(
-        driver.cuMemcpyAsync(device_address(run.to), device_address(run.from), run.bytes, stream),
-        absl::StrFormat("copying %u bytes on CUDA device %d", run.bytes, device_.ordinal()));
-    if (!slot.status.ok()) break;
-    any = true;
+    pieces_.push_back({device_address(run.from), device_address(run.to), run.bytes});
   }
-  if (!any) return slot.status;
-  const absl::Status recorded =
-      device_.check(driver.cuEventRecord(slot.event, stream), "waiting for a copy");
+  // Part of it may be on its way also after an error: then ended() tells it.
+  slot.status = copier_->copy(CopyRoute::kOnDevice, pieces_);
+  if (absl::Status status = device_.alive(); !status.ok()) return status;
+  const absl::Status recorded = device_.check(
+      driver.cuEventRecord(slot.event, device_.stream(Direction::kBetween)), "waiting for a copy");
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
   slot.busy = true;

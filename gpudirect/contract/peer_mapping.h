@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include "gpudirect/contract/staging.h"
+#include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
 #include "transport/internal/device_memory.h"
 
@@ -37,6 +39,9 @@ class ImportedAllocation final : public internal::PeerMapping {
   std::byte* data() const override { return pointer_of<std::byte>(base_); }
   size_t size() const override { return size_; }
   absl::Status reached_by(int device) const override;
+  size_t most_at_once(int device) const override {
+    return device == device_.ordinal() ? kAtOnceWithin : kAtOnceBetweenDevices;
+  }
 
  private:
   explicit ImportedAllocation(const Device& device) : device_(device) {}
@@ -51,11 +56,12 @@ class ImportedAllocation final : public internal::PeerMapping {
   std::vector<int> reached_by_;  // devices that may copy
 };
 
-// On the device's stream for copies between devices; an event stands behind each. The device
-// outlives it.
+// On the device's stream for copies between devices, lists of pieces the way that costs least
+// there; an event stands behind each. The device and the launcher outlive it.
 class StreamCopies final : public internal::DeviceCopies {
  public:
-  static absl::StatusOr<std::unique_ptr<StreamCopies>> create(const Device& device);
+  static absl::StatusOr<std::unique_ptr<StreamCopies>> create(const Device& device,
+                                                              const CopyMeans& means = {});
   ~StreamCopies() override;
   StreamCopies(const StreamCopies&) = delete;
   StreamCopies& operator=(const StreamCopies&) = delete;
@@ -75,6 +81,8 @@ class StreamCopies final : public internal::DeviceCopies {
 
   const Device& device_;
   std::array<Slot, kSlots> slots_;
+  std::unique_ptr<Copier> copier_;
+  std::vector<CopyPiece> pieces_;
 };
 
 // Until everything that is on the stream now has ended.

@@ -8,15 +8,15 @@
 namespace baton::gpudirect {
 
 absl::StatusOr<std::unique_ptr<Copier>> Copier::open(const Device& device, const Launcher* launcher,
-                                                     Stream stream) {
+                                                     Stream stream, bool packs) {
   // Kernels read their lists from the host, by the address that the host has.
   const bool reads = device.facts().has(kCanUseHostPointerForRegisteredMemory);
   std::unique_ptr<Copier> copier(new Copier(device, reads ? launcher : nullptr, stream));
-  if (absl::Status status = copier->start(); !status.ok()) return status;
+  if (absl::Status status = copier->start(packs); !status.ok()) return status;
   return copier;
 }
 
-absl::Status Copier::start() {
+absl::Status Copier::start(bool packs) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
   const Driver& driver = device_.driver();
@@ -32,9 +32,11 @@ absl::Status Copier::start() {
   };
   absl::Status status = make_event(waited_);
   if (!status.ok() || launcher_ == nullptr) return status;
-  auto slab = DeviceSlab::create(device_, kPackBytes, {.rdma = false, .shareable = false});
-  if (!slab.ok()) return slab.status();
-  packing_ = *std::move(slab);
+  if (packs) {
+    auto slab = DeviceSlab::create(device_, kPackBytes, {.rdma = false, .shareable = false});
+    if (!slab.ok()) return slab.status();
+    packing_ = *std::move(slab);
+  }
   auto lists = RegisteredPages::make(device_, kLists * kListPieces * sizeof(kernels::Piece));
   if (!lists.ok()) return lists.status();
   list_memory_ = *std::move(lists);
@@ -61,7 +63,7 @@ CopyWays Copier::ways(CopyRoute route, const CopyShape& shape) {
   if (device_.driver().cuMemcpyBatchAsync != nullptr) able.add(CopyWay::kBatch);
   if (launcher_ != nullptr && free_list() != nullptr) {
     able.add(CopyWay::kKernel);
-    if (shape.largest <= kPackBytes) able.add(CopyWay::kPacked);
+    if (packing_ != nullptr && shape.largest <= kPackBytes) able.add(CopyWay::kPacked);
   }
   return able & ways_for(route, shape);
 }

@@ -20,15 +20,20 @@
 
 namespace baton::gpudirect {
 
+// Of pieces of one size, by each number of them, in nanoseconds.
+using CopyTimes = std::array<double, CopyTable::kCounts.size()>;
+
 // For one thread at a time. Device, launcher and stream outlive it; when it ends, nothing that it
 // queued may still be running.
 class Copier {
  public:
   // Takes 4 MiB of the device and half a MiB of registered host memory where there are kernels.
-  // `launcher` may be null: then everything is copied without kernels. The stream is one of the
-  // device's, never the legacy one; what is queued there runs in order.
+  // `launcher` may be null: then everything is copied without kernels. Without `packs` none packs,
+  // and nothing of the device is taken: for copies within one. The stream is one of the device's,
+  // never the legacy one; what is queued there runs in order.
   static absl::StatusOr<std::unique_ptr<Copier>> open(const Device& device,
-                                                      const Launcher* launcher, Stream stream);
+                                                      const Launcher* launcher, Stream stream,
+                                                      bool packs = true);
   ~Copier();
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
@@ -42,9 +47,9 @@ class Copier {
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
 
-  // Fills the table by trying, in about 100 ms of the device's time; blocks. Until then, and where
-  // a test sets a table, what is set.
-  absl::Status measure(int tries = 3);
+  // Fills the table by trying, in about 100 ms of the device's time, of some tries the shortest;
+  // blocks. Until then, and where a test sets a table, what is set.
+  absl::Status measure(int tries = 5);
   void set_table(const CopyTable& table) { table_ = table; }
   const CopyTable& table() const { return table_; }
 
@@ -69,7 +74,7 @@ class Copier {
 
   Copier(const Device& device, const Launcher* launcher, Stream stream)
       : device_(device), launcher_(launcher), stream_(stream) {}
-  absl::Status start();
+  absl::Status start(bool packs);
   absl::Status copy_as(std::optional<CopyWay> way, CopyRoute route,
                        absl::Span<const CopyPiece> pieces);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
@@ -86,8 +91,8 @@ class Copier {
   absl::Status launch(List& list, size_t count, size_t largest);
   absl::Status wait();
   absl::StatusOr<double> time(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
-  absl::StatusOr<CopyCost> time_size(CopyWay way, CopyRoute route, size_t size,
-                                     DevicePointer device, DevicePointer host);
+  absl::Status try_counts(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces,
+                          CopyTimes& times);
 
   const Device& device_;
   const Launcher* const launcher_;
@@ -97,7 +102,6 @@ class Copier {
   std::unique_ptr<RegisteredPages> list_memory_;
   std::array<List, kLists> lists_;
   Event waited_ = nullptr;
-  int tries_ = 1;  // of a measurement, of which the shortest counts
   std::vector<CopyPiece> merged_;
   std::vector<DevicePointer> batch_to_, batch_from_;
   std::vector<size_t> batch_bytes_;

@@ -2,6 +2,8 @@
 #include "gpudirect/copies/planner.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -11,6 +13,24 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr CopyWay way_of(size_t number) { return static_cast<CopyWay>(number); }
+
+// Between two of the values of a table: from the one at `at` so much of the way to the next, and so
+// far past the last one; of their logarithms.
+struct Place {
+  size_t at = 0;
+  double share = 0;
+  double beyond = 0;
+};
+template <size_t kValues>
+Place place_in(const std::array<size_t, kValues>& values, double logarithm) {
+  const auto of = [&](size_t i) { return static_cast<double>(std::bit_width(values[i]) - 1); };
+  if (logarithm >= of(kValues - 1)) return {kValues - 2, 1, logarithm - of(kValues - 1)};
+  Place place;
+  while (logarithm >= of(place.at + 1)) ++place.at;
+  const double low = of(place.at);
+  place.share = std::max(0.0, logarithm - low) / (of(place.at + 1) - low);
+  return place;
+}
 
 }  // namespace
 
@@ -25,23 +45,31 @@ std::string_view name_of(CopyWay way) {
   return kNames[static_cast<size_t>(way)];
 }
 
-double CopyTable::nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_t bytes) const {
-  if (pieces == 0) return 0;
-  const auto& row = costs[static_cast<size_t>(route)][static_cast<size_t>(way)];
-  const double size = static_cast<double>(bytes) / static_cast<double>(pieces);
-  CopyCost cost = row[0];
-  if (const auto last = static_cast<double>(kSizes.back()); size >= last) {
-    cost = {row.back().start, row.back().piece * size / last};
-  } else {
-    for (size_t i = 1; i < kSizes.size(); ++i) {
-      const auto low = static_cast<double>(kSizes[i - 1]), high = static_cast<double>(kSizes[i]);
-      if (size < low || size >= high) continue;
-      const double share = (size - low) / (high - low);
-      cost.start = row[i - 1].start + share * (row[i].start - row[i - 1].start);
-      cost.piece = row[i - 1].piece + share * (row[i].piece - row[i - 1].piece);
-    }
+void CopyTable::set(CopyRoute route, CopyWay way, size_t size, size_t count, double nanoseconds) {
+  costs_[static_cast<size_t>(route)][size][count][static_cast<size_t>(way)] =
+      std::log2(std::max(nanoseconds, 1.0));
+}
+
+CopyTable::Costs CopyTable::logarithms(CopyRoute route, size_t pieces, size_t bytes) const {
+  const double count = std::log2(static_cast<double>(pieces));
+  const Place of_size = place_in(kSizes, std::log2(static_cast<double>(bytes)) - count);
+  const Place of_count = place_in(kCounts, count);
+  const auto& sizes = costs_[static_cast<size_t>(route)];
+  Costs out{};
+  for (size_t way = 0; way < kCopyWays; ++way) {
+    const auto at = [&](size_t size) {
+      const double low = sizes[size][of_count.at][way], high = sizes[size][of_count.at + 1][way];
+      return low + of_count.share * (high - low);
+    };
+    const double low = at(of_size.at), high = at(of_size.at + 1);
+    out[way] = low + of_size.share * (high - low) + of_size.beyond + of_count.beyond;
   }
-  return cost.start + static_cast<double>(pieces) * cost.piece;
+  return out;
+}
+
+double CopyTable::nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_t bytes) const {
+  if (pieces == 0 || bytes == 0) return 0;
+  return std::exp2(logarithms(route, pieces, bytes)[static_cast<size_t>(way)]);
 }
 
 CopyShape shape_of(absl::Span<const CopyPiece> pieces) {
@@ -89,13 +117,11 @@ CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
 CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways) {
   CopyWay best = CopyWay::kSingle;
   double least = std::numeric_limits<double>::infinity();
+  const CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
   for (size_t i = 0; i < kCopyWays; ++i) {
-    if (!ways.has(way_of(i))) continue;
-    const double cost = table.nanoseconds(route, way_of(i), shape.pieces, shape.bytes);
-    if (cost < least) {
-      least = cost;
-      best = way_of(i);
-    }
+    if (!ways.has(way_of(i)) || costs[i] >= least) continue;
+    least = costs[i];
+    best = way_of(i);
   }
   return best;
 }

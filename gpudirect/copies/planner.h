@@ -58,22 +58,33 @@ class CopyWays {
   unsigned bits_ = 0;
 };
 
-// What a way costs, for pieces of some sizes: so many nanoseconds, and so many for each piece.
-struct CopyCost {
-  double start = 0;
-  double piece = 0;
-};
-struct CopyTable {
-  static constexpr std::array<size_t, 6> kSizes = {1 << 10,  4 << 10,   16 << 10,
+// What ways cost, in nanoseconds: for pieces of some sizes, so many of them.
+class CopyTable {
+ public:
+  static constexpr std::array<size_t, 7> kSizes = {1 << 10,  4 << 10,   16 << 10, 32 << 10,
                                                    64 << 10, 256 << 10, 1 << 20};
-  std::array<std::array<std::array<CopyCost, kSizes.size()>, kCopyWays>, kCopyRoutes> costs{};
+  static constexpr std::array<size_t, 8> kCounts = {1, 2, 4, 8, 16, 64, 256, 1024};
+  using Costs = std::array<double, kCopyWays>;
 
-  CopyCost& at(CopyRoute route, CopyWay way, size_t size) {
-    return costs[static_cast<size_t>(route)][static_cast<size_t>(way)][size];
+  // By places in kSizes and kCounts. Until then a nanosecond.
+  void set(CopyRoute route, CopyWay way, size_t size, size_t count, double nanoseconds);
+  // The same, of every size and count: nanoseconds(size, count).
+  template <class Function>
+  void fill(CopyRoute route, CopyWay way, const Function& nanoseconds) {
+    for (size_t size = 0; size < kSizes.size(); ++size) {
+      for (size_t count = 0; count < kCounts.size(); ++count) {
+        set(route, way, size, count, nanoseconds(kSizes[size], kCounts[count]));
+      }
+    }
   }
-  // Between two sizes a straight line; smaller pieces cost what the smallest do, and larger ones
-  // more in proportion to their bytes.
+  // Between the figures of the table a straight line in logarithms of all three. Smaller pieces
+  // cost what the smallest do; larger ones, and more of them, in proportion.
   double nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_t bytes) const;
+  // Of all ways, the logarithms to the base of 2.
+  Costs logarithms(CopyRoute route, size_t pieces, size_t bytes) const;
+
+ private:
+  std::array<std::array<std::array<Costs, kCounts.size()>, kSizes.size()>, kCopyRoutes> costs_{};
 };
 
 // What matters of a list: after neighbours were merged.

@@ -292,17 +292,23 @@ struct Trigger {
 };
 struct TriggerQueue {
   uint64_t* slots = nullptr;       // [2 * capacity], of the host
-  const uint64_t* tail = nullptr;  // of the host: how many were taken
-  uint64_t* head = nullptr;        // of the device: how many were pushed
+  const uint64_t* tail = nullptr;  // of the host: how many were taken; kClosed is set at the end
+  uint64_t* head = nullptr;        // of the device: how many places were taken
+  uint64_t* granted = nullptr;     // of the device: how many may take one; for moments more
   uint64_t* seen_tail = nullptr;   // of the device: a tail that was read before
+  uint64_t* looking = nullptr;     // of the device: 1 while a thread reads the tail
   uint32_t capacity = 0;           // a power of two
+
+  static constexpr uint64_t kClosed = uint64_t{1} << 63;  // in the tail: push nothing any more
 };
-// Pushes each, in any order, or says with 0 that the queue was full.
+// Pushes each, in any order, or says with 0 that the queue was full for so many nanoseconds from
+// the kernel's start on, or closed.
 struct PushTriggers {
   TriggerQueue queue;
   const Trigger* triggers = nullptr;
   uint32_t* accepted = nullptr;
   uint32_t count = 0;
+  uint64_t nanoseconds = 0;  // 0: each is tried once
 };
 
 // Adds to a count of the device's, and writes it to a word of the host's behind all that the stream

@@ -6,35 +6,89 @@
 
 namespace baton::gpudirect::kernels {
 
-// False: the queue is full, and nothing was pushed. What this thread has written before is seen by
-// whoever takes the trigger; of other threads' writes, what a barrier before it has ordered.
+enum class Pushed : uint32_t { kFull, kYes, kClosed };
+
+// Whether this thread may take a place: then what was there has been taken by the host. Places are
+// granted and taken by two counts, so that nobody tries again because others were quicker.
+template <class Block>
+BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
+  const uint64_t seen = block.look(queue.seen_tail);
+  if ((seen & TriggerQueue::kClosed) != 0) return Pushed::kClosed;
+  const uint64_t granted = block.count_up(queue.granted);
+  if (static_cast<int64_t>(granted - seen) < static_cast<int64_t>(queue.capacity)) {
+    return Pushed::kYes;
+  }
+  block.count_down(queue.granted);
+  return Pushed::kFull;
+}
+
+// Whether it is worth trying: who would be refused leaves the count alone, which others need.
+template <class Block>
+BATON_DEVICE bool seems_full(Block& block, const TriggerQueue& queue) {
+  const uint64_t seen = block.look(queue.seen_tail);
+  return (seen & TriggerQueue::kClosed) == 0 &&
+         static_cast<int64_t>(block.look(queue.granted) - seen) >=
+             static_cast<int64_t>(queue.capacity);
+}
+
+// The host's word is far away, and many that ask for it at once keep what is pushed from the host:
+// one thread of the device does.
+template <class Block>
+BATON_DEVICE void look_at_tail(Block& block, const TriggerQueue& queue) {
+  if (block.look(queue.looking) != 0 || !block.claim(queue.looking)) return;
+  block.raise(queue.seen_tail, block.load_acquire(queue.tail));
+  block.give_back(queue.looking);
+}
+
+template <class Block>
+BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Trigger& trigger,
+                              bool again) {
+  Pushed granted = Pushed::kFull;
+  if (!again || !seems_full(block, queue)) granted = grant_place(block, queue);
+  if (granted == Pushed::kFull) {
+    look_at_tail(block, queue);
+    if (!seems_full(block, queue)) granted = grant_place(block, queue);
+  }
+  if (granted != Pushed::kYes) return granted;
+  const uint64_t at = block.count_up(queue.head);
+  // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
+  // and the host sees of either word whether it has come.
+  const uint64_t lap = (at / queue.capacity & 1) ^ 1;
+  const uint64_t transfer = smaller(trigger.transfer, 0x7fffffffu);  // never prepared
+  block.store_release(queue.slots + 2 * (at & (queue.capacity - 1)),
+                      transfer | lap << 31 | uint64_t{trigger.first} << 32,
+                      uint64_t{trigger.count} | lap << 32 | uint64_t{trigger.epoch} << 33);
+  return Pushed::kYes;
+}
+
+// False: the queue is full or closed, or seems full while another thread asks the host; and nothing
+// was pushed. What this thread has written before
+// is seen by whoever takes the trigger; of other threads' writes, what a barrier before it has
+// ordered. What one thread pushes is taken in its order.
 template <class Block>
 BATON_DEVICE bool push_trigger(Block& block, const TriggerQueue& queue, const Trigger& trigger) {
-  uint64_t at = 0;
-  do {
-    at = block.load_acquire(queue.head);
-    // The host's word is far away: it is read when the one read before says that all is full.
-    if (at - block.load_acquire(queue.seen_tail) >= queue.capacity) {
-      const uint64_t tail = block.load_acquire(queue.tail);
-      if (at - tail >= queue.capacity) return false;
-      block.store_release(queue.seen_tail, tail);
-    }
-  } while (!block.exchange(queue.head, at, at + 1));
-  uint64_t* const slot = queue.slots + 2 * (at & (queue.capacity - 1));
-  // Of this lap: in the one before, the bit was the other way round. So nobody has to clear it.
-  const uint64_t lap = (at / queue.capacity & 1) ^ 1;
-  block.store(slot, uint64_t{trigger.transfer} | uint64_t{trigger.first} << 32);
-  block.store_release(slot + 1,
-                      uint64_t{trigger.count} | uint64_t{trigger.epoch} << 33 | lap << 32);
-  return true;
+  return push_once(block, queue, trigger, false) == Pushed::kYes;
+}
+
+// The same; where the queue is full, again and again until `end` on the block's clock.
+template <class Block>
+BATON_DEVICE bool push_trigger_until(Block& block, const TriggerQueue& queue,
+                                     const Trigger& trigger, uint64_t end) {
+  Pushed pushed = push_once(block, queue, trigger, false);
+  while (pushed == Pushed::kFull && block.nanoseconds() < end) {
+    block.rest();
+    pushed = push_once(block, queue, trigger, true);
+  }
+  return pushed == Pushed::kYes;
 }
 
 template <class Block>
 BATON_DEVICE void push_triggers(Block& block, const PushTriggers& a) {
+  const uint64_t end = block.nanoseconds() + a.nanoseconds;
   block.each([&](uint32_t thread) {
     for (uint32_t i = block.index() * block.threads() + thread; i < a.count;
          i += block.blocks() * block.threads()) {
-      const bool pushed = push_trigger(block, a.queue, block.load(a.triggers + i));
+      const bool pushed = push_trigger_until(block, a.queue, block.load(a.triggers + i), end);
       block.store(a.accepted + i, pushed ? 1u : 0u);
     }
   });
@@ -75,9 +129,7 @@ BATON_DEVICE void answer_words(Block& block, const AnswerWords& a) {
     const uint64_t end = block.nanoseconds() + a.nanoseconds;
     for (uint64_t i = 1; i <= a.count; ++i) {
       if (!wait_until(block, a.word, i, end)) return;
-      while (!push_trigger(block, a.queue, a.trigger)) {
-        if (block.nanoseconds() >= end) return;
-      }
+      if (!push_trigger_until(block, a.queue, a.trigger, end)) return;
     }
   });
 }

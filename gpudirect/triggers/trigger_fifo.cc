@@ -9,7 +9,9 @@
 namespace baton::gpudirect {
 namespace {
 
-constexpr size_t kPublishEvery = 16;  // triggers between two writes of the tail
+constexpr size_t kPublishEvery = 16;        // triggers between two writes of the tail
+constexpr size_t kLine = 16;                // words
+constexpr size_t kDeviceWords = 4 * kLine;  // head, granted, seen tail, looking
 
 }  // namespace
 
@@ -54,18 +56,28 @@ bool TriggerConsumer::admits(const Trigger& trigger) {
   return false;
 }
 
+void TriggerConsumer::publish() {
+  std::atomic_ref(tail_).store(taken_ | (closed_ ? kernels::TriggerQueue::kClosed : 0),
+                               std::memory_order_release);
+}
+
+void TriggerConsumer::close() {
+  closed_ = true;
+  publish();
+}
+
 size_t TriggerConsumer::take(size_t most, absl::FunctionRef<void(const Trigger&)> start) {
   const size_t capacity = slots_.size() / 2;
-  const auto publish = [&] { std::atomic_ref(tail_).store(taken_, std::memory_order_release); };
   size_t count = 0;
   for (; count < most; ++count) {
     uint64_t* const slot = &slots_[2 * (taken_ & (capacity - 1))];
+    const uint64_t first = std::atomic_ref(slot[0]).load(std::memory_order_acquire);
     const uint64_t second = std::atomic_ref(slot[1]).load(std::memory_order_acquire);
     const uint64_t lap = (taken_ / capacity & 1) ^ 1;
-    if ((second >> 32 & 1) != lap) break;
-    const uint64_t first = std::atomic_ref(slot[0]).load(std::memory_order_relaxed);
-    const Trigger trigger{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32),
-                          static_cast<uint32_t>(second), static_cast<uint32_t>(second >> 33)};
+    if ((first >> 31 & 1) != lap || (second >> 32 & 1) != lap) break;
+    const Trigger trigger{static_cast<uint32_t>(first & 0x7fffffffu),
+                          static_cast<uint32_t>(first >> 32), static_cast<uint32_t>(second),
+                          static_cast<uint32_t>(second >> 33)};
     ++taken_;
     if ((count + 1) % kPublishEvery == 0) publish();
     if (admits(trigger)) start(trigger);
@@ -96,20 +108,23 @@ absl::Status TriggerFifo::start() {
   auto pages = RegisteredPages::make(device_, (size_t{2} * capacity_ + 16) * sizeof(uint64_t));
   if (!pages.ok()) return pages.status();
   pages_ = *std::move(pages);
-  auto head = DeviceSlab::create(device_, 64, {.rdma = false, .shareable = false});
-  if (!head.ok()) return head.status();
-  head_ = *std::move(head);
+  auto words = DeviceSlab::create(device_, kDeviceWords * sizeof(uint64_t),
+                                  {.rdma = false, .shareable = false});
+  if (!words.ok()) return words.status();
+  words_ = *std::move(words);
   consumer_ =
       std::make_unique<TriggerConsumer>(absl::MakeSpan(slots(), size_t{2} * capacity_), *tail());
-  return pages_->copy_to(head_->span().data, 2 * sizeof(uint64_t));  // zeros
+  return pages_->copy_to(words_->span().data, kDeviceWords * sizeof(uint64_t));  // zeros
 }
 
 kernels::TriggerQueue TriggerFifo::device_handle() const {
-  uint64_t* const words = pointer_of<uint64_t>(head_->span().data);
+  uint64_t* const words = pointer_of<uint64_t>(words_->span().data);
   return {.slots = slots(),
           .tail = tail(),
           .head = words,
-          .seen_tail = words + 1,
+          .granted = words + kLine,
+          .seen_tail = words + 2 * kLine,
+          .looking = words + 3 * kLine,
           .capacity = capacity_};
 }
 

@@ -2,7 +2,8 @@
 //
 // A slot names a transfer that the host has prepared, a range of its pieces, and the epoch that it
 // was prepared in. It holds no address: whatever a kernel writes there, nothing outside prepared
-// transfers moves. Who pushes is in kernels/trigger-inl.h; a full queue says so, and nobody spins.
+// transfers moves. Who pushes is in kernels/trigger-inl.h; a full queue says so, and who waits for
+// a place waits no longer than it was told, nor once the queue is closed.
 //
 // Only push_trigger() may write there. A kernel that writes past its own memory into the slots can
 // make the host take what nobody pushed: each is checked as any other, but host and kernels no
@@ -35,7 +36,7 @@ class TriggerConsumer {
   // it.
   TriggerConsumer(absl::Span<uint64_t> slots, uint64_t& tail);
 
-  // A transfer of so many pieces: its number, for triggers. Its epoch is 0.
+  // A transfer of so many pieces: its number, for triggers; below 2^31 - 1. Its epoch is 0.
   uint32_t prepare(uint32_t pieces);
   // From now on triggers of the epochs before are refused: the transfer may stand for other memory.
   // Returns the new epoch. Of one that take() has handed out already, admits() says so.
@@ -44,6 +45,9 @@ class TriggerConsumer {
   // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
   // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
   size_t take(size_t most, absl::FunctionRef<void(const Trigger&)> start);
+  // Kernels push nothing any more, and wait no longer, once one of them has found the queue full
+  // from now on. What they have pushed is there to be taken.
+  void close();
   // Whether one that was handed out may still be started; counts it as refused if not.
   bool admits(const Trigger& trigger);
   uint64_t refused() const { return refused_; }
@@ -56,17 +60,19 @@ class TriggerConsumer {
     uint32_t epoch = 0;
   };
   absl::Status check(const Trigger& trigger) const;
+  void publish();
 
   const absl::Span<uint64_t> slots_;
   uint64_t& tail_;
   uint64_t taken_ = 0;
+  bool closed_ = false;
   std::vector<Prepared> prepared_;
   uint64_t refused_ = 0;
   absl::Status last_refusal_;
 };
 
-// The queue on a device: slots and tail in host memory that it reads and writes, the head in its
-// own.
+// The queue on a device: slots and tail in host memory that it reads and writes, the counts of
+// those who push in its own.
 class TriggerFifo {
  public:
   // `capacity`: a power of two. Waits for one small copy, a second at most. The device outlives it.
@@ -87,7 +93,7 @@ class TriggerFifo {
   const Device& device_;
   const uint32_t capacity_;
   std::unique_ptr<RegisteredPages> pages_;  // the slots, and the tail a line away from them
-  std::unique_ptr<DeviceSlab> head_;
+  std::unique_ptr<DeviceSlab> words_;       // of kernels: head, granted, seen tail
   std::unique_ptr<TriggerConsumer> consumer_;
 };
 

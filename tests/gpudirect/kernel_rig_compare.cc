@@ -380,13 +380,14 @@ void compare_training(Comparison& all) {
 }
 
 void compare_triggers(Comparison& all) {
-  std::vector<uint64_t> slots(2), tail(1), head(1), seen(1);
+  std::vector<uint64_t> slots(2), tail(1), head(1), granted(1), seen(1), looking(1);
   std::vector<kernels::Trigger> triggers = {{1, 2, 3, 4}};
   std::vector<uint32_t> accepted(1);
   all.run<kernels::PushTriggers>(
       {"baton_push_triggers"}, {&Launcher::push_triggers}, [&](auto& place) {
         return kernels::PushTriggers{
-            {place(slots, true), place(tail), place(head, true), place(seen, true), 1},
+            {place(slots, true), place(tail), place(head, true), place(granted, true),
+             place(seen, true), place(looking, true), 1},
             place(triggers),
             place(accepted, true),
             1};

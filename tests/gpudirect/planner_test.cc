@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/gpudirect/fake/made_up_costs.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -23,19 +25,6 @@ using ::testing::IsEmpty;
 constexpr CopyWay kAll[] = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch, CopyWay::kPacked,
                             CopyWay::kKernel};
 constexpr CopyRoute kRoutes[] = {CopyRoute::kToHost, CopyRoute::kToDevice, CopyRoute::kOnDevice};
-
-// Every way costs `dear` but one.
-CopyTable favour(CopyWay cheap) {
-  CopyTable table;
-  for (const CopyRoute route : kRoutes) {
-    for (const CopyWay way : kAll) {
-      for (size_t size = 0; size < CopyTable::kSizes.size(); ++size) {
-        table.at(route, way, size) = way == cheap ? CopyCost{1, 1} : CopyCost{1000, 10};
-      }
-    }
-  }
-  return table;
-}
 
 TEST(Planner, NeighboursBecomeOnePiece) {
   std::vector<CopyPiece> out;
@@ -65,34 +54,46 @@ TEST(Planner, ShapesSayWhichWaysThereAre) {
 
 TEST(Planner, PricesLieBetweenThoseOfTheTable) {
   CopyTable table;
-  for (size_t size = 0; size < CopyTable::kSizes.size(); ++size) {
-    table.at(CopyRoute::kToHost, CopyWay::kBatch, size) = {
-        100, static_cast<double>(CopyTable::kSizes[size]) / 1024};
-  }
+  // A power of the size, and one of the count: what straight lines in logarithms hit everywhere.
+  const auto cost = [](size_t size, size_t count) {
+    return 1000 * std::pow(static_cast<double>(size), 0.5) *
+           std::pow(static_cast<double>(count), 0.25);
+  };
+  table.fill(CopyRoute::kToHost, CopyWay::kBatch, cost);
   const auto price = [&](size_t pieces, size_t size) {
     return table.nanoseconds(CopyRoute::kToHost, CopyWay::kBatch, pieces, pieces * size);
   };
-  EXPECT_DOUBLE_EQ(price(10, 1024), 110);
-  EXPECT_DOUBLE_EQ(price(10, 16), 110) << "no cheaper than the smallest of the table";
-  EXPECT_DOUBLE_EQ(price(10, 2560), 125);
-  EXPECT_DOUBLE_EQ(price(2, 8 << 20), 100 + 2 * 8192);
+  for (const size_t size : {1024u, 2560u, 4096u, 300'000u, 1u << 20}) {
+    for (const size_t count : {1u, 2u, 4u, 9u, 1000u, 1024u}) {
+      EXPECT_NEAR(price(count, size) / cost(size, count), 1, 1e-9) << count << " x " << size;
+    }
+  }
+  EXPECT_DOUBLE_EQ(price(10, 16), price(10, 1024)) << "no cheaper than the smallest of the table";
+  EXPECT_NEAR(price(2, 8 << 20) / price(2, 1 << 20), 8, 1e-9);
+  EXPECT_NEAR(price(4096, 4096) / price(1024, 4096), 4, 1e-9);
   EXPECT_EQ(price(0, 0), 0);
+  // A bend at one place of the table is nowhere else than beside it.
+  table.set(CopyRoute::kToHost, CopyWay::kBatch, 2, 5, 7);
+  EXPECT_NEAR(price(64, 16384), 7, 1e-9);
+  EXPECT_LT(price(63, 16383), 10);
+  EXPECT_NEAR(price(16, 16384) / cost(16384, 16), 1, 1e-9);
 }
 
 TEST(Planner, TheCheapestIsChosenWhereItCanBeTaken) {
   const CopyShape rows{
       .pieces = 8, .bytes = 8192, .largest = 1024, .rows = true, .to_in_row = true};
   for (const CopyWay way : kAll) {
-    EXPECT_EQ(cheapest(favour(way), CopyRoute::kToHost, rows, ways_for(CopyRoute::kToHost, rows)),
+    EXPECT_EQ(cheapest(costs_that_favour(way), CopyRoute::kToHost, rows,
+                       ways_for(CopyRoute::kToHost, rows)),
               way);
   }
   const CopyShape uneven{.pieces = 8, .bytes = 8000, .largest = 1024};
-  EXPECT_NE(cheapest(favour(CopyWay::kRows), CopyRoute::kToHost, uneven,
+  EXPECT_NE(cheapest(costs_that_favour(CopyWay::kRows), CopyRoute::kToHost, uneven,
                      ways_for(CopyRoute::kToHost, uneven)),
             CopyWay::kRows);
-  EXPECT_THAT(explain(favour(CopyWay::kPacked), CopyRoute::kToHost, rows,
+  EXPECT_THAT(explain(costs_that_favour(CopyWay::kPacked), CopyRoute::kToHost, rows,
                       ways_for(CopyRoute::kToHost, rows)),
-              HasSubstr("8 pieces, 8192 bytes, to host: packed 0.0 us, single 1.1 us"));
+              HasSubstr("8 pieces, 8192 bytes, to host: packed 0.0 us, single 1000.0 us"));
 }
 
 class CopierTest : public testing::Test {
@@ -217,7 +218,7 @@ TEST_F(CopierTest, AnyListIsCopiedWhateverTheTableSays) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
     const CopyRoute route = kRoutes[seed % 3];
-    copier_->set_table(favour(kAll[seed / 3 % 5]));
+    copier_->set_table(costs_that_favour(kAll[seed / 3 % 5]));
     std::vector<CopyPiece> pieces;
     const size_t most = size_t{1} << (4 + random() % 14);
     DevicePointer target = to(route) + random() % 64;
@@ -240,7 +241,7 @@ TEST_F(CopierTest, WhatTheTableFavoursIsCalled) {
   const std::vector<CopyPiece> pieces =
       pages(from(CopyRoute::kToHost), to(CopyRoute::kToHost), 2048, 64, random);
   const auto calls = [&](CopyWay way) {
-    copier_->set_table(favour(way));
+    copier_->set_table(costs_that_favour(way));
     const std::vector<uint64_t> before = {fake_.calls_of("cuMemcpyAsync"),
                                           fake_.calls_of("cuMemcpyBatchAsync"),
                                           fake_.calls_of("cuLaunchKernel")};
@@ -258,7 +259,7 @@ TEST_F(CopierTest, WhatTheTableFavoursIsCalled) {
 
 // A batch's pieces move in any order, and the driver takes none that write the same bytes.
 TEST_F(CopierTest, PiecesThatWriteTheSameBytesAreNoBatch) {
-  copier_->set_table(favour(CopyWay::kBatch));
+  copier_->set_table(costs_that_favour(CopyWay::kBatch));
   const CopyRoute route = CopyRoute::kToDevice;
   constexpr size_t kPage = 256;
   fill(from(route), 5);
@@ -280,7 +281,7 @@ TEST_F(CopierTest, PiecesThatWriteTheSameBytesAreNoBatch) {
 
 // Five launches, and lists for four: the last goes without.
 TEST_F(CopierTest, WhenAllListsAreInUseItGoesWithoutKernels) {
-  copier_->set_table(favour(CopyWay::kKernel));
+  copier_->set_table(costs_that_favour(CopyWay::kKernel));
   const CopyRoute route = CopyRoute::kOnDevice;
   fill(from(route), 1);
   const std::string source = bytes_at(from(route));

@@ -155,12 +155,7 @@ class StagedPages : public StagedPair {
   static constexpr size_t kPage = 1024;
   void favour(gpudirect::CopyWay way) {
     means_.kernels = FakeDriver::image();
-    means_.table = gpudirect::CopyTable{};
-    for (auto& ways : means_.table->costs) {
-      for (size_t i = 0; i < ways.size(); ++i) {
-        ways[i].fill({static_cast<size_t>(way) == i ? 1.0 : 1e9, 0});
-      }
-    }
+    means_.table = gpudirect::costs_that_favour(way);
   }
   void move_pages() {
     std::vector<uint32_t> pages(kPages);

@@ -127,6 +127,12 @@ class PeerMapping {
   virtual size_t size() const = 0;
   // Whether copies on that device's stream reach it; the reason where not.
   virtual absl::Status reached_by(int device) const = 0;
+  // Bytes between it and that device that one copy should have at most: what is urgent waits behind
+  // it, for some 100 us. A link between two devices is thirty times slower than their memory.
+  virtual size_t most_at_once(int /*device*/) const { return kAtOnceBetweenDevices; }
+
+  static constexpr size_t kAtOnceBetweenDevices = 4 << 20;
+  static constexpr size_t kAtOnceWithin = 32 << 20;
 };
 
 // Memory of a device that is ours: for programs that no framework gives any. Not thread-safe.
@@ -218,7 +224,9 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<PeerMapping>> map(const DeviceExport& /*memory*/) const {
     return absl::UnimplementedError("nobody here maps memory of devices");
   }
-  virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/) const {
+  // `kernels`: they may copy small pieces, where there are any.
+  virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/,
+                                                               bool /*kernels*/ = true) const {
     return absl::UnimplementedError("nobody here copies between devices");
   }
   // Waits until all that this process's DeviceCopies had begun has ended, whoever has them.

@@ -35,7 +35,8 @@ struct Shared {
   Exports exports;
   CmaBatch cma;
   bool cma_allowed = true;
-  Time fence_patience{};  // shm.fence_ms
+  Time fence_patience{};       // shm.fence_ms
+  bool device_kernels = true;  // staging.kernels
   base::UniqueFd epoll;
   // Those that each round looks at. A connection that has been silent for long is left alone until
   // it is posted to, or its socket says something: it is armed, as if the worker slept.

@@ -206,7 +206,7 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   // A process does not open its own handles, and needs no marks for that.
   memory_.emplace(*std::move(control), peer_pid_, std::move(cma), out_);
   runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma,
-                  shared_.context.regions);
+                  shared_.context.regions, shared_.device_kernels);
   reader_.emplace(*in_);
   state_ = State::kUp;
   deadline_ = kNever;

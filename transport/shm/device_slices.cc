@@ -70,7 +70,8 @@ absl::StatusOr<internal::DeviceCopies*> DeviceSlices::copies_of(int device) {
   if (copies == nullptr) {
     const internal::DeviceMemory* devices = internal::device_memory();
     if (devices == nullptr) return absl::UnimplementedError("nobody drives devices here");
-    absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> made = devices->copies(device);
+    absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> made =
+        devices->copies(device, kernels_);
     if (!made.ok()) return made.status();
     copies = *std::move(made);
   }
@@ -107,7 +108,8 @@ absl::Status DeviceSlices::begin(Item& item, size_t slot) {
   std::byte* const far = item.target.device->data() + item.target.address;
   runs_.clear();
   Piece piece;
-  size_t left = kChunkBytes;
+  size_t left =
+      item.target.device->most_at_once(item.device);  // an engine is blind to what is urgent
   while (left != 0 && runs_.size() < kChunkPieces && item.cursor->next(piece, left)) {
     left -= piece.bytes;
     std::byte* const near = transfer.local_base + piece.local_offset;

@@ -18,11 +18,11 @@ namespace baton::shm {
 
 class DeviceSlices {
  public:
-  static constexpr size_t kChunkBytes = 4 << 20;  // an engine is blind to what is urgent
-  static constexpr size_t kChunkPieces = 256;
+  static constexpr size_t kChunkPieces = 2048;
 
-  DeviceSlices(PeerMemory& peer, Lane& out, const RegionTable& regions)
-      : peer_(peer), out_(out), regions_(regions) {}
+  // `kernels`: they may copy small pieces.
+  DeviceSlices(PeerMemory& peer, Lane& out, const RegionTable& regions, bool kernels)
+      : peer_(peer), out_(out), regions_(regions), kernels_(kernels) {}
   ~DeviceSlices() { finish(); }
 
   struct Item {
@@ -62,6 +62,7 @@ class DeviceSlices {
   PeerMemory& peer_;
   Lane& out_;
   const RegionTable& regions_;
+  const bool kernels_;
   std::vector<std::unique_ptr<Item>> items_;  // in the order in which they came
   std::vector<std::unique_ptr<Item>> spare_;
   std::array<Copy, internal::DeviceCopies::kSlots> slots_;

@@ -225,6 +225,8 @@ class ShmProvider final : public Provider {
     read.on_off("shm.cma", cma);
     read.ms("shm.fence_ms", fence_patience);
     if (absl::Status status = read.finish(); !status.ok()) return status;
+    bool device_kernels = true;  // the worker's, which has looked whether it is right
+    SettingsReader(context_, peer_settings()).on_off("staging.kernels", device_kernels);
     if (!memfd) {
       return absl::FailedPreconditionError("memfd is switched off (shm.memfd=off)");
     }
@@ -239,8 +241,14 @@ class ShmProvider final : public Provider {
       return absl::ResourceExhaustedError(
           absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
     }
-    shared_ = std::make_unique<Shared>(Shared{
-        context_, *std::move(exports), CmaBatch(), cma, fence_patience, std::move(epoll), {}});
+    shared_ = std::make_unique<Shared>(Shared{context_,
+                                              *std::move(exports),
+                                              CmaBatch(),
+                                              cma,
+                                              fence_patience,
+                                              device_kernels,
+                                              std::move(epoll),
+                                              {}});
     return absl::OkStatus();
   }
 

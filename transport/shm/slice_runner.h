@@ -28,14 +28,14 @@ class SliceRunner {
 
   // `out` is the lane that we send on; `counters` the peer's table. All outlive the runner.
   SliceRunner(PeerMemory& peer, Lane& out, CounterTable::Word* counters, CmaBatch& cma,
-              const RegionTable& regions)
+              const RegionTable& regions, bool device_kernels)
       : peer_(peer),
         out_(out),
         ring_(out),
         counters_(counters),
         cma_(cma),
         regions_(regions),
-        devices_(peer, out, regions) {}
+        devices_(peer, out, regions, device_kernels) {}
 
   bool post(const Slice& slice);
   // Takes one slice of the transfer off the queue; false when there is none.

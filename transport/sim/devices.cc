@@ -346,7 +346,7 @@ absl::StatusOr<std::unique_ptr<internal::StagingRing>> SimDevices::staging_ring(
   return std::make_unique<SimRing>(*this, device, bytes, kernels);
 }
 
-absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> SimDevices::copies(int device) const {
+absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> SimDevices::copies(int device, bool) const {
   if (device < 0 || device >= options_.devices) return no_device(device, options_.devices);
   return std::make_unique<SimCopies>(*this, device);
 }

@@ -15,11 +15,23 @@ namespace baton::gpudirect {
 inline CopyTable made_up_costs(uint64_t seed) {
   std::mt19937_64 random(seed);
   CopyTable table;
-  for (auto& ways : table.costs) {
-    for (auto& sizes : ways) {
-      for (CopyCost& cost : sizes) {
-        cost = {static_cast<double>(random() % 1000), static_cast<double>(random() % 100)};
-      }
+  for (size_t route = 0; route < kCopyRoutes; ++route) {
+    for (size_t way = 0; way < kCopyWays; ++way) {
+      table.fill(static_cast<CopyRoute>(route), static_cast<CopyWay>(way),
+                 [&](size_t, size_t) { return static_cast<double>(random() % 1000); });
+    }
+  }
+  return table;
+}
+
+// A nanosecond for one way, and a millisecond for every other.
+inline CopyTable costs_that_favour(CopyWay cheap) {
+  CopyTable table;
+  for (size_t route = 0; route < kCopyRoutes; ++route) {
+    for (size_t i = 0; i < kCopyWays; ++i) {
+      const auto way = static_cast<CopyWay>(i);
+      table.fill(static_cast<CopyRoute>(route), way,
+                 [&](size_t, size_t) { return way == cheap ? 1.0 : 1e6; });
     }
   }
   return table;

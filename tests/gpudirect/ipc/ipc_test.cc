@@ -15,11 +15,13 @@ constexpr size_t kIpcBytes = 8 << 20;
 const Time kIpcPatience = patient(std::chrono::seconds(60));
 
 struct Side {
-  Side() {
+  // With a setting, perhaps.
+  explicit Side(const char* key = nullptr, const char* value = nullptr) {
     WorkerOptions options;
     options.providers = {"shm"};
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
+    if (key != nullptr) options.settings.emplace_back(key, value);
     worker = *Worker::create(std::move(options));
     buffer = *internal::device_memory()->allocate(0, kIpcBytes);
     region = *worker->register_memory(buffer->data(), kIpcBytes);
@@ -179,6 +181,55 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
     fake.expect_clean();
   }
   EXPECT_GT(in_the_middle, 5u);
+}
+
+// Pages in another order: one launch where a kernel costs least, unless kernels are off.
+TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
+  constexpr size_t kPage = 4096;
+  for (const bool kernels : {true, false}) {
+    SCOPED_TRACE(kernels);
+    gpudirect::InstalledFake fake(
+        {}, {.kernels = gpudirect::FakeDriver::image(),
+             .table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel)});
+    {
+      const Side a("staging.kernels", kernels ? "on" : "off");
+      const Side b;
+      const auto drive = [&](const std::function<bool()>& ready) {
+        return a.drive([&] {
+          b.worker->progress();
+          return ready();
+        });
+      };
+      const PeerId peer = *a.worker->connect(b.worker->address());
+      ASSERT_TRUE(drive([&] { return a.worker->peer_state(peer) == PeerState::kUp; }));
+      const auto view = [&](const Side& side) {
+        return fake.fake().view(reinterpret_cast<uintptr_t>(side.buffer->data()), kIpcBytes);
+      };
+      const std::vector<uint32_t> from = {7, 2, 90, 33, 1, 64, 12, 13},
+                                  to = {5, 0, 8, 1, 77, 3, 21, 9};
+      for (const uint32_t page : from) {
+        std::fill_n(view(a) + page * kPage, kPage, static_cast<std::byte>(page));
+      }
+      const auto copies = fake.fake().calls_of("cuMemcpyAsync");
+      const auto launches = fake.fake().calls_of("cuLaunchKernel");
+      const TransferId id =
+          *a.worker->submit({.peer = peer,
+                             .local = a.region,
+                             .local_layout = Layout::paged(0, from, kPage, kPage),
+                             .remote = *b.worker->remote_region(b.region),
+                             .remote_layout = Layout::paged(0, to, kPage, kPage)});
+      ASSERT_TRUE(drive([&] { return ended(*a.worker->state(id)); }));
+      EXPECT_TRUE(a.worker->status(id).ok()) << a.worker->status(id);
+      EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
+      for (size_t i = 0; i < from.size(); ++i) {
+        EXPECT_EQ(view(b)[to[i] * kPage], static_cast<std::byte>(from[i])) << i;
+        EXPECT_EQ(view(b)[to[i] * kPage + kPage - 1], static_cast<std::byte>(from[i])) << i;
+      }
+      EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") - launches, kernels ? 1u : 0u);
+      EXPECT_EQ(fake.fake().calls_of("cuMemcpyAsync") == copies, kernels);
+    }
+    fake.expect_clean();
+  }
 }
 
 TEST(CudaIpc, ADeviceWithoutAccessToItsPeerIsNamed) {

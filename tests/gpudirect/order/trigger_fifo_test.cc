@@ -5,15 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gpudirect/kernels/emulation.h"
+#include "gpudirect/kernels/trigger-inl.h"
 #include "gpudirect/launcher.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
@@ -39,15 +42,15 @@ class BusyMemory : public kernels::MemoryView {
 struct Queue {
   explicit Queue(uint32_t capacity)
       : slots(size_t{2} * capacity), consumer(absl::MakeSpan(slots), tail) {
-    handle = {slots.data(), &tail, &words[0], &words[1], capacity};
+    handle = {slots.data(), &tail, &words[0], &words[1], &words[2], &words[3], capacity};
   }
   // Pushes with the kernel; which were accepted.
   std::vector<uint32_t> push(const std::vector<Trigger>& triggers, uint64_t seed,
-                             std::function<void()> meanwhile) {
+                             std::function<void()> meanwhile, uint64_t nanoseconds = 0) {
     std::vector<uint32_t> accepted(triggers.size(), 7);
     BusyMemory memory(std::move(meanwhile));
     const kernels::PushTriggers arguments{handle, triggers.data(), accepted.data(),
-                                          static_cast<uint32_t>(triggers.size())};
+                                          static_cast<uint32_t>(triggers.size()), nanoseconds};
     const auto kernel = kernels::emulated_kernel("baton_push_triggers");
     EXPECT_EQ(kernels::emulate("push", *kernel, {2, kernel->threads, seed}, &arguments, memory),
               std::nullopt);
@@ -56,7 +59,7 @@ struct Queue {
 
   std::vector<uint64_t> slots;
   uint64_t tail = 0;
-  uint64_t words[2] = {};
+  uint64_t words[4] = {};
   TriggerConsumer consumer;
   kernels::TriggerQueue handle;
 };
@@ -110,6 +113,129 @@ TEST(TriggerFifo, AFullQueueSaysSo) {
   EXPECT_EQ(queue.consumer.take(100, [](const Trigger&) {}), 0u);
 }
 
+// In one launch, through a queue that is full most of the time.
+TEST(TriggerFifo, AKernelWaitsForPlacesAsItIsTold) {
+  Queue queue(8);
+  const uint32_t transfer = queue.consumer.prepare(1000);
+  std::vector<Trigger> triggers;
+  for (uint32_t i = 0; i < 1000; ++i) triggers.push_back({transfer, i, 1, 0});
+  std::vector<uint32_t> taken;
+  const auto take = [&] {
+    queue.consumer.take(1, [&](const Trigger& trigger) { taken.push_back(trigger.first); });
+  };
+  const std::vector<uint32_t> accepted = queue.push(triggers, 1, take, 60'000'000'000);
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 1000);
+  for (int i = 0; i < 8; ++i) take();
+  std::sort(taken.begin(), taken.end());
+  ASSERT_EQ(taken.size(), 1000u);
+  for (uint32_t i = 0; i < 1000; ++i) EXPECT_EQ(taken[i], i);
+  // Nobody takes: it ends none the less.
+  const std::vector<uint32_t> refused = queue.push(
+      triggers, 2, [] {}, 1'000'000);
+  EXPECT_EQ(std::count(refused.begin(), refused.end(), 1u), 8);
+}
+
+TEST(TriggerFifo, AClosedQueueEndsTheWait) {
+  Queue queue(8);
+  const uint32_t transfer = queue.consumer.prepare(10);
+  const std::vector<Trigger> triggers(100, Trigger{transfer, 0, 1, 0});
+  constexpr uint64_t kMinute = 60'000'000'000;
+  int accesses = 0;
+  const auto close = [&] {
+    if (++accesses == 5000) queue.consumer.close();
+  };
+  std::vector<uint32_t> accepted = queue.push(triggers, 1, close, kMinute);
+  EXPECT_GT(accesses, 5000) << "it has not waited";
+  EXPECT_LT(accesses, 10'000) << "it has waited on";
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 8);
+  // What was pushed before is taken; and it stays closed.
+  EXPECT_EQ(queue.consumer.take(100, [](const Trigger&) {}), 8u);
+  accepted = queue.push(triggers, 2, close, kMinute);
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 0);
+  EXPECT_LT(accesses, 15'000) << "it has waited again";
+}
+
+// Words of a slot come one by one, in any order.
+TEST(TriggerFifo, HalfOfASlotIsNotTaken) {
+  for (const size_t late : {0u, 1u}) {
+    Queue queue(2);
+    const uint32_t transfer = queue.consumer.prepare(10);
+    for (uint32_t lap = 0; lap < 4; ++lap) {
+      std::vector<uint64_t> before = queue.slots;
+      queue.push({{transfer, 2 * lap, 1, 0}, {transfer, 2 * lap + 1, 1, 0}}, lap, [] {});
+      const uint64_t word = queue.slots[late];
+      queue.slots[late] = before[late];
+      const auto none = [](const Trigger&) { FAIL() << "half of it is another's"; };
+      EXPECT_EQ(queue.consumer.take(2, none), 0u);
+      queue.slots[late] = word;
+      EXPECT_EQ(queue.consumer.take(2, [](const Trigger&) {}), 2u);
+    }
+    EXPECT_EQ(queue.consumer.refused(), 0u);
+  }
+}
+
+// A kernel's thread, as a thread.
+struct ThreadOfAKernel {
+  static std::atomic_ref<uint64_t> word(const uint64_t* at) {
+    return std::atomic_ref(*const_cast<uint64_t*>(at));
+  }
+  uint64_t load_acquire(const uint64_t* at) { return word(at).load(std::memory_order_acquire); }
+  uint64_t look(const uint64_t* at) { return load_acquire(at); }
+  void raise(uint64_t* at, uint64_t value) {
+    uint64_t was = look(at);
+    while (was < value && !word(at).compare_exchange_weak(was, value, std::memory_order_acq_rel)) {
+    }
+  }
+  bool claim(uint64_t* at) { return word(at).exchange(1, std::memory_order_acq_rel) == 0; }
+  void give_back(uint64_t* at) { word(at).store(0, std::memory_order_release); }
+  uint64_t count_up(uint64_t* at) { return word(at).fetch_add(1, std::memory_order_acq_rel); }
+  void count_down(uint64_t* at) { word(at).fetch_sub(1, std::memory_order_acq_rel); }
+  void store_release(uint64_t* to, uint64_t first, uint64_t second) {
+    word(to).store(first, std::memory_order_release);
+    word(to + 1).store(second, std::memory_order_release);
+  }
+};
+
+// Threads that push at the same time, and a host that takes meanwhile: each trigger comes once,
+// those of one thread in its order, and with what the thread has written before.
+TEST(TriggerFifo, ManyPushAtOnce) {
+  constexpr uint32_t kThreads = 4, kEach = 5000;
+  Queue queue(16);
+  for (uint32_t i = 0; i < kThreads; ++i) queue.consumer.prepare(kEach);
+  std::vector<std::vector<uint32_t>> written(kThreads, std::vector<uint32_t>(kEach));
+  std::atomic<uint64_t> refused{0};
+  std::vector<std::thread> threads;
+  for (uint32_t transfer = 0; transfer < kThreads; ++transfer) {
+    threads.emplace_back([&, transfer] {
+      ThreadOfAKernel block;
+      for (uint32_t i = 0; i < kEach; ++i) {
+        written[transfer][i] = i + 1;
+        while (!kernels::push_trigger(block, queue.handle, {transfer, i, 1, 0})) {
+          refused.fetch_add(1, std::memory_order_relaxed);
+          std::this_thread::yield();
+        }
+      }
+    });
+  }
+  std::vector<uint32_t> next(kThreads);
+  uint32_t wrong = 0;
+  for (size_t taken = 0; taken < size_t{kThreads} * kEach;) {
+    const size_t some = queue.consumer.take(16, [&](const Trigger& trigger) {
+      uint32_t& wanted = next[trigger.transfer];
+      if (trigger.first != wanted || written[trigger.transfer][trigger.first] != wanted + 1)
+        ++wrong;
+      ++wanted;
+    });
+    if (some == 0) std::this_thread::yield();
+    taken += some;
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(queue.consumer.take(16, [](const Trigger&) {}), 0u);
+  EXPECT_EQ(queue.consumer.refused(), 0u);
+  EXPECT_EQ(queue.words[0], queue.words[1]) << "who was refused has given back what it counted";
+}
+
 TEST(TriggerFifo, OnlyPiecesOfPreparedTransfersAreStarted) {
   Queue queue(64);
   const uint32_t transfer = queue.consumer.prepare(10);
@@ -117,13 +243,14 @@ TEST(TriggerFifo, OnlyPiecesOfPreparedTransfersAreStarted) {
   const std::vector<Trigger> bad = {{transfer + 1, 0, 1, epoch}, {transfer, 0, 11, epoch},
                                     {transfer, 10, 1, epoch},    {transfer, 0, 0, epoch},
                                     {transfer, 11, 0, epoch},    {transfer, UINT32_MAX, 2, epoch},
-                                    {transfer, 0, 1, 0},         {transfer, 5, UINT32_MAX, epoch}};
+                                    {transfer, 0, 1, 0},         {transfer, 5, UINT32_MAX, epoch},
+                                    {1u << 31, 0, 1, epoch},     {UINT32_MAX, 0, 1, epoch}};
   const std::vector<uint32_t> accepted = queue.push(bad, 1, [] {});
-  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 8);
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 10);
   size_t started = 0;
-  EXPECT_EQ(queue.consumer.take(64, [&](const Trigger&) { ++started; }), 8u);
+  EXPECT_EQ(queue.consumer.take(64, [&](const Trigger&) { ++started; }), 10u);
   EXPECT_EQ(started, 0u);
-  EXPECT_EQ(queue.consumer.refused(), 8u);
+  EXPECT_EQ(queue.consumer.refused(), 10u);
   EXPECT_EQ(queue.consumer.last_refusal().code(), absl::StatusCode::kInvalidArgument);
   queue.push({{transfer, 9, 1, epoch}}, 1, [] {});
   queue.consumer.take(64, [&](const Trigger&) { ++started; });

@@ -198,12 +198,7 @@ TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
 // Though a kernel's copies are taken to cost nothing, and any others much.
 TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
   CudaMemory::Options costs = with_kernels();
-  for (auto& ways : costs.table->costs) {
-    for (size_t way = 0; way < gpudirect::kCopyWays; ++way) {
-      if (way == static_cast<size_t>(gpudirect::CopyWay::kKernel)) continue;
-      for (gpudirect::CopyCost& cost : ways[way]) cost.start = 1e6;
-    }
-  }
+  costs.table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel);
   InstalledFake gpu({}, costs);
   run_group(3, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
     constexpr size_t kCount = 30'000;

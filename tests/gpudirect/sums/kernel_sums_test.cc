@@ -145,10 +145,11 @@ TEST_F(KernelSumsTest, AnErrorIsToldAndTheNextSumWorks) {
 // of a nanosecond for each byte.
 TEST_F(KernelSumsTest, PriceIsTheSumOfWhatIsDone) {
   CopyTable copies;
-  for (size_t i = 0; i < CopyTable::kSizes.size(); ++i) {
-    const auto bytes = static_cast<double>(CopyTable::kSizes[i]);
-    copies.at(CopyRoute::kToDevice, CopyWay::kSingle, i).piece = bytes;
-    copies.at(CopyRoute::kToHost, CopyWay::kSingle, i).piece = 2 * bytes;
+  for (const auto& [route, byte] :
+       {std::pair{CopyRoute::kToDevice, 1.0}, std::pair{CopyRoute::kToHost, 2.0}}) {
+    copies.fill(route, CopyWay::kSingle, [cost = byte](size_t size, size_t count) {
+      return cost * static_cast<double>(size * count);
+    });
   }
   SumCosts costs{.host_copy = 3};
   costs.start.fill(100);
