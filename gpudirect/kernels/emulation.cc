@@ -78,8 +78,58 @@ EmulatedBlock::EmulatedBlock(MemoryView& memory, const Launch& launch, uint32_t 
 
 void EmulatedBlock::shuffle() { std::shuffle(order_.begin(), order_.end(), random_); }
 
-std::byte* EmulatedBlock::shared_array(const void* name, size_t bytes) {
-  return shared_.try_emplace(name, bytes, std::byte{0xa5}).first->second.data();
+std::byte* EmulatedBlock::shared_array(const void* name, size_t bytes, bool variable) {
+  const auto [at, made] = shared_.try_emplace(name);
+  SharedArray& array = at->second;
+  if (made) {
+    array = {std::vector(bytes, std::byte{0xa5}), std::vector<SharedWord>((bytes + 3) / 4),
+             variable};
+  }
+  return array.bytes.data();
+}
+
+EmulatedBlock::SharedArray* EmulatedBlock::array_around(const void* at, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(at);
+  for (auto& [name, array] : shared_) {
+    const auto begin = reinterpret_cast<uintptr_t>(array.bytes.data());
+    if (address >= begin && address + bytes <= begin + array.bytes.size()) return &array;
+  }
+  return nullptr;
+}
+
+bool EmulatedBlock::too_close(const Touch& before) const {
+  if (before.interval != interval_) return false;
+  if (before.other_warps || before.thread / 32 != running_ / 32) return true;
+  return before.step == step_ && (before.other_threads || before.thread != running_);
+}
+
+void EmulatedBlock::touch(const void* at, size_t bytes, size_t alignment, Access access) {
+  SharedArray* const array = array_around(at, bytes);
+  const auto fault = [&](const char* what) {
+    throw KernelFault{absl::StrFormat("thread %u %s %u bytes of %s", running_,
+                                      access == Access::kRead ? "reads" : "writes", bytes, what)};
+  };
+  if (array == nullptr) return fault("what is no shared array");
+  const auto place = static_cast<size_t>(static_cast<const std::byte*>(at) - array->bytes.data());
+  if (place % alignment != 0) fault("a shared array that are not aligned");
+  for (size_t word = place / 4; word < (place + bytes + 3) / 4; ++word) {
+    auto& [reads, writes, adds] = array->words[word].of;
+    const bool race = too_close(writes) || (access != Access::kAdd && too_close(adds)) ||
+                      (access != Access::kRead && too_close(reads));
+    if (race) fault("a shared array that another touches before the next barrier");
+    const Touch& opposite = access == Access::kRead ? writes : reads;
+    if (array->variable && opposite.interval == interval_) {
+      fault("a variable that is both read and written before the next barrier");
+    }
+    Touch& own = array->words[word].of[static_cast<size_t>(access)];
+    const bool before = own.interval == interval_;
+    own.other_warps = before && (own.other_warps || own.thread / 32 != running_ / 32);
+    own.other_threads =
+        before && own.step == step_ && (own.other_threads || own.thread != running_);
+    own.interval = interval_;
+    own.step = step_;
+    own.thread = running_;
+  }
 }
 
 std::deque<std::vector<EmulatedBlock::Copy>>& EmulatedBlock::copies_of_running() {
@@ -90,12 +140,7 @@ std::deque<std::vector<EmulatedBlock::Copy>>& EmulatedBlock::copies_of_running()
 void EmulatedBlock::copy_16(void* to, const void* from) {
   auto& groups = copies_of_running();
   if (groups.empty()) groups.emplace_back();
-  const bool inside = std::any_of(shared_.begin(), shared_.end(), [&](const auto& array) {
-    const auto at = reinterpret_cast<uintptr_t>(to);
-    const auto begin = reinterpret_cast<uintptr_t>(array.second.data());
-    return at >= begin && at + 16 <= begin + array.second.size() && (at - begin) % 16 == 0;
-  });
-  if (!inside) throw KernelFault{"an asynchronous copy to what is no 16 bytes of a shared array"};
+  touch(to, 16, 16, Access::kWrite);
   Copy& copy = groups.back().emplace_back();
   copy.to = static_cast<std::byte*>(to);
   std::memcpy(copy.bytes, reach(from, 16, 16, false), 16);
@@ -110,7 +155,10 @@ void EmulatedBlock::end_copies() {
 void EmulatedBlock::wait_copies(size_t outstanding) {
   auto& groups = copies_of_running();
   while (groups.size() > outstanding + 1) {  // the last one has not been ended
-    for (const Copy& copy : groups.front()) std::memcpy(copy.to, copy.bytes, 16);
+    for (const Copy& copy : groups.front()) {
+      touch(copy.to, 16, 16, Access::kWrite);
+      std::memcpy(copy.to, copy.bytes, 16);
+    }
     groups.pop_front();
   }
 }

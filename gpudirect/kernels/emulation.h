@@ -2,7 +2,8 @@
 // other from barrier to barrier. A seed decides the order of both, so that a missing barrier shows.
 //
 // Every load and store goes through a view of memory, which says what exists: what is outside, or
-// not aligned to its size, ends the kernel, as it would on a GPU.
+// not aligned to its size, ends the kernel, as it would on a GPU. So does a race for shared memory
+// between get() and put(), in whatever order the threads ran.
 #pragma once
 
 #include <algorithm>
@@ -52,15 +53,18 @@ class EmulatedBlock {
   // Runs every thread up to the next barrier of the block, or of its warp.
   template <class Function>
   void each(const Function& function) {
+    each_warp(function);
+    ++interval_;
+  }
+  template <class Function>
+  void each_warp(const Function& function) {
+    ++step_;
     shuffle();
     for (const uint32_t thread : order_) {
       running_ = thread;
       function(thread);
     }
-  }
-  template <class Function>
-  void each_warp(const Function& function) {
-    each(function);
+    running_ = kEveryThread;
   }
 
   // A variable of every thread.
@@ -72,7 +76,23 @@ class EmulatedBlock {
   template <class T, uint32_t kCount>
   T* shared() {
     static const char name = 0;
-    return reinterpret_cast<T*>(shared_array(&name, sizeof(T) * kCount));
+    return reinterpret_cast<T*>(shared_array(&name, sizeof(T) * kCount, kCount == 1));
+  }
+
+  // Of a shared array: two threads' accesses to the same bytes, one of them a put(), have a barrier
+  // between them. A variable, an array of one, is not even put by the thread that got it before the
+  // next barrier: compilers read those early, in all threads, whatever the condition.
+  template <class T>
+  T get(const T* from) {
+    touch(from, sizeof(T), alignof(T), Access::kRead);
+    T out;
+    std::memcpy(&out, from, sizeof(T));
+    return out;
+  }
+  template <class T>
+  void put(T* to, const T& value) {
+    touch(to, sizeof(T), alignof(T), Access::kWrite);
+    std::memcpy(to, &value, sizeof(T));
   }
 
   // The largest value of each warp, for all its threads.
@@ -107,7 +127,8 @@ class EmulatedBlock {
 
   // To an element of a shared array, while others add to it too.
   template <class T>
-  void add(T* to, T value) const {
+  void add(T* to, T value) {
+    touch(to, sizeof(T), alignof(T), Access::kAdd);
     *to += value;
   }
 
@@ -161,10 +182,34 @@ class EmulatedBlock {
     std::byte* to;
     std::byte bytes[16];
   };
+  // What is outside of each() every thread does.
+  static constexpr uint32_t kEveryThread = ~0u;
+  enum class Access : uint8_t { kRead, kWrite, kAdd };
+  // The last access, and when it was.
+  struct Touch {
+    uint64_t interval = 0;  // between two barriers of the block
+    uint64_t step = 0;      // between two barriers of the warp
+    uint32_t thread = 0;
+    bool other_warps = false;    // in this interval
+    bool other_threads = false;  // in this step
+  };
+  // What was done to four bytes of a shared array.
+  struct SharedWord {
+    Touch of[3];  // by Access
+  };
+  struct SharedArray {
+    std::vector<std::byte> bytes;
+    std::vector<SharedWord> words;
+    bool variable = false;  // an array of one
+  };
   std::deque<std::vector<Copy>>& copies_of_running();
   void wait_copies(size_t outstanding);
   void shuffle();
-  std::byte* shared_array(const void* name, size_t bytes);
+  std::byte* shared_array(const void* name, size_t bytes, bool variable);
+  SharedArray* array_around(const void* at, size_t bytes);
+  void touch(const void* at, size_t bytes, size_t alignment, Access access);
+  // Whether the running thread may not do what it does after that.
+  bool too_close(const Touch& before) const;
   std::byte* reach(const void* at, size_t bytes, size_t alignment, bool write);
 
   MemoryView& memory_;
@@ -172,8 +217,10 @@ class EmulatedBlock {
   const uint32_t index_;
   std::mt19937_64 random_;
   std::vector<uint32_t> order_;
-  std::map<const void*, std::vector<std::byte>> shared_;
-  uint32_t running_ = 0;                               // thread
+  std::map<const void*, SharedArray> shared_;
+  uint32_t running_ = kEveryThread;
+  uint64_t interval_ = 1;  // Touch has 0 of none
+  uint64_t step_ = 0;
   std::vector<std::deque<std::vector<Copy>>> copies_;  // of each thread by group, the last one open
 };
 

@@ -85,6 +85,14 @@ struct CudaBlock {
     atomicAdd(to, value);
   }
   template <class T>
+  __device__ __forceinline__ T get(const T* from) const {
+    return *from;
+  }
+  template <class T>
+  __device__ __forceinline__ void put(T* to, const T& value) const {
+    *to = value;
+  }
+  template <class T>
   __device__ __forceinline__ T load(const T* from) {
     return *from;
   }

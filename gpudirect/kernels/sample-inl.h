@@ -35,7 +35,7 @@ struct SampleMemory {
   double* weights;           // [256]
   unsigned* counts;          // [256]
   unsigned long long* best;  // [256]
-  SortedPlace* place;        // [1]
+  SortedPlace* places;       // [2]: the one that was found last, and the next
 };
 
 // A row of logits, and how its weights are computed.
@@ -60,16 +60,17 @@ BATON_DEVICE unsigned long long best_of(Block& block, const LogitRow& row,
       if (key != 0)
         best = larger(best, static_cast<unsigned long long>(key) << 32 | (~i & 0xffffffffu));
     }
-    memory.best[thread] = best;
+    block.put(memory.best + thread, best);
   });
   for (uint32_t half = block.threads() / 2; half > 0; half /= 2) {
     block.each([&](uint32_t thread) {
       if (thread < half) {
-        memory.best[thread] = larger(memory.best[thread], memory.best[thread + half]);
+        block.put(memory.best + thread,
+                  larger(block.get(memory.best + thread), block.get(memory.best + thread + half)));
       }
     });
   }
-  return memory.best[0];
+  return block.get(memory.best);
 }
 
 // All weights, and how many tokens have one.
@@ -84,14 +85,16 @@ BATON_DEVICE void add_all(Block& block, const LogitRow& row, const SampleMemory&
       sum = sum + weight_of(row, key);
       ++count;
     }
-    memory.weights[thread] = sum;
-    memory.counts[thread] = count;
+    block.put(memory.weights + thread, sum);
+    block.put(memory.counts + thread, count);
   });
   for (uint32_t half = block.threads() / 2; half > 0; half /= 2) {
     block.each([&](uint32_t thread) {
       if (thread < half) {
-        memory.weights[thread] += memory.weights[thread + half];
-        memory.counts[thread] += memory.counts[thread + half];
+        block.put(memory.weights + thread,
+                  block.get(memory.weights + thread) + block.get(memory.weights + thread + half));
+        block.put(memory.counts + thread,
+                  block.get(memory.counts + thread) + block.get(memory.counts + thread + half));
       }
     });
   }
@@ -100,13 +103,13 @@ BATON_DEVICE void add_all(Block& block, const LogitRow& row, const SampleMemory&
 // Weights and counts by the next eight bits of the key, of those whose upper bits are known.
 template <class Block>
 BATON_DEVICE void histogram(Block& block, const LogitRow& row, const SampleMemory& memory,
-                            uint32_t shift) {
+                            const SortedPlace* place, uint32_t shift) {
   block.each([&](uint32_t thread) {
-    memory.weights[thread] = 0;
-    memory.counts[thread] = 0;
+    block.put(memory.weights + thread, 0.0);
+    block.put(memory.counts + thread, 0u);
   });
   block.each([&](uint32_t thread) {
-    const uint32_t known = memory.place->key;
+    const uint32_t known = block.get(place).key;
     for (uint32_t i = thread; i < row.size; i += block.threads()) {
       const uint32_t key = key_of_logit(block.load(row.logits + i));
       if (key == 0 || (shift < 24 && key >> (shift + 8) != known >> (shift + 8))) continue;
@@ -116,34 +119,44 @@ BATON_DEVICE void histogram(Block& block, const LogitRow& row, const SampleMemor
   });
 }
 
+// Where in the histogram that is, and what was before it.
+template <class Block>
+BATON_DEVICE void next_digit(Block& block, const SampleMemory& memory, uint32_t count,
+                             double weight, uint32_t shift, SortedPlace& at) {
+  int bin = 255;
+  for (; bin >= 0; --bin) {
+    const unsigned own_count = block.get(memory.counts + bin);
+    const double own_weight = block.get(memory.weights + bin);
+    if (at.count + own_count > count || at.above + own_weight > weight) break;
+    at.count += own_count;
+    at.above += own_weight;
+  }
+  at.found = bin >= 0 ? 1 : 0;
+  if (bin < 0) return;
+  at.key |= static_cast<uint32_t>(bin) << shift;
+  at.ties = block.get(memory.counts + bin);
+}
+
 // Where the list from the likeliest on first has more than `count` tokens, or weighs more than
 // `weight`.
 template <class Block>
 BATON_DEVICE SortedPlace find_place(Block& block, const LogitRow& row, const SampleMemory& memory,
                                     uint32_t count, double weight) {
   block.each([&](uint32_t thread) {
-    if (thread == 0) *memory.place = {0, 0, 0, 0, 1};
+    if (thread == 0) block.put(memory.places, {0, 0, 0, 0, 1});
   });
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    histogram(block, row, memory, static_cast<uint32_t>(shift));
+  for (uint32_t digit = 0; digit < 4; ++digit) {
+    const SortedPlace* const before = memory.places + digit % 2;
+    const uint32_t shift = 24 - 8 * digit;
+    histogram(block, row, memory, before, shift);
     block.each([&](uint32_t thread) {
-      if (thread != 0 || memory.place->found == 0) return;
-      SortedPlace at = *memory.place;
-      int bin = 255;
-      for (; bin >= 0; --bin) {
-        if (at.count + memory.counts[bin] > count || at.above + memory.weights[bin] > weight) break;
-        at.count += memory.counts[bin];
-        at.above += memory.weights[bin];
-      }
-      at.found = bin >= 0 ? 1 : 0;
-      if (bin >= 0) {
-        at.key |= static_cast<uint32_t>(bin) << shift;
-        at.ties = memory.counts[bin];
-      }
-      *memory.place = at;
+      if (thread != 0) return;
+      SortedPlace at = block.get(before);
+      if (at.found != 0) next_digit(block, memory, count, weight, shift, at);
+      block.put(memory.places + (digit + 1) % 2, at);
     });
   }
-  const SortedPlace found = *memory.place;
+  const SortedPlace found = block.get(memory.places);
   block.each([](uint32_t) {});  // all have read it before it is written again
   return found;
 }
@@ -161,12 +174,12 @@ BATON_DEVICE void store_tie(Block& block, const LogitRow& row, const SampleMemor
   block.each([&](uint32_t thread) {
     unsigned count = 0;
     each_tie(thread, [&](uint32_t) { ++count; });
-    memory.counts[thread] = count;
+    block.put(memory.counts + thread, count);
   });
   block.each([&](uint32_t thread) {
     uint32_t before = 0;
-    for (uint32_t other = 0; other < thread; ++other) before += memory.counts[other];
-    if (number < before || number >= before + memory.counts[thread]) return;
+    for (uint32_t other = 0; other < thread; ++other) before += block.get(memory.counts + other);
+    if (number < before || number >= before + block.get(memory.counts + thread)) return;
     each_tie(thread, [&](uint32_t token) {
       if (before++ == number) block.store(to, static_cast<int32_t>(token));
     });
@@ -211,7 +224,7 @@ template <class Block>
 BATON_DEVICE void sample(Block& block, const Sample& a) {
   const SampleMemory memory = {
       block.template shared<double, 256>(), block.template shared<unsigned, 256>(),
-      block.template shared<unsigned long long, 256>(), block.template shared<SortedPlace, 1>()};
+      block.template shared<unsigned long long, 256>(), block.template shared<SortedPlace, 2>()};
   for (uint32_t index = block.index(); index < a.row_count; index += block.blocks()) {
     const SampleRow how = block.load(a.rows + index);
     LogitRow row = {a.logits + uint64_t{index} * a.vocabulary, a.vocabulary, how.temperature, 0};
@@ -229,8 +242,8 @@ BATON_DEVICE void sample(Block& block, const Sample& a) {
     }
     row.best = logit_of_key(key);
     add_all(block, row, memory);
-    double total = memory.weights[0];
-    const unsigned candidates = memory.counts[0];
+    double total = block.get(memory.weights);
+    const unsigned candidates = block.get(memory.counts);
     block.each([](uint32_t) {});
     const double slack = total * (candidates + 16.0) * 8 * 0x1p-53;
     if (how.top_k > 0 && how.top_k < candidates) {

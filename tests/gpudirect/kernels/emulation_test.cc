@@ -80,6 +80,104 @@ TEST(Emulation, AMissingBarrierShows) {
   }
 }
 
+// What is wrong with accesses of a block of 64 threads to a shared array, and to one of one.
+template <class Function>
+std::string race_of(const Function& function, uint64_t seed) {
+  EmulatedMemory memory;
+  const Launch launch{.blocks = 1, .threads = 64, .seed = seed};
+  EmulatedBlock block(memory, launch, 0);
+  try {
+    function(block, block.shared<uint32_t, 64>(), block.shared<uint32_t, 1>());
+  } catch (const KernelFault& fault) {
+    return fault.what;
+  }
+  return "";
+}
+
+TEST(Emulation, ARaceShowsWhateverTheOrder) {
+  const auto first_puts = [](auto& block, auto* to) {
+    return [&block, to](uint32_t thread) {
+      if (thread == 0) block.put(to, 1u);
+    };
+  };
+  const auto all_get = [](auto& block, auto* from) {
+    return [&block, from](uint32_t) { block.get(from); };
+  };
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    // A word that all read is overwritten, by each thread's own write or by the next round's.
+    EXPECT_THAT(race_of(
+                    [&](auto& block, auto* places, auto*) {
+                      block.each([&](uint32_t thread) {
+                        block.get(places + 63 - thread);
+                        block.put(places + thread, thread);
+                      });
+                    },
+                    seed),
+                HasSubstr("another touches"));
+    EXPECT_THAT(race_of(
+                    [&](auto& block, auto* places, auto*) {
+                      block.each_warp(all_get(block, places));
+                      block.each(first_puts(block, places));
+                    },
+                    seed),
+                HasSubstr("another touches"));
+    EXPECT_THAT(race_of(
+                    [&](auto& block, auto* places, auto*) {
+                      block.get(places);
+                      block.each(first_puts(block, places));
+                    },
+                    seed),
+                HasSubstr("another touches"));
+    // With a barrier between them, or the warp's for its own.
+    EXPECT_EQ(race_of(
+                  [&](auto& block, auto* places, auto*) {
+                    block.each(all_get(block, places));
+                    block.each(first_puts(block, places));
+                    block.each(all_get(block, places));
+                  },
+                  seed),
+              "");
+    EXPECT_EQ(race_of(
+                  [&](auto& block, auto* places, auto*) {
+                    for (uint32_t round = 0; round < 2; ++round) {
+                      block.each_warp([&](uint32_t thread) { block.put(places + thread, round); });
+                      block.each_warp([&](uint32_t thread) { block.get(places + (thread ^ 1)); });
+                    }
+                  },
+                  seed),
+              "");
+    // Many may add to a word, and none may read it meanwhile.
+    EXPECT_EQ(race_of(
+                  [&](auto& block, auto* places, auto*) {
+                    block.each([&](uint32_t) { block.add(places, 1u); });
+                    block.each(all_get(block, places));
+                  },
+                  seed),
+              "");
+    EXPECT_THAT(race_of(
+                    [&](auto& block, auto* places, auto*) {
+                      block.each([&](uint32_t thread) {
+                        block.add(places, 1u);
+                        if (thread == 9) block.get(places);
+                      });
+                    },
+                    seed),
+                HasSubstr("another touches"));
+  }
+}
+
+TEST(Emulation, AVariableIsNotReadAndWrittenBetweenTwoBarriers) {
+  const auto update = [](auto& block, const auto* from, auto* to) {
+    block.each([&](uint32_t thread) {
+      if (thread == 0) block.put(to, block.get(from) + 1);
+    });
+  };
+  EXPECT_THAT(race_of([&](auto& block, auto*, auto* one) { update(block, one, one); }, 1),
+              HasSubstr("both read and written"));
+  EXPECT_EQ(race_of([&](auto& block, auto* places, auto* one) { update(block, places, one); }, 1),
+            "");
+}
+
 TEST(Emulation, OtherNamesAreNoKernels) {
   EXPECT_FALSE(emulated_kernel("copy_pieces").has_value());
   EXPECT_TRUE(emulated_kernel("baton_copy_pieces").has_value());
