@@ -77,6 +77,8 @@ namespace baton::gpudirect {
 #define BATON_DRIVER_OPTIONAL(F)                                                          \
   F(cuDeviceGetUuid, 11040, (DeviceUuid * uuid, int device))                              \
   F(cuFuncLoad, 12040, (Function function))                                               \
+  F(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                    \
+    (int* blocks, Function function, int threads, size_t shared_bytes))                   \
   F(cuPointerSetAttribute, 6000,                                                          \
     (const void* value, PointerAttribute attribute, DevicePointer pointer))               \
   F(cuMemGetAddressRange, 3020, (DevicePointer * base, size_t * bytes, DevicePointer at)) \

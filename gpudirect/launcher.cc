@@ -8,7 +8,7 @@
 namespace baton::gpudirect {
 namespace {
 
-constexpr uint64_t kBlocksOfMultiprocessor = 8;
+constexpr int kBlocksOfMultiprocessor = 8;  // where the driver does not tell
 
 struct KernelEntry {
   const char* name;
@@ -46,8 +46,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
 
 absl::Status Launcher::find_all() {
   const Driver& driver = device_.driver();
-  most_blocks_ = kBlocksOfMultiprocessor *
-                 static_cast<uint64_t>(device_.facts().value(kMultiprocessorCount).value_or(1));
+  const int multiprocessors = device_.facts().value(kMultiprocessorCount).value_or(1);
   absl::Status status;
   for (size_t i = 0; i < functions_.size() && status.ok(); ++i) {
     status = device_.check(driver.cuModuleGetFunction(&functions_[i], module_, kEntries[i].name),
@@ -56,6 +55,13 @@ absl::Status Launcher::find_all() {
     if (status.ok() && driver.cuFuncLoad != nullptr) {
       status = device_.check(driver.cuFuncLoad(functions_[i]), kEntries[i].name);
     }
+    int blocks = kBlocksOfMultiprocessor;
+    if (status.ok() && driver.cuOccupancyMaxActiveBlocksPerMultiprocessor != nullptr) {
+      status = device_.check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                                 &blocks, functions_[i], static_cast<int>(kEntries[i].threads), 0),
+                             kEntries[i].name);
+    }
+    most_blocks_[i] = static_cast<uint64_t>(blocks) * static_cast<uint64_t>(multiprocessors);
   }
   return status;
 }
@@ -68,7 +74,7 @@ Launcher::~Launcher() {
 absl::Status Launcher::launch(Number kernel, const void* arguments, uint64_t blocks,
                               Stream stream) const {
   void* parameters[] = {const_cast<void*>(arguments)};
-  const auto count = static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most_blocks_));
+  const auto count = static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most_blocks_[kernel]));
   return device_.check(
       device_.driver().cuLaunchKernel(functions_[kernel], count, 1, 1, kEntries[kernel].threads, 1,
                                       1, 0, stream, parameters, nullptr),

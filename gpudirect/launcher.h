@@ -50,7 +50,7 @@ class Launcher {
   const Device& device_;
   Module module_ = nullptr;
   std::array<Function, kCount> functions_{};
-  uint64_t most_blocks_ = 1;
+  std::array<uint64_t, kCount> most_blocks_{};  // that the device holds at once
 };
 
 }  // namespace baton::gpudirect

@@ -17,13 +17,14 @@ uint64_t pieces(uint64_t all, uint64_t each) { return (all + each - 1) / each; }
 
 absl::Status DeviceModel::norm(const float* x, const float* weight, float* y, uint32_t rows,
                                int size) {
-  return gpu_->launcher().rms_norm({.x = x,
-                                    .weight = weight,
-                                    .y = y,
-                                    .rows = rows,
-                                    .size = static_cast<uint32_t>(size),
-                                    .eps = static_cast<float>(config_.rms_norm_eps)},
-                                   pieces(rows, 16), gpu_->stream());
+  return gpu_->launcher().rms_norm(
+      {.x = x,
+       .weight = weight,
+       .y = y,
+       .rows = rows,
+       .size = static_cast<uint32_t>(size),
+       .eps = static_cast<float>(config_.rms_norm_eps)},
+      gpudirect::kernels::rms_norm_blocks(rows, static_cast<uint32_t>(size)), gpu_->stream());
 }
 
 absl::Status DeviceModel::multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,

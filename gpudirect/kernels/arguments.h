@@ -124,6 +124,16 @@ struct RmsNorm {
   float eps = 0;
   float* factors = nullptr;  // [rows], on x, which a backward pass needs; null: not wanted
 };
+// Rows that a block has at a time, and the blocks that all rows are for. Arrays aligned to 16 bytes
+// are fast, and rows of up to kHeldRow elements, which are read once.
+inline constexpr uint32_t kHeldRow = 8192;
+constexpr uint32_t rms_norm_rows(uint32_t size) {
+  const uint32_t fit = (kHeldRow + 256) / (size + 16);
+  return size > kHeldRow ? 1 : fit > 16 ? 16 : fit;
+}
+constexpr uint64_t rms_norm_blocks(uint32_t rows, uint32_t size) {
+  return (uint64_t{rows} + rms_norm_rows(size) - 1) / rms_norm_rows(size);
+}
 
 // c [m][n] = a [m][k] w^T + bias, or += where `accumulate`; w is a weight [n][k] in bf16, as files
 // have it. k and lda are multiples of 8; a and w are aligned to 16 bytes. Every element is one

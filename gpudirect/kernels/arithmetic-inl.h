@@ -9,10 +9,12 @@
 #define BATON_DEVICE __device__ __forceinline__
 #define BATON_UNROLL _Pragma("unroll")
 #define BATON_UNROLL_BY_4 _Pragma("unroll 4")
+#define BATON_NO_UNROLL _Pragma("unroll 1")
 #else
 #define BATON_DEVICE inline
 #define BATON_UNROLL
 #define BATON_UNROLL_BY_4
+#define BATON_NO_UNROLL
 #endif
 
 namespace baton::gpudirect::kernels {
@@ -87,13 +89,56 @@ BATON_DEVICE float e4m3_scale(float largest) {
   return largest == 0 ? 1.0f : larger(largest / 448.0f, 0x1p-126f);
 }
 
-// e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels.
+// Codes of two numbers of which neither is infinite nor NaN: the lower byte has `low`.
+BATON_DEVICE uint32_t to_e4m3_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return to_e4m3(low) | to_e4m3(high) << 8;
+#endif
+}
+
+// What a span is divided by, of bf16 numbers below infinity: quotient() then is x / scale for the
+// largest magnitudes of which has_fast_scale(), or so near that its code is the same. A tiny
+// scale's rounding errors are no longer numbers.
+struct SpanScale {
+  float scale;
+  float inverse;
+};
+BATON_DEVICE bool has_fast_scale(uint32_t largest) {
+  return largest == 0 || (largest >= 0x1000u && largest < 0x7f80u);
+}
+BATON_DEVICE SpanScale fast_scale(uint32_t largest) {
+  constexpr float kInverse = 1.0f / 448.0f;
+  const float most = from_bf16(largest);
+  const float near = most * kInverse;
+  const float scale = fmaf(-fmaf(near, 448.0f, -most), kInverse, near);
+  return largest == 0 ? SpanScale{1.0f, 1.0f} : SpanScale{scale, 1.0f / scale};
+}
+BATON_DEVICE float quotient(float x, const SpanScale& by) {
+  const float near = x * by.inverse;
+  return fmaf(-fmaf(near, by.scale, -x), by.inverse, near);
+}
+
+// The larger of each half.
+BATON_DEVICE uint32_t larger_halves(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vmaxu2(a, b);
+#else
+  return larger(a & 0xffffu, b & 0xffffu) | larger(a >> 16, b >> 16) << 16;
+#endif
+}
+
+// e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels. The nearest whole number
+// is what is left of a sum with 1.5 * 2^23, which takes neither of the GPU's slow conversions; and
+// without a branch several are computed at once.
 BATON_DEVICE float exponential(float x) {
-  if (x < -87.0f) return 0;
-  if (x != x) return x;  // no number fits an int then
-  x = smaller(x, 88.0f);
-  const float n = rintf(x * 1.44269504088896341f);
-  float r = fmaf(n, -0.693359375f, x);
+  const float most = smaller(x, 88.0f);
+  const float shifted = most * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  float r = fmaf(n, -0.693359375f, most);
   r = fmaf(n, 2.12194440e-4f, r);
   float p = 1.9875691500e-4f;
   p = fmaf(p, r, 1.3981999507e-3f);
@@ -102,7 +147,8 @@ BATON_DEVICE float exponential(float x) {
   p = fmaf(p, r, 1.6666665459e-1f);
   p = fmaf(p, r, 5.0000001201e-1f);
   p = fmaf(p, r * r, r) + 1.0f;
-  return p * float_of(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+  const float power = p * float_of((bits_of(shifted) << 23) + bits_of(1.0f));
+  return x < -87.0f ? 0.0f : x != x ? x : power;
 }
 
 }  // namespace baton::gpudirect::kernels

@@ -4,42 +4,127 @@
 
 #include "gpudirect/kernels/arguments.h"
 #include "gpudirect/kernels/arithmetic-inl.h"
+#include "gpudirect/kernels/lanes-inl.h"
 
 namespace baton::gpudirect::kernels {
 
-// Sixteen threads for a row, each with one of the sixteen sums.
+// Rows that a block lays into shared memory at once, kRowLanes further apart than they are long: so
+// two lanes of the same number are in different banks.
+inline constexpr uint32_t kNormStage = kHeldRow + 16 * kRowLanes;
+struct NormRows {
+  uint32_t at_once;
+  uint32_t share;  // threads of each
+  uint32_t stride;
+};
+
+template <class Block>
+BATON_DEVICE void hold_norm_rows(Block& block, const RmsNorm& a, const NormRows& rows,
+                                 uint32_t base, uint32_t thread, Held& held) {
+  const uint32_t row = base + thread / rows.share;
+  if (thread / rows.share >= rows.at_once || row >= a.rows) return;
+  const auto* const x = reinterpret_cast<const Vector16*>(a.x + uint64_t{row} * a.size);
+  BATON_UNROLL for (uint32_t j = 0; j < kHeld; ++j) {
+    const uint32_t i = thread % rows.share + j * rows.share;
+    if (i < a.size / 4) held.of[j] = block.load(x + i);
+  }
+}
+
+BATON_DEVICE float norm_factor(const RmsNorm& a, float sum) {
+  return 1.0f / sqrtf(sum / static_cast<float>(a.size) + a.eps);
+}
+
+// A block's rows are read once; the next ones are, while these are handled.
+template <class Block>
+BATON_DEVICE void norm_held_rows(Block& block, const RmsNorm& a) {
+  auto* const stage = reinterpret_cast<float*>(block.template shared<Vector16, kNormStage / 4>());
+  float* const squares = block.template shared<float, 256>();
+  NormRows rows = {};
+  rows.stride = a.size + kRowLanes;
+  rows.at_once = smaller(kNormStage / rows.stride, block.threads() / kRowLanes);
+  rows.share = block.threads() / rows.at_once;
+  const uint32_t step = block.blocks() * rows.at_once, vectors = a.size / 4;
+  auto held = block.template per_thread<Held>();
+  uint32_t base = block.index() * rows.at_once;
+  block.each_warp(
+      [&](uint32_t thread) { hold_norm_rows(block, a, rows, base, thread, held[thread]); });
+  for (; base < a.rows; base += step) {
+    block.each([&](uint32_t thread) {
+      const uint32_t own = thread / rows.share;
+      auto* const to = reinterpret_cast<Vector16*>(stage + own * rows.stride);
+      BATON_UNROLL for (uint32_t j = 0; j < kHeld; ++j) {
+        const uint32_t i = thread % rows.share + j * rows.share;
+        if (own < rows.at_once && i < vectors) block.put(to + i, held[thread].of[j]);
+      }
+      hold_norm_rows(block, a, rows, base + step, thread, held[thread]);
+    });
+    block.each([&](uint32_t thread) {
+      const uint32_t own = thread / kRowLanes;
+      if (own >= rows.at_once || base + own >= a.rows) return;
+      block.put(squares + thread,
+                add_lane(block, stage + own * rows.stride + thread % kRowLanes, a.size / kRowLanes,
+                         [](float sum, float x) { return fmaf(x, x, sum); }));
+    });
+    block.each([&](uint32_t thread) {
+      const uint32_t own = thread / rows.share, row = base + own;
+      if (own >= rows.at_once || row >= a.rows) return;
+      const float factor = norm_factor(a, sum_of_lanes(block, squares + own * kRowLanes));
+      if (a.factors != nullptr && thread % rows.share == 0) block.store(a.factors + row, factor);
+      const auto* const weights = reinterpret_cast<const Vector16*>(a.weight);
+      const auto* const from = reinterpret_cast<const Vector16*>(stage + own * rows.stride);
+      auto* const y = reinterpret_cast<Vector16*>(a.y + uint64_t{row} * a.size);
+      BATON_UNROLL_BY_4
+      for (uint32_t i = thread % rows.share; i < vectors; i += rows.share) {
+        const Vector16 weight = block.load(weights + i);
+        Vector16 x = block.get(from + i);
+        BATON_UNROLL for (uint32_t e = 0; e < 4; ++e) {
+          x.word[e] = bits_of(float_of(x.word[e]) * factor * float_of(weight.word[e]));
+        }
+        block.store(y + i, x);
+      }
+    });
+  }
+}
+
+// A longer row, or one that is not aligned: it is read twice, and added up piece by piece.
+template <class Block>
+BATON_DEVICE void norm_long_rows(Block& block, const RmsNorm& a) {
+  auto* const stage = reinterpret_cast<float*>(block.template shared<Vector16, kNormStage / 4>());
+  float* const squares = block.template shared<float, 256>();
+  for (uint32_t row = block.index(); row < a.rows; row += block.blocks()) {
+    const uint64_t at = uint64_t{row} * a.size;
+    for (uint32_t begin = 0; begin < a.size; begin += kHeldRow) {
+      const uint32_t length = smaller(kHeldRow, a.size - begin);
+      block.each([&](uint32_t thread) {
+        BATON_UNROLL_BY_4
+        for (uint32_t i = thread; i < length; i += block.threads()) {
+          block.put(stage + i, block.load(a.x + at + begin + i));
+        }
+      });
+      block.each([&](uint32_t thread) {
+        if (thread >= kRowLanes) return;
+        block.put(squares + thread, add_lane(
+                                        block, stage + thread, length / kRowLanes,
+                                        [](float sum, float x) { return fmaf(x, x, sum); },
+                                        begin == 0 ? 0.0f : block.get(squares + thread)));
+      });
+    }
+    block.each([&](uint32_t thread) {
+      const float factor = norm_factor(a, sum_of_lanes(block, squares));
+      if (a.factors != nullptr && thread == 0) block.store(a.factors + row, factor);
+      BATON_UNROLL_BY_4
+      for (uint32_t i = thread; i < a.size; i += block.threads()) {
+        block.store(a.y + at + i, block.load(a.x + at + i) * factor * block.load(a.weight + i));
+      }
+    });
+  }
+}
+
 template <class Block>
 BATON_DEVICE void rms_norm(Block& block, const RmsNorm& a) {
-  constexpr uint32_t kLanes = 16;
-  const uint32_t at_once = block.threads() / kLanes;
-  float* const squares = block.template shared<float, 256>();
-  for (uint32_t base = block.index() * at_once; base < a.rows; base += block.blocks() * at_once) {
-    block.each([&](uint32_t thread) {
-      const uint32_t row = base + thread / kLanes;
-      if (row >= a.rows) return;
-      const float* const x = a.x + uint64_t{row} * a.size;
-      float sum = 0;
-      for (uint32_t i = thread % kLanes; i < a.size; i += kLanes) {
-        const float value = block.load(x + i);
-        sum = fmaf(value, value, sum);
-      }
-      squares[thread] = sum;
-    });
-    block.each([&](uint32_t thread) {
-      const uint32_t row = base + thread / kLanes;
-      if (row >= a.rows) return;
-      float sum = 0;
-      for (uint32_t lane = 0; lane < kLanes; ++lane) {
-        sum = sum + squares[thread / kLanes * kLanes + lane];
-      }
-      const float factor = 1.0f / sqrtf(sum / static_cast<float>(a.size) + a.eps);
-      if (a.factors != nullptr && thread % kLanes == 0) block.store(a.factors + row, factor);
-      const uint64_t begin = uint64_t{row} * a.size;
-      for (uint32_t i = thread % kLanes; i < a.size; i += kLanes) {
-        block.store(a.y + begin + i,
-                    block.load(a.x + begin + i) * factor * block.load(a.weight + i));
-      }
-    });
+  if (a.size <= kHeldRow && aligned_16(a.x) && aligned_16(a.weight) && aligned_16(a.y)) {
+    norm_held_rows(block, a);
+  } else {
+    norm_long_rows(block, a);
   }
 }
 
@@ -156,18 +241,53 @@ BATON_DEVICE void swiglu(Block& block, const SwiGlu& a) {
   });
 }
 
+// A parameter and its moments.
+struct Updated {
+  float parameter;
+  float first;
+  float second;
+};
+BATON_DEVICE Updated update_of(const AdamW& a, const Updated& before, float gradient) {
+  const float g = gradient / a.divisor * a.factor;
+  const float m = a.beta1 * before.first + (1.0f - a.beta1) * g;
+  const float v = a.beta2 * before.second + (1.0f - a.beta2) * g * g;
+  const float change = m / a.correct1 / (sqrtf(v / a.correct2) + a.epsilon);
+  return {before.parameter * a.decay - a.rate * change, m, v};
+}
+
+// Four parameters at a time where all arrays are aligned to 16 bytes, then one.
 template <class Block>
 BATON_DEVICE void adamw(Block& block, const AdamW& a) {
+  const bool whole = aligned_16(a.parameters) && aligned_16(a.first) && aligned_16(a.second) &&
+                     aligned_16(a.gradients);
+  const uint64_t vectors = whole ? a.count / 4 : 0;
   block.each([&](uint32_t thread) {
     const uint64_t step = uint64_t{block.blocks()} * block.threads();
-    for (uint64_t i = uint64_t{block.index()} * block.threads() + thread; i < a.count; i += step) {
-      const float g = block.load(a.gradients + i) / a.divisor * a.factor;
-      const float m = a.beta1 * block.load(a.first + i) + (1.0f - a.beta1) * g;
-      const float v = a.beta2 * block.load(a.second + i) + (1.0f - a.beta2) * g * g;
-      block.store(a.first + i, m);
-      block.store(a.second + i, v);
-      const float change = m / a.correct1 / (sqrtf(v / a.correct2) + a.epsilon);
-      block.store(a.parameters + i, block.load(a.parameters + i) * a.decay - a.rate * change);
+    const uint64_t begin = uint64_t{block.index()} * block.threads() + thread;
+    for (uint64_t i = begin; i < vectors; i += step) {
+      Vector16 p = load_four(block, a.parameters + 4 * i);
+      Vector16 m = load_four(block, a.first + 4 * i);
+      Vector16 v = load_four(block, a.second + 4 * i);
+      const Vector16 g = load_four(block, a.gradients + 4 * i);
+      BATON_UNROLL for (uint32_t e = 0; e < 4; ++e) {
+        const Updated now =
+            update_of(a, {float_of(p.word[e]), float_of(m.word[e]), float_of(v.word[e])},
+                      float_of(g.word[e]));
+        p.word[e] = bits_of(now.parameter);
+        m.word[e] = bits_of(now.first);
+        v.word[e] = bits_of(now.second);
+      }
+      store_four(block, a.first + 4 * i, m);
+      store_four(block, a.second + 4 * i, v);
+      store_four(block, a.parameters + 4 * i, p);
+    }
+    for (uint64_t i = 4 * vectors + begin; i < a.count; i += step) {
+      const Updated now = update_of(
+          a, {block.load(a.parameters + i), block.load(a.first + i), block.load(a.second + i)},
+          block.load(a.gradients + i));
+      block.store(a.first + i, now.first);
+      block.store(a.second + i, now.second);
+      block.store(a.parameters + i, now.parameter);
     }
   });
 }

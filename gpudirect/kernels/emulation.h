@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <random>
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gpudirect/kernels/arithmetic-inl.h"
 #include "gpudirect/kernels/fragments.h"
 
 namespace baton::gpudirect::kernels {
@@ -97,6 +99,20 @@ class EmulatedBlock {
 
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
+
+  // Of each half of each word the largest among so many threads, a power of two.
+  template <class Words>
+  void group_max_halves(std::vector<Words>& values, uint32_t lanes) const {
+    for (size_t first = 0; first < values.size(); first += lanes) {
+      Words most = values[first];
+      for (size_t word = 0; word < std::size(most.word); ++word) {
+        for (size_t lane = 1; lane < lanes; ++lane) {
+          most.word[word] = larger_halves(most.word[word], values[first + lane].word[word]);
+        }
+      }
+      std::fill_n(values.begin() + static_cast<ptrdiff_t>(first), lanes, most);
+    }
+  }
 
   // c += a b of each warp, of sums that `sums` has for each thread in of[tile]. In the order of the
   // engine's bf16 products: the even and the odd k of the 32 apart, each from zero, then both

@@ -49,6 +49,15 @@ struct CudaBlock {
   __device__ void warp_max(PerThread<uint32_t>& value) const {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
   }
+  template <class Words>
+  __device__ __forceinline__ void group_max_halves(PerThread<Words>& values, uint32_t lanes) const {
+    for (uint32_t step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (uint32_t& word : values.value.word) {
+        word = larger_halves(word, __shfl_xor_sync(0xffffffffu, word, step));
+      }
+    }
+  }
   // As mma.sync has it, twice: 16 k each.
   template <class Sums>
   __device__ __forceinline__ void multiply_fragments(PerThread<FragmentA>& a,
@@ -162,11 +171,25 @@ struct CudaBlock {
 
 }  // namespace
 
-#define BATON_ENTRY(kernel, Arguments, kThreads)                    \
-  extern "C" __global__ void __launch_bounds__(kThreads)            \
-      baton_##kernel(const __grid_constant__ Arguments arguments) { \
-    CudaBlock<kThreads> block;                                      \
-    kernel(block, arguments);                                       \
+// How many blocks of a kernel a multiprocessor holds at least: what bounds a thread's registers.
+template <class Arguments, uint32_t kThreads>
+inline constexpr uint32_t kResidentBlocks = 1;
+template <>
+inline constexpr uint32_t kResidentBlocks<Reshard, 256> = 4;
+template <>
+inline constexpr uint32_t kResidentBlocks<ReduceSum, 256> = 2;
+template <>
+inline constexpr uint32_t kResidentBlocks<RmsNorm, 256> = 4;
+template <>
+inline constexpr uint32_t kResidentBlocks<AdamW, 256> = 5;
+template <>
+inline constexpr uint32_t kResidentBlocks<Classifier, 256> = 4;
+
+#define BATON_ENTRY(kernel, Arguments, kThreads)                                                 \
+  extern "C" __global__ void __launch_bounds__(kThreads, (kResidentBlocks<Arguments, kThreads>)) \
+      baton_##kernel(const __grid_constant__ Arguments arguments) {                              \
+    CudaBlock<kThreads> block;                                                                   \
+    kernel(block, arguments);                                                                    \
   }
 BATON_KERNELS(BATON_ENTRY)
 

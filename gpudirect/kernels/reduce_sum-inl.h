@@ -11,17 +11,20 @@ struct alignas(16) Items {
   T item[16 / sizeof(T)];
 };
 
-// How elements lie in memory (Word), and in what they are combined (Value).
+// How elements lie in memory (Word), in what they are combined (Value), and how many vectors of 16
+// bytes a thread adds at once: registers allow four of those that are converted easily.
 template <class T>
 struct PlainLanes {
+  static constexpr uint32_t kAtOnce = sizeof(T) == 4 ? 4 : 2;
   using Word = T;
   using Value = T;
   static BATON_DEVICE Value widen(Word word) { return word; }
   static BATON_DEVICE Word narrow(Value value) { return value; }
 };
 
-template <float (*kWiden)(uint32_t), uint32_t (*kNarrow)(float)>
+template <float (*kWiden)(uint32_t), uint32_t (*kNarrow)(float), uint32_t kVectors>
 struct HalfLanes {
+  static constexpr uint32_t kAtOnce = kVectors;
   using Word = uint16_t;
   using Value = float;
   static BATON_DEVICE Value widen(Word word) { return kWiden(word); }
@@ -89,25 +92,44 @@ BATON_DEVICE typename Lanes::Value combine(SumOperation operation, typename Lane
   return a;
 }
 
-template <class Lanes, class Block>
-BATON_DEVICE void sum_vector(Block& block, const ReduceSum& a, uint64_t at) {
+// So many vectors of 16 bytes, `step` apart. The next source's are read before one's are combined.
+template <class Lanes, uint32_t kVectors, bool kPlain, class Block>
+BATON_DEVICE void sum_vectors(Block& block, const ReduceSum& a, uint64_t at, uint64_t step) {
   using Word = typename Lanes::Word;
   constexpr uint32_t kCount = 16 / sizeof(Word);
-  typename Lanes::Value sums[kCount];
-  auto next =
-      __builtin_bit_cast(Items<Word>, block.load(static_cast<const Vector16*>(a.sources[0]) + at));
-  BATON_UNROLL for (uint32_t i = 0; i < kCount; ++i) sums[i] = Lanes::widen(next.item[i]);
-  for (uint32_t s = 1; s < a.source_count; ++s) {
-    next = __builtin_bit_cast(Items<Word>,
-                              block.load(static_cast<const Vector16*>(a.sources[s]) + at));
-    BATON_UNROLL for (uint32_t i = 0; i < kCount; ++i) {
-      sums[i] = combine<Lanes>(a.operation, sums[i], Lanes::widen(next.item[i]));
+  typename Lanes::Value sums[kVectors][kCount];
+  Vector16 now[kVectors], next[kVectors];
+  const auto read = [&](uint32_t source, Vector16* to) {
+    const auto* const from = static_cast<const Vector16*>(a.sources[source]) + at;
+    BATON_UNROLL for (uint32_t j = 0; j < kVectors; ++j) to[j] = block.load(from + j * step);
+  };
+  const auto each_element = [&](const auto& function) {
+    BATON_UNROLL for (uint32_t j = 0; j < kVectors; ++j) {
+      const auto items = __builtin_bit_cast(Items<Word>, now[j]);
+      BATON_UNROLL for (uint32_t i = 0; i < kCount; ++i) {
+        function(sums[j][i], Lanes::widen(items.item[i]));
+      }
     }
+  };
+  read(0, now);
+  if (a.source_count > 1) read(1, next);
+  each_element([](auto& sum, auto value) { sum = value; });
+  for (uint32_t s = 1; s < a.source_count; ++s) {
+    BATON_UNROLL for (uint32_t j = 0; j < kVectors; ++j) now[j] = next[j];
+    if (s + 1 < a.source_count) read(s + 1, next);
+    each_element([&](auto& sum, auto value) {
+      sum = kPlain ? Lanes::add(sum, value) : combine<Lanes>(a.operation, sum, value);
+    });
   }
-  BATON_UNROLL for (uint32_t i = 0; i < kCount; ++i) {
-    next.item[i] = Lanes::narrow(a.divide_by > 1 ? Lanes::divide(sums[i], a.divide_by) : sums[i]);
+  BATON_UNROLL for (uint32_t j = 0; j < kVectors; ++j) {
+    Items<Word> out;
+    BATON_UNROLL for (uint32_t i = 0; i < kCount; ++i) {
+      out.item[i] =
+          Lanes::narrow(a.divide_by > 1 ? Lanes::divide(sums[j][i], a.divide_by) : sums[j][i]);
+    }
+    block.store(static_cast<Vector16*>(a.target) + at + j * step,
+                __builtin_bit_cast(Vector16, out));
   }
-  block.store(static_cast<Vector16*>(a.target) + at, __builtin_bit_cast(Vector16, next));
 }
 
 template <class Lanes, class Block>
@@ -134,7 +156,14 @@ BATON_DEVICE void sum_all(Block& block, const ReduceSum& a) {
     const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
     const uint64_t step = uint64_t{block.blocks()} * block.threads();
     if constexpr (Lanes::kVectors) {
-      for (uint64_t i = first; i < vectors; i += step) sum_vector<Lanes>(block, a, i);
+      uint64_t i = first;
+      if (a.operation == SumOperation::kSum) {
+        constexpr uint32_t kVectors = Lanes::kAtOnce;
+        for (; i + (kVectors - 1) * step < vectors; i += kVectors * step) {
+          sum_vectors<Lanes, kVectors, true>(block, a, i, step);
+        }
+      }
+      for (; i < vectors; i += step) sum_vectors<Lanes, 1, false>(block, a, i, step);
     }
     for (uint64_t i = vectors * kCount + first; i < a.count; i += step) {
       sum_element<Lanes>(block, a, i);
@@ -148,9 +177,9 @@ BATON_DEVICE void reduce_sum(Block& block, const ReduceSum& a) {
     case SumElement::kF32:
       return sum_all<FloatArithmetic<PlainLanes<float>>>(block, a);
     case SumElement::kF16:
-      return sum_all<FloatArithmetic<HalfLanes<from_f16, to_f16>>>(block, a);
+      return sum_all<FloatArithmetic<HalfLanes<from_f16, to_f16, 2>>>(block, a);
     case SumElement::kBF16:
-      return sum_all<FloatArithmetic<HalfLanes<from_bf16, to_bf16>>>(block, a);
+      return sum_all<FloatArithmetic<HalfLanes<from_bf16, to_bf16, 4>>>(block, a);
     case SumElement::kF64:
       return sum_all<FloatArithmetic<PlainLanes<double>>>(block, a);
     case SumElement::kI8:

@@ -1,11 +1,12 @@
-// Rows from one layout to another, converted on the way or not: a warp for each row.
+// Rows from one layout to another, converted on the way or not: a warp for each row, or for several
+// whose spans are short enough to be held.
 #pragma once
 
 #include "gpudirect/kernels/copy_pieces-inl.h"
 
 namespace baton::gpudirect::kernels {
 
-// Where a warp's row lies at both ends; nothing where it has none.
+// Where a row lies at both ends, or a span of it; nothing where there is none.
 struct RowPlace {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -15,8 +16,10 @@ struct RowPlace {
 template <class Block>
 BATON_DEVICE RowPlace place_of_row(Block& block, const Reshard& a, uint64_t item) {
   if (item >= uint64_t{a.count} * a.rows) return {};
-  const RowBox box = block.load(a.boxes + item / a.rows);
-  auto row = static_cast<uint32_t>(item % a.rows);
+  const auto small = static_cast<uint32_t>(item);  // dividing 64 bits takes ten times as long
+  const uint64_t number = item == small ? small / a.rows : item / a.rows;
+  const RowBox box = block.load(a.boxes + number);
+  auto row = static_cast<uint32_t>(item - number * a.rows);
   if (row >= box.count[0] * box.count[1] * box.count[2]) return {};
   RowPlace place{box.from, box.to, box.scales};
   for (int d = 2; d >= 0; --d) {
@@ -112,10 +115,145 @@ BATON_DEVICE void convert_rows(Block& block, const Reshard& a) {
   }
 }
 
+// Spans that a warp holds at once: each in a group of lanes, eight elements in a lane, and several
+// in each group.
+inline constexpr uint32_t kSpanRounds = 4;
+inline constexpr uint32_t kMostHeldSpan = 256;
+struct HeldSpans {
+  Vector16 of[kSpanRounds];
+};
+// The largest magnitudes of two rounds each, whatever they are: infinities and NaN are the largest.
+struct SpanMaxima {
+  uint32_t word[kSpanRounds / 2];
+};
+
+BATON_DEVICE uint32_t lanes_of_span(uint32_t span) {
+  uint32_t lanes = kSpanRounds;  // fewer would give a warp more than 32 spans at once
+  while (lanes * 8 < span) lanes *= 2;
+  return lanes;
+}
+
+template <class Block>
+BATON_DEVICE RowPlace place_of_span(Block& block, const Reshard& a, uint64_t item, uint32_t spans) {
+  const uint64_t row = spans == 1 ? item : item / spans;
+  const auto number = static_cast<uint32_t>(item - row * spans);
+  RowPlace place = place_of_row(block, a, row);
+  if (place.to == nullptr) return {};
+  place.from += uint64_t{number} * a.span * 2;
+  place.to += uint64_t{number} * a.span;
+  place.scales += uint64_t{number} * sizeof(float);
+  return place;
+}
+
+// Whether it can be read and written eight elements at once.
+BATON_DEVICE bool is_whole(const RowPlace& place) {
+  return reinterpret_cast<uint64_t>(place.from) % 16 == 0 &&
+         reinterpret_cast<uint64_t>(place.to) % 8 == 0;
+}
+
+BATON_DEVICE uint32_t largest_half(const Vector16& eight) {
+  uint32_t two = 0;
+  BATON_UNROLL for (uint32_t w = 0; w < 4; ++w) {
+    two = larger_halves(two, eight.word[w] & 0x7fff7fffu);
+  }
+  return larger(two & 0xffffu, two >> 16);
+}
+BATON_DEVICE Vector8 codes_of(const Vector16& eight, const SpanScale& scale) {
+  Vector8 codes;
+  BATON_UNROLL for (uint32_t w = 0; w < 2; ++w) {
+    const uint32_t low = eight.word[2 * w], high = eight.word[2 * w + 1];
+    codes.word[w] = to_e4m3_pair(quotient(float_of(low << 16), scale),
+                                 quotient(float_of(low & 0xffff0000u), scale)) |
+                    to_e4m3_pair(quotient(float_of(high << 16), scale),
+                                 quotient(float_of(high & 0xffff0000u), scale))
+                        << 16;
+  }
+  return codes;
+}
+
+// Of a span with infinities, NaN or a tiny scale, or that is not aligned: element by element, by
+// the lanes of its group.
+template <class Block>
+BATON_DEVICE void convert_rare_span(Block& block, const Reshard& a, const RowPlace& place,
+                                    uint32_t part, uint32_t lanes) {
+  const auto* const from = reinterpret_cast<const uint16_t*>(place.from);
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < a.span; ++i) {
+    largest = larger(largest, finite_magnitude(block.load(from + i)));
+  }
+  const float scale = e4m3_scale(float_of(largest));
+  if (part == 0) block.store(reinterpret_cast<float*>(place.scales), scale);
+  for (uint32_t i = part; i < a.span; i += lanes) {
+    block.store(reinterpret_cast<uint8_t*>(place.to) + i,
+                static_cast<uint8_t>(to_e4m3(from_bf16(block.load(from + i)) / scale)));
+  }
+}
+
+template <class Block>
+BATON_DEVICE void convert_held_spans(Block& block, const Reshard& a) {
+  const uint32_t lanes = lanes_of_span(a.span), groups = 32 / lanes;
+  const uint32_t spans = a.elements / a.span;
+  const uint64_t items = uint64_t{a.count} * a.rows * spans;
+  RowPlace* const places = block.template shared<RowPlace, 256>();
+  auto held = block.template per_thread<HeldSpans>();
+  auto maxima = block.template per_thread<SpanMaxima>();
+  for (uint64_t base = uint64_t{block.index()} * block.threads(); base < items;
+       base += uint64_t{block.blocks()} * block.threads()) {
+    // A thread finds the place of one span; 32 of them are the warp's.
+    block.each_warp([&](uint32_t thread) {
+      block.put(places + thread, place_of_span(block, a, base + thread, spans));
+    });
+    for (uint32_t first = 0; first < 32; first += groups * kSpanRounds) {
+      const auto place_at = [&](uint32_t thread, uint32_t round) {
+        const uint32_t number = first + round * groups + thread % 32 / lanes;
+        return block.get(places + thread / 32 * 32 + number);
+      };
+      block.each_warp([&](uint32_t thread) {
+        const uint32_t part = thread % lanes;
+        BATON_UNROLL for (uint32_t round = 0; round < kSpanRounds; ++round) {
+          const RowPlace place = place_at(thread, round);
+          held[thread].of[round] = {};
+          if (place.to != nullptr && is_whole(place) && part * 8 < a.span) {
+            held[thread].of[round] =
+                block.load(reinterpret_cast<const Vector16*>(place.from) + part);
+          }
+        }
+        BATON_UNROLL for (uint32_t pair = 0; pair < kSpanRounds / 2; ++pair) {
+          maxima[thread].word[pair] = largest_half(held[thread].of[2 * pair]) |
+                                      largest_half(held[thread].of[2 * pair + 1]) << 16;
+        }
+      });
+      block.group_max_halves(maxima, lanes);
+      block.each_warp([&](uint32_t thread) {
+        const uint32_t part = thread % lanes;
+        BATON_UNROLL for (uint32_t round = 0; round < kSpanRounds; ++round) {
+          const RowPlace place = place_at(thread, round);
+          if (place.to == nullptr) continue;
+          const uint32_t largest = maxima[thread].word[round / 2] >> round % 2 * 16 & 0xffffu;
+          if (!is_whole(place) || !has_fast_scale(largest)) {
+            convert_rare_span(block, a, place, part, lanes);
+            continue;
+          }
+          const SpanScale scale = fast_scale(largest);
+          if (part * 8 < a.span) {
+            block.store(reinterpret_cast<Vector8*>(place.to) + part,
+                        codes_of(held[thread].of[round], scale));
+          }
+          if (part == 0) block.store(reinterpret_cast<float*>(place.scales), scale.scale);
+        }
+      });
+    }
+  }
+}
+
 template <class Block>
 BATON_DEVICE void reshard(Block& block, const Reshard& a) {
   if (a.conversion == Conversion::kBf16ToFp8E4m3) {
-    convert_rows(block, a);
+    if (a.span % 8 == 0 && a.span <= kMostHeldSpan) {
+      convert_held_spans(block, a);
+    } else {
+      convert_rows(block, a);
+    }
     return;
   }
   block.each([&](uint32_t thread) {

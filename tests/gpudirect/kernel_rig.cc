@@ -92,9 +92,12 @@ std::string json_of(const KernelRow& row) {
   std::string out = absl::StrFormat(
       R"({"name": "%s", "shape": "%s", "us": %.2f, "GB/s": %.1f, "of_copy": %.3f, "TFLOP/s": %.2f)",
       row.name, row.shape, row.microseconds, row.gigabytes_per_second, row.of_copy, row.teraflops);
+  if (row.of_floor > 0) absl::StrAppendFormat(&out, R"(, "of_floor": %.3f)", row.of_floor);
   if (row.goal > 0) {
-    absl::StrAppendFormat(&out, R"(, "goal": "of_copy >= %.2f", "met": %s)", row.goal,
-                          row.of_copy >= row.goal ? "true" : "false");
+    const bool floor = row.of_floor > 0;
+    absl::StrAppendFormat(&out, R"(, "goal": "%s >= %.2f", "met": %s)",
+                          floor ? "of_floor" : "of_copy", row.goal,
+                          (floor ? row.of_floor : row.of_copy) >= row.goal ? "true" : "false");
   }
   return out + "}";
 }

@@ -93,7 +93,8 @@ struct KernelRow {
   double gigabytes_per_second = 0;  // read and written
   double of_copy = 0;               // of a plain copy's rate in the same minute
   double teraflops = 0;             // of what multiplies
-  double goal = 0;                  // for of_copy; 0: none
+  double of_floor = 0;              // of the least bytes at that rate; 0: those it moves are
+  double goal = 0;                  // for of_floor where it is told, or else of_copy; 0: none
 };
 // Times, with `bytes` in each of the larger arrays: 64 MiB and more for a rate that means
 // something.

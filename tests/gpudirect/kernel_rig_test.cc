@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 TEST(KernelRig, ComparesAndTimesEveryKernel) {
   FakeDriver fake;
@@ -36,6 +37,16 @@ TEST(KernelRig, ComparesAndTimesEveryKernel) {
     EXPECT_THAT(json_of((*rows)[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
   }
   EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+TEST(KernelRig, SaysWhichGoalIsMissed) {
+  KernelRow row{.name = "gather", .shape = "8 pages", .of_copy = 0.89, .goal = 0.90};
+  EXPECT_THAT(json_of(row), HasSubstr(R"("goal": "of_copy >= 0.90", "met": false)"));
+  row.of_floor = 0.91;
+  EXPECT_THAT(json_of(row),
+              HasSubstr(R"("of_floor": 0.910, "goal": "of_floor >= 0.90", "met": true)"));
+  row.goal = 0;
+  EXPECT_THAT(json_of(row), Not(HasSubstr("goal")));
 }
 
 }  // namespace

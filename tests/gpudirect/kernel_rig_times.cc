@@ -19,9 +19,11 @@ class Times {
  public:
   Times(KernelRig& rig, int repeats) : rig_(rig), repeats_(repeats) {}
 
-  // `moved`: bytes that are read and written. `operations`: multiplies and adds.
+  // `moved`: bytes that are read and written. `operations`: multiplies and adds. `floor`: what is
+  // to be moved in any case, where that is less.
   void row(std::string name, std::string shape, size_t moved,
-           const std::function<absl::Status()>& queue, double operations = 0, double goal = 0) {
+           const std::function<absl::Status()>& queue, double operations = 0, double goal = 0,
+           size_t floor = 0) {
     if (!status.ok()) return;
     const auto us = rig_.time(repeats_, queue);
     if (!us.ok()) {
@@ -31,7 +33,8 @@ class Times {
     const double rate = static_cast<double>(moved) / *us / 1000;
     if (rows.empty()) copy_rate_ = rate;
     rows.push_back({std::move(name), std::move(shape), *us, rate, rate / copy_rate_,
-                    operations / *us / 1e6, goal});
+                    operations / *us / 1e6, static_cast<double>(floor) / *us / 1000 / copy_rate_,
+                    goal});
   }
   // Device memory with random bf16 numbers between 1/2 and 2: of any type finite.
   DevicePointer numbers(size_t bytes) {
@@ -75,9 +78,10 @@ void time_pages(Times& times, const Launcher& launcher, Stream stream, DevicePoi
         static_cast<uint32_t>((page + kernels::kChunkBytes - 1) / kernels::kChunkBytes);
     const kernels::CopyPieces arguments{times.table(pieces), static_cast<uint32_t>(pieces.size()),
                                         chunks};
-    times.row("gather", absl::StrFormat("%u pages of %u", pieces.size(), page), 2 * bytes, [&] {
-      return launcher.copy_pieces(arguments, pieces.size() * chunks / 8 + 1, stream);
-    });
+    times.row(
+        "gather", absl::StrFormat("%u pages of %u", pieces.size(), page), 2 * bytes,
+        [&] { return launcher.copy_pieces(arguments, pieces.size() * chunks / 8 + 1, stream); }, 0,
+        page >= 4096 ? 0.90 : 0);
   }
 }
 
@@ -94,9 +98,11 @@ void time_reshard(Times& times, const Launcher& launcher, Stream stream, DeviceP
                             .scale_stride = {0, 4, int64_t{tokens} * 4}};
   const kernels::Reshard arguments{times.table<kernels::RowBox>({box}), 1, tokens * 8, 128, 128,
                                    kernels::Conversion::kBf16ToFp8E4m3};
-  times.row("reshard to fp8", absl::StrFormat("%u tokens of 8 x 128", tokens),
-            bytes + bytes / 2 + bytes / 64,
-            [&] { return launcher.reshard(arguments, tokens, stream); });
+  times.row(
+      "reshard to fp8", absl::StrFormat("%u tokens of 8 x 128", tokens),
+      bytes + bytes / 2 + bytes / 64,
+      [&] { return launcher.reshard(arguments, tokens * 8 / 256, stream); }, 0, 0.85,
+      bytes + bytes / 2);
 }
 
 void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
@@ -117,7 +123,7 @@ void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePoin
                               4096,
                               1e-5f};
   times.row("rms_norm", absl::StrFormat("%u x 4096", rows), 2 * bytes,
-            [&] { return launcher.rms_norm(norm, rows / 16 + 1, stream); });
+            [&] { return launcher.rms_norm(norm, kernels::rms_norm_blocks(rows, 4096), stream); });
   const kernels::AdamW adamw{.parameters = pointer_of<float>(to),
                              .first = pointer_of<float>(to + bytes / 4),
                              .second = pointer_of<float>(to + bytes / 2),

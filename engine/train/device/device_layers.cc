@@ -75,7 +75,8 @@ absl::Status DevicePass::norm(const float* x, const ParameterRange& range, float
                                    .size = d_,
                                    .eps = static_cast<float>(c_.rms_norm_eps),
                                    .factors = factors},
-                                  blocks_of(call_.rows, 16), gpu_.stream());
+                                  gpudirect::kernels::rms_norm_blocks(call_.rows, d_),
+                                  gpu_.stream());
 }
 
 absl::Status DevicePass::norm_back(const float* x, const ParameterRange& range,

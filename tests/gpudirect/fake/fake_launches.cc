@@ -1,5 +1,6 @@
 // The fake's modules and launches: a kernel is the emulated one of its name, and runs when its
 // stream comes to it.
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -109,6 +110,18 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
+  static Result resident_blocks(int* blocks, Function function, int threads, size_t shared_bytes) {
+    const FakeCall call("cuOccupancyMaxActiveBlocksPerMultiprocessor", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    if (!call.fake.functions_.contains(function)) {
+      call.violate(Rule::kStale, "no such function");
+      return kInvalidHandle;
+    }
+    if (threads <= 0 || threads > 1024 || shared_bytes != 0) return kInvalidValue;
+    *blocks = std::min(32, 2048 / threads);
+    return kSuccess;
+  }
+
   static Result launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                        Stream stream, void** parameters, void** extra) {
@@ -153,6 +166,7 @@ void add_fake_launch_calls(FakeEntries& out) {
   add("cuModuleUnload", FakeLaunchCalls::unload, 2000);
   add("cuModuleGetFunction", FakeLaunchCalls::get_function, 2000);
   add("cuFuncLoad", FakeLaunchCalls::load_function, 12040);
+  add("cuOccupancyMaxActiveBlocksPerMultiprocessor", FakeLaunchCalls::resident_blocks, 6050);
   add("cuLaunchKernel", FakeLaunchCalls::launch, 4000);
 }
 

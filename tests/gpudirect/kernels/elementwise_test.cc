@@ -25,19 +25,22 @@ bool fuses() {
 }
 
 TEST(RmsNorm, IsTheEngines) {
-  for (const uint32_t size : {16u, 64u, 576u, 4096u}) {
-    constexpr uint32_t kRows = 21;
-    const std::vector<float> x = normal(kRows * size, size), weight = normal(size, size + 1);
-    std::vector<float> y(x.size()), engine(size), plain(size);
+  // The last of them is longer than a block reads at once, and one is not aligned to 16 bytes.
+  for (const uint32_t size : {16u, 64u, 576u, 592u, 4096u, kHeldRow, kHeldRow + 16}) {
+    constexpr uint32_t kRows = 37;
+    const uint32_t skip = size == 592 ? 1 : 0;
+    std::vector<float> x = normal(kRows * size, size), weight = normal(size, size + 1);
+    std::vector<float> y(x.size() + skip), engine(size), plain(size);
+    x.insert(x.begin(), skip, 0.0f);
     EmulatedMemory memory;
     memory.allow(x);
     memory.allow(weight);
     memory.allow(y, true);
-    const RmsNorm arguments{x.data(), weight.data(), y.data(), kRows, size, 1e-5f};
+    const RmsNorm arguments{x.data() + skip, weight.data(), y.data() + skip, kRows, size, 1e-5f};
     ASSERT_EQ(run_kernel("baton_rms_norm", arguments, 2, memory, size), std::nullopt);
     for (uint32_t row = 0; row < kRows; ++row) {
-      const float* const from = x.data() + size_t{row} * size;
-      const float* const ours = y.data() + size_t{row} * size;
+      const float* const from = x.data() + skip + size_t{row} * size;
+      const float* const ours = y.data() + skip + size_t{row} * size;
       const auto n = static_cast<int>(size);
       engine::rms_norm(from, weight.data(), engine.data(), n, 1e-5f);
       engine::reference_rms_norm(from, weight.data(), plain.data(), n, 1e-5f);
@@ -49,6 +52,14 @@ TEST(RmsNorm, IsTheEngines) {
       }
     }
   }
+}
+
+TEST(RmsNorm, ABlockOfAllRowsAtOnceIsEnough) {
+  EXPECT_EQ(rms_norm_rows(128), 16u);
+  EXPECT_EQ(rms_norm_rows(4096), 2u);
+  EXPECT_EQ(rms_norm_rows(kHeldRow), 1u);
+  EXPECT_EQ(rms_norm_blocks(33, 4096), 17u);
+  EXPECT_EQ(rms_norm_blocks(33, kHeldRow + 16), 33u);
 }
 
 TEST(RopeStore, IsTheEnginesRopeAndStore) {
@@ -237,7 +248,18 @@ TEST(AdamW, IsTheTrainers) {
           .epsilon = options.epsilon,
           .rate = rate,
           .decay = range.decays ? 1.0f - rate * options.weight_decay : 1.0f};
-      ASSERT_EQ(run_kernel("baton_adamw", arguments, 2, memory), std::nullopt);
+      // One range of each step begins where no other is aligned to it.
+      AdamW moved = arguments;
+      std::vector<float> lone(range.size() + 1);
+      if (range.offset == map.ranges().back().offset) {
+        std::copy_n(arguments.first, range.size(), lone.data() + 1);
+        moved.first = lone.data() + 1;
+        memory.allow(lone, true);
+      }
+      ASSERT_EQ(run_kernel("baton_adamw", moved, 2, memory), std::nullopt);
+      if (moved.first != arguments.first) {
+        std::copy_n(moved.first, range.size(), arguments.first);
+      }
     }
     ASSERT_EQ(parameters, wanted) << "step " << step;
   }

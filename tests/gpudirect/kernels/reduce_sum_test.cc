@@ -27,19 +27,21 @@ bool is_nan(T value) {
 // nobody's. `widen` makes a number of a word.
 template <class Word, class Widen>
 void compare(SumElement element, DataType type, const Widen& widen) {
-  for (uint64_t seed = 0; seed < 24; ++seed) {
+  for (uint64_t seed = 0; seed < 28; ++seed) {
     SCOPED_TRACE(testing::Message() << name_of(type) << ", seed " << seed);
     std::mt19937_64 random(seed);
     // Sometimes all begin at 16 bytes, sometimes at an element.
-    const size_t skip = seed % 2 == 0 ? 0 : 1 + seed % 5;
-    const size_t count = 1 + seed * 97;
-    const auto source_count = static_cast<uint32_t>(1 + seed % kMaxSources);
-    const ReduceOp op = kOperations[seed / 2 % kOperations.size()];
+    const bool many = seed >= 24;  // for one block, whose threads then have several vectors at once
+    const size_t skip = seed % 2 == 0 || many ? 0 : 1 + seed % 5;
+    const size_t count = many ? 20003 : 1 + seed * 97;
+    const auto source_count = static_cast<uint32_t>(1 + seed % (many ? 4 : kMaxSources));
+    const size_t operation = many ? 0 : seed / 2 % kOperations.size();
+    const ReduceOp op = kOperations[operation];
     ReduceSum arguments{.count = count,
                         .source_count = source_count,
                         .divide_by = op == ReduceOp::kSum && seed % 3 == 0 ? source_count : 1,
                         .element = element,
-                        .operation = static_cast<SumOperation>(seed / 2 % kOperations.size())};
+                        .operation = static_cast<SumOperation>(operation)};
     std::vector<std::vector<Word>> sources(source_count, std::vector<Word>(skip + count));
     std::vector<const void*> pointers;
     EmulatedMemory memory;
@@ -57,7 +59,7 @@ void compare(SumElement element, DataType type, const Widen& widen) {
     std::vector<Word> ours(skip + count), theirs(skip + count);
     memory.allow(ours, true);
     arguments.target = ours.data() + skip;
-    EXPECT_EQ(run_kernel("baton_reduce_sum", arguments, 3, memory, seed), std::nullopt);
+    EXPECT_EQ(run_kernel("baton_reduce_sum", arguments, many ? 1 : 3, memory, seed), std::nullopt);
     collectives::reduce::fold(type, op, theirs.data() + skip, pointers, count, arguments.divide_by);
     for (size_t i = 0; i < ours.size(); ++i) {
       if (is_nan(widen(theirs[i])) && is_nan(widen(ours[i]))) continue;

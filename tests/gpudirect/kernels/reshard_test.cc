@@ -25,6 +25,28 @@ TEST(Arithmetic, Fp8IsTheCpusForEveryBf16Number) {
   }
 }
 
+// Every number of every span that is divided by way of its scale's inverse.
+TEST(Arithmetic, QuotientsHaveTheCodesOfDivisions) {
+  const auto check = [](uint32_t largest, uint32_t step) {
+    const SpanScale scale = fast_scale(largest);
+    ASSERT_EQ(bits_of(scale.scale), bits_of(e4m3_scale(from_bf16(largest)))) << largest;
+    for (uint32_t half = 0; half <= largest; half += step) {
+      for (const uint32_t signed_half : {half, half | 0x8000u}) {
+        const float value = from_bf16(signed_half);
+        ASSERT_EQ(to_e4m3(quotient(value, scale)), to_e4m3(value / scale.scale))
+            << signed_half << " of " << largest;
+      }
+    }
+  };
+  check(0, 1);
+  for (uint32_t largest = 0; largest < 0x8000; ++largest) {
+    if (!has_fast_scale(largest) || largest == 0) continue;
+    // All where rounding could go wrong first, and at every mantissa; elsewhere exponents repeat.
+    check(largest, largest < 0x1100 || largest >> 7 == 127 ? 1 : 0x7f);
+    if (HasFatalFailure()) return;
+  }
+}
+
 // One head of tokens [0, 16) of one block: what a plan's row is, as boxes.
 struct Shapes {
   uint32_t blocks = 5, tokens = 16, heads = 4, size = 64, scales = 1;
@@ -107,11 +129,20 @@ std::vector<RowBox> boxes_of(const Shapes& shapes, const KvLayout& source, const
 
 TEST(Reshard, ConvertsToTheBytesOfTheCpusPlan) {
   for (const Shapes& shapes :
-       {Shapes{}, Shapes{.size = 128, .scales = 4}, Shapes{.size = 30, .scales = 3}}) {
+       {Shapes{}, Shapes{.size = 128, .scales = 4}, Shapes{.size = 30, .scales = 3},
+        Shapes{.size = 256}, Shapes{.size = 80}, Shapes{.size = 24, .scales = 3},
+        Shapes{.size = 320}, Shapes{.tokens = 5, .heads = 2, .size = 96}}) {
     const KvLayout source = source_layout(shapes), target = target_layout(shapes);
     Buffers from(source), wanted(target), got(target);
     std::mt19937_64 random(shapes.size);
-    for (std::byte& byte : from.bytes[0]) byte = static_cast<std::byte>(random());  // NaN and all
+    // NaN and all in some rows, in others none, zeros alone, or tiny numbers.
+    for (size_t i = 0; i < from.bytes[0].size(); i += 2) {
+      uint16_t half = static_cast<uint16_t>(random());
+      if (i / 2 / shapes.size % 3 != 0) half = static_cast<uint16_t>(half & 0xbfff);
+      if (i / 2 / shapes.size % 7 == 1) half &= 0x8000;
+      if (i / 2 / shapes.size % 7 == 2) half = static_cast<uint16_t>(half % 0x1200);
+      std::memcpy(from.bytes[0].data() + i, &half, sizeof half);
+    }
     const std::vector<uint32_t> here = {3, 1, 4}, there = {0, 2, 1};
     const auto plan = kvtransfer::KvRequantisePlan::make(source, target);
     ASSERT_TRUE(plan.ok()) << plan.status();

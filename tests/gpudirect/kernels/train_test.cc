@@ -267,11 +267,11 @@ TEST(SwiGluBack, IsTheTrainers) {
 
 // In one pass where a row fits, and where it does not.
 TEST(Classifier, IsTheTrainersCrossEntropy) {
-  for (const uint32_t size : {272u, kClassifierRow + 48}) {
-    constexpr uint32_t kRows = 3;
+  for (const uint32_t size : {272u, kClassifierRow, kClassifierRow + 48}) {
+    constexpr uint32_t kRows = 5;
     constexpr float kScale = 0.1f;
     std::vector<float> logits = normal(kRows * size, size), wanted = logits;
-    const std::vector<uint32_t> targets = {5, size - 1, 0};
+    const std::vector<uint32_t> targets = {5, size - 1, 0, 130, 7};
     std::vector<float> sums(kRows), margins(kRows);
     std::vector<double> plain(kRows);
     for (uint32_t r = 0; r < kRows; ++r) {
