@@ -1,4 +1,7 @@
 // As many regions as a worker holds: transfers to and from the last of them.
+#include <set>
+#include <string_view>
+
 #include "tests/conformance/harness.h"
 
 namespace baton {
@@ -54,7 +57,15 @@ TEST_P(ManyRegions, TheLastOneIsReachedAsTheFirst) {
   EXPECT_TRUE(run(a_, late).ok());
 }
 
-INSTANTIATE_TEST_SUITE_P(Conformance, ManyRegions, testing::ValuesIn(all_variants()),
+// Ten seconds each: a provider registers memory alike, whatever its settings are.
+std::vector<Variant> one_of_each_provider() {
+  std::vector<Variant> variants = all_variants();
+  std::set<std::string_view> seen;
+  std::erase_if(variants, [&](const Variant& each) { return !seen.insert(each.provider).second; });
+  return variants;
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, ManyRegions, testing::ValuesIn(one_of_each_provider()),
                          testing::PrintToStringParamName());
 
 }  // namespace
