@@ -88,7 +88,8 @@ CLI::Validator a_rate() {
 }
 
 void add_server_flags(CLI::App& app, BenchOptions& options) {
-  app.add_option("--url,--base-url", options.url, "the server")
+  app.add_option("--url,--base-url", options.url,
+                 "the server, by http or https (SSL_CERT_FILE: whose certificates are believed)")
       ->check(a_url())
       ->type_name("URL")
       ->capture_default_str();

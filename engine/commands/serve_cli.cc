@@ -206,6 +206,7 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                                  std::chrono::duration<double>(flags.hedge_after)),
                              .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
+                             .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
   std::printf("ready: router on %s://%s:%d\n", scheme(flags), flags.host.c_str(),

@@ -246,6 +246,11 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
              "join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
+  added.push_back(app.add_option("--worker-ca", flags.worker_ca,
+                                 "router: a PEM file of those who sign the certificates of workers "
+                                 "whose URL is https (default: whom the system trusts)")
+                      ->check(readable_file())
+                      ->type_name("FILE"));
   added.push_back(app.add_option("--tokenizer", flags.tokenizer,
                                  "router: folder of the workers' model (tokenizer.json, chat "
                                  "template); requests then go where their prompts are cached, as "

@@ -51,6 +51,7 @@ struct ServeFlags {
   std::string api_key;
   std::string tls_certificate;
   std::string tls_key;
+  std::string worker_ca;
   std::string generation_config = "auto";
   serve::AdmissionOptions admission;
   double max_wait = 0;

@@ -1,6 +1,9 @@
 // Connecting, sending, and reading an answer piece by piece.
 #include "engine/http/http_fetch.h"
 
+#include <openssl/ssl.h>
+#include <openssl/x509_vfy.h>
+
 #include <array>
 #include <limits>
 #include <optional>
@@ -9,7 +12,10 @@
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/buffer_body.hpp>
@@ -20,12 +26,41 @@
 #include "absl/strings/str_cat.h"
 
 namespace baton::engine::http {
+
+struct HttpTrust {
+  boost::asio::ssl::context context{boost::asio::ssl::context::tls_client};
+};
+
+absl::StatusOr<std::shared_ptr<HttpTrust>> load_trust(const std::string& file) {
+  using boost::asio::ssl::context;
+  auto trust = std::make_shared<HttpTrust>();
+  boost::system::error_code error;
+  trust->context.set_options(context::default_workarounds | context::no_tlsv1 | context::no_tlsv1_1,
+                             error);
+  trust->context.set_verify_mode(context::verify_peer, error);
+  if (file.empty()) {
+    trust->context.set_default_verify_paths(error);
+  } else {
+    trust->context.load_verify_file(file, error);
+  }
+  if (!error) return trust;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the certificates in \"", file, "\" cannot be used (", error.message(),
+                   "): it must be a PEM file, of those who sign servers' certificates"));
+}
+
 namespace {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
 using asio::ip::tcp;
 using boost::system::error_code;
+
+// Of requests that bring none. Null: the system's cannot be read.
+const std::shared_ptr<HttpTrust>& system_trust() {
+  static const std::shared_ptr<HttpTrust> trust = load_trust("").value_or(nullptr);
+  return trust;
+}
 
 class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
  public:
@@ -66,19 +101,49 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   }
 
  private:
+  // Calls `use` with the stream that bytes go through.
+  template <typename Fn>
+  void with_stream(Fn&& use) {
+    tls_.has_value() ? use(*tls_) : use(socket_);
+  }
+
   void connect(const tcp::resolver::results_type& found) {
     asio::async_connect(socket_, found,
                         [self = shared_from_this()](error_code error, const tcp::endpoint&) {
                           if (self->over_) return;
                           if (error) return self->end(error);
-                          self->write();
+                          error_code ignored;
+                          self->socket_.set_option(tcp::no_delay(true), ignored);
+                          self->request_.url.tls ? self->shake_hands() : self->write();
                         });
+  }
+
+  // The certificate must be a trusted one, and for this host.
+  void shake_hands() {
+    const std::shared_ptr<HttpTrust>& trust = request_.trust ? request_.trust : system_trust();
+    if (trust == nullptr) return end(absl::UnavailableError("the system trusts no certificates"));
+    SSL* const ssl = tls_.emplace(socket_, trust->context).native_handle();
+    const std::string& host = request_.url.host;
+    error_code is_name;
+    asio::ip::make_address(host, is_name);
+    const bool told = is_name
+                          ? SSL_set1_host(ssl, host.c_str()) == 1 &&
+                                SSL_set_tlsext_host_name(ssl, host.c_str()) == 1
+                          : X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str()) == 1;
+    if (!told) return end(absl::UnavailableError("no certificate can be for such a host"));
+    tls_->async_handshake(
+        asio::ssl::stream_base::client, [self = shared_from_this()](error_code error) {
+          if (self->over_) return;
+          if (!error) return self->write();
+          const long found = SSL_get_verify_result(self->tls_->native_handle());
+          self->end(absl::UnavailableError(absl::StrCat(
+              "no TLS with it: ",
+              found == X509_V_OK ? error.message() : X509_verify_cert_error_string(found))));
+        });
   }
 
   void write() {
     connecting_.reset();
-    error_code ignored;
-    socket_.set_option(tcp::no_delay(true), ignored);
     size_t length = 0;
     for (const SharedBytes& part : request_.body) length += part->size();
     head_ = absl::StrCat(request_.method, " ", request_.path,
@@ -90,29 +155,33 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
     absl::StrAppend(&head_, "\r\n");
     std::vector<asio::const_buffer> pieces = {asio::buffer(head_)};
     for (const SharedBytes& part : request_.body) pieces.push_back(asio::buffer(*part));
-    asio::async_write(socket_, pieces, [self = shared_from_this()](error_code error, size_t) {
-      self->request_.body.clear();
-      if (self->over_) return;
-      // A server may answer before it has read everything.
-      if (error && error != asio::error::broken_pipe && error != asio::error::connection_reset) {
-        return self->end(error);
-      }
-      self->read_head();
+    with_stream([&](auto& stream) {
+      asio::async_write(stream, pieces, [self = shared_from_this()](error_code error, size_t) {
+        self->request_.body.clear();
+        if (self->over_) return;
+        // A server may answer before it has read everything.
+        if (error && error != asio::error::broken_pipe && error != asio::error::connection_reset) {
+          return self->end(error);
+        }
+        self->read_head();
+      });
     });
   }
 
   void read_head() {
     parser_.body_limit(std::numeric_limits<uint64_t>::max());
-    beast::http::async_read_header(
-        socket_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-          if (self->over_) return;
-          if (error) return self->end(error);
-          const auto& head = self->parser_.get();
-          const auto retry = head[beast::http::field::retry_after];
-          self->events_.on_head(static_cast<int>(head.result_int()),
-                                std::string_view(retry.data(), retry.size()));
-          if (!self->over_) self->read_body();
-        });
+    with_stream([&](auto& stream) {
+      beast::http::async_read_header(
+          stream, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
+            if (self->over_) return;
+            if (error) return self->end(error);
+            const auto& head = self->parser_.get();
+            const auto retry = head[beast::http::field::retry_after];
+            self->events_.on_head(static_cast<int>(head.result_int()),
+                                  std::string_view(retry.data(), retry.size()));
+            if (!self->over_) self->read_body();
+          });
+    });
   }
 
   void read_body() {
@@ -120,16 +189,18 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
     parser_.get().body().data = piece_.data();
     parser_.get().body().size = piece_.size();
     parser_.get().body().more = true;
-    beast::http::async_read_some(
-        socket_, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
-          if (self->over_) return;
-          const size_t unused = self->parser_.get().body().size;
-          const size_t count = self->piece_.size() - unused;
-          if (count > 0) self->events_.on_body(std::string_view(self->piece_.data(), count));
-          if (self->over_) return;
-          if (error && error != beast::http::error::need_buffer) return self->end(error);
-          self->read_body();
-        });
+    with_stream([&](auto& stream) {
+      beast::http::async_read_some(
+          stream, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
+            if (self->over_) return;
+            const size_t unused = self->parser_.get().body().size;
+            const size_t count = self->piece_.size() - unused;
+            if (count > 0) self->events_.on_body(std::string_view(self->piece_.data(), count));
+            if (self->over_) return;
+            if (error && error != beast::http::error::need_buffer) return self->end(error);
+            self->read_body();
+          });
+    });
   }
 
   void end(const error_code& error) { end(absl::UnavailableError(error.message())); }
@@ -147,6 +218,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   HttpFetchEvents events_;
   tcp::resolver resolver_;
   tcp::socket socket_;
+  std::optional<asio::ssl::stream<tcp::socket&>> tls_;  // over the socket
   std::unique_ptr<EventLoop::Timer> connecting_, whole_;
   std::string head_;
   beast::flat_buffer buffer_;
@@ -167,15 +239,17 @@ class Fetch : public HttpFetch {
 }  // namespace
 
 absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
-  constexpr std::string_view kScheme = "http://";
+  constexpr std::string_view kPlain = "http://", kTls = "https://";
   const auto bad = [&] {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", std::string(text), "\" is not a URL such as http://127.0.0.1:8001"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", std::string(text), "\" is not a URL such as http://127.0.0.1:8001, or with https"));
   };
-  if (!text.starts_with(kScheme)) return bad();
-  std::string_view rest = text.substr(kScheme.size());
-  if (rest.ends_with('/')) rest.remove_suffix(1);
   HttpUrl url;
+  url.tls = text.starts_with(kTls);
+  if (!url.tls && !text.starts_with(kPlain)) return bad();
+  if (url.tls) url.port = "443";
+  std::string_view rest = text.substr((url.tls ? kTls : kPlain).size());
+  if (rest.ends_with('/')) rest.remove_suffix(1);
   const size_t bracket = rest.starts_with('[') ? rest.find(']') : 0;
   if (bracket == std::string_view::npos) return bad();
   const size_t colon = rest.find(':', bracket);
@@ -192,7 +266,8 @@ absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
 
 std::string HttpUrl::text() const {
   const bool brackets = host.find(':') != std::string::npos;
-  return absl::StrCat("http://", brackets ? "[" : "", host, brackets ? "]" : "", ":", port);
+  return absl::StrCat(tls ? "https://" : "http://", brackets ? "[" : "", host, brackets ? "]" : "",
+                      ":", port);
 }
 
 std::unique_ptr<HttpFetch> HttpFetch::start(const std::shared_ptr<EventLoop>& loop,

@@ -16,10 +16,11 @@
 
 namespace baton::engine::http {
 
-// A server: "http://HOST:PORT" or "http://HOST".
+// A server: "http://HOST:PORT" or "http://HOST", or the same with https.
 struct HttpUrl {
   std::string host;
-  std::string port = "80";
+  std::string port = "80";  // "443" of https
+  bool tls = false;
 
   // InvalidArgument showing how a URL looks.
   static absl::StatusOr<HttpUrl> parse(std::string_view text);
@@ -31,12 +32,19 @@ struct HttpUrl {
 // Bytes that several requests send, none of which has a copy of them.
 using SharedBytes = std::shared_ptr<const std::string>;
 
+// Whose certificates are believed.
+struct HttpTrust;
+// Those that are in this PEM file, or signed by one that is; "": as the system has them, where
+// SSL_CERT_FILE says. InvalidArgument if the file cannot be used.
+absl::StatusOr<std::shared_ptr<HttpTrust>> load_trust(const std::string& file);
+
 struct HttpFetchRequest {
   HttpUrl url;
   std::string method = "GET";
   std::string path = "/";
   std::vector<SharedBytes> body;  // one behind the other
   HttpHeaders headers;
+  std::shared_ptr<HttpTrust> trust;  // for https; null: as the system has it
   std::chrono::milliseconds connect_timeout = patient(std::chrono::milliseconds(5000));
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };

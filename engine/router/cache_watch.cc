@@ -96,6 +96,7 @@ void CacheWatch::begin(Follower& follower) {
   get.url = follower.group->urls[follower.worker];
   get.path = "/v1/baton/kv_events";
   get.headers = workers_.headers();
+  get.trust = workers_.trust;
   follower.fetch = http::HttpFetch::start(
       workers_.loop, std::move(get),
       {.on_head = [&follower](int status, std::string_view) { follower.status = status; },

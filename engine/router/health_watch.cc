@@ -31,6 +31,7 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
   probe.body.clear();
   http::HttpFetchRequest get{.url = url, .path = path, .timeout = options_.timeout};
   get.headers = workers_.headers();
+  get.trust = workers_.trust;
   probe.fetch = http::HttpFetch::start(
       workers_.loop, std::move(get),
       {.on_head = [&probe](int status, std::string_view) { probe.status = status; },

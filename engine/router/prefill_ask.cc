@@ -45,6 +45,7 @@ std::unique_ptr<PrefillAsk> PrefillAsk::start(Workers& workers, size_t worker, s
   post.path = std::move(path);
   post.body = std::move(body);
   post.headers = std::move(headers);
+  post.trust = workers.trust;
   PrefillAsk* const self = ask.get();
   ask->fetch_ = http::HttpFetch::start(
       workers.loop, std::move(post),

@@ -143,6 +143,7 @@ void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBy
   post.path = exchange_->request().path;
   post.body = std::move(body);
   post.headers = headers();
+  post.trust = workers_.trust;
   attempt.fetch = http::HttpFetch::start(
       workers_.loop, std::move(post),
       {.on_head =

@@ -328,6 +328,7 @@ void Router::Impl::ask_next(const Exchange& exchange, std::vector<size_t> left) 
                              .path = exchange->request().path,
                              .body = {http::SharedBytes(exchange, &exchange->request().body)},
                              .headers = workers.headers(),
+                             .trust = workers.trust,
                              .connect_timeout = options.health_timeout,
                              .timeout = options.health_timeout * 5};
   left.erase(left.begin());
@@ -475,8 +476,15 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
         "kv_events= needs --tokenizer: blocks are known by their tokens, and without it a router "
         "has none");
   }
+  std::shared_ptr<http::HttpTrust> trust;
+  if (!options.worker_ca.empty()) {
+    auto loaded = http::load_trust(options.worker_ca);
+    if (!loaded.ok()) return loaded.status();
+    trust = *std::move(loaded);
+  }
   auto impl =
       std::make_unique<Impl>(std::move(options), urls_of(listed.prefill), urls_of(listed.decode));
+  impl->workers.trust = std::move(trust);
   impl->last_list = std::move(list);
   note_listed(listed.prefill, &impl->workers.prefill);
   note_listed(listed.decode, &impl->workers.decode);

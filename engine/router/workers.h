@@ -160,6 +160,7 @@ struct Workers {
   uint64_t handed_over = 0;      // prompts whose KV decode was told to fetch, by kv_transfer_params
   uint64_t not_handed_over = 0;  // for which prefill was asked, and which decode computed
   std::string api_key;
+  std::shared_ptr<http::HttpTrust> trust;  // in workers that are reached by https
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
 

@@ -347,6 +347,65 @@ TEST(Tls, AServerAndARouterServeByItAndAskForTheKey) {
   }
 }
 
+// Of what a router says of its only worker, once it has asked it.
+json health_of_worker(int router) {
+  for (;;) {
+    const httplib::Result page = client_of(router).Get("/health");
+    if (!page) continue;
+    json worker = json::parse(page->body)["workers"][0];
+    if (worker["up"] == true || !absl::StrContains(worker.dump(), "not been asked")) return worker;
+  }
+}
+
+TEST(Tls, ARouterReachesItsWorkersByIt) {
+  const TlsFiles files("server");
+  Worker plain, worker(test_model(), {.blocks = 256},
+                       {.api_key = "open sesame", .listener = files.options()});
+  const std::string url = absl::StrCat("https://localhost:", worker.port());
+  const auto router = *router::Router::start(
+      {.port = 0, .decode = {url}, .api_key = "open sesame", .worker_ca = files.certificate});
+  json body = request_body();
+  const json want = post_json(plain.port(), body)["choices"][0]["text"];
+  EXPECT_EQ(health_of_worker(router->port())["up"], true);
+  httplib::Client client = client_of(router->port());
+  client.set_bearer_token_auth("open sesame");
+  // Many records each way.
+  body["prompt"] = body["prompt"].get<std::string>() + std::string(size_t{100} << 10, ' ');
+  EXPECT_EQ(client.Post("/v1/completions", body.dump(), "application/json")->status, 400);
+  body = request_body();
+  for (const bool stream : {false, true}) {
+    body["stream"] = stream;
+    const httplib::Result answer = client.Post("/v1/completions", body.dump(), "application/json");
+    ASSERT_TRUE(answer) << httplib::to_string(answer.error());
+    ASSERT_EQ(answer->status, 200) << answer->body;
+    EXPECT_EQ(stream ? json(parse_stream(answer->body).text)
+                     : json::parse(answer->body)["choices"][0]["text"],
+              want);
+  }
+}
+
+TEST(Tls, ARouterBelievesNoOtherCertificate) {
+  const TlsFiles files("server"), others("other");
+  Worker worker(test_model(), {.blocks = 64}, {.listener = files.options()});
+  const auto why_down = [&](const char* scheme, const std::string& host, const std::string& ca) {
+    const auto router = *router::Router::start(
+        {.port = 0, .decode = {absl::StrCat(scheme, host, ":", worker.port())}, .worker_ca = ca});
+    const json health = health_of_worker(router->port());
+    EXPECT_EQ(health["up"], false);
+    EXPECT_EQ(post(router->port(), request_body())->status, 503);
+    return health.dump();
+  };
+  // Signed by somebody else, by nobody whom the system trusts, for another host, and no TLS.
+  EXPECT_TRUE(absl::StrContains(why_down("https://", "localhost", others.certificate), "self"));
+  EXPECT_TRUE(absl::StrContains(why_down("https://", "localhost", ""), "self"));
+  const std::string other_host = why_down("https://", "127.0.0.1", files.certificate);
+  EXPECT_TRUE(absl::StrContains(other_host, "IP address mismatch")) << other_host;
+  why_down("http://", "localhost", files.certificate);
+  const auto refused =
+      router::Router::start({.port = 0, .decode = {"https://x:1"}, .worker_ca = files.key});
+  EXPECT_TRUE(absl::StrContains(refused.status().message(), files.key)) << refused.status();
+}
+
 TEST(Tls, ManyRequestsOnOneConnection) {
   const TlsFiles files("server");
   Worker worker(test_model(), {.blocks = 256}, {.listener = files.options()});
