@@ -85,8 +85,20 @@ class Scheduling(unittest.TestCase):
         self.assertEqual([(o.transfer, o.runs) for o in self.scheduler.step(scheduled()).orders],
                          [("t", None), ("u", None)])
 
+    def test_two_requests_with_one_transfer_id_are_not_handed_over(self):
+        """Decode would take the blocks of one for those of the other."""
+        names = (("a", [4]), ("b", [5]), ("c", [6]))
+        for name, ids in names:
+            one = request(name, {"do_remote_decode": True, "transfer_id": "t"}, 16)
+            self.scheduler.allocated(one, blocks(ids), 0)
+        step = self.scheduler.step(scheduled(new=[(name, (ids,), 0, 16) for name, ids in names]))
+        self.assertEqual((step.saves, step.drops), ([], ["t"]))
+        for name, ids in names:
+            self.assertEqual(self.scheduler.finished(request(name, {"do_remote_decode": True}, 16), (ids,)), (False, None))
+
     def test_params_that_cannot_be_used_are_computed_here(self):
-        for wrong in ({"tp_size": 0}, {"tp_size": "2"}, {"remote_agent": None}, {"remote_address": "h"}, {"transfer_id": 5}, {"remote_address": ""}):
+        for wrong in ({"tp_size": 0}, {"tp_size": "2"}, {"tp_size": 2.0},
+                      {"remote_address": "h:²"}, {"remote_agent": None}, {"remote_address": "h"}, {"transfer_id": 5}, {"remote_address": ""}):
             one = request("r", self.params(**wrong), 40)
             self.assertEqual(self.scheduler.matched(one, 0), (0, False))
             self.scheduler.allocated(one, blocks([7, 8, 9]), 0)

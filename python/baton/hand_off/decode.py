@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..agent import READ
 from ..errors import BatonError
@@ -60,10 +60,13 @@ class _Passage(NamedTuple):
 
 
 class _Peer:
-    """A worker of prefill's."""
+    """A worker of prefill's, as long as it is one and the same."""
 
     def __init__(self) -> None:
-        self.fetched = -1e9
+        self.fetched: Dict[str, float] = {}              # from which address, when
+        self.there, self.looked = False, 0               # as of which step
+        self.full = 0                                    # the step in which it took no more messages
+        self.heard = -1e9
         self.told = False                                # it has our metadata
         self.said: Dict[str, Any] = {}                   # of its cache
         self.passages: Optional[List[_Passage]] = None  # of each layer
@@ -75,9 +78,11 @@ class _Source:
 
     def __init__(self, name: str, address: str, begins: List[int], now: float) -> None:
         self.name, self.address = name, address
-        self.heard, self.asked = now, -1e9
+        self.heard, self.looked, self.asked, self.answered = now, -1e9, -1e9, True
+        self.peer: Optional[_Peer] = None  # who was asked
         self.next = list(begins)      # of each layer, the first token that was not read from it
         self.waiting: List[Any] = []  # parts that came before its layout
+        self.blocks = 0               # in these
 
 
 class _Read(NamedTuple):
@@ -101,6 +106,8 @@ class _Load:
             number = rank + shard.stage * order.ranks
             self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
                                                               [begin for begin, _ in self.tokens], now)
+        # Of parts and blocks that wait: each of its tokens in a block of its own, computed twice.
+        self.most = 4 * sum(end + 1 for _, end in self.tokens)
         self.reads: List[_Read] = []
         self.reading_since = now      # while there are reads
         self.reading = 0.0            # seconds, of those that have ended
@@ -117,13 +124,20 @@ class Loads(End):
         self._orders: Deque[Order] = collections.deque()
         self._loads: Dict[str, _Load] = {}
         self._peers: Dict[str, _Peer] = {}
+        self._unsaid: List[Tuple[str, str]] = []  # whom to tell that we have all we want of which transfer
+        self._steps, self._stepped = 0, self.clock()
         self._changed = threading.Condition()
         self._ended = Done(set(), set(), [])
 
     # --- the engine
 
     def start(self, order: Order) -> None:
-        self._orders.append(order)
+        """What is wrong with an order is a load that failed; two of one transfer at a time are. InvalidParamError: the
+        agent is closed, or this is a forked child."""
+        self.check_open()
+        with self._changed:
+            self.check_open()
+            self._orders.append(order)
 
     def busy(self) -> bool:
         return bool(self._orders or self._loads)
@@ -138,11 +152,21 @@ class Loads(End):
 
     # --- the service
 
+    def close(self) -> None:
+        """When the agent is closed, and nothing moves any more: what was under way has failed."""
+        with self._changed:
+            orders = [load.order for load in self._loads.values()] + list(self._orders)
+            self._orders.clear()
+            self._loads.clear()
+        for order in orders:
+            self._report(order, "the hand-off was closed")
+
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
         """A message of a prefill's."""
         peer = self._peers.get(sender)
         if peer is None:
             return
+        peer.heard = self.clock()
         if message["kind"] == "layout":
             peer.said, peer.passages, peer.refused = message, None, ""
             return
@@ -150,35 +174,62 @@ class Loads(End):
         if load is None or load.why or sender not in load.sources:
             return
         source = load.sources[sender]
-        source.heard = self.clock()
+        source.heard, source.answered = self.clock(), True
         if message["kind"] == "gone":
             load.why = "prefill does not have it any more"
-        elif message["kind"] == "ready":
+        elif message["kind"] == "ready" and load.runs:
             source.waiting += message["parts"]
+            source.blocks += sum(len(blocks) for _, _, blocks in message["parts"])
+            if len(source.waiting) + source.blocks > load.most:
+                load.why = f"prefill {sender} says more blocks than the request has, and not what they are"
 
     def step(self) -> bool:
         """Moves everything on. Whether anything is under way."""
+        now = self.clock()
+        self._steps += 1
+        # Prefill is not silent while nobody listens: this engine had its processors, or was suspended.
+        deaf, self._stepped = max(0.0, now - self._stepped - self.limits.ask), now
+        for load in self._loads.values() if deaf else ():
+            for source in load.sources.values():
+                source.heard += deaf
         while self._orders:
             order = self._orders.popleft()
-            self._loads[order.transfer] = _Load(order, self.memory, self.shard, self.clock())
+            try:
+                self._begin(order, now)
+            except Exception as why:  # whatever it says
+                self._report(order, str(why) or repr(why))
         for load in list(self._loads.values()):
             try:
-                self._move(load)
+                self._move(load, now)
             except Exception as why:  # whatever a peer says, the load ends
                 load.why = load.why or str(why) or repr(why)
             self._maybe_end(load)
-        return self.busy()
+        self._unsaid = [each for each in self._unsaid if not self._say_done(*each)]
+        return self.busy() or bool(self._unsaid)
+
+    def _begin(self, order: Order, now: float) -> None:
+        other = self._loads.get(order.transfer)
+        if other is None:
+            self._loads[order.transfer] = _Load(order, self.memory, self.shard, now)
+        elif order.runs is not None:
+            raise ValueError(f"request {other.order.request} loads {order.transfer} at this time, too")
 
     def _learn(self, source: _Source, peer: _Peer, now: float) -> None:
         """By what a worker has said of its cache, once we can reach that: who has asked us is known without it."""
         try:
-            if self.agent.has_remote(source.name, [Layer.of_row(row, {}).span() for row in peer.said["rows"]]):
+            there = self.agent.has_remote(source.name, [Layer.of_row(row, {}).span() for row in peer.said["rows"]])
+            if there:
                 peer.passages = self._passages(source.name, peer.said)
-            elif now - peer.fetched >= self.limits.ask:
-                peer.fetched = now
-                self.agent.fetch_metadata(source.name, source.address)
         except Exception as why:  # whatever it says
             peer.refused = str(why) or repr(why)
+        else:
+            if not there:
+                self._fetch(source, peer, now)
+
+    def _fetch(self, source: _Source, peer: _Peer, now: float) -> None:
+        if now - peer.fetched.get(source.address, -1e9) >= self.limits.ask:
+            peer.fetched[source.address] = now
+            self.agent.fetch_metadata(source.name, source.address)
 
     def _passages(self, sender: str, message: Dict[str, Any]) -> List[_Passage]:
         """What does not fit is an error that says why."""
@@ -203,18 +254,17 @@ class Loads(End):
             out.append(_Passage(plan, KvChecksums(theirs, mine, share=share), layer.tokens))
         return out
 
-    def _move(self, load: _Load) -> None:
-        now = self.clock()
+    def _move(self, load: _Load, now: float) -> None:
         if not load.why and now - load.started >= self.limits.load:
             load.why = f"not complete after {self.limits.load} s"
         for source in load.sources.values():
             if load.why:
                 break
-            if now - source.heard >= self.limits.silence:
-                load.why = f"prefill {source.name} is silent for {self.limits.silence} s"
-            elif now - source.asked >= self.limits.ask:
-                self._ask(load, source, now)
             peer = self._peers.get(source.name)
+            if now - max(source.heard, peer.heard if peer else 0) >= self.limits.silence:
+                load.why = f"prefill {source.name} is silent for {self.limits.silence} s"
+            elif now - source.looked >= self.limits.ask:
+                peer = self._look(load, source, now)
             if not load.why and peer is not None and peer.said:
                 if not (peer.passages or peer.refused):
                     self._learn(source, peer, now)
@@ -224,7 +274,7 @@ class Loads(End):
                     load.why = (f"prefill has {ranks} ranks, and was thought to have {load.order.ranks}: say it in "
                                 "kv_transfer_params, as tp_size")
                 if peer.passages:
-                    parts, source.waiting = source.waiting, []
+                    parts, source.waiting, source.blocks = source.waiting, [], 0
                     for layer, first, blocks in parts:
                         self._read(load, source, peer.passages[layer], layer, first, blocks)
         for read in list(load.reads):
@@ -243,24 +293,41 @@ class Loads(End):
             if not load.reads:
                 load.reading += self.clock() - load.reading_since
 
-    def _ask(self, load: _Load, source: _Source, now: float) -> None:
-        peer = self._peers.setdefault(source.name, _Peer())
-        if not self.agent.has_remote(source.name):
-            if peer.told:  # it went, and may have come back
-                self.agent.remove_remote(source.name)
-                self._peers[source.name] = peer = _Peer()
-                if source.asked > 0:
-                    load.why = f"prefill {source.name} is gone"
-                    return
-            if now - peer.fetched >= self.limits.ask:
-                peer.fetched = now
-                self.agent.fetch_metadata(source.name, source.address)
-            return
-        source.asked = now
-        self.tell(source.name, kind="want", transfer=load.order.transfer, first=not peer.told, sure=load.order.sure,
-                  metadata=self.agent.partial_metadata([]).hex(),  # how to reach us, and no memory
-                  identity=self.identity, **self.about)  # silence ends what waits for an answer
-        peer.told = True
+    def _look(self, load: _Load, source: _Source, now: float) -> _Peer:
+        """Whether a worker of prefill's is still there; asks it."""
+        peer = self._peers.get(source.name)
+        if peer is None:
+            for name in [name for name, old in self._peers.items() if old.told and not self._is_there(name, old)]:
+                self._forget(name)
+            peer = self._peers[source.name] = _Peer()
+        there = self._is_there(source.name, peer)
+        if not there and peer.told:  # it went, and may have come back
+            self._forget(source.name)
+            peer = self._peers[source.name] = _Peer()
+        if source.peer not in (None, peer):
+            load.why = f"prefill {source.name} is gone"
+        elif not there:
+            self._fetch(source, peer, now)
+        elif not source.answered and now - source.asked < self.limits.silence:
+            source.looked = now  # one question at a time: those of ten thousand loads are many
+        elif peer.full != self._steps:
+            if self.tell(source.name, kind="want", transfer=load.order.transfer, first=not peer.told, sure=load.order.sure,
+                         metadata=self.agent.partial_metadata([]).hex(),  # how to reach us, and no memory
+                         identity=self.identity, **self.about):  # silence ends what waits for an answer
+                source.asked = source.looked = now
+                source.answered, source.peer, peer.told = False, peer, True
+            else:
+                peer.full = self._steps
+        return peer
+
+    def _is_there(self, name: str, peer: _Peer) -> bool:
+        if peer.looked != self._steps:
+            peer.there, peer.looked = self.agent.has_remote(name), self._steps
+        return peer.there
+
+    def _forget(self, name: str) -> None:
+        self.agent.remove_remote(name)
+        del self._peers[name]
 
     def _read(self, load: _Load, source: _Source, passage: _Passage, layer: int, first: int, blocks: List[Any]) -> None:
         """Of prefill's blocks from its block `first` on, what is wanted and was not read yet."""
@@ -292,9 +359,9 @@ class Loads(End):
 
     def _is_complete(self, load: _Load) -> bool:
         for source in load.sources.values():
-            if source.asked < 0:
+            if source.peer is None:
                 return False
-            passages = self._peers[source.name].passages
+            passages = source.peer.passages
             if load.runs and (not passages or any(passage.plan.layers and begin < end for passage, begin, (_, end) in zip(
                     passages, source.next, load.tokens))):
                 return False
@@ -305,18 +372,35 @@ class Loads(End):
         if load.reads or not (load.why or self._is_complete(load)):
             return
         del self._loads[order.transfer]
-        for source in load.sources.values():
-            self.tell(source.name, kind="done", transfer=order.transfer, ranks=self.shard.ranks)
+        for name in load.sources:
+            self._unsaid.append((name, order.transfer))
+            if name in self._peers and not self._peers[name].told:
+                del self._peers[name]  # whoever that is: other loads look for it themselves
+        if load.why:
+            self._report(order, load.why)
+            return
+        size = sum(layer.bytes * len(run.ids) for layer, run in zip(self.memory.layers, load.runs))
+        blocks = sum(len(run.ids) for run in load.runs)
+        self._report(order, "", [(size, self.clock() - load.started, blocks, load.reading)])
+
+    def _report(self, order: Order, why: str, loads: Sequence[Tuple[int, float, int, float]] = ()) -> None:
         if order.runs is None:
             return
-        if load.why:
-            log.warning("the KV of request %s was not loaded: %s; it is computed here", order.request, load.why)
+        if why:
+            log.warning("the KV of request %s was not loaded: %s; it is computed here", order.request, why)
         with self._changed:
             self._ended.requests.add(order.request)
-            if load.why:
+            if why:
                 self._ended.failed.add(order.request)
-            else:
-                size = sum(layer.bytes * len(run.ids) for layer, run in zip(self.memory.layers, load.runs))
-                blocks = sum(len(run.ids) for run in load.runs)
-                self._ended.loads.append((size, self.clock() - load.started, blocks, load.reading))
+            self._ended.loads.extend(loads)
             self._changed.notify_all()
+
+    def _say_done(self, name: str, transfer: str) -> bool:
+        """Whether it was said, or nobody is there to hear it."""
+        peer = self._peers.get(name)
+        if peer is None or not self._is_there(name, peer):
+            return True
+        if peer.full != self._steps and self.tell(name, kind="done", transfer=transfer, ranks=self.shard.ranks):
+            return True
+        peer.full = self._steps
+        return False

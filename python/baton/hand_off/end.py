@@ -28,9 +28,17 @@ class End:
         self.about = {**(about or {}), **memory.said(), "ranks": shard.ranks}
 
     def tell(self, whom: str, **message: Any) -> bool:
-        """Whether it is not known to be gone."""
+        """Whether it is on its way: else whom it is for is gone, or takes no more of them at this time."""
         try:
             self.agent.notify(whom, json.dumps(message).encode())
-        except BatonError:
+        except (BatonError, ValueError):  # or its name is no text
             return False
         return True
+
+    @property
+    def closed(self) -> bool:
+        return self.agent._open.value is None
+
+    def check_open(self) -> None:
+        """Raises what each call of an agent that is closed, or of a forked child, does."""
+        assert self.agent.handle

@@ -7,6 +7,8 @@ server speaks them too (engine/handoff), and says nothing of these; for it want 
 is ("model") and how a block of the cache is laid out ("kv")."""
 from __future__ import annotations
 
+import logging
+import operator
 import threading
 import zlib
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -16,6 +18,10 @@ from ..kv import KvChecksums, KvShare, ranks_heard
 from .end import End
 from .memory import Layer, Packing, Run, packings_in
 
+log = logging.getLogger("baton.hand_off")
+_MOST_AWAITED = 1 << 14  # transfers that were asked for and that the engine has not heard of yet
+_SUMS_AT_ONCE = 2000     # in a message: longer ones may have to wait for a reader that stands still
+
 
 class _Send:
     """The KV of one request. `ready[layer]`: (block, checksum) of its blocks from number `first[layer]` on."""
@@ -23,11 +29,17 @@ class _Send:
     def __init__(self, layers: int, expires: float) -> None:
         self.ready: List[List[Tuple[int, int]]] = [[] for _ in range(layers)]
         self.first = [0] * layers
-        self.readers: List[str] = []        # who asked for it
+        self.readers: List[str] = []        # who asked for it, and has not all of it yet
         self.done: Set[str] = set()         # who has all it wanted
-        self.read = False                   # all of them have
+        self.needed = 0                     # how many these have to be, as they say
         self.request: Optional[str] = None  # once the engine has handed its blocks over
+        self.refused = False                # two requests have its name: whose blocks they are, nobody can tell
         self.expires = expires
+
+    def unlist(self, reader: str) -> None:
+        """If it asks again, it is told of all of them again."""
+        if reader in self.readers:
+            self.readers.remove(reader)
 
 
 class Sends(End):
@@ -38,46 +50,58 @@ class Sends(End):
         self.lease = lease
         self._lock = threading.Lock()
         self._sends: Dict[str, _Send] = {}
+        self._awaited: Set[str] = set()  # of these, those that were asked for only
+        self._freed: Set[str] = set()    # requests that finished() is to name
         # Of who has our layout, and each layer: checksums of what it reads; None: those of whole blocks.
         self._readers: Dict[str, List[Optional[KvChecksums]]] = {}
 
     # --- the engine
 
     def save(self, transfer: str, layer: int, run: Run) -> None:
-        """These blocks are complete in a layer. Their checksums are taken now, while nobody else can have them."""
+        """These blocks are complete in a layer. Their checksums are taken now, while nobody else can have them. A name that
+        a request has held blocks by is another's only after finished(): before, neither is handed over."""
+        first, ids = operator.index(run.first), [operator.index(block) for block in run.ids]
         with self._lock:
             send = self._send(transfer)
-            ready = send.ready[layer]
-            if send.first[layer] != run.first or [block for block, _ in ready] != run.ids[:len(ready)]:
+            self._awaited.discard(transfer)
+            ready, send.expires = send.ready[layer], self.clock() + self.lease
+            if send.first[layer] != first or [block for block, _ in ready] != ids[:len(ready)]:
+                if send.request is not None:
+                    self._refuse(transfer, send)
                 ready.clear()  # the engine took the blocks away meanwhile, and computed the request again
-                send.first[layer] = run.first
+                send.first[layer] = first
+            if send.refused:
+                return
             known, bytes_of = len(ready), self.memory.layers[layer].block
-            ready += [(block, zlib.crc32(bytes_of(block))) for block in run.ids[known:]]
-            for reader in send.readers:
+            ready += [(block, zlib.crc32(bytes_of(block))) for block in ids[known:]]
+            for reader in list(send.readers):
                 self._tell_ready(reader, transfer, send, layer, known)
 
     def hold(self, transfer: str, request: str) -> None:
         """The request has ended; its blocks stay until finished() names it."""
         with self._lock:
             send = self._send(transfer)
+            self._awaited.discard(transfer)
+            if send.refused:
+                self._freed.add(request)
+                return
+            if send.request is not None and send.request != request:
+                self._freed.add(send.request)  # of the same blocks
             send.request, send.expires = request, self.clock() + self.lease
 
     def drop(self, transfer: str) -> None:
         """The blocks are not to be read any more."""
         with self._lock:
-            send = self._sends.pop(transfer, None)
-            for reader in send.readers if send else ():
-                self._tell(reader, kind="gone", transfer=transfer)
+            self._drop(transfer)
 
     def finished(self) -> Set[str]:
         """Requests whose blocks are free again."""
         with self._lock:
-            now, out = self.clock(), set()
+            now, closed = self.clock(), self.closed
             for transfer, send in list(self._sends.items()):
-                if now >= send.expires or (send.read and send.request is not None):
-                    del self._sends[transfer]
-                    if send.request is not None:
-                        out.add(send.request)
+                if now >= send.expires or closed or (send.request is not None and self._is_read(send)):
+                    self._forget(transfer)
+            out, self._freed = self._freed, set()
             return out
 
     # --- decode
@@ -89,25 +113,62 @@ class Sends(End):
             send = self._sends.get(transfer)
             if message["kind"] == "done":
                 if send is not None:
+                    send.needed = self._count_readers(message.get("ranks", 1))
                     send.done.add(sender)
-                    send.read = len(send.done) >= self._count_readers(message.get("ranks", 1))
+                    send.unlist(sender)
                 return
             if sender not in self._readers or message.get("first"):
                 self._meet(sender, message)
-            if send is None and not message["sure"]:
+                for each in self._sends.values():  # what it was told before, it may not have heard, or another of its name
+                    each.unlist(sender)
+            if send is None and not message["sure"] and len(self._awaited) < _MOST_AWAITED:
                 send = self._send(transfer)  # the request is still on its way to this engine
-            if send is not None and sender not in send.readers:
+                self._awaited.add(transfer)
+            if send is None or send.refused:
+                self._tell(sender, kind="gone", transfer=transfer)
+                return
+            if send.request is not None:
+                send.expires = self.clock() + self.lease  # whoever asks renews
+            if sender not in send.readers:
                 send.readers.append(sender)
+                send.done.discard(sender)
                 for layer in range(len(send.ready)):
                     self._tell_ready(sender, transfer, send, layer, 0)
-            if send is not None and send.request is not None:
-                send.expires = self.clock() + self.lease  # whoever asks renews
-            self._tell(sender, kind="alive" if send is not None else "gone", transfer=transfer)
+            self._tell(sender, kind="alive", transfer=transfer)
 
     # --- both, with the lock
 
     def _send(self, transfer: str) -> _Send:
-        return self._sends.setdefault(transfer, _Send(len(self.memory.layers), self.clock() + self.lease))
+        send = self._sends.get(transfer)
+        if send is None:
+            send = self._sends[transfer] = _Send(len(self.memory.layers), self.clock() + self.lease)
+        return send
+
+    def _forget(self, transfer: str) -> Optional[_Send]:
+        self._awaited.discard(transfer)
+        send = self._sends.pop(transfer, None)
+        if send is not None and send.request is not None:
+            self._freed.add(send.request)
+        return send
+
+    def _drop(self, transfer: str) -> None:
+        send = self._forget(transfer)
+        for reader in send.readers if send else ():
+            self._tell(reader, kind="gone", transfer=transfer)
+
+    def _refuse(self, transfer: str, send: _Send) -> None:
+        log.warning("two requests have the transfer %s, one of them %s: neither is handed over", transfer, send.request)
+        self._drop(transfer)
+        send.request, send.refused, send.readers = None, True, []
+        send.ready = [[] for _ in send.ready]
+        self._sends[transfer] = send
+
+    def _is_read(self, send: _Send) -> bool:
+        """Those that want it have all of it; who asked and is gone wants nothing any more."""
+        if not send.needed or len(send.done) < send.needed:
+            return False
+        send.readers = [reader for reader in send.readers if self.agent.has_remote(reader)]
+        return not send.readers
 
     def _count_readers(self, ranks: int) -> int:
         """Of so many workers of decode's, those that hear this one."""
@@ -124,6 +185,8 @@ class Sends(End):
             sums = [self._checksums(*pair, share) for pair in zip(ours, theirs)]
         self.agent.add_remote(bytes.fromhex(message["metadata"]))
         self._tell(reader, kind="layout", identity=self.identity, rows=[layer.row() for layer in ours], **self.about)
+        for gone in [name for name in self._readers if not self.agent.has_remote(name)]:
+            del self._readers[gone]
         self._readers[reader] = sums
 
     def _checksums(self, ours: Layer, packing: Packing, share: KvShare) -> Optional[KvChecksums]:
@@ -135,12 +198,17 @@ class Sends(End):
         return sums if sums.unit and sums.run_bytes != ours.bytes else None
 
     def _tell_ready(self, reader: str, transfer: str, send: _Send, layer: int, begin: int) -> None:
-        ready = send.ready[layer][begin:]
-        if not ready or reader not in self._readers:
+        if reader not in self._readers:
+            send.unlist(reader)
             return
-        sums, memory = self._readers[reader][layer], self.memory.layers[layer]
-        blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole) for block, whole in ready]
-        self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + begin, blocks)])
+        sums, memory, ready = self._readers[reader][layer], self.memory.layers[layer], send.ready[layer]
+        step = max(1, _SUMS_AT_ONCE // (memory.tokens if sums else 1))
+        for at in range(begin, len(ready), step):
+            blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole)
+                      for block, whole in ready[at:at + step]]
+            if not self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + at, blocks)]):
+                send.unlist(reader)
+                return
 
     @staticmethod
     def _pieces(layer: Layer, sums: KvChecksums, block: int, whole: int) -> List[int]:
@@ -149,6 +217,8 @@ class Sends(End):
         pieces = sums.of_source([block], tokens=(0, layer.tokens))
         return pieces if zlib.crc32(layer.block(block)) == whole else [-1] * len(pieces)
 
-    def _tell(self, reader: str, **message: Any) -> None:
-        if not self.tell(reader, **message):
-            self._readers.pop(reader, None)  # it is gone: the lease ends what it has not read
+    def _tell(self, reader: str, **message: Any) -> bool:
+        told = self.tell(reader, **message)
+        if not told:
+            self._readers.pop(reader, None)  # if it asks again, it is met again
+        return told

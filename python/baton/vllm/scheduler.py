@@ -36,6 +36,7 @@ class _Sender:
     def __init__(self, transfer: str, prompt: int, groups: int) -> None:
         self.transfer, self.prompt = transfer, prompt
         self.blocks: List[List[int]] = [[] for _ in range(groups)]
+        self.shared = False  # the transfer is another request's, too: whose blocks are meant, nobody can tell
 
 
 class Scheduler:
@@ -61,7 +62,12 @@ class Scheduler:
         name = request.request_id
         if params.get("do_remote_decode") and name not in self._senders:
             transfer = str(params.get("transfer_id") or uuid.uuid4().hex)
-            self._senders[name] = _Sender(transfer, request.num_prompt_tokens, len(self.groups))
+            mine = self._senders[name] = _Sender(transfer, request.num_prompt_tokens, len(self.groups))
+            for other, sender in self._senders.items():
+                if sender is not mine and sender.transfer == transfer:
+                    log.warning("requests %s and %s have one transfer_id, %s: neither is handed over", other, name, transfer)
+                    self._next.drops += [] if sender.shared else [transfer]
+                    mine.shared = sender.shared = True
         if self._remote(request, params):
             params["do_remote_prefill"] = False  # once: what fails is computed here
             computed, runs, tokens = self._local.pop(name, 0), None, []
@@ -92,7 +98,7 @@ class Scheduler:
         if self._remote(request, params):  # it ended before it began
             self._order(request.request_id, params, None, [])
         sender = self._senders.pop(request.request_id, None)
-        if sender is None:
+        if sender is None or sender.shared:
             return False, None
         if not any(blocks) or request.status.name not in ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"):
             self._next.drops.append(sender.transfer)
@@ -104,7 +110,7 @@ class Scheduler:
 
     def _save(self, request: str, blocks: Sequence[List[int]], anew: bool, tokens: int) -> None:
         sender = self._senders.get(request)
-        if sender is None:
+        if sender is None or sender.shared:
             return
         for known, new in zip(sender.blocks, blocks):
             known[:] = new if anew else known + new
@@ -127,9 +133,9 @@ class Scheduler:
         wrong = [key for key in ("transfer_id", "remote_agent", "remote_address")
                  if not isinstance(params.get(key), str) or not params[key]]
         host, _, port = str(params.get("remote_address")).rpartition(":")
-        if not wrong and not (host and port.isdigit()):
+        if not wrong and not (host and port.isdecimal()):
             wrong = ["remote_address"]
-        if params.get("tp_size", 1) not in range(1, _MOST_RANKS + 1):
+        if type(params.get("tp_size", 1)) is not int or not 1 <= params.get("tp_size", 1) <= _MOST_RANKS:
             wrong.append("tp_size")
         if wrong:
             params["do_remote_prefill"] = False

@@ -1,4 +1,7 @@
 """A worker of an engine, and a clock that stands still."""
+import unittest
+import unittest.mock
+
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run
 
@@ -50,3 +53,45 @@ class Engine:
         if not self.closed:
             self.closed = True
             self.service.close()
+
+
+class Pair(unittest.TestCase):
+    """Two of them: p has the KV, d wants it."""
+
+    def setUp(self):
+        self.clock = Clock()
+        self.p, self.d = Engine("prefill", self.clock), Engine("decode", self.clock)
+        self.addCleanup(self.p.close)
+        self.addCleanup(self.d.close)
+
+    def order(self, blocks, transfer="t", first=0, sure=False, agent="prefill", port=None):
+        address = f"127.0.0.1:{port or self.p.agent.port}"
+        runs = None if blocks is None else [Run(first, blocks)]
+        self.d.service.loads.start(order(transfer, runs, address, sure, agent, "request " + transfer))
+
+    def posts_by(self, function):
+        patch = unittest.mock.patch.object(baton.KvPlan, "post", function)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def until(self, fact, prefill=True):
+        """Turns both engines until it is so. A fact that never comes is the test's time limit's to find."""
+        while not fact():
+            if prefill:
+                self.p.service.turn()
+            self.d.service.turn()
+
+    def ended(self, prefill=True):
+        got = []
+        self.until(lambda: got or got.extend([e for e in [self.d.service.loads.take()] if e.requests]), prefill)
+        return got[0]
+
+    def check(self, theirs, mine):
+        for layer in range(LAYERS):
+            for a, b in zip(theirs, mine):
+                self.assertEqual(self.p.cache[self.p.at(layer, a)], self.d.cache[self.d.at(layer, b)])
+
+    def freed(self):
+        got = set()
+        self.until(lambda: got.update(self.p.service.sends.finished()) or got)
+        return got

@@ -7,48 +7,10 @@ import unittest.mock
 
 import baton
 from baton.hand_off import Run
-from engines import BLOCKS, LAYERS, SIZE, TOKENS, Clock, Engine, order
+from engines import BLOCKS, LAYERS, SIZE, Engine, Pair, order
 
 
-class HandOff(unittest.TestCase):
-    def setUp(self):
-        self.clock = Clock()
-        self.p, self.d = Engine("prefill", self.clock), Engine("decode", self.clock)
-        self.addCleanup(self.p.close)
-        self.addCleanup(self.d.close)
-
-    def order(self, blocks, transfer="t", first=0, sure=False, agent="prefill", port=None):
-        address = f"127.0.0.1:{port or self.p.agent.port}"
-        runs = None if blocks is None else [Run(first, blocks)]
-        self.d.service.loads.start(order(transfer, runs, address, sure, agent, "request " + transfer))
-
-    def posts_by(self, function):
-        patch = unittest.mock.patch.object(baton.KvPlan, "post", function)
-        patch.start()
-        self.addCleanup(patch.stop)
-
-    def until(self, fact, prefill=True):
-        """Turns both engines until it is so. A fact that never comes is the test's time limit's to find."""
-        while not fact():
-            if prefill:
-                self.p.service.turn()
-            self.d.service.turn()
-
-    def ended(self, prefill=True):
-        got = []
-        self.until(lambda: got or got.extend([e for e in [self.d.service.loads.take()] if e.requests]), prefill)
-        return got[0]
-
-    def check(self, theirs, mine):
-        for layer in range(LAYERS):
-            for a, b in zip(theirs, mine):
-                self.assertEqual(self.p.cache[self.p.at(layer, a)], self.d.cache[self.d.at(layer, b)])
-
-    def freed(self):
-        got = set()
-        self.until(lambda: got.update(self.p.service.sends.finished()) or got)
-        return got
-
+class HandOff(Pair):
     def test_blocks_come_whether_prefill_or_decode_was_first(self):
         for transfer, first in (("prefill first", True), ("decode first", False)):
             self.p.fill([3, 1, 8], len(transfer))
