@@ -87,11 +87,9 @@ BATON_DEVICE float e4m3_scale(float largest) {
   return largest == 0 ? 1.0f : larger(largest / 448.0f, 0x1p-126f);
 }
 
-// e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels.
-BATON_DEVICE float exponential(float x) {
-  if (x < -87.0f) return 0;
-  if (x != x) return x;  // no number fits an int then
-  x = smaller(x, 88.0f);
+// e^x for x <= 88, 0 below -87: Cephes expf, as in the engine's kernels. NaN stays NaN.
+BATON_DEVICE float exponential(float given) {
+  const float x = larger(-88.0f, smaller(88.0f, given));  // a number whatever was given
   const float n = rintf(x * 1.44269504088896341f);
   float r = fmaf(n, -0.693359375f, x);
   r = fmaf(n, 2.12194440e-4f, r);
@@ -102,7 +100,9 @@ BATON_DEVICE float exponential(float x) {
   p = fmaf(p, r, 1.6666665459e-1f);
   p = fmaf(p, r, 5.0000001201e-1f);
   p = fmaf(p, r * r, r) + 1.0f;
-  return p * float_of(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+  p = p * float_of(static_cast<uint32_t>(static_cast<int>(n) + 127) << 23);
+  p = given < -87.0f ? 0 : p;
+  return given != given ? given : p;
 }
 
 }  // namespace baton::gpudirect::kernels

@@ -15,6 +15,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gpudirect/kernels/fragments.h"
@@ -76,6 +77,14 @@ class EmulatedBlock {
 
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
+
+  // Gives each thread the value of its neighbour, of 0 and 1, of 2 and 3 and so on.
+  template <class T>
+  void swap_neighbours(std::vector<T>& values) const {
+    for (size_t even = 0; even + 1 < values.size(); even += 2) {
+      std::swap(values[even], values[even + 1]);
+    }
+  }
 
   // c += a b of each warp, of sums that `sums` has for each thread in of[tile]. In the order of the
   // engine's bf16 products: the even and the odd k of the 32 apart, each from zero, then both

@@ -49,6 +49,15 @@ struct CudaBlock {
   __device__ void warp_max(PerThread<uint32_t>& value) const {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
   }
+  // Of T of[], whose elements have float of[].
+  template <class T>
+  __device__ __forceinline__ void swap_neighbours(PerThread<T>& values) const {
+    BATON_UNROLL
+    for (auto& row : values.value.of) {
+      BATON_UNROLL
+      for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
+    }
+  }
   // As mma.sync has it, twice: 16 k each.
   template <class Sums>
   __device__ __forceinline__ void multiply_fragments(PerThread<FragmentA>& a,
@@ -112,11 +121,19 @@ struct CudaBlock {
 
 }  // namespace
 
-#define BATON_ENTRY(kernel, Arguments, kThreads)                    \
-  extern "C" __global__ void __launch_bounds__(kThreads)            \
-      baton_##kernel(const __grid_constant__ Arguments arguments) { \
-    CudaBlock<kThreads> block;                                      \
-    kernel(block, arguments);                                       \
+// How many blocks of a kernel a multiprocessor holds at least: what bounds a thread's registers.
+template <class Arguments, uint32_t kThreads>
+inline constexpr uint32_t kResidentBlocks = 1;
+template <>
+inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
+template <>
+inline constexpr uint32_t kResidentBlocks<PageAttention, 128> = 4;
+
+#define BATON_ENTRY(kernel, Arguments, kThreads)                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads, (kResidentBlocks<Arguments, kThreads>)) \
+      baton_##kernel(const __grid_constant__ Arguments arguments) {                         \
+    CudaBlock<kThreads> block;                                                              \
+    kernel(block, arguments);                                                               \
   }
 BATON_KERNELS(BATON_ENTRY)
 
