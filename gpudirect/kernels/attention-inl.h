@@ -117,7 +117,7 @@ BATON_DEVICE void attend_splits(Block& block, const SplitAttention& a) {
 }
 
 // One query of a task and KV head, whose splits several blocks computed: a thread for each
-// dimension.
+// dimension, of up to as many as the block has threads.
 struct JoinState {
   float most;
   float sum;
@@ -126,49 +126,61 @@ struct JoinState {
 template <class Block>
 BATON_DEVICE void join_splits(Block& block, const SplitAttention& a) {
   constexpr uint32_t kAtOnce = 64;  // splits
-  auto* const largest = block.template shared<float, kAtOnce>();
+  constexpr uint32_t kLoads = 16;   // on their way at once
+  auto* const own = block.template shared<Floats<2>, kAtOnce>();  // maximum and sum
   auto* const factors = block.template shared<SplitFactors, kAtOnce>();
   auto states = block.template per_thread<JoinState>();
-  const uint32_t dims = a.cache.head_dim;
+  const uint32_t dims = a.cache.head_dim, parts = pieces_of(dims, block.threads());
   const uint32_t queries = smaller(a.group, kTaskQueries);
-  const uint32_t items = block.load(a.counts + 1) * a.cache.kv_heads * queries;
+  const uint32_t items = block.load(a.counts + 1) * a.cache.kv_heads * queries * parts;
+  const uint64_t stride = uint64_t{a.cache.kv_heads} * queries * (kPartialExtra + dims);
   for (uint32_t item = block.index(); item < items; item += block.blocks()) {
-    const uint32_t query = item % queries, kv_head = item / queries % a.cache.kv_heads;
-    const SplitTask task = block.load(a.tasks + item / queries / a.cache.kv_heads);
+    const uint32_t dim = item % parts * block.threads(), head = item / parts;
+    const uint32_t query = head % queries, kv_head = head / queries % a.cache.kv_heads;
+    const SplitTask task = block.load(a.tasks + head / queries / a.cache.kv_heads);
     const uint32_t last = task.queries.position / kSplitTokens;
     const uint32_t first = first_seen_from(task.queries.position, a.window) / kSplitTokens;
     if (first == last || query >= task.queries.count) continue;
     block.each([&](uint32_t thread) { states[thread] = {-INFINITY, 0, 0}; });
     for (uint32_t from = first; from <= last; from += kAtOnce) {
       const uint32_t some = smaller(kAtOnce, last + 1 - from);
+      const float* const partial = partial_of(a, task, kv_head, from, query);
       block.each([&](uint32_t thread) {
-        if (thread < some) {
-          largest[thread] = block.load(partial_of(a, task, kv_head, from + thread, query));
-        }
+        if (thread >= some) return;
+        own[thread] = block.load(reinterpret_cast<const Floats<2>*>(partial + thread * stride));
       });
       block.each([&](uint32_t thread) {
         if (thread >= some) return;
         float before = states[thread].most;
-        for (uint32_t s = 0; s < thread; ++s) before = larger(before, largest[s]);
-        factors[thread] = split_factors(before, largest[thread]);
+        for (uint32_t s = 0; s < thread; ++s) before = larger(before, own[s].of[0]);
+        factors[thread] = split_factors(before, own[thread].of[0]);
       });
       block.each([&](uint32_t thread) {
         JoinState state = states[thread];
-        for (uint32_t s = 0; s < some; ++s) {
-          const float* const partial = partial_of(a, task, kv_head, from + s, query);
-          state.most = larger(state.most, largest[s]);
-          state.sum = add_split(factors[s], state.sum, block.load(partial + 1));
-          if (thread >= dims) continue;
-          state.mixed =
-              add_split(factors[s], state.mixed, block.load(partial + kPartialExtra + thread));
+        const float* const mixed = partial + kPartialExtra + dim + thread;
+        for (uint32_t begin = 0; begin < some; begin += kLoads) {
+          float values[kLoads];
+          BATON_UNROLL
+          for (uint32_t i = 0; i < kLoads; ++i) {
+            const bool wanted = begin + i < some && dim + thread < dims;
+            values[i] = wanted ? block.load(mixed + (begin + i) * stride) : 0.0f;
+          }
+          BATON_UNROLL
+          for (uint32_t i = 0; i < kLoads; ++i) {
+            const uint32_t s = begin + i;
+            if (s >= some) break;
+            state.most = larger(state.most, own[s].of[0]);
+            state.sum = add_split(factors[s], state.sum, own[s].of[1]);
+            state.mixed = add_split(factors[s], state.mixed, values[i]);
+          }
         }
         states[thread] = state;
       });
     }
     block.each([&](uint32_t thread) {
-      if (thread >= dims) return;
+      if (dim + thread >= dims) return;
       const float inverse = 1.0f / states[thread].sum;
-      block.store(a.out + head_place(a, task, kv_head, query) + thread,
+      block.store(a.out + head_place(a, task, kv_head, query) + dim + thread,
                   states[thread].mixed * inverse);
     });
   }
