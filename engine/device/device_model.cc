@@ -14,6 +14,7 @@ namespace {
 using gpudirect::Device;
 using gpudirect::DeviceSlab;
 using gpudirect::kernels::AttentionTask;
+using gpudirect::kernels::kPageQueries;
 using gpudirect::kernels::kTaskQueries;
 using gpudirect::kernels::SampleRow;
 using gpudirect::kernels::SplitItem;
@@ -128,8 +129,6 @@ void DeviceModel::place_inputs() {
                       sizeof(float);
   most_splits_ = std::min(split_tasks * pieces_of(context, kSplitTokens),
                           std::max<size_t>(1, kMostPartialBytes / each));
-  // Larger heads are attend_pages' alone.
-  if (static_cast<uint32_t>(config_.head_dim) > gpudirect::kernels::kMaxHeadDim) most_splits_ = 0;
   size_t used = 0;
   const auto place = [&](size_t count, size_t bytes) {
     const size_t at = used;
@@ -142,7 +141,7 @@ void DeviceModel::place_inputs() {
   places_.rows = place(chunks, sizeof(uint32_t));
   places_.draws = place(chunks, sizeof(SampleRow));
   places_.counts = place(2, sizeof(uint32_t));
-  places_.tasks = place(tokens * group / kTaskQueries + chunks, sizeof(AttentionTask));
+  places_.tasks = place(tokens * group / kPageQueries + chunks, sizeof(AttentionTask));
   places_.split_tasks = place(split_tasks, sizeof(SplitTask));
   places_.items = place(most_splits_, sizeof(SplitItem));
   places_.tables = place(chunks * (context / kBlockTokens + 1), sizeof(uint32_t));
@@ -263,9 +262,9 @@ void DeviceModel::add_chunk(const SequenceChunk& chunk) {
   const uint32_t splits = position / kSplitTokens + 1;
   const bool split =
       count == 1 && items_.size() + splits * pieces_of(group, kTaskQueries) <= most_splits_;
-  for (uint32_t first = 0; first < count * group; first += kTaskQueries) {
-    const AttentionTask task{table, position, row, first,
-                             std::min(kTaskQueries, count * group - first)};
+  const uint32_t queries = split ? kTaskQueries : kPageQueries;
+  for (uint32_t first = 0; first < count * group; first += queries) {
+    const AttentionTask task{table, position, row, first, std::min(queries, count * group - first)};
     if (!split) {
       tasks_.push_back(task);
       continue;

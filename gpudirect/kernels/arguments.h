@@ -12,26 +12,26 @@
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
-#define BATON_KERNELS(F)                \
-  F(copy_pieces, CopyPieces, 256)       \
-  F(reshard, Reshard, 256)              \
-  F(reduce_sum, ReduceSum, 256)         \
-  F(gather_rows, GatherRows, 256)       \
-  F(round_rows, RoundRows, 256)         \
-  F(rms_norm, RmsNorm, 256)             \
-  F(gemm, Gemm, 128)                    \
-  F(gemm_bf16, Gemm, 128)               \
-  F(rope_store, RopeStore, 128)         \
-  F(attend_pages, PageAttention, 256)   \
-  F(swiglu, SwiGlu, 256)                \
-  F(adamw, AdamW, 256)                  \
-  BATON_TRAIN_KERNELS(F)                \
-  F(sample, Sample, 256)                \
-  F(attend_splits, SplitAttention, 256) \
-  F(join_splits, SplitAttention, 128)   \
-  F(push_triggers, PushTriggers, 128)   \
-  F(write_ticket, WriteTicket, 32)      \
-  F(wait_word, WaitWord, 32)            \
+#define BATON_KERNELS(F)               \
+  F(copy_pieces, CopyPieces, 256)      \
+  F(reshard, Reshard, 256)             \
+  F(reduce_sum, ReduceSum, 256)        \
+  F(gather_rows, GatherRows, 256)      \
+  F(round_rows, RoundRows, 256)        \
+  F(rms_norm, RmsNorm, 256)            \
+  F(gemm, Gemm, 128)                   \
+  F(gemm_bf16, Gemm, 128)              \
+  F(rope_store, RopeStore, 128)        \
+  F(attend_pages, PageAttention, 128)  \
+  F(swiglu, SwiGlu, 256)               \
+  F(adamw, AdamW, 256)                 \
+  BATON_TRAIN_KERNELS(F)               \
+  F(sample, Sample, 256)               \
+  F(attend_splits, SplitAttention, 64) \
+  F(join_splits, SplitAttention, 128)  \
+  F(push_triggers, PushTriggers, 128)  \
+  F(write_ticket, WriteTicket, 32)     \
+  F(wait_word, WaitWord, 32)           \
   F(answer_words, AnswerWords, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
@@ -200,12 +200,12 @@ struct RopeStore {
 // Attention of new tokens over their sequence's pages, theirs among them: prompts, pieces of some,
 // and single tokens alike. The engine's paged_attention() (engine/kernels/attention.h) to the bit,
 // whose steps for a query depend on no other: a context is cut into splits of kSplitTokens
-// positions, which are added in their order. A task is up to kTaskQueries queries of one sequence
+// positions, which are added in their order. A task is up to kPageQueries queries of one sequence
 // and KV head: numbers [first, first + count) of its (token, head of the group) pairs, tokens
 // first.
 inline constexpr uint32_t kSplitTokens = 256;
-inline constexpr uint32_t kTaskQueries = 8;
-inline constexpr uint32_t kMaxPageDim = 256;
+inline constexpr uint32_t kPageQueries = 16;
+inline constexpr uint32_t kMaxHeadDim = 256;
 struct AttentionTask {
   uint32_t table = 0;     // where the sequence's block table begins in block_tables
   uint32_t position = 0;  // of its first new token
@@ -214,20 +214,22 @@ struct AttentionTask {
   uint32_t count = 0;
 };
 struct PageAttention {
-  const float* q = nullptr;  // [tokens][kv_heads][group][head_dim], scaled by 1 / sqrt(head_dim)
-  float* out = nullptr;      // the same
+  // [tokens][kv_heads][group][head_dim], scaled by 1 / sqrt(head_dim); aligned to 16 bytes.
+  const float* q = nullptr;
+  float* out = nullptr;  // the same
   const uint32_t* block_tables = nullptr;
   const AttentionTask* tasks = nullptr;
-  CacheLayer cache;  // head_dim: a multiple of 16, at most kMaxPageDim
+  CacheLayer cache;  // head_dim: a multiple of 16, at most kMaxHeadDim
   uint32_t task_count = 0;
   uint32_t group = 0;   // query heads that share a KV head
   uint32_t window = 0;  // tokens that a token sees, itself included; 0: all
 };
 
-// The same of tasks with one new token each, to the same bits: attend_splits has a block for each
-// split and KV head, join_splits, behind it, adds the splits of tasks that see more than one.
-inline constexpr uint32_t kMaxHeadDim = 128;
-inline constexpr uint32_t kPartialExtra = 2;  // before the sums over V: maximum and sum
+// The same of tasks with one new token and up to kTaskQueries queries each, to the same bits:
+// attend_splits has a block for each split and KV head, join_splits, behind it, adds the splits of
+// tasks that see more than one.
+inline constexpr uint32_t kTaskQueries = 8;
+inline constexpr uint32_t kPartialExtra = 4;  // before the sums over V: maximum, sum, nothing
 struct SplitTask {
   AttentionTask queries;
   uint32_t partial = 0;  // its first split's place among all, of a context without a window

@@ -18,6 +18,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gpudirect/kernels/arithmetic-inl.h"
@@ -111,6 +112,14 @@ class EmulatedBlock {
         }
       }
       std::fill_n(values.begin() + static_cast<ptrdiff_t>(first), lanes, most);
+    }
+  }
+
+  // Gives each thread the value of its neighbour, of 0 and 1, of 2 and 3 and so on.
+  template <class T>
+  void swap_neighbours(std::vector<T>& values) const {
+    for (size_t even = 0; even + 1 < values.size(); even += 2) {
+      std::swap(values[even], values[even + 1]);
     }
   }
 

@@ -58,6 +58,15 @@ struct CudaBlock {
       }
     }
   }
+  // Of T of[], whose elements have float of[].
+  template <class T>
+  __device__ __forceinline__ void swap_neighbours(PerThread<T>& values) const {
+    BATON_UNROLL
+    for (auto& row : values.value.of) {
+      BATON_UNROLL
+      for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
+    }
+  }
   // As mma.sync has it, twice: 16 k each.
   template <class Sums>
   __device__ __forceinline__ void multiply_fragments(PerThread<FragmentA>& a,
@@ -184,6 +193,10 @@ template <>
 inline constexpr uint32_t kResidentBlocks<AdamW, 256> = 5;
 template <>
 inline constexpr uint32_t kResidentBlocks<Classifier, 256> = 4;
+template <>
+inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
+template <>
+inline constexpr uint32_t kResidentBlocks<PageAttention, 128> = 4;
 
 #define BATON_ENTRY(kernel, Arguments, kThreads)                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, (kResidentBlocks<Arguments, kThreads>)) \

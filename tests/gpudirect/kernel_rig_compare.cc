@@ -301,8 +301,9 @@ void compare_steps(Comparison& all) {
   std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 3);
   std::vector<float> q = normal(22 * 2 * 3 * 64, 4), attended(q.size());
   std::vector<kernels::AttentionTask> tasks;
-  for (uint32_t first = 0; first < 21 * 3; first += 8) {  // 21 tokens behind 300, in a window
-    tasks.push_back({0, 300, 0, first, std::min(8u, 21 * 3 - first)});
+  for (uint32_t first = 0; first < 21 * 3; first += kernels::kPageQueries) {
+    // 21 tokens behind 300, in a window.
+    tasks.push_back({0, 300, 0, first, std::min(kernels::kPageQueries, 21 * 3 - first)});
   }
   tasks.push_back({25, 200, 21, 0, 3});
   all.run<kernels::PageAttention>(

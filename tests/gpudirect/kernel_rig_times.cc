@@ -241,8 +241,8 @@ void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
   std::vector<uint32_t> tables(length / 16);
   std::iota(tables.begin(), tables.end(), 0u);
   std::vector<kernels::AttentionTask> tasks;
-  for (uint32_t first = 0; first < tokens * 4; first += kernels::kTaskQueries) {
-    tasks.push_back({0, length - tokens, 0, first, kernels::kTaskQueries});
+  for (uint32_t first = 0; first < tokens * 4; first += kernels::kPageQueries) {
+    tasks.push_back({0, length - tokens, 0, first, kernels::kPageQueries});
   }
   const size_t q_bytes = size_t{tokens} * 8 * 4 * 128 * 4;
   constexpr uint64_t kBlocks = 512;

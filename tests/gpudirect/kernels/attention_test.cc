@@ -19,7 +19,7 @@ void expect_the_engines_by_splits(Pages&& pages) {
 }
 
 TEST(SplitAttention, IsTheEnginesToTheBit) {
-  for (const uint32_t dim : {16u, 32u, 48u, 64u, 96u, 128u}) {
+  for (const uint32_t dim : {16u, 32u, 48u, 64u, 96u, 128u, 192u, 256u}) {
     for (const uint32_t group : {1u, 4u, 7u, 8u}) {
       expect_the_engines_by_splits(
           Pages({{0, 1}, {15, 1}, {254, 1}, {255, 1}, {256, 1}, {600, 1}}, group, dim, 0));

@@ -68,9 +68,9 @@ struct Pages {
     std::vector<AttentionTask> tasks;
     for (size_t c = 0; c < chunks.size(); ++c) {
       const uint32_t pairs = chunks[c].tokens * group;
-      for (uint32_t first = 0; first < pairs; first += kTaskQueries) {
+      for (uint32_t first = 0; first < pairs; first += kPageQueries) {
         tasks.push_back(
-            {begins[c], chunks[c].position, rows[c], first, std::min(kTaskQueries, pairs - first)});
+            {begins[c], chunks[c].position, rows[c], first, std::min(kPageQueries, pairs - first)});
       }
     }
     std::vector<float> out(q.size());
