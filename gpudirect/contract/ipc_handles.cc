@@ -36,6 +36,7 @@ class OwnAllocation final : public internal::PeerMapping {
       : device_(device), at_(at), bytes_(bytes) {}
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
+  int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
 
  private:
@@ -86,6 +87,7 @@ class IpcHandles::Mapping final : public internal::PeerMapping {
   ~Mapping() override { handles_.unmap(device_, key_); }
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
+  int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
 
  private:
