@@ -63,11 +63,13 @@ uint64_t link_number();
 
 // Versions of the protocol between workers: the lowest that this release speaks, and the highest.
 // From version 5 on a worker can be asked to part (kPart); one of version 4 takes that for
-// nonsense. From version 6 on a handshake may hold a message as long as a packet.
+// nonsense. From version 6 on a handshake may hold a message as long as a packet. From version 7 on
+// staging rings have marks, and are lent.
 inline constexpr uint16_t kLowestProtocol = 4;
-inline constexpr uint16_t kHighestProtocol = 6;
+inline constexpr uint16_t kHighestProtocol = 7;
 inline constexpr uint16_t kPartingProtocol = 5;
 inline constexpr uint16_t kPaddedProtocol = 6;
+inline constexpr uint16_t kLendingProtocol = 7;
 
 // Who is at the other end, as told after authentication.
 struct HelloInfo {

@@ -158,6 +158,10 @@ class Rail {
     return absl::UnimplementedError(properties().provider + " cannot map a peer's memory");
   }
 
+  // Whether the peer, if its path is of the same kind, sees files behind our memory as view() shows
+  // its own here.
+  virtual bool shows_files() const { return false; }
+
   // Takes a slice; false when the rail is full (post again after its next slice_done). May report
   // the slice before it returns.
   virtual bool post(const Slice& slice, EventSink& sink) = 0;
@@ -232,6 +236,9 @@ class Provider {
 
   // Advance everything; true if anything happened.
   virtual bool progress(EventSink& sink) = 0;
+
+  // Whether something is under way that ends without a word: a copy of a device's.
+  virtual bool polls() const { return false; }
 
   // Sleeping: wait_fd() becomes readable when there is work (-1: never). arm() is called before the
   // worker sleeps; false means there is work already. next_timer(): when progress() must run at

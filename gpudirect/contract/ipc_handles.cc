@@ -30,19 +30,14 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
-size_t most_at_once_of(const Device& device, int from) {
-  return from == device.ordinal() ? internal::PeerMapping::kAtOnceWithin
-                                  : internal::PeerMapping::kAtOnceBetweenDevices;
-}
-
 class OwnAllocation final : public internal::PeerMapping {
  public:
   OwnAllocation(const Device& device, DevicePointer at, size_t bytes)
       : device_(device), at_(at), bytes_(bytes) {}
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
+  int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
-  size_t most_at_once(int device) const override { return most_at_once_of(device_, device); }
 
  private:
   const Device& device_;
@@ -92,8 +87,8 @@ class IpcHandles::Mapping final : public internal::PeerMapping {
   ~Mapping() override { handles_.unmap(device_, key_); }
   std::byte* data() const override { return pointer_of<std::byte>(at_); }
   size_t size() const override { return bytes_; }
+  int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
-  size_t most_at_once(int device) const override { return most_at_once_of(device_, device); }
 
  private:
   IpcHandles& handles_;

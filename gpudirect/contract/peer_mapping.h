@@ -38,10 +38,8 @@ class ImportedAllocation final : public internal::PeerMapping {
 
   std::byte* data() const override { return pointer_of<std::byte>(base_); }
   size_t size() const override { return size_; }
+  int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override;
-  size_t most_at_once(int device) const override {
-    return device == device_.ordinal() ? kAtOnceWithin : kAtOnceBetweenDevices;
-  }
 
  private:
   explicit ImportedAllocation(const Device& device) : device_(device) {}

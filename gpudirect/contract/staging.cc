@@ -37,7 +37,7 @@ absl::Status PinnedRing::map(size_t bytes) {
         "a staging ring of %u bytes: %u are left (%s); make staging.ring_mib smaller", bytes,
         left.bytes, left.limit));
   }
-  fd_ = memfd_create("baton staging", MFD_CLOEXEC);
+  fd_ = memfd_create("baton staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   void* at = MAP_FAILED;
   if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(bytes)) == 0) {
     at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
@@ -69,6 +69,19 @@ absl::Status PinnedRing::pin() {
     }
   }
   return status;
+}
+
+absl::StatusOr<std::shared_ptr<void>> PinnedRing::pin(absl::Span<std::byte> memory) const {
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
+  const absl::Status status =
+      device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
+                                                       kHostPortable | kHostDeviceMap),
+                    absl::StrFormat("pinning %u bytes of a peer's staging ring", memory.size()));
+  if (!status.ok()) return status;
+  return std::shared_ptr<void>(memory.data(), [&device = device_](void* data) {
+    device.give_back([&] { device.driver().cuMemHostUnregister(data); });
+  });
 }
 
 absl::Status PinnedRing::open_copiers(const CopyMeans& means) {
@@ -119,6 +132,7 @@ void PinnedRing::copy(internal::CopyDirection direction, uint64_t cookie, bool u
   }
   copy.runs.assign(runs.begin(), runs.end());
   Lane& lane = lanes_[static_cast<size_t>(direction)];
+  if (urgent) lane.short_left = kShortFor;
   (urgent ? lane.urgent : lane.bulk).push_back(std::move(copy));
 }
 
@@ -129,11 +143,29 @@ void PinnedRing::drop(uint64_t cookie) {
         return waiting.cookie == cookie;
       });
       if (found == queue->end()) continue;
+      if (found->begun()) return end_dropped(lane);
       ended_.emplace_back(cookie, absl::CancelledError("dropped before it had begun"));
       spare_.push_back(std::move(found->runs));
       queue->erase(found);
       return;
     }
+  }
+}
+
+// Of bulk that is dropped in the middle nothing more begins: it has ended when its parts have.
+void PinnedRing::end_dropped(Lane& lane) {
+  Copy copy = std::move(lane.bulk.front());
+  lane.bulk.pop_front();
+  copy.status.Update(absl::CancelledError("dropped before all of it had begun"));
+  const auto part = std::find_if(lane.flying.rbegin(), lane.flying.rend(), [&](const Flight& each) {
+    return each.copy.cookie == copy.cookie;
+  });
+  if (part == lane.flying.rend()) {
+    ended_.emplace_back(copy.cookie, std::move(copy.status));
+    spare_.push_back(std::move(copy.runs));
+  } else {
+    part->copy.status.Update(copy.status);
+    part->last = true;
   }
 }
 
@@ -143,33 +175,43 @@ bool PinnedRing::busy() const {
   });
 }
 
-void PinnedRing::begin(Lane& lane, Copy copy) {
+// Of what is not begun yet `most` bytes.
+void PinnedRing::begin(Lane& lane, Copy& copy, size_t most) {
   const bool to_host = route(lane) == CopyRoute::kToHost;
   pieces_.clear();
   size_t bytes = 0;
-  for (const internal::CopyRun& run : copy.runs) {
-    const DevicePointer there = address(run.device);
-    const DevicePointer here = address(run.host);
-    pieces_.push_back(to_host ? CopyPiece{there, here, run.bytes}
-                              : CopyPiece{here, there, run.bytes});
-    bytes += run.bytes;
+  while (!copy.all_begun() && bytes < most) {
+    const internal::CopyRun& run = copy.runs[copy.run];
+    const size_t part = std::min(run.bytes - copy.done, most - bytes);
+    const DevicePointer there = address(run.device) + copy.done;
+    const DevicePointer here = address(run.host) + copy.done;
+    pieces_.push_back(to_host ? CopyPiece{there, here, part} : CopyPiece{here, there, part});
+    bytes += part;
+    copy.done += part;
+    if (copy.done < run.bytes) break;
+    ++copy.run;
+    copy.done = 0;
   }
+  Flight flight{.last = copy.all_begun(), .event = lane.events.back()};
   if (const absl::Status status = lane.copier->copy(route(lane), pieces_); !status.ok()) {
-    copy.status =
-        absl::Status(status.code(),
-                     absl::StrFormat("copying %u bytes %s CUDA device %d: %s", bytes,
-                                     to_host ? "from" : "to", device_.ordinal(), status.message()));
+    copy.status.Update(absl::Status(
+        status.code(),
+        absl::StrFormat("copying %u bytes %s CUDA device %d: %s", bytes, to_host ? "from" : "to",
+                        device_.ordinal(), status.message())));
+    // What is left of it would be for nothing.
+    flight.last = true;
   }
   // Part of it may be on its way also after an error.
-  Flight flight{.copy = std::move(copy), .event = lane.events.back()};
   const absl::Status recorded = device_.check(
       device_.driver().cuEventRecord(flight.event, stream(lane)), "waiting for a copy");
   if (recorded.ok()) {
     lane.events.pop_back();
   } else {
     flight.event = nullptr;
-    flight.copy.status.Update(recorded);
+    copy.status.Update(recorded);
   }
+  flight.copy.cookie = copy.cookie;
+  if (flight.last) flight.copy = std::move(copy);
   lane.flying.push_back(std::move(flight));
 }
 
@@ -201,19 +243,39 @@ bool PinnedRing::over(Lane& lane, Flight& flight) {
   return status.ok() || !device_.alive().ok() || ++flight.errors >= kMostErrors;
 }
 
+// An error of a part is its copy's.
+void PinnedRing::end(Lane& lane, Flight& flight) {
+  if (flight.last) {
+    ended_.emplace_back(flight.copy.cookie, std::move(flight.copy.status));
+    spare_.push_back(std::move(flight.copy.runs));
+    return;
+  }
+  for (Flight& later : lane.flying) {
+    if (&later != &flight && later.copy.cookie == flight.copy.cookie && later.last) {
+      return later.copy.status.Update(flight.copy.status);
+    }
+  }
+  lane.bulk.front().status.Update(flight.copy.status);
+}
+
 void PinnedRing::work(Lane& lane) {
   while (!lane.flying.empty() && over(lane, lane.flying.front())) {
     Flight& done = lane.flying.front();
     if (done.event != nullptr) lane.events.push_back(done.event);
-    ended_.emplace_back(done.copy.cookie, std::move(done.copy.status));
-    spare_.push_back(std::move(done.copy.runs));
+    end(lane, done);
     lane.flying.pop_front();
   }
   while (lane.flying.size() < kQueuedAhead && !(lane.urgent.empty() && lane.bulk.empty())) {
-    std::deque<Copy>& queue = lane.urgent.empty() ? lane.bulk : lane.urgent;
-    Copy next = std::move(queue.front());
-    queue.pop_front();
-    begin(lane, std::move(next));
+    if (!lane.urgent.empty()) {
+      Copy next = std::move(lane.urgent.front());
+      lane.urgent.pop_front();
+      begin(lane, next, SIZE_MAX);
+      continue;
+    }
+    const size_t most = lane.short_left > 0 ? kShortCopy : SIZE_MAX;
+    lane.short_left -= std::min(lane.short_left, kShortCopy);
+    begin(lane, lane.bulk.front(), most);
+    if (lane.flying.back().last) lane.bulk.pop_front();
   }
 }
 
@@ -228,7 +290,7 @@ bool PinnedRing::progress(const Ended& ended) {
       for (Lane& lane : lanes_) {
         for (Flight& flight : lane.flying) {
           if (flight.event != nullptr) lane.events.push_back(flight.event);
-          ended_.emplace_back(flight.copy.cookie, current.status());
+          if (flight.last) ended_.emplace_back(flight.copy.cookie, current.status());
         }
         lane.flying.clear();
         for (std::deque<Copy>* queue : {&lane.urgent, &lane.bulk}) {

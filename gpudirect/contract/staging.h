@@ -11,7 +11,9 @@
 //   - each direction has a stream of its own, never the legacy one, and at most kQueuedAhead copies
 //     are on it: an engine takes them in the order in which they came, whatever is urgent. What is
 //     urgent goes first when the next one is put there;
-//   - no single copy is longer than kLongestCopy;
+//   - no single copy is longer than kLongestCopy; and where something urgent has lately come by, as
+//     it will again, copies of bulk are cut into parts of kShortCopy, which cost a tenth of the
+//     rate;
 //   - a list of pieces goes the way that costs least (copier.h): small ones are packed by a kernel,
 //     where there are kernels, for each descriptor takes a copy engine's time;
 //   - an event stands behind each, and progress() asks it; nothing here waits;
@@ -43,6 +45,8 @@ class PinnedRing final : public internal::StagingRing {
  public:
   static constexpr size_t kLongestCopy = 4 << 20;
   static constexpr size_t kQueuedAhead = 2;
+  static constexpr size_t kShortCopy = 1 << 20;
+  static constexpr size_t kShortFor = 64 << 20;  // bytes of bulk, from an urgent copy on
 
   // ResourceExhausted where the host has no such memory, or the driver's words where it cannot be
   // pinned. Blocks for about a second per 2 GiB. With kernels it takes 8 MiB of the device.
@@ -61,15 +65,22 @@ class PinnedRing final : public internal::StagingRing {
   bool busy() const override;
   std::string explain() const override;
   absl::Status alive() const override { return device_.alive(); }
+  absl::StatusOr<std::shared_ptr<void>> pin(absl::Span<std::byte> memory) const override;
 
  private:
   struct Copy {
     uint64_t cookie = 0;
     std::vector<internal::CopyRun> runs;
     absl::Status status;
+    // Of bulk that is begun part by part.
+    size_t run = 0;   // the first that is not begun, or not all of it,
+    size_t done = 0;  // but so much
+    bool begun() const { return run != 0 || done != 0; }
+    bool all_begun() const { return run == runs.size(); }
   };
   struct Flight {
-    Copy copy;
+    Copy copy;  // of a part that others follow: its cookie and status
+    bool last = true;
     Event event = nullptr;  // null: it could not be recorded, so the stream itself is asked
     uint32_t errors = 0;    // of asking, one after the other
   };
@@ -78,6 +89,7 @@ class PinnedRing final : public internal::StagingRing {
     std::deque<Copy> bulk;
     std::deque<Flight> flying;
     std::vector<Event> events;  // not in use
+    size_t short_left = 0;      // bytes of bulk that go in short copies
     std::unique_ptr<Copier> copier;
   };
 
@@ -87,7 +99,9 @@ class PinnedRing final : public internal::StagingRing {
   absl::Status open_copiers(const CopyMeans& means);
   CopyRoute route(const Lane& lane) const;
   Stream stream(const Lane& lane) const;
-  void begin(Lane& lane, Copy copy);
+  void begin(Lane& lane, Copy& copy, size_t most);
+  void end(Lane& lane, Flight& flight);
+  void end_dropped(Lane& lane);
   bool over(Lane& lane, Flight& flight);
   void work(Lane& lane);
 

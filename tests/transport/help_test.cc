@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <climits>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -27,12 +28,15 @@ class CountingProvider : public StubProvider {
     inside = true;
     if (ManualClock* moved = clock; moved != nullptr) moved->advance(std::chrono::milliseconds(1));
     while (slow.load()) std::this_thread::yield();
+    if (pause.load() != Time::zero()) std::this_thread::sleep_for(pause.load());
     inside = false;
-    return something.load();
+    return something.load() && rounds_of_others < most_rounds;
   }
   std::atomic<int> rounds_of_test{0}, rounds_of_others{0};
   std::atomic<bool> inside{false}, slow{false}, something{false};
   std::atomic<ManualClock*> clock{nullptr};  // rounds take a millisecond of it
+  std::atomic<Time> pause{Time::zero()};     // and so long
+  std::atomic<int> most_rounds{INT_MAX};     // something happens in
 
  private:
   const std::thread::id test_ = std::this_thread::get_id();
@@ -80,6 +84,18 @@ class Help : public testing::Test {
   CountingProvider* provider_ = nullptr;
   std::unique_ptr<Worker> worker_;
 };
+
+// Who waits for the lock has it after a round or two of a thread that always has something to do.
+TEST_F(Help, AThreadThatIsBusyGivesWay) {
+  constexpr int kTimes = 20, kMostRounds = 20 * kTimes;
+  provider_->something = true;
+  provider_->clock = &clock_;
+  provider_->pause = std::chrono::milliseconds(2);
+  provider_->most_rounds = kMostRounds;  // the thread sleeps then, and whoever waits has the lock
+  ProgressThread thread(*worker_);
+  for (int i = 0; i < kTimes; ++i) EXPECT_EQ(worker_->stats().peers_up, 0u);
+  EXPECT_LT(provider_->rounds_of_others, kMostRounds);
+}
 
 TEST_F(Help, IsARound) {
   EXPECT_FALSE(worker_->help());

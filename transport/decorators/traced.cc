@@ -17,6 +17,7 @@ class TracedRail final : public decorators::DecoratedRail {
   absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
     return inner_->view(remote);
   }
+  bool shows_files() const override { return inner_->shows_files(); }
   bool post(const Slice& slice, EventSink& sink) override;
   void abort(TransferId transfer, EventSink& sink) override;
   void close(absl::Status why, EventSink& sink) override;

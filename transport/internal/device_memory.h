@@ -22,7 +22,7 @@ namespace baton::internal {
 // One contiguous part of a copy between a device and a ring's memory.
 struct CopyRun {
   std::byte* device = nullptr;  // an address that the CPU must not follow
-  std::byte* host = nullptr;    // in the ring
+  std::byte* host = nullptr;    // in the ring, or what pin() got
   size_t bytes = 0;
 };
 
@@ -52,6 +52,11 @@ class StagingRing {
   virtual std::string explain() const { return ""; }
   // OK as long as the device is of use.
   virtual absl::Status alive() const = 0;
+  // Any thread: makes other memory of the host's fit for copy(), until the last of what is returned
+  // ends, which comes after its copies. Both block. An error changes nothing.
+  virtual absl::StatusOr<std::shared_ptr<void>> pin(absl::Span<std::byte> /*memory*/) const {
+    return absl::UnimplementedError("copies to and from a ring of its own only");
+  }
 };
 
 // One contiguous part of a copy between two devices, or within one.
@@ -125,14 +130,10 @@ class PeerMapping {
   virtual ~PeerMapping() = default;
   virtual std::byte* data() const = 0;  // an address that the CPU must not follow
   virtual size_t size() const = 0;
+  // What it lies on, as this process counts devices.
+  virtual int device() const = 0;
   // Whether copies on that device's stream reach it; the reason where not.
   virtual absl::Status reached_by(int device) const = 0;
-  // Bytes between it and that device that one copy should have at most: what is urgent waits behind
-  // it, for some 100 us. A link between two devices is thirty times slower than their memory.
-  virtual size_t most_at_once(int /*device*/) const { return kAtOnceBetweenDevices; }
-
-  static constexpr size_t kAtOnceBetweenDevices = 4 << 20;
-  static constexpr size_t kAtOnceWithin = 32 << 20;
 };
 
 // Memory of a device that is ours: for programs that no framework gives any. Not thread-safe.

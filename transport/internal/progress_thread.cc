@@ -72,7 +72,9 @@ void ProgressThread::run() {
       busy = impl.clock.now();
       continue;
     }
-    if (worker_.progress()) {
+    const bool any = worker_.progress();
+    impl.mutex.give_way();
+    if (any) {
       busy = impl.clock.now();
       continue;
     }

@@ -27,10 +27,19 @@ constexpr ptrdiff_t kMostUnsaid = 1024;  // to one peer; one that asks for more 
 Worker::Impl::Staging::Ring::Ring(int number, std::unique_ptr<internal::StagingRing> made)
     : device(number),
       copies(std::move(made)),
-      ours(0, copies->memory().size() / 2),
-      served(copies->memory().size() / 2, copies->memory().size() / 2) {}
+      marks(copies->memory().data(), copies->memory().size()),
+      ours(0, marks.half()),
+      served(marks.half(), marks.half()) {}
 
-Worker::Impl::Staging::~Staging() = default;
+Worker::Impl::Staging::Staging(Impl& worker)
+    : worker_(worker), pinner_([&worker] { worker.rouse_all(); }) {}
+
+Worker::Impl::Staging::~Staging() {
+  finish();
+  for (const auto& from : borrowed_) {
+    if (from->pin != nullptr) pinner_.let_go(std::move(from->pin), std::move(from->view.keep));
+  }
+}
 
 Worker::Impl::Staging::Ring* Worker::Impl::Staging::ring_of(int device) const {
   for (const auto& ring : rings_) {
@@ -60,10 +69,10 @@ void Worker::Impl::Staging::note(int device, std::string why) {
   if (Ring* ring = ring_of(device); ring != nullptr) ring->why = std::move(why);
 }
 
-std::string Worker::Impl::Staging::explain() const {
-  return absl::StrJoin(rings_, "; ", [](std::string* out, const auto& ring) {
+std::string Worker::Impl::Staging::explain(PeerId peer) const {
+  std::string rings = absl::StrJoin(rings_, "; ", [](std::string* out, const auto& ring) {
     absl::StrAppend(out, "memory of CUDA device ", ring->device, ": staged through ",
-                    ring->copies->memory().size() >> 20,
+                    ring->marks.room() >> 20,
                     " MiB of pinned memory where a rail does "
                     "not reach it",
                     ring->why.empty() ? "" : " (", ring->why, ring->why.empty() ? "" : ")");
@@ -71,6 +80,7 @@ std::string Worker::Impl::Staging::explain() const {
       absl::StrAppend(out, ", where ", how);
     }
   });
+  return rings + explain_lending(peer);
 }
 
 uint32_t Worker::Impl::Staging::next_generation() {
@@ -156,10 +166,9 @@ void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::St
 }
 
 void Worker::Impl::Staging::copy(Ring& ring, internal::CopyDirection direction, bool served,
-                                 Handle name, bool urgent, size_t offset, const std::byte* base,
+                                 Handle name, bool urgent, std::byte* host, const std::byte* base,
                                  const std::vector<internal::Run>& runs) {
   copy_runs_.clear();
-  std::byte* host = ring.copies->memory().data() + offset;
   for (const internal::Run& run : runs) {
     copy_runs_.push_back({const_cast<std::byte*>(base) + run.offset, host, run.bytes});
     host += run.bytes;
@@ -205,6 +214,12 @@ void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::st
       return on_release(peer.id(), *message);
     case Message::Kind::kRoom:
       return on_room(find_chunk(message->chunk, peer.id()), peer.id(), *message);
+    case Message::Kind::kRing:
+      return on_ring(peer, *message);
+    case Message::Kind::kBorrows:
+      return on_borrows(peer.id(), *message);
+    case Message::Kind::kOffer:
+      return on_offer(peer.id(), *std::move(message));
     case Message::Kind::kEnded:
       break;
   }
@@ -245,6 +260,7 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
     const std::vector<uint32_t> open = op->second->chunks;
     for (const uint32_t each : open) wind_down(*chunks_[each]);
   }
+  lent_peer_down(peer);
 }
 
 bool Worker::Impl::Staging::run_rings() {
@@ -259,6 +275,8 @@ bool Worker::Impl::Staging::run_rings() {
 
 bool Worker::Impl::Staging::progress() {
   bool any = run_rings();
+  if (borrowing_) any |= tend_borrowed();
+  if (!left_behind_.empty()) any |= take_back();
   if (!std::exchange(due_, false)) return any;
   any |= give_room();
   any |= feed();
@@ -267,8 +285,10 @@ bool Worker::Impl::Staging::progress() {
 }
 
 bool Worker::Impl::Staging::busy() const {
-  return due_ || std::any_of(rings_.begin(), rings_.end(),
-                             [](const auto& ring) { return ring->copies->busy(); });
+  return due_ ||
+         std::any_of(rings_.begin(), rings_.end(),
+                     [](const auto& ring) { return ring->copies->busy(); }) ||
+         (awake_until_ != kNever && worker_.clock.now() < awake_until_);
 }
 
 void Worker::Impl::Staging::finish() {
@@ -317,7 +337,7 @@ absl::Status Worker::Impl::make_ring(int device) {
   const internal::DeviceMemory* devices = internal::device_memory();
   if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
-      devices->staging_ring(device, ring_bytes, ring_kernels);
+      devices->staging_ring(device, internal::RingMarks::with_room(ring_bytes), ring_kernels);
   if (!made.ok()) return made.status();
   const std::lock_guard lock(mutex);
   if (staging_for_device_memory().has_ring(device)) return absl::OkStatus();

@@ -10,6 +10,10 @@
 //     each other cannot wait for each other's room. A served chunk that has room is waited for by
 //     nobody but its initiator, who has its own room already.
 //   - Small transfers go first, in room that is kept for them, on the wire, and at each copy.
+//   - A peer on the same machine maps our ring, and we map its: what the one has copied off its
+//     device the other copies to its own from where it lies, and no processor copies any of it
+//     (staging/ring_marks.h). Until the other's ring is pinned here, and over every other route,
+//     chunks go from ring to ring.
 //   - A ring that is full makes transfers wait, and no progress() ever does.
 //   - The transfer has ended when all its chunks have, also when it was stopped: copies under way
 //     here are awaited, and a target that may be copying is asked. Counter and notification then
@@ -25,8 +29,11 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "transport/internal/device_memory.h"
 #include "transport/internal/messages/staging_message.h"
+#include "transport/internal/staging/pinner.h"
+#include "transport/internal/staging/ring_marks.h"
 #include "transport/internal/staging/ring_space.h"
 #include "transport/internal/worker_impl.h"
 
@@ -34,7 +41,7 @@ namespace baton {
 
 class Worker::Impl::Staging {
  public:
-  explicit Staging(Impl& worker) : worker_(worker) {}
+  explicit Staging(Impl& worker);
   ~Staging();  // waits for the copies
 
   // ---- rings: staging.cc ----
@@ -43,7 +50,7 @@ class Worker::Impl::Staging {
   absl::Status add_ring(int device, std::unique_ptr<internal::StagingRing> made);
   // Why device memory that was registered is staged: for explain().
   void note(int device, std::string why);
-  std::string explain() const;
+  std::string explain(PeerId peer) const;
 
   // ---- our transfers: staging_ours.cc ----
   // Takes over a transfer that is queued. The reason where it cannot be staged.
@@ -59,8 +66,9 @@ class Worker::Impl::Staging {
   void peer_down(PeerId peer);
   void peer_up() { due_ = true; }
   bool progress();
-  bool busy() const;  // progress() wants to be called soon
-  void finish();      // no peer is left: waits until nothing moves
+  bool busy() const;        // progress() wants to be called soon
+  Time next_timer() const;  // when it wants to be called, though nothing wakes it
+  void finish();            // no peer is left: waits until nothing moves
 
  private:
   using Message = internal::StagingMessage;
@@ -70,6 +78,7 @@ class Worker::Impl::Staging {
     Ring(int number, std::unique_ptr<internal::StagingRing> made);
     int device;
     std::unique_ptr<internal::StagingRing> copies;
+    internal::RingMarks marks;
     MemoryRegion region;
     internal::RingSpace ours;
     internal::RingSpace served;
@@ -79,6 +88,31 @@ class Worker::Impl::Staging {
     Ring* ring = nullptr;
     size_t offset = 0;
     size_t bytes = 0;
+  };
+  // A peer's ring that is mapped here.
+  struct Borrowed {
+    enum class State : uint8_t { kWanted, kPinning, kReady, kRefused };
+    uint64_t name = 0;
+    PeerId peer;
+    RemoteRegion region;
+    Handle number;  // the peer's for it; generation 0: it has not asked
+    State state = State::kWanted;
+    RemoteView view;
+    internal::RingMarks marks;
+    internal::Pinner::Pin pin;
+    uint32_t users = 0;  // chunks that are copied from there
+    uint64_t bytes = 0;  // of those that were
+    bool gone = false;   // its owner is
+  };
+  // Room that the peer was lent, in one of them.
+  struct Borrow {
+    Borrowed* from = nullptr;
+    size_t offset = 0;
+  };
+  // Room of ours that the peer may still read, though it is gone.
+  struct LeftBehind {
+    Room room;
+    internal::RingSpace* space = nullptr;
   };
   // Part of a transfer of ours that is under way.
   struct Chunk {
@@ -91,6 +125,8 @@ class Worker::Impl::Staging {
     Handle far;             // the target's room, once it has given some
     RemoteRegion far_ring;  // and where that is
     uint64_t far_offset = 0;
+    Borrow in_place;       // of a read that is copied from the target's ring
+    bool lent = false;     // of a write that the target copies from our ring
     bool asked = false;    // the target has been asked for room
     bool granted = false;  // it has given some, or none is needed
     bool copied = false;   // what is to be sent lies where it is sent from
@@ -127,12 +163,16 @@ class Worker::Impl::Staging {
     bool write = false;
     bool urgent = false;
     bool gone = false;  // its initiator is, or wants no more of it
+    bool lent = false;  // of a read whose initiator may copy from our ring
+    Borrow in_place;    // of a write that is copied from the initiator's ring
     std::vector<internal::Run> runs;
   };
   struct Outgoing {
     PeerId peer;
     std::string words;
   };
+
+  static constexpr uint32_t kMostServed = 256;  // of a peer: more than a correct one has under way
 
   static constexpr uint64_t cookie_of(Handle name, bool served) {
     return uint64_t{name.generation} << 32 | uint64_t{name.index} << 1 | uint64_t{served};
@@ -148,7 +188,7 @@ class Worker::Impl::Staging {
              std::string words, TransferId* started);
   static void wire_ended(void* self, TransferId id, const absl::Status& status);
   void copy(Ring& ring, internal::CopyDirection direction, bool served, Handle name, bool urgent,
-            size_t offset, const std::byte* base, const std::vector<internal::Run>& runs);
+            std::byte* host, const std::byte* base, const std::vector<internal::Run>& runs);
   void copy_ended(uint64_t cookie, absl::Status status);
   bool run_rings();
 
@@ -160,7 +200,7 @@ class Worker::Impl::Staging {
   bool feed(std::deque<uint32_t>& list);
   bool start_chunk(Op& op);
   size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
-  void start_copy(Chunk& chunk, const Op& op, internal::CopyDirection direction);
+  void start_copy(Chunk& chunk, const Op& op, internal::CopyDirection direction, std::byte* host);
   void ask(Chunk& chunk, const Op& op);
   void step(Chunk& chunk);
   bool start_wire(Chunk& chunk);
@@ -175,7 +215,26 @@ class Worker::Impl::Staging {
   void retire(Chunk& chunk);
   void close_op(uint32_t index);
 
+  // staging_lending.cc
+  bool shows_rings(const internal::Peer& peer) const;
+  bool may_offer(const Op& op, const internal::Peer& peer);
+  void offer(Chunk& chunk);
+  bool read_in_place(Chunk& chunk);
+  void on_ring(internal::Peer& peer, const Message& message);
+  void on_borrows(PeerId peer, const Message& message);
+  void on_offer(PeerId peer, Message message);
+  Borrowed* borrowed(internal::Peer& peer, const RemoteRegion& ring);
+  absl::Status begin_borrowing(Borrowed& from);
+  bool tend_borrowed();
+  static std::byte* take(Borrowed& from, size_t offset, size_t bytes, Borrow& borrow);
+  void give_back(Borrow& borrow);
+  std::string explain_lending(PeerId peer) const;
+  void give_back(Room& room, internal::RingSpace& space, bool lent);
+  bool take_back();
+  void lent_peer_down(PeerId peer);
+
   // staging_served.cc
+  Served& open_served(PeerId peer, Message message);
   Served* find_served(Handle name, PeerId peer);
   void on_request(PeerId peer, Message message);
   void on_land(PeerId peer, const Message& message);
@@ -210,8 +269,21 @@ class Worker::Impl::Staging {
   uint32_t wires_in_all_ = 0;
   uint32_t generation_ = 0;
   bool due_ = false;  // something changed that lets others begin
+  // Rings of ours that a peer has been told of; those that it borrows from, and how many bytes.
+  // Both by name_of().
+  absl::flat_hash_set<uint64_t> shown_;
+  absl::flat_hash_map<uint64_t, uint64_t> lent_to_;
+  std::vector<std::unique_ptr<Borrowed>> borrowed_;
+  uint64_t borrowed_names_ = 0;
+  bool borrowing_ = false;  // one of them changes
+  // What was offered is copied at once: whoever slept meanwhile would lose more than it takes.
+  static constexpr Time kAwake = std::chrono::microseconds(200);
+  Time awake_until_ = kNever;  // kNever: nothing was offered
+  std::vector<LeftBehind> left_behind_;
+  Time look_at_readers_{};
   std::vector<internal::CopyRun> copy_runs_;
   std::vector<internal::Run> runs_;
+  internal::Pinner pinner_;
 };
 
 }  // namespace baton

@@ -8,8 +8,9 @@
 namespace baton {
 namespace {
 
-// Three steps, each with one under way and one ready for it.
-constexpr uint32_t kMostChunks = 6;
+// Two or three steps, each with two copies on its stream, or one under way and one ready for it;
+// and words about them on their way.
+constexpr uint32_t kMostChunks = 8;
 constexpr uint32_t kMostChunksOfAPeer = 64;
 
 }  // namespace
@@ -135,21 +136,24 @@ bool Worker::Impl::Staging::start_chunk(Op& op) {
   chunk.near = near;
   chunk.begin = op.next;
   chunk.end = op.next = cut_chunk(op, most, chunk.layout, chunk.index);
-  chunk.granted = !op.far;
+  chunk.lent = may_offer(op, *peer);
+  chunk.granted = !op.far || chunk.lent;
   chunk.copied = op.near == nullptr || d.op == baton::Op::kRead;
-  if (op.far) ask(chunk, op);
-  if (!chunk.copied) start_copy(chunk, op, internal::CopyDirection::kToHost);
+  if (!chunk.granted) ask(chunk, op);
+  if (!chunk.copied) {
+    start_copy(chunk, op, internal::CopyDirection::kToHost, near.ring->marks.ring() + near.offset);
+  }
   step(chunk);
   return true;
 }
 
 void Worker::Impl::Staging::start_copy(Chunk& chunk, const Op& op,
-                                       internal::CopyDirection direction) {
+                                       internal::CopyDirection direction, std::byte* host) {
   const internal::TransferSlot& slot = worker_.slots[op.id.slot];
   internal::runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
   chunk.copying = true;
-  copy(*chunk.near.ring, direction, false, chunk.name, op.urgent, chunk.near.offset,
-       slot.descriptor.local_base, runs_);
+  copy(*chunk.near.ring, direction, false, chunk.name, op.urgent, host, slot.descriptor.local_base,
+       runs_);
 }
 
 void Worker::Impl::Staging::ask(Chunk& chunk, const Op& op) {
@@ -171,6 +175,8 @@ void Worker::Impl::Staging::step(Chunk& chunk) {
   if (worker_.slots[chunk.parent.slot].verdict != TransferState::kActive) return wind_down(chunk);
   if (chunk.copying || chunk.wired || chunk.landing || !chunk.granted || !chunk.copied) return;
   if (chunk.sent) return close_chunk(chunk);
+  if (chunk.lent) return offer(chunk);
+  if (read_in_place(chunk)) return;
   chunk.wired = true;
   if (start_wire(chunk)) return;
   unwired_.push_back(chunk.name);
@@ -224,7 +230,8 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
   const Op* op = op_of(chunk);
   const bool wanted = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
   if (reading && wanted && op != nullptr && op->near != nullptr) {
-    start_copy(chunk, *op, internal::CopyDirection::kToDevice);
+    start_copy(chunk, *op, internal::CopyDirection::kToDevice,
+               chunk.near.ring->marks.ring() + chunk.near.offset);
   }
   step(chunk);
 }
@@ -255,6 +262,10 @@ void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
 
 void Worker::Impl::Staging::on_copied(Chunk& chunk, absl::Status status) {
   chunk.copying = false;
+  if (chunk.in_place.from != nullptr) {
+    give_back(chunk.in_place);
+    if (chunk.far.generation != 0) release_room(chunk);
+  }
   if (!status.ok()) return fail(chunk, std::move(status));
   chunk.copied = true;
   step(chunk);
@@ -287,6 +298,8 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
                    absl::CancelledError("the staged transfer was stopped"));
     }
   }
+  // What the target has not begun to read it never will.
+  if (chunk.lent) chunk.near.ring->marks.take_back(chunk.near.offset);
   if (chunk.wired || chunk.landing) return;
   if (chunk.far.generation != 0) {
     // Of a write that was on the wire the target may have all, and be copying it.
@@ -304,8 +317,7 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
 
 void Worker::Impl::Staging::close_chunk(Chunk& chunk) {
   if (chunk.near.ring != nullptr) {
-    chunk.near.ring->ours.give_back(chunk.near.offset, chunk.near.bytes);
-    chunk.near = {};
+    give_back(chunk.near, chunk.near.ring->ours, chunk.lent);
   }
   due_ = true;
   Op* op = op_of(chunk);

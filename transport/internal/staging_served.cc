@@ -4,10 +4,6 @@
 #include "transport/internal/staging.h"
 
 namespace baton {
-namespace {
-// More than a correct peer has under way.
-constexpr uint32_t kMostServed = 256;
-}  // namespace
 
 Worker::Impl::Staging::Served* Worker::Impl::Staging::find_served(Handle name, PeerId peer) {
   if (name.generation == 0 || name.index >= served_.size()) return nullptr;
@@ -37,24 +33,14 @@ absl::StatusOr<std::byte*> Worker::Impl::Staging::base_of(const RemoteRegion& re
   return base;
 }
 
-void Worker::Impl::Staging::on_request(PeerId peer, Message message) {
-  const bool write = message.kind == Message::Kind::kWant;
-  if (serves_[peer.index] >= kMostServed) {
-    Served refused{.peer = peer, .chunk = message.chunk};
-    return answer(refused, absl::ResourceExhaustedError("too many staged chunks at a time"));
-  }
+// A free row, with what the message says.
+Worker::Impl::Staging::Served& Worker::Impl::Staging::open_served(PeerId peer, Message message) {
   if (free_served_.empty()) {
     free_served_.push_back(static_cast<uint32_t>(served_.size()));
     served_.push_back(std::make_unique<Served>());
     served_.back()->name.index = free_served_.back();
   }
   Served& served = *served_[free_served_.back()];
-  const absl::StatusOr<std::byte*> base =
-      base_of(message.region, write, message.bytes, message.runs);
-  if (!base.ok()) {
-    Served refused{.peer = peer, .chunk = message.chunk};
-    return answer(refused, base.status());
-  }
   free_served_.pop_back();
   served.name.generation = next_generation();
   served.peer = peer;
@@ -62,12 +48,29 @@ void Worker::Impl::Staging::on_request(PeerId peer, Message message) {
   served.region = message.region;
   served.bytes = message.bytes;
   served.urgent = message.urgent && message.bytes <= kUrgentBytes;
-  served.write = write;
+  served.write = message.kind != Message::Kind::kFetch;
   served.state = Served::State::kWaiting;
-  served.gone = false;
+  served.gone = served.lent = false;
   served.room = {};
+  served.in_place = {};
   served.runs = std::move(message.runs);
   ++serves_[peer.index];
+  return served;
+}
+
+void Worker::Impl::Staging::on_request(PeerId peer, Message message) {
+  const bool write = message.kind == Message::Kind::kWant;
+  if (serves_[peer.index] >= kMostServed) {
+    Served refused{.peer = peer, .chunk = message.chunk};
+    return answer(refused, absl::ResourceExhaustedError("too many staged chunks at a time"));
+  }
+  const absl::StatusOr<std::byte*> base =
+      base_of(message.region, write, message.bytes, message.runs);
+  if (!base.ok()) {
+    Served refused{.peer = peer, .chunk = message.chunk};
+    return answer(refused, base.status());
+  }
+  const Served& served = open_served(peer, std::move(message));
   (served.urgent ? want_urgent_ : want_bulk_).push_back(served.name);
 }
 
@@ -94,8 +97,8 @@ bool Worker::Impl::Staging::give_room(std::deque<Handle>& list) {
     served.room = {&ring, *offset, served.bytes};
     if (!served.write) {
       served.state = Served::State::kCopying;
-      copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent, *offset, *base,
-           served.runs);
+      copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent,
+           ring.marks.ring() + *offset, *base, served.runs);
       continue;
     }
     served.state = Served::State::kRoom;
@@ -117,12 +120,12 @@ void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
     return close_served(*served);
   }
   served->state = Served::State::kCopying;
-  copy(*served->room.ring, internal::CopyDirection::kToDevice, true, served->name, served->urgent,
-       served->room.offset, *base, message.runs);
+  Ring& ring = *served->room.ring;
+  copy(ring, internal::CopyDirection::kToDevice, true, served->name, served->urgent,
+       ring.marks.ring() + served->room.offset, *base, message.runs);
 }
 
 void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status) {
-  // Left out because the region is stale by now.
   if (absl::IsCancelled(status) && !served.gone) {
     status = base_of(served.region, served.write, served.bytes, {}).status();
   }
@@ -134,6 +137,9 @@ void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status
     return close_served(served);
   }
   served.state = Served::State::kRoom;
+  const internal::Peer* peer = worker_.find_peer(served.peer);
+  served.lent = peer != nullptr && shows_rings(*peer);
+  if (served.lent) served.room.ring->marks.lend(served.room.offset);
   answer(served, absl::OkStatus());
 }
 
@@ -179,8 +185,10 @@ void Worker::Impl::Staging::answer(const Served& served, absl::Status status) {
 }
 
 void Worker::Impl::Staging::close_served(Served& served) {
-  if (served.room.ring != nullptr) {
-    served.room.ring->served.give_back(served.room.offset, served.room.bytes);
+  if (served.in_place.from != nullptr) {
+    give_back(served.in_place);
+  } else if (served.room.ring != nullptr) {
+    give_back(served.room, served.room.ring->served, served.lent);
   }
   --serves_[served.peer.index];
   free_served_.push_back(served.name.index);

@@ -208,12 +208,17 @@ absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) c
   const internal::Peer* peer = impl_->find_peer(id);
   if (peer == nullptr) return absl::NotFoundError("no such peer");
   if (peer->state == PeerState::kDown) return peer->why;
-  if (peer->rails.empty()) return absl::UnavailableError("the peer is not connected yet");
-  if (region.owner != peer->uid) {
+  return impl_->view(*peer, region);
+}
+
+absl::StatusOr<RemoteView> Worker::Impl::view(const internal::Peer& peer,
+                                              const RemoteRegion& region) const {
+  if (peer.rails.empty()) return absl::UnavailableError("the peer is not connected yet");
+  if (region.owner != peer.uid) {
     return absl::InvalidArgumentError("the region belongs to another worker than this peer");
   }
   absl::StatusOr<RemoteView> view = absl::UnimplementedError("no rail");
-  for (const internal::RailState& rail : peer->rails) {
+  for (const internal::RailState& rail : peer.rails) {
     view = rail.rail->view(region);
     if (view.ok()) break;
   }

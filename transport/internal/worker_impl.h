@@ -22,12 +22,13 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "transport/internal/bell.h"
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/stream_order.h"
 #include "transport/internal/tables/peer.h"
 #include "transport/internal/tables/peer_table.h"
 #include "transport/internal/tables/transfer_slots.h"
+#include "transport/internal/threads/bell.h"
+#include "transport/internal/threads/progress_lock.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -62,6 +63,7 @@ class Worker::Impl final : public EventSink {
   void disarm(internal::Bell& own);
   void rouse();
   bool help();                 // takes the lock, if nobody has it
+  bool polls() const;          // something is under way that ends without a word
   bool helped_lately() const;  // lock-free
   void recall();               // takes the lock: a thread that stands back is to drive again, now
   Time next_timer();
@@ -184,6 +186,7 @@ class Worker::Impl final : public EventSink {
   internal::RailState* pick_rail(internal::Peer& peer, const internal::TransferSlot& slot);
   internal::RailState* rail_of_messages(internal::Peer& peer, const internal::TransferSlot& slot,
                                         Time now);
+  absl::StatusOr<RemoteView> view(const internal::Peer& peer, const RemoteRegion& region) const;
   static internal::RailState* rail_state(internal::Peer& peer, const Rail* rail);
   void enqueue(internal::Peer& peer, uint32_t index);
   void make_ready(internal::Peer& peer);
@@ -230,7 +233,7 @@ class Worker::Impl final : public EventSink {
   std::string address;
   uint16_t port = 0;
 
-  mutable std::mutex mutex;  // the progress lock
+  mutable internal::ProgressLock mutex;
   internal::TransferSlots slots;
   internal::PeerTable peers;
   std::vector<internal::Peer*> ready_peers;          // those with slices to post
@@ -287,7 +290,8 @@ class Worker::Impl final : public EventSink {
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
   internal::Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);
-  Time helped_at = kLongAgo;  // when the last help() ended
+  std::atomic<bool> on_devices{false};  // help() found only copies of devices under way
+  Time helped_at = kLongAgo;            // when the last help() ended
   // Likewise of those that came soon after another; kNever while one is under way.
   std::atomic<Time> helped_often_at{kLongAgo};
   std::atomic<uint32_t> waiters{0};

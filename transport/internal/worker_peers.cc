@@ -355,7 +355,7 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
     notes.push_back(absl::StrCat("the last rail that was lost: ", peer.rail_lost));
   }
   if (staging != nullptr) {
-    if (std::string staged = staging->explain(); !staged.empty())
+    if (std::string staged = staging->explain(peer.id()); !staged.empty())
       notes.push_back(std::move(staged));
   }
   std::string out = absl::StrCat(peer.name, ": ", absl::StrJoin(routes, " + "));

@@ -272,11 +272,18 @@ bool Worker::Impl::help() {
       if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
     }
     any = progress();
+    on_devices.store(!any && polls(), std::memory_order_relaxed);
     helped_at = clock.now();
     if (often) helped_often_at.store(helped_at, std::memory_order_relaxed);
   }
   if (any) tell_waiters();
   return any;
+}
+
+bool Worker::Impl::polls() const {
+  return (staging != nullptr && staging->busy()) ||
+         std::any_of(providers.begin(), providers.end(),
+                     [](const auto& provider) { return provider->polls(); });
 }
 
 bool Worker::Impl::helped_lately() const {
@@ -297,6 +304,7 @@ Time Worker::Impl::next_timer() {
   if (!standing_aside.empty() || (staging != nullptr && staging->busy())) {
     next = std::min(next, clock.now() + kCopyPause);
   }
+  if (staging != nullptr) next = std::min(next, staging->next_timer());
   return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
 }
 
@@ -343,9 +351,12 @@ void Worker::Impl::sleep(const internal::Bell& own, Time until) {
 
 absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
   constexpr Time kSpin = std::chrono::microseconds(20);
-  const Time end = base::deadline_after(clock.now(), timeout);
-  Time busy = clock.now();  // when something last happened
-  bool helping = true;      // a ProgressThread: it need not be woken for what is done at once
+  // What a device copies meanwhile is over soon, and says nothing when it is.
+  constexpr Time kSpinOnDevices = std::chrono::milliseconds(2);
+  const Time begin = clock.now();
+  const Time end = base::deadline_after(begin, timeout);
+  Time busy = begin;    // when something last happened
+  bool helping = true;  // a ProgressThread: it need not be woken for what is done at once
   // Lent to this wait from its first sleep on.
   struct Lent {
     ~Lent() {
@@ -365,6 +376,7 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
       if (helping) {
         if (help()) busy = now;
         if (now - busy < kSpin) continue;
+        if (on_devices.load(std::memory_order_relaxed) && now - begin < kSpinOnDevices) continue;
         helping = false;
         recall();
       }

@@ -76,6 +76,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool on_time(Time now, EventSink& sink);  // dials; gives up what takes too long
   Time next_timer() const;
 
+  bool polls() const { return state_ == State::kUp && runner_->on_devices(); }
   // Sleeping: false when there is work already.
   bool arm();
   void disarm();
@@ -183,6 +184,7 @@ class ShmRail final : public Rail {
     return connection_->maps(local, remote);
   }
   std::string about_devices() const override { return connection_->about_devices(); }
+  bool shows_files() const override { return true; }
   bool post(const Slice& slice, EventSink&) override { return connection_->post(slice); }
   void abort(TransferId transfer, EventSink& sink) override { connection_->abort(transfer, sink); }
   void close(absl::Status why, EventSink& sink) override { connection_->close(why, sink); }

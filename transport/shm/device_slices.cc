@@ -108,8 +108,7 @@ absl::Status DeviceSlices::begin(Item& item, size_t slot) {
   std::byte* const far = item.target.device->data() + item.target.address;
   runs_.clear();
   Piece piece;
-  size_t left =
-      item.target.device->most_at_once(item.device);  // an engine is blind to what is urgent
+  size_t left = item.target.device->device() == item.device ? kChunkOnDevice : kChunkBytes;
   while (left != 0 && runs_.size() < kChunkPieces && item.cursor->next(piece, left)) {
     left -= piece.bytes;
     std::byte* const near = transfer.local_base + piece.local_offset;

@@ -195,6 +195,11 @@ class ShmProvider final : public Provider {
     return any;
   }
 
+  bool polls() const override {
+    return shared_ != nullptr &&
+           std::any_of(shared_->hot.begin(), shared_->hot.end(),
+                       [](const Connection* connection) { return connection->polls(); });
+  }
   int wait_fd() const override { return shared_ == nullptr ? -1 : shared_->epoll.get(); }
 
   bool arm() override {

@@ -54,8 +54,9 @@ class SliceRunner {
   // Advances the first slice that can be by at most one chunk; takes what was copied off `budget`.
   Result step(size_t& budget);
 
-  // Between devices: looks what has ended; begins nothing more of a transfer; or of any, and waits
-  // for what is under way.
+  // Between devices: whether there is something; looks what has ended; begins nothing more of a
+  // transfer; or of any, and waits for what is under way.
+  bool on_devices() const { return devices_.size() != 0; }
   void settle_devices() { devices_.settle(); }
   void stop_on_devices(TransferId transfer) {
     devices_.stop(transfer, absl::CancelledError("cancelled"));

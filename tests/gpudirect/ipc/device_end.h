@@ -65,9 +65,25 @@ class End {
     }
     return true;
   }
+  // Until what is staged goes from ring to device, with the peer of the last exchange; false: it
+  // is gone.
+  bool lent() const {
+    bool there = false;
+    return drive([&] {
+             const std::string text = worker->explain(peer);
+             there = text.find("by the peer straight from ours") != std::string::npos &&
+                     text.find("straight from the peer's ring") != std::string::npos;
+             return there || worker->peer_state(peer) == PeerState::kDown;
+           }) &&
+           there;
+  }
   // Writes all there, and reads it back; false: that did not work.
   bool exchange(const std::string& offered, Worker* owner = nullptr) const {
     peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
+    return exchange_again(offered, owner);
+  }
+  // With the peer of the last time.
+  bool exchange_again(const std::string& offered, Worker* owner = nullptr) const {
     const auto remote =
         RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
     for (const Op op : {Op::kWrite, Op::kRead}) {

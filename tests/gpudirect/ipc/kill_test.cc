@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -31,6 +32,7 @@ struct Point {
   Kill kill = Kill::kWhoMaps;
   const char* provider = "shm";
   bool malloc = false;  // memory of cudaMalloc; or by virtual memory management
+  bool lent = false;    // that nobody can open: staged, from one's ring to the other's device
   uint64_t step = 0;    // 0: nobody is killed
   bool ended = false;   // the call has ended; or it begins
 };
@@ -53,6 +55,12 @@ struct Held {
   }
 };
 
+gpudirect::FakeOptions driver_of(const Point& point) { return {.ipc_handles = !point.lent}; }
+
+bool exchange(const Point& point, const End& end, const std::string& offered) {
+  return end.exchange(offered) && (!point.lent || (end.lent() && end.exchange_again(offered)));
+}
+
 // How many steps the counted side made; 0: somebody was killed.
 uint64_t live(const Point& point) {
   const bool child_maps = point.kill == Kill::kWhoMaps;
@@ -63,7 +71,7 @@ uint64_t live(const Point& point) {
     up.close_end(0);
     uint64_t steps = 0;
     {
-      InstalledFake fake;
+      InstalledFake fake(driver_of(point));
       End end(fake, point.provider);
       if (point.kill != Kill::kWhoSharesMeanwhile) {
         fake.fake().at_step(point.step, point.ended, [] { raise(SIGKILL); });
@@ -71,7 +79,7 @@ uint64_t live(const Point& point) {
       point.malloc ? end.make_by_malloc() : end.make();
       if (child_maps) {
         const std::string offered = down.hear();
-        if (offered.empty() || !end.exchange(offered)) _exit(1);
+        if (offered.empty() || !exchange(point, end, offered)) _exit(1);
       } else {
         up.say(end.offer());
         fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
@@ -85,23 +93,22 @@ uint64_t live(const Point& point) {
     _exit(0);
   }
   up.close_end(1);
-  bool killed = false;
+  std::atomic<bool> killed{false};  // by a thread that pins, maybe
   uint64_t steps = 0;
   {
-    InstalledFake fake;
+    InstalledFake fake(driver_of(point));
     End here(fake, point.provider);
     point.malloc ? here.make_by_malloc() : here.make();
     const uint64_t made = fake.fake().steps();
     std::fill_n(here.view(), kSharedBytes, std::byte{7});
     const auto kill_it = [&] {
-      if (killed) return;
+      if (killed.exchange(true)) return;
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
-      killed = true;
     };
     const auto gone = [&] {
-      if (!killed) killed = waitpid(child, nullptr, WNOHANG) == child;
-      return killed;
+      if (!killed && waitpid(child, nullptr, WNOHANG) == child) killed = true;
+      return killed.load();
     };
     if (child_maps) {
       down.say(here.offer());
@@ -110,11 +117,11 @@ uint64_t live(const Point& point) {
       if (point.kill == Kill::kWhoSharesMeanwhile) {
         fake.fake().at_step(point.step, point.ended, kill_it);
       }
-      const bool done = here.exchange(offered);
+      const bool done = exchange(point, here, offered);
       EXPECT_TRUE(done || point.step != 0);
       const bool staged = here.worker->stats().staged_transfers > 0;
       if (done) {
-        EXPECT_EQ(staged, std::string_view(point.provider) == "tcp");
+        EXPECT_EQ(staged, point.lent || std::string_view(point.provider) == "tcp");
       }
       if (point.kill != Kill::kWhoSharesMeanwhile) {
         down.say("done");
@@ -124,6 +131,11 @@ uint64_t live(const Point& point) {
     if (point.kill != Kill::kWhoSharesMeanwhile) {
       const std::string said = up.hear();
       if (!said.empty()) steps = std::stoull(said);
+    }
+    if (point.lent && child_maps) {
+      // What was offered before the end is copied by this side, until it knows of the end.
+      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+      fake.fake().run_all();
     }
     // What is used for something else now stays as it is.
     std::fill_n(here.view(), kSharedBytes, std::byte{42});
@@ -152,11 +164,12 @@ struct Who {
   Kill kill;
   const char* provider;
   bool malloc = false;
+  bool lent = false;
 };
 class KilledAt : public testing::TestWithParam<Who> {};
 
 TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
-  Point point{GetParam().kill, GetParam().provider, GetParam().malloc};
+  Point point{GetParam().kill, GetParam().provider, GetParam().malloc, GetParam().lent};
   const uint64_t steps = live(point);  // what is made once in a process is there
   ASSERT_GT(steps, 30u);
   const char* const given = std::getenv("BATON_CASES");
@@ -182,22 +195,25 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
   EXPECT_GE(killed * 10, points * 7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Who, KilledAt,
-                         testing::Values(Who{Kill::kWhoMaps, "shm"}, Who{Kill::kWhoShares, "shm"},
-                                         Who{Kill::kWhoSharesMeanwhile, "shm"},
-                                         Who{Kill::kWhoMaps, "shm", true},
-                                         Who{Kill::kWhoShares, "shm", true},
-                                         Who{Kill::kWhoSharesMeanwhile, "shm", true},
-                                         Who{Kill::kWhoMaps, "tcp"}, Who{Kill::kWhoShares, "tcp"},
-                                         Who{Kill::kWhoSharesMeanwhile, "tcp"}),
-                         [](const auto& each) {
-                           const Kill kill = each.param.kill;
-                           return std::string(each.param.provider) +
-                                  (each.param.malloc ? "Malloc" : "") +
-                                  (kill == Kill::kWhoMaps     ? "Maps"
-                                   : kill == Kill::kWhoShares ? "Shares"
-                                                              : "SharesMeanwhile");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Who, KilledAt,
+    testing::Values(Who{Kill::kWhoMaps, "shm"}, Who{Kill::kWhoShares, "shm"},
+                    Who{Kill::kWhoSharesMeanwhile, "shm"}, Who{Kill::kWhoMaps, "shm", true},
+                    Who{Kill::kWhoShares, "shm", true}, Who{Kill::kWhoSharesMeanwhile, "shm", true},
+                    Who{Kill::kWhoMaps, "shm", true, true},
+                    Who{Kill::kWhoShares, "shm", true, true},
+                    Who{Kill::kWhoSharesMeanwhile, "shm", true, true}, Who{Kill::kWhoMaps, "tcp"},
+                    Who{Kill::kWhoShares, "tcp"}, Who{Kill::kWhoSharesMeanwhile, "tcp"}),
+    [](const auto& each) {
+      const Kill kill = each.param.kill;
+      return std::string(each.param.provider) +
+             (each.param.lent     ? "Lent"
+              : each.param.malloc ? "Malloc"
+                                  : "") +
+             (kill == Kill::kWhoMaps     ? "Maps"
+              : kill == Kill::kWhoShares ? "Shares"
+                                         : "SharesMeanwhile");
+    });
 
 }  // namespace
 }  // namespace baton

@@ -1,6 +1,7 @@
 // Takes the figures of moving device memory, on whichever driver there is: rates of staged and of
 // mapped transfers beside the links' own, what an urgent one waits, whether bytes arrive while a
-// kernel has the whole device, the planner's regret, and the queue from kernels to the host.
+// kernel has the whole device, what they cost a product beside them, the planner's regret, and the
+// queue from kernels to the host.
 //
 // Every transfer's bytes are compared. Two workers of this process stand for two.
 #pragma once
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/device.h"
 #include "gpudirect/launcher.h"
 
@@ -39,6 +41,8 @@ struct TransferSizes {
   uint64_t answers = 10'000;                     // words that a kernel answers
   uint64_t answer_nanoseconds = 10'000'000'000;  // for all of them, at most
   uint64_t hold_nanoseconds = 5'000'000'000;     // for which a block has the device, at most
+  size_t product = 8192;                         // rows and columns of matrices
+  double product_seconds = 0.4;                  // of products, each time
 };
 // Enough to make every call that the figures make; for figures it is too little.
 inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
@@ -49,12 +53,16 @@ inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
                                              .triggers = 2000,
                                              .answers = 50,
                                              .answer_nanoseconds = 1'000'000'000,
-                                             .hold_nanoseconds = 1'000};
+                                             .hold_nanoseconds = 1'000,
+                                             .product = 64,
+                                             .product_seconds = 0.01};
 
 // Blocks. The driver's words where it fails, and DataLoss where bytes are wrong.
 absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
                                                           const Launcher& launcher,
                                                           const TransferSizes& sizes);
+absl::StatusOr<std::vector<Figure>> take_overlap_figures(
+    const Device& device, const absl::StatusOr<const CublasLt*>& blas, const TransferSizes& sizes);
 absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
                                                          const Launcher& launcher,
                                                          const TransferSizes& sizes);

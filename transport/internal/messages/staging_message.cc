@@ -29,8 +29,9 @@ void StagingMessage::encode(std::string& out) const {
     out += text;
     return;
   }
-  if (kind == Kind::kRelease) return;
+  if (kind == Kind::kRelease || kind == Kind::kBorrows) return;
   out += region.encode();
+  if (kind == Kind::kRing) return;
   base::put_number(out, offset);
   base::put_number(out, bytes);
   base::put_number(out, static_cast<uint8_t>(urgent));
@@ -47,7 +48,7 @@ absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
   base::WireReader in(text);
   StagingMessage message;
   const uint8_t kind = in.number<uint8_t>();
-  if (kind < static_cast<uint8_t>(Kind::kWant) || kind > static_cast<uint8_t>(Kind::kRelease)) {
+  if (kind < static_cast<uint8_t>(Kind::kWant) || kind > static_cast<uint8_t>(Kind::kOffer)) {
     return malformed;
   }
   message.kind = static_cast<Kind>(kind);
@@ -60,11 +61,15 @@ absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
       return malformed;
     }
     message.status = absl::Status(static_cast<absl::StatusCode>(code), std::string(in.take(size)));
-  } else if (message.kind != Kind::kRelease) {
+  } else if (message.kind != Kind::kRelease && message.kind != Kind::kBorrows) {
     absl::StatusOr<RemoteRegion> region =
         RemoteRegion::decode(in.take(RemoteRegion::kEncodedBytes));
     if (!region.ok()) return malformed;
     message.region = *region;
+    if (message.kind == Kind::kRing) {
+      if (!in.finished()) return malformed;
+      return message;
+    }
     message.offset = in.number<uint64_t>();
     message.bytes = in.number<uint64_t>();
     message.urgent = in.number<uint8_t>() != 0;
@@ -78,7 +83,8 @@ absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
       if (run.bytes == 0 || run.bytes > kMaxBytes) return malformed;
       sum += run.bytes;
     }
-    const bool with_runs = message.kind == Kind::kFetch || message.kind == Kind::kLand;
+    const bool with_runs =
+        message.kind == Kind::kFetch || message.kind == Kind::kLand || message.kind == Kind::kOffer;
     if (sum != (with_runs ? message.bytes : 0)) return malformed;
   }
   if (!in.finished()) return malformed;

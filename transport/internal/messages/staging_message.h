@@ -10,6 +10,12 @@
 //   <- kEnded   copied, or why not
 // kRelease also ends a write that has been given room; kEnded answers it. Where the target cannot
 // do what it was asked for, kEnded comes instead of kRoom.
+//
+// A peer that maps our ring can copy from there (transport/internal/staging/ring_marks.h); both
+// speak kLendingProtocol:
+//   kRing       here is a ring of ours     <- kBorrows   from now on, lend me what you write
+//   kOffer      a write's bytes lie in it: copy them to the device
+//   <- kEnded   copied, or why not
 #pragma once
 
 #include <cstdint>
@@ -37,19 +43,29 @@ struct Run {
 };
 
 struct StagingMessage {
-  enum class Kind : uint8_t { kWant = 1, kFetch, kRoom, kLand, kEnded, kRelease };
+  enum class Kind : uint8_t {
+    kWant = 1,
+    kFetch,
+    kRoom,
+    kLand,
+    kEnded,
+    kRelease,
+    kRing,
+    kBorrows,
+    kOffer,
+  };
   static constexpr uint32_t kMaxRuns = 256;
   static constexpr uint64_t kMaxBytes = 4 << 20;  // of a chunk
   static constexpr size_t kMaxText = 1024;
 
   Kind kind = Kind::kWant;
   Handle chunk;           // the initiator's: in all
-  Handle room;            // the target's: kRoom, kLand, kRelease
-  RemoteRegion region;    // kWant, kFetch, kLand: of the device. kRoom: the target's ring
-  uint64_t offset = 0;    // kRoom: in the ring
-  uint64_t bytes = 0;     // kWant, kFetch, kLand, kRoom: of the chunk
-  bool urgent = false;    // kWant, kFetch
-  std::vector<Run> runs;  // kFetch, kLand: in the region, `bytes` in all
+  Handle room;            // the target's: kRoom, kLand, kRelease. The ring: kRing, kBorrows, kOffer
+  RemoteRegion region;    // kWant, kFetch, kLand, kOffer: of the device. kRoom, kRing: the ring
+  uint64_t offset = 0;    // kRoom, kOffer: in the ring
+  uint64_t bytes = 0;     // kWant, kFetch, kLand, kRoom, kOffer: of the chunk
+  bool urgent = false;    // kWant, kFetch, kOffer
+  std::vector<Run> runs;  // kFetch, kLand, kOffer: in the region, `bytes` in all
   absl::Status status;    // kEnded
 
   // Writes over `out`, whose memory stays.

@@ -78,6 +78,89 @@ TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
   EXPECT_LE(gpu_->largest_copy(), gpudirect::PinnedRing::kLongestCopy);
 }
 
+// Straight at a ring: what waits behind a copy that has begun waits for all of it.
+TEST_F(Staged, WhereSomethingUrgentComesByBulkGoesInShortCopies) {
+  start();
+  const gpudirect::CudaMemory& memory = *memory_;
+  const auto ring = memory.staging_ring(0, 16 * kMiB, false);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  std::vector<uint64_t> order;
+  const auto copy = [&](uint64_t cookie, bool urgent, size_t bytes) {
+    const internal::CopyRun piece{reinterpret_cast<std::byte*>(uintptr_t{a_.at}),
+                                  (*ring)->memory().data(), bytes};
+    (*ring)->copy(internal::CopyDirection::kToHost, cookie, urgent, {&piece, 1});
+  };
+  const auto finish_all = [&] {
+    while ((*ring)->busy()) {
+      (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+        order.push_back(cookie);
+        EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
+      });
+    }
+  };
+  const auto copies = [&](const std::function<void()>& what) {
+    const uint64_t before = gpu_->copies();
+    what();
+    finish_all();
+    return gpu_->copies() - before;
+  };
+  EXPECT_EQ(copies([&] { copy(1, false, 4 * kMiB); }), 1u);
+  EXPECT_EQ(copies([&] {
+              copy(2, true, 1000);
+              copy(3, false, 4 * kMiB);
+            }),
+            5u);
+  // It passes bulk that has begun.
+  order.clear();
+  copy(4, false, 4 * kMiB);
+  (*ring)->progress([](uint64_t, const absl::Status&) {});
+  copy(5, true, 1000);
+  finish_all();
+  EXPECT_EQ(order, (std::vector<uint64_t>{5, 4}));
+  // Bulk that has begun and is dropped ends when its parts have, and once.
+  order.clear();
+  copy(6, false, 4 * kMiB);
+  (*ring)->progress([](uint64_t, const absl::Status&) {});
+  (*ring)->drop(6);
+  copy(7, false, kMiB);
+  finish_all();
+  EXPECT_EQ(order, (std::vector<uint64_t>{6, 7}));
+  // For so many bytes, and no more.
+  constexpr size_t kRounds = gpudirect::PinnedRing::kShortFor / (4 * kMiB) + 1;
+  for (size_t i = 0; i < kRounds; ++i) {
+    copies([&] { copy(8, false, 4 * kMiB); });
+  }
+  EXPECT_EQ(copies([&] { copy(9, false, 4 * kMiB); }), 1u);
+}
+
+// Each call of the driver fails once while bulk goes in parts: it ends once, and with the error.
+TEST_F(Staged, WhicheverPartOfACopyFailsItEndsOnce) {
+  start();
+  for (uint64_t k = 1; k <= 16; ++k) {
+    SCOPED_TRACE(k);
+    const auto ring = memory_->staging_ring(0, 16 * kMiB, false);
+    ASSERT_TRUE(ring.ok()) << ring.status();
+    size_t ends = 0;
+    absl::Status bulk;
+    const internal::CopyRun piece{reinterpret_cast<std::byte*>(uintptr_t{a_.at}),
+                                  (*ring)->memory().data(), 4 * kMiB};
+    const internal::CopyRun small{piece.device, piece.host, 1000};
+    (*ring)->copy(internal::CopyDirection::kToHost, 1, true, {&small, 1});
+    (*ring)->copy(internal::CopyDirection::kToHost, 2, false, {&piece, 1});
+    gpu_->fail_call_in(k, gpudirect::kOutOfMemory);
+    while ((*ring)->busy()) {
+      (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+        ++ends;
+        if (cookie == 2) bulk = status;
+      });
+    }
+    gpu_->fail_call_in(0, gpudirect::kSuccess);
+    EXPECT_EQ(ends, 2u);
+    if (bulk.ok()) continue;
+    EXPECT_THAT(std::string(bulk.message()), HasSubstr("OUT_OF_MEMORY"));
+  }
+}
+
 TEST_F(Staged, TheCounterRisesWhenTheCopyHasEndedOnTheDevice) {
   start();
   const CounterId counter = *b_.worker->allocate_counter();

@@ -115,7 +115,8 @@ StagingMessage example(StagingMessage::Kind kind) {
   message.region.kind = MemoryKind::kDevice;
   message.offset = 8;
   message.bytes = 300;
-  if (kind == StagingMessage::Kind::kFetch || kind == StagingMessage::Kind::kLand) {
+  if (kind == StagingMessage::Kind::kFetch || kind == StagingMessage::Kind::kLand ||
+      kind == StagingMessage::Kind::kOffer) {
     message.runs = {{0, 100}, {1000, 200}};
   }
   if (kind == StagingMessage::Kind::kEnded) message.status = absl::NotFoundError("it is stale");
@@ -123,7 +124,7 @@ StagingMessage example(StagingMessage::Kind kind) {
 }
 
 TEST(StagingMessage, SaysWhatWasSaid) {
-  for (uint8_t kind = 1; kind <= 6; ++kind) {
+  for (uint8_t kind = 1; kind <= 9; ++kind) {
     const StagingMessage said = example(static_cast<StagingMessage::Kind>(kind));
     std::string words;
     said.encode(words);
@@ -134,7 +135,10 @@ TEST(StagingMessage, SaysWhatWasSaid) {
     EXPECT_EQ(heard->room, said.room);
     EXPECT_EQ(heard->status, said.status);
     EXPECT_EQ(heard->runs.size(), said.runs.size());
-    if (said.kind == StagingMessage::Kind::kRoom) {
+    if (said.kind == StagingMessage::Kind::kRing) {
+      EXPECT_EQ(heard->region.generation, 7u);
+    }
+    if (said.kind == StagingMessage::Kind::kRoom || said.kind == StagingMessage::Kind::kOffer) {
       EXPECT_EQ(heard->region.kind, MemoryKind::kDevice);
       EXPECT_EQ(heard->offset, 8u);
     }
@@ -145,7 +149,7 @@ TEST(StagingMessage, WhatIsBrokenIsRefusedAndNothingElseHappens) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 20'000; ++round) {
     std::string words;
-    example(static_cast<StagingMessage::Kind>(1 + random() % 6)).encode(words);
+    example(static_cast<StagingMessage::Kind>(1 + random() % 9)).encode(words);
     const size_t changes = 1 + random() % 4;
     for (size_t i = 0; i < changes; ++i)
       words[random() % words.size()] = static_cast<char>(random());

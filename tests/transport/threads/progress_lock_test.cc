@@ -1,0 +1,51 @@
+// Who waits for the lock of progress gets it from a thread that takes it over and over.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "transport/internal/threads/progress_lock.h"
+
+namespace baton::internal {
+namespace {
+
+constexpr std::chrono::hours kLong{1};
+
+TEST(ProgressLock, WayIsGivenToWhoWaits) {
+  ProgressLock lock(kLong);
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<bool> got{false};
+    lock.lock();
+    std::thread other([&] {
+      const std::lock_guard held(lock);
+      got = true;
+    });
+    while (!lock.wanted()) std::this_thread::yield();
+    EXPECT_FALSE(lock.try_lock());
+    EXPECT_FALSE(got);
+    lock.unlock();
+    lock.give_way();
+    const std::lock_guard held(lock);  // behind it
+    EXPECT_TRUE(got);
+    other.join();
+    EXPECT_FALSE(lock.wanted());
+  }
+}
+
+TEST(ProgressLock, NoWayIsGivenToNobodyNorForLong) {
+  ProgressLock lock(kLong);
+  lock.give_way();
+  ProgressLock brief(std::chrono::milliseconds(2));
+  brief.lock();
+  std::thread other([&] { const std::lock_guard held(brief); });
+  while (!brief.wanted()) std::this_thread::yield();
+  brief.give_way();  // though the other one cannot have it
+  EXPECT_TRUE(brief.wanted());
+  brief.unlock();
+  other.join();
+}
+
+}  // namespace
+}  // namespace baton::internal

@@ -1,0 +1,88 @@
+// Marks in a staging ring, one for each of its pages: who may copy straight from there.
+//
+// A ring that peers have mapped can be read where it lies: their device's engine takes the bytes
+// from it, and no processor copies them. The ring's owner lends a run of pages by the mark of the
+// first one; the borrower takes the mark before its engine may read, and says by it when that has
+// ended. Whichever of the two goes away, the owner knows whether the pages can be used again:
+//
+//   owner:     free -> lent                        before it tells the borrower
+//   borrower:  lent -> read (with its process)     else it reads nothing
+//              read -> free                        when no engine reads any more
+//   owner:     lent -> free                        takes it back: nobody will read
+//
+// Pages that are being read stay out of use until the mark is free, or its process has ended.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/internal/staging/ring_space.h"
+
+namespace baton::internal {
+
+class RingMarks {
+ public:
+  static constexpr size_t kMark = sizeof(uint64_t);
+
+  // So many bytes at the end of a ring of `ring` bytes are marks.
+  static constexpr size_t bytes_for(size_t ring) {
+    const size_t marks = ring / RingSpace::kPage * kMark;
+    return (marks + RingSpace::kPage - 1) / RingSpace::kPage * RingSpace::kPage;
+  }
+
+  // The ring that has so much room.
+  static constexpr size_t with_room(size_t room) {
+    size_t ring = room;
+    while (ring - bytes_for(ring) < room) ring += RingSpace::kPage;
+    return ring;
+  }
+
+  RingMarks() = default;
+  RingMarks(std::byte* ring, size_t bytes)
+      : ring_(ring), room_(bytes < 2 * RingSpace::kPage ? 0 : bytes - bytes_for(bytes)) {}
+
+  std::byte* ring() const { return ring_; }
+  // Bytes before the marks.
+  size_t room() const { return room_; }
+  // In whole pages.
+  size_t half() const { return room_ / 2 / RingSpace::kPage * RingSpace::kPage; }
+  // Whether [offset, offset + bytes) is room, from the beginning of a page on.
+  bool covers(uint64_t offset, uint64_t bytes) const {
+    return offset % RingSpace::kPage == 0 && bytes <= room_ && offset <= room_ - bytes;
+  }
+
+  // Of the owner.
+  void lend(size_t offset) const { mark(offset).store(kLent, std::memory_order_seq_cst); }
+  // Whether nobody reads there, nor will. Else ask again, or ask for the reader.
+  bool take_back(size_t offset) const {
+    uint64_t seen = kLent;
+    return mark(offset).compare_exchange_strong(seen, kFree) || seen == kFree;
+  }
+  // The process that reads there; 0: none.
+  uint32_t reader(size_t offset) const {
+    return static_cast<uint32_t>(mark(offset).load(std::memory_order_acquire) >> 8);
+  }
+
+  // Of the borrower. False: it is not lent any more.
+  bool borrow(size_t offset, uint32_t process) const {
+    uint64_t seen = kLent;
+    return mark(offset).compare_exchange_strong(seen, uint64_t{process} << 8 | kRead);
+  }
+  void give_back(size_t offset) const { mark(offset).store(kFree, std::memory_order_release); }
+
+ private:
+  static constexpr uint64_t kFree = 0;
+  static constexpr uint64_t kLent = 1;
+  static constexpr uint64_t kRead = 2;
+
+  std::atomic_ref<uint64_t> mark(size_t offset) const {
+    return std::atomic_ref(
+        *reinterpret_cast<uint64_t*>(ring_ + room_ + offset / RingSpace::kPage * kMark));
+  }
+
+  std::byte* ring_ = nullptr;
+  size_t room_ = 0;
+};
+
+}  // namespace baton::internal

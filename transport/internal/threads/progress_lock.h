@@ -1,0 +1,44 @@
+// The lock of a worker's progress. A thread that takes it in every round, and lets go of it for
+// moments only, would keep others from it for as long as it has work: a mutex goes to whoever comes
+// first, and who has slept comes late. So it sees that others wait, and gives way.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+
+namespace baton::internal {
+
+class ProgressLock {
+ public:
+  // `patience`: the longest that way is given at a time.
+  explicit ProgressLock(std::chrono::nanoseconds patience = std::chrono::milliseconds(1))
+      : patience_(patience) {}
+
+  void lock() {
+    if (mutex_.try_lock()) return;
+    waiting_.fetch_add(1, std::memory_order_relaxed);
+    mutex_.lock();
+    waiting_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  bool try_lock() { return mutex_.try_lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  bool wanted() const { return waiting_.load(std::memory_order_relaxed) != 0; }
+  // Of the thread that takes it over and over, and does not have it: waits until who waits now has
+  // got it, though not for long.
+  void give_way() const {
+    if (!wanted()) return;
+    const auto end = std::chrono::steady_clock::now() + patience_;
+    while (wanted() && std::chrono::steady_clock::now() < end) sched_yield();
+  }
+
+ private:
+  const std::chrono::nanoseconds patience_;
+  std::mutex mutex_;
+  std::atomic<int> waiting_{0};
+};
+
+}  // namespace baton::internal
