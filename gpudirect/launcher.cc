@@ -8,7 +8,9 @@
 namespace baton::gpudirect {
 namespace {
 
-constexpr uint64_t kBlocksOfMultiprocessor = 8;
+// What a multiprocessor holds at most.
+constexpr uint64_t kResidentThreads = 2048;
+constexpr uint64_t kResidentBlocks = 32;
 
 struct KernelEntry {
   const char* name;
@@ -46,8 +48,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
 
 absl::Status Launcher::find_all() {
   const Driver& driver = device_.driver();
-  most_blocks_ = kBlocksOfMultiprocessor *
-                 static_cast<uint64_t>(device_.facts().value(kMultiprocessorCount).value_or(1));
+  multiprocessors_ = static_cast<uint64_t>(device_.facts().value(kMultiprocessorCount).value_or(1));
   absl::Status status;
   for (size_t i = 0; i < functions_.size() && status.ok(); ++i) {
     status = device_.check(driver.cuModuleGetFunction(&functions_[i], module_, kEntries[i].name),
@@ -68,7 +69,9 @@ Launcher::~Launcher() {
 absl::Status Launcher::launch(Number kernel, const void* arguments, uint64_t blocks,
                               Stream stream) const {
   void* parameters[] = {const_cast<void*>(arguments)};
-  const auto count = static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most_blocks_));
+  const uint64_t resident = std::min(kResidentBlocks, kResidentThreads / kEntries[kernel].threads);
+  const auto count =
+      static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, multiprocessors_ * resident));
   return device_.check(
       device_.driver().cuLaunchKernel(functions_[kernel], count, 1, 1, kEntries[kernel].threads, 1,
                                       1, 0, stream, parameters, nullptr),

@@ -50,7 +50,7 @@ class Launcher {
   const Device& device_;
   Module module_ = nullptr;
   std::array<Function, kCount> functions_{};
-  uint64_t most_blocks_ = 1;
+  uint64_t multiprocessors_ = 1;
 };
 
 }  // namespace baton::gpudirect

@@ -44,8 +44,8 @@ BATON_DEVICE void store_split(Block& block, const SplitAttention& a, const Split
     for (uint32_t i = 0; i < Shape::kLaneDims; ++i) {
       own.of[i] = add_split(factors, 0, own.of[i]) * inverse;
     }
-    block.store(
-        reinterpret_cast<Row*>(a.out + head_place(a, at.task, at.kv_head, query) + dim), own);
+    block.store(reinterpret_cast<Row*>(a.out + head_place(a, at.task, at.kv_head, query) + dim),
+                own);
     return;
   }
   float* const partial = partial_of(a, at.task, at.kv_head, at.split, query);
@@ -64,12 +64,11 @@ BATON_DEVICE void attend_split(Block& block, const SplitAttention& a, const Spli
       memory.pages[thread] = page_at(a.cache, block.load(table + thread), at.kv_head);
     }
     if (thread < Shape::kRows) memory.seen[thread] = split.any;
-    load_queries<Shape>(block, memory, split.dims, thread, [&](uint32_t row) {
-      return row < at.task.queries.count ? a.q + head_place(a, at.task, at.kv_head, row) : nullptr;
-    });
   });
   auto values = block.template per_thread<ValueSums<Shape>>();
-  attend_tile<Shape>(block, memory, split, values);
+  attend_tile<Shape>(block, memory, split, values, [&](uint32_t row) {
+    return row < at.task.queries.count ? a.q + head_place(a, at.task, at.kv_head, row) : nullptr;
+  });
   block.each([&](uint32_t thread) {
     const uint32_t dim = value_dim<Shape>(thread), row = value_row<Shape>(thread);
     if (dim >= split.dims) return;
@@ -125,8 +124,8 @@ struct JoinState {
 };
 template <class Block>
 BATON_DEVICE void join_splits(Block& block, const SplitAttention& a) {
-  constexpr uint32_t kAtOnce = 64;  // splits
-  constexpr uint32_t kLoads = 16;   // on their way at once
+  constexpr uint32_t kAtOnce = 64;                                // splits
+  constexpr uint32_t kLoads = 16;                                 // on their way at once
   auto* const own = block.template shared<Floats<2>, kAtOnce>();  // maximum and sum
   auto* const factors = block.template shared<SplitFactors, kAtOnce>();
   auto states = block.template per_thread<JoinState>();

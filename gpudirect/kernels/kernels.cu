@@ -77,7 +77,7 @@ struct CudaBlock {
   // 16 bytes to shared memory, by nobody's registers; in groups that this thread ends, and waits
   // for but for the last kOutstanding. A barrier behind that shows them to the others.
   __device__ __forceinline__ void copy_16(void* to, const void* from) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                  "l"(from)
                  : "memory");
@@ -129,11 +129,11 @@ inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
 template <>
 inline constexpr uint32_t kResidentBlocks<PageAttention, 128> = 4;
 
-#define BATON_ENTRY(kernel, Arguments, kThreads)                                            \
+#define BATON_ENTRY(kernel, Arguments, kThreads)                                                 \
   extern "C" __global__ void __launch_bounds__(kThreads, (kResidentBlocks<Arguments, kThreads>)) \
-      baton_##kernel(const __grid_constant__ Arguments arguments) {                         \
-    CudaBlock<kThreads> block;                                                              \
-    kernel(block, arguments);                                                               \
+      baton_##kernel(const __grid_constant__ Arguments arguments) {                              \
+    CudaBlock<kThreads> block;                                                                   \
+    kernel(block, arguments);                                                                    \
   }
 BATON_KERNELS(BATON_ENTRY)
 

@@ -54,12 +54,11 @@ BATON_DEVICE void add_pages(Block& block, const PageAttention& a, const PageTask
       memory.pages[thread] = page_at(a.cache, block.load(table + thread), at.kv_head);
     }
     if (thread < Shape::kRows) memory.seen[thread] = seen_by(a, at, from, thread);
-    load_queries<Shape>(block, memory, split.dims, thread, [&](uint32_t row) {
-      return row < at.task.count ? a.q + query_place(a, at, row) : nullptr;
-    });
   });
   auto values = block.template per_thread<ValueSums<Shape>>();
-  attend_tile<Shape>(block, memory, split, values);
+  attend_tile<Shape>(block, memory, split, values, [&](uint32_t row) {
+    return row < at.task.count ? a.q + query_place(a, at, row) : nullptr;
+  });
   block.each([&](uint32_t row) {
     if (row >= Shape::kRows) return;
     SplitState& state = states[row];
@@ -107,9 +106,9 @@ BATON_DEVICE void attend_task(Block& block, const PageAttention& a, const PageTa
       Floats<Shape::kLaneDims> own = mixed[thread].of[r];
       BATON_UNROLL
       for (uint32_t i = 0; i < Shape::kLaneDims; ++i) own.of[i] = own.of[i] * inverse;
-      block.store(reinterpret_cast<Floats<Shape::kLaneDims>*>(
-                      a.out + query_place(a, at, row + r) + dim),
-                  own);
+      block.store(
+          reinterpret_cast<Floats<Shape::kLaneDims>*>(a.out + query_place(a, at, row + r) + dim),
+          own);
     }
   });
 }

@@ -25,7 +25,9 @@ inline constexpr uint32_t kKeyTokens = 8;  // of a thread
 inline constexpr uint32_t kOwnTokens = 4;  // once its neighbour has taken the others
 
 template <uint32_t kCount>
-struct alignas(kCount % 4 == 0 ? 16 : kCount % 2 == 0 ? 8 : 4) Floats {
+struct alignas(kCount % 4 == 0   ? 16
+               : kCount % 2 == 0 ? 8
+                                 : 4) Floats {
   float of[kCount];
 };
 
@@ -72,11 +74,11 @@ BATON_DEVICE Seen seen_of_split(uint32_t from, uint32_t first, uint32_t last) {
 
 struct TileMemory {
   uint16_t* stages;
-  float* queries;  // [head_dim][kRows]; may be where the weights are, which come later
-  float* weights;  // [kSplitTokens][kRows], see weights_at()
-  uint32_t* most;  // [2 kGroups][kGroupRows]: as ordered words, of each warp's tokens
-  float* sums;     // [kRows][16]: of every 16th weight
-  Seen* seen;      // [kRows]
+  float* queries;          // [head_dim][kRows]; may be where the weights are, which come later
+  float* weights;          // [kSplitTokens][kRows], see weights_at()
+  uint32_t* most;          // [2 kGroups][kGroupRows]: as ordered words, of each warp's tokens
+  float* sums;             // [kRows][16]: of every 16th weight
+  Seen* seen;              // [kRows]
   const uint16_t** pages;  // [kSplitPages]: K of each
 };
 
@@ -353,11 +355,24 @@ BATON_DEVICE void add_values(const TileMemory& memory, const TileSplit& split, u
   for (uint32_t t = 0; t < Shape::kStageTokens; ++t) add(t, sees);
 }
 
-// The sums over V of a split, whose queries, pages and seen tokens are in memory; behind a barrier
-// also most_of() and sum_of().
-template <class Shape, class Block, class Values>
+template <class Shape, class Block, class Find>
+BATON_DEVICE void load_queries(Block& block, const TileMemory& memory, uint32_t dims,
+                               uint32_t thread, const Find& find) {
+  for (uint32_t i = thread; i < Shape::kRows * (dims / 4); i += Shape::kThreads) {
+    const uint32_t row = i % Shape::kRows, dim = i / Shape::kRows * 4;
+    const float* const from = find(row);
+    const Floats<4> four =
+        from != nullptr ? block.load(reinterpret_cast<const Floats<4>*>(from + dim)) : Floats<4>{};
+    for (uint32_t d = 0; d < 4; ++d) memory.queries[(dim + d) * Shape::kRows + row] = four.of[d];
+  }
+}
+
+// The sums over V of a split, whose pages and seen tokens are in memory; behind a barrier also
+// most_of() and sum_of(). find(row) is the first element of a query's, or null of none; queries are
+// loaded when the first copies are on their way.
+template <class Shape, class Block, class Values, class Find>
 BATON_DEVICE void attend_tile(Block& block, const TileMemory& memory, const TileSplit& split,
-                              Values& values) {
+                              Values& values, const Find& find) {
   auto copies = block.template per_thread<TileCopies>();
   block.each_warp([&](uint32_t thread) {
     copies[thread] = copies_of<Shape>(memory, split, thread);
@@ -365,6 +380,7 @@ BATON_DEVICE void attend_tile(Block& block, const TileMemory& memory, const Tile
     for (uint32_t stage = 0; stage + 1 < kStages; ++stage) {
       fetch_stage<Shape>(block, memory, split, stage, thread, copies[thread]);
     }
+    load_queries<Shape>(block, memory, split.dims, thread, find);
   });
   const auto fetch_behind = [&](uint32_t stage, uint32_t thread) {
     fetch_stage<Shape>(block, memory, split, stage + kStages - 1, thread, copies[thread]);
@@ -403,19 +419,6 @@ BATON_DEVICE void with_shape(uint32_t dims, const Function& function) {
     function(TileShape<kGroups, kGroupRows, 4>());
   } else {
     function(TileShape<kGroups, kGroupRows, 8>());
-  }
-}
-
-// Queries to shared memory: place(row) is the first element of a query's, or of none.
-template <class Shape, class Block, class Find>
-BATON_DEVICE void load_queries(Block& block, const TileMemory& memory, uint32_t dims,
-                               uint32_t thread, const Find& find) {
-  for (uint32_t i = thread; i < Shape::kRows * (dims / 4); i += Shape::kThreads) {
-    const uint32_t row = i % Shape::kRows, dim = i / Shape::kRows * 4;
-    const float* const from = find(row);
-    const Floats<4> four =
-        from != nullptr ? block.load(reinterpret_cast<const Floats<4>*>(from + dim)) : Floats<4>{};
-    for (uint32_t d = 0; d < 4; ++d) memory.queries[(dim + d) * Shape::kRows + row] = four.of[d];
   }
 }
 
