@@ -50,7 +50,7 @@ class Launcher {
   const Device& device_;
   Module module_ = nullptr;
   std::array<Function, kCount> functions_{};
-  std::array<uint64_t, kCount> most_blocks_{};  // that the device holds at once
+  std::array<uint64_t, kCount> most_blocks_{};  // in a launch
 };
 
 }  // namespace baton::gpudirect

@@ -86,7 +86,7 @@ struct CudaBlock {
   // 16 bytes to shared memory, by nobody's registers; in groups that this thread ends, and waits
   // for but for the last kOutstanding. A barrier behind that shows them to the others.
   __device__ __forceinline__ void copy_16(void* to, const void* from) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                  "l"(from)
                  : "memory");
