@@ -133,6 +133,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline const auto kLegacyStream = reinterpret_cast<Stream>(uintptr_t{1});
 inline const auto kThreadsStream = reinterpret_cast<Stream>(uintptr_t{2});
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr int kMostDynamicShared = 8;  // CUfunction_attribute
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostDeviceMap = 2;
 // CUstreamCaptureMode: other threads' calls are not concerned.

@@ -68,6 +68,7 @@ namespace baton::gpudirect {
   F(cuModuleLoadData, 2000, (Module * module, const void* image))                                 \
   F(cuModuleUnload, 2000, (Module module))                                                        \
   F(cuModuleGetFunction, 2000, (Function * function, Module module, const char* name))            \
+  F(cuFuncSetAttribute, 9000, (Function function, int attribute, int value))                      \
   F(cuLaunchKernel, 4000,                                                                         \
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters, \

@@ -17,9 +17,11 @@ constexpr int kTurnsOfFew = 4;
 struct KernelEntry {
   const char* name;
   uint32_t threads;
+  uint32_t large_shared;  // bytes
 };
 constexpr KernelEntry kEntries[] = {
-#define BATON_ENTRY(kernel, Arguments, threads) {"baton_" #kernel, threads},
+#define BATON_ENTRY(kernel, Arguments, threads) \
+  {"baton_" #kernel, threads, kernels::large_shared_of(#kernel)},
     BATON_KERNELS(BATON_ENTRY)
 #undef BATON_ENTRY
 };
@@ -55,6 +57,12 @@ absl::Status Launcher::find_all() {
   for (size_t i = 0; i < functions_.size() && status.ok(); ++i) {
     status = device_.check(driver.cuModuleGetFunction(&functions_[i], module_, kEntries[i].name),
                            kEntries[i].name);
+    // More than every device has by itself is to be asked for.
+    if (status.ok() && kEntries[i].large_shared != 0) {
+      status = device_.check(driver.cuFuncSetAttribute(functions_[i], kMostDynamicShared,
+                                                       static_cast<int>(kEntries[i].large_shared)),
+                             kEntries[i].name);
+    }
     // Before CUDA 12.4 finding a function loads it.
     if (status.ok() && driver.cuFuncLoad != nullptr) {
       status = device_.check(driver.cuFuncLoad(functions_[i]), kEntries[i].name);
@@ -62,11 +70,13 @@ absl::Status Launcher::find_all() {
     int blocks = kBlocksOfMultiprocessor;
     if (status.ok() && driver.cuOccupancyMaxActiveBlocksPerMultiprocessor != nullptr) {
       status = device_.check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                                 &blocks, functions_[i], static_cast<int>(kEntries[i].threads), 0),
+                                 &blocks, functions_[i], static_cast<int>(kEntries[i].threads),
+                                 kEntries[i].large_shared),
                              kEntries[i].name);
     }
     if (kEntries[i].threads <= kFewThreads) blocks *= kTurnsOfFew;
-    most_blocks_[i] = static_cast<uint64_t>(blocks) * static_cast<uint64_t>(multiprocessors);
+    most_blocks_[i] =
+        static_cast<uint64_t>(std::max(1, blocks)) * static_cast<uint64_t>(multiprocessors);
   }
   return status;
 }
@@ -80,10 +90,31 @@ absl::Status Launcher::launch(Number kernel, const void* arguments, uint64_t blo
                               Stream stream) const {
   void* parameters[] = {const_cast<void*>(arguments)};
   const auto count = static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most_blocks_[kernel]));
-  return device_.check(
-      device_.driver().cuLaunchKernel(functions_[kernel], count, 1, 1, kEntries[kernel].threads, 1,
-                                      1, 0, stream, parameters, nullptr),
-      kEntries[kernel].name);
+  return device_.check(device_.driver().cuLaunchKernel(
+                           functions_[kernel], count, 1, 1, kEntries[kernel].threads, 1, 1,
+                           kEntries[kernel].large_shared, stream, parameters, nullptr),
+                       kEntries[kernel].name);
+}
+
+absl::Status Launcher::multiply(const kernels::Gemm& product, Stream stream) const {
+  if (product.m <= kernels::kFewRows) {
+    return gemm_few(product, kernels::gemm_few_blocks(product.n), stream);
+  }
+  return gemm(product, kernels::gemm_blocks(product.m, product.n), stream);
+}
+
+absl::Status Launcher::multiply_bf16(const kernels::Gemm& product, Stream stream) const {
+  if (product.m <= kernels::kFewRows) {
+    return gemm_bf16_few(product, kernels::gemm_few_blocks(product.n), stream);
+  }
+  absl::Status status = round_rows({.from = product.a,
+                                    .to = const_cast<uint16_t*>(product.rounded),
+                                    .rows = product.m,
+                                    .size = product.k,
+                                    .stride = product.lda},
+                                   product.m, stream);
+  if (!status.ok()) return status;
+  return gemm_bf16(product, kernels::gemm_bf16_blocks(product.m, product.n), stream);
 }
 
 }  // namespace baton::gpudirect

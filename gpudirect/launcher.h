@@ -38,6 +38,11 @@ class Launcher {
   BATON_KERNELS(BATON_LAUNCH)
 #undef BATON_LAUNCH
 
+  // A product by the kernel for its number of rows: in fp32, and with a rounded to bf16, which more
+  // than kernels::kFewRows rows have room for at `rounded`.
+  absl::Status multiply(const kernels::Gemm& product, Stream stream) const;
+  absl::Status multiply_bf16(const kernels::Gemm& product, Stream stream) const;
+
  private:
 #define BATON_NUMBER(kernel, Arguments, threads) k_##kernel,
   enum Number : uint8_t { BATON_KERNELS(BATON_NUMBER) kCount };

@@ -40,8 +40,7 @@ absl::Status DeviceModel::multiply(const float* a, uint32_t rows, int k, const u
                                          .ldc = static_cast<uint32_t>(n),
                                          .accumulate = accumulate ? 1u : 0u};
   if (products_ != nullptr) return products_->multiply(product);
-  return gpu_->launcher().gemm(product, gpudirect::kernels::gemm_blocks(product.m, product.n),
-                               gpu_->stream());
+  return gpu_->launcher().multiply(product, gpu_->stream());
 }
 
 CacheLayer DeviceModel::cache_layer(int l, const KvCache& cache) const {

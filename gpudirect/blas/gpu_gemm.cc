@@ -67,7 +67,6 @@ absl::Status GpuGemm::start(uint32_t most_rows, uint32_t most_k) {
   const absl::Status opened = open_blas();
   usable_ = opened.ok();
   why_not_ = std::string(opened.message());
-  if (!usable_) return absl::OkStatus();
   auto memory = DeviceSlab::create(device_, size_t{most_rows} * most_k * sizeof(uint16_t),
                                    {.rdma = false, .shareable = false});
   if (!memory.ok()) return memory.status();
@@ -265,13 +264,19 @@ absl::Status GpuGemm::by_blas(const kernels::Gemm& product, const BlasAlgorithm&
 }
 
 absl::Status GpuGemm::multiply(const kernels::Gemm& product) {
+  if (product.m > most_rows_ || product.k > most_k_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a product of %u rows and %u columns, where at most %u and %u were said",
+                        product.m, product.k, most_rows_, most_k_));
+  }
   const auto found = shapes_.find({product.n, product.k});
   // A bias is added last here, in one place.
-  if (found != shapes_.end() && found->second.by_blas && product.bias == nullptr &&
-      product.m <= most_rows_ && product.k <= most_k_) {
+  if (found != shapes_.end() && found->second.by_blas && product.bias == nullptr) {
     return by_blas(product, found->second.algorithm);
   }
-  return launcher_.gemm_bf16(product, kernels::gemm_blocks(product.m, product.n), stream_);
+  kernels::Gemm own = product;
+  own.rounded = pointer_of<const uint16_t>(rounded_->span().data);
+  return launcher_.multiply_bf16(own, stream_);
 }
 
 std::string GpuGemm::explain() const {

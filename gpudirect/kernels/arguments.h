@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "gpudirect/kernels/train_arguments.h"
 
@@ -19,8 +20,10 @@ namespace baton::gpudirect::kernels {
   F(gather_rows, GatherRows, 256)      \
   F(round_rows, RoundRows, 256)        \
   F(rms_norm, RmsNorm, 256)            \
-  F(gemm, Gemm, 128)                   \
+  F(gemm, Gemm, 256)                   \
+  F(gemm_few, Gemm, 128)               \
   F(gemm_bf16, Gemm, 128)              \
+  F(gemm_bf16_few, Gemm, 128)          \
   F(rope_store, RopeStore, 128)        \
   F(attend_pages, PageAttention, 128)  \
   F(swiglu, SwiGlu, 256)               \
@@ -136,14 +139,16 @@ constexpr uint64_t rms_norm_blocks(uint32_t rows, uint32_t size) {
 }
 
 // c [m][n] = a [m][k] w^T + bias, or += where `accumulate`; w is a weight [n][k] in bf16, as files
-// have it. k and lda are multiples of 8; a and w are aligned to 16 bytes. Every element is one
-// chain whatever m is: a row has the same bits in any batch.
+// have it. k and lda are multiples of 8; a, w and `rounded` are aligned to 16 bytes. Every element
+// is one chain whatever m is: a row has the same bits in any batch. Up to kFewRows rows gemm_few
+// and gemm_bf16_few multiply, which read the weight once; more rows gemm and gemm_bf16, in tiles.
 //
-// `gemm` is the engine's gemm() (engine/kernels/gemm.h) to the bit: c = fma(a[k], w[k], c) in
-// ascending k. `gemm_bf16` rounds a to bf16 and multiplies by tensor cores, in steps of 32 k. The
-// emulation adds in the order of gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor
-// cores add the products of a step NVIDIA does not say. Each of the k / 16 sums of theirs is taken
-// to be off by less than 2^-19 of its largest number.
+// `gemm` and `gemm_few` are the engine's gemm() (engine/kernels/gemm.h) to the bit: c = fma(a[k],
+// w[k], c) in ascending k. The others multiply by tensor cores, in steps of 32 k: gemm_bf16_few
+// rounds a to bf16, gemm_bf16 takes what round_rows has made of it. The emulation adds in the order
+// of the engine's gemm_bf16() (engine/kernels/bf16_gemm.h); in which order tensor cores add the
+// products of a step NVIDIA does not say. Each of the k / 16 sums of theirs is taken to be off by
+// less than 2^-19 of its largest number.
 struct Gemm {
   const float* a = nullptr;
   const uint16_t* w = nullptr;
@@ -155,14 +160,34 @@ struct Gemm {
   uint32_t lda = 0;  // elements from row to row
   uint32_t ldc = 0;
   uint32_t accumulate = 0;
+  const uint16_t* rounded = nullptr;  // a in bf16, row behind row: of gemm_bf16
 };
-// Rows and columns of c that one block computes at a time; of few rows kFewRows.
-inline constexpr uint32_t kTileRows = 64;
 inline constexpr uint32_t kFewRows = 16;
-inline constexpr uint32_t kTileColumns = 64;
+// Rows and columns of c that a block computes at a time: larger tiles need fewer bytes, smaller
+// ones keep a device busy with a small product. No sum depends on it.
+BATON_ANYWHERE bool large_tiles(uint32_t m, uint32_t n) {
+  return cost_of(tiles_of(m, 128, n, 128), kLargeTile) <=
+         cost_of(tiles_of(m, 64, n, 64), kMiddleTile);
+}
 constexpr uint64_t gemm_blocks(uint32_t m, uint32_t n) {
-  const uint32_t rows = m <= kFewRows ? kFewRows : kTileRows;
-  return uint64_t{(m + rows - 1) / rows} * ((n + kTileColumns - 1) / kTileColumns);
+  return large_tiles(m, n) ? tiles_of(m, 128, n, 128) : tiles_of(m, 64, n, 64);
+}
+// What waits in shared memory for a block.
+inline constexpr uint32_t kExactBytes = 68 << 10;
+inline constexpr uint32_t kFewBytes = 72 << 10;
+inline constexpr uint32_t kFewColumns = 32;
+constexpr uint64_t gemm_few_blocks(uint32_t n) {
+  return (uint64_t{n} + kFewColumns - 1) / kFewColumns;
+}
+inline constexpr uint32_t kTensorThreads = 128;
+inline constexpr uint32_t kTensorTile = 128;
+inline constexpr uint32_t kTensorBytes = 80 << 10;
+BATON_ANYWHERE bool large_bf16_tiles(uint32_t m, uint32_t n) {
+  return tiles_of(m, kTensorTile, n, kTensorTile) >= 96;
+}
+constexpr uint64_t gemm_bf16_blocks(uint32_t m, uint32_t n) {
+  const uint32_t side = large_bf16_tiles(m, n) ? kTensorTile : 64;
+  return tiles_of(m, side, n, side);
 }
 
 // out = silu(gate) * up, row by row: the engine's swiglu(), to the bit.
@@ -349,5 +374,12 @@ struct AnswerWords {
   uint64_t count = 0;
   uint64_t nanoseconds = 0;
 };
+
+// Bytes of shared memory that a block of this kernel has besides its own arrays.
+constexpr uint32_t large_shared_of(std::string_view kernel) {
+  if (kernel == "gemm" || kernel == "gemm_f32") return kExactBytes;
+  if (kernel == "gemm_few" || kernel == "gemm_bf16_few") return kFewBytes;
+  return kernel == "gemm_bf16" ? kTensorBytes : 0;
+}
 
 }  // namespace baton::gpudirect::kernels

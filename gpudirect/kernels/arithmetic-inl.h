@@ -25,6 +25,10 @@ struct alignas(16) Vector16 {
 struct alignas(8) Vector8 {
   uint32_t word[2];
 };
+template <uint32_t kCount>
+struct alignas(4 * kCount) Words {
+  uint32_t word[kCount];
+};
 
 BATON_DEVICE uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 BATON_DEVICE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
@@ -36,6 +40,15 @@ template <class T>
 BATON_DEVICE T larger(T a, T b) {
   return a < b ? b : a;
 }
+// function(i) for a thread's share of kCount: neighbours have neighbours.
+template <uint32_t kCount, uint32_t kThreads, class Function>
+BATON_DEVICE void each_share(uint32_t thread, const Function& function) {
+  BATON_UNROLL
+  for (uint32_t j = 0; j < (kCount + kThreads - 1) / kThreads; ++j) {
+    const uint32_t i = j * kThreads + thread;
+    if (kCount % kThreads == 0 || i < kCount) function(i);
+  }
+}
 BATON_DEVICE uint32_t pieces_of(uint32_t all, uint32_t each) { return (all + each - 1) / each; }
 
 BATON_DEVICE float from_bf16(uint32_t half) { return float_of(half << 16); }
@@ -45,6 +58,17 @@ BATON_DEVICE uint32_t to_bf16(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40;
   return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
+// Two numbers in a word, the first one in its lower half; NaN stays NaN, with whatever payload.
+BATON_DEVICE uint32_t round_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return to_bf16(low) | to_bf16(high) << 16;
+#endif
 }
 
 BATON_DEVICE float from_f16(uint32_t half) {

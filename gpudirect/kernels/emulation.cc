@@ -11,6 +11,7 @@
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/gemm-inl.h"
+#include "gpudirect/kernels/gemm_exact-inl.h"
 #include "gpudirect/kernels/gemm_f32-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
@@ -137,13 +138,16 @@ std::deque<std::vector<EmulatedBlock::Copy>>& EmulatedBlock::copies_of_running()
   return copies_[running_];
 }
 
-void EmulatedBlock::copy_16(void* to, const void* from) {
+void EmulatedBlock::copy(void* to, const void* from, size_t size, size_t there) {
   auto& groups = copies_of_running();
   if (groups.empty()) groups.emplace_back();
-  touch(to, 16, 16, Access::kWrite);
-  Copy& copy = groups.back().emplace_back();
-  copy.to = static_cast<std::byte*>(to);
-  std::memcpy(copy.bytes, reach(from, 16, 16, false), 16);
+  touch(to, size, size, Access::kWrite);
+  Copy& copy = groups.back().emplace_back(Copy{static_cast<std::byte*>(to), size});
+  if (there == 0) return;
+  if (reinterpret_cast<uintptr_t>(from) % size != 0) {
+    throw KernelFault{"an asynchronous copy from what is not aligned to its size"};
+  }
+  std::memcpy(copy.bytes, reach(from, there, 4, false), there);
 }
 
 void EmulatedBlock::end_copies() {
@@ -156,8 +160,8 @@ void EmulatedBlock::wait_copies(size_t outstanding) {
   auto& groups = copies_of_running();
   while (groups.size() > outstanding + 1) {  // the last one has not been ended
     for (const Copy& copy : groups.front()) {
-      touch(copy.to, 16, 16, Access::kWrite);
-      std::memcpy(copy.to, copy.bytes, 16);
+      touch(copy.to, copy.size, copy.size, Access::kWrite);
+      std::memcpy(copy.to, copy.bytes, copy.size);
     }
     groups.pop_front();
   }
@@ -191,14 +195,14 @@ std::byte* EmulatedBlock::reach(const void* at, size_t bytes, size_t alignment, 
 }
 
 std::optional<EmulatedKernel> emulated_kernel(std::string_view name) {
-#define BATON_EMULATE(kernel, Arguments, threads)                           \
-  if (name == "baton_" #kernel) {                                           \
-    return EmulatedKernel{sizeof(Arguments), threads,                       \
-                          [](EmulatedBlock& block, const void* arguments) { \
-                            Arguments copy;                                 \
-                            std::memcpy(&copy, arguments, sizeof copy);     \
-                            kernel(block, copy);                            \
-                          }};                                               \
+#define BATON_EMULATE(kernel, Arguments, threads)                               \
+  if (name == "baton_" #kernel) {                                               \
+    return EmulatedKernel{sizeof(Arguments), threads, large_shared_of(#kernel), \
+                          [](EmulatedBlock& block, const void* arguments) {     \
+                            Arguments copy;                                     \
+                            std::memcpy(&copy, arguments, sizeof copy);         \
+                            kernel(block, copy);                                \
+                          }};                                                   \
   }
   BATON_KERNELS(BATON_EMULATE)
 #undef BATON_EMULATE
@@ -208,12 +212,14 @@ std::optional<EmulatedKernel> emulated_kernel(std::string_view name) {
 std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& kernel,
                                    const Launch& launch, const void* arguments,
                                    MemoryView& memory) {
+  Launch with_memory = launch;
+  with_memory.large_shared = kernel.large_shared;
   std::vector<uint32_t> order(launch.blocks);
   std::iota(order.begin(), order.end(), 0u);
   std::mt19937_64 random(launch.seed);
   std::shuffle(order.begin(), order.end(), random);
   for (const uint32_t index : order) {
-    EmulatedBlock block(memory, launch, index);
+    EmulatedBlock block(memory, with_memory, index);
     try {
       kernel.run_block(block, arguments);
       if (block.copies_wait()) throw KernelFault{"an asynchronous copy that nobody waits for"};

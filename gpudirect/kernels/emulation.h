@@ -38,6 +38,7 @@ struct Launch {
   uint32_t blocks = 1;
   uint32_t threads = 1;  // of each block
   uint64_t seed = 1;
+  uint32_t large_shared = 0;  // bytes; emulate() knows them
 };
 
 // What ends a kernel; thrown through its body.
@@ -70,6 +71,12 @@ class EmulatedBlock {
     running_ = kEveryThread;
   }
 
+  // Nobody waits for anybody.
+  template <class Function>
+  void each_free(const Function& function) {
+    each(function);
+  }
+
   // A variable of every thread.
   template <class T>
   std::vector<T> per_thread() const {
@@ -98,6 +105,12 @@ class EmulatedBlock {
     std::memcpy(to, &value, sizeof(T));
   }
 
+  // Of all that this kernel has besides (large_shared_of()).
+  std::byte* large_shared() {
+    static const char name = 0;
+    return shared_array(&name, launch_.large_shared);
+  }
+
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
 
@@ -123,24 +136,64 @@ class EmulatedBlock {
     }
   }
 
-  // c += a b of each warp, of sums that `sums` has for each thread in of[tile]. In the order of the
-  // engine's bf16 products: the even and the odd k of the 32 apart, each from zero, then both
-  // added; what is smaller than the smallest normal number counts as zero.
-  template <class Sums>
-  void multiply_fragments(const std::vector<FragmentA>& a, const std::vector<FragmentB>& b,
-                          std::vector<Sums>& sums, uint32_t tile) const {
+  // c += a b of each warp, all fragments of a with all of b: one half of their k, then the other,
+  // for which alone the other words are there. In the order of the engine's bf16 products: the even
+  // and the odd k of the 32 apart, each from zero, then both added; what is smaller than the
+  // smallest normal number counts as zero.
+  template <class Left, class Right, class Sums>
+  void multiply_half(const std::vector<Left>& a, const std::vector<Right>& b,
+                     std::vector<Sums>& sums, uint32_t half) {
+    constexpr size_t kLeft = sizeof(Left) / sizeof(FragmentA);
+    constexpr size_t kRight = sizeof(Right) / sizeof(FragmentB);
+    if (half == 0) {
+      keep(a, first_left_);
+      keep(b, first_right_);
+      return;
+    }
+    FragmentA left[32];
+    FragmentB right[32];
     for (size_t warp = 0; warp < sums.size(); warp += 32) {
-      for (uint32_t i = 0; i < 16 * 8; ++i) {
-        const uint32_t row = i / 8, column = i % 8;
-        float& sum = sums[warp + row % 8 * 4 + column / 2].of[tile].value[row / 8 * 2 + column % 2];
-        sum = add_products(a.data() + warp, b.data() + warp, row, column, sum);
+      for (size_t tile = 0; tile < kLeft * kRight; ++tile) {
+        for (size_t lane = 0; lane < 32; ++lane) {
+          const size_t i = (warp + lane) * kLeft + tile / kRight;
+          const size_t j = (warp + lane) * kRight + tile % kRight;
+          left[lane] = a[warp + lane].of[tile / kRight];
+          right[lane] = b[warp + lane].of[tile % kRight];
+          std::memcpy(left[lane].word, first_left_.data() + i * sizeof(FragmentA), 16);
+          std::memcpy(right[lane].word, first_right_.data() + j * sizeof(FragmentB), 8);
+        }
+        for (uint32_t i = 0; i < 16 * 8; ++i) {
+          const uint32_t row = i / 8, column = i % 8;
+          FragmentC& c = sums[warp + row % 8 * 4 + column / 2].of[tile];
+          float& sum = c.value[row / 8 * 2 + column % 2];
+          sum = add_products(left, right, row, column, sum);
+        }
       }
     }
   }
 
-  // Copies of 16 bytes to a shared array, in groups that the running thread ends. They happen when
-  // it waits for them, but for the last kOutstanding groups, and not before.
-  void copy_16(void* to, const void* from);
+  // Four words of each thread's fragments, of each pair the second behind the first and the pairs
+  // so far apart: of row lane / 4, those that lane % 4 has, of four matrices of eight rows of 16
+  // bytes, whose places in shared memory place(thread) names, eight lanes for each matrix.
+  template <class Fragments, class Place>
+  void load_fragments(std::vector<Fragments>& to, uint32_t word, uint32_t apart,
+                      const Place& place) const {
+    for (uint32_t thread = 0; thread < to.size(); ++thread) {
+      const uint32_t warp = thread / 32 * 32, lane = thread % 32;
+      for (uint32_t matrix = 0; matrix < 4; ++matrix) {
+        const auto* const row = place(warp + matrix * 8 + lane / 4);
+        const uint32_t own = word + matrix / 2 * apart + matrix % 2;
+        std::memcpy(reinterpret_cast<std::byte*>(&to[thread]) + size_t{own} * 4,
+                    reinterpret_cast<const std::byte*>(row) + size_t{lane} % 4 * 4, 4);
+      }
+    }
+  }
+
+  // Copies of 16 bytes, or 4, to a shared array: the first `there` of them, and zeros behind; in
+  // groups that the running thread ends. They happen when it waits for them, but for the last
+  // kOutstanding groups, and not before.
+  void copy_16(void* to, const void* from, uint32_t there = 16) { copy(to, from, 16, there); }
+  void copy_4(void* to, const void* from, uint32_t there = 4) { copy(to, from, 4, there); }
   void end_copies();
   template <uint32_t kOutstanding>
   void wait_copies() {
@@ -203,9 +256,15 @@ class EmulatedBlock {
   // Of one element of a warp's c.
   static float add_products(const FragmentA* a, const FragmentB* b, uint32_t row, uint32_t column,
                             float sum);
+  template <class T>
+  static void keep(const std::vector<T>& from, std::vector<std::byte>& to) {
+    to.resize(from.size() * sizeof(T));
+    std::memcpy(to.data(), from.data(), to.size());
+  }
   struct Copy {
     std::byte* to;
-    std::byte bytes[16];
+    size_t size;
+    std::byte bytes[16] = {};
   };
   // What is outside of each() every thread does.
   static constexpr uint32_t kEveryThread = ~0u;
@@ -227,6 +286,7 @@ class EmulatedBlock {
     std::vector<SharedWord> words;
     bool variable = false;  // an array of one
   };
+  void copy(void* to, const void* from, size_t size, size_t there);
   std::deque<std::vector<Copy>>& copies_of_running();
   void wait_copies(size_t outstanding);
   void shuffle();
@@ -246,19 +306,22 @@ class EmulatedBlock {
   uint32_t running_ = kEveryThread;
   uint64_t interval_ = 1;  // Touch has 0 of none
   uint64_t step_ = 0;
+  // Of multiply_half().
+  std::vector<std::byte> first_left_, first_right_;
   std::vector<std::deque<std::vector<Copy>>> copies_;  // of each thread by group, the last one open
 };
 
-// A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments
-// and the threads of its blocks. Nothing for other names.
+// A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments,
+// and the threads and the shared memory of its blocks. Nothing for other names.
 struct EmulatedKernel {
   size_t argument_bytes = 0;
   uint32_t threads = 0;
+  uint32_t large_shared = 0;
   void (*run_block)(EmulatedBlock& block, const void* arguments) = nullptr;
 };
 std::optional<EmulatedKernel> emulated_kernel(std::string_view name);
 
-// From now on multiply_fragments() adds as tensor cores were seen to (Fasi et al., "Numerical
+// From now on multiply_half() adds as tensor cores were seen to (Fasi et al., "Numerical
 // behavior of NVIDIA tensor cores", 2021): 16 products at a time and what is there, each cut at the
 // place of the largest of them, and the sum cut to fp32. Not thread-safe.
 void use_tensor_core_sums(bool on);

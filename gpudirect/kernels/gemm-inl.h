@@ -1,232 +1,252 @@
-// Matrix products with a weight in bf16: exact as the engine's, and by tensor cores.
+// Matrix products with a weight in bf16, by tensor cores: of many rows in tiles, of few rows by
+// warps that read the weight once.
 //
-// A block computes tiles of c, step by step of 32 k that all its threads bring into shared memory
-// together. Sums are never split: what a row becomes depends on nothing but the row.
+// Sums are never split, and both add in the same order: what a row becomes depends on nothing but
+// the row.
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"
 #include "gpudirect/kernels/arithmetic-inl.h"
+#include "gpudirect/kernels/few_rows-inl.h"
 #include "gpudirect/kernels/fragments.h"
 
 namespace baton::gpudirect::kernels {
 
-inline constexpr uint32_t kStepK = 32;
-static_assert(kStepK == kFragmentK);
-
-// Tile `item` of c: where it begins.
-struct TilePlace {
-  uint32_t row;
-  uint32_t column;
-};
-// Neighbours share rows of the weight, which is larger than a.
-template <uint32_t kRows>
-BATON_DEVICE TilePlace tile_place(const Gemm& a, uint32_t item) {
-  const uint32_t down = pieces_of(a.m, kRows);
-  return {item % down * kRows, item / down * kTileColumns};
+// What c starts from, and what is added last.
+template <class Block>
+BATON_DEVICE float first_sum(Block& block, const Gemm& a, uint32_t row, uint32_t column) {
+  const bool starts = a.accumulate != 0 && row < a.m && column < a.n;
+  return starts ? block.load(a.c + uint64_t{row} * a.ldc + column) : 0.0f;
+}
+template <class Block>
+BATON_DEVICE void store_sum(Block& block, const Gemm& a, uint32_t row, uint32_t column, float sum) {
+  if (row >= a.m || column >= a.n) return;
+  if (a.bias != nullptr) sum = sum + block.load(a.bias + column);
+  block.store(a.c + uint64_t{row} * a.ldc + column, sum);
+}
+// function(row, column, e) for the four sums that a thread has of a fragment.
+template <class Function>
+BATON_DEVICE void each_sum(uint32_t lane, uint32_t row, uint32_t column, const Function& function) {
+  BATON_UNROLL
+  for (uint32_t e = 0; e < 4; ++e) {
+    function(row + lane / 4 + e / 2 * 8, column + lane % 4 * 2 + e % 2, e);
+  }
 }
 
-// ---- exact ----
+// ---- few rows ----
 
-// Of one step, transposed: all threads read one k at a time.
-template <uint32_t kRows>
-struct alignas(16) ExactStep {
-  float a[kStepK][kRows + 4];
-  float w[kStepK][kTileColumns + 4];
+struct FewLeft {
+  FragmentA of[1];
 };
-// A thread's part of a tile: kRows / 8 rows of 4 columns.
-template <uint32_t kRows>
-struct ExactSums {
-  float of[kRows / 8][4];
+struct FewRight {
+  FragmentB of[1];
+};
+struct FewSums {
+  FragmentC of[1];
 };
 
+// A warp has 8 of the block's columns, and all rows.
 template <uint32_t kRows, class Block>
-BATON_DEVICE void load_step(Block& block, const Gemm& a, const TilePlace& at, uint32_t k0,
-                            ExactStep<kRows>& step, uint32_t thread) {
-  for (uint32_t i = thread; i < kRows * kStepK / 4; i += block.threads()) {
-    const uint32_t row = i / (kStepK / 4), k = i % (kStepK / 4) * 4;
-    Vector16 four = {};
-    if (at.row + row < a.m && k0 + k < a.k) {
-      four = block.load(
-          reinterpret_cast<const Vector16*>(a.a + uint64_t{at.row + row} * a.lda + k0 + k));
-    }
-    for (uint32_t e = 0; e < 4; ++e) step.a[k + e][row] = float_of(four.word[e]);
-  }
-  for (uint32_t i = thread; i < kTileColumns * kStepK / 8; i += block.threads()) {
-    const uint32_t column = i / (kStepK / 8), k = i % (kStepK / 8) * 8;
-    Vector16 eight = {};
-    if (at.column + column < a.n && k0 + k < a.k) {
-      eight = block.load(
-          reinterpret_cast<const Vector16*>(a.w + uint64_t{at.column + column} * a.k + k0 + k));
-    }
-    for (uint32_t e = 0; e < 4; ++e) {
-      step.w[k + 2 * e][column] = float_of(eight.word[e] << 16);
-      step.w[k + 2 * e + 1][column] = float_of(eight.word[e] & 0xffff0000u);
-    }
-  }
-}
-
-template <uint32_t kRows>
-BATON_DEVICE void add_step(const ExactStep<kRows>& step, uint32_t k, uint32_t thread,
-                           ExactSums<kRows>& sums) {
-  const uint32_t row = thread / 16 * (kRows / 8), column = thread % 16 * 4;
-  float left[kRows / 8], right[4];
-  for (uint32_t r = 0; r < kRows / 8; ++r) left[r] = step.a[k][row + r];
-  for (uint32_t c = 0; c < 4; ++c) right[c] = step.w[k][column + c];
-  for (uint32_t r = 0; r < kRows / 8; ++r) {
-    for (uint32_t c = 0; c < 4; ++c) sums.of[r][c] = fmaf(left[r], right[c], sums.of[r][c]);
-  }
-}
-
-template <uint32_t kRows, class Block>
-BATON_DEVICE void exact_tiles(Block& block, const Gemm& a, ExactStep<kRows>& step) {
-  const uint32_t tiles = pieces_of(a.m, kRows) * pieces_of(a.n, kTileColumns);
-  for (uint32_t item = block.index(); item < tiles; item += block.blocks()) {
-    const TilePlace at = tile_place<kRows>(a, item);
-    auto all_sums = block.template per_thread<ExactSums<kRows>>();
-    const auto each_sum = [&](uint32_t thread, const auto& function) {
-      const uint32_t row = at.row + thread / 16 * (kRows / 8);
-      const uint32_t column = at.column + thread % 16 * 4;
-      for (uint32_t r = 0; r < kRows / 8; ++r) {
-        for (uint32_t c = 0; c < 4; ++c) {
-          const bool inside = row + r < a.m && column + c < a.n;
-          function(inside, row + r, column + c, all_sums[thread].of[r][c]);
-        }
-      }
+BATON_DEVICE void few_by_tensor_cores(Block& block, const Gemm& a) {
+  for (uint32_t item = block.index(); item * kFewColumns < a.n; item += block.blocks()) {
+    auto left = block.template per_thread<FewLeft>();
+    auto right = block.template per_thread<FewRight>();
+    auto sums = block.template per_thread<FewSums>();
+    const auto each_of_warp = [&](uint32_t thread, const auto& function) {
+      each_sum(thread % 32, 0, item * kFewColumns + thread / 32 * 8,
+               [&](uint32_t row, uint32_t column, uint32_t e) {
+                 function(row, column, sums[thread].of[0].value[e]);
+               });
     };
-    block.each([&](uint32_t thread) {
-      each_sum(thread, [&](bool inside, uint32_t row, uint32_t column, float& sum) {
-        const bool starts = inside && a.accumulate != 0;
-        sum = starts ? block.load(a.c + uint64_t{row} * a.ldc + column) : 0.0f;
+    block.each_free([&](uint32_t thread) {
+      each_of_warp(thread, [&](uint32_t row, uint32_t column, float& sum) {
+        sum = first_sum(block, a, row, column);
       });
     });
-    for (uint32_t k0 = 0; k0 < a.k; k0 += kStepK) {
-      block.each([&](uint32_t thread) { load_step<kRows>(block, a, at, k0, step, thread); });
-      block.each([&](uint32_t thread) {
-        if (k0 + kStepK <= a.k) {
-          BATON_UNROLL_BY_4
-          for (uint32_t k = 0; k < kStepK; ++k) add_step<kRows>(step, k, thread, all_sums[thread]);
-        } else {
-          for (uint32_t k = 0; k < a.k - k0; ++k)
-            add_step<kRows>(step, k, thread, all_sums[thread]);
-        }
-      });
-    }
-    block.each([&](uint32_t thread) {
-      each_sum(thread, [&](bool inside, uint32_t row, uint32_t column, float& sum) {
-        if (!inside) return;
-        if (a.bias != nullptr) sum = sum + block.load(a.bias + column);
-        block.store(a.c + uint64_t{row} * a.ldc + column, sum);
+    few_steps<kRows>(block, a, item * kFewColumns, [&](const FewStep<kRows>& from, uint32_t k) {
+      const auto add = [&](uint32_t step) {
+        block.load_fragments(right, 0, 2, [&](uint32_t thread) {
+          return &from.w[thread / 32 * 8 + thread % 8][step * 4 + thread % 32 / 8];
+        });
+        block.each_free([&](uint32_t thread) {
+          const uint32_t row = thread % 32 / 4, t = thread % 4;
+          BATON_UNROLL
+          for (uint32_t e = 0; e < 8; ++e) {
+            // As fragments.h has it: e is the half, the upper k of it, and the lower rows.
+            const uint32_t own = row + e % 2 * 8, pair = step * 16 + e / 2 * 4 + t;
+            const bool there = own < kRows;
+            const Vector8 two = reinterpret_cast<const Vector8*>(from.a[there ? own : 0])[pair];
+            left[thread].of[0].word[e] =
+                there ? round_pair(float_of(two.word[0]), float_of(two.word[1])) : 0;
+          }
+        });
+        block.multiply_half(left, right, sums, 0);
+        block.multiply_half(left, right, sums, 1);
+      };
+      if (k == kFewK) {
+        BATON_UNROLL
+        for (uint32_t step = 0; step < kFewK / kFragmentK; ++step) add(step);
+      } else {
+        for (uint32_t step = 0; step * kFragmentK < k; ++step) add(step);
+      }
+    });
+    block.each_free([&](uint32_t thread) {
+      each_of_warp(thread, [&](uint32_t row, uint32_t column, float& sum) {
+        store_sum(block, a, row, column, sum);
       });
     });
   }
 }
 
 template <class Block>
-BATON_DEVICE void gemm(Block& block, const Gemm& a) {
-  if (a.m <= kFewRows) {
-    exact_tiles<kFewRows>(block, a, *block.template shared<ExactStep<kFewRows>, 1>());
+BATON_DEVICE void gemm_bf16_few(Block& block, const Gemm& a) {
+  if (a.m <= 4) {
+    few_by_tensor_cores<4>(block, a);
+  } else if (a.m <= 8) {
+    few_by_tensor_cores<8>(block, a);
   } else {
-    exact_tiles<kTileRows>(block, a, *block.template shared<ExactStep<kTileRows>, 1>());
+    few_by_tensor_cores<16>(block, a);
   }
 }
 
-// ---- by tensor cores ----
+// ---- many rows ----
 
-// Of one step, in bf16, two k to a word; the padding puts the lanes of a warp on different banks.
-inline constexpr uint32_t kStepWords = kStepK / 2 + 4;
-template <uint32_t kRows>
-struct alignas(16) TensorStep {
-  uint32_t a[kRows][kStepWords];
-  uint32_t w[kTileColumns][kStepWords];
+// Of one step, in pieces of 8 k, whose order in a row is such that those of eight rows are on
+// different banks.
+inline constexpr uint32_t kStepPieces = kFragmentK / 8;
+BATON_DEVICE uint32_t place_of(uint32_t row, uint32_t piece) {
+  return piece ^ row / 2 % kStepPieces;
+}
+template <uint32_t kSide>
+struct TensorStep {
+  Vector16 a[kSide][kStepPieces];
+  Vector16 w[kSide][kStepPieces];
 };
-// A warp's part of a tile, a lane's share of it: 16 rows, and all columns (four warps one below the
-// other) or, of few rows, a fourth of them.
-template <uint32_t kRows>
+// A warp's part of a tile: so many rows and columns.
+template <uint32_t kSide>
+struct TensorLeft {
+  FragmentA of[kSide / 16];
+};
+template <uint32_t kSide>
+struct TensorRight {
+  FragmentB of[kSide / 8];
+};
+template <uint32_t kSide>
 struct TensorSums {
-  static constexpr uint32_t kCount = kTileColumns / 8 / (kRows == kFewRows ? 4 : 1);
-  FragmentC of[kCount];
+  FragmentC of[kSide / 16 * (kSide / 8)];
 };
 
+struct TilePlace {
+  uint32_t row;
+  uint32_t column;
+};
+// Tiles that run at the same time are near each other in both directions: they share what they
+// read.
+template <uint32_t kSide>
+BATON_DEVICE TilePlace tile_place(const Gemm& a, uint32_t item) {
+  constexpr uint32_t kBand = 16;  // tiles, of columns
+  const uint32_t down = pieces_of(a.m, kSide), across = pieces_of(a.n, kSide);
+  const uint32_t band = item / (kBand * down), in_band = item % (kBand * down);
+  const uint32_t width = smaller(kBand, across - band * kBand);
+  return {in_band / width * kSide, (band * kBand + in_band % width) * kSide};
+}
+
+// A step of rows [first, ...) of one matrix to shared memory; zeros where there is nothing.
 template <uint32_t kRows, class Block>
-BATON_DEVICE void load_step(Block& block, const Gemm& a, const TilePlace& at, uint32_t k0,
-                            TensorStep<kRows>& step, uint32_t thread) {
-  for (uint32_t i = thread; i < kRows * kStepK / 4; i += block.threads()) {
-    const uint32_t row = i / (kStepK / 4), k = i % (kStepK / 4) * 4;
-    Vector16 four = {};
-    if (at.row + row < a.m && k0 + k < a.k) {
-      four = block.load(
-          reinterpret_cast<const Vector16*>(a.a + uint64_t{at.row + row} * a.lda + k0 + k));
-    }
-    for (uint32_t e = 0; e < 2; ++e) {
-      step.a[row][k / 2 + e] =
-          to_bf16(float_of(four.word[2 * e])) | to_bf16(float_of(four.word[2 * e + 1])) << 16;
-    }
-  }
-  for (uint32_t i = thread; i < kTileColumns * kStepK / 8; i += block.threads()) {
-    const uint32_t column = i / (kStepK / 8), k = i % (kStepK / 8) * 8;
-    Vector16 eight = {};
-    if (at.column + column < a.n && k0 + k < a.k) {
-      eight = block.load(
-          reinterpret_cast<const Vector16*>(a.w + uint64_t{at.column + column} * a.k + k0 + k));
-    }
-    for (uint32_t e = 0; e < 4; ++e) step.w[column][k / 2 + e] = eight.word[e];
+BATON_DEVICE void bring_rows(Block& block, const uint16_t* from, uint32_t count, uint32_t size,
+                             uint32_t first, uint32_t k0, Vector16 (*to)[kStepPieces],
+                             uint32_t thread) {
+  constexpr uint32_t kDown = kTensorThreads / kStepPieces;  // rows at a time
+  static_assert(kRows % kDown == 0 && kDown % (2 * kStepPieces) == 0);
+  const uint32_t row = thread / kStepPieces, piece = thread % kStepPieces;
+  const uint16_t* at = from + uint64_t{first + row} * size + k0 + piece * 8;
+  const uint32_t there = k0 + piece * 8 < size && first + row < count ? count - first - row : 0;
+  Vector16* const place = &to[row][place_of(row, piece)];
+  BATON_UNROLL
+  for (uint32_t i = 0; i < kRows; i += kDown) {
+    block.copy_16(place + i * kStepPieces, at, i < there ? 16 : 0);
+    at += uint64_t{kDown} * size;
   }
 }
 
-template <uint32_t kRows, class Block>
-BATON_DEVICE void tensor_tiles(Block& block, const Gemm& a, TensorStep<kRows>& step) {
-  using Sums = TensorSums<kRows>;
-  const uint32_t tiles = pieces_of(a.m, kRows) * pieces_of(a.n, kTileColumns);
+// Half of a warp's fragments of a step. Eight lanes name the rows of a piece, for each of four.
+template <uint32_t kSide, uint32_t kWarpSide, class Block, class Left, class Right>
+BATON_DEVICE void load_half(Block& block, const TensorStep<kSide>& from, uint32_t half, Left& left,
+                            Right& right) {
+  constexpr uint32_t kDown = kSide / kWarpSide;  // warps
+  BATON_UNROLL
+  for (uint32_t i = 0; i < kWarpSide / 16; ++i) {
+    block.load_fragments(left, i * 8 + half * 4, 2, [&](uint32_t thread) {
+      const uint32_t row = thread / 32 % kDown * kWarpSide + i * 16 + thread % 16;
+      return &from.a[row][place_of(row, half * 2 + thread % 32 / 16)];
+    });
+    block.load_fragments(right, i * 8 + half * 2, 4, [&](uint32_t thread) {
+      const uint32_t row =
+          thread / 32 / kDown * kWarpSide + i * 16 + thread % 32 / 16 * 8 + thread % 8;
+      return &from.w[row][place_of(row, half * 2 + thread % 16 / 8)];
+    });
+  }
+}
+
+template <uint32_t kSide, uint32_t kWarpSide, class Block>
+BATON_DEVICE void tensor_tiles(Block& block, const Gemm& a) {
+  using Step = TensorStep<kSide>;
+  using Sums = TensorSums<kWarpSide>;
+  constexpr uint32_t kDown = kSide / kWarpSide;  // warps
+  static_assert(kDown * kDown * 32 == kTensorThreads);
+  constexpr uint32_t kStages = kTensorBytes / sizeof(Step);
+  auto* const stages = reinterpret_cast<Step*>(block.large_shared());
+  const uint32_t tiles = pieces_of(a.m, kSide) * pieces_of(a.n, kSide);
+  const uint32_t steps = pieces_of(a.k, kFragmentK);
   for (uint32_t item = block.index(); item < tiles; item += block.blocks()) {
-    const TilePlace at = tile_place<kRows>(a, item);
+    const TilePlace at = tile_place<kSide>(a, item);
+    auto left = block.template per_thread<TensorLeft<kWarpSide>>();
+    auto right = block.template per_thread<TensorRight<kWarpSide>>();
     auto sums = block.template per_thread<Sums>();
-    auto left = block.template per_thread<FragmentA>();
-    auto right = block.template per_thread<FragmentB>();
-    // Of the tile, in which this thread's warp begins.
-    const auto first_row = [](uint32_t thread) { return kRows == kFewRows ? 0 : thread / 32 * 16; };
-    const auto first_column = [](uint32_t thread) {
-      return kRows == kFewRows ? thread / 32 * (kTileColumns / 4) : 0;
-    };
-    const auto each_sum = [&](uint32_t thread, const auto& function) {
-      for (uint32_t j = 0; j < Sums::kCount; ++j) {
-        for (uint32_t e = 0; e < 4; ++e) {
-          const uint32_t row = at.row + first_row(thread) + thread % 32 / 4 + e / 2 * 8;
-          const uint32_t column = at.column + first_column(thread) + j * 8 + thread % 4 * 2 + e % 2;
-          function(row < a.m && column < a.n, row, column, sums[thread].of[j].value[e]);
-        }
+    const auto each_of_tile = [&](uint32_t thread, const auto& function) {
+      BATON_UNROLL
+      for (uint32_t j = 0; j < sizeof(Sums) / sizeof(FragmentC); ++j) {
+        each_sum(thread % 32, at.row + thread / 32 % kDown * kWarpSide + j / (kWarpSide / 8) * 16,
+                 at.column + thread / 32 / kDown * kWarpSide + j % (kWarpSide / 8) * 8,
+                 [&](uint32_t row, uint32_t column, uint32_t e) {
+                   function(row, column, sums[thread].of[j].value[e]);
+                 });
       }
     };
-    block.each([&](uint32_t thread) {
-      each_sum(thread, [&](bool inside, uint32_t row, uint32_t column, float& sum) {
-        const bool starts = inside && a.accumulate != 0;
-        sum = starts ? block.load(a.c + uint64_t{row} * a.ldc + column) : 0.0f;
+    const auto bring = [&](uint32_t thread, uint32_t step) {
+      if (step < steps) {
+        const uint32_t k0 = step * kFragmentK;
+        Step& to = stages[step % kStages];
+        bring_rows<kSide>(block, a.w, a.n, a.k, at.column, k0, to.w, thread);
+        bring_rows<kSide>(block, a.rounded, a.m, a.k, at.row, k0, to.a, thread);
+      }
+      block.end_copies();
+    };
+    // Each half is loaded while the one before is multiplied.
+    const auto load = [&](uint32_t step, uint32_t half) {
+      load_half<kSide, kWarpSide>(block, stages[step % kStages], half, left, right);
+    };
+    block.each_free([&](uint32_t thread) {
+      for (uint32_t step = 0; step < kStages - 1; ++step) bring(thread, step);
+      each_of_tile(thread, [&](uint32_t row, uint32_t column, float& sum) {
+        sum = first_sum(block, a, row, column);
       });
     });
-    for (uint32_t k0 = 0; k0 < a.k; k0 += kStepK) {
-      block.each([&](uint32_t thread) { load_step<kRows>(block, a, at, k0, step, thread); });
-      block.each_warp([&](uint32_t thread) {
-        const uint32_t row = first_row(thread) + thread % 32 / 4, t = thread % 4;
-        for (uint32_t half = 0; half < 2; ++half) {
-          for (uint32_t e = 0; e < 4; ++e) {
-            left[thread].word[half * 4 + e] = step.a[row + e % 2 * 8][half * 8 + t + e / 2 * 4];
-          }
-        }
+    block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
+    load(0, 0);
+    for (uint32_t step = 0; step < steps; ++step) {
+      block.each_free([&](uint32_t thread) {
+        bring(thread, step + kStages - 1);  // where the step before was read
       });
-      BATON_UNROLL
-      for (uint32_t j = 0; j < Sums::kCount; ++j) {
-        block.each_warp([&](uint32_t thread) {
-          const uint32_t column = first_column(thread) + j * 8 + thread % 32 / 4, t = thread % 4;
-          for (uint32_t e = 0; e < 4; ++e) right[thread].word[e] = step.w[column][t + e * 4];
-        });
-        block.multiply_fragments(left, right, sums, j);
-      }
-      block.each([](uint32_t) {});  // all have read the step before the next one is written
+      load(step, 1);
+      block.multiply_half(left, right, sums, 0);
+      block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
+      load(step + 1, 0);  // behind the last one for nothing
+      block.multiply_half(left, right, sums, 1);
     }
-    block.each([&](uint32_t thread) {
-      each_sum(thread, [&](bool inside, uint32_t row, uint32_t column, float& sum) {
-        if (!inside) return;
-        if (a.bias != nullptr) sum = sum + block.load(a.bias + column);
-        block.store(a.c + uint64_t{row} * a.ldc + column, sum);
+    block.each([&](uint32_t thread) {  // all have read their last step before the next tile's first
+      each_of_tile(thread, [&](uint32_t row, uint32_t column, float& sum) {
+        store_sum(block, a, row, column, sum);
       });
     });
   }
@@ -234,10 +254,10 @@ BATON_DEVICE void tensor_tiles(Block& block, const Gemm& a, TensorStep<kRows>& s
 
 template <class Block>
 BATON_DEVICE void gemm_bf16(Block& block, const Gemm& a) {
-  if (a.m <= kFewRows) {
-    tensor_tiles<kFewRows>(block, a, *block.template shared<TensorStep<kFewRows>, 1>());
+  if (large_bf16_tiles(a.m, a.n)) {
+    tensor_tiles<kTensorTile, 64>(block, a);
   } else {
-    tensor_tiles<kTileRows>(block, a, *block.template shared<TensorStep<kTileRows>, 1>());
+    tensor_tiles<64, 32>(block, a);
   }
 }
 

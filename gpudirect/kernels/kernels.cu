@@ -3,6 +3,7 @@
 #include "gpudirect/kernels/copy_pieces-inl.h"
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/gemm-inl.h"
+#include "gpudirect/kernels/gemm_exact-inl.h"
 #include "gpudirect/kernels/gemm_f32-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
@@ -37,6 +38,10 @@ struct CudaBlock {
     function(threadIdx.x);
     __syncwarp();
   }
+  template <class Function>
+  __device__ __forceinline__ void each_free(const Function& function) {
+    function(threadIdx.x);
+  }
   template <class T>
   __device__ PerThread<T> per_thread() const {
     return {};
@@ -45,6 +50,10 @@ struct CudaBlock {
   __device__ T* shared() {
     __shared__ T array[kCount];
     return array;
+  }
+  __device__ std::byte* large_shared() const {
+    extern __shared__ Vector16 memory[];
+    return reinterpret_cast<std::byte*>(memory);
   }
   __device__ void warp_max(PerThread<uint32_t>& value) const {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
@@ -67,28 +76,49 @@ struct CudaBlock {
       for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
-  // As mma.sync has it, twice: 16 k each.
-  template <class Sums>
-  __device__ __forceinline__ void multiply_fragments(PerThread<FragmentA>& a,
-                                                     PerThread<FragmentB>& b, PerThread<Sums>& sums,
-                                                     uint32_t tile) const {
-    float* const c = sums.value.of[tile].value;
-    for (uint32_t half = 0; half < 2; ++half) {
-      const uint32_t* const left = a.value.word + half * 4;
-      const uint32_t* const right = b.value.word + half * 2;
-      asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  // Of each warp, all fragments of a with all of b: one half of their k, then the other. As
+  // mma.sync has it.
+  template <class Left, class Right, class Sums>
+  __device__ __forceinline__ void multiply_half(PerThread<Left>& a, PerThread<Right>& b,
+                                                PerThread<Sums>& sums, uint32_t half) const {
+    constexpr uint32_t kLeft = sizeof(Left) / sizeof(FragmentA);
+    constexpr uint32_t kRight = sizeof(Right) / sizeof(FragmentB);
+#pragma unroll
+    for (uint32_t tile = 0; tile < kLeft * kRight; ++tile) {
+      const uint32_t* const left = a.value.of[tile / kRight].word + half * 4;
+      const uint32_t* const right = b.value.of[tile % kRight].word + half * 2;
+      float* const c = sums.value.of[tile].value;
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
           "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
           : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
     }
   }
-  // 16 bytes to shared memory, by nobody's registers; in groups that this thread ends, and waits
-  // for but for the last kOutstanding. A barrier behind that shows them to the others.
-  __device__ __forceinline__ void copy_16(void* to, const void* from) const {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+  // Four words of each thread's fragments, of each pair the second behind the first and the pairs
+  // so far apart: of row lane / 4, those that lane % 4 has, of four matrices of eight rows of 16
+  // bytes, whose places in shared memory place(thread) names, eight lanes for each matrix.
+  template <class Fragments, class Place>
+  __device__ __forceinline__ void load_fragments(PerThread<Fragments>& to, uint32_t word,
+                                                 uint32_t apart, const Place& place) const {
+    auto* const words = reinterpret_cast<uint32_t*>(&to.value) + word;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[apart]), "=r"(words[apart + 1])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(place(threadIdx.x))))
+                 : "memory");
+  }
+  // 16 bytes, or 4, to shared memory, by nobody's registers, the first `there` of them, and zeros
+  // behind; in groups that this thread ends, and waits for but for the last kOutstanding. A barrier
+  // behind that shows them to the others.
+  __device__ __forceinline__ void copy_16(void* to, const void* from, uint32_t there = 16) const {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(from)
+                 "l"(from), "r"(there)
+                 : "memory");
+  }
+  __device__ __forceinline__ void copy_4(void* to, const void* from, uint32_t there = 4) const {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there)
                  : "memory");
   }
   __device__ __forceinline__ void end_copies() const {
@@ -193,6 +223,10 @@ template <>
 inline constexpr uint32_t kResidentBlocks<AdamW, 256> = 5;
 template <>
 inline constexpr uint32_t kResidentBlocks<Classifier, 256> = 4;
+template <>
+inline constexpr uint32_t kResidentBlocks<Gemm, 256> = 2;
+template <>
+inline constexpr uint32_t kResidentBlocks<GemmF32, 256> = 2;
 template <>
 inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
 template <>

@@ -4,11 +4,28 @@
 
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define BATON_ANYWHERE __host__ __device__ constexpr
+#else
+#define BATON_ANYWHERE constexpr
+#endif
+
 namespace baton::gpudirect::kernels {
+
+// Tiles of so many rows and columns that a matrix [m][n] has.
+BATON_ANYWHERE uint64_t tiles_of(uint32_t m, uint32_t rows, uint32_t n, uint32_t columns) {
+  return uint64_t{(m + rows - 1) / rows} * ((n + columns - 1) / columns);
+}
+// What tiles cost that a device's multiprocessors share out between them, some 128, when one takes
+// so long for a tile: as was measured, of fp32 sums.
+inline constexpr uint64_t kLargeTile = 16, kMiddleTile = 5, kSmallTile = 3;
+BATON_ANYWHERE uint64_t cost_of(uint64_t tiles, uint64_t each) {
+  return (tiles + 127) / 128 * each;
+}
 
 // Those of BATON_KERNELS (arguments.h) that training alone needs.
 #define BATON_TRAIN_KERNELS(F)                   \
-  F(gemm_f32, GemmF32, 128)                      \
+  F(gemm_f32, GemmF32, 256)                      \
   F(rms_norm_back, RmsNormBack, 256)             \
   F(rms_norm_weights, RmsNormWeights, 256)       \
   F(rope_rows, RopeRows, 256)                    \
@@ -57,9 +74,27 @@ struct GemmF32 {
   uint64_t c_inner = 0;
   Causal causal = Causal::kNone;
 };
-// Tiles that blocks share out between them.
+// How large the tiles are that blocks share out between them, which no sum depends on.
+enum class F32Tile : uint32_t {
+  kLarge,   // 128 x 128
+  kMiddle,  // 64 x 64
+  kSmall,   // 64 x 32
+};
+BATON_ANYWHERE uint64_t f32_tiles_of(const GemmF32& a, uint32_t rows, uint32_t columns) {
+  return tiles_of(a.m, rows, a.n, columns) * a.outer * a.inner;
+}
+BATON_ANYWHERE F32Tile f32_tile(const GemmF32& a) {
+  const uint64_t large = cost_of(f32_tiles_of(a, 128, 128), kLargeTile);
+  const uint64_t middle = cost_of(f32_tiles_of(a, 64, 64), kMiddleTile);
+  const uint64_t small = cost_of(f32_tiles_of(a, 64, 32), kSmallTile);
+  if (a.causal == Causal::kNone && large <= middle && large <= small) return F32Tile::kLarge;
+  return middle <= small ? F32Tile::kMiddle : F32Tile::kSmall;
+}
 constexpr uint64_t gemm_f32_blocks(const GemmF32& a) {
-  return uint64_t{(a.m + 63) / 64} * ((a.n + 63) / 64) * a.outer * a.inner;
+  const F32Tile tile = f32_tile(a);
+  const uint32_t rows = tile == F32Tile::kLarge ? 128 : 64;
+  const uint32_t columns = tile == F32Tile::kLarge ? 128 : tile == F32Tile::kMiddle ? 64 : 32;
+  return f32_tiles_of(a, rows, columns);
 }
 
 // What rms_norm's gradient makes of that of y. dx += in any case, unless it is `fresh`.

@@ -256,26 +256,36 @@ void compare_serving(Comparison& all) {
 }
 
 void compare_products(Comparison& all) {
-  for (const uint32_t m : {3u, 70u}) {
-    constexpr uint32_t kN = 130, kK = 104;
-    std::vector<float> a = normal(size_t{m} * kK, 1), bias = normal(kN, 2),
-                       c = normal(size_t{m} * kN, 3);
-    std::vector<uint16_t> w = bf16(size_t{kN} * kK, 4);
+  for (const uint32_t m : {3u, 14u, 70u, 600u}) {
+    const uint32_t n = m == 600 ? 4900 : 130;  // large tiles
+    const uint32_t k = m == 600 ? 40 : 104;
+    std::vector<float> a = normal(size_t{m} * k, 1), bias = normal(n, 2),
+                       c = normal(size_t{m} * n, 3);
+    std::vector<uint16_t> w = bf16(size_t{n} * k, 4);
+    std::vector<uint16_t> rounded = bf16(a.size(), 1);
     const auto build = [&](auto& place) {
       return kernels::Gemm{.a = place(a),
                            .w = place(w),
                            .bias = place(bias),
                            .c = place(c, true),
                            .m = m,
-                           .n = kN,
-                           .k = kK,
-                           .lda = kK,
-                           .ldc = kN,
-                           .accumulate = 1};
+                           .n = n,
+                           .k = k,
+                           .lda = k,
+                           .ldc = n,
+                           .accumulate = 1,
+                           .rounded = place(rounded)};
     };
-    all.run<kernels::Gemm>({"baton_gemm"}, {&Launcher::gemm}, build);
+    const bool few = m <= kernels::kFewRows;
     // In the order of the tensor cores: some 7 sums, of numbers below 64.
-    all.run<kernels::Gemm>({"baton_gemm_bf16"}, {&Launcher::gemm_bf16}, build, 7 * 64 * 0x1p-19f);
+    constexpr float kNear = 7 * 64 * 0x1p-19f;
+    if (few) {
+      all.run<kernels::Gemm>({"baton_gemm_few"}, {&Launcher::gemm_few}, build);
+      all.run<kernels::Gemm>({"baton_gemm_bf16_few"}, {&Launcher::gemm_bf16_few}, build, kNear);
+    } else {
+      all.run<kernels::Gemm>({"baton_gemm"}, {&Launcher::gemm}, build);
+      all.run<kernels::Gemm>({"baton_gemm_bf16"}, {&Launcher::gemm_bf16}, build, kNear);
+    }
   }
 }
 
@@ -322,24 +332,29 @@ void compare_steps(Comparison& all) {
 // What a training step has that serving has not.
 void compare_training(Comparison& all) {
   constexpr uint32_t kM = 75, kN = 70, kK = 85;
-  std::vector<float> a = normal(size_t{kM} * kK, 1), b = normal(size_t{kK} * kN, 2),
-                     c = normal(size_t{kM} * kN, 3);
-  for (const bool transposed : {false, true}) {
-    all.run<kernels::GemmF32>({"baton_gemm_f32"}, {&Launcher::gemm_f32}, [&](auto& place) {
-      float* const out = place(c, true);
-      return kernels::GemmF32{.a = place(a),
-                              .b = place(b),
-                              .start = out,
-                              .c = out,
-                              .m = kM,
-                              .n = kN,
-                              .k = kK,
-                              .a_row = transposed ? 1 : kK,
-                              .a_k = transposed ? kM : 1,
-                              .b_k = transposed ? 1 : kN,
-                              .b_column = transposed ? kK : 1,
-                              .ldc = kN};
-    });
+  // So many at once that tiles are small, larger and large.
+  for (const uint32_t outer : {1u, 32u, 110u}) {
+    std::vector<float> a = normal(size_t{kM} * kK, 1), b = normal(size_t{kK} * kN, 2),
+                       c = normal(size_t{kM} * kN * outer, 3);
+    for (const bool transposed : {false, true}) {
+      all.run<kernels::GemmF32>({"baton_gemm_f32"}, {&Launcher::gemm_f32}, [&](auto& place) {
+        float* const out = place(c, true);
+        return kernels::GemmF32{.a = place(a),
+                                .b = place(b),
+                                .start = out,
+                                .c = out,
+                                .m = kM,
+                                .n = kN,
+                                .k = kK,
+                                .a_row = transposed ? 1 : kK,
+                                .a_k = transposed ? kM : 1,
+                                .b_k = transposed ? 1 : kN,
+                                .b_column = transposed ? kK : 1,
+                                .ldc = kN,
+                                .outer = outer,
+                                .c_outer = kM * kN};
+      });
+    }
   }
   constexpr uint32_t kLength = 80;
   std::vector<float> scores = normal(size_t{2} * kLength * kLength, 4);

@@ -23,7 +23,7 @@ TEST(KernelRig, ComparesAndTimesEveryKernel) {
     const auto device = Device::open(FakeDriver::driver(), 0);
     const auto launcher = Launcher::load(**device, FakeDriver::image());
     ASSERT_TRUE(launcher.ok()) << launcher.status();
-    auto rig = KernelRig::make(**device, 8 << 20);
+    auto rig = KernelRig::make(**device, 32 << 20);
     ASSERT_TRUE(rig.ok()) << rig.status();
     EXPECT_THAT(compare_kernels(**rig, **launcher), IsEmpty());
     const auto rows = time_kernels(**rig, **launcher, 256 << 10, 1);

@@ -1,10 +1,12 @@
 // Times of kernels beside the rate of a plain copy on the device.
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <random>
 
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
+#include "tests/gpudirect/reference/blas_times.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -192,14 +194,17 @@ void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stre
       0, goal);
 }
 
-// Products with a square weight of `bytes`, of one token and of a prompt; then a prompt's attention
-// over as much KV. The floor of the first is the weight's bytes, of the others what the device
-// multiplies in a second.
-void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
-                DevicePointer from, DevicePointer to, size_t bytes) {
+// Products with a square weight, of single tokens, of batches and of a prompt. The floor of a few
+// rows is the weight's bytes, each read once, of many what the device multiplies in a second, for
+// which cuBLASLt stands.
+void time_products(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
+                   DevicePointer from, DevicePointer to, size_t bytes, const CublasLt* blas) {
+  constexpr size_t kWorkspace = 32 << 20;
   uint32_t side = 64;
   while (size_t{side} * side * 32 <= bytes) side *= 2;  // so that a prompt's a and c fit too
-  for (const uint32_t m : {1u, side}) {
+  const DevicePointer rounded = times.numbers(size_t{side} * side * 2);
+  const DevicePointer workspace = blas != nullptr ? rig.allocate(kWorkspace) : 0;
+  for (const uint32_t m : {1u, 4u, 16u, side / 64, side / 16, side}) {
     const kernels::Gemm product{.a = pointer_of<const float>(from),
                                 .w = pointer_of<const uint16_t>(from),
                                 .c = pointer_of<float>(to),
@@ -207,34 +212,54 @@ void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
                                 .n = side,
                                 .k = side,
                                 .lda = side,
-                                .ldc = side};
+                                .ldc = side,
+                                .rounded = pointer_of<const uint16_t>(rounded)};
     const size_t moved = size_t{side} * side * 2 + size_t{m} * side * 8;
     const double operations = 2.0 * m * side * side;
-    const uint64_t blocks = kernels::gemm_blocks(m, side);
     const std::string shape = absl::StrFormat("%u x %u x %u", m, side, side);
+    const double goal = m == 1 ? 0.80 : 0;
     times.row(
-        "gemm", shape, moved, [&] { return launcher.gemm(product, blocks, stream); }, operations);
+        "gemm", shape, moved, [&] { return launcher.multiply(product, stream); }, operations, goal);
     times.row(
-        "gemm bf16", shape, moved, [&] { return launcher.gemm_bf16(product, blocks, stream); },
-        operations);
+        "gemm bf16", shape, moved, [&] { return launcher.multiply_bf16(product, stream); },
+        operations, goal);
+    if (blas == nullptr || !times.status.ok()) continue;
+    const auto by_blas = product_by_blas(*blas, product, workspace, kWorkspace, stream);
+    if (!by_blas.ok()) continue;
+    const size_t ours = times.rows.size() - 1;
+    times.row("cublaslt bf16", shape, moved, *by_blas, operations);
+    if (!times.status.ok()) continue;
+    times.rows[ours].of_blas = times.rows.back().microseconds / times.rows[ours].microseconds;
+    if (m == side) times.rows[ours].blas_goal = 0.55;
   }
-  // A weight's gradient: of half the side, for the same bytes in each array.
+  // Gradients of weights, and a product of activations: of half the side, for the same bytes in
+  // each array, and of a small model.
   const uint32_t half = side / 2;
-  const kernels::GemmF32 gradient{.a = pointer_of<const float>(from),
-                                  .b = pointer_of<const float>(from),
-                                  .c = pointer_of<float>(to),
-                                  .m = half,
-                                  .n = half,
-                                  .k = half,
-                                  .a_row = 1,
-                                  .a_k = half,
-                                  .b_k = half,
-                                  .b_column = 1,
-                                  .ldc = half};
-  times.row(
-      "gemm f32", absl::StrFormat("%u x %u x %u", half, half, half), size_t{half} * half * 12,
-      [&] { return launcher.gemm_f32(gradient, kernels::gemm_f32_blocks(gradient), stream); },
-      2.0 * half * half * half);
+  for (const auto& shape : {std::array{half, half, half}, std::array{side / 16, side / 16, side},
+                            std::array{side, side / 16, side / 4}}) {
+    const uint32_t m = shape[0], n = shape[1], k = shape[2];
+    const kernels::GemmF32 gradient{.a = pointer_of<const float>(from),
+                                    .b = pointer_of<const float>(from),
+                                    .c = pointer_of<float>(to),
+                                    .m = m,
+                                    .n = n,
+                                    .k = k,
+                                    .a_row = 1,
+                                    .a_k = m,
+                                    .b_k = n,
+                                    .b_column = 1,
+                                    .ldc = n};
+    times.row(
+        "gemm f32", absl::StrFormat("%u x %u x %u", m, n, k),
+        (size_t{m} * n + size_t{m} * k + size_t{n} * k) * 4,
+        [&] { return launcher.gemm_f32(gradient, kernels::gemm_f32_blocks(gradient), stream); },
+        2.0 * m * n * k);
+  }
+}
+
+// A prompt's attention over so much KV.
+void time_prefill(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
+                  DevicePointer from, size_t bytes) {
   constexpr uint32_t kBlockBytes = 8 * 2 * 128 * 16 * 2;
   const uint32_t length = std::min(4096u, static_cast<uint32_t>(bytes / kBlockBytes) * 16);
   const uint32_t tokens = length / 8;
@@ -264,7 +289,8 @@ void time_model(Times& times, KernelRig& rig, const Launcher& launcher, Stream s
 }  // namespace
 
 absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
-                                                    size_t bytes, int repeats) {
+                                                    size_t bytes, int repeats,
+                                                    const CublasLt* blas) {
   rig.clear();
   Times times(rig, repeats);
   const Stream stream = rig.stream();
@@ -283,7 +309,8 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
     time_attention(times, rig, launcher, stream, from, 2 * bytes, 4096, group, 0.80);
   }
   time_attention(times, rig, launcher, stream, from, bytes, 32768, 4, 0);
-  time_model(times, rig, launcher, stream, from, to, bytes);
+  time_products(times, rig, launcher, stream, from, to, bytes, blas);
+  time_prefill(times, rig, launcher, stream, from, bytes);
   if (!times.status.ok()) return times.status;
   return times.rows;
 }

@@ -140,6 +140,7 @@ static_assert(equal(kMemoryTypeHost, CU_MEMORYTYPE_HOST) &&
               equal(kDmaBufFd, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) &&
               equal(kStreamNonBlocking, CU_STREAM_NON_BLOCKING) &&
               equal(kEventDisableTiming, CU_EVENT_DISABLE_TIMING) &&
+              equal(kMostDynamicShared, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) &&
               equal(kHostPortable, CU_MEMHOSTREGISTER_PORTABLE) &&
               equal(kHostDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP) &&
               equal(kSymbolVersionNotSufficient, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT));

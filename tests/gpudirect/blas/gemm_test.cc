@@ -217,7 +217,17 @@ TEST_F(GpuGemmTest, WithoutTheLibraryOurKernelMultiplies) {
   make_gemm(absl::UnavailableError("there is none"));
   EXPECT_EQ(gemm_->explain(), "our own kernel multiplies: there is none");
   expect_product(kRows, true);
+  expect_product(3, false);
   EXPECT_EQ(blas_.products, 0);
+}
+
+// There is no room for them in bf16.
+TEST_F(GpuGemmTest, MoreRowsThanWereSaidAreRefused) {
+  make_gemm(absl::UnavailableError("there is none"));
+  const Device::Current current(*device_);
+  const absl::Status status = gemm_->multiply({.m = kRows + 1, .n = kN, .k = kK});
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 70 and 48 were said"));
 }
 
 TEST_F(GpuGemmTest, ALibraryThatDoesNotStartIsSaidAndLeft) {

@@ -183,6 +183,7 @@ class FakeDriver {
     std::string name;
     kernels::EmulatedKernel kernel;
     bool loaded = false;
+    unsigned most_shared = 48 << 10;  // dynamic, without a request
   };
   struct KernelLaunch {
     KernelFunction function;

@@ -11,6 +11,7 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr uint32_t kFatBinary = 0xba55ed50;
+constexpr int kSharedOfBlock = 163 << 10;  // of compute capability 8.0, on request
 
 }  // namespace
 
@@ -117,8 +118,24 @@ struct FakeLaunchCalls {
       call.violate(Rule::kStale, "no such function");
       return kInvalidHandle;
     }
-    if (threads <= 0 || threads > 1024 || shared_bytes != 0) return kInvalidValue;
+    if (threads <= 0 || threads > 1024 || shared_bytes > size_t{kSharedOfBlock})
+      return kInvalidValue;
     *blocks = std::min(32, 2048 / threads);
+    return kSuccess;
+  }
+
+  static Result set_attribute(Function function, int attribute, int value) {
+    const FakeCall call("cuFuncSetAttribute", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    const auto found = call.fake.functions_.find(function);
+    if (found == call.fake.functions_.end()) {
+      call.violate(Rule::kStale, "no such function");
+      return kInvalidHandle;
+    }
+    if (attribute != kMostDynamicShared || value < 0 || value > kSharedOfBlock) {
+      return kInvalidValue;
+    }
+    found->second.most_shared = static_cast<unsigned>(value);
     return kSuccess;
   }
 
@@ -142,10 +159,12 @@ struct FakeLaunchCalls {
     }
     const kernels::EmulatedKernel& kernel = found->second.kernel;
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != kernel.threads || block_y != 1 ||
-        block_z != 1 || shared_bytes != 0 || parameters == nullptr || extra != nullptr) {
+        block_z != 1 || shared_bytes != kernel.large_shared ||
+        shared_bytes > found->second.most_shared || parameters == nullptr || extra != nullptr) {
       call.violate(Rule::kModule,
                    absl::StrCat(found->second.name, " wants blocks of ", kernel.threads,
-                                " threads in one dimension, and its arguments"));
+                                " threads in one dimension, ", kernel.large_shared,
+                                " bytes of shared memory that it was allowed, and its arguments"));
       return kInvalidValue;
     }
     auto launch = std::make_shared<FakeDriver::KernelLaunch>();
@@ -165,6 +184,7 @@ void add_fake_launch_calls(FakeEntries& out) {
   add("cuModuleLoadData", FakeLaunchCalls::load, 2000);
   add("cuModuleUnload", FakeLaunchCalls::unload, 2000);
   add("cuModuleGetFunction", FakeLaunchCalls::get_function, 2000);
+  add("cuFuncSetAttribute", FakeLaunchCalls::set_attribute, 9000);
   add("cuFuncLoad", FakeLaunchCalls::load_function, 12040);
   add("cuOccupancyMaxActiveBlocksPerMultiprocessor", FakeLaunchCalls::resident_blocks, 6050);
   add("cuLaunchKernel", FakeLaunchCalls::launch, 4000);

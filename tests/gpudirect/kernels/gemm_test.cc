@@ -20,7 +20,7 @@ struct Shape {
 };
 // Whole tiles, edges of all three, few rows and many, one step of k and several.
 constexpr Shape kShapes[] = {{1, 64, 32},  {1, 24, 8},    {3, 100, 72}, {16, 64, 64}, {17, 130, 40},
-                             {64, 64, 96}, {70, 48, 104}, {129, 8, 32}, {5, 272, 32}};
+                             {64, 64, 96}, {70, 48, 104}, {129, 8, 32}, {5, 272, 32}, {2, 24, 712}};
 
 struct Product {
   Product(const Shape& of, uint64_t seed)
@@ -34,10 +34,20 @@ struct Product {
       w.push_back(engine::bf16_from_float(value));
     }
   }
-  // What a kernel makes of it, over so many blocks.
-  std::vector<float> run(const char* kernel, bool accumulate, bool biased, uint32_t blocks) {
+  // What the kernels for so many rows make of it, over so many blocks.
+  std::vector<float> run(bool bf16, bool accumulate, bool biased, uint32_t blocks) {
+    return shape.m <= kFewRows
+               ? run_by(bf16 ? "baton_gemm_bf16_few" : "baton_gemm_few", accumulate, biased, blocks)
+               : run_by(bf16 ? "baton_gemm_bf16" : "baton_gemm", accumulate, biased, blocks);
+  }
+  std::vector<float> run_by(const char* kernel, bool accumulate, bool biased, uint32_t blocks) {
     std::vector<float> out = c;
+    std::vector<uint16_t> rounded;
+    for (uint32_t i = 0; i < shape.m * shape.k; ++i) {
+      rounded.push_back(engine::bf16_from_float(a[i / shape.k * lda + i % shape.k]));
+    }
     EmulatedMemory memory;
+    memory.allow(rounded);
     memory.allow(a);
     memory.allow(w);
     memory.allow(bias);
@@ -51,7 +61,8 @@ struct Product {
                          .k = shape.k,
                          .lda = lda,
                          .ldc = ldc,
-                         .accumulate = accumulate ? 1u : 0u};
+                         .accumulate = accumulate ? 1u : 0u,
+                         .rounded = rounded.data()};
     EXPECT_EQ(run_kernel(kernel, arguments, blocks, memory, blocks), std::nullopt);
     return out;
   }
@@ -79,12 +90,12 @@ struct Product {
   std::vector<uint16_t> w;
 };
 
-void expect_plain(const char* kernel, bool bf16) {
+void expect_plain(bool bf16) {
   for (const Shape& shape : kShapes) {
     Product product(shape, shape.m + shape.n);
     for (const bool accumulate : {false, true}) {
       const bool biased = accumulate == (shape.m % 2 == 0);
-      const std::vector<float> ours = product.run(kernel, accumulate, biased, 3);
+      const std::vector<float> ours = product.run(bf16, accumulate, biased, 3);
       const std::vector<float> wanted = product.plain(bf16, accumulate, biased);
       for (size_t i = 0; i < ours.size(); ++i) {
         ASSERT_EQ(ours[i], wanted[i])
@@ -94,16 +105,16 @@ void expect_plain(const char* kernel, bool bf16) {
   }
 }
 
-TEST(Gemm, IsTheEngines) { expect_plain("baton_gemm", false); }
+TEST(Gemm, IsTheEngines) { expect_plain(false); }
 
-TEST(GemmBf16, IsTheEnginesWhereTheEmulationAdds) { expect_plain("baton_gemm_bf16", true); }
+TEST(GemmBf16, IsTheEnginesWhereTheEmulationAdds) { expect_plain(true); }
 
 // Of both orders in which the emulation can add.
 TEST(GemmBf16, IsWithinTheBoundHoweverTensorCoresAdd) {
   Product product({4, 32, 512}, 7);
-  const std::vector<float> as_engine = product.run("baton_gemm_bf16", false, false, 1);
+  const std::vector<float> as_engine = product.run(true, false, false, 1);
   use_tensor_core_sums(true);
-  const std::vector<float> ours = product.run("baton_gemm_bf16", false, false, 1);
+  const std::vector<float> ours = product.run(true, false, false, 1);
   use_tensor_core_sums(false);
   EXPECT_NE(ours, as_engine);
   for (uint32_t row = 0; row < 4; ++row) {
@@ -123,18 +134,37 @@ TEST(GemmBf16, IsWithinTheBoundHoweverTensorCoresAdd) {
   }
 }
 
+// In whatever order tensor cores add, and whichever kernel multiplies so many rows.
 TEST(Gemm, ARowHasTheSameBitsInEveryBatch) {
-  for (const char* kernel : {"baton_gemm", "baton_gemm_bf16"}) {
-    Product all({80, 72, 64}, 3);
-    const std::vector<float> together = all.run(kernel, false, true, 2);
-    for (const uint32_t m : {1u, 16u, 17u, 64u, 65u}) {
+  use_tensor_core_sums(true);
+  for (const bool bf16 : {false, true}) {
+    Product all({80, 72, 200}, 3);
+    const std::vector<float> together = all.run(bf16, false, true, 2);
+    for (const uint32_t m : {1u, 4u, 5u, 16u, 17u, 64u, 65u}) {
       all.shape.m = m;
-      const std::vector<float> few = all.run(kernel, false, true, m);
+      const std::vector<float> few = all.run(bf16, false, true, m);
       EXPECT_TRUE(std::equal(few.begin(),
                              few.begin() + static_cast<ptrdiff_t>((m - 1) * all.ldc + 72),
                              together.begin()))
-          << kernel << " " << m;
+          << bf16 << " " << m;
     }
+  }
+  use_tensor_core_sums(false);
+}
+
+// Large enough that tiles are large: the last row, alone and among all.
+TEST(Gemm, LargeTilesHaveTheBitsOfSmallOnes) {
+  const Shape shape{600, 4900, 40};
+  static_assert(large_tiles(600, 4900) && large_bf16_tiles(600, 4900));
+  for (const bool bf16 : {false, true}) {
+    Product all(shape, 5);
+    const std::vector<float> together = all.run(bf16, true, true, 7);
+    Product last = all;
+    last.shape.m = 1;
+    last.a.erase(last.a.begin(), last.a.end() - last.lda);
+    last.c.erase(last.c.begin(), last.c.end() - last.ldc);
+    EXPECT_TRUE(std::equal(together.end() - all.ldc, together.end() - 3,
+                           last.run(bf16, true, true, 3).begin()));
   }
 }
 

@@ -19,23 +19,27 @@ namespace {
 
 namespace train = engine::train;
 
-// Every form that training has: x W^T, dy W and dy^T x, from zero and added to what is there.
-TEST(GemmF32, IsTheEnginesInEveryForm) {
+// Every form that training has: x W^T, dy W and dy^T x, from zero and added to what is there; so
+// many of the same at once that tiles are small, or larger.
+void expect_forms(uint32_t kK, uint32_t outer, F32Tile tile) {
   struct Form {
     bool a_transposed, b_transposed;
   };
+  constexpr uint32_t kM = 75, kN = 70;
   for (const Form form : {Form{false, true}, Form{false, false}, Form{true, false}}) {
     for (const bool adds : {false, true}) {
-      constexpr uint32_t kM = 75, kN = 70, kK = 85;
       const std::vector<float> a = normal(kM * kK, 1), b = normal(kK * kN, 2);
-      const std::vector<float> start = normal(kM * kN, 3);
+      const std::vector<float> start = normal(kM * kN * outer, 3);
       std::vector<float> wanted = start, c(start.size());
       const engine::MatrixView rows{a.data(), kK}, columns{b.data(), kN};
       const engine::MatrixView left =
           form.a_transposed ? engine::MatrixView{a.data(), kM}.transposed() : rows;
       const engine::MatrixView right =
           form.b_transposed ? engine::MatrixView{b.data(), kK}.transposed() : columns;
-      engine::reference_gemm(kM, kN, kK, left, right, wanted.data(), kN, adds);
+      for (uint32_t i = 0; i < outer; ++i) {
+        engine::reference_gemm(kM, kN, static_cast<int>(kK), left, right,
+                               wanted.data() + size_t{i} * kM * kN, kN, adds);
+      }
       EmulatedMemory memory;
       memory.allow(a);
       memory.allow(b);
@@ -52,12 +56,43 @@ TEST(GemmF32, IsTheEnginesInEveryForm) {
                               .a_k = static_cast<uint32_t>(left.col_stride),
                               .b_k = static_cast<uint32_t>(right.row_stride),
                               .b_column = static_cast<uint32_t>(right.col_stride),
-                              .ldc = kN};
-      EXPECT_EQ(gemm_f32_blocks(arguments), 4u);
+                              .ldc = kN,
+                              .outer = outer,
+                              .c_outer = kM * kN};
+      EXPECT_EQ(f32_tile(arguments), tile);
       ASSERT_EQ(run_kernel("baton_gemm_f32", arguments, 3, memory), std::nullopt);
       ASSERT_EQ(c, wanted) << form.a_transposed << form.b_transposed << adds;
     }
   }
+}
+TEST(GemmF32, IsTheEnginesInEveryForm) { expect_forms(85, 1, F32Tile::kSmall); }
+TEST(GemmF32, IsTheEnginesInMiddleTiles) { expect_forms(37, 32, F32Tile::kMiddle); }
+TEST(GemmF32, IsTheEnginesInLargeTiles) { expect_forms(37, 110, F32Tile::kLarge); }
+
+// Rows side by side that are aligned to 16 bytes are copied by fours, and by fewer at the end.
+TEST(GemmF32, TakesAlignedRowsByFours) {
+  constexpr uint32_t kM = 70, kN = 45, kK = 40, kStride = 72;
+  const std::vector<float> a = normal(kK * kStride, 1), b = normal(kK * kStride, 2);
+  std::vector<float> wanted(kM * kN), c(wanted.size());
+  engine::reference_gemm(kM, kN, kK, engine::MatrixView{a.data(), kStride}.transposed(),
+                         {b.data(), kStride}, wanted.data(), kN, false);
+  EmulatedMemory memory;
+  memory.allow(a);
+  memory.allow(b);
+  memory.allow(c, true);
+  const GemmF32 arguments{.a = a.data(),
+                          .b = b.data(),
+                          .c = c.data(),
+                          .m = kM,
+                          .n = kN,
+                          .k = kK,
+                          .a_row = 1,
+                          .a_k = kStride,
+                          .b_k = kStride,
+                          .b_column = 1,
+                          .ldc = kN};
+  ASSERT_EQ(run_kernel("baton_gemm_f32", arguments, 2, memory), std::nullopt);
+  ASSERT_EQ(c, wanted);
 }
 
 // Six products at once, each of its own matrices, that see what attention sees.
