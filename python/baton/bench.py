@@ -4,7 +4,8 @@ Python, from post to done.
     python -m baton.bench                        # Baton
     python -m baton.bench --baseline nixl        # and NIXL beside it, if it can be imported as nixl_cu12 or nixl
     python -m baton.bench --baseline nixl,mooncake   # and Mooncake's (mooncake-transfer-engine-non-cuda), over tcp
-    python -m baton.bench --baseline kv_bw       # and `baton kv_bw`, the same in C++ (--baton names the program)
+    python -m baton.bench --baseline kv_bw       # and `baton kv_bw`, the same in C++ (--baton names the program); it
+                                                 # has no thread that moves bytes, nor has the agent beside it
     python -m baton.bench --require tcp --json rows.json
     python -m baton.bench --poll --baseline nixl   # both of Baton's processes poll all the time, as NIXL's initiator does
 
@@ -120,6 +121,7 @@ def child(what: str, name: str, arguments: argparse.Namespace) -> Any:
     command = [sys.executable, "-m", "baton.bench", what, name, "--bytes", str(arguments.bytes), "--require",
                arguments.require, "--memory", arguments.memory]
     command += ["--poll"] if arguments.poll else []
+    command += ["--no-thread"] if arguments.no_thread and what == "--initiator" else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -274,6 +276,8 @@ def main() -> None:
     parser.add_argument("--shapes", default=SHAPES, help="PAGESxBYTES, several by commas")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file for the rows, one JSON object in a line")
+    parser.add_argument("--no-thread", action="store_true", help="Baton's agent that posts has no thread of its own: what "
+                        "it posts moves inside its calls")
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
     parser.add_argument("--initiator", default="", help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, default=0, help=argparse.SUPPRESS)
@@ -311,6 +315,7 @@ def main() -> None:
         names.append("sockets")
     arguments.bytes = max(pages * page for pages, page in arguments.shapes)
     libraries = [Library(name, arguments) for name in names]
+    alone = Library("baton", argparse.Namespace(**{**vars(arguments), "no_thread": True})) if other else libraries[0]
     those = libraries + [Memcpy(arguments.bytes)]
     rows = []
     print(f"{'library':8} {'op':6} {'pages':>7} {'bytes':>7} {'ms':>9} {'best':>9} {'GB/s':>7} {'ratio':>6}", flush=True)
@@ -318,7 +323,7 @@ def main() -> None:
         for op in ("write", "read"):
             found = measure(those, arguments.rounds, op, pages, page)
             if other:
-                found.append(beside_kv_bw(libraries[0], other, arguments.rounds, op, pages, page))
+                found.append(beside_kv_bw(alone, other, arguments.rounds, op, pages, page))
             for row in found:
                 print(f"{row['library']:8} {op:6} {pages:7} {page:7} {row['median_s'] * 1e3:9.3f} "
                       f"{row['best_s'] * 1e3:9.3f} {row['gb_per_s']:7.2f} {row['ratio']:6.2f}", flush=True)
@@ -327,7 +332,7 @@ def main() -> None:
     if arguments.json:
         with open(arguments.json, "w", encoding="utf8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)
-    for library in libraries:
+    for library in {*libraries, alone}:
         library.close()
 
 

@@ -1,4 +1,5 @@
 """The benchmark: its rows are there and add up, over two routes; wrong words are refused. It checks its bytes itself."""
+import argparse
 import importlib.util
 import json
 import os
@@ -8,6 +9,8 @@ import tempfile
 import unittest
 
 import numpy
+
+from baton.bench_sides import BatonSide
 
 assert numpy.__version__
 
@@ -49,6 +52,13 @@ class Bench(unittest.TestCase):
                 if row["library"] == "baton":
                     self.assertIn(provider, row["route"])
                     self.assertEqual(row["ratio"], 1)
+
+    def test_the_agent_beside_kv_bw_has_no_thread_either(self):
+        for no_thread in (False, True):
+            words = argparse.Namespace(require="shm", memory="own", bytes=4096, poll=False, no_thread=no_thread)
+            side = BatonSide("bench", words)
+            self.assertEqual(side.agent.threaded, not no_thread)
+            side.agent.close()
 
     def test_beside_kv_bw(self):
         with tempfile.TemporaryDirectory() as folder:
