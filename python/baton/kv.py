@@ -34,6 +34,7 @@ _DTYPES = {"bytes": (1, 1), "uint8": (1, 1), "int8": (2, 1), "float8_e4m3": (3, 
            "float8_e5m2": (4, 1), "float16": (5, 2), "bfloat16": (6, 2), "float32": (7, 4)}  # number, bytes
 _ORDERS, _PAIRS = ("NHD", "HND"), ("split", "stacked", "in_block", "joined")
 _ALL_TOKENS, _ALL_LAYERS = 2 ** 64 - 1, 2 ** 32 - 1
+_PIECES = 2 ** 16  # whose checksums have room at once
 
 Blocks = Union[Sequence[int], Sequence[Sequence[int]], Any]
 Layers = Union[None, int, Sequence[int]]
@@ -324,9 +325,13 @@ class KvChecksums(_Owner):
         first, end = (_within(token, _ALL_TOKENS - 1, "a token") for token in tokens)
         room = -(-end // self.unit) - first // self.unit if self.unit and end > first else 0
         lists, held = _lists(blocks, first_block)
-        out, count = (ctypes.c_uint32 * max(1, room))(), ctypes.c_size_t()
-        call(lib.kv_checksums_take, self._checksums, side, lists, first, end, _within(layer, _ALL_LAYERS, "layer"), out, room,
-             ctypes.byref(count))
+        count = ctypes.c_size_t()
+        for size in (min(room, _PIECES), room):  # tokens that no cache has are refused at the first
+            out = (ctypes.c_uint32 * max(1, size))()
+            call(lib.kv_checksums_take, self._checksums, side, lists, first, end, _within(layer, _ALL_LAYERS, "layer"), out,
+                 size, ctypes.byref(count))
+            if count.value <= size:
+                break
         del held
         return out[:count.value]
 

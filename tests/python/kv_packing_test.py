@@ -7,6 +7,7 @@ usage: kv_packing_test.py [CASES [SEED]]: so many random pairs of caches instead
 import random
 import sys
 import unittest
+import unittest.mock
 import zlib
 
 import baton
@@ -176,6 +177,16 @@ class Packed(unittest.TestCase):
             self.assertEqual(sums.of_source([5, 2], tokens=(size, 3 * size), first_block=1),
                              [zlib.crc32(memory[packing["bytes"] * block:][:packing["bytes"]]) for block in (5, 2)])
             self.assertEqual(sums.of_target([5], tokens=(3, 3)), [])
+
+    def test_tokens_that_no_cache_has_are_refused_and_as_many_as_there_are_have_room(self):
+        memory = bytearray(self.dice.randbytes(8 * 64))
+        layout = baton.KvLayout("m").add_packed([memory], {"block_tokens": 4, "bytes": 64, "whole": "x"}, blocks=8)
+        sums = baton.KvChecksums(layout, layout)
+        for end in (2 ** 40, 2 ** 63, 2 ** 64 - 2):
+            with self.assertRaises(baton.InvalidParamError):
+                sums.of_source([1], tokens=(0, end))
+        with unittest.mock.patch("baton.kv._PIECES", 3):
+            self.assertEqual(sums.of_source([2] * 7, tokens=(0, 28)), [zlib.crc32(memory[128:192])] * 7)
 
     def test_a_rank_of_two_gives_those_of_its_heads(self):
         whole, half = rows(16, 4, 8), rows(16, 2, 8, 4, 2)

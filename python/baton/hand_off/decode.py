@@ -17,6 +17,7 @@ from .end import End, Shard
 from .memory import KvMemory, Layer, Run, packings_in
 
 log = logging.getLogger("baton.hand_off")
+_MOST_WAITING = 1 << 20  # blocks, in a load whose prefill has not said yet what they are
 
 
 class Order(NamedTuple):
@@ -106,8 +107,8 @@ class _Load:
             number = rank + shard.stage * order.ranks
             self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
                                                               [begin for begin, _ in self.tokens], now)
-        # Of parts and blocks that wait: each of its tokens in a block of its own, computed twice.
-        self.most = 4 * sum(end + 1 for _, end in self.tokens)
+        # Of parts and blocks that wait. Prefill may have more of the prompt than is wanted here.
+        self.most = max(_MOST_WAITING, 2 * sum(end + 1 for _, end in self.tokens))
         self.reads: List[_Read] = []
         self.reading_since = now      # while there are reads
         self.reading = 0.0            # seconds, of those that have ended
@@ -181,7 +182,7 @@ class Loads(End):
             source.waiting += message["parts"]
             source.blocks += sum(len(blocks) for _, _, blocks in message["parts"])
             if len(source.waiting) + source.blocks > load.most:
-                load.why = f"prefill {sender} says more blocks than the request has, and not what they are"
+                load.why = f"prefill {sender} says more and more blocks, and not what they are"
 
     def step(self) -> bool:
         """Moves everything on. Whether anything is under way."""

@@ -37,7 +37,8 @@ class HandOff:
         self.loads = Loads(limits, agent, memory, identity, clock, about, shard)
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)[::-1]
         self._event = agent._open.with_event_fd(os.dup)  # the agent's may be closed meanwhile, and be another file's
-        self._stop, self._closing, self._process = False, threading.Lock(), os.getpid()
+        self._stop = self._closed = False
+        self._closing, self._process = threading.Lock(), os.getpid()
         self._thread = threading.Thread(target=self._serve, name="baton-kv", daemon=True)
         if start_thread:
             self._thread.start()
@@ -46,16 +47,16 @@ class HandOff:
     def wake(self) -> None:
         """There is something new to do: loads were started."""
         with self._closing:
-            if not self._stop:
+            if not self._closed:
                 self._poke()
 
     def close(self) -> None:
         """Ends all of them, and the agent: loads that were under way have failed, and blocks that were held are free. Once
         is enough."""
         with self._closing:
-            if self._stop or os.getpid() != self._process:
+            if self._closed or os.getpid() != self._process:
                 return
-            self._stop = True
+            self._closed = self._stop = True
             self._poke()
             if self._thread.is_alive():
                 self._thread.join()

@@ -199,7 +199,6 @@ class Sends(End):
 
     def _tell_ready(self, reader: str, transfer: str, send: _Send, layer: int, begin: int) -> None:
         if reader not in self._readers:
-            send.unlist(reader)
             return
         sums, memory, ready = self._readers[reader][layer], self.memory.layers[layer], send.ready[layer]
         step = max(1, _SUMS_AT_ONCE // (memory.tokens if sums else 1))
@@ -207,7 +206,6 @@ class Sends(End):
             blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole)
                       for block, whole in ready[at:at + step]]
             if not self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + at, blocks)]):
-                send.unlist(reader)
                 return
 
     @staticmethod

@@ -77,6 +77,13 @@ class Decode(Pair):
         self.assertEqual(self.both(3), ({"a", "b", "c"}, {"b", "c"}))
         self.check([1], [5])
 
+    def test_prefill_may_have_far_more_than_is_wanted(self):
+        self.p.fill(range(BLOCKS), 3)
+        self.p.save("t", list(range(BLOCKS)) * 20)
+        self.order([5])
+        self.assertFalse(self.ended().failed)
+        self.check([0], [5])
+
     def test_it_may_be_loaded_again_afterwards(self):
         self.p.fill([1], 3)
         self.p.save("t", [1])
@@ -174,9 +181,10 @@ class Decode(Pair):
         self.assertFalse(self.ended().failed)
         self.assertEqual(self.freed(), {"r"})
 
-    def test_more_than_the_request_has_is_not_kept(self):
-        self.order([5])
-        self.until(lambda: "prefill/0" in self.d.service.loads._peers, prefill=False)
+    def test_more_and_more_is_not_kept(self):
+        with unittest.mock.patch("baton.hand_off.decode._MOST_WAITING", 900):
+            self.order([5])
+            self.until(lambda: "prefill/0" in self.d.service.loads._peers, prefill=False)
         ready = {"kind": "ready", "transfer": "t", "parts": [[0, 0, [[1, 1]] * 100]]}
         for _ in range(10):  # and never the layout
             self.d.service.loads.heard("prefill/0", ready)
