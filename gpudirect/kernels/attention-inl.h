@@ -86,7 +86,8 @@ BATON_DEVICE void attend_splits(Block& block, const SplitAttention& a) {
   auto* const weights =
       reinterpret_cast<float*>(block.template shared<Floats<4>, Largest::kWeights / 4>());
   const TileMemory memory = {
-      reinterpret_cast<uint16_t*>(block.template shared<Vector16, kStages * kStageElements / 8>()),
+      reinterpret_cast<uint16_t*>(
+          block.template shared<Vector16, kTileStages * kStageElements / 8>()),
       weights,
       weights,
       block.template shared<uint32_t, 2 * kTaskQueries>(),

@@ -108,7 +108,7 @@ class EmulatedBlock {
   // Of all that this kernel has besides (large_shared_of()).
   std::byte* large_shared() {
     static const char name = 0;
-    return shared_array(&name, launch_.large_shared);
+    return shared_array(&name, launch_.large_shared, false);
   }
 
   // The largest value of each warp, for all its threads.

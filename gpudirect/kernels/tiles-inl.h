@@ -17,7 +17,7 @@
 namespace baton::gpudirect::kernels {
 
 inline constexpr uint32_t kSplitPages = kSplitTokens / kBlockTokens;
-inline constexpr uint32_t kStages = 4;  // that shared memory holds
+inline constexpr uint32_t kTileStages = 4;  // that shared memory holds
 inline constexpr uint32_t kStageDims = 8;
 inline constexpr uint32_t kStageElements = kStageDims * kSplitTokens;
 inline constexpr uint32_t kGroupThreads = 64;
@@ -101,7 +101,7 @@ struct TileSplit {
 };
 
 BATON_DEVICE uint16_t* stage_at(const TileMemory& memory, uint32_t stage) {
-  return memory.stages + stage % kStages * kStageElements;
+  return memory.stages + stage % kTileStages * kStageElements;
 }
 template <class Shape>
 BATON_DEVICE float* weights_at(const TileMemory& memory, uint32_t token) {
@@ -180,7 +180,7 @@ BATON_DEVICE void fetch_stage(Block& block, const TileMemory& memory, const Tile
 // Behind this a stage is there for all threads, and none reads the one before.
 template <class Block>
 BATON_DEVICE void await_stage(Block& block) {
-  block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
+  block.each([&](uint32_t) { block.template wait_copies<kTileStages - 2>(); });
 }
 
 // q . k of a stage's even or odd dimensions.
@@ -377,13 +377,13 @@ BATON_DEVICE void attend_tile(Block& block, const TileMemory& memory, const Tile
   block.each_warp([&](uint32_t thread) {
     copies[thread] = copies_of<Shape>(memory, split, thread);
     BATON_UNROLL
-    for (uint32_t stage = 0; stage + 1 < kStages; ++stage) {
+    for (uint32_t stage = 0; stage + 1 < kTileStages; ++stage) {
       fetch_stage<Shape>(block, memory, split, stage, thread, copies[thread]);
     }
     load_queries<Shape>(block, memory, split.dims, thread, find);
   });
   const auto fetch_behind = [&](uint32_t stage, uint32_t thread) {
-    fetch_stage<Shape>(block, memory, split, stage + kStages - 1, thread, copies[thread]);
+    fetch_stage<Shape>(block, memory, split, stage + kTileStages - 1, thread, copies[thread]);
   };
   uint32_t stage = 0;
   auto scores = block.template per_thread<OwnScores<Shape>>();
