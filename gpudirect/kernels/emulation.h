@@ -62,19 +62,18 @@ class EmulatedBlock {
   }
   template <class Function>
   void each_warp(const Function& function) {
+    each_free(function);
     ++step_;
+  }
+  // Nobody waits for anybody.
+  template <class Function>
+  void each_free(const Function& function) {
     shuffle();
     for (const uint32_t thread : order_) {
       running_ = thread;
       function(thread);
     }
     running_ = kEveryThread;
-  }
-
-  // Nobody waits for anybody.
-  template <class Function>
-  void each_free(const Function& function) {
-    each(function);
   }
 
   // A variable of every thread.

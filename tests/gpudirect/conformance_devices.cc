@@ -37,7 +37,9 @@ class FakeDevices final : public Devices {
     }
     if (ipc_ == Ipc::kHandles) {
       EXPECT_GT(fake_.calls_of("cuIpcGetMemHandle"), 0u);
-      EXPECT_LE(fake_.copies_with_host(), 8u)
+      // But for what is submitted before the peer's allocations are known: four transfers of four
+      // chunks, at most.
+      EXPECT_LE(fake_.copies_with_host(), 32u)
           << "both are in one process: it is used where it lies";
     }
     slabs_.clear();
@@ -45,7 +47,8 @@ class FakeDevices final : public Devices {
     for (const gpudirect::DevicePointer at : taken_) fake_.free(at);
     taken_.clear();
     EXPECT_THAT(fake_.finish(), testing::IsEmpty());
-    EXPECT_LE(fake_.largest_copy(), size_t{4} << 20);
+    // Within the device it takes a moment.
+    EXPECT_LE(fake_.largest_copy(), size_t{ipc_ == Ipc::kNone ? 4u : 32u} << 20);
   }
 
  private:
