@@ -181,7 +181,7 @@ constexpr uint64_t gemm_few_blocks(uint32_t n) {
 }
 inline constexpr uint32_t kTensorThreads = 128;
 inline constexpr uint32_t kTensorTile = 128;
-inline constexpr uint32_t kTensorBytes = 80 << 10;
+inline constexpr uint32_t kTensorBytes = 96 << 10;
 BATON_ANYWHERE bool large_bf16_tiles(uint32_t m, uint32_t n) {
   return tiles_of(m, kTensorTile, n, kTensorTile) >= 96;
 }

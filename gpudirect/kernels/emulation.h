@@ -135,31 +135,21 @@ class EmulatedBlock {
     }
   }
 
-  // c += a b of each warp, all fragments of a with all of b: one half of their k, then the other,
-  // for which alone the other words are there. In the order of the engine's bf16 products: the even
-  // and the odd k of the 32 apart, each from zero, then both added; what is smaller than the
-  // smallest normal number counts as zero.
+  // c += a b of each warp, all fragments of a with all of b. In the order of the engine's bf16
+  // products: the even and the odd k of the 32 apart, each from zero, then both added; what is
+  // smaller than the smallest normal number counts as zero.
   template <class Left, class Right, class Sums>
-  void multiply_half(const std::vector<Left>& a, const std::vector<Right>& b,
-                     std::vector<Sums>& sums, uint32_t half) {
+  void multiply_fragments(const std::vector<Left>& a, const std::vector<Right>& b,
+                          std::vector<Sums>& sums) const {
     constexpr size_t kLeft = sizeof(Left) / sizeof(FragmentA);
     constexpr size_t kRight = sizeof(Right) / sizeof(FragmentB);
-    if (half == 0) {
-      keep(a, first_left_);
-      keep(b, first_right_);
-      return;
-    }
     FragmentA left[32];
     FragmentB right[32];
     for (size_t warp = 0; warp < sums.size(); warp += 32) {
       for (size_t tile = 0; tile < kLeft * kRight; ++tile) {
         for (size_t lane = 0; lane < 32; ++lane) {
-          const size_t i = (warp + lane) * kLeft + tile / kRight;
-          const size_t j = (warp + lane) * kRight + tile % kRight;
           left[lane] = a[warp + lane].of[tile / kRight];
           right[lane] = b[warp + lane].of[tile % kRight];
-          std::memcpy(left[lane].word, first_left_.data() + i * sizeof(FragmentA), 16);
-          std::memcpy(right[lane].word, first_right_.data() + j * sizeof(FragmentB), 8);
         }
         for (uint32_t i = 0; i < 16 * 8; ++i) {
           const uint32_t row = i / 8, column = i % 8;
@@ -171,18 +161,16 @@ class EmulatedBlock {
     }
   }
 
-  // Four words of each thread's fragments, of each pair the second behind the first and the pairs
-  // so far apart: of row lane / 4, those that lane % 4 has, of four matrices of eight rows of 16
-  // bytes, whose places in shared memory place(thread) names, eight lanes for each matrix.
+  // Four words of each thread's fragments, the number'th: of row lane / 4, those that lane % 4 has,
+  // of each of four matrices of eight rows of 16 bytes, whose places in shared memory place(thread)
+  // names, eight lanes for each.
   template <class Fragments, class Place>
-  void load_fragments(std::vector<Fragments>& to, uint32_t word, uint32_t apart,
-                      const Place& place) const {
+  void load_fragments(std::vector<Fragments>& to, uint32_t number, const Place& place) const {
     for (uint32_t thread = 0; thread < to.size(); ++thread) {
       const uint32_t warp = thread / 32 * 32, lane = thread % 32;
       for (uint32_t matrix = 0; matrix < 4; ++matrix) {
         const auto* const row = place(warp + matrix * 8 + lane / 4);
-        const uint32_t own = word + matrix / 2 * apart + matrix % 2;
-        std::memcpy(reinterpret_cast<std::byte*>(&to[thread]) + size_t{own} * 4,
+        std::memcpy(reinterpret_cast<std::byte*>(&to[thread]) + (number * size_t{4} + matrix) * 4,
                     reinterpret_cast<const std::byte*>(row) + size_t{lane} % 4 * 4, 4);
       }
     }
@@ -255,11 +243,6 @@ class EmulatedBlock {
   // Of one element of a warp's c.
   static float add_products(const FragmentA* a, const FragmentB* b, uint32_t row, uint32_t column,
                             float sum);
-  template <class T>
-  static void keep(const std::vector<T>& from, std::vector<std::byte>& to) {
-    to.resize(from.size() * sizeof(T));
-    std::memcpy(to.data(), from.data(), to.size());
-  }
   struct Copy {
     std::byte* to;
     size_t size;
@@ -305,8 +288,6 @@ class EmulatedBlock {
   uint32_t running_ = kEveryThread;
   uint64_t interval_ = 1;  // Touch has 0 of none
   uint64_t step_ = 0;
-  // Of multiply_half().
-  std::vector<std::byte> first_left_, first_right_;
   std::vector<std::deque<std::vector<Copy>>> copies_;  // of each thread by group, the last one open
 };
 
@@ -320,7 +301,7 @@ struct EmulatedKernel {
 };
 std::optional<EmulatedKernel> emulated_kernel(std::string_view name);
 
-// From now on multiply_half() adds as tensor cores were seen to (Fasi et al., "Numerical
+// From now on multiply_fragments() adds as tensor cores were seen to (Fasi et al., "Numerical
 // behavior of NVIDIA tensor cores", 2021): 16 products at a time and what is there, each cut at the
 // place of the largest of them, and the sum cut to fp32. Not thread-safe.
 void use_tensor_core_sums(bool on);

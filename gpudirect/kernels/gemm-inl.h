@@ -65,7 +65,7 @@ BATON_DEVICE void few_by_tensor_cores(Block& block, const Gemm& a) {
     });
     few_steps<kRows>(block, a, item * kFewColumns, [&](const FewStep<kRows>& from, uint32_t k) {
       const auto add = [&](uint32_t step) {
-        block.load_fragments(right, 0, 2, [&](uint32_t thread) {
+        block.load_fragments(right, 0, [&](uint32_t thread) {
           return &from.w[thread / 32 * 8 + thread % 8][step * 4 + thread % 32 / 8];
         });
         block.each_free([&](uint32_t thread) {
@@ -80,8 +80,7 @@ BATON_DEVICE void few_by_tensor_cores(Block& block, const Gemm& a) {
                 there ? round_pair(float_of(two.word[0]), float_of(two.word[1])) : 0;
           }
         });
-        block.multiply_half(left, right, sums, 0);
-        block.multiply_half(left, right, sums, 1);
+        block.multiply_fragments(left, right, sums);
       };
       if (k == kFewK) {
         BATON_UNROLL
@@ -169,21 +168,25 @@ BATON_DEVICE void bring_rows(Block& block, const uint16_t* from, uint32_t count,
   }
 }
 
-// Half of a warp's fragments of a step. Eight lanes name the rows of a piece, for each of four.
+// A warp's fragments of a step. Eight lanes name the rows of a piece, for each of four.
 template <uint32_t kSide, uint32_t kWarpSide, class Block, class Left, class Right>
-BATON_DEVICE void load_half(Block& block, const TensorStep<kSide>& from, uint32_t half, Left& left,
-                            Right& right) {
+BATON_DEVICE void load_warp(Block& block, const TensorStep<kSide>& from, Left& left, Right& right) {
   constexpr uint32_t kDown = kSide / kWarpSide;  // warps
   BATON_UNROLL
   for (uint32_t i = 0; i < kWarpSide / 16; ++i) {
-    block.load_fragments(left, i * 8 + half * 4, 2, [&](uint32_t thread) {
-      const uint32_t row = thread / 32 % kDown * kWarpSide + i * 16 + thread % 16;
-      return &from.a[row][place_of(row, half * 2 + thread % 32 / 16)];
-    });
-    block.load_fragments(right, i * 8 + half * 2, 4, [&](uint32_t thread) {
-      const uint32_t row =
-          thread / 32 / kDown * kWarpSide + i * 16 + thread % 32 / 16 * 8 + thread % 8;
-      return &from.w[row][place_of(row, half * 2 + thread % 16 / 8)];
+    BATON_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+      block.load_fragments(left, i * 2 + half, [&](uint32_t thread) {
+        const uint32_t row = thread / 32 % kDown * kWarpSide + i * 16 + thread % 16;
+        return &from.a[row][place_of(row, half * 2 + thread % 32 / 16)];
+      });
+    }
+  }
+  BATON_UNROLL
+  for (uint32_t i = 0; i < kWarpSide / 8; ++i) {
+    block.load_fragments(right, i, [&](uint32_t thread) {
+      const uint32_t row = thread / 32 / kDown * kWarpSide + i * 8 + thread % 8;
+      return &from.w[row][place_of(row, thread % 32 / 8)];
     });
   }
 }
@@ -222,27 +225,19 @@ BATON_DEVICE void tensor_tiles(Block& block, const Gemm& a) {
       }
       block.end_copies();
     };
-    // Each half is loaded while the one before is multiplied.
-    const auto load = [&](uint32_t step, uint32_t half) {
-      load_half<kSide, kWarpSide>(block, stages[step % kStages], half, left, right);
-    };
     block.each_free([&](uint32_t thread) {
       for (uint32_t step = 0; step < kStages - 1; ++step) bring(thread, step);
       each_of_tile(thread, [&](uint32_t row, uint32_t column, float& sum) {
         sum = first_sum(block, a, row, column);
       });
     });
-    block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
-    load(0, 0);
     for (uint32_t step = 0; step < steps; ++step) {
+      block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
+      load_warp<kSide, kWarpSide>(block, stages[step % kStages], left, right);
       block.each_free([&](uint32_t thread) {
         bring(thread, step + kStages - 1);  // where the step before was read
       });
-      load(step, 1);
-      block.multiply_half(left, right, sums, 0);
-      block.each([&](uint32_t) { block.template wait_copies<kStages - 2>(); });
-      load(step + 1, 0);  // behind the last one for nothing
-      block.multiply_half(left, right, sums, 1);
+      block.multiply_fragments(left, right, sums);
     }
     block.each([&](uint32_t thread) {  // all have read their last step before the next tile's first
       each_of_tile(thread, [&](uint32_t row, uint32_t column, float& sum) {

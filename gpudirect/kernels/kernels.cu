@@ -76,33 +76,36 @@ struct CudaBlock {
       for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
-  // Of each warp, all fragments of a with all of b: one half of their k, then the other. As
-  // mma.sync has it.
+  // Of each warp, all fragments of a with all of b. As mma.sync has it, twice: 16 k each, and far
+  // apart, for the second waits for the first.
   template <class Left, class Right, class Sums>
-  __device__ __forceinline__ void multiply_half(PerThread<Left>& a, PerThread<Right>& b,
-                                                PerThread<Sums>& sums, uint32_t half) const {
+  __device__ __forceinline__ void multiply_fragments(PerThread<Left>& a, PerThread<Right>& b,
+                                                     PerThread<Sums>& sums) const {
     constexpr uint32_t kLeft = sizeof(Left) / sizeof(FragmentA);
     constexpr uint32_t kRight = sizeof(Right) / sizeof(FragmentB);
 #pragma unroll
-    for (uint32_t tile = 0; tile < kLeft * kRight; ++tile) {
-      const uint32_t* const left = a.value.of[tile / kRight].word + half * 4;
-      const uint32_t* const right = b.value.of[tile % kRight].word + half * 2;
-      float* const c = sums.value.of[tile].value;
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+    for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+      for (uint32_t tile = 0; tile < kLeft * kRight; ++tile) {
+        const uint32_t* const left = a.value.of[tile / kRight].word + half * 4;
+        const uint32_t* const right = b.value.of[tile % kRight].word + half * 2;
+        float* const c = sums.value.of[tile].value;
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+      }
     }
   }
-  // Four words of each thread's fragments, of each pair the second behind the first and the pairs
-  // so far apart: of row lane / 4, those that lane % 4 has, of four matrices of eight rows of 16
-  // bytes, whose places in shared memory place(thread) names, eight lanes for each matrix.
+  // Four words of each thread's fragments, the number'th: of row lane / 4, those that lane % 4 has,
+  // of each of four matrices of eight rows of 16 bytes, whose places in shared memory place(thread)
+  // names, eight lanes for each.
   template <class Fragments, class Place>
-  __device__ __forceinline__ void load_fragments(PerThread<Fragments>& to, uint32_t word,
-                                                 uint32_t apart, const Place& place) const {
-    auto* const words = reinterpret_cast<uint32_t*>(&to.value) + word;
+  __device__ __forceinline__ void load_fragments(PerThread<Fragments>& to, uint32_t number,
+                                                 const Place& place) const {
+    auto* const word = reinterpret_cast<uint32_t*>(&to.value) + number * 4;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[apart]), "=r"(words[apart + 1])
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(place(threadIdx.x))))
                  : "memory");
   }

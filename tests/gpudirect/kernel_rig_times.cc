@@ -11,11 +11,6 @@
 namespace baton::gpudirect {
 namespace {
 
-template <class T>
-T* pointer_of(DevicePointer at) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(at));
-}
-
 // Takes times one after the other, each into a row; the first error ends it.
 class Times {
  public:
