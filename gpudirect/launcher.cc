@@ -11,7 +11,7 @@ namespace {
 constexpr int kBlocksOfMultiprocessor = 8;  // where the driver does not tell
 // Blocks of few threads are launched as so many times what a device holds: those that end early
 // make room (383 -> 368 us for 64 x 4096 of attention on an H200).
-constexpr uint32_t kFewThreads = 64;
+constexpr uint32_t kFewThreads = 128;
 constexpr int kTurnsOfFew = 4;
 
 struct KernelEntry {

@@ -64,11 +64,12 @@ BATON_DEVICE void attend_split(Block& block, const SplitAttention& a, const Spli
       memory.pages[thread] = page_at(a.cache, block.load(table + thread), at.kv_head);
     }
     if (thread < Shape::kRows) memory.seen[thread] = split.any;
+    load_queries<Shape>(block, memory, split.dims, thread, [&](uint32_t row) {
+      return row < at.task.queries.count ? a.q + head_place(a, at.task, at.kv_head, row) : nullptr;
+    });
   });
   auto values = block.template per_thread<ValueSums<Shape>>();
-  attend_tile<Shape>(block, memory, split, values, [&](uint32_t row) {
-    return row < at.task.queries.count ? a.q + head_place(a, at.task, at.kv_head, row) : nullptr;
-  });
+  attend_tile<Shape>(block, memory, split, values);
   block.each([&](uint32_t thread) {
     const uint32_t dim = value_dim<Shape>(thread), row = value_row<Shape>(thread);
     if (dim >= split.dims) return;

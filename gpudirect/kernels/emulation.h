@@ -180,6 +180,7 @@ class EmulatedBlock {
   // groups that the running thread ends. They happen when it waits for them, but for the last
   // kOutstanding groups, and not before.
   void copy_16(void* to, const void* from, uint32_t there = 16) { copy(to, from, 16, there); }
+  void copy_16_of_line(void* to, const void* from) { copy_16(to, from); }
   void copy_4(void* to, const void* from, uint32_t there = 4) { copy(to, from, 4, there); }
   void end_copies();
   template <uint32_t kOutstanding>

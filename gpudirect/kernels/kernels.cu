@@ -113,9 +113,16 @@ struct CudaBlock {
   // behind; in groups that this thread ends, and waits for but for the last kOutstanding. A barrier
   // behind that shows them to the others.
   __device__ __forceinline__ void copy_16(void* to, const void* from, uint32_t there = 16) const {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                  "l"(from), "r"(there)
+                 : "memory");
+  }
+  // The same, and L2 gets all of the 128 bytes there.
+  __device__ __forceinline__ void copy_16_of_line(void* to, const void* from) const {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
                  : "memory");
   }
   __device__ __forceinline__ void copy_4(void* to, const void* from, uint32_t there = 4) const {

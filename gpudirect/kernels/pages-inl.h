@@ -54,11 +54,12 @@ BATON_DEVICE void add_pages(Block& block, const PageAttention& a, const PageTask
       memory.pages[thread] = page_at(a.cache, block.load(table + thread), at.kv_head);
     }
     if (thread < Shape::kRows) memory.seen[thread] = seen_by(a, at, from, thread);
+    load_queries<Shape>(block, memory, split.dims, thread, [&](uint32_t row) {
+      return row < at.task.count ? a.q + query_place(a, at, row) : nullptr;
+    });
   });
   auto values = block.template per_thread<ValueSums<Shape>>();
-  attend_tile<Shape>(block, memory, split, values, [&](uint32_t row) {
-    return row < at.task.count ? a.q + query_place(a, at, row) : nullptr;
-  });
+  attend_tile<Shape>(block, memory, split, values);
   block.each([&](uint32_t row) {
     if (row >= Shape::kRows) return;
     SplitState& state = states[row];

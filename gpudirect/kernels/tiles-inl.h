@@ -160,7 +160,7 @@ BATON_DEVICE void fetch_stage(Block& block, const TileMemory& memory, const Tile
       const uint16_t* const from = copies.keys + stage * (kStageDims * kBlockTokens);
       BATON_UNROLL
       for (uint32_t pair = 0; pair < kStageDims / 2; pair += Shape::kGroups) {
-        block.copy_16(to + pair * kGroupThreads * 8, from + pair * 2 * kBlockTokens);
+        block.copy_16_of_line(to + pair * kGroupThreads * 8, from + pair * 2 * kBlockTokens);
       }
     }
   } else if (stage < split.stages<Shape>() && copies.values != 0) {
@@ -170,7 +170,7 @@ BATON_DEVICE void fetch_stage(Block& block, const TileMemory& memory, const Tile
     if constexpr (Shape::kStageTokens < kBlockTokens) from += first % kBlockTokens * split.dims;
     BATON_UNROLL
     for (uint32_t token = 0; token < Shape::kStageTokens; token += kAtOnce) {
-      block.copy_16(to + token * Shape::kValueRow, from);
+      block.copy_16_of_line(to + token * Shape::kValueRow, from);
       from += kAtOnce * split.dims;
     }
   }
@@ -355,24 +355,11 @@ BATON_DEVICE void add_values(const TileMemory& memory, const TileSplit& split, u
   for (uint32_t t = 0; t < Shape::kStageTokens; ++t) add(t, sees);
 }
 
-template <class Shape, class Block, class Find>
-BATON_DEVICE void load_queries(Block& block, const TileMemory& memory, uint32_t dims,
-                               uint32_t thread, const Find& find) {
-  for (uint32_t i = thread; i < Shape::kRows * (dims / 4); i += Shape::kThreads) {
-    const uint32_t row = i % Shape::kRows, dim = i / Shape::kRows * 4;
-    const float* const from = find(row);
-    const Floats<4> four =
-        from != nullptr ? block.load(reinterpret_cast<const Floats<4>*>(from + dim)) : Floats<4>{};
-    for (uint32_t d = 0; d < 4; ++d) memory.queries[(dim + d) * Shape::kRows + row] = four.of[d];
-  }
-}
-
-// The sums over V of a split, whose pages and seen tokens are in memory; behind a barrier also
-// most_of() and sum_of(). find(row) is the first element of a query's, or null of none; queries are
-// loaded when the first copies are on their way.
-template <class Shape, class Block, class Values, class Find>
+// The sums over V of a split, whose queries, pages and seen tokens are in memory; behind a barrier
+// also most_of() and sum_of().
+template <class Shape, class Block, class Values>
 BATON_DEVICE void attend_tile(Block& block, const TileMemory& memory, const TileSplit& split,
-                              Values& values, const Find& find) {
+                              Values& values) {
   auto copies = block.template per_thread<TileCopies>();
   block.each_warp([&](uint32_t thread) {
     copies[thread] = copies_of<Shape>(memory, split, thread);
@@ -380,7 +367,6 @@ BATON_DEVICE void attend_tile(Block& block, const TileMemory& memory, const Tile
     for (uint32_t stage = 0; stage + 1 < kTileStages; ++stage) {
       fetch_stage<Shape>(block, memory, split, stage, thread, copies[thread]);
     }
-    load_queries<Shape>(block, memory, split.dims, thread, find);
   });
   const auto fetch_behind = [&](uint32_t stage, uint32_t thread) {
     fetch_stage<Shape>(block, memory, split, stage + kTileStages - 1, thread, copies[thread]);
@@ -419,6 +405,19 @@ BATON_DEVICE void with_shape(uint32_t dims, const Function& function) {
     function(TileShape<kGroups, kGroupRows, 4>());
   } else {
     function(TileShape<kGroups, kGroupRows, 8>());
+  }
+}
+
+// Queries to shared memory: place(row) is the first element of a query's, or of none.
+template <class Shape, class Block, class Find>
+BATON_DEVICE void load_queries(Block& block, const TileMemory& memory, uint32_t dims,
+                               uint32_t thread, const Find& find) {
+  for (uint32_t i = thread; i < Shape::kRows * (dims / 4); i += Shape::kThreads) {
+    const uint32_t row = i % Shape::kRows, dim = i / Shape::kRows * 4;
+    const float* const from = find(row);
+    const Floats<4> four =
+        from != nullptr ? block.load(reinterpret_cast<const Floats<4>*>(from + dim)) : Floats<4>{};
+    for (uint32_t d = 0; d < 4; ++d) memory.queries[(dim + d) * Shape::kRows + row] = four.of[d];
   }
 }
 
