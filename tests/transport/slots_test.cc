@@ -36,23 +36,6 @@ TEST(TransferSlots, StaleIdsAreFoundOut) {
   EXPECT_EQ(slots.find({77, 1}), nullptr);
 }
 
-TEST(TransferSlots, AreMadeWhenTheyAreFirstTaken) {
-  internal::TransferSlots slots(3);
-  EXPECT_FALSE(slots.made(0));
-  EXPECT_EQ(slots.find({0, 1}), nullptr);
-  EXPECT_FALSE(slots.release({2, 1}));
-  const TransferId first = slots.acquire();
-  EXPECT_TRUE(slots.made(first.slot));
-  EXPECT_FALSE(slots.made(1));
-  end(slots, first);
-  ASSERT_TRUE(slots.release(first));
-  EXPECT_EQ(slots.acquire().slot, first.slot) << "what was made is used again";
-  EXPECT_FALSE(slots.made(1));
-  EXPECT_EQ(slots.acquire().slot, 1U);
-  EXPECT_EQ(slots.acquire().slot, 2U);
-  EXPECT_EQ(slots.acquire().generation, 0u) << "all are taken";
-}
-
 TEST(TransferSlots, ManySubmittersOneTaker) {
   constexpr int kThreads = 4, kEach = 20000;
   internal::TransferSlots slots(64);

@@ -121,7 +121,6 @@ void Worker::Impl::said_in_vain(internal::Peer& peer, const internal::TransferSl
 bool Worker::Impl::take_cancels() {
   if (!cancels.load(std::memory_order_relaxed) || !cancels.exchange(false)) return false;
   for (uint32_t i = 0; i < slots.capacity(); ++i) {
-    if (!slots.made(i)) continue;
     internal::TransferSlot& slot = slots[i];
     uint32_t asked = slot.cancel_generation.load(std::memory_order_acquire);
     if (asked == 0) continue;

@@ -60,7 +60,6 @@ void Worker::Impl::part_asked(internal::Peer& peer) {
 
 void Worker::Impl::stop_all(const internal::Peer& peer, const absl::Status& why) {
   for (uint32_t i = 0; peer.open > 0 && i < slots.capacity(); ++i) {
-    if (!slots.made(i)) continue;
     const internal::TransferSlot& slot = slots[i];
     const uint64_t word = slot.word.load(std::memory_order_acquire);
     // What another thread has just taken is not begun yet, and not ours to look at.

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -72,14 +71,9 @@ struct TransferSlot {
   bool all_posted() const { return next_slice == slices && again.empty(); }
 };
 
-// A slot is made when it is first taken: a worker begins quickly, and has memory for as many as it
-// used at once.
 class TransferSlots {
  public:
   explicit TransferSlots(uint32_t capacity);
-  TransferSlots(const TransferSlots&) = delete;
-  TransferSlots& operator=(const TransferSlots&) = delete;
-  ~TransferSlots();
 
   // Any thread. Takes a free slot: its generation moves on and it reads as active. Of generation 0
   // where there is none, or none for a peer of which so many are open (PeerShare).
@@ -103,9 +97,7 @@ class TransferSlots {
   uint32_t pop_submitted();
   bool has_submitted() const;
 
-  // Any thread. Whether it was ever taken; there is nothing to look at before.
-  bool made(uint32_t index) const { return made_[index].load(std::memory_order_acquire); }
-  TransferSlot& operator[](uint32_t index) { return *at(index); }
+  TransferSlot& operator[](uint32_t index) { return slots_[index]; }
   uint32_t capacity() const { return capacity_; }
 
   static TransferState state_of(uint64_t word) {
@@ -124,17 +116,8 @@ class TransferSlots {
            (index & kIndexMask);
   }
 
-  TransferSlot* at(uint32_t index) const {
-    return reinterpret_cast<TransferSlot*>(memory_.get()) + index;
-  }
-  // By who has taken it: nobody else looks at one that is not made.
-  void make(uint32_t index);
-  // What is free behind it: before they are made, they are in order.
-  uint32_t free_behind(uint32_t index) const;
-
   const uint32_t capacity_;
-  const std::unique_ptr<std::byte[]> memory_;
-  const std::unique_ptr<std::atomic<bool>[]> made_;
+  std::unique_ptr<TransferSlot[]> slots_;
   std::atomic<uint64_t> free_head_;                            // tag, how many, index of the first
   std::atomic<uint32_t> submitted_head_{TransferSlot::kNone};  // newest first
   uint32_t taken_ = TransferSlot::kNone;                       // oldest first
