@@ -4,9 +4,9 @@
 //   baton-gpu-trace 2 13000
 //   1 cuMemCreate 0 >0x3e8 2097152 {1,0,1} 0x0
 //
-// Which thread made a call, counted as they come; its name, its result, its arguments. ">" is before what it has answered, "-" stands for what
-// says nothing. Addresses and handles are those of the process that was recorded; no bytes of
-// memory are in it.
+// Which thread made a call, counted as they come; its name, its result, its arguments. ">" is
+// before what it has answered, "-" stands for what says nothing. Addresses and handles are those of
+// the process that was recorded; no bytes of memory are in it.
 #pragma once
 
 #include <string>

@@ -69,7 +69,8 @@ class SimDevices final : public internal::DeviceMemory {
   absl::Status by_address(const void*, bool) const override { return absl::UnimplementedError(""); }
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(int device, size_t bytes,
                                                                       bool kernels) const override;
-  absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device, bool kernels) const override;
+  absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device,
+                                                                 bool kernels) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
                                                                    size_t bytes) const override;
 
