@@ -58,7 +58,7 @@ class FuzzedPeer {
   }
 
   void run() {
-    shm::DeviceSlices slices(*memory_, *lane_, table_);
+    shm::DeviceSlices slices(*memory_, *lane_, table_, true);
     for (int i = 0; i < 64 && !in_.failed(); ++i) step(slices);
     slices.finish();
     while (auto* item = slices.over()) slices.remove(item);
