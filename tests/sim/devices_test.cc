@@ -126,7 +126,7 @@ TEST(SimDevices, PackingWaitsBehindKernelsAndPlainCopiesDoNot) {
 
 TEST(SimDevices, CopiesBetweenDevicesHaveALaneOfTheirOwn) {
   Rig rig({.devices = 2, .between = kLaneRate});
-  const auto copies = *rig.devices->copies(0);
+  const auto copies = *rig.devices->copies(0, true);
   const auto other = *rig.devices->allocate(1, kBlockBytes);
   rig.devices->view(rig.blocks[0]->data(), kBlockBytes)[7] = std::byte{42};
   const internal::DeviceRun run{other->data(), rig.blocks[0]->data(), kBlockBytes};
