@@ -155,7 +155,7 @@ TEST(Handshake, AWorkerOfVersion3LearnsWhichVersionItWouldNeed) {
   const absl::Status refused = server.receive(hello);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("version 3"), HasSubstr("versions 4 to 6")));
+              AllOf(HasSubstr("version 3"), HasSubstr("versions 4 to 7")));
   ASSERT_GE(server.to_send().size(), hello.size());
   base::WireReader in(server.to_send());
   EXPECT_EQ(in.take(8), kMagic);
