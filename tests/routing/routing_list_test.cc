@@ -62,7 +62,7 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
       {"decode http://h:1 http://h:2\n", "line 1: http://h:2 is no place"},
       {"decode http://h:1 a//b\n", "is no place"},
       {"decode http://h:1 a b\n", "line 1"},
-      {"decode https://h:1\n", "https://h:1"},
+      {"decode ftp://h:1\n", "ftp://h:1"},
       {"decode http://h:1\n\nprefill http://h:1\n", "line 3: http://h:1 is listed already"},
   };
   for (const auto& bad : cases) {
