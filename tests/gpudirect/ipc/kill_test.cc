@@ -177,12 +177,13 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
   const Held before = Held::now();
   // A ring is lent when a thread has pinned it, and meanwhile both sides ask again and again: how
   // many steps that makes nobody knows, and past the last one nobody is killed.
-  const uint64_t every = point.lent ? 23 : 5;
+  const uint64_t every = point.lent ? 11 : 5;
   constexpr size_t kPastTheEnd = 8;
+  const size_t most = point.lent && cases != "all" ? 60 : SIZE_MAX;
   size_t missed = 0;  // one after the other
   size_t points = 0;
   size_t killed = 0;
-  for (uint64_t step = 1; step <= steps && missed < kPastTheEnd; ++step) {
+  for (uint64_t step = 1; step <= steps && missed < kPastTheEnd && points < most; ++step) {
     for (const bool ended : {false, true}) {
       if (cases != "all" && (2 * step + (ended ? 1 : 0)) % every != 0) continue;
       SCOPED_TRACE(testing::Message() << "step " << step << (ended ? " ended" : " begins"));
@@ -199,7 +200,7 @@ TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
     }
   }
   std::printf("%zu steps, %zu points, killed at %zu\n", static_cast<size_t>(steps), points, killed);
-  EXPECT_GE(killed * 10, point.lent ? 100 : points * 7);
+  EXPECT_GE(killed * 10, point.lent ? 50 : points * 7);
 }
 
 INSTANTIATE_TEST_SUITE_P(
