@@ -111,16 +111,17 @@ struct FakeLaunchCalls {
     return kSuccess;
   }
 
-  static Result resident_blocks(int* blocks, Function function, int threads, size_t shared_bytes) {
+  static Result resident_blocks(int* blocks, Function function, int block_threads,
+                                size_t dynamic_bytes) {
     const FakeCall call("cuOccupancyMaxActiveBlocksPerMultiprocessor", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
     if (!call.fake.functions_.contains(function)) {
       call.violate(Rule::kStale, "no such function");
       return kInvalidHandle;
     }
-    if (threads <= 0 || threads > 1024 || shared_bytes > size_t{kSharedOfBlock})
+    if (block_threads <= 0 || block_threads > 1024 || dynamic_bytes > size_t{kSharedOfBlock})
       return kInvalidValue;
-    *blocks = std::min(32, 2048 / threads);
+    *blocks = std::min(32, 2048 / block_threads);
     return kSuccess;
   }
 
