@@ -225,7 +225,8 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<PeerMapping>> map(const DeviceExport& /*memory*/) const {
     return absl::UnimplementedError("nobody here maps memory of devices");
   }
-  // `kernels`: they may copy small pieces, where there are any.
+  // `kernels`: they may copy small pieces, where there are any. Blocks, some 100 ms, where nobody
+  // has measured yet what copies cost on the device; making a ring does.
   virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/,
                                                                bool /*kernels*/ = true) const {
     return absl::UnimplementedError("nobody here copies between devices");

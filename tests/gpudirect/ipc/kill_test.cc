@@ -3,7 +3,8 @@
 // unmapped, deregistered, freed. The other one's transfer ends, no byte of its memory moves after
 // that, and it has as many descriptors and mappings as before.
 //
-// Here every fifth point, or thirteenth; BATON_CASES=all is each of them.
+// Here every fifth point, of a ring that is lent every eleventh and sixty at most; BATON_CASES=all
+// is each of them.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
