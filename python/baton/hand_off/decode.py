@@ -6,8 +6,10 @@ A load that failed is reported when no byte of it moves any more: the engine giv
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
+import time
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..agent import READ
@@ -17,6 +19,7 @@ from .end import End, Shard
 from .memory import KvMemory, Layer, Run, packings_in
 
 log = logging.getLogger("baton.hand_off")
+_DRIVEN = 500e-6          # seconds for which reads are moved in this thread
 _MOST_WAITING = 1 << 20  # blocks, in a load whose prefill has not said yet what they are
 
 
@@ -94,6 +97,14 @@ class _Read(NamedTuple):
     first: int               # block of prefill's
     tokens: Tuple[int, int]
     checks: List[int]        # of each piece of its blocks
+
+
+def _drive(transfer: Any) -> None:
+    """Moves its bytes in this thread for a moment: most reads are over sooner than another thread wakes."""
+    until = time.monotonic() + _DRIVEN
+    with contextlib.suppress(BatonError):  # whoever looks next hears of it
+        while not transfer.done() and time.monotonic() < until:
+            pass
 
 
 class _Load:
@@ -278,6 +289,8 @@ class Loads(End):
                     parts, source.waiting, source.blocks = source.waiting, [], 0
                     for layer, first, blocks in parts:
                         self._read(load, source, peer.passages[layer], layer, first, blocks)
+                    if parts and load.reads:
+                        _drive(load.reads[-1].transfer)
         for read in list(load.reads):
             if load.why:
                 read.transfer.abort()

@@ -75,7 +75,7 @@ class Sends(End):
             known, bytes_of = len(ready), self.memory.layers[layer].block
             ready += [(block, zlib.crc32(bytes_of(block))) for block in ids[known:]]
             for reader in list(send.readers):
-                self._tell_ready(reader, transfer, send, layer, known)
+                self._tell_ready(reader, transfer, send, [(layer, known)])
 
     def hold(self, transfer: str, request: str) -> None:
         """The request has ended; its blocks stay until finished() names it."""
@@ -132,8 +132,7 @@ class Sends(End):
             if sender not in send.readers:
                 send.readers.append(sender)
                 send.done.discard(sender)
-                for layer in range(len(send.ready)):
-                    self._tell_ready(sender, transfer, send, layer, 0)
+                self._tell_ready(sender, transfer, send, [(layer, 0) for layer in range(len(send.ready))])
             self._tell(sender, kind="alive", transfer=transfer)
 
     # --- both, with the lock
@@ -197,16 +196,29 @@ class Sends(End):
             return None
         return sums if sums.unit and sums.run_bytes != ours.bytes else None
 
-    def _tell_ready(self, reader: str, transfer: str, send: _Send, layer: int, begin: int) -> None:
+    def _tell_ready(self, reader: str, transfer: str, send: _Send, begins: List[Tuple[int, int]]) -> None:
+        """Of each (layer, begin), what is ready from its entry `begin` on. In few messages: a reader that has them all
+        posts all its reads at once."""
         if reader not in self._readers:
             return
-        sums, memory, ready = self._readers[reader][layer], self.memory.layers[layer], send.ready[layer]
-        step = max(1, _SUMS_AT_ONCE // (memory.tokens if sums else 1))
-        for at in range(begin, len(ready), step):
-            blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole)
-                      for block, whole in ready[at:at + step]]
-            if not self._tell(reader, kind="ready", transfer=transfer, parts=[(layer, send.first[layer] + at, blocks)]):
-                return
+        parts: List[Tuple[int, int, List[Tuple[int, Any]]]] = []
+        room = _SUMS_AT_ONCE
+        for layer, begin in begins:
+            sums, memory, ready = self._readers[reader][layer], self.memory.layers[layer], send.ready[layer]
+            each = memory.tokens if sums else 1  # checksums of a block, at most
+            while begin < len(ready):
+                count = min(len(ready) - begin, max(room // each, 0 if parts else 1))
+                if not count:
+                    if not self._tell(reader, kind="ready", transfer=transfer, parts=parts):
+                        return
+                    parts, room = [], _SUMS_AT_ONCE
+                    continue
+                blocks = [(block, self._pieces(memory, sums, block, whole) if sums else whole)
+                          for block, whole in ready[begin:begin + count]]
+                parts.append((layer, send.first[layer] + begin, blocks))
+                begin, room = begin + count, room - count * each
+        if parts:
+            self._tell(reader, kind="ready", transfer=transfer, parts=parts)
 
     @staticmethod
     def _pieces(layer: Layer, sums: KvChecksums, block: int, whole: int) -> List[int]:

@@ -298,7 +298,17 @@ class Prefill(Pair):
             self.order(mine)
             self.assertFalse(self.ended().failed)
         self.check(theirs, mine)
-        self.assertEqual(sum(message["kind"] == "ready" for message in told), 3 * LAYERS)
+        self.assertEqual(sum(message["kind"] == "ready" for message in told), (5 * LAYERS + 1) // 2)
+
+    def test_all_layers_are_told_in_one_message(self):
+        self.p.fill([1, 4], 5)
+        told, notify = [], self.p.agent.notify
+        self.p.agent.notify = lambda whom, message: (told.append(json.loads(message)), notify(whom, message))
+        self.p.save("t", [1, 4])
+        self.order([3, 9])
+        self.assertFalse(self.ended().failed)
+        self.check([1, 4], [3, 9])
+        self.assertEqual(sum(message["kind"] == "ready" for message in told), 1)
 
     def test_whole_numbers_of_any_kind(self):
         self.p.fill([1, 2], 3)
