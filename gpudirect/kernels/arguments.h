@@ -277,6 +277,8 @@ struct SplitAttention {
   uint32_t group = 0;
   uint32_t window = 0;
 };
+// Shared memory of a block of attend_splits: four of them are on a multiprocessor of 228 KiB.
+inline constexpr uint32_t kSplitBytes = 56 << 10;
 constexpr uint64_t partial_floats(uint64_t splits, uint32_t kv_heads, uint32_t group,
                                   uint32_t head_dim) {
   const uint32_t queries = group < kTaskQueries ? group : kTaskQueries;
@@ -379,6 +381,7 @@ struct AnswerWords {
 constexpr uint32_t large_shared_of(std::string_view kernel) {
   if (kernel == "gemm" || kernel == "gemm_f32") return kExactBytes;
   if (kernel == "gemm_few" || kernel == "gemm_bf16_few") return kFewBytes;
+  if (kernel == "attend_splits") return kSplitBytes;
   return kernel == "gemm_bf16" ? kTensorBytes : 0;
 }
 

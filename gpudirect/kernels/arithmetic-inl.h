@@ -33,7 +33,7 @@ struct alignas(4 * kCount) Words {
 BATON_DEVICE uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 BATON_DEVICE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 template <class T>
-BATON_DEVICE T smaller(T a, T b) {
+BATON_DEVICE constexpr T smaller(T a, T b) {
   return b < a ? b : a;
 }
 template <class T>
@@ -106,6 +106,22 @@ BATON_DEVICE uint32_t to_e4m3(float value) {
   uint32_t code = capped < 121u << 23 ? tiny : normal;
   if (magnitude >= 0x7f800000u) code = 0x7f;
   return code | (bits >> 24 & 0x80u);
+}
+
+// a / b as GPUs divide: every NaN becomes the same one, a positive one, where processors keep the
+// sign.
+BATON_DEVICE float gpu_quotient(float a, float b) {
+  const float quotient = a / b;
+#if defined(__CUDA_ARCH__)
+  return quotient;
+#else
+  return quotient != quotient ? float_of(0x7fffffffu) : quotient;
+#endif
+}
+
+// The code of a bf16 number by its span's scale. The sign is taken apart, for NaN has one too.
+BATON_DEVICE uint32_t to_e4m3_of_span(uint32_t half, float scale) {
+  return to_e4m3(gpu_quotient(from_bf16(half & 0x7fffu), scale)) | (half >> 8 & 0x80u);
 }
 
 // Of a span whose largest finite magnitude is `largest`.

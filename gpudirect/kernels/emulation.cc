@@ -167,7 +167,52 @@ void EmulatedBlock::wait_copies(size_t outstanding) {
   }
 }
 
+void EmulatedBlock::make_arrival(uint64_t* arrival) {
+  touch(arrival, sizeof *arrival, alignof(uint64_t), Access::kWrite);
+  arrivals_[arrival] = {};
+}
+
+void EmulatedBlock::copy_runs(uint64_t* arrival, uint32_t all, void* to, const void* from,
+                              uint32_t bytes) {
+  touch(arrival, sizeof *arrival, alignof(uint64_t), Access::kRead);
+  const auto found = arrivals_.find(arrival);
+  if (found == arrivals_.end()) throw KernelFault{"copies whose arrival has not been made"};
+  Arrival& use = found->second;
+  if (running_ % 32 == 0) {
+    if (use.bytes != 0) throw KernelFault{"copies whose arrival's last use is not over"};
+    ++use.uses;
+    use.bytes = all;
+  }
+  if (from == nullptr) return;
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || bytes % 16 != 0) {
+    throw KernelFault{"a copy in bulk that is not aligned to 16 bytes"};
+  }
+  if (array_around(to, bytes) == nullptr) {
+    throw KernelFault{"a copy in bulk to what is no shared array"};
+  }
+  const std::byte* const source = reach(from, bytes, 16, false);
+  use.runs.emplace_back(static_cast<std::byte*>(to), std::vector(source, source + bytes));
+  std::memset(to, 0xff, bytes);
+}
+
+void EmulatedBlock::await_arrival(uint64_t* arrival, uint32_t number) {
+  Arrival& use = arrivals_[arrival];
+  size_t bytes = 0;
+  for (const auto& [to, run] : use.runs) {
+    std::memcpy(to, run.data(), run.size());
+    bytes += run.size();
+  }
+  if (use.uses != number + 1 || bytes == 0 || bytes != use.bytes) {
+    throw KernelFault{"a wait for copies that are not begun, or not so many"};
+  }
+  use.bytes = 0;
+  use.runs.clear();
+}
+
 bool EmulatedBlock::copies_wait() const {
+  for (const auto& [at, arrival] : arrivals_) {
+    if (!arrival.runs.empty()) return true;
+  }
   return std::any_of(copies_.begin(), copies_.end(), [](const auto& groups) {
     return std::any_of(groups.begin(), groups.end(),
                        [](const auto& group) { return !group.empty(); });

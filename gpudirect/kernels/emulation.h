@@ -188,6 +188,14 @@ class EmulatedBlock {
     wait_copies(kOutstanding);
   }
 
+  // Runs of bytes to a shared array, at most one of each thread of a warp, all of which call this:
+  // multiples of 16 bytes, aligned to so many; null: none. They are one use of an arrival, of `all`
+  // bytes. From then on anything may be there, until all threads have waited for that use, the
+  // number'th, from 0 on: before that there is no other. One thread makes an arrival.
+  void make_arrival(uint64_t* arrival);
+  void copy_runs(uint64_t* arrival, uint32_t all, void* to, const void* from, uint32_t bytes);
+  void await_arrival(uint64_t* arrival, uint32_t number);
+
   // Whether there are copies that no thread has waited for.
   bool copies_wait() const;
 
@@ -269,6 +277,11 @@ class EmulatedBlock {
     std::vector<SharedWord> words;
     bool variable = false;  // an array of one
   };
+  struct Arrival {
+    uint32_t uses = 0;
+    size_t bytes = 0;  // of the last use; 0: it has been waited for
+    std::vector<std::pair<std::byte*, std::vector<std::byte>>> runs;
+  };
   void copy(void* to, const void* from, size_t size, size_t there);
   std::deque<std::vector<Copy>>& copies_of_running();
   void wait_copies(size_t outstanding);
@@ -290,6 +303,7 @@ class EmulatedBlock {
   uint64_t interval_ = 1;  // Touch has 0 of none
   uint64_t step_ = 0;
   std::vector<std::deque<std::vector<Copy>>> copies_;  // of each thread by group, the last one open
+  std::map<const uint64_t*, Arrival> arrivals_;
 };
 
 // A kernel of the list, by its name in the image ("baton_reduce_sum"): the bytes of its arguments,

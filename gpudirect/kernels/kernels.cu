@@ -12,6 +12,12 @@
 #include "gpudirect/kernels/train-inl.h"
 #include "gpudirect/kernels/trigger-inl.h"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BATON_BULK_COPIES 1
+#else
+#define BATON_BULK_COPIES 0
+#endif
+
 namespace baton::gpudirect::kernels {
 namespace {
 
@@ -138,6 +144,70 @@ struct CudaBlock {
   __device__ __forceinline__ void wait_copies() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(kOutstanding) : "memory");
   }
+  // Runs of bytes to shared memory, at most one of each thread of a warp, all of which call this:
+  // multiples of 16 bytes, aligned to so many; null: none. They are one use of an arrival, of `all`
+  // bytes. Where there are copies in bulk nobody's registers and few instructions have to do with
+  // it.
+  __device__ __forceinline__ void make_arrival(uint64_t* arrival) const {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrival)),
+                 "n"(BATON_BULK_COPIES != 0 ? 1 : 32)
+                 : "memory");
+#if BATON_BULK_COPIES
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __device__ __forceinline__ void copy_runs(uint64_t* arrival, uint32_t all, void* to,
+                                            const void* from, uint32_t bytes) const {
+    const uint32_t at = shared_address(arrival), shared_to = shared_address(to);
+#if BATON_BULK_COPIES
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(all)
+                   : "memory");
+    }
+    __syncwarp();
+    if (from != nullptr) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(shared_to),
+          "l"(from), "r"(bytes), "r"(at)
+          : "memory");
+    }
+#else
+    for (uint32_t left = __ballot_sync(0xffffffffu, from != nullptr); left != 0; left &= left - 1) {
+      const int lane = __ffs(static_cast<int>(left)) - 1;
+      const auto* const run = reinterpret_cast<const std::byte*>(
+          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(from), lane));
+      const uint32_t run_to = __shfl_sync(0xffffffffu, shared_to, lane);
+      for (uint32_t i = threadIdx.x % 32 * 16; i < bytes; i += 32 * 16) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(run_to + i),
+                     "l"(run + i)
+                     : "memory");
+      }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+#endif
+  }
+  // All threads of the block wait until the number'th use, from 0 on, has arrived: the last one.
+  __device__ __forceinline__ void await_arrival(uint64_t* arrival, uint32_t number) const {
+    const uint32_t at = shared_address(arrival);
+    uint32_t there = 0;
+    do {
+#if BATON_BULK_COPIES
+      asm volatile(
+          "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+          : "=r"(there)
+          : "r"(at), "r"(number % 2)
+          : "memory");
+#else
+      asm volatile(
+          "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+          "p; }"
+          : "=r"(there)
+          : "r"(at), "r"(number % 2)
+          : "memory");
+#endif
+    } while (there == 0);
+  }
   template <class T>
   __device__ void add(T* to, T value) const {
     atomicAdd(to, value);
@@ -196,6 +266,9 @@ struct CudaBlock {
   __device__ void count_down(uint64_t* at) { count(at, -1); }
 
  private:
+  __device__ __forceinline__ static uint32_t shared_address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+  }
   // The threads of a warp that are here together, and mean the same word; those of lower numbers.
   __device__ static uint32_t together(uint64_t* at) {
     return __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(at));
@@ -238,7 +311,7 @@ inline constexpr uint32_t kResidentBlocks<Gemm, 256> = 2;
 template <>
 inline constexpr uint32_t kResidentBlocks<GemmF32, 256> = 2;
 template <>
-inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
+inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 4;
 template <>
 inline constexpr uint32_t kResidentBlocks<PageAttention, 128> = 4;
 

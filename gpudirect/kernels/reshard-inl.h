@@ -63,7 +63,7 @@ BATON_DEVICE uint32_t largest_of_lane(Block& block, const std::byte* from, uint3
 template <class Block>
 BATON_DEVICE void convert_lane(Block& block, std::byte* to, const std::byte* from, uint32_t span,
                                float scale, uint32_t lane, bool by_four) {
-  const auto code = [&](uint32_t half) { return to_e4m3(from_bf16(half) / scale); };
+  const auto code = [&](uint32_t half) { return to_e4m3_of_span(half, scale); };
   if (by_four) {
     for (uint32_t i = lane; i < span / 4; i += 32) {
       const Vector8 four = block.load(reinterpret_cast<const Vector8*>(from) + i);
@@ -185,7 +185,7 @@ BATON_DEVICE void convert_rare_span(Block& block, const Reshard& a, const RowPla
   if (part == 0) block.store(reinterpret_cast<float*>(place.scales), scale);
   for (uint32_t i = part; i < a.span; i += lanes) {
     block.store(reinterpret_cast<uint8_t*>(place.to) + i,
-                static_cast<uint8_t>(to_e4m3(from_bf16(block.load(from + i)) / scale)));
+                static_cast<uint8_t>(to_e4m3_of_span(block.load(from + i), scale)));
   }
 }
 

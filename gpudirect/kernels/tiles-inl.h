@@ -1,6 +1,6 @@
 // Attention of a tile of queries with a common KV head over one split of their context: what
-// attend_splits (attention-inl.h) and attend_pages (pages-inl.h) are made of. Each byte of K and V
-// is read once for all queries of a tile.
+// attend_pages (pages-inl.h) is made of, and in part attend_splits (attention-inl.h). Each byte of
+// K and V is read once for all queries of a tile.
 //
 // K and V come to shared memory by asynchronous copies of 16 bytes, in stages of 4 KiB, some stages
 // ahead of what computes. Of K a stage is 8 dimensions of all 256 tokens, of V the dimensions of up

@@ -210,37 +210,40 @@ void compare_elementwise(Comparison& all) {
   });
 }
 
-// Contexts of 600 tokens, of one and of 257.
-void compare_splits(Comparison& all, uint32_t group, uint32_t window) {
-  constexpr uint32_t kStride = 40;
-  std::vector<uint32_t> tables(3 * kStride);
-  std::iota(tables.rbegin(), tables.rend(), 0u);
-  std::vector<uint16_t> cache = bf16(tables.size() * 2 * 2 * 64 * 16, 2);
-  std::vector<float> q = normal(size_t{3} * 2 * group * 64, 3), out(q.size());
+// Contexts of 600 tokens, of one, of 257 and longer ones, over the same few pages: a block has
+// several splits.
+void compare_splits(Comparison& all, uint32_t group, uint32_t dims, uint32_t window) {
+  constexpr uint32_t kStride = 190, kPages = 40;
+  const std::vector<uint32_t> positions = {599, 0, 256, 1500, 1023, 3000};
+  std::vector<uint32_t> tables(positions.size() * kStride);
+  for (size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<uint32_t>(i * 7 % kPages);
+  std::vector<uint16_t> cache = bf16(size_t{kPages} * 2 * 2 * dims * 16, 2);
+  std::vector<float> q = normal(positions.size() * 2 * group * dims, 3), out(q.size());
   std::vector<kernels::SplitTask> tasks;
   std::vector<kernels::SplitItem> items;
-  for (const uint32_t position : {599u, 0u, 256u}) {
+  for (const uint32_t position : positions) {
     const auto row = static_cast<uint32_t>(tasks.size());
     tasks.push_back(
         {{row * kStride, position, row, 0, group}, static_cast<uint32_t>(items.size())});
     for (uint32_t s = 0; s <= position / kernels::kSplitTokens; ++s) items.push_back({row, s});
   }
-  std::vector<uint32_t> counts = {static_cast<uint32_t>(items.size()), 3};
-  std::vector<float> partial(kernels::partial_floats(items.size(), 2, group, 64), 0.0f);
-  all.run<kernels::SplitAttention>({"baton_attend_splits", "baton_join_splits"},
-                                   {&Launcher::attend_splits, &Launcher::join_splits},
-                                   [&](auto& place) {
-                                     return kernels::SplitAttention{.q = place(q),
-                                                                    .out = place(out, true),
-                                                                    .block_tables = place(tables),
-                                                                    .tasks = place(tasks),
-                                                                    .items = place(items),
-                                                                    .counts = place(counts),
-                                                                    .partial = place(partial, true),
-                                                                    .cache = {place(cache), 2, 64},
-                                                                    .group = group,
-                                                                    .window = window};
-                                   });
+  std::vector<uint32_t> counts = {static_cast<uint32_t>(items.size()),
+                                  static_cast<uint32_t>(tasks.size())};
+  std::vector<float> partial(kernels::partial_floats(items.size(), 2, group, dims), 0.0f);
+  all.run<kernels::SplitAttention>(
+      {"baton_attend_splits", "baton_join_splits"},
+      {&Launcher::attend_splits, &Launcher::join_splits}, [&](auto& place) {
+        return kernels::SplitAttention{.q = place(q),
+                                       .out = place(out, true),
+                                       .block_tables = place(tables),
+                                       .tasks = place(tasks),
+                                       .items = place(items),
+                                       .counts = place(counts),
+                                       .partial = place(partial, true),
+                                       .cache = {place(cache), 2, dims},
+                                       .group = group,
+                                       .window = window};
+      });
 }
 
 void compare_serving(Comparison& all) {
@@ -251,8 +254,11 @@ void compare_serving(Comparison& all) {
   all.run<kernels::Sample>({"baton_sample"}, {&Launcher::sample}, [&](auto& place) {
     return kernels::Sample{place(logits), place(rows), place(tokens, true), 6, 3000};
   });
-  compare_splits(all, 4, 0);
-  compare_splits(all, 7, 300);
+  compare_splits(all, 4, 64, 0);
+  compare_splits(all, 4, 128, 0);
+  compare_splits(all, 8, 128, 0);
+  compare_splits(all, 7, 96, 300);
+  compare_splits(all, 2, 256, 0);
 }
 
 void compare_products(Comparison& all) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -176,6 +178,80 @@ TEST(Emulation, AVariableIsNotReadAndWrittenBetweenTwoBarriers) {
               HasSubstr("both read and written"));
   EXPECT_EQ(race_of([&](auto& block, auto* places, auto* one) { update(block, places, one); }, 1),
             "");
+}
+
+// A block of 64 threads whose first warp copies 64 bytes in four runs.
+struct BulkCopies {
+  BulkCopies() {
+    std::iota(from.begin(), from.end(), 1u);
+    memory.allow(from);
+    block.each([&](uint32_t thread) {
+      if (thread == 0) block.make_arrival(arrival);
+    });
+  }
+  void begin(uint32_t all = 64, uint32_t offset = 0) {
+    block.each_free([&](uint32_t thread) {
+      if (thread >= 32) return;
+      const uint32_t* const run = thread < 4 ? from.data() + thread * 4 : nullptr;
+      block.copy_runs(arrival, all, to + thread % 4 * 4 + offset, run, 16);
+    });
+  }
+  bool there() const { return std::memcmp(to, from.data(), 64) == 0; }
+
+  std::vector<uint32_t> from = std::vector<uint32_t>(16);
+  EmulatedMemory memory;
+  Launch launch{.blocks = 1, .threads = 64};
+  EmulatedBlock block{memory, launch, 0};
+  uint32_t* to = reinterpret_cast<uint32_t*>(block.shared<Vector16, 4>());
+  uint64_t* arrival = block.shared<uint64_t, 2>();
+};
+
+std::string fault_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const KernelFault& fault) {
+    return fault.what;
+  }
+  return "";
+}
+
+TEST(Emulation, CopiesInBulkAreThereOnceAllHaveWaited) {
+  BulkCopies copies;
+  for (uint32_t use = 0; use < 3; ++use) {
+    copies.begin();
+    EXPECT_FALSE(copies.there());  // and what was there before is not either
+    EXPECT_TRUE(copies.block.copies_wait());
+    copies.block.await_arrival(copies.arrival, use);
+    EXPECT_TRUE(copies.there());
+    EXPECT_FALSE(copies.block.copies_wait());
+  }
+}
+
+TEST(Emulation, AWaitForCopiesInBulkThatWouldNotEndIsAFault) {
+  BulkCopies copies;
+  const auto await = [&](uint32_t use) {
+    return fault_of([&] { copies.block.await_arrival(copies.arrival, use); });
+  };
+  EXPECT_THAT(await(0), HasSubstr("not begun"));
+  copies.begin(80);
+  EXPECT_THAT(await(0), HasSubstr("not so many"));
+  EXPECT_THAT(fault_of([&] { copies.begin(); }), HasSubstr("last use is not over"));
+  BulkCopies again;
+  again.begin();
+  EXPECT_THAT(fault_of([&] { again.block.await_arrival(again.arrival, 1); }),
+              HasSubstr("not begun"));
+}
+
+TEST(Emulation, CopiesInBulkAreAlignedAndStayInside) {
+  BulkCopies copies;
+  EXPECT_THAT(fault_of([&] { copies.begin(64, 1); }), HasSubstr("not aligned to 16 bytes"));
+  EXPECT_THAT(fault_of([&] { BulkCopies().begin(64, 16); }), HasSubstr("no shared array"));
+  EXPECT_THAT(fault_of([&] {
+                copies.block.each_free([&](uint32_t) {
+                  copies.block.copy_runs(copies.arrival + 1, 16, copies.to, copies.from.data(), 16);
+                });
+              }),
+              HasSubstr("has not been made"));
 }
 
 TEST(Emulation, OtherNamesAreNoKernels) {
