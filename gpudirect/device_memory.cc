@@ -165,6 +165,7 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
   }
   facts.device = type == kMemoryTypeDevice;
   facts.managed = managed != 0;
+  facts.pinned = type == kMemoryTypeHost && managed == 0;
   if (facts.device) facts.mapping = {base, size};
   facts.has_handle = facts.device && has_handle != 0;
   return facts;

@@ -97,6 +97,7 @@ class DevicePool {
 struct PointerFacts {
   bool device = false;  // memory of a device; false: the host's, or none that CUDA knows
   bool managed = false;
+  bool pinned = false;  // the host's, and registered with the driver
   int ordinal = -1;
   unsigned long long buffer = 0;  // unique for the life of the process, as an address is not
   bool has_handle = false;        // cudaMalloc made it, and other processes may open it

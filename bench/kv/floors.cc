@@ -3,12 +3,14 @@
 
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "bench/baselines/plain_sockets.h"
 #include "bench/report/pattern.h"
+#include "transport/internal/device_memory.h"
 
 namespace baton::bench {
 namespace {
@@ -64,6 +66,47 @@ class MemcpyFloor final : public Floor {
   Reference reference_{.name = "memcpy", .note = "of the same pages, in one process"};
 };
 
+class DeviceFloor final : public Floor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Floor>> make(KvSession& session, int device) {
+    const internal::DeviceMemory* const devices = internal::device_memory();
+    std::unique_ptr<DeviceFloor> floor(new DeviceFloor);
+    floor->run_.bytes = session.workload().bytes();
+    auto target = devices->allocate(device, floor->run_.bytes);
+    if (!target.ok()) return target.status();
+    floor->target_ = *std::move(target);
+    auto copies = devices->copies(device);
+    if (!copies.ok()) return copies.status();
+    floor->copies_ = *std::move(copies);
+    floor->run_.from = session.local().region().base;
+    floor->run_.to = floor->target_->data();
+    return floor;
+  }
+
+  const Reference& reference() const override { return reference_; }
+
+  absl::StatusOr<double> run(size_t count) override {
+    const Time begin = Clock::steady().now();
+    for (size_t i = 0; i < count; ++i) {
+      if (absl::Status status = copies_->begin(0, {&run_, 1}); !status.ok()) return status;
+      std::optional<absl::Status> ended;
+      while (!(ended = copies_->ended(0)).has_value()) {
+      }
+      if (!ended->ok()) return *ended;
+    }
+    const std::chrono::duration<double, std::nano> took = Clock::steady().now() - begin;
+    return static_cast<double>(run_.bytes * count) / took.count();
+  }
+
+ private:
+  DeviceFloor() = default;
+
+  std::unique_ptr<internal::DeviceBuffer> target_;
+  std::unique_ptr<internal::DeviceCopies> copies_;  // ends first
+  internal::DeviceRun run_;
+  Reference reference_{.name = "device copy", .note = "of as many bytes in one run"};
+};
+
 class SocketsFloor final : public Floor {
  public:
   explicit SocketsFloor(PlainSocketsOptions options) : options_(std::move(options)) {
@@ -90,6 +133,10 @@ class SocketsFloor final : public Floor {
 
 absl::StatusOr<std::unique_ptr<Floor>> memcpy_floor(KvSession& session) {
   return MemcpyFloor::make(session);
+}
+
+absl::StatusOr<std::unique_ptr<Floor>> device_floor(KvSession& session, int device) {
+  return DeviceFloor::make(session, device);
 }
 
 absl::StatusOr<std::unique_ptr<Floor>> sockets_floor(const KvBwOptions& options, size_t bytes,

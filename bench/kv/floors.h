@@ -25,6 +25,10 @@ class Floor {
 // order of the transfer. The session must be prepared, and must outlive it.
 absl::StatusOr<std::unique_ptr<Floor>> memcpy_floor(KvSession& session);
 
+// The same number of bytes on the session's device, in one copy: what lists of pages lose against
+// none at all. The session must be prepared, and must outlive it.
+absl::StatusOr<std::unique_ptr<Floor>> device_floor(KvSession& session, int device);
+
 // Plain blocking sockets over loopback, as many and with the same congestion control as the route.
 absl::StatusOr<std::unique_ptr<Floor>> sockets_floor(const KvBwOptions& options, size_t bytes,
                                                      Cores cores, const std::string& route);

@@ -27,8 +27,18 @@ size_t round_size(const KvBwOptions& options, double seconds_each) {
   return static_cast<size_t>(std::clamp(std::round(fit), 1.0, 1e6));
 }
 
+// What the floor does in a round: as much as transfers do, and no more than takes as long. Beside a
+// device's copies a processor would take a hundred times that.
+absl::StatusOr<size_t> floor_size(Floor& floor, double bytes, size_t count, double seconds) {
+  const auto rate = floor.run(1);
+  if (!rate.ok()) return rate.status();
+  const double fit = seconds * static_cast<double>(count) * *rate * 1e9 / bytes;
+  return static_cast<size_t>(std::clamp(fit, 1.0, static_cast<double>(count)));
+}
+
 absl::StatusOr<std::unique_ptr<Floor>> floor_of(const KvBwOptions& options, KvSession& session,
                                                 Cores cores) {
+  if (options.provider == "shm" && options.cuda) return device_floor(session, *options.cuda);
   if (options.provider == "shm") return memcpy_floor(session);
   if (options.provider == "tcp" && options.host.empty()) {
     return sockets_floor(options, session.workload().bytes(), cores, session.route());
@@ -61,13 +71,19 @@ absl::StatusOr<Row> measure(const KvBwOptions& options, Op op, KvSession& sessio
   session.latencies().clear();
 
   const double bytes = static_cast<double>(session.workload().bytes());
+  size_t floor_count = 0;
+  if (*floor != nullptr) {
+    const auto size = floor_size(**floor, bytes, count, seconds_each);
+    if (!size.ok()) return size.status();
+    floor_count = *size;
+  }
   std::vector<double> rates, floor_rates;
   for (size_t round = 0; round < rounds; ++round) {
     const auto took = session.run(count, options.inflight);
     if (!took.ok()) return took.status();
     rates.push_back(bytes * static_cast<double>(count) * 1e-9 / *took);
     if (*floor == nullptr) continue;
-    const auto rate = (*floor)->run(count);
+    const auto rate = (*floor)->run(floor_count);
     if (!rate.ok()) return rate.status();
     floor_rates.push_back(*rate);
   }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -196,6 +197,7 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
     print(commented(options.explain ? explained : sums, "#   "));
     for (Json& json : house_rows(options, place.ranks, route_of(routes), row)) {
       if (!sums.empty()) json["sums"] = sums;
+      if (absl::StrContains(sums, "from device to device")) json["params"]["path"] = "direct";
       results.rows.push_back(std::move(json));
     }
     document.results.push_back(nccl_result(options, row));

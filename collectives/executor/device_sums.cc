@@ -25,6 +25,8 @@ static_assert(static_cast<int>(VectorSum::Element::kBF16) == static_cast<int>(Da
 static_assert(static_cast<int>(VectorSum::Element::kF64) == static_cast<int>(DataType::kF64));
 static_assert(static_cast<int>(VectorSum::Element::kI64) == static_cast<int>(DataType::kI64));
 
+}  // namespace
+
 VectorSum::Operation operation_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
@@ -39,6 +41,8 @@ VectorSum::Operation operation_of(ReduceOp op) {
   }
   return VectorSum::Operation::kSum;
 }
+
+namespace {
 
 // As much as caches hold: what is combined has just been received.
 constexpr size_t kMeasuredBytes = 256 << 10;

@@ -23,6 +23,8 @@
 
 namespace baton::collectives::executor {
 
+baton::internal::VectorSum::Operation operation_of(ReduceOp op);
+
 // What a call reads from a device, and where the executor has a copy of it.
 struct DeviceInput {
   const std::byte* device = nullptr;  // an address that the CPU must not follow
@@ -64,6 +66,8 @@ class DeviceSums {
   std::optional<absl::Status> ended(uint32_t lane) { return kernel_->ended(lane); }
   // Waits for all sums: none touches memory any more when it returns.
   void stop();
+  // For sums of no lane: slots from kLanes on.
+  baton::internal::VectorSums& kernel() { return *kernel_; }
 
  private:
   struct Priced {

@@ -50,7 +50,10 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   Request request = asked;
   DeviceCalls::StagedPtr staged;
-  if (needs_.devices.concerns(request)) {
+  const bool concerned = needs_.devices.concerns(request);
+  const bool on_device =
+      concerned && needs_.devices.may_exchange(request) && needs_.devices.can_exchange(request);
+  if (concerned && !on_device) {
     auto copied =
         fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
     if (!copied.ok()) return copied.status();
@@ -70,7 +73,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
     status = await_vote(**entry, lock);
   }
   if (!status.ok()) return status;
-  return start(request, **entry, in_place, std::move(staged));
+  return start(request, **entry, in_place, std::move(staged), on_device);
 }
 
 absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
@@ -94,13 +97,15 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
 }
 
 absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& entry, bool in_place,
-                                        DeviceCalls::StagedPtr staged) {
+                                        DeviceCalls::StagedPtr staged, bool on_device) {
   // A call that is refused must not count in the tuner: other ranks may have had room for it.
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   absl::StatusOr<Tuner::Pick> pick = needs_.tuner.take(entry, in_place);
   if (!pick.ok()) return pick.status();
-  absl::StatusOr<Work> work = needs_.calls.start(request, *pick, std::move(staged));
+  absl::StatusOr<Work> work =
+      needs_.calls.start(request, *pick, std::move(staged), on_device, in_place);
   if (!work.ok()) return work;
+  if (needs_.devices.may_exchange(request)) needs_.mesh.wake_all();
   if (needs_.mesh.any_transfer()) needs_.failure.compare_last_call();
   needs_.driver.call_started();
   return work;

@@ -52,7 +52,7 @@ class CallStarter {
 
   absl::StatusOr<Work> begin(const Request& request, Lock& lock);
   absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place,
-                             DeviceCalls::StagedPtr staged = nullptr);
+                             DeviceCalls::StagedPtr staged = nullptr, bool on_device = false);
   // What a call has on devices, as memory of the host's with the input in it.
   absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
                                                Collective what, const CallOptions& options);

@@ -36,6 +36,7 @@ CallTable::Slot& CallTable::take_slot() {
   slot.result = absl::OkStatus();
   slot.owner = this;
   slot.entry = UINT32_MAX;
+  slot.on_device = false;
   slot.call = Call{};
   slot.call.on_done = &CallTable::on_done;
   slot.call.context = &slot;
@@ -61,7 +62,8 @@ Time CallTable::deadline(const Call& call, const CallOptions& options) const {
 }
 
 absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick,
-                                      DeviceCalls::StagedPtr staged) {
+                                      DeviceCalls::StagedPtr staged, bool on_device,
+                                      bool in_place) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
   slot.entry = pick.entry;
@@ -99,13 +101,86 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                      .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
   publish(call.descriptor);
+  if (needs_.devices != nullptr && needs_.devices->may_exchange(request)) {
+    needs_.devices->say_whether(sequence_, on_device);
+  }
   needs_.recorder.record({.at = call.began,
                           .kind = executor::FlightEvent::Kind::kCallBegin,
                           .collective = request.collective,
                           .sequence = sequence_,
                           .bytes = request.count * element});
-  needs_.executor.start(call);
+  slot.on_device = on_device;
+  if (on_device) {
+    slot.request = request;
+    slot.in_place = in_place;
+  }
+  // The executor has calls in the same order at all ranks.
+  if (on_device || !undecided_.empty()) {
+    undecided_.push_back(&slot);
+  } else {
+    needs_.executor.start(call);
+  }
   return Work{slot.id};
+}
+
+bool CallTable::any_on_devices() const {
+  return !undecided_.empty() ||
+         (needs_.devices != nullptr && needs_.devices->exchange() != nullptr &&
+          !needs_.devices->exchange()->idle());
+}
+
+bool CallTable::any_under_way_on_devices() const {
+  return any_on_devices() && needs_.devices->exchange()->on_device();
+}
+
+absl::StatusOr<bool> CallTable::advance_devices() {
+  bool any = false;
+  while (!undecided_.empty()) {
+    Slot& slot = *undecided_.front();
+    const std::optional<bool> exchange =
+        slot.on_device ? needs_.devices->all_can(slot.call.descriptor.sequence) : false;
+    if (!exchange.has_value()) break;
+    undecided_.pop_front();
+    any = true;
+    if (absl::Status status = decide(slot, *exchange); !status.ok()) return status;
+  }
+  const absl::StatusOr<bool> moved = needs_.devices->exchange()->advance();
+  if (!moved.ok()) return moved;
+  return any || *moved;
+}
+
+absl::Status CallTable::decide(Slot& slot, bool exchange) {
+  Call& call = slot.call;
+  if (exchange) {
+    slot.entry = UINT32_MAX;  // what it takes says nothing of a schedule
+    slot.predicted = needs_.devices->exchange(call);
+    return absl::OkStatus();
+  }
+  if (slot.on_device) {
+    slot.on_device = false;
+    auto staged = needs_.devices->stage(slot.request, slot.in_place);
+    absl::Status status = staged.status();
+    if (status.ok()) {
+      slot.staged = *std::move(staged);
+      status = needs_.devices->copy_in(*slot.staged, call.deadline);
+    }
+    if (!status.ok()) return status;
+    call.in = static_cast<std::byte*>(const_cast<void*>(slot.request.in));
+    call.out = static_cast<std::byte*>(slot.request.out);
+    needs_.devices->choose_sums(*slot.staged, call);
+  }
+  needs_.executor.start(call);
+  return absl::OkStatus();
+}
+
+executor::Blocked CallTable::blocked_on_devices() const {
+  if (!any_on_devices()) return {};
+  executor::Blocked blocked = needs_.devices->exchange()->blocked();
+  if (blocked.call != nullptr || undecided_.empty()) return blocked;
+  const Call& call = undecided_.front()->call;
+  uint32_t waits_for = rank_;
+  needs_.devices->all_can(call.descriptor.sequence, &waits_for);
+  return {.call = &call, .peer = waits_for};
 }
 
 // For the others to compare with what they call.
@@ -163,6 +238,7 @@ absl::Status CallTable::copy_out() {
 void CallTable::fail_all(const absl::Status& why) {
   done_.clear();
   leaving_.clear();
+  undecided_.clear();
   if (needs_.devices != nullptr) needs_.devices->stop();
   while (!in_flight_.empty()) end(*in_flight_.back(), why);
   ended_.notify_all();
@@ -183,6 +259,10 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
                           .collective = call.geometry.collective,
                           .status = static_cast<uint8_t>(result.code()),
                           .sequence = call.descriptor.sequence});
+  if (result.ok() && slot.on_device) {
+    needs_.devices->exchanged(call, slot.predicted,
+                              std::chrono::duration<double>(end_time - call.began).count());
+  }
   if (result.ok() && !small) {
     needs_.tuner.measured(slot.entry, slot.candidate,
                           std::chrono::duration<double>(end_time - call.began).count());

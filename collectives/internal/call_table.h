@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -43,6 +44,10 @@ class CallTable {
     size_t parts_left = 0;
     uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
     DeviceCalls::StagedPtr staged;               // of a call on memory of devices
+    bool on_device = false;                      // of one that may go from device to device
+    double predicted = 0;                        // what that one takes, in seconds
+    Request request;                             // of that one
+    bool in_place = false;                       // that one
   };
 
   // All outlive the table.
@@ -62,8 +67,10 @@ class CallTable {
   absl::Status room_for(size_t calls) const;
 
   // Starts a call for which there is room, and whose arguments have been checked.
+  // `on_device`: nothing of it is staged, and it goes from device to device if all ranks can.
   absl::StatusOr<Work> start(const Request& request, const Tuner::Pick& pick,
-                             DeviceCalls::StagedPtr staged = nullptr);
+                             DeviceCalls::StagedPtr staged = nullptr, bool on_device = false,
+                             bool in_place = false);
   absl::StatusOr<Work> start_point_to_point(bool sends, void* data, size_t count, DataType type,
                                             int other, const CallOptions& options,
                                             DeviceCalls::StagedPtr staged = nullptr);
@@ -81,6 +88,14 @@ class CallTable {
   // breaks the communicator.
   bool any_leaving() const { return !leaving_.empty(); }
   absl::Status copy_out();
+  // Calls that wait for others' word on where their memory is, those behind them, and calls that go
+  // from device to device: advance_devices() advances them. An error breaks the communicator.
+  bool any_on_devices() const;
+  absl::StatusOr<bool> advance_devices();
+  // Something of theirs is on a device, which wakes nobody up.
+  bool any_under_way_on_devices() const;
+  // What the oldest of them waits for; `call` null: nothing.
+  executor::Blocked blocked_on_devices() const;
   // Ends every call with `why`.
   void fail_all(const absl::Status& why);
 
@@ -97,6 +112,7 @@ class CallTable {
                             DataType type, uint32_t other,
                             const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
+  absl::Status decide(Slot& slot, bool exchange);
   Time deadline(const executor::Call& call, const CallOptions& options) const;
   static void on_done(executor::Call& call, void* context);
   static void on_part_done(executor::Call& call, void* context);
@@ -113,6 +129,7 @@ class CallTable {
   std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
+  std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it
   std::vector<Slot*> in_flight_;
   std::vector<std::vector<Part>> spare_parts_;  // their memory is reused
   std::condition_variable ended_;

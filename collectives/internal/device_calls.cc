@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kMostIdle = 8;     // blocks that are kept for the next calls
 constexpr size_t kMostChosen = 64;  // notes of who combined
+// Less is there sooner by the host's memory than by as many steps of a device's.
+constexpr size_t kLeastExchanged = 256 << 10;
 
 size_t in_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
   const Collective what = request.collective;
@@ -46,6 +48,7 @@ DeviceCalls::Staged::~Staged() { owner_.give_back(blocks_); }
 
 DeviceCalls::~DeviceCalls() {
   stop();
+  exchange_.reset();
   for (const Block& block : idle_) mesh_.memory().free(block);
 }
 
@@ -110,6 +113,83 @@ absl::StatusOr<std::byte*> DeviceCalls::host_memory(Staged& staged, size_t bytes
   return block->data;
 }
 
+bool DeviceCalls::may_exchange(const Request& request) const {
+  return request.collective == Collective::kAllReduce && !request.options.algorithm.has_value() &&
+         mesh_.ranks() > 1 && mesh_.ranks() <= devices::DeviceExchange::kMostRanks &&
+         request.count * size_of(request.type) >= kLeastExchanged;
+}
+
+bool DeviceCalls::can_exchange(const Request& request) {
+  if (sums_ == Sums::kCpus || no_exchange_ || !mesh_.all_direct()) return false;
+  const size_t bytes = request.count * size_of(request.type);
+  const absl::StatusOr<int> from = device_of(request.in, bytes), to = device_of(request.out, bytes);
+  if (!from.ok() || !to.ok() || *from < 0 || *from != *to) return false;
+  if (exchange_ != nullptr) return exchange_->device() == *from;
+  executor::DeviceSums* const sums = sums_of(rings_.at(*from), *from);
+  if (sums == nullptr) return false;
+  auto made = devices::DeviceExchange::create(
+      {.worker = mesh_.worker(),
+       .rank = mesh_.rank(),
+       .ranks = mesh_.ranks(),
+       .peer = [this](uint32_t rank) { return mesh_.member(rank).peer; },
+       .tell = [this](uint32_t rank,
+                      const std::string& offer) { mesh_.tell(rank, ControlMessage::kSlab, offer); },
+       .told = [this](uint32_t rank) { return std::string_view(mesh_.member(rank).slab); }},
+      *from, sums->kernel());
+  no_exchange_ = !made.ok();
+  if (made.ok()) exchange_ = *std::move(made);
+  return made.ok();
+}
+
+void DeviceCalls::say_whether(uint64_t sequence, bool can) {
+  mesh_.control().on_device[sequence % executor::ControlBlock::kFlags].store(
+      2 * sequence + (can ? 1 : 0), std::memory_order_release);
+}
+
+std::optional<bool> DeviceCalls::all_can(uint64_t sequence, uint32_t* waits_for) const {
+  for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+    if (r == mesh_.rank()) continue;
+    const uint64_t said =
+        mesh_.member(r).block().on_device[sequence % executor::ControlBlock::kFlags].load(
+            std::memory_order_acquire);
+    if (said == 2 * sequence) return false;
+    const executor::CallDescriptor& ours =
+        mesh_.control().calls[sequence % executor::ControlBlock::kCalls];
+    const executor::CallDescriptor theirs =
+        mesh_.member(r).block().calls[sequence % executor::ControlBlock::kCalls];
+    const bool differ = theirs.sequence == sequence && ours.sequence == sequence && theirs != ours;
+    if (said == 2 * sequence + 1 && !differ) continue;
+    if (waits_for != nullptr) *waits_for = r;
+    return std::nullopt;
+  }
+  return true;
+}
+
+double DeviceCalls::exchange(executor::Call& call) {
+  exchange_->start(call);
+  return exchange_->predicted(call);
+}
+
+void DeviceCalls::exchanged(const executor::Call& call, double predicted, double seconds) {
+  note(
+      Collective::kAllReduce, call.type, call.geometry.count * call.geometry.element_bytes,
+      absl::StrFormat("1, by a kernel of CUDA device %d, from device to device: predicted %.1f us, "
+                      "took %.1f us",
+                      exchange_->device(), predicted * 1e6, seconds * 1e6));
+}
+
+// Once for each region of the communicator's memory, about a second for 2 GiB.
+void DeviceCalls::pin_memory(int device) {
+  if (device < 0) return;
+  Ring& ring = rings_.at(device);
+  const auto& regions = mesh_.memory().regions();
+  for (; ring.looked_at < regions.size(); ++ring.looked_at) {
+    const MemoryRegion& region = regions[ring.looked_at].local;
+    auto pin = ring.copies->pin({region.base, region.size});
+    if (pin.ok()) ring.pins.emplace_back(absl::MakeSpan(region.base, region.size), *std::move(pin));
+  }
+}
+
 absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool in_place) {
   const size_t reads = in_bytes(request, mesh_.rank(), mesh_.ranks());
   const size_t writes = out_bytes(request, mesh_.rank(), mesh_.ranks());
@@ -142,6 +222,8 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool
       host_out = *host;
     }
   }
+  pin_memory(*from);
+  pin_memory(*to);
   if (*from >= 0) staged->reads_.push_back({in, host_in, reads});
   if (*to >= 0) staged->writes_.push_back({out, host_out, writes});
   staged->reads_from_ = *from;
@@ -159,6 +241,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_point_to_point(bool se
   StagedPtr staged(new Staged(*this));
   const absl::StatusOr<std::byte*> host = host_memory(*staged, bytes);
   if (!host.ok()) return host.status();
+  pin_memory(*device);
   (sends ? staged->reads_ : staged->writes_)
       .push_back({static_cast<std::byte*>(data), *host, bytes});
   staged->reads_from_ = staged->writes_to_ = *device;
@@ -195,6 +278,8 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
     runs(static_cast<std::byte*>(out), *host, receive, staged->writes_);
     out = *host;
   }
+  pin_memory(*from);
+  pin_memory(*to);
   staged->reads_from_ = *from;
   staged->writes_to_ = *to;
   return staged;
@@ -285,10 +370,15 @@ bool DeviceCalls::step(Staged& staged, CopyDirection direction) {
     if (piece.owner != nullptr) continue;
     const baton::internal::CopyRun& run = runs[staged.run_];
     const size_t bytes = std::min(kPiece, run.bytes - staged.at_);
-    piece = {&staged, run.host + staged.at_, bytes};
+    std::byte* const host = run.host + staged.at_;
+    const bool straight = std::any_of(ring.pins.begin(), ring.pins.end(), [&](const auto& pin) {
+      return host >= pin.first.data() && host + bytes <= pin.first.data() + pin.first.size();
+    });
+    piece = {&staged, straight ? nullptr : host, bytes};
     const baton::internal::CopyRun copy{run.device + staged.at_,
-                                        ring.copies->memory().data() + i * kPiece, bytes};
-    if (!to_host) std::memcpy(copy.host, piece.host, bytes);
+                                        straight ? host : ring.copies->memory().data() + i * kPiece,
+                                        bytes};
+    if (!to_host && !straight) std::memcpy(copy.host, host, bytes);
     ring.copies->copy(direction, i, false, {&copy, 1});
     ++staged.open_;
     staged.at_ += bytes;
@@ -307,7 +397,7 @@ void DeviceCalls::collect(Ring& ring) {
     Ring::Piece& piece = ring.pieces[index];
     Staged& owner = *piece.owner;
     if (status.ok()) {
-      if (index < kPieces) {
+      if (index < kPieces && piece.host != nullptr) {
         std::memcpy(piece.host, ring.copies->memory().data() + index * kPiece, piece.bytes);
       }
       bytes_ += piece.bytes;
@@ -342,6 +432,7 @@ std::optional<absl::Status> DeviceCalls::copy_out(Staged& staged) {
 }
 
 void DeviceCalls::stop() {
+  if (exchange_ != nullptr) exchange_->stop();
   for (auto& [device, ring] : rings_) {
     if (ring.copies == nullptr) continue;
     for (size_t i = 0; i < ring.pieces.size(); ++i) {

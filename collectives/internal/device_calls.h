@@ -1,14 +1,18 @@
 // Calls on memory of devices: what a call reads is copied into memory of the communicator's before
 // the call starts, and what it wrote is copied to the device when it has ended.
 //
-//   device --copy engine--> ring --CPU--> memory of the communicator   (the call)   and back
+//   device --copy engine--> memory of the communicator   (the call)   and back
 //
-// Copy engines and CPUs move it: no kernel has to run for bytes to move. What a call combines, the
+// Copy engines move it, and the CPU where that memory cannot be pinned, through a ring that is: no
+// kernel has to run for bytes to move. What a call combines, the
 // CPU combines or a kernel of the device (executor/device_sums.h), as the measured costs of the two
 // say, or staging.sums; the bits are the same, and are those of the host's memory. Each rank
 // decides by itself: other ranks see no difference, whatever memory and devices they have. The
 // rings of pinned memory stay as large as they are however much a call moves; the memory of the
 // communicator is as large as the call's, and is used again.
+//
+// An all_reduce that all ranks have on devices of one machine takes another way, without memory of
+// the host (devices/device_exchange.h). Ranks know that of a call when all are in it.
 #pragma once
 
 #include <map>
@@ -20,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "collectives/devices/device_exchange.h"
 #include "collectives/executor/device_sums.h"
 #include "collectives/executor/executor.h"
 #include "collectives/internal/arguments.h"
@@ -74,6 +79,22 @@ class DeviceCalls {
   absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
                                                const Blocks& receive, size_t element);
 
+  // Whether calls like this one may go from device to device: equal at all ranks.
+  bool may_exchange(const Request& request) const;
+  // Whether it can at this rank, which gets ready for it.
+  bool can_exchange(const Request& request);
+  // Tells the others of a call like that, which has been published, whether this rank can.
+  void say_whether(uint64_t sequence, bool can);
+  // Whether all can; nothing as long as some have not said it, of which `waits_for` is one, or one
+  // has published another call.
+  std::optional<bool> all_can(uint64_t sequence, uint32_t* waits_for = nullptr) const;
+  // Of such a call, which all ranks can: begins it. What it will take, in seconds.
+  double exchange(executor::Call& call);
+  // Null: there was no such call yet.
+  devices::DeviceExchange* exchange() const { return exchange_.get(); }
+  // Notes what one that has ended took.
+  void exchanged(const executor::Call& call, double predicted, double seconds);
+
   // Says who combines what the call combines, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);
 
@@ -100,11 +121,15 @@ class DeviceCalls {
   struct Ring {
     std::unique_ptr<baton::internal::StagingRing> copies;
     struct Piece {
-      Staged* owner = nullptr;  // null: free
-      std::byte* host = nullptr;
+      Staged* owner = nullptr;    // null: free
+      std::byte* host = nullptr;  // null: the copy goes straight there
       size_t bytes = 0;
     };
     std::vector<Piece> pieces;
+    // Memory of the communicator that copies go straight to and from, and how many of its regions
+    // were looked at.
+    std::vector<std::pair<absl::Span<std::byte>, std::shared_ptr<void>>> pins;
+    size_t looked_at = 0;
     std::unique_ptr<executor::DeviceSums> sums;  // null: none, or not asked for yet
     absl::Status no_sums;                        // why there are none
   };
@@ -119,6 +144,7 @@ class DeviceCalls {
   // The device of a range, or -1. Makes its ring.
   absl::StatusOr<int> device_of(const void* data, size_t bytes);
   absl::StatusOr<std::byte*> host_memory(Staged& staged, size_t bytes);
+  void pin_memory(int device);
   executor::DeviceSums* sums_of(Ring& ring, int device);
   void note(Collective collective, DataType type, size_t bytes, std::string why);
   // Puts pieces on their way; false: all of them are.
@@ -130,6 +156,8 @@ class DeviceCalls {
   const Sums sums_;
   std::vector<Chosen> chosen_;  // the newest last
   std::map<int, Ring> rings_;
+  std::unique_ptr<devices::DeviceExchange> exchange_;
+  bool no_exchange_ = false;  // there was no memory for it
   std::vector<Block> idle_;
   uint64_t calls_ = 0;
   uint64_t bytes_ = 0;

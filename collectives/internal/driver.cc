@@ -41,7 +41,17 @@ bool Driver::advance() {
     return true;
   }
   bool any = *moved;
-  const bool any_transfer = needs_.mesh.any_transfer();
+  const bool on_devices = needs_.calls.any_on_devices();
+  if (on_devices) {
+    moved = needs_.calls.advance_devices();
+    if (!moved.ok()) {
+      tick();  // a peer that is gone is the better reason
+      needs_.failure.fail(moved.status(), needs_.mesh.rank(), true);
+      return true;
+    }
+    any |= *moved;
+  }
+  const bool any_transfer = needs_.mesh.any_transfer() || on_devices;
   // A call that has ended and has nothing to send leaves the worker in peace: a round of progress
   // costs system calls.
   const bool over = needs_.calls.any_done();
@@ -62,7 +72,8 @@ bool Driver::advance() {
       needs_.failure.fail(status, needs_.mesh.rank(), true);
     }
   }
-  return any || needs_.executor.combining();  // who only waits for a device hears the others above
+  // Who only waits for a device hears the others above.
+  return any || needs_.executor.combining() || needs_.calls.any_under_way_on_devices();
 }
 
 bool Driver::tick() {

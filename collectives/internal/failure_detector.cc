@@ -107,11 +107,16 @@ void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
   mark_lost(rank);
   recorder_.record(
       {.at = mesh_.now(), .kind = executor::FlightEvent::Kind::kPeerLost, .peer = rank});
-  const Blocked blocked = executor_ != nullptr ? executor_->blocked() : Blocked{};
+  const Blocked blocked = this->blocked();
   fail(absl::UnavailableError(absl::StrFormat(
            "%s is gone: %s%s", mesh_.member(rank).label, std::string(why.message()),
            blocked.call != nullptr ? absl::StrCat("; ", where(blocked)) : std::string())),
        rank, true);
+}
+
+Blocked FailureDetector::blocked() const {
+  const Blocked blocked = executor_ != nullptr ? executor_->blocked() : Blocked{};
+  return blocked.call == nullptr && calls_ != nullptr ? calls_->blocked_on_devices() : blocked;
 }
 
 // "all_reduce #17 of 8 f32 (sum), ring: rank 0 waits for rank 1 (host, pid 7) at chunk 3 of 64,
@@ -218,8 +223,7 @@ void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
 FailureDetector::Standing FailureDetector::standing() const {
   Standing out;
   out.entered = calls_ != nullptr ? calls_->sequence() : 0;
-  if (executor_ == nullptr) return out;
-  const Blocked blocked = executor_->blocked();
+  const Blocked blocked = this->blocked();
   if (blocked.call == nullptr) return out;
   out.call = blocked.call->descriptor;
   out.waits_for = blocked.peer;
@@ -237,17 +241,20 @@ bool FailureDetector::look(Time now) {
 bool FailureDetector::settled() {
   const absl::StatusOr<bool> moved = executor_->advance();
   if (!moved.ok()) on_executor_error(moved.status());
-  return !moved.ok() || *moved;
+  if (!moved.ok() || *moved || !calls_->any_on_devices()) return !moved.ok() || *moved;
+  const absl::StatusOr<bool> on_devices = calls_->advance_devices();
+  if (!on_devices.ok()) fail(on_devices.status(), mesh_.rank(), true);
+  return !on_devices.ok() || *on_devices;
 }
 
 void FailureDetector::check_deadlines(Time now) {
-  if (!broken_.ok() || executor_ == nullptr || executor_->idle()) {
+  if (!broken_.ok() || executor_ == nullptr || (executor_->idle() && !calls_->any_on_devices())) {
     diagnosing_ = Time::zero();
     return;
   }
   compare_calls();
   if (!broken_.ok()) return;
-  const Blocked blocked = executor_->blocked();
+  const Blocked blocked = this->blocked();
   if (blocked.call == nullptr) return;
   const Mesh::Member& peer = mesh_.member(blocked.peer);
   const bool left = peer.bye && !peer.up;

@@ -69,6 +69,7 @@ class FailureDetector {
   Standing standing() const;
   executor::CallDescriptor whole_of(const executor::CallDescriptor& part) const;
   executor::CallDescriptor collective_of(const executor::Call& call) const;
+  executor::Blocked blocked() const;
   std::string where(const executor::Blocked& blocked) const;
 
   const std::string group_;

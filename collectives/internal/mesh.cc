@@ -96,6 +96,9 @@ void Mesh::on_control_message(Member& member, std::string_view bytes) {
     case ControlMessage::kOffer:
       member.offer = std::string(body);
       return;
+    case ControlMessage::kSlab:
+      member.slab = std::string(body);
+      return;
     case ControlMessage::kBye:
       member.bye = true;
       return;
@@ -155,6 +158,24 @@ void Mesh::nap(Time longest) {
   pollfd fd{.fd = worker_->wait_fd(), .events = POLLIN, .revents = 0};
   const timespec timeout = base::to_timespec(longest);
   ppoll(&fd, 1, &timeout, nullptr);
+}
+
+bool Mesh::all_direct() const {
+  return std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
+    return rank_of(member) == rank_ || member.direct != nullptr;
+  });
+}
+
+void Mesh::wake_all() {
+  // A sleeper raises its flag and then looks once more at what we have published.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    const bool direct = members_[r].direct != nullptr;
+    if (direct && members_[r].block().sleeping.load(std::memory_order_relaxed) != 0) {
+      tell(r, ControlMessage::kWake, "");
+      worker_->progress();
+    }
+  }
 }
 
 bool Mesh::submitted() {

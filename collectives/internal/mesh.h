@@ -32,6 +32,7 @@ enum class ControlMessage : char {
   kQuery = 'q',     // Standing of mine: tell me yours
   kStanding = 's',  // Standing: an answer
   kBallot = 'k',    // who is lost: see survivors.cc
+  kSlab = 'd',      // where memory of mine on a device is: see devices/device_exchange.h
 };
 
 // Everything under the communicator's lock; the listener is called from inside drain().
@@ -64,6 +65,7 @@ class Mesh {
     executor::DirectLink* direct = nullptr;  // `link`, if it is one
     executor::TransferLink* transfer = nullptr;
     std::string offer;   // of a TransferLink, as it came
+    std::string slab;    // of a DeviceExchange, as it came
     bool ready = false;  // the link can be used
 
     // Its control block; only with a direct link.
@@ -97,6 +99,10 @@ class Mesh {
   std::vector<executor::Link*> links() const;  // by rank
   Time now() const { return worker_->clock().now(); }
 
+  // All other ranks are processes of this machine that map each other's memory.
+  bool all_direct() const;
+  // Those that sleep look at what this rank has published.
+  void wake_all();
   // Some link needs the worker to advance.
   bool any_transfer() const { return any_transfer_; }
   // Since the last question a link has submitted something that the worker has yet to send.

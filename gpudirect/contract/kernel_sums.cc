@@ -29,8 +29,12 @@ size_t of_the_host(absl::Span<const Sum::Source> sources) {
       sources.begin(), sources.end(), [](const Sum::Source& source) { return !source.on_device; }));
 }
 
-// Bytes of a vector that go at a time, where so many vectors lie in a slot's share: whole lines.
-size_t longest_part(size_t vectors) { return KernelSums::kShare / vectors / 256 * 256; }
+// Bytes of a vector that go at a time: whole lines, and as many as fit into a slot's share beside
+// those of the others that lie there. All of it where none does.
+size_t room_of(const Sum& sum) {
+  const size_t vectors = of_the_host(sum.sources) + (sum.target_on_device ? 0 : 1);
+  return vectors == 0 ? SIZE_MAX : KernelSums::kShare / vectors / 256 * 256;
+}
 
 }  // namespace
 
@@ -86,8 +90,8 @@ KernelSums::~KernelSums() {
     for (const Stream stream : streams_) {
       if (stream != nullptr) device_.driver().cuStreamDestroy(stream);
     }
-    for (const absl::Span<std::byte> pin : pins_) {
-      device_.driver().cuMemHostUnregister(pin.data());
+    for (const Pin& pin : pins_) {
+      if (pin.ours) device_.driver().cuMemHostUnregister(pin.memory.data());
     }
   });
 }
@@ -95,17 +99,21 @@ KernelSums::~KernelSums() {
 absl::Status KernelSums::pin(absl::Span<std::byte> memory) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  absl::Status status =
-      device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
-                                                       kHostPortable | kHostDeviceMap),
-                    absl::StrFormat("pinning %u bytes of the host for sums", memory.size()));
-  if (status.ok()) pins_.push_back(memory);
+  const auto facts = query_pointer(device_.driver(), vector_address(memory.data()));
+  const bool ours = !facts.ok() || !facts->pinned;
+  absl::Status status;
+  if (ours) {
+    status = device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
+                                                              kHostPortable | kHostDeviceMap),
+                           absl::StrFormat("pinning %u bytes of the host for sums", memory.size()));
+  }
+  if (status.ok()) pins_.push_back({memory, ours});
   return status;
 }
 
 bool KernelSums::pinned(const std::byte* at, size_t bytes) const {
-  return std::any_of(pins_.begin(), pins_.end(), [&](absl::Span<std::byte> pin) {
-    return at >= pin.data() && at + bytes <= pin.data() + pin.size();
+  return std::any_of(pins_.begin(), pins_.end(), [&](const Pin& pin) {
+    return at >= pin.memory.data() && at + bytes <= pin.memory.data() + pin.memory.size();
   });
 }
 
@@ -114,6 +122,7 @@ absl::Status KernelSums::begin(size_t number, const Sum& sum) {
   Slot& slot = slots_[number];
   slot.sum = sum;
   slot.sources.assign(sum.sources.begin(), sum.sources.end());
+  slot.sum.sources = slot.sources;
   slot.done = slot.part = 0;
   slot.status = absl::OkStatus();
   if (sum.count == 0 || queue_part(number)) return absl::OkStatus();
@@ -145,7 +154,7 @@ absl::Status KernelSums::queue_part(size_t number, bool& any) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
   const size_t element = bytes_of(sum.element);
-  const size_t room = longest_part(of_the_host(slot.sources) + 1);
+  const size_t room = room_of(sum);
   slot.part = std::min(sum.count - slot.done, room / element);
   const size_t from = slot.done * element, bytes = slot.part * element;
   const DevicePointer slab = slab_->span().data + number * kShare;
@@ -177,15 +186,16 @@ absl::Status KernelSums::queue_part(size_t number, bool& any) {
     arguments.sources[i] = pointer_of<const void>(slab + at);
     at += room;
   }
-  arguments.target = pointer_of<void>(slab + at);
+  std::byte* target = sum.target + from;
+  arguments.target = sum.target_on_device ? target : pointer_of<void>(slab + at);
   absl::Status status = launcher_.reduce_sum(arguments, sum_blocks(bytes), stream(number));
   any |= status.ok();
   if (!status.ok()) {
     return absl::Status(status.code(), absl::StrCat("summing ", bytes, " bytes on CUDA device ",
                                                     device_.ordinal(), ": ", status.message()));
   }
-  std::byte* target = sum.target + from;
-  slot.target_pinned = pinned(target, bytes);
+  slot.target_pinned = sum.target_on_device || pinned(target, bytes);
+  if (sum.target_on_device) return absl::OkStatus();
   if (!slot.target_pinned) target = pinned_share(number) + at;
   return queued(driver.cuMemcpyAsync(vector_address(target), slab + at, bytes, stream(number)));
 }
@@ -216,7 +226,7 @@ std::optional<absl::Status> KernelSums::ended(size_t number) {
   if (!slot.status.ok()) return slot.status;
   const size_t element = bytes_of(slot.sum.element);
   if (!slot.target_pinned) {
-    const size_t at = of_the_host(slot.sources) * longest_part(of_the_host(slot.sources) + 1);
+    const size_t at = of_the_host(slot.sources) * room_of(slot.sum);
     std::memcpy(slot.sum.target + slot.done * element, pinned_share(number) + at,
                 slot.part * element);
   }
@@ -230,7 +240,7 @@ double KernelSums::seconds(const Sum& sum) const {
   const auto type = static_cast<size_t>(sum.element);
   const size_t all = sum.count * bytes_of(sum.element);
   const size_t host = of_the_host(sum.sources);
-  const size_t longest = longest_part(host + 1);
+  const size_t longest = std::min(all, room_of(sum));
   const size_t parts = (all + longest - 1) / longest;
   const auto one_part = [&](size_t bytes) {
     const auto copy = [&](CopyRoute route) {
@@ -238,10 +248,10 @@ double KernelSums::seconds(const Sum& sum) const {
     };
     return static_cast<double>(host) * copy(CopyRoute::kToDevice) + costs_.start[type] +
            static_cast<double>(sum.sources.size() * bytes) * costs_.byte[type] +
-           copy(CopyRoute::kToHost);
+           (sum.target_on_device ? 0 : copy(CopyRoute::kToHost));
   };
   const auto loose = [&](const std::byte* at) { return at != nullptr && !pinned(at, all); };
-  size_t bounced = loose(sum.target) ? all : 0;
+  size_t bounced = !sum.target_on_device && loose(sum.target) ? all : 0;
   for (const Sum::Source& source : sum.sources) {
     if (!source.on_device && loose(source.data)) bounced += all;
   }

@@ -74,7 +74,11 @@ class KernelSums final : public internal::VectorSums {
   std::unique_ptr<RegisteredPages> bounce_;  // for what is not pinned
   std::array<Stream, 2> streams_{};          // so that copies of one slot pass by another's kernel
   std::array<Slot, kSlots> slots_;
-  std::vector<absl::Span<std::byte>> pins_;
+  struct Pin {
+    absl::Span<std::byte> memory;
+    bool ours = false;  // else somebody else has pinned it, for longer
+  };
+  std::vector<Pin> pins_;
 };
 
 }  // namespace baton::gpudirect

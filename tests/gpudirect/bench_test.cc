@@ -88,7 +88,11 @@ TEST(BenchOnDevices, KvPagesVerify) {
     const std::string line =
         absl::StrCat("kv_bw --no-pin --op both --pages 64 --page-bytes 4096 --iters 3 --provider ",
                      provider, " --memory cuda");
-    expect_moved(run(kv_bw_main, line), line, provider == "shm");
+    const Ran ran = run(kv_bw_main, line);
+    expect_moved(ran, line, provider == "shm");
+    // A processor's copies of the host's memory say nothing of a device's, and take for ever.
+    EXPECT_EQ(ran.out.find("device copy: of as many bytes") != std::string::npos,
+              provider == "shm");
     gpu.expect_clean();
   }
 }
@@ -122,6 +126,21 @@ TEST(BenchOnDevices, EveryCollectiveVerifies) {
     EXPECT_EQ(ran.out.find("\n#   sums of f32: ") != std::string::npos, sums) << command.name;
     gpu.expect_clean();
   }
+}
+
+TEST(BenchOnDevices, AllReduceGoesFromDeviceToDevice) {
+  InstalledFake gpu;
+  const Ran ran = run(all_reduce_perf_main,
+                      "all_reduce_perf --ranks 2 --provider shm -b 1M -e 1M -n 2 -w 1 -c 1 "
+                      "--memory cuda");
+  ASSERT_EQ(ran.status, 0) << ran.out << ran.err;
+  ASSERT_FALSE(ran.rows.empty());
+  for (const Json& row : ran.rows) {
+    EXPECT_EQ(row["verified"], true);
+    EXPECT_EQ(row["params"]["path"], "direct");
+    EXPECT_THAT(row["sums"].get<std::string>(), HasSubstr("from device to device"));
+  }
+  gpu.expect_clean();
 }
 
 // One byte of a device that is wrong is found, so "verified" says something.

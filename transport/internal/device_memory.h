@@ -79,6 +79,8 @@ class DeviceCopies {
   // How the copy in the slot ended, which is then free; nothing as long as it may move bytes.
   // Never blocks.
   virtual std::optional<absl::Status> ended(size_t slot) = 0;
+  // What a copy of so many bytes within the device takes, by what was measured; 0: nothing was.
+  virtual double seconds(size_t /*bytes*/) const { return 0; }
 };
 
 // Vectors in memory of a device and of the host, combined element by element:
@@ -96,14 +98,15 @@ struct VectorSum {
   uint32_t divide_by = 1;
   size_t count = 0;  // elements
   absl::Span<const Source> sources;
-  std::byte* target = nullptr;  // the host's; may be one of the sources
+  std::byte* target = nullptr;  // may be one of the sources
+  bool target_on_device = false;
 };
 
 // Such sums by a kernel of one device. Not thread-safe. The destructor waits until what is in
 // flight has ended.
 class VectorSums {
  public:
-  static constexpr size_t kSlots = 8;  // so many sums at a time
+  static constexpr size_t kSlots = 10;  // so many sums at a time
   static constexpr size_t kMostSources = 8;
   virtual ~VectorSums() = default;
 
@@ -239,7 +242,7 @@ class DeviceMemory {
                                                                size_t /*count*/) const {
     return absl::UnimplementedError("nobody here drives devices");
   }
-  // Sums by a kernel of a device. Takes 8 MiB of it and 8 MiB of pinned memory. Blocks for a
+  // Sums by a kernel of a device. Takes 10 MiB of it and 10 MiB of pinned memory. Blocks for a
   // fraction of a second for a device's first: what sums cost is measured. Unavailable, with the
   // reason, where there are no kernels for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<VectorSums>> sums(int /*device*/) const {

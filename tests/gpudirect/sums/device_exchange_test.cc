@@ -1,0 +1,282 @@
+// all_reduce from device to device (collectives/devices/device_exchange.h): the bits of the host's
+// memory, whoever has which kind of memory, in whatever order calls overlap; nothing is staged.
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/communicator/group.h"
+#include "tests/gpudirect/fake/installed_fake.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::CudaMemory;
+using gpudirect::DevicePointer;
+using gpudirect::FakeDriver;
+using gpudirect::InstalledFake;
+using testing::HasSubstr;
+using testing::Not;
+
+CudaMemory::Options exchange_memory() {
+  gpudirect::SumCosts costs;
+  return {.kernels = FakeDriver::image(), .table = gpudirect::CopyTable{}, .sums = costs};
+}
+
+gpudirect::FakeOptions exchange_device(uint64_t seed) {
+  return {.seed = seed, .memory_bytes = size_t{1} << 30};
+}
+
+CommunicatorOptions exchange_options(const std::string& sums = "auto") {
+  CommunicatorOptions options = test_options("shm");
+  options.tune = false;
+  options.worker.settings = {{"staging.sums", sums}, {"staging.ring_mib", "16"}};
+  return options;
+}
+
+// Floats whose sums depend on their order.
+std::vector<std::byte> floats_of(int rank, size_t bytes) {
+  std::mt19937 random(static_cast<uint32_t>(rank) + 1);
+  std::vector<float> values((bytes + 3) / 4);
+  for (float& value : values) value = 0.5f + static_cast<float>(random() % 100'003) * 0.0013f;
+  std::vector<std::byte> out(bytes);
+  std::memcpy(out.data(), values.data(), bytes);
+  return out;
+}
+
+// Of a device, or of the host.
+class Bytes {
+ public:
+  Bytes(InstalledFake* gpu, std::vector<std::byte> bytes) : gpu_(gpu), bytes_(std::move(bytes)) {
+    if (gpu_ == nullptr) return;
+    at_ = gpu_->fake().allocate(bytes_.size());
+    std::memcpy(gpu_->fake().view(at_, bytes_.size()), bytes_.data(), bytes_.size());
+  }
+  ~Bytes() {
+    if (gpu_ != nullptr) gpu_->fake().free(at_);
+  }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  std::byte* data() {
+    return gpu_ != nullptr ? gpudirect::pointer_of<std::byte>(at_) : bytes_.data();
+  }
+  std::vector<std::byte> get() {
+    if (gpu_ != nullptr)
+      std::memcpy(bytes_.data(), gpu_->fake().view(at_, bytes_.size()), bytes_.size());
+    return bytes_;
+  }
+
+ private:
+  InstalledFake* const gpu_;
+  std::vector<std::byte> bytes_;
+  DevicePointer at_ = 0;
+};
+
+// What a rank gets, and whether its input was left alone.
+std::vector<std::byte> reduced(Communicator& comm, InstalledFake* gpu, size_t bytes, DataType type,
+                               ReduceOp op, bool in_place) {
+  const std::vector<std::byte> sent = floats_of(comm.rank(), bytes);
+  Bytes in(gpu, sent), out(gpu, std::vector<std::byte>(bytes));
+  std::byte* const to = in_place ? in.data() : out.data();
+  const absl::Status status =
+      comm.all_reduce(in.data(), to, bytes / size_of(type), type, op, {.ordered = true});
+  EXPECT_TRUE(status.ok()) << status;
+  if (in_place) return in.get();
+  EXPECT_EQ(in.get(), sent) << "an input has changed";
+  return out.get();
+}
+
+TEST(DeviceExchange, HasTheHostsBitsAndTouchesNoMemoryOfTheHosts) {
+  for (int ranks = 2; ranks <= 4; ++ranks) {
+    InstalledFake gpu(exchange_device(static_cast<uint64_t>(ranks)), exchange_memory());
+    run_group(ranks, exchange_options(), [&](Communicator& comm) {
+      // The least; odd ones; several pieces, of which the last parts are short or empty.
+      std::vector<size_t> sizes = {size_t{256} << 10, 300'004, 1'000'012};
+      if (ranks == 3) sizes.push_back((size_t{33} << 20) + 4);
+      for (const size_t bytes : sizes) {
+        for (const bool in_place : {false, true}) {
+          const uint64_t before = comm.stats().staged_bytes;
+          const auto host = reduced(comm, nullptr, bytes, DataType::kF32, ReduceOp::kSum, in_place);
+          ASSERT_TRUE(reduced(comm, &gpu, bytes, DataType::kF32, ReduceOp::kSum, in_place) == host)
+              << ranks << " ranks, " << bytes << " bytes";
+          EXPECT_EQ(comm.stats().staged_bytes, before);
+        }
+      }
+      EXPECT_THAT(comm.explain(Collective::kAllReduce, 1'000'012, {.ordered = true}),
+                  HasSubstr("sums of f32: 1, by a kernel of CUDA device 0, from device to device"));
+    });
+    gpu.expect_clean();
+  }
+}
+
+TEST(DeviceExchange, EveryTypeAndOperation) {
+  InstalledFake gpu(exchange_device(5), exchange_memory());
+  run_group(3, exchange_options(), [&](Communicator& comm) {
+    for (int type = 0; type < kDataTypes; ++type) {
+      for (int op = 0; op < kReduceOps; ++op) {
+        const auto element = static_cast<DataType>(type);
+        const auto how = static_cast<ReduceOp>(op);
+        // Of floats read as other floats some are no numbers, whose bits are nobody's.
+        if (element == DataType::kF16 || element == DataType::kBF16 || element == DataType::kF64)
+          continue;
+        constexpr size_t kBytes = 262'144 + 4096;
+        const auto host = reduced(comm, nullptr, kBytes, element, how, false);
+        ASSERT_TRUE(reduced(comm, &gpu, kBytes, element, how, false) == host)
+            << std::string(name_of(element)) << " " << std::string(name_of(how));
+      }
+    }
+  });
+  gpu.expect_clean();
+}
+
+// Each call is decided by itself: only where all ranks have it on devices it goes that way.
+TEST(DeviceExchange, RanksWithOtherMemoryHaveTheSameBits) {
+  InstalledFake gpu(exchange_device(7), exchange_memory());
+  std::atomic<uint64_t> staged{0};
+  run_group(3, exchange_options(), [&](Communicator& comm) {
+    constexpr size_t kBytes = 1 << 20;
+    const auto host = reduced(comm, nullptr, kBytes, DataType::kF32, ReduceOp::kSum, false);
+    for (int turn = 0; turn < 16; ++turn) {
+      const bool on_device = turn == 0 || turn == 7 || (turn >> (comm.rank() % 3) & 1) != 0;
+      ASSERT_TRUE(reduced(comm, on_device ? &gpu : nullptr, kBytes, DataType::kF32, ReduceOp::kSum,
+                          turn % 5 == 0) == host)
+          << turn;
+    }
+    staged += comm.stats().staged_bytes;
+  });
+  EXPECT_GT(staged.load(), 0u);
+  gpu.expect_clean();
+}
+
+// Calls of both kinds at once, large and small, begun in one go: they end in order, each with its
+// own bytes.
+TEST(DeviceExchange, CallsOverlap) {
+  InstalledFake gpu(exchange_device(9), exchange_memory());
+  run_group(2, exchange_options(), [&](Communicator& comm) {
+    struct Call {
+      std::unique_ptr<Bytes> in, out;
+      Work work;
+      uint8_t value = 0;
+    };
+    const auto rank = static_cast<size_t>(comm.rank());
+    for (int round = 0; round < 2; ++round) {
+      std::vector<Call> calls(12);
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const size_t bytes = i % 4 == 3 ? 64 : (i + 1) * 270'000;
+        const bool on_device = (i + rank * static_cast<size_t>(round)) % 3 != 0;
+        calls[i].value = static_cast<uint8_t>(3 * i + rank);
+        InstalledFake* const where = on_device ? &gpu : nullptr;
+        calls[i].in = std::make_unique<Bytes>(
+            where, std::vector<std::byte>(bytes, std::byte{calls[i].value}));
+        calls[i].out = std::make_unique<Bytes>(where, std::vector<std::byte>(bytes));
+        auto work = comm.all_reduce_async(calls[i].in->data(), calls[i].out->data(), bytes,
+                                          DataType::kU8, ReduceOp::kSum);
+        ASSERT_TRUE(work.ok()) << work.status();
+        calls[i].work = *work;
+      }
+      for (size_t i = calls.size(); i-- > 0;) {
+        const absl::Status status = comm.wait(calls[i].work);
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const std::vector<std::byte> got = calls[i].out->get();
+        ASSERT_TRUE(got == std::vector<std::byte>(got.size(), std::byte(6 * i + 1))) << i;
+      }
+    }
+  });
+  gpu.expect_clean();
+}
+
+TEST(DeviceExchange, NotWhereASettingOrAnAlgorithmSaysSo) {
+  for (const bool by_setting : {true, false}) {
+    InstalledFake gpu(exchange_device(11), exchange_memory());
+    run_group(2, exchange_options(by_setting ? "cpus" : "auto"), [&](Communicator& comm) {
+      constexpr size_t kBytes = 1 << 20;
+      Bytes both(&gpu, std::vector<std::byte>(kBytes, std::byte{1}));
+      CallOptions options{.ordered = true};
+      if (!by_setting) options.algorithm = Algorithm::kDirect;
+      ASSERT_TRUE(
+          comm.all_reduce(both.data(), both.data(), kBytes, DataType::kU8, ReduceOp::kSum, options)
+              .ok());
+      EXPECT_TRUE(both.get() == std::vector<std::byte>(kBytes, std::byte{2}));
+      EXPECT_EQ(comm.stats().staged_bytes, 2 * kBytes);
+    });
+    if (by_setting) {
+      EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+    }
+    gpu.expect_clean();
+  }
+}
+
+TEST(DeviceExchange, RanksThatCallSomethingElseHearOfIt) {
+  InstalledFake gpu(exchange_device(13), exchange_memory());
+  run_group(2, exchange_options(), [&](Communicator& comm) {
+    constexpr size_t kBytes = 1 << 20;
+    Bytes both(&gpu, std::vector<std::byte>(kBytes, std::byte{1}));
+    const absl::Status status =
+        comm.all_reduce(both.data(), both.data(), comm.rank() == 0 ? kBytes : kBytes / 2,
+                        DataType::kU8, ReduceOp::kSum);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(text(status), HasSubstr("ranks disagree about call #1"));
+  });
+  gpu.expect_clean();
+}
+
+TEST(DeviceExchange, ARankThatDoesNotComeIsNamed) {
+  InstalledFake gpu(exchange_device(15), exchange_memory());
+  std::atomic<bool> over{false};
+  run_group(2, exchange_options(), [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      while (!over) comm.progress();
+      return;
+    }
+    Bytes both(&gpu, std::vector<std::byte>(1 << 20));
+    const absl::Status status =
+        comm.all_reduce(both.data(), both.data(), 1 << 20, DataType::kU8, ReduceOp::kSum,
+                        {.timeout = std::chrono::milliseconds(300)});
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(text(status), HasSubstr("rank 1"));
+    EXPECT_THAT(text(status), HasSubstr("has not made this call"));
+    over = true;
+  });
+  gpu.expect_clean();
+}
+
+// Calls of the driver in turn: the collective fails at every rank with the driver's words, or
+// it was one whose error changes nothing.
+TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
+  size_t failed = 0;
+  for (uint64_t k = 1; k <= 120; k += 5) {
+    SCOPED_TRACE(k);
+    InstalledFake gpu(exchange_device(k), exchange_memory());
+    run_group(2, exchange_options(), [&](Communicator& comm) {
+      constexpr size_t kBytes = 600'000;
+      const auto call = [&](Bytes& both) {
+        return comm.all_reduce(both.data(), both.data(), kBytes, DataType::kU8, ReduceOp::kSum);
+      };
+      Bytes first(&gpu, std::vector<std::byte>(kBytes, std::byte{1}));
+      Bytes second(&gpu, std::vector<std::byte>(kBytes, std::byte{1}));
+      ASSERT_TRUE(call(first).ok());
+      ASSERT_TRUE(comm.barrier().ok());
+      if (comm.rank() == 0) gpu.fake().fail_call_in(k, gpudirect::kNotSupported);
+      absl::Status status = comm.barrier();
+      if (status.ok()) status = call(second);
+      if (status.ok()) {
+        EXPECT_TRUE(second.get() == std::vector<std::byte>(kBytes, std::byte{2}));
+        return;
+      }
+      failed += comm.rank() == 0 ? 1 : 0;
+      EXPECT_THAT(text(status), HasSubstr("fake")) << status;
+    });
+    gpu.fake().fail_call_in(0, gpudirect::kSuccess);
+    gpu.expect_clean();
+  }
+  EXPECT_GT(failed, 4u);
+}
+
+}  // namespace
+}  // namespace baton
