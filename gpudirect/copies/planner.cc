@@ -73,18 +73,21 @@ double CopyTable::nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_
 }
 
 CopyShape shape_of(absl::Span<const CopyPiece> pieces) {
+  constexpr DevicePointer kLargest = std::numeric_limits<int32_t>::max();
   CopyShape shape{.pieces = pieces.size(), .rows = true, .from_in_row = true, .to_in_row = true};
   for (size_t i = 0; i < pieces.size(); ++i) {
     shape.bytes += pieces[i].bytes;
     shape.largest = std::max(shape.largest, pieces[i].bytes);
-    if (i == 0) continue;
+    if (i == 0) {
+      shape.rows = pieces[i].bytes <= kLargest;
+      continue;
+    }
     const CopyPiece& before = pieces[i - 1];
     const CopyPiece& here = pieces[i];
     shape.from_in_row = shape.from_in_row && before.from + before.bytes == here.from;
     shape.to_in_row = shape.to_in_row && before.to + before.bytes == here.to;
     // Unsigned: backwards is a distance too large.
     const DevicePointer from_step = here.from - before.from, to_step = here.to - before.to;
-    constexpr DevicePointer kLargest = std::numeric_limits<int32_t>::max();
     shape.rows = shape.rows && here.bytes == before.bytes && from_step >= here.bytes &&
                  to_step >= here.bytes && from_step <= kLargest && to_step <= kLargest &&
                  from_step == pieces[1].from - pieces[0].from &&

@@ -54,7 +54,9 @@ BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Tri
   // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
   // and the host sees of either word whether it has come.
   const uint64_t lap = (at / queue.capacity & 1) ^ 1;
-  const uint64_t transfer = smaller(trigger.transfer, 0x7fffffffu);  // never prepared
+  // What has no such number asks for a transfer that was never prepared.
+  constexpr uint32_t kMost = 0x7fffffff;
+  const uint64_t transfer = trigger.epoch > kMost ? kMost : smaller(trigger.transfer, kMost);
   block.store_release(queue.slots + 2 * (at & (queue.capacity - 1)),
                       transfer | lap << 31 | uint64_t{trigger.first} << 32,
                       uint64_t{trigger.count} | lap << 32 | uint64_t{trigger.epoch} << 33);

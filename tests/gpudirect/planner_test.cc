@@ -50,6 +50,9 @@ TEST(Planner, ShapesSayWhichWaysThereAre) {
   EXPECT_FALSE(shape.rows) << "backwards";
   shape = shape_of(std::vector<CopyPiece>{{0, 1000, 10}, {30, 1010, 11}});
   EXPECT_FALSE(shape.rows) << "of two sizes";
+  // No row may be further from the next one than the driver counts, also where there is none.
+  EXPECT_TRUE(shape_of(std::vector<CopyPiece>{{0, 0, (1u << 31) - 1}}).rows);
+  EXPECT_FALSE(shape_of(std::vector<CopyPiece>{{0, 0, 1u << 31}}).rows);
 }
 
 TEST(Planner, PricesLieBetweenThoseOfTheTable) {

@@ -16,6 +16,8 @@ namespace {
 
 // Of a peer: it has one for each device.
 constexpr auto kMostRings = 64;
+// No setting allows a larger one (staging.ring_mib), and pinning fills what is none.
+constexpr size_t kLargestRing = internal::RingMarks::with_room(size_t{4096} << 20);
 // From one look at a process to the next.
 constexpr Time kReaderPause = std::chrono::milliseconds(1);
 
@@ -23,10 +25,8 @@ uint64_t name_of(PeerId peer, size_t ring) { return uint64_t{peer.index} << 32 |
 
 // Once it has, the driver has let go of what it had begun. One that has not been waited for counts.
 bool process_has_ended(uint32_t process) {
-  if (process == 0) return true;
-  if (process == static_cast<uint32_t>(getpid())) return false;
   const base::UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
-  if (!fd.valid()) return errno == ESRCH;
+  if (!fd.valid()) return errno == ESRCH || errno == EINVAL;  // no process, or no number of one
   pollfd end{.fd = fd.get(), .events = POLLIN, .revents = 0};
   return poll(&end, 1, 0) > 0;
 }
@@ -87,7 +87,7 @@ void Worker::Impl::Staging::offer(Chunk& chunk) {
   }
   lent_to_[name_of(chunk.peer, offer.room.index)] += offer.bytes;
   internal::runs_of(whole.remote_layout, chunk.begin, offer.bytes, offer.runs);
-  chunk.near.ring->marks.lend(chunk.near.offset);
+  chunk.near.ring->marks.lend(chunk.near.offset, chunk.name.generation);
   chunk.sent = chunk.landing = true;
   awake_until_ = worker_.clock.now() + kAwake;
   say(chunk.peer, offer);
@@ -111,7 +111,7 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
   const absl::StatusOr<std::byte*> base =
       base_of(message.region, true, message.bytes, message.runs);
   if (!base.ok()) return refuse(base.status());
-  if (!(*from)->marks.borrow(message.offset, worker_.self.pid)) {
+  if (!(*from)->marks.borrow(message.offset, message.chunk.generation, worker_.self.pid)) {
     return refuse(absl::CancelledError("what was offered was taken back"));
   }
   const size_t offset = message.offset;
@@ -135,7 +135,7 @@ bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
   Borrowed* const from = borrowed(*peer, chunk.far_ring);
   if (from == nullptr || from->state != Borrowed::State::kReady ||
       !from->marks.covers(chunk.far_offset, chunk.end - chunk.begin) ||
-      !from->marks.borrow(chunk.far_offset, worker_.self.pid)) {
+      !from->marks.borrow(chunk.far_offset, chunk.far.generation, worker_.self.pid)) {
     return false;
   }
   chunk.sent = true;
@@ -175,7 +175,9 @@ absl::Status Worker::Impl::Staging::begin_borrowing(Borrowed& from) {
   auto* const data = const_cast<std::byte*>(view->data);
   from.view = *std::move(view);
   from.marks = internal::RingMarks(data, from.view.size);
-  if (from.marks.room() == 0) return absl::InvalidArgumentError("no ring");
+  if (from.marks.room() == 0 || from.view.size > kLargestRing) {
+    return absl::InvalidArgumentError("no ring");
+  }
   from.state = Borrowed::State::kPinning;
   pinner_.pin(from.name, [&copies = *rings_.front()->copies, data, view = from.view] {
     return copies.pin({data, view.size});

@@ -128,7 +128,7 @@ bool Worker::Impl::Staging::start_chunk(Op& op) {
   const size_t most = std::min(op.chunk, d.bytes - op.next);
   Room near;
   if (op.near != nullptr) {
-    const std::optional<size_t> offset = op.near->ours.take(most, op.urgent);
+    const std::optional<size_t> offset = op.near->ours.take(most, op.urgent, op.peer.index);
     if (!offset) return false;
     near = {op.near, *offset, most};
   }

@@ -79,32 +79,53 @@ bool Worker::Impl::Staging::give_room() {
   return give_room(want_bulk_) || any;
 }
 
+// In their order; but those of a peer that has room already may be passed by.
 bool Worker::Impl::Staging::give_room(std::deque<Handle>& list) {
   bool any = false;
-  for (; !list.empty(); list.pop_front(), any = true) {
-    Served& served = *served_[list.front().index];
-    if (served.name != list.front()) continue;  // gone meanwhile
-    const absl::StatusOr<std::byte*> base =
-        base_of(served.region, served.write, served.bytes, served.runs);
-    if (!base.ok()) {
-      answer(served, base.status());
-      close_served(served);
+  PeerId passed;
+  for (size_t i = 0; i < list.size();) {
+    const Handle name = list[i];
+    Served& served = *served_[name.index];
+    const bool gone = served.name != name;
+    if (!gone && served.peer == passed) {
+      ++i;
       continue;
     }
-    Ring& ring = *ring_of(worker_.regions.entries()[served.region.index].place.device);
-    const std::optional<size_t> offset = ring.served.take(served.bytes, served.urgent);
-    if (!offset) return any;
-    served.room = {&ring, *offset, served.bytes};
-    if (!served.write) {
-      served.state = Served::State::kCopying;
-      copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent,
-           ring.marks.ring() + *offset, *base, served.runs);
+    if (!gone && !begin_serving(served)) {
+      const Ring& ring = *ring_of(worker_.regions.entries()[served.region.index].place.device);
+      if (!ring.served.has_any(served.peer.index)) return any;
+      passed = served.peer;
       continue;
     }
-    served.state = Served::State::kRoom;
-    answer(served, absl::OkStatus());
+    list.erase(list.begin() + static_cast<ptrdiff_t>(i));
+    any = true;
   }
   return any;
+}
+
+// False: there is no room for it now.
+bool Worker::Impl::Staging::begin_serving(Served& served) {
+  const absl::StatusOr<std::byte*> base =
+      base_of(served.region, served.write, served.bytes, served.runs);
+  if (!base.ok()) {
+    answer(served, base.status());
+    close_served(served);
+    return true;
+  }
+  Ring& ring = *ring_of(worker_.regions.entries()[served.region.index].place.device);
+  const std::optional<size_t> offset =
+      ring.served.take(served.bytes, served.urgent, served.peer.index);
+  if (!offset) return false;
+  served.room = {&ring, *offset, served.bytes};
+  if (served.write) {
+    served.state = Served::State::kRoom;
+    answer(served, absl::OkStatus());
+  } else {
+    served.state = Served::State::kCopying;
+    copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent,
+         ring.marks.ring() + *offset, *base, served.runs);
+  }
+  return true;
 }
 
 void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
@@ -139,7 +160,7 @@ void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status
   served.state = Served::State::kRoom;
   const internal::Peer* peer = worker_.find_peer(served.peer);
   served.lent = peer != nullptr && shows_rings(*peer);
-  if (served.lent) served.room.ring->marks.lend(served.room.offset);
+  if (served.lent) served.room.ring->marks.lend(served.room.offset, served.name.generation);
   answer(served, absl::OkStatus());
 }
 

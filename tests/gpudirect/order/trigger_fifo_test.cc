@@ -240,17 +240,23 @@ TEST(TriggerFifo, OnlyPiecesOfPreparedTransfersAreStarted) {
   Queue queue(64);
   const uint32_t transfer = queue.consumer.prepare(10);
   const uint32_t epoch = queue.consumer.renew(transfer);
-  const std::vector<Trigger> bad = {{transfer + 1, 0, 1, epoch}, {transfer, 0, 11, epoch},
-                                    {transfer, 10, 1, epoch},    {transfer, 0, 0, epoch},
-                                    {transfer, 11, 0, epoch},    {transfer, UINT32_MAX, 2, epoch},
-                                    {transfer, 0, 1, 0},         {transfer, 5, UINT32_MAX, epoch},
-                                    {1u << 31, 0, 1, epoch},     {UINT32_MAX, 0, 1, epoch}};
+  const std::vector<Trigger> bad = {{transfer + 1, 0, 1, epoch},
+                                    {transfer, 0, 11, epoch},
+                                    {transfer, 10, 1, epoch},
+                                    {transfer, 0, 0, epoch},
+                                    {transfer, 11, 0, epoch},
+                                    {transfer, UINT32_MAX, 2, epoch},
+                                    {transfer, 0, 1, 0},
+                                    {transfer, 5, UINT32_MAX, epoch},
+                                    {1u << 31, 0, 1, epoch},
+                                    {UINT32_MAX, 0, 1, epoch},
+                                    {transfer, 0, 1, epoch | 1u << 31}};
   const std::vector<uint32_t> accepted = queue.push(bad, 1, [] {});
-  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 10);
+  EXPECT_EQ(std::count(accepted.begin(), accepted.end(), 1u), 11);
   size_t started = 0;
-  EXPECT_EQ(queue.consumer.take(64, [&](const Trigger&) { ++started; }), 10u);
+  EXPECT_EQ(queue.consumer.take(64, [&](const Trigger&) { ++started; }), 11u);
   EXPECT_EQ(started, 0u);
-  EXPECT_EQ(queue.consumer.refused(), 10u);
+  EXPECT_EQ(queue.consumer.refused(), 11u);
   EXPECT_EQ(queue.consumer.last_refusal().code(), absl::StatusCode::kInvalidArgument);
   queue.push({{transfer, 9, 1, epoch}}, 1, [] {});
   queue.consumer.take(64, [&](const Trigger&) { ++started; });

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tests/gpudirect/fake/fake_driver.h"
-#include "tests/gpudirect/staged_pair.h"
+#include "tests/gpudirect/staging/lent_pair.h"
 #include "transport/internal/staging/pinner.h"
 #include "transport/internal/staging/ring_marks.h"
 #include "transport/worker.h"
@@ -20,27 +20,25 @@ using internal::RingSpace;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kByPeer = "by the peer straight from ours: ";
-constexpr const char* kFromPeer = "copied straight from the peer's ring: ";
-
 TEST(RingMarks, PagesAreReadByWhomTheyWereLentTo) {
   std::string memory(RingMarks::with_room(4 * RingSpace::kPage), '\0');
   const RingMarks marks(reinterpret_cast<std::byte*>(memory.data()), memory.size());
   ASSERT_EQ(marks.room(), 4 * RingSpace::kPage);
   const size_t page = 2 * RingSpace::kPage;
-  EXPECT_FALSE(marks.borrow(page, 77)) << "it is not lent";
+  EXPECT_FALSE(marks.borrow(page, 0, 77)) << "it is not lent";
   EXPECT_TRUE(marks.take_back(page)) << "nobody has it";
-  marks.lend(page);
-  EXPECT_FALSE(marks.borrow(page + RingSpace::kPage, 77)) << "another page";
-  EXPECT_TRUE(marks.borrow(page, 77));
-  EXPECT_FALSE(marks.borrow(page, 78)) << "twice";
+  marks.lend(page, 5);
+  EXPECT_FALSE(marks.borrow(page + RingSpace::kPage, 5, 77)) << "another page";
+  EXPECT_FALSE(marks.borrow(page, 4, 77)) << "an earlier turn";
+  EXPECT_TRUE(marks.borrow(page, 5, 77));
+  EXPECT_FALSE(marks.borrow(page, 5, 78)) << "twice";
   EXPECT_FALSE(marks.take_back(page)) << "it is being read";
   EXPECT_EQ(marks.reader(page), 77u);
   marks.give_back(page);
   EXPECT_TRUE(marks.take_back(page));
-  marks.lend(page);
+  marks.lend(page, 6);
   EXPECT_TRUE(marks.take_back(page));
-  EXPECT_FALSE(marks.borrow(page, 77)) << "it was taken back";
+  EXPECT_FALSE(marks.borrow(page, 6, 77)) << "it was taken back";
 }
 
 TEST(RingMarks, LieBehindTheRoom) {
@@ -60,6 +58,8 @@ TEST(RingMarks, LieBehindTheRoom) {
   EXPECT_FALSE(marks.covers(~uint64_t{0} / RingSpace::kPage * RingSpace::kPage, 1));
   EXPECT_FALSE(marks.covers(0, ~uint64_t{0}));
   EXPECT_EQ(RingMarks(nullptr, 100).room(), 0u);
+  EXPECT_EQ(RingMarks(marks.ring(), memory.size() - 1).room(), 0u) << "marks at odd addresses";
+  EXPECT_EQ(RingMarks(marks.ring() + 4, memory.size() - RingSpace::kPage).room(), 0u);
 }
 
 TEST(Pinner, DoesWhatItIsAskedInOrderAndEndsAfterIt) {
@@ -86,27 +86,6 @@ TEST(Pinner, DoesWhatItIsAskedInOrderAndEndsAfterIt) {
   }
   EXPECT_EQ(order, "abc");
 }
-
-class Lent : public StagedPair {
- protected:
-  // Until each has the other's ring.
-  void lend(gpudirect::FakeOptions options = {}) {
-    start("shm", std::move(options));
-    b_.peer = b_.worker->next_peer_event()->peer;
-    // One way for writes, the other way for reads.
-    ASSERT_TRUE(run(request(Op::kWrite, true, true)).ok());
-    ASSERT_TRUE(run(request(Op::kRead, true, true)).ok());
-    ASSERT_TRUE(drive([&] {
-      const std::string text = a_.worker->explain(a_.peer);
-      return text.find(kByPeer) != std::string::npos && text.find(kFromPeer) != std::string::npos;
-    })) << a_.worker->explain(a_.peer);
-  }
-  std::string pattern(char first, size_t bytes = 600'000) const {
-    std::string out(bytes, first);
-    for (size_t i = 0; i < bytes; i += 1000) out[i] = static_cast<char>(first + i / 1000 % 50);
-    return out;
-  }
-};
 
 TEST_F(Lent, BytesGoFromOneRingToTheOtherDevice) {
   lend();

@@ -23,7 +23,7 @@ TEST(RingSpace, WhatIsTakenIsNobodyElsesUntilItIsGivenBack) {
   std::vector<std::pair<size_t, size_t>> taken;
   for (int i = 0; i < 2000; ++i) {
     const size_t bytes = 1 + random() % (kMiB / 2);
-    if (const auto at = space.take(bytes, random() % 2 == 0)) {
+    if (const auto at = space.take(bytes, random() % 2 == 0, random() % 3)) {
       ASSERT_GE(*at, kMiB);
       ASSERT_LE(*at + bytes, 3 * kMiB);
       for (const auto& [other, size] : taken) {
@@ -43,9 +43,23 @@ TEST(RingSpace, WhatIsTakenIsNobodyElsesUntilItIsGivenBack) {
 
 TEST(RingSpace, BulkLeavesRoomForWhatIsUrgent) {
   RingSpace space(0, 2 * kMiB);
-  while (space.take(RingSpace::kPage, false)) {
+  while (space.take(RingSpace::kPage, false, 0)) {
   }
-  EXPECT_TRUE(space.take(1, true));
+  EXPECT_TRUE(space.take(1, true, 0));
+}
+
+TEST(RingSpace, WhoHasRoomLeavesSomeToWhoHasNone) {
+  RingSpace space(0, 32 * kMiB);
+  size_t chunks = 0;
+  while (space.take(4 * kMiB, false, 7)) ++chunks;
+  EXPECT_EQ(chunks, 6u) << "of 28 MiB";
+  const auto other = space.take(4 * kMiB, false, 8);
+  ASSERT_TRUE(other);
+  EXPECT_FALSE(space.take(RingSpace::kPage, false, 9));
+  EXPECT_TRUE(space.take(kMiB, true, 7)) << "what is urgent does not wait";
+  space.give_back(*other, 4 * kMiB);
+  EXPECT_FALSE(space.has_any(8));
+  EXPECT_TRUE(space.has_any(7));
 }
 
 // Each byte of a layout and where it lies.

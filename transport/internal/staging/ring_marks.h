@@ -5,12 +5,14 @@
 // first one; the borrower takes the mark before its engine may read, and says by it when that has
 // ended. Whichever of the two goes away, the owner knows whether the pages can be used again:
 //
-//   owner:     free -> lent                        before it tells the borrower
+//   owner:     free -> lent (with a turn)          before it tells the borrower
 //   borrower:  lent -> read (with its process)     else it reads nothing
 //              read -> free                        when no engine reads any more
 //   owner:     lent -> free                        takes it back: nobody will read
 //
-// Pages that are being read stay out of use until the mark is free, or its process has ended.
+// Each lending is another turn, of which the borrower is told: whoever comes late, with words of an
+// earlier one, does not get what lies there now. Pages that are being read stay out of use until
+// the mark is free, or its process has ended.
 #pragma once
 
 #include <atomic>
@@ -39,8 +41,9 @@ class RingMarks {
   }
 
   RingMarks() = default;
+  // Of memory that cannot be a ring: without room.
   RingMarks(std::byte* ring, size_t bytes)
-      : ring_(ring), room_(bytes < 2 * RingSpace::kPage ? 0 : bytes - bytes_for(bytes)) {}
+      : ring_(ring), room_(is_ring(ring, bytes) ? bytes - bytes_for(bytes) : 0) {}
 
   std::byte* ring() const { return ring_; }
   // Bytes before the marks.
@@ -53,21 +56,24 @@ class RingMarks {
   }
 
   // Of the owner.
-  void lend(size_t offset) const { mark(offset).store(kLent, std::memory_order_seq_cst); }
+  void lend(size_t offset, uint32_t turn) const {
+    mark(offset).store(lent(turn), std::memory_order_seq_cst);
+  }
   // Whether nobody reads there, nor will. Else ask again, or ask for the reader.
   bool take_back(size_t offset) const {
-    uint64_t seen = kLent;
+    uint64_t seen = mark(offset).load(std::memory_order_acquire);
+    if (seen % kKinds != kLent) return seen == kFree;
     return mark(offset).compare_exchange_strong(seen, kFree) || seen == kFree;
   }
   // The process that reads there; 0: none.
   uint32_t reader(size_t offset) const {
-    return static_cast<uint32_t>(mark(offset).load(std::memory_order_acquire) >> 8);
+    return static_cast<uint32_t>(mark(offset).load(std::memory_order_acquire) / kKinds);
   }
 
-  // Of the borrower. False: it is not lent any more.
-  bool borrow(size_t offset, uint32_t process) const {
-    uint64_t seen = kLent;
-    return mark(offset).compare_exchange_strong(seen, uint64_t{process} << 8 | kRead);
+  // Of the borrower. False: it is not lent any more, or for another turn.
+  bool borrow(size_t offset, uint32_t turn, uint32_t process) const {
+    uint64_t seen = lent(turn);
+    return mark(offset).compare_exchange_strong(seen, process * kKinds + kRead);
   }
   void give_back(size_t offset) const { mark(offset).store(kFree, std::memory_order_release); }
 
@@ -75,6 +81,13 @@ class RingMarks {
   static constexpr uint64_t kFree = 0;
   static constexpr uint64_t kLent = 1;
   static constexpr uint64_t kRead = 2;
+  static constexpr uint64_t kKinds = 256;
+
+  static constexpr uint64_t lent(uint32_t turn) { return uint64_t{turn} << 32 | kLent; }
+  static bool is_ring(const std::byte* ring, size_t bytes) {
+    return bytes >= 2 * RingSpace::kPage && bytes % RingSpace::kPage == 0 &&
+           reinterpret_cast<uintptr_t>(ring) % kMark == 0;
+  }
 
   std::atomic_ref<uint64_t> mark(size_t offset) const {
     return std::atomic_ref(
