@@ -119,6 +119,8 @@ class Agent::Impl {
   void serve();
   absl::Status notify(std::string_view agent, std::string_view message);
   std::vector<AgentMessage> messages();
+  void take_messages(std::vector<AgentMessage>& out, size_t most);
+  std::vector<AgentMessage> wait_messages(Time timeout, size_t most);
 
   const AgentOptions options;
   const ClusterKey key;
@@ -158,6 +160,7 @@ class Agent::Impl {
   absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
   std::deque<AgentMessage> inbox;
   std::atomic<size_t> unread{0};  // bytes of it
+  std::atomic<int> awaiting{0};   // threads that wait for a message
 
   std::atomic<bool> stopping{false};
   std::unique_ptr<ProgressThread> progress_thread;
