@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -100,7 +101,10 @@ class Agent::Impl {
   void part_from(std::string_view name, const RemoteAgent& remote);  // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
-  absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked
+  bool is_up(PeerId peer) const;
+  absl::StatusOr<PeerId> caller(std::string_view host_port);
+  void call_again(const std::string& host_port);  // locked
+  void take_called();                             // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
   void say_again();  // what was said to somebody who was not there yet
@@ -142,7 +146,12 @@ class Agent::Impl {
     PeerId peer;  // it was said to
     Time until, next;
   };
-  std::vector<Said> said;                       // to listeners that were not met yet
+  std::vector<Said> said;  // to listeners that were not met yet
+  struct Calling {
+    std::string host_port;
+    std::future<absl::StatusOr<PeerId>> made;
+  };
+  Calling calling;                              // one of these, while its name is looked up
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   std::map<uint64_t, std::string> unasked;      // agents that gave theirs unasked, each once
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
