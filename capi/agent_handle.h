@@ -25,7 +25,7 @@ struct baton_agent {
   const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
   std::unique_ptr<baton::kvtransfer::Agent> agent;
   std::mutex mutex;
-  // Taken from the agent, not handed out yet.
+  // Taken from the agent and not handed out: there was no memory for that, or it was not asked for.
   std::deque<baton::kvtransfer::AgentMessage> inbox;
   std::deque<baton::kvtransfer::AgentLostMessage> lost;
 };

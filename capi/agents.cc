@@ -38,6 +38,30 @@ absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_opt
   return out;
 }
 
+// The oldest message, one at a time: others may wait for the next one.
+int32_t give_message(baton_agent* agent, baton::Time timeout, const absl::Status& none,
+                     baton_bytes* from, baton_bytes* message, baton_error* error) {
+  std::optional<baton::kvtransfer::AgentMessage> next;
+  {
+    std::lock_guard lock(agent->mutex);
+    if (!agent->inbox.empty()) {
+      next = std::move(agent->inbox.front());
+      agent->inbox.pop_front();
+    }
+  }
+  if (!next) {
+    auto came = agent->agent->wait_messages(timeout, 1);
+    if (came.empty()) return result_of(none, error);
+    next = std::move(came.front());
+  }
+  const int32_t result = give_all({{next->agent, from}, {next->payload, message}}, error);
+  if (result != BATON_OK) {
+    std::lock_guard lock(agent->mutex);
+    agent->inbox.push_front(*std::move(next));
+  }
+  return result;
+}
+
 }  // namespace
 
 absl::StatusOr<baton::WorkerOptions> baton::capi::worker_options(const WorkerWords& from) {
@@ -94,6 +118,13 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
     *agent = handle.release();
     return result_of(absl::OkStatus(), error);
   });
+}
+
+int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* error) {
+  baton_agent_options options;
+  baton_agent_options_init(&options, sizeof options);
+  options.name = name;
+  return baton_agent_create(&options, agent, error);
 }
 
 void baton_agent_destroy(baton_agent* agent) {
@@ -278,15 +309,16 @@ int32_t baton_notify(baton_agent* agent, const char* remote, const void* message
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error) {
   return guarded(agent, error, [&] {
-    std::lock_guard lock(agent->mutex);
-    if (agent->inbox.empty()) {
-      for (auto& next : agent->agent->messages()) agent->inbox.push_back(std::move(next));
-    }
-    if (agent->inbox.empty()) return result_of(absl::NotFoundError("no message"), error);
-    const baton::kvtransfer::AgentMessage& next = agent->inbox.front();
-    const int32_t result = give_all({{next.agent, from}, {next.payload, message}}, error);
-    if (result == BATON_OK) agent->inbox.pop_front();
-    return result;
+    return give_message(agent, {}, absl::NotFoundError("no message"), from, message, error);
+  });
+}
+
+int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* from,
+                           baton_bytes* message, baton_error* error) {
+  return guarded(agent, error, [&] {
+    return give_message(agent, baton::capi::timeout_of(timeout),
+                        absl::DeadlineExceededError("no message came in that time"), from, message,
+                        error);
   });
 }
 

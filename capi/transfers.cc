@@ -59,6 +59,17 @@ int32_t baton_list_prepare_strided(baton_agent* agent, const char* remote, int32
   return prepare(agent, remote, memory, baton::capi::rows(rows, count), out, error);
 }
 
+int32_t baton_list_register(baton_agent* agent, int32_t memory, const baton_strided* rows,
+                            size_t count, baton_list* out, baton_error* error) {
+  if (is_missing(rows, count)) return missing(error);
+  return guarded(agent, error, [&] {
+    const auto list = agent->agent->register_rows(baton::capi::rows(rows, count), kind(memory));
+    if (out != nullptr) *out = list.ok() ? list->value : 0;
+    if (list.ok() && out == nullptr) agent->agent->release_list(*list).IgnoreError();
+    return result_of(list.status(), error);
+  });
+}
+
 int32_t baton_list_release(baton_agent* agent, baton_list list, baton_error* error) {
   return guarded(agent, error,
                  [&] { return result_of(agent->agent->release_list(AgentListId{list}), error); });
@@ -137,6 +148,14 @@ int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t
     const AgentTransferId id{transfer};
     const absl::Status status = agent->agent->wait(id, baton::capi::timeout_of(timeout));
     return result_of_transfer(status, error);
+  });
+}
+
+int32_t baton_transfer_run(baton_agent* agent, baton_transfer transfer, int64_t timeout,
+                           baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of_transfer(
+        agent->agent->run(AgentTransferId{transfer}, baton::capi::timeout_of(timeout)), error);
   });
 }
 

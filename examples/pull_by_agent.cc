@@ -21,20 +21,16 @@ int main() {
   // All pages of each side in one row; a request names some of them by number.
   const StridedDescriptor theirs{reinterpret_cast<uint64_t>(there.data()), kPage, 0, kPage, kPages};
   const StridedDescriptor ours{reinterpret_cast<uint64_t>(here.data()), kPage, 0, kPage, kPages};
-  check(prefill->register_memory({{theirs.address, there.size(), 0}}));
-  check(decode->register_memory({{ours.address, here.size(), 0}}));
+  check(prefill->register_rows({theirs}).status());
+  const auto local = decode->register_rows({ours}).value();
   check(decode->add_remote(prefill->metadata().value()).status());
-  const auto local = decode->prepare_local({ours}).value();
   const auto remote = decode->prepare_remote("prefill", {theirs}).value();
 
   const auto pull = decode->make_transfer(baton::Op::kRead, local, {0, 1, 2, 3}, remote,
                                           {9, 7, 33, 34}, "request 1");
-  check(decode->post(pull.value()));
-  check(decode->wait(*pull));
-  check(decode->release(*pull));
+  check(decode->run(pull.value()));
 
-  auto messages = prefill->messages();
-  while (messages.empty()) messages = prefill->messages();
+  const auto messages = prefill->wait_messages();
   std::printf("decode has pages %d %d %d %d; prefill heard of \"%s\"\n", here[0], here[kPage],
               here[2 * kPage], here[3 * kPage], messages[0].payload.c_str());
 }

@@ -221,6 +221,11 @@ class Agent {
   // process_vm_readv() for every few pages. The descriptor stays open until the range is
   // deregistered.
   absl::Status register_mapped(const Descriptor& range, int fd, uint64_t offset = 0);
+  // Registers what each row covers, from its first byte to its last, and prepares the rows as a
+  // local list: an engine's cache in one call. All or nothing. deregister_memory() names a row as
+  // one range.
+  absl::StatusOr<AgentListId> register_rows(absl::Span<const StridedDescriptor> rows,
+                                            MemoryKind kind = MemoryKind::kDram);
   // Takes registrations back, each named as it was registered; NotFound, and nothing changes, if
   // one is not there. Fences: nobody else touches the memory when it has returned OK. Lists over
   // it stay valid ids; transfers made from them fail. FailedPrecondition while a transfer of this
@@ -252,8 +257,9 @@ class Agent {
   // Whether the agent is known, is not known to be gone, and `ranges` are within its memory.
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
                   MemoryKind kind = MemoryKind::kDram);
-  // By the listener of an agent with serve_metadata, "host:port". All three return at once; watch
-  // has_remote(): whoever is not there yet is called again, for a minute, as long as has_remote()
+  // By the listener of an agent with serve_metadata, "host:port". All three return at once, but for
+  // the time that DNS takes to look up a name, for which nobody else waits; watch has_remote():
+  // whoever is not there yet is called again, for a minute, as long as has_remote()
   // or messages() is called (or this agent has serve_metadata). fetch asks for the metadata of
   // `agent`; send gives ours (or `metadata`, partial); invalidate takes ours back there.
   absl::Status fetch_metadata(std::string_view agent, std::string_view host_port);
@@ -335,6 +341,10 @@ class Agent {
   // Blocks until it has ended and returns how. DeadlineExceeded when `timeout` ran out first: it
   // still runs.
   absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
+  // post(), wait() and release() in one, for who has nothing else to do: how it ended. When it
+  // returns, no byte of it moves and the id is gone, whatever came of it; what ran out of time was
+  // aborted (DeadlineExceeded). AlreadyExists, and nothing else happens: it runs already.
+  absl::Status run(AgentTransferId transfer, Time timeout = kNever);
   // Asks for the end and returns at once: it has ended when state() says so.
   absl::Status abort(AgentTransferId transfer);
   // Whether its local memory may be used for something else: it does not run, or it was aborted and
@@ -368,6 +378,9 @@ class Agent {
   // came and went since. While nobody asks, 64 MiB are kept of those that have gone, of 65,536 of
   // them at most: new ones are refused then, and told why.
   std::vector<AgentMessage> messages();
+  // The same, but at most `most`, and blocks until there is one; empty when `timeout` ran out
+  // first. Of several threads that wait, each gets what no other one has.
+  std::vector<AgentMessage> wait_messages(Time timeout = kNever, size_t most = SIZE_MAX);
   // Those of our notify() that were lost since the last call, oldest first; at most the newest
   // 1,024 of them and 16 MiB (stats() counts all). event_fd() becomes readable. A transfer's
   // message is not among them: it fails with its transfer.

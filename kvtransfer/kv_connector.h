@@ -63,8 +63,8 @@ struct KvLoad {
   // Instead: the addresses of a tensor-parallel group, in the order of ranks. Each sends its share
   // of the heads (KvShare in kv_plan.h); those that have none are not asked.
   std::vector<std::string> shards;
-  // The request's name at both ends, at most 256 bytes; loads with the same key are one job. Empty:
-  // none.
+  // The request's name at both ends, at most 256 bytes; "": none. Loads with the same key are one
+  // job, and of the same tokens as far as both go (else InvalidArgument).
   std::string key;
   uint32_t loads_of_key = 1;    // how many come to one prefill worker: its decode workers
   std::vector<int32_t> tokens;  // from the start of the sequence
@@ -129,8 +129,8 @@ class KvSource {
   // when readable, so that an engine can wait for requests and pages at once.
   virtual void wait(Time timeout, int fd) = 0;
   // Asks for a request's KV. Returns at once; what goes wrong later shows in load_status(). The
-  // blocks are pinned until end_load() has returned true: a layer that is here may be read, but
-  // what arrived may arrive once more. (What was pulled does not.)
+  // blocks are pinned until end_load() has returned true, and no other load may name them: a layer
+  // that is here may be read, but what arrived may arrive once more. (What was pulled does not.)
   virtual absl::Status start_load(KvLoad load) = 0;
   // How many layers, counted from layer 0, are here completely.
   virtual uint32_t layers_loaded(KvRequestId id) = 0;

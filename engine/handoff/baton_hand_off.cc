@@ -64,9 +64,12 @@ class Service : public BatonHandOff {
     ring(thread_fd_.get());
     if (thread_.joinable()) thread_.join();
     core_.agent.reset();  // nobody reads the staging memory afterwards
+    loads_.close();
+    sends_.close();
   }
 
   absl::Status use_cache(const KvCache& cache) override {
+    if (core_.cache.has_value()) return absl::FailedPreconditionError("it has a cache already");
     core_.cache.emplace(cache);
     core_.own = ForeignLayout::own(cache.geometry());
     if (start_thread_) thread_ = std::thread([this] { serve(); });
@@ -109,6 +112,7 @@ class Service : public BatonHandOff {
   }
 
   bool turn() override {
+    if (core_.agent == nullptr) return false;  // it is closed
     for (const kvtransfer::AgentMessage& message : core_.agent->messages()) {
       hear(message.agent, message.payload);
     }
@@ -187,6 +191,15 @@ absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
   if (!layout.ok()) return layout.status();
   if (absl::Status status = layout->fits(cache->geometry()); !status.ok()) return status;
   return layout;
+}
+
+bool is_text(const std::string& name) {
+  try {
+    (void)json(name).dump();
+  } catch (const json::exception&) {
+    return false;  // no UTF-8
+  }
+  return true;
 }
 
 uint32_t block_checksum(const std::byte* block, size_t bytes) {

@@ -31,11 +31,15 @@ struct Core {
   // How the cache lies of the peer that says so in `message`. An error that names what does not
   // fit: another model, or a cache that blocks of ours cannot be made for.
   absl::StatusOr<ForeignLayout> layout_in(const nlohmann::json& message) const;
-  // False if it is known to be gone.
-  bool tell(const std::string& whom, const nlohmann::json& message) const {
-    return agent->notify(whom, message.dump()).ok();
+  // ResourceExhausted: not now, for it does not take what was sent. Another error: it is gone.
+  absl::Status tell(const std::string& whom, const nlohmann::json& message) const {
+    return agent->notify(whom,
+                         message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
 };
+
+// Whether it can be said in a message.
+bool is_text(const std::string& name);
 
 // The checksum of a block: CRC-32, as zlib's.
 uint32_t block_checksum(const std::byte* block, size_t bytes);

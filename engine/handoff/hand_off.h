@@ -28,15 +28,15 @@ class HandOff : public kvtransfer::KvSource {
  public:
   // The engine's cache, before all else...
   virtual absl::Status use_cache(const KvCache& cache) = 0;
-  // ... and after all else: nobody touches it when this returns.
+  // ... and after all else: nobody touches it then, loads have failed, what was held is released().
   virtual void close() = 0;
   // Readable when loads got on or blocks are free again: wait for it beside other descriptors, then
   // call progress().
   virtual int event_fd() const = 0;
 
   // --- prefill -----------------------------------------------------------------------------------
-  // A request of `tokens` tokens of prompt whose KV is for another engine. Its number here; 0: this
-  // name is in use by another request, so that nothing is handed over.
+  // A request of `tokens` tokens of prompt whose KV is for another engine. Its number here; 0:
+  // another request has this name, so that for a lease neither's is handed over.
   virtual uint64_t open(absl::string_view transfer, size_t tokens) = 0;
   // `layer` of the request's first `tokens` tokens is computed; they lie in `blocks`, and stay as
   // they are until one of the next four calls.

@@ -8,16 +8,19 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
 #include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
@@ -31,6 +34,8 @@ class Loads {
   explicit Loads(const Core& core) : core_(core) {}
 
   // --- the engine's thread: see KvSource and HandOff
+  // InvalidArgument: an order that makes no sense. AlreadyExists: this load is under way. What two
+  // loads want at a time, the second does not get.
   absl::Status start(const serve::RemotePrefill& from, kvtransfer::KvLoad load);
   uint32_t layers_loaded(kvtransfer::KvRequestId id);
   absl::Status status(kvtransfer::KvRequestId id);
@@ -43,8 +48,11 @@ class Loads {
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
+  // When the agent is closed and nothing moves any more: what was under way has failed.
+  void close();
 
  private:
+  using Key = std::pair<std::string, std::string>;  // agent, transfer
   struct Order {
     serve::RemotePrefill from;
     std::optional<kvtransfer::KvLoad> load;  // none: nothing is wanted
@@ -69,10 +77,15 @@ class Loads {
     size_t piece_bytes = 0;
     std::vector<Part> parts;
   };
-  // A prefill's agent, from when it is found until it goes.
+  // A prefill's agent, as long as it is one and the same.
   struct Peer {
-    std::optional<Time> fetched;
-    bool told = false;  // it has our metadata
+    std::map<std::string, Time> fetched;  // from which address, and when
+    bool told = false;                    // it has our metadata
+    Time heard{};
+    bool there = false;  // as of the step `looked`
+    uint64_t looked = 0;
+    uint64_t full = 0;                   // the step in which it took no more messages
+    std::optional<nlohmann::json> said;  // of its cache, not understood yet
     std::optional<ForeignLayout> layout;
     kvtransfer::AgentListId blocks;
     std::vector<uint64_t> starts;  // of its rows in that list
@@ -84,10 +97,12 @@ class Loads {
     serve::RemotePrefill from;
     std::string agent;  // the name of prefill's
     std::optional<kvtransfer::KvLoad> wanted;
-    Time started{}, heard{};
+    Time started{}, heard{}, looked{};  // looked: whether prefill is there
     std::optional<Time> asked;
+    bool answered = true;                      // what was asked last
     std::shared_ptr<const Peer> peer;          // whose blocks are read, once its layout is known
     std::vector<nlohmann::json> unknown;       // said to be ready before that
+    size_t unknown_blocks = 0;                 // in these, and their parts
     std::vector<Part> waiting;                 // ready, not yet read
     std::vector<std::vector<bool>> asked_for;  // of each row, of each block: in the two below
     std::vector<size_t> missing;               // of each layer of the model
@@ -95,10 +110,18 @@ class Loads {
     absl::Status why;  // it has failed
   };
 
-  absl::Status learn(const std::string& sender, Peer& peer, const nlohmann::json& message);
+  absl::Status check(const kvtransfer::KvLoad& load) const;
+  void begin(Order order, Time now);
+  void learn(const Load& load, std::shared_ptr<Peer>& peer, Time now);
+  absl::StatusOr<std::shared_ptr<Peer>> understand(
+      const nlohmann::json& message, std::vector<kvtransfer::StridedDescriptor>& rows) const;
+  absl::Status fetch(const Load& load, Peer& peer, Time now);
   void move(Load& load);
-  void ask(Load& load, Time now);
-  void tell(const Load& load, nlohmann::json message);
+  void look(Load& load, Time now);
+  void ask(Load& load, Peer& peer, Time now);
+  bool is_there(const std::string& agent, Peer& peer);
+  void forget_who_went();
+  bool say_done(const Key& whom);
   void begin_parts(Load& load, std::shared_ptr<const Peer> peer);
   absl::Status take_ready(Load& load, const nlohmann::json& parts);
   absl::Status read(Load& load);
@@ -106,15 +129,21 @@ class Loads {
   absl::Status take(Load& load, const Part& part);
   void release(const Read& read);
   bool end_if_over(Load& load);
+  void report(kvtransfer::KvRequestId id, const absl::Status& status);
   bool complete(const Load& load) const;
 
   const Core& core_;
   std::mutex mutex_;
+  bool closed_ = false;
   std::deque<Order> orders_;
   absl::flat_hash_map<kvtransfer::KvRequestId, View> views_;
   // The service's alone:
-  std::vector<Load> loads_;
+  std::list<Load> loads_;  // the oldest first
+  std::map<Key, Load*> by_key_;
+  std::vector<Key> unsaid_;  // whom to tell that all of which transfer is read
   std::map<std::string, std::shared_ptr<Peer>> peers_;
+  uint64_t steps_ = 0;
+  std::optional<Time> stepped_;
   std::map<size_t, kvtransfer::AgentListId> local_;  // by bytes of a piece
 };
 

@@ -14,7 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kTurnBytes = 16 << 20;  // converted before messages are looked at again
+constexpr size_t kTurnBytes = 16 << 20;   // converted before messages are looked at again
+constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
+constexpr size_t kBlocksAtOnce = 2000;  // told in a message: longer ones wait for who stands still
 
 size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
   return (tokens + layout.block_tokens - 1) / layout.block_tokens;
@@ -27,19 +29,33 @@ size_t piece_bytes(const ForeignLayout& layout) { return layout.layers.size() * 
 // --- the engine's thread
 
 uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (closed_ || !is_text(std::string(transfer))) return 0;
   Send& send = entry(std::string(transfer));
   if (send.number != 0) {
-    base::log_event(base::LogLevel::kWarning,
-                    "the KV of a request is not handed over: transfer_id \"%s\" is in use",
-                    send.transfer);
+    refuse(lock, sends_[send.transfer]);
     return 0;
   }
+  --awaited_;
   send.number = next_number_++;
   send.tokens = tokens;
   send.computed.assign(core_.own.layers.size(), 0);
   numbers_[send.number] = sends_[send.transfer];
   return send.number;
+}
+
+// Decode would take the blocks of one request for those of the other: neither has them, and who
+// asks hears so until nobody can mean one of the two any more.
+void Sends::refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send) {
+  base::log_event(base::LogLevel::kWarning,
+                  "two requests have the transfer_id \"%s\": the KV of neither is handed over",
+                  send->transfer);
+  send->expires = core_.clock->now() + lease_;
+  if (std::exchange(send->refused, true)) return;
+  numbers_.erase(send->number);
+  wait_for_converting(lock, *send);
+  if (send->held) release_blocks(*send);
+  core_.wake_thread();
 }
 
 void Sends::computed(uint64_t number, uint32_t layer, size_t tokens,
@@ -102,7 +118,20 @@ void Sends::heard(const std::string& sender, const json& message) {
   if (message.at("kind") == "want") return wanted(sender, message);
   const std::lock_guard lock(mutex_);
   const auto it = sends_.find(message.at("transfer").get<std::string>());
-  if (it != sends_.end()) it->second->read = true;
+  if (it == sends_.end()) return;
+  Send& send = *it->second;
+  if (send.reader.empty() || send.reader == sender) send.read = true;  // else another one reads it
+}
+
+void Sends::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (auto& [transfer, send] : sends_) {
+    if (send->held) release_blocks(*send);
+  }
+  sends_.clear();
+  numbers_.clear();
+  awaited_ = 0;
 }
 
 // Whether blocks can be made for the reader's cache, and how they lie there.
@@ -146,6 +175,16 @@ Sends::Reader& Sends::meet(const std::string& sender, const json& message) {
   reader = {};
   const std::string metadata = message.at("metadata").get<std::string>();
   core_.agent->add_remote(absl::HexStringToBytes(metadata)).status().IgnoreError();
+  std::erase_if(readers_, [&](const auto& other) {
+    return other.first != sender && !core_.agent->has_remote(other.first);
+  });
+  {
+    // What it was told before, it may not have heard, or another of its name has.
+    const std::lock_guard lock(mutex_);
+    for (auto& [transfer, send] : sends_) {
+      if (send->reader == sender) send->reader.clear();
+    }
+  }
   absl::StatusOr<Layout> layout = layout_of(message);
   if (layout.ok()) {
     reader.layout = *std::move(layout);
@@ -154,7 +193,7 @@ Sends::Reader& Sends::meet(const std::string& sender, const json& message) {
     base::log_event(base::LogLevel::kWarning, "KV is not handed over to %s: %s", sender,
                     reader.why);
   }
-  core_.tell(sender, layout_message(reader, message));
+  core_.tell(sender, layout_message(reader, message)).IgnoreError();
   return reader;
 }
 
@@ -171,8 +210,8 @@ void Sends::wanted(const std::string& sender, const json& message) {
   {
     const std::lock_guard lock(mutex_);
     const auto it = sends_.find(transfer);
-    here = it != sends_.end() && !it->second->dropped && !it->second->read;
-    if (it == sends_.end() && member(message, "sure") != true) {
+    here = it != sends_.end() && !it->second->dropped && !it->second->refused && !it->second->read;
+    if (it == sends_.end() && member(message, "sure") != true && awaited_ < kMostAwaited) {
       entry(transfer);  // the request is still on its way to this engine
       here = true;
     }
@@ -183,9 +222,10 @@ void Sends::wanted(const std::string& sender, const json& message) {
       if (here) send.expires = core_.clock->now() + lease_;  // whoever asks renews
     }
   }
-  if (!core_.tell(sender, {{"kind", here ? "alive" : "gone"}, {"transfer", transfer}})) {
-    readers_.erase(sender);  // it is gone: the lease ends what it has not read
-  }
+  const absl::Status told =
+      core_.tell(sender, {{"kind", here ? "alive" : "gone"}, {"transfer", transfer}});
+  // It is gone: the lease ends what it has not read. One that takes nothing at present asks again.
+  if (!told.ok() && !absl::IsResourceExhausted(told)) readers_.erase(sender);
 }
 
 Sends::Send& Sends::entry(const std::string& transfer) {
@@ -194,6 +234,7 @@ Sends::Send& Sends::entry(const std::string& transfer) {
     send = std::make_shared<Send>();
     send->transfer = transfer;
     send->expires = core_.clock->now() + lease_;
+    ++awaited_;
   }
   return *send;
 }
@@ -277,7 +318,7 @@ bool Sends::convert(std::unique_lock<std::mutex>& lock, Send& send) {
   if (send.pieces.empty() && !make_room(send)) return false;
   for (size_t row = 0; row < send.checksums.size(); ++row) {
     std::vector<uint32_t>& checksums = send.checksums[row];
-    while (checksums.size() < ready_blocks(send, row) && !send.dropped) {
+    while (checksums.size() < ready_blocks(send, row) && !send.dropped && !send.refused) {
       more_ = turn_bytes_ >= kTurnBytes;
       if (more_) return true;
       turn_bytes_ += send.layout->bytes;
@@ -289,24 +330,46 @@ bool Sends::convert(std::unique_lock<std::mutex>& lock, Send& send) {
 
 void Sends::tell_ready(Send& send, std::vector<Message>* messages) const {
   json parts = json::array();
+  size_t room = kBlocksAtOnce;
+  const auto say = [&] {
+    if (parts.empty()) return;
+    messages->emplace_back(send.reader, json{{"kind", "ready"},
+                                             {"transfer", send.transfer},
+                                             {"parts", std::exchange(parts, json::array())}});
+    room = kBlocksAtOnce;
+  };
   for (size_t row = 0; row < send.checksums.size(); ++row) {
     const std::vector<uint32_t>& checksums = send.checksums[row];
-    const size_t first = std::exchange(send.told[row], checksums.size());
-    if (first == checksums.size()) continue;
-    json blocks = json::array();
-    for (size_t number = first; number < checksums.size(); ++number) {
-      blocks.push_back({send.pieces[number], checksums[number]});
+    while (send.told[row] < checksums.size()) {
+      const size_t first = send.told[row];
+      const size_t count = std::min(room, checksums.size() - first);
+      json blocks = json::array();
+      for (size_t number = first; number < first + count; ++number) {
+        blocks.push_back({send.pieces[number], checksums[number]});
+      }
+      parts.push_back({row, first, std::move(blocks)});
+      send.told[row] += count;
+      room -= count;
+      if (room == 0) say();
     }
-    parts.push_back({row, first, std::move(blocks)});
   }
-  if (parts.empty()) return;
-  messages->emplace_back(
-      send.reader,
-      json{{"kind", "ready"}, {"transfer", send.transfer}, {"parts", std::move(parts)}});
+  say();
+}
+
+// It met a queue that is full.
+void Sends::tell_again(const Message& message) {
+  const std::lock_guard lock(mutex_);
+  const auto it = sends_.find(message.second.at("transfer").get<std::string>());
+  if (it == sends_.end() || it->second->reader != message.first) return;
+  std::vector<size_t>& told = it->second->told;
+  for (const json& part : message.second.at("parts")) {
+    const auto row = part[0].get<size_t>();
+    if (row < told.size()) told[row] = std::min(told[row], part[1].get<size_t>());
+  }
 }
 
 bool Sends::step() {
-  std::vector<Message> messages;
+  std::vector<Message> messages = std::exchange(unsaid_, {});
   bool busy = false;
   more_ = false;
   turn_bytes_ = 0;
@@ -315,8 +378,14 @@ bool Sends::step() {
     const Time now = core_.clock->now();
     for (auto it = sends_.begin(); it != sends_.end();) {
       Send& send = *it->second;
-      const bool open = send.number != 0 && !send.held && !send.dropped;
-      if (send.layout != nullptr && send.number != 0 && !send.read && too_long(send)) {
+      if (send.refused && !send.reader.empty()) {
+        messages.emplace_back(std::exchange(send.reader, ""),
+                              json{{"kind", "gone"}, {"transfer", send.transfer}});
+      }
+      if (send.refused) release_pieces(send);
+      const bool open = send.number != 0 && !send.held && !send.dropped && !send.refused;
+      const bool wanted = !send.reader.empty() && !send.read && !send.dropped && !send.refused;
+      if (wanted && send.number != 0 && too_long(send)) {
         send.read = true;
         messages.emplace_back(send.reader, json{{"kind", "gone"}, {"transfer", send.transfer}});
         base::log_event(base::LogLevel::kWarning,
@@ -325,12 +394,13 @@ bool Sends::step() {
                         send.tokens, send.reader, blocks_of(send.tokens, *send.layout),
                         piece_bytes(*send.layout));
       }
-      if (send.layout != nullptr && !send.read && !send.dropped) {
+      if (wanted && !send.read) {
         busy = !convert(lock, send) || busy;
         tell_ready(send, &messages);
       }
       if (send.held && (staged(send) || send.read)) release_blocks(send);
-      const bool over = send.dropped || (send.held && send.read) || (!open && now >= send.expires);
+      const bool over = (send.dropped && !send.refused) ||
+                        (send.held && send.read && !send.refused) || (!open && now >= send.expires);
       if (!over) {
         busy = busy || !open;  // its lease is looked at
         ++it;
@@ -341,12 +411,12 @@ bool Sends::step() {
       }
       if (send.held) release_blocks(send);
       release_pieces(send);
+      if (send.number == 0) --awaited_;
       numbers_.erase(send.number);
       it = sends_.erase(it);
     }
   }
-  deliver(messages);
-  return busy;
+  return !deliver(messages) || busy;
 }
 
 void Sends::release_pieces(Send& send) const {
@@ -362,10 +432,24 @@ void Sends::release_blocks(Send& send) {
   core_.wake_engine();
 }
 
-void Sends::deliver(const std::vector<Message>& messages) {
-  for (const auto& [reader, message] : messages) {
-    if (!core_.tell(reader, message)) readers_.erase(reader);
+// False: somebody takes nothing at present.
+bool Sends::deliver(const std::vector<Message>& messages) {
+  bool all = true;
+  for (const Message& message : messages) {
+    const absl::Status told = core_.tell(message.first, message.second);
+    if (told.ok()) continue;
+    if (!absl::IsResourceExhausted(told)) {
+      readers_.erase(message.first);
+      continue;
+    }
+    all = false;
+    if (message.second.at("kind") == "ready") {
+      tell_again(message);
+    } else {
+      unsaid_.push_back(message);
+    }
   }
+  return all;
 }
 
 }  // namespace baton::engine::handoff

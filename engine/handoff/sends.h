@@ -39,6 +39,8 @@ class Sends {
   std::vector<uint64_t> released();
 
   // --- the service's
+  // When the agent is closed: what is held is free.
+  void close();
   // A want or a done of `sender`'s. May throw what nlohmann::json throws.
   void heard(const std::string& sender, const nlohmann::json& message);
   // Converts what is ready, as far as that is quickly done, and ends what is over. Whether anything
@@ -63,6 +65,7 @@ class Sends {
     bool held = false;             // the request has ended
     bool dropped = false;          // ... and nothing may be read any more
     bool released = false;         // the engine has its blocks back
+    bool refused = false;          // two requests have its name: whose KV it is nobody can tell
     bool converting = false;       // the service reads the blocks, without the lock
     bool read = false;             // the reader has all it wanted
     std::string reader;            // who asked for it
@@ -79,18 +82,20 @@ class Sends {
   Reader& meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
+  void refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send);
   void assign(Send& send, const std::string& sender, const Layout& layout);
   bool make_room(Send& send) const;
   bool too_long(const Send& send) const;
   bool convert(std::unique_lock<std::mutex>& lock, Send& send);
   uint32_t convert_block(std::unique_lock<std::mutex>& lock, Send& send, size_t row, size_t number);
   void tell_ready(Send& send, std::vector<Message>* messages) const;
+  void tell_again(const Message& message);
   size_t ready_blocks(const Send& send, size_t row) const;
   bool staged(const Send& send) const;
   void release_pieces(Send& send) const;
   void release_blocks(Send& send);
   void wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send);
-  void deliver(const std::vector<Message>& messages);
+  bool deliver(const std::vector<Message>& messages);
 
   const Core& core_;
   const Time lease_;
@@ -99,9 +104,12 @@ class Sends {
   std::map<std::string, std::shared_ptr<Send>> sends_;  // by transfer
   absl::flat_hash_map<uint64_t, std::shared_ptr<Send>> numbers_;
   std::vector<uint64_t> released_;
+  size_t awaited_ = 0;  // transfers that were asked for, and that the engine has not opened
+  bool closed_ = false;
   uint64_t next_number_ = 1;
   // The service's alone:
   std::map<std::string, Reader> readers_;
+  std::vector<Message> unsaid_;  // of transfers that are gone, to readers that take nothing now
   size_t turn_bytes_ = 0;
   bool more_ = false;
 };

@@ -93,6 +93,23 @@ absl::Status Agent::register_mapped(const Descriptor& range, int fd, uint64_t of
   if (absl::Status status = check_mapped(range, fd, offset); !status.ok()) return status;
   return impl_->register_memory({range}, MemoryKind::kDram, BackingFile{fd, offset});
 }
+absl::StatusOr<AgentListId> Agent::register_rows(absl::Span<const StridedDescriptor> rows,
+                                                 MemoryKind kind) {
+  std::vector<Descriptor> ranges;
+  for (const StridedDescriptor& row : rows) {
+    uint64_t bytes = 0;
+    if (row.count == 0 || __builtin_mul_overflow(row.count - 1, row.stride, &bytes) ||
+        __builtin_add_overflow(bytes, row.bytes, &bytes)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "a row of %u descriptors, one every %u bytes, is no memory", row.count, row.stride));
+    }
+    ranges.push_back({row.address, bytes, row.device});
+  }
+  if (absl::Status status = register_memory(ranges, kind); !status.ok()) return status;
+  absl::StatusOr<AgentListId> list = prepare_local(rows, kind);
+  if (!list.ok()) deregister_memory(ranges, kind).IgnoreError();
+  return list;
+}
 absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
   if (kind == MemoryKind::kFile) {
     std::lock_guard lock(impl_->mutex);
@@ -277,6 +294,14 @@ absl::Status Agent::wait(AgentTransferId id, Time timeout) {
   return waited.ok() ? outcome.status : waited;
 }
 
+absl::Status Agent::run(AgentTransferId id, Time timeout) {
+  absl::Status status = post(id);
+  if (absl::IsAlreadyExists(status)) return status;
+  if (status.ok()) status = wait(id, timeout);
+  absl::Status released = release(id);
+  return status.ok() ? released : status;
+}
+
 absl::Status Agent::abort(AgentTransferId id) {
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
@@ -311,6 +336,9 @@ absl::Status Agent::notify(std::string_view agent, std::string_view message) {
   return impl_->notify(agent, message);
 }
 std::vector<AgentMessage> Agent::messages() { return impl_->messages(); }
+std::vector<AgentMessage> Agent::wait_messages(Time timeout, size_t most) {
+  return impl_->wait_messages(timeout, most);
+}
 std::vector<AgentLostMessage> Agent::lost_messages() { return impl_->outbox->take_lost(); }
 int Agent::event_fd() const { return impl_->worker->event_fd(); }
 bool Agent::progress() { return impl_->worker->progress(); }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -100,7 +101,10 @@ class Agent::Impl {
   void part_from(std::string_view name, const RemoteAgent& remote);  // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
-  absl::StatusOr<PeerId> caller(std::string_view host_port);         // locked
+  bool is_up(PeerId peer) const;
+  absl::StatusOr<PeerId> caller(std::string_view host_port);
+  void call_again(const std::string& host_port);  // locked
+  void take_called();                             // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
   void say_again();  // what was said to somebody who was not there yet
@@ -119,6 +123,8 @@ class Agent::Impl {
   void serve();
   absl::Status notify(std::string_view agent, std::string_view message);
   std::vector<AgentMessage> messages();
+  void take_messages(std::vector<AgentMessage>& out, size_t most);
+  std::vector<AgentMessage> wait_messages(Time timeout, size_t most);
 
   const AgentOptions options;
   const ClusterKey key;
@@ -140,7 +146,12 @@ class Agent::Impl {
     PeerId peer;  // it was said to
     Time until, next;
   };
-  std::vector<Said> said;                       // to listeners that were not met yet
+  std::vector<Said> said;  // to listeners that were not met yet
+  struct Calling {
+    std::string host_port;
+    std::future<absl::StatusOr<PeerId>> made;
+  };
+  Calling calling;                              // one of these, while its name is looked up
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   std::map<uint64_t, std::string> unasked;      // agents that gave theirs unasked, each once
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;
@@ -158,6 +169,7 @@ class Agent::Impl {
   absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
   std::deque<AgentMessage> inbox;
   std::atomic<size_t> unread{0};  // bytes of it
+  std::atomic<int> awaiting{0};   // threads that wait for a message
 
   std::atomic<bool> stopping{false};
   std::unique_ptr<ProgressThread> progress_thread;

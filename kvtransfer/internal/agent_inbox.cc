@@ -1,12 +1,19 @@
 // An agent's messages: out to others, in from them, and the thread that answers for metadata.
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "kvtransfer/internal/agent_impl.h"
+#include "transport/base/durations.h"
 #include "transport/base/log.h"
 
 namespace baton::kvtransfer {
+namespace {
+
+size_t kept_bytes(const AgentMessage& message) {
+  return sizeof message + message.agent.size() + message.payload.size();
+}
+
+}  // namespace
 
 void Agent::Impl::pump() {
   worker->help();
@@ -49,6 +56,8 @@ void Agent::Impl::pump() {
   }
   answer_who_asked();
   if (all) forget_who_went();
+  // A thread that waits may have looked while a message was on its way from the worker to here.
+  if (awaiting > 0 && unread > 0) worker->wake();
 }
 
 // Not before what they had sent is read.
@@ -84,8 +93,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
   const Sender& sender = senders[key_of(peer)];
   switch (frame.kind) {
     case AgentFrameKind::kMessage:
-      unread += frame.payload.size() + sizeof(AgentMessage) + sender.name.size();
       inbox.push_back({sender.name, std::move(frame.payload)});
+      unread += kept_bytes(inbox.back());
       return;
     case AgentFrameKind::kMetadata: {
       bool wanted = options.serve_metadata;
@@ -150,12 +159,33 @@ std::vector<AgentMessage> Agent::Impl::messages() {
   std::vector<AgentMessage> out;
   for (bool more = true; more;) {
     pump();
-    std::lock_guard lock(inbox_mutex);
     more = unread >= kMostUnread;  // the worker may have others
-    std::move(inbox.begin(), inbox.end(), std::back_inserter(out));
-    inbox.clear();
-    unread = 0;
+    take_messages(out, SIZE_MAX);
   }
+  return out;
+}
+
+void Agent::Impl::take_messages(std::vector<AgentMessage>& out, size_t most) {
+  std::lock_guard lock(inbox_mutex);
+  for (; most > 0 && !inbox.empty(); --most) {
+    unread -= kept_bytes(inbox.front());
+    out.push_back(std::move(inbox.front()));
+    inbox.pop_front();
+  }
+}
+
+std::vector<AgentMessage> Agent::Impl::wait_messages(Time timeout, size_t most) {
+  const Time end = base::deadline_after(worker->clock().now(), timeout);
+  const auto there = [this] { return unread > 0 || worker->stats().notifications_waiting > 0; };
+  std::vector<AgentMessage> out;
+  ++awaiting;
+  for (bool goes_on = true; goes_on;) {
+    pump();
+    take_messages(out, most);
+    if (!out.empty()) break;
+    goes_on = worker->wait_until(there, end - worker->clock().now()).ok();
+  }
+  --awaiting;
   return out;
 }
 

@@ -1,5 +1,8 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
 #include <algorithm>
+#include <chrono>
+#include <future>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +35,12 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
+
+// "10.0.0.1:4000", "[::1]:4000": to be reached without asking who that is.
+bool is_literal(std::string_view host_port) {
+  return host_port.starts_with('[') ||
+         host_port.find_first_not_of("0123456789.:") == std::string_view::npos;
+}
 
 absl::Status not_known(std::string_view agent) {
   return absl::NotFoundError(absl::StrFormat(
@@ -220,14 +229,55 @@ absl::StatusOr<PeerId> Agent::Impl::peer_of(RemoteAgent& remote) {
   return remote.peer;
 }
 
+bool Agent::Impl::is_up(PeerId peer) const {
+  return peer.generation != 0 && worker->peer_state(peer) != PeerState::kDown;
+}
+
+// A name is looked up without the lock: nobody else waits for DNS.
 absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
-  PeerId& peer = callers[std::string(host_port)];
-  if (peer.generation == 0 || worker->peer_state(peer) == PeerState::kDown) {
-    absl::StatusOr<PeerId> made = worker->connect(host_port);
-    if (!made.ok()) return made.status();
+  const std::string where(host_port);
+  {
+    std::lock_guard lock(mutex);
+    if (const auto known = callers.find(where); known != callers.end() && is_up(known->second)) {
+      return known->second;
+    }
+  }
+  const absl::StatusOr<PeerId> made = worker->connect(host_port);
+  if (!made.ok()) return made.status();
+  std::lock_guard lock(mutex);
+  PeerId& peer = callers[where];
+  if (is_up(peer)) {  // another thread was first
+    worker->begin_disconnect(*made, Time::zero());
+  } else {
     peer = *made;
   }
   return peer;
+}
+
+// Whoever pumps must not wait for DNS: a thread of its own does.
+void Agent::Impl::call_again(const std::string& host_port) {
+  if (is_literal(host_port)) {
+    const absl::StatusOr<PeerId> made = worker->connect(host_port);
+    if (made.ok()) callers[host_port] = *made;
+  } else if (!calling.made.valid()) {
+    try {
+      calling.made =
+          std::async(std::launch::async, [this, host_port] { return worker->connect(host_port); });
+      calling.host_port = host_port;
+    } catch (const std::system_error&) {
+      // No thread can be had: later.
+    }
+  }
+}
+
+void Agent::Impl::take_called() {
+  if (!calling.made.valid() ||
+      calling.made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    return;
+  }
+  const absl::StatusOr<PeerId> made = calling.made.get();
+  PeerId& peer = callers[calling.host_port];
+  if (made.ok() && !is_up(peer)) peer = *made;
 }
 
 absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
@@ -237,10 +287,9 @@ absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_vie
 
 absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
                               std::string_view payload) {
-  absl::StatusOr<PeerId> peer;
+  const absl::StatusOr<PeerId> peer = caller(host_port);
   {
     std::lock_guard lock(mutex);
-    peer = caller(host_port);
     if (peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {
       std::erase_if(said, [&](const Said& old) {
         return old.host_port == host_port && old.kind == kind && old.payload == payload;
@@ -259,6 +308,7 @@ void Agent::Impl::say_again() {
   {
     std::lock_guard lock(mutex);
     if (said.empty()) return;
+    take_called();
     const Time now = worker->clock().now();
     std::erase_if(said, [&](Said& one) {
       PeerId& peer = callers[one.host_port];
@@ -273,11 +323,8 @@ void Agent::Impl::say_again() {
       }
       if (now < one.next) return false;
       one.next = now + kPause;
-      if (state == PeerState::kDown) {
-        const absl::StatusOr<PeerId> made = worker->connect(one.host_port);
-        if (!made.ok()) return false;
-        peer = *made;
-      }
+      if (state == PeerState::kDown) call_again(one.host_port);
+      if (!is_up(peer)) return false;
       one.peer = peer;
       now_said.push_back(one);
       return false;

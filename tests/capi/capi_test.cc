@@ -8,9 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -174,6 +177,126 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   EXPECT_EQ(baton_transfer_local_free(a.agent, write, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_ERR_NOT_FOUND);
   EXPECT_THAT(error.text, HasSubstr("released already"));
+}
+
+TEST_F(Capi, AnAgentWithTheDefaultsIsOneName) {
+  baton_agent* agent = nullptr;
+  ASSERT_EQ(baton_agent_open("c", &agent, &error), BATON_OK) << error.text;
+  EXPECT_STREQ(baton_agent_name(agent), "c");
+  baton_agent_destroy(agent);
+  EXPECT_EQ(baton_agent_open(nullptr, &agent, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(agent, nullptr);
+  EXPECT_EQ(baton_agent_open("c", nullptr, &error), BATON_ERR_INVALID_PARAM);
+}
+
+TEST_F(Capi, RowsAreRegisteredAndPreparedOrNeither) {
+  std::vector<char> memory(64 * 100);
+  const auto address = reinterpret_cast<uint64_t>(memory.data());
+  const baton_strided rows[] = {{address, 10, 0, 100, 32}, {address + 3200, 20, 0, 100, 32}};
+  const auto count = [&] {
+    baton_agent_stats stats{};
+    stats.size = sizeof stats;
+    EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_OK);
+    return std::pair(stats.registered, stats.lists);
+  };
+  const auto before = count();
+  baton_list list = 0;
+  ASSERT_EQ(baton_list_register(a.agent, BATON_DRAM, rows, 2, &list, &error), BATON_OK)
+      << error.text;
+  EXPECT_EQ(count(), std::pair(before.first + 2, before.second + 1));
+  // Row 1's are indices 32 to 63, of 20 bytes.
+  const int64_t mine[] = {33}, theirs[] = {0};
+  const baton_strided there{b.whole.address, 20, 0, 20, 1};
+  baton_list remote = 0;
+  ASSERT_EQ(baton_list_prepare_strided(a.agent, "b", BATON_DRAM, &there, 1, &remote, &error),
+            BATON_OK);
+  memory[3300] = 'y';
+  baton_transfer write = 0;
+  ASSERT_EQ(baton_transfer_make(a.agent, BATON_WRITE, list, mine, 1, remote, theirs, 1, nullptr, 0,
+                                &write, &error),
+            BATON_OK)
+      << error.text;
+  EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_OK) << error.text;
+  EXPECT_EQ(b.memory[0], 'y');
+  for (const baton_list each : {list, remote}) {
+    EXPECT_EQ(baton_list_release(a.agent, each, &error), BATON_OK);
+  }
+  const baton_descriptor ranges[] = {{address, 3110, 0}, {address + 3200, 3120, 0}};
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, ranges, 2, &error), BATON_OK) << error.text;
+
+  ASSERT_EQ(baton_list_register(a.agent, BATON_DRAM, rows, 2, nullptr, &error), BATON_OK);
+  EXPECT_EQ(count(), std::pair(before.first + 2, before.second));
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, ranges, 2, &error), BATON_OK) << error.text;
+  for (const baton_strided& bad :
+       {baton_strided{address, 10, 0, 100, 0}, baton_strided{address, 10, 0, UINT64_MAX, 3},
+        baton_strided{address, UINT64_MAX, 0, 100, 3}, baton_strided{address, 100, 0, 10, 3},
+        baton_strided{1, 10, 0, 100, 3}}) {
+    list = 1;
+    EXPECT_NE(baton_list_register(a.agent, BATON_DRAM, &bad, 1, &list, &error), BATON_OK);
+    EXPECT_EQ(list, 0u);
+  }
+  EXPECT_EQ(baton_list_register(a.agent, BATON_DRAM, nullptr, 1, &list, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(count(), before);
+}
+
+TEST_F(Capi, WhatIsRunIsOverWhateverCameOfIt) {
+  a.memory[7] = 'x';
+  const baton_transfer write = make();
+  EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_OK) << error.text;
+  EXPECT_EQ(b.memory[7], 'x');
+  EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_transfer_run(nullptr, write, kLong, &error), BATON_ERR_INVALID_PARAM);
+  // One whose agent went.
+  const baton_transfer lost = make();
+  ASSERT_EQ(baton_agent_remove_remote(a.agent, "b", &error), BATON_OK);
+  EXPECT_EQ(baton_transfer_run(a.agent, lost, kLong, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(baton_transfer_run(a.agent, lost, kLong, &error), BATON_ERR_NOT_FOUND);
+}
+
+TEST_F(Capi, WhatIsRunAlreadyIsNotRun) {
+  Side still("still", false);  // confirms nothing
+  introduce(still, "still");
+  const baton_descriptor there{still.whole.address, 100, 0};
+  const baton_descriptor here{a.whole.address, 100, 0};
+  baton_transfer write = 0;
+  ASSERT_EQ(baton_transfer_make_direct(a.agent, BATON_WRITE, BATON_DRAM, &here, 1, &there, 1,
+                                       "still", "m", 1, &write, &error),
+            BATON_OK)
+      << error.text;
+  ASSERT_EQ(baton_transfer_post(a.agent, write, nullptr, 0, &error), BATON_OK);
+  EXPECT_EQ(baton_transfer_run(a.agent, write, kLong, &error), BATON_ERR_REPOST_ACTIVE);
+  EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_IN_PROGRESS);
+  baton_transfer_abandon(a.agent, write);
+}
+
+TEST_F(Capi, AMessageIsWaitedFor) {
+  baton_bytes from{}, message{};
+  EXPECT_EQ(baton_wait_message(b.agent, 0, &from, &message, &error), BATON_ERR_TIMEOUT);
+  EXPECT_EQ(baton_wait_message(nullptr, 0, &from, &message, &error), BATON_ERR_INVALID_PARAM);
+  // Threads that wait, and one that asks now and then: each message is one's.
+  constexpr int kEach = 50;
+  std::atomic<int> got{0};
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.emplace_back([&] {
+      baton_bytes text{};
+      while (baton_wait_message(b.agent, BATON_FOREVER, nullptr, &text, nullptr) == BATON_OK) {
+        const std::string said(text.data, text.size);
+        baton_bytes_free(&text);
+        if (said == "end") return;
+        ++got;
+      }
+    });
+  }
+  for (int i = 0; i < kEach; ++i) {
+    ASSERT_EQ(baton_notify(a.agent, "b", "text", 4, &error), BATON_OK) << error.text;
+    if (baton_next_message(b.agent, nullptr, nullptr, nullptr) == BATON_OK) ++got;
+  }
+  while (got < kEach) std::this_thread::yield();
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(baton_notify(a.agent, "b", "end", 3, &error), BATON_OK);
+  for (std::thread& thread : waiting) thread.join();
+  EXPECT_EQ(got, kEach);
 }
 
 TEST_F(Capi, LostMessagesAreTold) {

@@ -106,6 +106,8 @@ typedef struct baton_agent_options {
 // Fills in the defaults. `size`: sizeof(baton_agent_options).
 void baton_agent_options_init(baton_agent_options* options, size_t size);
 
+// With the defaults.
+int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* error);
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
                            baton_error* error);
 void baton_agent_destroy(baton_agent* agent);  // NULL: nothing
@@ -208,6 +210,11 @@ int32_t baton_list_prepare(baton_agent* agent, const char* remote, int32_t memor
 int32_t baton_list_prepare_strided(baton_agent* agent, const char* remote, int32_t memory,
                                    const baton_strided* rows, size_t count, baton_list* out,
                                    baton_error* error);
+// Registers what each row covers, from its first byte to its last, and prepares the rows as a list
+// of this agent (`out` NULL: no list): an engine's cache in one call. All or nothing.
+// baton_agent_deregister() names a row as one range.
+int32_t baton_list_register(baton_agent* agent, int32_t memory, const baton_strided* rows,
+                            size_t count, baton_list* out, baton_error* error);
 int32_t baton_list_release(baton_agent* agent, baton_list list, baton_error* error);
 
 // --- transfers --------------------------------------------------------------------------------
@@ -242,6 +249,11 @@ int32_t baton_transfer_state(baton_agent* agent, baton_transfer transfer, baton_
 // The same, once it has ended; BATON_ERR_TIMEOUT when `timeout` ran out first.
 int32_t baton_transfer_wait(baton_agent* agent, baton_transfer transfer, int64_t timeout,
                             baton_error* error);
+// Posts it, waits, and releases it: how it ended. No byte of it moves then and the number is gone,
+// whatever came of it; what ran out of time was aborted (BATON_ERR_TIMEOUT).
+// BATON_ERR_REPOST_ACTIVE, and nothing else happens: it runs already.
+int32_t baton_transfer_run(baton_agent* agent, baton_transfer transfer, int64_t timeout,
+                           baton_error* error);
 int32_t baton_transfer_abort(baton_agent* agent, baton_transfer transfer, baton_error* error);
 // BATON_OK: its local memory may be used for something else, for it has ended, or it was aborted
 // and waits for the other agent's word alone. BATON_IN_PROGRESS: not yet.
@@ -270,6 +282,9 @@ int32_t baton_notify(baton_agent* agent, const char* remote, const void* message
 // `message` are the caller's to free.
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error);
+// The same, but waits for one; BATON_ERR_TIMEOUT when `timeout` ran out first.
+int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* from,
+                           baton_bytes* message, baton_error* error);
 // The oldest message of baton_notify() that was lost, with its agent, after the call returned
 // BATON_OK: nobody confirmed it, though it may have come. NULL for what is not wanted; `why` is
 // text. BATON_ERR_NOT_FOUND when there is none; only the newest 1,024 are kept.

@@ -80,6 +80,16 @@ absl::StatusOr<KvSendJob*> KvJobs::job_for(const KvLoadRequest& request) {
                                                      " tokens, but job \"", request.key, "\" has ",
                                                      job.tokens));
     }
+    for (const std::unique_ptr<KvPush>& push : job.pushes) {
+      const std::vector<int32_t>& known = push->request.tokens;
+      const size_t both = std::min(known.size(), request.tokens.size());
+      if (std::equal(known.begin(), known.begin() + static_cast<ptrdiff_t>(both),
+                     request.tokens.begin())) {
+        continue;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("job \"", request.key, "\" is of other tokens: a key names one request"));
+    }
     if (!may_still_come(job)) {
       return absl::FailedPreconditionError(
           absl::StrCat("job \"", request.key,

@@ -63,6 +63,7 @@ absl::Status KvLoads::start(KvLoad load) {
   request_.counters.clear();
   for (CounterId id : record->counters) request_.counters.push_back(worker_.remote_counter(id));
   absl::Status status = check_kv_request(request_);
+  if (status.ok()) status = claim(*record);
   for (const std::string& address : load.shards) {
     if (!status.ok()) break;
     status = ask(*record, address);
@@ -70,10 +71,10 @@ absl::Status KvLoads::start(KvLoad load) {
   }
   if (!status.ok()) {
     free_counters(record->counters);
+    unclaim(*record, record->blocks.size());
     return status;
   }
 
-  record->blocks = request_.blocks;
   for (const KvLayerPlace& layer : cache_->layers) {
     const KvGroup& group = cache_->layout.groups[layer.group];
     const KvTokens kept = kept_tokens(group, request_.first_token, request_.tokens.size());
@@ -113,6 +114,38 @@ absl::Status KvLoads::start(KvLoad load) {
   }
   loads_[record->id] = std::move(record);
   return absl::OkStatus();
+}
+
+absl::Status KvLoads::claim(Load& load) {
+  const std::vector<KvGroup>& groups = cache_->layout.groups;
+  claimed_.resize(groups.size());
+  size_t at = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    claimed_[g].resize(groups[g].blocks);
+    load.group_ends.push_back(at + request_.pages(g).pages.size());
+    for (; at < load.group_ends.back(); ++at) {
+      const uint32_t block = request_.blocks[at];
+      if (claimed_[g][block]) {
+        unclaim(load, at);
+        load.blocks.clear();
+        return absl::InvalidArgumentError(
+            absl::StrCat("block ", block,
+                         " is in use: it is named twice, or by a load that "
+                         "end_load() has not ended"));
+      }
+      claimed_[g][block] = true;
+      load.blocks.push_back(block);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The first `blocks` of them.
+void KvLoads::unclaim(const Load& load, size_t blocks) {
+  size_t at = 0;
+  for (size_t g = 0; g < load.group_ends.size(); ++g) {
+    for (; at < std::min(blocks, load.group_ends[g]); ++at) claimed_[g][load.blocks[at]] = false;
+  }
 }
 
 // Connects to the worker that has the share which request_ names, unless that is nothing. Its
@@ -258,6 +291,7 @@ bool KvLoads::end(KvRequestId id) {
     return false;
   }
   free_counters(load->counters);
+  unclaim(*load, load->blocks.size());
   for (const Source& source : load->sources) {
     by_number_.erase(Key(peer_key(source.peer), source.number));
   }

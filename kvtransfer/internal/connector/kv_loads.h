@@ -106,6 +106,7 @@ class KvLoads {
     KvRequestId id = 0;
     std::vector<Source> sources;
     std::vector<uint32_t> blocks;
+    std::vector<size_t> group_ends;  // where those of each group end
     std::string payload;
     std::vector<CounterId> counters;  // of each layer, where prefill writes
     std::vector<uint64_t> arrived;    // bytes of each layer, where they are read
@@ -136,6 +137,10 @@ class KvLoads {
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), number
 
   absl::StatusOr<PeerId> peer_at(const std::string& address);
+  // Its blocks are the load's alone until end(). InvalidArgument: they are another's, or its own
+  // already.
+  absl::Status claim(Load& load);
+  void unclaim(const Load& load, size_t blocks);
   absl::Status allocate_counters(std::vector<CounterId>& counters);
   void free_counters(const std::vector<CounterId>& counters);
   bool probe(Time now);
@@ -158,6 +163,7 @@ class KvLoads {
   const KvCacheMemory* cache_ = nullptr;
   KvPulls pulls_;
   absl::flat_hash_map<KvRequestId, std::unique_ptr<Load>> loads_;
+  std::vector<std::vector<bool>> claimed_;  // blocks of each group
   absl::flat_hash_map<Key, Load*> by_number_;
   absl::flat_hash_map<std::string, PeerId> connected_;  // by address
   absl::flat_hash_map<uint64_t, PeerRecord> peers_;     // by peer_key()

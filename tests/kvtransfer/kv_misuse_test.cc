@@ -1,0 +1,238 @@
+// What engines do wrong with connectors: blocks and keys that are used twice, more of
+// everything than there is room for, calls in an order that makes no sense. Whatever it is ends,
+// and the next load comes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/kvtransfer/kv_pair.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kLayers = 6;  // of test_layout()
+
+class KvMisuse : public OverEveryProvider<std::string> {
+ protected:
+  // Connectors with caches, and no engine.
+  void make(uint32_t blocks, bool allow_pull = false) {
+    KvPairOptions with;
+    with.provider = GetParam();
+    with.allow_pull = allow_pull;
+    with.prefill_layout = with.decode_layout = test_layout(blocks, 0, 1);
+    pair_.emplace(with);
+    pair_->prefill.reset();
+    pair_->decode.reset();
+  }
+  KvConnector& prefill() { return *pair_->prefill_connector; }
+  KvConnector& decode() { return *pair_->decode_connector; }
+  KvLoad load(KvRequestId id, std::vector<uint32_t> blocks) {
+    KvLoad load;
+    load.id = id;
+    load.prefill = prefill().address();
+    load.tokens.assign(blocks.size() * kTestBlockTokens, 1);
+    load.blocks = std::move(blocks);
+    return load;
+  }
+  template <typename Fact>
+  [[nodiscard]] bool until(Fact fact) {
+    return pair_->run([&] {
+      prefill().progress();
+      decode().progress();
+      return fact();
+    });
+  }
+  // Computes a job: each of its blocks is block 0 of the cache.
+  void serve(uint64_t job, size_t tokens) {
+    const std::vector<uint32_t> blocks(tokens / kTestBlockTokens);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      prefill().save_layer(job, layer, 0, blocks).IgnoreError();  // it may not be wanted any more
+    }
+    prefill().finish_job(job, absl::OkStatus());
+    open_.push_back(job);
+  }
+  // Serves all who ask, and forgets what is over. Whether all is.
+  bool serve_all() {
+    while (const std::optional<KvJob> job = prefill().next_job()) {
+      serve(job->job, job->tokens.size());
+    }
+    std::erase_if(open_, [&](uint64_t job) { return prefill().is_saved(job); });
+    return open_.empty();
+  }
+
+  std::optional<KvPair> pair_;
+  std::vector<uint64_t> open_;  // jobs that are finished, and not yet saved
+};
+
+TEST_P(KvMisuse, ABlockIsOneLoadsUntilItHasEnded) {
+  make(20);
+  ASSERT_TRUE(decode().start_load(load(1, {0, 1, 2})).ok());
+  const absl::Status status = decode().start_load(load(2, {4, 3, 2}));
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("block 2 is in use"));
+  EXPECT_TRUE(absl::IsInvalidArgument(decode().start_load(load(2, {5, 6, 5}))));
+  KvLoad nowhere = load(2, {7, 8});
+  nowhere.prefill = "baton1:nonsense";
+  EXPECT_FALSE(decode().start_load(nowhere).ok());
+  // Of what was refused nothing is kept.
+  ASSERT_TRUE(decode().start_load(load(2, {3, 4, 5, 6, 7, 8})).ok());
+  ASSERT_TRUE(until([&] {
+    serve_all();
+    return decode().layers_loaded(1) == kLayers && decode().layers_loaded(2) == kLayers;
+  }));
+  // Complete, but what arrived may arrive once more.
+  EXPECT_TRUE(absl::IsInvalidArgument(decode().start_load(load(3, {0}))));
+  ASSERT_TRUE(until([&] { return decode().end_load(1); }));
+  ASSERT_TRUE(decode().start_load(load(3, {0})).ok());
+  ASSERT_TRUE(until([&] {
+    const bool over = decode().end_load(2);
+    return decode().end_load(3) && over && serve_all();
+  }));
+}
+
+TEST_P(KvMisuse, ABlockOfAFailedLoadIsItsUntilItHasEnded) {
+  make(20);
+  KvLoad first = load(1, {0, 1});
+  ASSERT_TRUE(decode().start_load(first).ok());
+  ASSERT_TRUE(until([&] {
+    while (const std::optional<KvJob> job = prefill().next_job()) {
+      prefill().finish_job(job->job, absl::InternalError("the engine has a fault"));
+      open_.push_back(job->job);
+    }
+    return !decode().load_status(1).ok();
+  }));
+  EXPECT_TRUE(absl::IsInvalidArgument(decode().start_load(load(2, {1}))));
+  ASSERT_TRUE(until([&] { return decode().end_load(1); }));
+  EXPECT_TRUE(decode().start_load(load(2, {1})).ok());
+}
+
+TEST_P(KvMisuse, AKeyIsOneRequests) {
+  for (const bool bound : {false, true}) {
+    make(20);
+    uint64_t job = 0;
+    if (bound) {
+      const auto made = prefill().bind({.key = "k", .tokens = 12, .loads = 3});
+      ASSERT_TRUE(made.ok()) << made.status();
+      job = *made;
+    }
+    const auto with_key = [&](KvRequestId id, std::vector<uint32_t> blocks, int32_t token) {
+      KvLoad wanted = load(id, std::move(blocks));
+      wanted.key = "k";
+      wanted.loads_of_key = 3;
+      wanted.tokens.back() = token;
+      return wanted;
+    };
+    ASSERT_TRUE(decode().start_load(with_key(1, {0, 1, 2}, 1)).ok());
+    ASSERT_TRUE(decode().start_load(with_key(2, {3, 4, 5}, 2)).ok());
+    ASSERT_TRUE(decode().start_load(with_key(3, {6, 7}, 1)).ok());  // the beginning of the first's
+    ASSERT_TRUE(until([&] { return !decode().load_status(2).ok(); }));
+    EXPECT_TRUE(absl::IsInvalidArgument(decode().load_status(2))) << decode().load_status(2);
+    EXPECT_THAT(std::string(decode().load_status(2).message()), HasSubstr("other tokens"));
+    if (!bound) {
+      std::optional<KvJob> came;
+      ASSERT_TRUE(until([&] { return (came = prefill().next_job()).has_value(); }));
+      job = came->job;
+    }
+    serve(job, 12);
+    ASSERT_TRUE(until([&] {
+      return decode().layers_loaded(1) == kLayers && decode().layers_loaded(3) == kLayers;
+    })) << decode().load_status(1)
+        << decode().load_status(3);
+    EXPECT_EQ(decode().layers_loaded(2), 0U);
+  }
+}
+
+TEST_P(KvMisuse, OneMayLoadFromItself) {
+  make(20, true);
+  for (const bool pull : {false, true}) {
+    KvLoad own = load(1, {1, 2});
+    own.prefill = decode().address();
+    own.pull = pull;
+    const absl::Status started = decode().start_load(own);
+    std::optional<uint64_t> job;
+    ASSERT_TRUE(until([&] {
+      if (const std::optional<KvJob> next = decode().next_job()) {
+        job = next->job;
+        for (uint32_t layer = 0; layer < kLayers; ++layer) {
+          EXPECT_TRUE(decode().save_layer(*job, layer, 0, {0, 0}).ok());
+        }
+        decode().finish_job(*job, absl::OkStatus());
+      }
+      return !started.ok() || !decode().load_status(1).ok() || decode().layers_loaded(1) == kLayers;
+    }));
+    ASSERT_TRUE(until([&] { return decode().end_load(1); }));
+    ASSERT_TRUE(until([&] { return !job || decode().is_saved(*job); }));
+  }
+}
+
+TEST_P(KvMisuse, MoreLoadsAtOnceThanAPrefillTakes) {
+  for (const bool pull : {false, true}) {
+    const uint32_t loads = pull ? 4'400 : 1'000;  // it takes 4,096
+    make(loads, pull);
+    std::vector<KvRequestId> under_way;
+    size_t refused = 0;
+    for (uint32_t i = 0; i < loads; ++i) {
+      KvLoad one = load(i + 1, {i});
+      one.pull = pull;
+      one.silence = kLongEnough;
+      const absl::Status started = decode().start_load(one);
+      prefill().progress();  // it answers meanwhile
+      if (started.ok()) {
+        under_way.push_back(one.id);
+      } else {
+        EXPECT_TRUE(absl::IsResourceExhausted(started)) << started;
+        ++refused;
+      }
+    }
+    size_t complete = 0;
+    ASSERT_TRUE(until([&] {
+      const bool served = serve_all();
+      std::erase_if(under_way, [&](KvRequestId id) {
+        const bool here = decode().layers_loaded(id) == kLayers;
+        const absl::Status status = decode().load_status(id);
+        if (!here && status.ok()) return false;
+        EXPECT_TRUE(here || absl::IsResourceExhausted(status)) << status;
+        if (!decode().end_load(id)) return false;
+        ++(here ? complete : refused);
+        return true;
+      });
+      return under_way.empty() && served;
+    })) << under_way.size();
+    EXPECT_EQ(complete + refused, loads);
+    EXPECT_GE(complete, pull ? 4'096U : 1'000U);
+    // All that they had is free again.
+    ASSERT_TRUE(decode().start_load(load(1, {0})).ok());
+    ASSERT_TRUE(until([&] {
+      serve_all();
+      return decode().layers_loaded(1) == kLayers;
+    }));
+  }
+}
+
+TEST_P(KvMisuse, MoreBindingsThanAPrefillTakes) {
+  make(20);
+  std::vector<uint64_t> jobs;
+  absl::Status status;
+  while (status.ok()) {
+    const auto job = prefill().bind({.key = std::to_string(jobs.size()), .tokens = 4});
+    status = job.status();
+    if (job.ok()) jobs.push_back(*job);
+    ASSERT_LT(jobs.size(), 10'000U);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  for (const uint64_t job : jobs) prefill().finish_job(job, absl::CancelledError("not now"));
+  for (const uint64_t job : jobs) EXPECT_TRUE(prefill().is_saved(job));
+  EXPECT_TRUE(prefill().bind({.key = "0", .tokens = 4}).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, KvMisuse, ::testing::ValuesIn(real_providers()),
+                         [](const auto& param) { return param.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvMisuse);
+
+}  // namespace
+}  // namespace baton::kvtransfer
