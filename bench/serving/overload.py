@@ -1,18 +1,22 @@
 """Five times as many requests as a server can answer, from clients that give up: how many it answers all the same.
 
-usage: overload.py BATON [--seconds N] [--times X] [--patience S] [--prompt CHARACTERS] [--tokens N] [--stream]
+usage: overload.py BATON [--seconds N] [--times X] [--patience S] [--prompt CHARACTERS] [--tokens N] [--stream] [--every N]
+                   [--behind-router N]
 
 One `baton serve` with the model of this repository. First what it answers when 16 clients ask one request after the other: its
 capacity. Then requests come at X times that rate, at random, for N seconds; who has no whole answer (with --stream: no first
 token) after S seconds hangs up. Then half of the capacity. Prints the rates of answers that came in time, what was refused
-(429) and what was given up, and what was computed for those who had left. Exit status 1 below 0.9 of the capacity, or if a
-request is lost afterwards.
+(429) and what was given up, and where the rest of the capacity went: tokens that were computed for those who had left, and
+tokens that were not computed, for want of work or of processors, which the clients of this program need too. --every N
+prints the same for every N seconds. --behind-router N: N such servers and a router, which says what it asked twice. Exit status 1 below 0.9 of the capacity, or if a request is lost afterwards.
 """
 import argparse
 import asyncio
 import json
+import os
 import pathlib
 import random
+import re
 import sys
 import time
 import urllib.parse
@@ -78,28 +82,68 @@ class Load:
         return self.ends.get("answered", 0) / seconds
 
 
-def metric(server, name):
+def metrics(server):
     with urllib.request.urlopen(server.url + "/metrics", timeout=10) as page:
-        for line in page.read().decode().splitlines():
-            if line.startswith(name + " ") or line.startswith(name + "{"):
-                return float(line.split()[-1])
-    raise RuntimeError(f"{name} is no metric of this server")
+        lines = (line.rsplit(" ", 1) for line in page.read().decode().splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in lines}
 
 
-async def run(server, arguments):
-    capacity = await Load(server, arguments, 1).in_turn(16, max(10, arguments.seconds / 6))
-    print(f"capacity: {capacity:.1f} answers/s", flush=True)
-    before = metric(server, "vllm:generation_tokens_total")
+class Account:
+    """What servers have done by now, and what processors have spent."""
+
+    def __init__(self, started, load):
+        self.at, self.tokens, self.steps, self.server = time.monotonic(), 0.0, 0.0, 0.0
+        for server in started:
+            lines = metrics(server)
+            self.tokens += lines.get("baton_tokens_computed_total", 0)
+            self.steps += lines.get("baton_steps_total", 0)
+            with open(f"/proc/{server.process.pid}/stat") as stat:
+                user, system = stat.read().rsplit(")", 1)[1].split()[11:13]
+            self.server += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        self.clients = time.process_time()
+        self.ends = dict(load.ends)
+
+    def since(self, before, price=None, rate=None):
+        """One line; with what an answer costs and the rate at which tokens were computed when nothing was in the way."""
+        seconds = self.at - before.at
+        answered = self.ends.get("answered", 0) - before.ends.get("answered", 0)
+        tokens = self.tokens - before.tokens
+        line = (f"{answered / seconds:.1f} answers/s, {tokens / seconds:.0f} tokens/s in {(self.steps - before.steps) / seconds:.0f} "
+                f"steps/s; processors: server {(self.server - before.server) / seconds:.2f}, clients "
+                f"{(self.clients - before.clients) / seconds:.2f}")
+        if price is not None:
+            ends = ", ".join(f"{self.ends[end] - before.ends.get(end, 0)} {end}" for end in sorted(self.ends))
+            line += (f"; of the capacity: {answered * price / rate / seconds:.2f} answers in time, "
+                     f"{(tokens - answered * price) / rate / seconds:.2f} for others, {1 - tokens / rate / seconds:.2f} not computed; {ends}")
+        return line
+
+
+async def run(started, arguments):
+    server = started[-1]
+    await Load(server, arguments, 0).in_turn(16, 2)  # the first ones find everything cold
+    load = Load(server, arguments, 1)
+    begin = Account(started, load)
+    capacity = await load.in_turn(16, max(10, arguments.seconds / 6))
+    end = Account(started, load)
+    print(f"capacity: {end.since(begin)}", flush=True)
+    price = (end.tokens - begin.tokens) / load.ends["answered"]
+    rate = (end.tokens - begin.tokens) / (end.at - begin.at)
     load = Load(server, arguments, 2)
-    reached = await load.at_rate(arguments.times * capacity, arguments.seconds, arguments.patience)
-    spent = metric(server, "vllm:generation_tokens_total") - before
-    useful = load.ends.get("answered", 0) * arguments.tokens
-    part = "" if arguments.stream else f"; {useful / max(spent, 1):.2f} of the tokens that were computed were of these"
+    begin = last = Account(started, load)
+    under_way = asyncio.ensure_future(load.at_rate(arguments.times * capacity, arguments.seconds, arguments.patience))
+    while arguments.every and not (await asyncio.wait([under_way], timeout=arguments.every))[0]:
+        now = await asyncio.to_thread(Account, started, load)
+        print(f"  {now.at - begin.at:.0f} s: {now.since(last, price, rate)}", flush=True)
+        last = now
+    reached = await under_way
     print(f"{arguments.times:g} times that, for {arguments.seconds} s: {reached:.1f} answers/s in time, {reached / capacity:.2f} of "
-          f"the capacity; {json.dumps(load.ends)}{part}")
+          f"the capacity; {Account(started, load).since(begin, price, rate)}", flush=True)
     calm = Load(server, arguments, 3)
     begin = time.monotonic()
     await calm.at_rate(0.5 * capacity, 10, 600)
+    if arguments.behind_router:
+        print("router:", ", ".join(f"{value:.0f} {name}" for name, value in metrics(server).items()
+                                   if re.search("retries|hedges|found_stuck", name)))
     print(f"half of it, afterwards: {json.dumps(calm.ends)} in {time.monotonic() - begin:.1f} s")
     return 0 if reached >= 0.9 * capacity and set(calm.ends) == {"answered"} else 1
 
@@ -113,12 +157,21 @@ def main():
     parser.add_argument("--prompt", type=int, default=2400)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--behind-router", type=int, default=0)
+    parser.add_argument("--every", type=float, default=0)
     arguments = parser.parse_args()
-    server = servers.Server(arguments.baton, None, "--role", "all", "--model", str(ROOT / "models/kjv-1.8m"))
+    behind = arguments.behind_router
+    started = []
     try:
-        return asyncio.run(run(server, arguments))
+        for _ in range(max(behind, 1)):
+            started.append(servers.Server(arguments.baton, None, "--role", "all", "--model", str(ROOT / "models/kjv-1.8m")))
+        if behind:
+            flags = [word for server in started for word in ("--decode", server.url)]
+            started.append(servers.Server(arguments.baton, None, "--role", "router", *flags))
+        return asyncio.run(run(started, arguments))
     finally:
-        server.stop()
+        for server in reversed(started):
+            server.stop()
 
 
 if __name__ == "__main__":

@@ -194,6 +194,11 @@ http::HttpListenerOptions listener_options(const ServeFlags& flags) {
 const char* scheme(const ServeFlags& flags) { return flags.tls_key.empty() ? "http" : "https"; }
 
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
+  std::optional<std::chrono::milliseconds> hedge_after;
+  if (flags.hedge_after.has_value()) {
+    hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
+        std::chrono::duration<double>(*flags.hedge_after));
+  }
   absl::StatusOr<std::unique_ptr<router::Router>> router =
       router::Router::start({.host = flags.host,
                              .port = flags.port,
@@ -202,8 +207,7 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .workers_file = flags.workers,
                              .tokenizer = flags.tokenizer,
                              .pick = flags.pick,
-                             .hedge_after = std::chrono::ceil<std::chrono::milliseconds>(
-                                 std::chrono::duration<double>(flags.hedge_after)),
+                             .hedge_after = hedge_after,
                              .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,

@@ -260,9 +260,9 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
   added.push_back(
       app.add_option("--hedge-after", flags.hedge_after,
                      "router: ask another decode worker as well when one has shown nothing for "
-                     "longer than expected, and for so many seconds at least; 0: never")
-          ->check(real_number(0, kDay))
-          ->capture_default_str());
+                     "longer than expected, and for so many seconds at least; 0: never (default: a "
+                     "second, and sooner where it does not say how it is either)")
+          ->check(real_number(0, kDay)));
   added.push_back(
       app.add_option("--move-cost", flags.move_cost,
                      "router: what moving a token's KV to the next host costs, in tokens that are "

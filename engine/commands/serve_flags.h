@@ -1,6 +1,7 @@
 // What `baton serve` is asked to do: its flags, and those it shares with `baton generate`.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,7 @@ struct ServeFlags {
   std::string workers;
   double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
   double move_cost = router::RouterOptions{}.move_cost;
-  double hedge_after = seconds_of(router::RouterOptions{}.hedge_after);
+  std::optional<double> hedge_after;
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;
   std::string api_key;

@@ -165,6 +165,8 @@ void HttpConnection::read_head() {
   if ((end == std::string_view::npos ? seen.size() : end + 4) > host_->options.max_head) {
     return refuse(431, "the request's head is too long");
   }
+  // A handshake, of which no end would come.
+  if (seen.starts_with('\x16')) return refuse(400, "this server speaks no TLS");
   if (end == std::string_view::npos) {
     searched_ = seen.size();
     return read_more(&HttpConnection::read_head);

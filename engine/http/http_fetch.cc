@@ -1,7 +1,9 @@
 // Connecting, sending, and reading an answer piece by piece.
 #include "engine/http/http_fetch.h"
 
+#include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <openssl/sslerr.h>
 #include <openssl/x509_vfy.h>
 
 #include <array>
@@ -62,6 +64,24 @@ const std::shared_ptr<HttpTrust>& system_trust() {
   return trust;
 }
 
+bool is_end(const error_code& error) {
+  return error == asio::error::eof || error == asio::error::connection_reset ||
+         error == asio::error::broken_pipe || error == asio::ssl::error::stream_truncated ||
+         error == beast::http::error::end_of_stream;
+}
+
+std::string why_no_tls(const SSL* ssl, const error_code& error) {
+  const long found = SSL_get_verify_result(ssl);
+  if (found != X509_V_OK) return X509_verify_cert_error_string(found);
+  if (is_end(error)) return "it broke off in the middle of the handshake";
+  // Of a first record that is none.
+  if (error.category() == asio::error::get_ssl_category() &&
+      ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_WRONG_VERSION_NUMBER) {
+    return "what it says is none, so its URL may begin with http";
+  }
+  return error.message();
+}
+
 class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
  public:
   FetchExchange(const std::shared_ptr<EventLoop>& loop, HttpFetchRequest request,
@@ -74,12 +94,9 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
 
   void start() {
     if (request_.timeout.count() > 0) {
-      whole_ = loop_->after(request_.timeout,
-                            [this] { end(absl::DeadlineExceededError("no answer in time")); });
+      whole_ = loop_->after(request_.timeout, [this] { end_late(); });
     }
-    connecting_ = loop_->after(request_.connect_timeout, [this] {
-      end(absl::DeadlineExceededError("connecting timed out"));
-    });
+    connecting_ = loop_->after(request_.connect_timeout, [this] { end_late(); });
     resolver_.async_resolve(
         request_.url.host, request_.url.port,
         [self = shared_from_this()](error_code error, const tcp::resolver::results_type& found) {
@@ -122,6 +139,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   void shake_hands() {
     const std::shared_ptr<HttpTrust>& trust = request_.trust ? request_.trust : system_trust();
     if (trust == nullptr) return end(absl::UnavailableError("the system trusts no certificates"));
+    waits_for_ = "the TLS handshake was not over in time";
     SSL* const ssl = tls_.emplace(socket_, trust->context).native_handle();
     const std::string& host = request_.url.host;
     error_code is_name;
@@ -135,15 +153,14 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
         asio::ssl::stream_base::client, [self = shared_from_this()](error_code error) {
           if (self->over_) return;
           if (!error) return self->write();
-          const long found = SSL_get_verify_result(self->tls_->native_handle());
-          self->end(absl::UnavailableError(absl::StrCat(
-              "no TLS with it: ",
-              found == X509_V_OK ? error.message() : X509_verify_cert_error_string(found))));
+          self->end(absl::UnavailableError(
+              absl::StrCat("no TLS with it: ", why_no_tls(self->tls_->native_handle(), error))));
         });
   }
 
   void write() {
     connecting_.reset();
+    waits_for_ = "no answer in time";
     size_t length = 0;
     for (const SharedBytes& part : request_.body) length += part->size();
     head_ = absl::StrCat(request_.method, " ", request_.path,
@@ -174,7 +191,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
       beast::http::async_read_header(
           stream, buffer_, parser_, [self = shared_from_this()](error_code error, size_t) {
             if (self->over_) return;
-            if (error) return self->end(error);
+            if (error) return self->end(self->why_no_answer(error));
             const auto& head = self->parser_.get();
             const auto retry = head[beast::http::field::retry_after];
             self->events_.on_head(static_cast<int>(head.result_int()),
@@ -182,6 +199,19 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
             if (!self->over_) self->read_body();
           });
     });
+  }
+
+  absl::Status why_no_answer(const error_code& error) const {
+    const auto said = buffer_.data();
+    const auto* const bytes = static_cast<const unsigned char*>(said.data());
+    const bool is_alert = said.size() >= 2 && bytes[0] == 0x15 && bytes[1] == 0x03;
+    if (!tls_.has_value() && is_alert) {
+      return absl::UnavailableError("what it says is TLS, so its URL may begin with https");
+    }
+    if (!is_end(error) || said.size() > 0) return absl::UnavailableError(error.message());
+    return absl::UnavailableError(absl::StrCat(
+        "it closed the connection without an answer",
+        tls_.has_value() ? "" : ", as who speaks TLS does: its URL begins with https"));
   }
 
   void read_body() {
@@ -204,6 +234,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   }
 
   void end(const error_code& error) { end(absl::UnavailableError(error.message())); }
+  void end_late() { end(absl::DeadlineExceededError(waits_for_)); }
   // OK: everything is here.
   void end(const absl::Status& status) {
     if (over_) return;
@@ -224,6 +255,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   beast::flat_buffer buffer_;
   beast::http::response_parser<beast::http::buffer_body> parser_;
   std::array<char, size_t{16} << 10> piece_;
+  const char* waits_for_ = "connecting timed out";  // said where it comes too late
   bool over_ = false;
 };
 

@@ -1,8 +1,11 @@
-// How long a worker may show nothing before its request is asked of another one as well.
+// How long a worker may show nothing before it is asked how it is, and before its request is asked
+// of another one as well.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "transport/clock.h"
@@ -12,43 +15,98 @@ namespace baton::engine::router {
 // Learns from what requests waited for. To their first token they wait in proportion to what their
 // worker had to compute by then, theirs included; between two tokens for a step. A wait is strange
 // when it is three times as long as all but a twentieth of those before it would lead to expect,
-// and never below a floor. Before enough was seen, ten floors are. Not thread-safe.
+// and never below a floor. Before enough was seen, ten floors are.
+//
+// A worker that is busy makes its requests wait, and to ask for them twice would make it worse: so
+// the floor is a second, unless one is given. What costs next to nothing is to ask a worker how it
+// is: that is done by the gaps between tokens, above a floor of its own, and who does not answer,
+// by what answers usually take, is stuck (Pulse). Where a floor is given nobody is asked.
+//
+// Not thread-safe.
 class ExpectedWait {
  public:
-  // Zero: no wait is ever strange.
-  explicit ExpectedWait(std::chrono::milliseconds floor) : floor_(floor) {}
+  // `floor`: zero: no wait is ever strange. `ask_floor`: of questions.
+  explicit ExpectedWait(std::optional<std::chrono::milliseconds> floor,
+                        std::chrono::milliseconds ask_floor = kAskFloor)
+      : floor_(floor.value_or(patient(kFloor))), ask_floor_(ask_floor), asks_(!floor.has_value()) {}
 
   bool ever() const { return floor_ > Time::zero(); }
+  bool asks() const { return asks_; }
   // `work`: see WorkerPicker::Pick.
   void note_first_token(size_t work, Time took);
   void note_gap(Time took);
+  void note_answer(Time took);  // of a worker that was asked how it is
 
   Time first_token_limit(size_t work) const;
   Time gap_limit() const;
+  // A worker that has shown nothing for so long is asked how it is.
+  Time ask_limit() const;
+  // Who has not answered by then is stuck.
+  Time answer_limit() const;
+
+  static constexpr std::chrono::milliseconds kFloor{1000}, kAskFloor{50};
 
  private:
   static constexpr double kStrange = 3;
   static constexpr double kUsual = 0.95;
+  // Of answers to questions: many may come from workers that had been stuck.
+  static constexpr double kStrangeAnswer = 10;
+  static constexpr double kUsualAnswer = 0.5;
   static constexpr int kUnknown = 10;
   static constexpr size_t kEnough = 8;
 
   // The last so many, in seconds.
   class Samples {
    public:
+    explicit Samples(double part) : part_(part) {}
     void add(double value);
     size_t size() const { return values_.size(); }
     double usual() const { return usual_; }
 
    private:
     static constexpr size_t kKept = 256;
+    const double part_;
     std::vector<double> values_;
     size_t next_ = 0;
     double usual_ = 0;
   };
-  Time limit(const Samples& samples, double scale) const;
+  static Time limit(const Samples& samples, double scale, Time floor);
 
-  const Time floor_;
-  Samples per_work_, gaps_;
+  const Time floor_, ask_floor_;
+  const bool asks_;
+  Samples per_work_{kUsual}, gaps_{kUsual}, answers_{kUsualAnswer};
+};
+
+// Whether a worker that owes something is alive: by what it shows, and where it shows nothing, by
+// whether it answers when it is asked. Whoever looks says what time it is. Not thread-safe.
+class Pulse {
+ public:
+  // It has shown something; a question that is under way has as long as one that begins now.
+  void heard(Time now) {
+    heard_ = now;
+    stuck_ = false;
+    if (asked_.has_value()) asked_ = now;
+  }
+  // The question has come to its end, answered or not.
+  void end_question() { asked_.reset(); }
+  // It answers, and says that it gets nowhere.
+  void set_stuck() { stuck_ = true; }
+
+  struct Look {
+    bool stuck = false;
+    bool ask = false;  // now: that counts as done
+  };
+  Look look(Time now, const ExpectedWait& waits) {
+    if (asked_.has_value() && now - *asked_ >= waits.answer_limit()) stuck_ = true;
+    const bool ask = !asked_.has_value() && now - heard_ >= waits.ask_limit();
+    if (ask) asked_ = now;
+    return {stuck_, ask};
+  }
+
+ private:
+  Time heard_{};
+  std::optional<Time> asked_;  // since when
+  bool stuck_ = false;
 };
 
 }  // namespace baton::engine::router

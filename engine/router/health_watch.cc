@@ -29,6 +29,7 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
                         std::function<void()> done) {
   probe.status = 0;
   probe.body.clear();
+  probe.asked = Clock::steady().now();
   http::HttpFetchRequest get{.url = url, .path = path, .timeout = options_.timeout};
   get.headers = workers_.headers();
   get.trust = workers_.trust;
@@ -37,8 +38,9 @@ void HealthWatch::probe(Probe& probe, const http::HttpUrl& url, const char* path
       {.on_head = [&probe](int status, std::string_view) { probe.status = status; },
        .on_body = [&probe](std::string_view bytes) { probe.body += bytes; },
        .on_end =
-           [&probe, done = std::move(done)](const absl::Status& status) {
+           [this, &probe, done = std::move(done)](const absl::Status& status) {
              if (!status.ok()) probe.status = 0;
+             if (status.ok()) workers_.waits.note_answer(Clock::steady().now() - probe.asked);
              probe.silent = absl::IsDeadlineExceeded(status);
              probe.why = std::string(status.message());
              done();
@@ -63,7 +65,25 @@ void HealthWatch::note_model(WorkerGroup& group, size_t worker, const nlohmann::
 
 void HealthWatch::note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page) {
   const auto quiet = number_field(page, "quiet_s", 0, 1e9, 0);
-  if (quiet.value_or(0) < kGetsOn) group.picker.set_slow(worker, false);
+  if (quiet.value_or(0) < kGetsOn) {
+    Workers::heard(group, worker, Clock::steady().now());
+  } else {
+    group.pulses[worker].set_stuck();
+  }
+}
+
+void HealthWatch::ask(WorkerGroup& group, size_t worker) {
+  std::deque<Probe>& asked = &group == &workers_.decode ? decode_asked_ : prefill_asked_;
+  if (asked.size() < group.size()) asked.resize(group.size());
+  Probe& own = asked[worker];
+  probe(own, group.urls[worker], "/health", [&group, worker, &own] {
+    Pulse& pulse = group.pulses[worker];
+    pulse.end_question();
+    const bool answers = own.status != 0 && own.status != 503;
+    if (!answers) return pulse.set_stuck();
+    const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's health");
+    note_pace(group, worker, page.ok() ? *page : nlohmann::json());
+  });
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {

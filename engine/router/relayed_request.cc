@@ -44,6 +44,7 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
   relayed->self_ = relayed;
   workers.open.insert(relayed.get());
   workers.retries.earn();
+  workers.hedges.earn();
   relayed->exchange_->on_gone([weak = std::weak_ptr<RelayedRequest>(relayed)] {
     if (const auto gone = weak.lock(); gone != nullptr) gone->close();
   });
@@ -167,7 +168,7 @@ void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes
   const StreamNews news = news_in(attempt.held);
   if (news == StreamNews::kError) return drop_hedge(leg, absl::OkStatus());
   if (news == StreamNews::kNothing) return;
-  workers_.decode.picker.set_slow(*leg.attempt->decode, true);
+  if (!attempt.for_prefill) workers_.decode.picker.set_slow(*leg.attempt->decode, true);
   ++workers_.hedges_won;
   take_hedge(leg);
 }
@@ -193,7 +194,7 @@ void RelayedRequest::note_news(Leg& leg) {
     workers_.waits.note_gap(now - leg.heard);
   }
   leg.heard = now;
-  workers_.decode.picker.set_slow(*attempt.decode, false);
+  Workers::heard(workers_.decode, *attempt.decode, now);
   leg.model = workers_.decode.picker.model(*attempt.decode);
   leg.hedge.reset();
 }
@@ -203,17 +204,37 @@ void RelayedRequest::watch(Leg& leg) {
   const Time limit = leg.attempt->answered
                          ? workers_.waits.gap_limit()
                          : workers_.waits.first_token_limit(leg.attempt->decode.work());
-  const Time left = leg.heard + limit - Clock::steady().now();
-  if (left <= Time::zero() && leg.hedge == nullptr) {
-    if (leg.attempt->fetch == nullptr) {
+  const Time now = Clock::steady().now();
+  const Time left = leg.heard + limit - now;
+  Time next = std::max(left, limit / 4);
+  if (workers_.waits.asks()) {
+    const Time soon = workers_.waits.ask_limit();
+    next = std::min(next, std::max(leg.heard + soon - now, soon / 4));
+  }
+  if (leg.hedge == nullptr) {
+    Late who = who_is_stuck(leg, now);
+    if (who == Late::kNobody && left <= Time::zero()) who = Late::kDecode;
+    if (who != Late::kNobody && leg.attempt->fetch == nullptr) {
       leave_late_prefill(leg);
-    } else if (hedge(leg)) {
+    } else if (who != Late::kNobody && hedge(leg, who)) {
       leg.heard = leg.hedge->asked;
     }
   }
-  leg.look =
-      workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(std::max(left, limit / 4)),
-                           [this, &leg] { look_at(leg); });
+  leg.look = workers_.loop->after(std::chrono::ceil<std::chrono::milliseconds>(next),
+                                  [this, &leg] { look_at(leg); });
+}
+
+// Of those that it waits for.
+RelayedRequest::Late RelayedRequest::who_is_stuck(const Leg& leg, Time now) const {
+  if (!workers_.waits.asks() || now - leg.heard < workers_.waits.ask_limit()) return Late::kNobody;
+  const Attempt& attempt = *leg.attempt;
+  if (attempt.fetch != nullptr && workers_.is_stuck(workers_.decode, *attempt.decode, now)) {
+    return Late::kDecode;
+  }
+  if (attempt.prefill.has_value() && workers_.is_stuck(workers_.prefill, *attempt.prefill, now)) {
+    return Late::kPrefill;
+  }
+  return Late::kNobody;
 }
 
 void RelayedRequest::look_at(Leg& leg) {
@@ -223,15 +244,16 @@ void RelayedRequest::look_at(Leg& leg) {
 
 // Asks a second worker to go on from here. False where there is none that is well, or where too
 // much is asked again already.
-bool RelayedRequest::hedge(Leg& leg) {
+bool RelayedRequest::hedge(Leg& leg, Late who) {
   if (leg.relay->lacks_ids()) return false;
   std::vector<size_t> avoid = leg.failed;
-  avoid.push_back(*leg.attempt->decode);
+  if (who == Late::kDecode) avoid.push_back(*leg.attempt->decode);
   WorkerPicker& decode = workers_.decode.picker;
   const bool resume = leg.relay->tokens_seen() > 0;
-  if (!decode.has_other(avoid, leg.model, resume) || !workers_.retries.spend()) return false;
+  if (!decode.has_other(avoid, leg.model, resume) || !workers_.hedges.spend()) return false;
   leg.hedge = std::make_unique<Attempt>();
   Attempt& hedge = *leg.hedge;
+  hedge.for_prefill = who == Late::kPrefill;
   hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model,
                                            workers_.moves_from_nearest(leg.key->tokens), resume));
   // The prefill worker may be what does not answer: another one, or none. One that has to be asked
@@ -297,9 +319,8 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
   }
   workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
   workers_.decode.why_down[*attempt.decode] = "it broke off";
-  const http::HttpUrl& url = workers_.decode.urls[*attempt.decode];
   return absl::UnavailableError(
-      absl::StrCat("decode worker http://", url.host, ":", url.port, " broke off: ",
+      absl::StrCat("decode worker ", workers_.decode.name(*attempt.decode), " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
 }
 

@@ -1,10 +1,11 @@
 // One client's request at the router: each of its choices goes to a worker, and to another one when
 // that fails. Internal to engine/router; everything runs on the loop's thread.
 //
-// A worker that shows nothing for longer than is expected (expected_wait.h), before the first token
-// or between two, is not waited for any longer alone: another one is asked to go on from the tokens
-// that are here, and whichever has the next token first writes the answer. Nothing of the other
-// reaches the client, so that is as safe as a retry, and paid from the same budget.
+// A worker that is found stuck, or shows nothing for longer than is expected (expected_wait.h),
+// before the first token or between two, is not waited for any longer alone: another one is asked
+// to go on from the tokens that are here, and whichever has the next token first writes the answer.
+// Nothing of the other reaches the client, so that is as safe as a retry, and has a budget too.
+// Where it is prefill that is stuck, the same decode worker may be asked once more.
 //
 // A pair of which a half is of another make is driven by vLLM's kv_transfer_params: the prompt is
 // asked of prefill, and decode, asked when that has answered, or at once where prefill's agent is
@@ -60,7 +61,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     int status = 0;
     std::string retry_after;
     std::string error_body;
-    std::string held;  // of one that is asked as well: what it has said so far
+    std::string held;          // of one that is asked as well: what it has said so far
+    bool for_prefill = false;  // it is asked as well because prefill is stuck
     bool answered = false;
   };
   struct Leg {
@@ -104,7 +106,9 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   // Looks again and again whether it has taken too long.
   void watch(Leg& leg);
   void look_at(Leg& leg);
-  bool hedge(Leg& leg);
+  enum class Late : uint8_t { kNobody, kPrefill, kDecode };
+  Late who_is_stuck(const Leg& leg, Time now) const;
+  bool hedge(Leg& leg, Late who);
   void leave_late_prefill(Leg& leg);
   void take_hedge(Leg& leg);
   void drop_hedge(Leg& leg, const absl::Status& connection);

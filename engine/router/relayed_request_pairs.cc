@@ -64,7 +64,7 @@ void RelayedRequest::prefill_answered(Leg& leg, Attempt& attempt,
                                       const absl::StatusOr<std::string>& params) {
   if (self_ == nullptr || attempt.answered) return;
   if (!params.ok()) return compute_alone(leg, attempt);
-  workers_.prefill.picker.set_slow(*attempt.prefill, false);
+  Workers::heard(workers_.prefill, *attempt.prefill, Clock::steady().now());
   attempt.prefill.computed();
   if (attempt.fetch != nullptr) return;  // decode knows already
   ++workers_.handed_over;
@@ -86,7 +86,7 @@ void RelayedRequest::compute_alone(Leg& leg, Attempt& attempt) {
 // A prefill worker that shows nothing is not waited for: decode, which has not been asked yet,
 // computes. That is paid as a hedge is.
 void RelayedRequest::leave_late_prefill(Leg& leg) {
-  if (!workers_.retries.spend()) return;
+  if (!workers_.hedges.spend()) return;
   workers_.prefill.picker.set_slow(*leg.attempt->prefill, true);
   leg.heard = Clock::steady().now();
   compute_alone(leg, *leg.attempt);

@@ -95,7 +95,8 @@ struct Router::Impl {
   Impl(RouterOptions given, std::vector<http::HttpUrl> prefill, std::vector<http::HttpUrl> decode)
       : options(std::move(given)),
         listener(options.listener),
-        workers(std::move(prefill), std::move(decode), options.pick, options.hedge_after),
+        workers(std::move(prefill), std::move(decode), options.pick,
+                ExpectedWait(options.hedge_after, options.ask_after)),
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
@@ -104,6 +105,7 @@ struct Router::Impl {
     workers.api_key = options.api_key;
     workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
+    workers.ask = [this](WorkerGroup& group, size_t worker) { health.ask(group, worker); };
   }
   ~Impl() {
     parser.stop();
@@ -396,6 +398,8 @@ std::string Router::Impl::metrics_page() {
       workers.retried, "\n# TYPE baton_router_hedges_total counter\n", "baton_router_hedges_total ",
       workers.hedged, "\n# TYPE baton_router_hedges_won_total counter\n",
       "baton_router_hedges_won_total ", workers.hedges_won,
+      "\n# TYPE baton_router_found_stuck_total counter\nbaton_router_found_stuck_total ",
+      workers.found_stuck,
       "\n# TYPE baton_router_handed_over_total counter\nbaton_router_handed_over_total ",
       workers.handed_over, "\n# TYPE baton_router_not_handed_over_total counter\n",
       "baton_router_not_handed_over_total ", workers.not_handed_over,

@@ -6,7 +6,8 @@
 // stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
 // full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
 // offered to the others once and then refused here. One that shows nothing for longer than expected
-// has its requests asked of another as well. All retries together stay below a part of the requests
+// has its requests asked of another as well, and soon where it does not even say how it is. All
+// retries together stay below a part of the requests, and so do these
 // (engine/router/retry_budget.h).
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
@@ -18,11 +19,13 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/http/http_listener.h"
+#include "engine/router/expected_wait.h"
 #include "engine/router/worker_picker.h"
 #include "transport/clock.h"
 
@@ -46,10 +49,13 @@ struct RouterOptions {
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
-  // A request whose worker shows nothing for longer than expected (engine/router/expected_wait.h),
-  // and for so long at least, is asked of another one as well, and the first to answer has it.
-  // Zero: never.
-  std::chrono::milliseconds hedge_after = patient(std::chrono::milliseconds(1000));
+  // A request whose worker is found stuck, or shows nothing for longer than expected, is asked of
+  // another one as well, and the first to answer has it (engine/router/expected_wait.h). With a
+  // number nobody is found stuck, and "longer than expected" is so long at least. Zero: never.
+  std::optional<std::chrono::milliseconds> hedge_after;
+  // A worker that shows nothing is asked how it is after so long at least, and has as long to
+  // answer.
+  std::chrono::milliseconds ask_after = patient(ExpectedWait::kAskFloor);
   std::chrono::milliseconds health_interval{1000};
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:
   // what it was asked is given to others.

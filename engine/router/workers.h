@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -89,6 +90,7 @@ struct WorkerGroup {
         events(urls.size()),
         ways(urls.size()),
         agents(urls.size()),
+        pulses(urls.size()),
         picker(urls.size(), by) {
     for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
   }
@@ -113,6 +115,7 @@ struct WorkerGroup {
     events.emplace_back();
     ways.emplace_back();
     agents.emplace_back();
+    pulses.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -127,6 +130,7 @@ struct WorkerGroup {
   std::vector<std::optional<kv_events::EventSource>> events;
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
+  std::vector<Pulse> pulses;
   WorkerPicker picker;
 };
 
@@ -144,25 +148,46 @@ inline constexpr char kNoDecodeForIt[] =
 
 struct Workers {
   Workers(std::vector<http::HttpUrl> prefill_urls, std::vector<http::HttpUrl> decode_urls,
-          PickBy by, std::chrono::milliseconds hedge_after)
+          PickBy by, ExpectedWait expected)
       : prefill("prefill", std::move(prefill_urls), by),
         decode("decode", std::move(decode_urls), by),
-        waits(hedge_after) {}
+        waits(expected) {}
 
   WorkerGroup prefill, decode;
   ExpectedWait waits;
   RetryBudget retries;
+  RetryBudget hedges{0.1};
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
   double move_cost = 0;          // of a token's KV to a host next door, in tokens that are computed
   uint64_t hedged = 0;           // asked of another worker as well
   uint64_t hedges_won = 0;       // which was quicker
+  uint64_t found_stuck = 0;      // workers
   uint64_t handed_over = 0;      // prompts whose KV decode was told to fetch, by kv_transfer_params
   uint64_t not_handed_over = 0;  // for which prefill was asked, and which decode computed
   std::string api_key;
   std::shared_ptr<http::HttpTrust> trust;  // in workers that are reached by https
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
+  // Asks a worker how it is.
+  std::function<void(WorkerGroup&, size_t)> ask;
+
+  // It has shown that it gets on.
+  static void heard(WorkerGroup& group, size_t worker, Time now) {
+    group.pulses[worker].heard(now);
+    group.picker.set_slow(worker, false);
+  }
+  // Of one that owes something: asks it, if it has shown nothing for long.
+  bool is_stuck(WorkerGroup& group, size_t worker, Time now) {
+    const Pulse::Look look = group.pulses[worker].look(now, waits);
+    if (look.ask) ask(group, worker);
+    if (!look.stuck) return false;
+    if (!group.picker.stats(worker).slow) {
+      ++found_stuck;
+      group.picker.set_slow(worker, true);
+    }
+    return true;
+  }
 
   bool list_prefill() const { return prefill.picker.present() > 0; }
   Way way(size_t from, size_t to) const {

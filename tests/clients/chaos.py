@@ -1,12 +1,13 @@
 """A bad day over HTTP: workers die and freeze, clients are slow or leave, and every answer is what it was on a good day.
 
-usage: chaos.py BATON [--events N] [--longest SECONDS] [--seed N] [--ratio R]
+usage: chaos.py BATON [--events N] [--longest SECONDS] [--calm SECONDS] [--seed N] [--ratio R] [--json FILE]
 
 A router with two prefill and two decode workers, which keep KV on a small disk (a tmpfs of our own, where the kernel
 lets us have one). N times something happens to a worker, drawn by the seed: it is killed (-9; it comes back on its
-port), stopped for up to SECONDS, or killed and started while there is no byte free on the disk. Meanwhile clients
-leave, read slowly, or end their sending half. Every answer that is not left must be whole and equal to that of one
-undisturbed server; at the end the workers have nothing left to do.
+port), stopped for up to SECONDS (most stops are short), or killed and started while there is no byte free on the disk;
+up to --calm seconds later the next one is struck. Meanwhile clients leave, read slowly, or end their sending half.
+Every answer that is not left must be whole and equal to that of one undisturbed server; at the end the workers have
+nothing left to do.
 
 How long answers took is printed by what happened meanwhile; --ratio R fails where the P99 of those during which a
 worker stood still is more than R times that of undisturbed ones.
@@ -181,7 +182,7 @@ class Day:
         began = time.monotonic()
         if what == "SIGSTOP":
             worker.process.send_signal(signal.SIGSTOP)
-            time.sleep(pause * self.options.longest)
+            time.sleep(pause ** 3 * self.options.longest)
             worker.process.send_signal(signal.SIGCONT)
         else:
             with full_disk() if what == "full disk" else contextlib.nullcontext():
@@ -196,7 +197,7 @@ class Day:
             time.sleep(0.05)
         self.times.happened(what, began)
         # And some time in which nothing happens, to compare with.
-        self.over.wait(pause * self.options.longest)
+        self.over.wait(pause * self.options.calm)
 
 
 @contextlib.contextmanager
@@ -258,7 +259,7 @@ def run(day, log):
             if not day.over.is_set():
                 day.disturb(router.url, workers[:-1])
         day.over.set()
-        day.retries = re.findall(r"^baton_router_(retries|hedges|hedges_won)_total (\d+)$", page(router.url, "/metrics"),
+        day.retries = re.findall(r"^baton_router_(retries|hedges|hedges_won|found_stuck)_total (\d+)$", page(router.url, "/metrics"),
                                  re.M)
         for thread in threads:
             thread.join(2 * PATIENCE)
@@ -285,10 +286,32 @@ def print_times(day):
     for name, taken in kinds.items():
         print(f"  {name}: {len(taken)} answers, P50 {percentile(taken, 0.5):.2f} s, P99 {percentile(taken, 0.99):.2f} s")
     quiet, still = (percentile(kinds[name], 0.99) for name in ("undisturbed", "a worker stands still"))
+    if day.options.json:
+        write_table(day, {name: [len(taken), percentile(taken, 0.5), percentile(taken, 0.99)]
+                          for name, taken in kinds.items()})
     if quiet > 0 and still > 0:
         print(f"  P99 while a worker stands still: {still / quiet:.1f} times that of undisturbed answers")
         if day.options.ratio is not None and still > day.options.ratio * quiet:
             day.fail(f"that is more than {day.options.ratio} times")
+
+
+def counted(day):
+    return (", ".join(f"{n:,} {what}" for what, n in sorted(day.counts.items())) + f"; the longest {day.longest:.1f} s; " +
+            ", ".join(f"{n} {what}" for what, n in day.retries))
+
+
+def write_table(day, kinds):
+    """As docs/data has them."""
+    options = day.options
+    quiet = kinds["undisturbed"][2]
+    rows = [[name, f"{count:,}", f"{middle:.2f} s", f"{most:.2f} s", f"{most / quiet:.1f}" if quiet else ""]
+            for name, (count, middle, most) in kinds.items()]
+    options.json.write_text(json.dumps({
+        "command": f"tests/clients/chaos.py BATON --events {options.events} --longest {options.longest:g} "
+                   f"--calm {options.calm:g} --seed {options.seed}",
+        "taken": counted(day) + ("; WRONG: " + day.wrong[0] if day.wrong else "; every answer whole and equal"),
+        "columns": ["meanwhile", "answers", "P50", "P99", "P99, times that of undisturbed ones"], "rows": rows},
+        indent=1, ensure_ascii=False) + "\n")
 
 
 def with_a_disk_of_our_own():
@@ -308,8 +331,10 @@ def main():
     parser.add_argument("baton")
     parser.add_argument("--events", type=int, default=6, help="of workers: clients make more")
     parser.add_argument("--longest", type=float, default=1.0, help="of a SIGSTOP, in seconds")
+    parser.add_argument("--calm", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ratio", type=float, help="of the P99 with a worker that stands still to the undisturbed one")
+    parser.add_argument("--json", type=pathlib.Path, help="writes a table for docs/data")
     day = Day(parser.parse_args())
     if DISK not in os.environ:
         with_a_disk_of_our_own()
@@ -323,8 +348,7 @@ def main():
             day.fail(repr(error))
         if DISK in os.environ:
             subprocess.run(["umount", "--lazy", folder], check=True)
-        print(", ".join(f"{n} {what}" for what, n in sorted(day.counts.items())), f"; the longest {day.longest:.1f} s;",
-              ", ".join(f"{n} {what}" for what, n in day.retries))
+        print(counted(day))
         print_times(day)
         if day.wrong:
             log.seek(0)

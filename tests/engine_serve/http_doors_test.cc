@@ -1,10 +1,5 @@
 // What a connection may do: end its sending half, fold a header line (not), leave an answer unread
 // (while there is room), have an event as long as it is, and speak TLS.
-#include <openssl/evp.h>
-#include <openssl/pem.h>
-#include <openssl/x509.h>
-
-#include <cstdio>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -14,7 +9,7 @@
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/manual_clock.h"
-#include "tests/temporary_folder.h"
+#include "tests/tls_files.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -280,41 +275,6 @@ TEST(Heads, AreAllThatHeadIsAnsweredWith) {
     EXPECT_TRUE(absl::StartsWith(answers.substr(end + 4), "HTTP/1.1 200 OK\r\n")) << answers;
   }
 }
-
-// A certificate that signs itself, and its key.
-struct TlsFiles {
-  explicit TlsFiles(const char* name)
-      : certificate(folder.path() + "/" + name + ".pem"), key(folder.path() + "/" + name + ".key") {
-    EVP_PKEY* pair = EVP_EC_gen("P-256");
-    X509* made = X509_new();
-    X509_set_version(made, 2);
-    ASN1_INTEGER_set(X509_get_serialNumber(made), 1);
-    X509_gmtime_adj(X509_getm_notBefore(made), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(made), 24 * 3600);
-    X509_set_pubkey(made, pair);
-    X509_NAME* subject = X509_get_subject_name(made);
-    X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
-                               reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
-    X509_set_issuer_name(made, subject);
-    EXPECT_GT(X509_sign(made, pair, EVP_sha256()), 0);
-    FILE* file = std::fopen(certificate.c_str(), "w");
-    EXPECT_EQ(PEM_write_X509(file, made), 1);
-    std::fclose(file);
-    file = std::fopen(key.c_str(), "w");
-    EXPECT_EQ(PEM_write_PrivateKey(file, pair, nullptr, nullptr, 0, nullptr, nullptr), 1);
-    std::fclose(file);
-    X509_free(made);
-    EVP_PKEY_free(pair);
-  }
-  http::HttpListenerOptions options() const {
-    http::HttpListenerOptions options;
-    options.tls_certificate = certificate;
-    options.tls_key = key;
-    return options;
-  }
-  const TemporaryFolder folder;
-  const std::string certificate, key;
-};
 
 httplib::Result post_tls(int port, const json& body, const std::string& key) {
   httplib::SSLClient client("localhost", port);

@@ -134,5 +134,108 @@ TEST(Hedge, AnotherPrefillWorkerIsAskedOrNone) {
   }
 }
 
+// Long before a second has gone by, or ten, since nobody knows yet what is usual.
+TEST(StuckWorkers, WhoDoesNotSayHowItIsIsFoundStuck) {
+  Worker well;
+  const json want = post_json(well.port(), request_body());
+  StuckWorker stuck;
+  const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
+  stuck.set_deaf(true);
+  const auto slow = [&] { return of_worker(router->port(), "worker_slow", stuck.url()); };
+  EXPECT_EQ(post_json(router->port(), request_body())["choices"], want["choices"]);
+  EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
+  EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
+  // It gets nothing new, until it answers.
+  for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
+  EXPECT_EQ(stuck.asked, 1);
+  EXPECT_EQ(slow(), 1);
+  stuck.set_deaf(false);
+  wait_until([&] { return slow() == 0; });
+}
+
+TEST(StuckWorkers, AStreamGoesOnElsewhereInTheMiddle) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const Streamed want = parse_stream(first(events, events.size()));
+  StuckWorker stuck(first(events, 9));
+  const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
+  stuck.set_deaf(true);
+  const Streamed got = parse_stream(post(router->port(), stream_request())->body);
+  EXPECT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(got.text, want.text);
+  EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
+}
+
+TEST(StuckWorkers, AnEngineThatGetsNowhereIsStuckThoughItsServerAnswers) {
+  Worker well;
+  StuckWorker stuck;
+  const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
+  stuck.quiet = 1;
+  post_json(router->port(), request_body());
+  EXPECT_EQ(stuck.asked, 1);
+  EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
+}
+
+// A machine that stands still as a whole, or is overloaded, must not get more to do.
+TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  StuckWorker one, other;
+  const auto router = *router::Router::start(asking_options_for({one.url(), other.url()}));
+  const auto found = [&] { return metric(router->port(), "baton_router_found_stuck_total"); };
+  one.set_deaf(true);
+  other.set_deaf(true);
+  std::vector<std::thread> clients;
+  // Each worker has one of two requests: the other of who is found stuck first is asked as well.
+  for (int i = 0; i < 2; ++i) {
+    clients.emplace_back([&] { post(router->port(), stream_request()); });
+    wait_until([&] { return one.asked + other.asked > i; });
+  }
+  wait_until([&] { return found() == 2; });
+  const int64_t hedges = metric(router->port(), "baton_router_hedges_total");
+  EXPECT_LE(hedges, 1);
+  wait_until([&] { return one.asked + other.asked == 2 + hedges; });
+  one.set_deaf(false);
+  other.set_deaf(false);
+  for (StuckWorker* worker : {&one, &other}) worker->say_all(first(events, events.size()));
+  for (std::thread& client : clients) client.join();
+}
+
+// Decode is well then, and may be asked once more.
+TEST(StuckWorkers, APrefillWorkerIsFoundStuck) {
+  for (const bool two : {false, true}) {
+    http::HttpListener prefill;
+    std::vector<Exchange> unheard;
+    prefill.route("GET", "/v1/baton/address", [](const Exchange& exchange) {
+      exchange->reply(200, "application/json", R"({"address":"P"})");
+    });
+    prefill.route("GET", "/health",
+                  [&unheard](const Exchange& exchange) { unheard.push_back(exchange); });
+    ASSERT_TRUE(prefill.listen("127.0.0.1", 0).ok());
+    Worker well;
+    const std::vector<std::string> events = events_of(well.port());
+    const Streamed want = parse_stream(first(events, events.size()));
+    StuckWorker decode, other;
+    router::RouterOptions options = asking_options_for({decode.url()});
+    // So that decode answers in time.
+    options.ask_after = milliseconds(100);
+    if (two) options.decode.push_back(other.url());
+    options.prefill = {absl::StrCat("http://127.0.0.1:", prefill.port())};
+    const auto router = *router::Router::start(options);
+    Streamed got;
+    std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
+    wait_until([&] { return decode.asked + other.asked == 2; });
+    StuckWorker& second = other.asked == 1 ? other : decode;
+    EXPECT_EQ(second.prefill(), "");
+    const std::string page = metrics_page(router->port());
+    EXPECT_EQ(of_worker(page, "worker_slow", options.prefill[0]), 1);
+    second.say(first(events, events.size()));
+    client.join();
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_EQ(of_worker(router->port(), "worker_slow", decode.url()), 0);
+    prefill.stop();
+  }
+}
+
 }  // namespace
 }  // namespace baton::engine::serve

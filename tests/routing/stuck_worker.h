@@ -26,6 +26,7 @@ class StuckWorker {
     listener_.route("GET", "/health", [this](const Exchange& exchange) {
       json page = {{"quiet_s", quiet.load()}};
       const std::lock_guard lock(mutex_);
+      if (deaf_) return unheard_.push_back(exchange);
       if (!model_.empty()) page["root"] = block_name(model_root(model_));
       exchange->reply(200, "application/json", page.dump());
     });
@@ -51,11 +52,28 @@ class StuckWorker {
     exchanges_.back()->write(bytes);
     exchanges_.back()->end();
   }
+  // ... and with all that it was asked.
+  void say_all(const std::string& bytes) {
+    const std::lock_guard lock(mutex_);
+    for (const Exchange& exchange : exchanges_) {
+      exchange->begin(200, "text/event-stream");
+      exchange->write(bytes);
+      exchange->end();
+    }
+  }
   // Whether whoever asked has hung up. In a stream that is noticed by what is sent.
   bool was_left() {
     const std::lock_guard lock(mutex_);
     if (exchanges_.back()->begun()) exchanges_.back()->write(": I am still here\n\n");
     return left > 0;
+  }
+  // It does not say how it is any more: it is stopped. Or it goes on, and says so late.
+  void set_deaf(bool deaf) {
+    const std::lock_guard lock(mutex_);
+    deaf_ = deaf;
+    for (const Exchange& exchange : std::exchange(unheard_, {})) {
+      exchange->reply(200, "application/json", "{}");
+    }
   }
   // The fingerprint that it says it has, from the next look on.
   void set_model(const std::string& fingerprint) {
@@ -81,7 +99,8 @@ class StuckWorker {
   std::mutex mutex_;
   const std::string says_;
   std::string model_;
-  std::vector<Exchange> exchanges_;
+  bool deaf_ = false;
+  std::vector<Exchange> exchanges_, unheard_;
   std::vector<json> bodies_;
 };
 
@@ -90,6 +109,14 @@ inline router::RouterOptions options_for(std::vector<std::string> decode) {
   router::RouterOptions options{.port = 0, .decode = std::move(decode)};
   options.hedge_after = std::chrono::milliseconds(5);
   options.health_interval = std::chrono::hours(1);
+  return options;
+}
+
+// By what workers say of themselves, and not by how long they take.
+inline router::RouterOptions asking_options_for(std::vector<std::string> decode) {
+  router::RouterOptions options = options_for(std::move(decode));
+  options.hedge_after = std::nullopt;
+  options.ask_after = std::chrono::milliseconds(5);
   return options;
 }
 
