@@ -180,6 +180,10 @@ void EmulatedBlock::copy_runs(uint64_t* arrival, uint32_t all, void* to, const v
   Arrival& use = found->second;
   if (running_ % 32 == 0) {
     if (use.bytes != 0) throw KernelFault{"copies whose arrival's last use is not over"};
+    if (use.awaited == interval_) {
+      throw KernelFault{
+          "copies to where threads still read: there was no barrier behind their wait"};
+    }
     ++use.uses;
     use.bytes = all;
   }
@@ -206,6 +210,7 @@ void EmulatedBlock::await_arrival(uint64_t* arrival, uint32_t number) {
     throw KernelFault{"a wait for copies that are not begun, or not so many"};
   }
   use.bytes = 0;
+  use.awaited = interval_;
   use.runs.clear();
 }
 

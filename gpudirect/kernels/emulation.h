@@ -191,7 +191,8 @@ class EmulatedBlock {
   // Runs of bytes to a shared array, at most one of each thread of a warp, all of which call this:
   // multiples of 16 bytes, aligned to so many; null: none. They are one use of an arrival, of `all`
   // bytes. From then on anything may be there, until all threads have waited for that use, the
-  // number'th, from 0 on: before that there is no other. One thread makes an arrival.
+  // number'th, from 0 on; the next one, which goes to the same places, comes behind another
+  // barrier. One thread makes an arrival.
   void make_arrival(uint64_t* arrival);
   void copy_runs(uint64_t* arrival, uint32_t all, void* to, const void* from, uint32_t bytes);
   void await_arrival(uint64_t* arrival, uint32_t number);
@@ -279,7 +280,8 @@ class EmulatedBlock {
   };
   struct Arrival {
     uint32_t uses = 0;
-    size_t bytes = 0;  // of the last use; 0: it has been waited for
+    size_t bytes = 0;      // of the last use; 0: it has been waited for
+    uint64_t awaited = 0;  // in which interval
     std::vector<std::pair<std::byte*, std::vector<std::byte>>> runs;
   };
   void copy(void* to, const void* from, size_t size, size_t there);

@@ -224,7 +224,16 @@ TEST(Emulation, CopiesInBulkAreThereOnceAllHaveWaited) {
     copies.block.await_arrival(copies.arrival, use);
     EXPECT_TRUE(copies.there());
     EXPECT_FALSE(copies.block.copies_wait());
+    copies.block.each([](uint32_t) {});
   }
+}
+
+TEST(Emulation, CopiesInBulkToWhereOthersMayReadAreAFault) {
+  BulkCopies copies;
+  copies.begin();
+  copies.block.await_arrival(copies.arrival, 0);
+  copies.block.each_warp([](uint32_t) {});
+  EXPECT_THAT(fault_of([&] { copies.begin(); }), HasSubstr("no barrier"));
 }
 
 TEST(Emulation, AWaitForCopiesInBulkThatWouldNotEndIsAFault) {
