@@ -249,7 +249,7 @@ TEST(DeviceExchange, ARankThatDoesNotComeIsNamed) {
 // Calls of the driver in turn: the collective fails at every rank with the driver's words, or
 // it was one whose error changes nothing.
 TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
-  size_t failed = 0;
+  std::atomic<size_t> failed{0};
   for (uint64_t k = 1; k <= 120; k += 5) {
     SCOPED_TRACE(k);
     InstalledFake gpu(exchange_device(k), exchange_memory());
@@ -269,13 +269,13 @@ TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
         EXPECT_TRUE(second.get() == std::vector<std::byte>(kBytes, std::byte{2}));
         return;
       }
-      failed += comm.rank() == 0 ? 1 : 0;
+      if (comm.rank() == 0) ++failed;
       EXPECT_THAT(text(status), HasSubstr("fake")) << status;
     });
     gpu.fake().fail_call_in(0, gpudirect::kSuccess);
     gpu.expect_clean();
   }
-  EXPECT_GT(failed, 4u);
+  EXPECT_GT(failed.load(), 4u);
 }
 
 }  // namespace
