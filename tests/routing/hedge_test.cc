@@ -201,6 +201,24 @@ TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
   for (std::thread& client : clients) client.join();
 }
 
+TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  StuckWorker stuck;
+  const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
+  const auto hedges = [&] { return metric(router->port(), "baton_router_hedges_total"); };
+  stuck.set_deaf(true);
+  json body = request_body();
+  body["n"] = 24;  // in turns, so that either worker has twelve
+  std::thread client([&] { EXPECT_EQ(post_json(router->port(), body)["choices"].size(), 24u); });
+  wait_until([&] { return hedges() == 10; });
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(hedges(), 10);
+  EXPECT_EQ(stuck.asked, 12);
+  stuck.set_deaf(false);
+  stuck.say_all(first(events, events.size()));
+  client.join();
+}
+
 // Decode is well then, and may be asked once more.
 TEST(StuckWorkers, APrefillWorkerIsFoundStuck) {
   for (const bool two : {false, true}) {
