@@ -117,4 +117,10 @@ absl::Status Launcher::multiply_bf16(const kernels::Gemm& product, Stream stream
   return gemm_bf16(product, kernels::gemm_bf16_blocks(product.m, product.n), stream);
 }
 
+absl::Status Launcher::attend(const kernels::SplitAttention& splits, uint64_t blocks,
+                              Stream stream) const {
+  if (splits.group <= kernels::kNarrowGroup) return attend_splits(splits, blocks, stream);
+  return attend_wide_splits(splits, blocks, stream);
+}
+
 }  // namespace baton::gpudirect

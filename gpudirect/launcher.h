@@ -42,6 +42,8 @@ class Launcher {
   // than kernels::kFewRows rows have room for at `rounded`.
   absl::Status multiply(const kernels::Gemm& product, Stream stream) const;
   absl::Status multiply_bf16(const kernels::Gemm& product, Stream stream) const;
+  // A split of each item, by the kernel for the group's size.
+  absl::Status attend(const kernels::SplitAttention& splits, uint64_t blocks, Stream stream) const;
 
  private:
 #define BATON_NUMBER(kernel, Arguments, threads) k_##kernel,

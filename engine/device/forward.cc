@@ -128,7 +128,7 @@ absl::Status DeviceModel::attend(int l, const KvCache& cache) {
                                                   .window = window};
   // Also for the items of later steps, which a graph of this one computes.
   const uint64_t items = comes_again_ ? most_splits_ : inputs_.item_count;
-  status = gpu_->launcher().attend_splits(splits, items * kv_heads, gpu_->stream());
+  status = gpu_->launcher().attend(splits, items * kv_heads, gpu_->stream());
   if (!status.ok() || !inputs_.joins) return status;
   const uint32_t queries = std::min(group, gpudirect::kernels::kTaskQueries);
   return gpu_->launcher().join_splits(

@@ -13,28 +13,29 @@
 namespace baton::gpudirect::kernels {
 
 // F(name, its arguments, threads of a block)
-#define BATON_KERNELS(F)               \
-  F(copy_pieces, CopyPieces, 256)      \
-  F(reshard, Reshard, 256)             \
-  F(reduce_sum, ReduceSum, 256)        \
-  F(gather_rows, GatherRows, 256)      \
-  F(round_rows, RoundRows, 256)        \
-  F(rms_norm, RmsNorm, 256)            \
-  F(gemm, Gemm, 256)                   \
-  F(gemm_few, Gemm, 128)               \
-  F(gemm_bf16, Gemm, 128)              \
-  F(gemm_bf16_few, Gemm, 128)          \
-  F(rope_store, RopeStore, 128)        \
-  F(attend_pages, PageAttention, 128)  \
-  F(swiglu, SwiGlu, 256)               \
-  F(adamw, AdamW, 256)                 \
-  BATON_TRAIN_KERNELS(F)               \
-  F(sample, Sample, 256)               \
-  F(attend_splits, SplitAttention, 64) \
-  F(join_splits, SplitAttention, 128)  \
-  F(push_triggers, PushTriggers, 128)  \
-  F(write_ticket, WriteTicket, 32)     \
-  F(wait_word, WaitWord, 32)           \
+#define BATON_KERNELS(F)                    \
+  F(copy_pieces, CopyPieces, 256)           \
+  F(reshard, Reshard, 256)                  \
+  F(reduce_sum, ReduceSum, 256)             \
+  F(gather_rows, GatherRows, 256)           \
+  F(round_rows, RoundRows, 256)             \
+  F(rms_norm, RmsNorm, 256)                 \
+  F(gemm, Gemm, 256)                        \
+  F(gemm_few, Gemm, 128)                    \
+  F(gemm_bf16, Gemm, 128)                   \
+  F(gemm_bf16_few, Gemm, 128)               \
+  F(rope_store, RopeStore, 128)             \
+  F(attend_pages, PageAttention, 128)       \
+  F(swiglu, SwiGlu, 256)                    \
+  F(adamw, AdamW, 256)                      \
+  BATON_TRAIN_KERNELS(F)                    \
+  F(sample, Sample, 256)                    \
+  F(attend_splits, SplitAttention, 64)      \
+  F(attend_wide_splits, SplitAttention, 64) \
+  F(join_splits, SplitAttention, 128)       \
+  F(push_triggers, PushTriggers, 128)       \
+  F(write_ticket, WriteTicket, 32)          \
+  F(wait_word, WaitWord, 32)                \
   F(answer_words, AnswerWords, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
@@ -251,9 +252,11 @@ struct PageAttention {
 };
 
 // The same of tasks with one new token and up to kTaskQueries queries each, to the same bits:
-// attend_splits has a block for each split and KV head, join_splits, behind it, adds the splits of
+// attend_splits, or attend_wide_splits for groups of more than kNarrowGroup, has a block for each
+// split and KV head; join_splits, behind it, adds the splits of
 // tasks that see more than one.
 inline constexpr uint32_t kTaskQueries = 8;
+inline constexpr uint32_t kNarrowGroup = 4;
 inline constexpr uint32_t kPartialExtra = 4;  // before the sums over V: maximum, sum, nothing
 struct SplitTask {
   AttentionTask queries;

@@ -2,10 +2,10 @@
 // split and KV head, so that one long context fills a GPU, and all query heads that share a KV head
 // together. The bits of the engine's attention and of attend_pages.
 //
-// K and V come to shared memory as they lie, some whole pages of a KV head at a time, which is a
-// step: first those of K, then those of V. Steps of the block's next split are on their way before
-// this one is done. Of K a thread takes two tokens' even or odd dimensions, of V a few dimensions
-// next to each other, token by token.
+// For groups of up to kNarrowGroup queries K and V come to shared memory as they lie, some whole
+// pages of a KV head at a time, which is a step: first those of K, then those of V. Steps of the
+// block's next split are on their way before this one is done. Of K a thread takes two tokens' even
+// or odd dimensions, of V a few dimensions next to each other, token by token.
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"
@@ -265,7 +265,7 @@ BATON_DEVICE void store_split(Block& block, const SplitAttention& a, const Split
                               const TileMemory& memory, uint32_t query, uint32_t dim,
                               Floats<Shape::kLaneDims> own) {
   using Row = Floats<Shape::kLaneDims>;
-  const float most = most_of<typename Shape::Tile>(memory, query);
+  const float most = most_of<Shape>(memory, query);
   if (at.alone) {
     const SplitFactors factors = split_factors(-INFINITY, most);
     const float inverse = 1.0f / add_split(factors, 0, sum_of(memory, query));
@@ -403,7 +403,7 @@ BATON_DEVICE void attend_items(Block& block, const SplitAttention& a, uint32_t i
       BATON_UNROLL
       for (uint32_t r = 0; r < Shape::kValueRows; ++r) {
         if (row + r >= work.at.task.queries.count) break;
-        store_split<Shape>(block, a, work.at, memory.tile, row + r, dim, values[thread].of[r]);
+        store_split<Tile>(block, a, work.at, memory.tile, row + r, dim, values[thread].of[r]);
       }
     });
   }
@@ -412,20 +412,72 @@ BATON_DEVICE void attend_items(Block& block, const SplitAttention& a, uint32_t i
 template <class Block>
 BATON_DEVICE void attend_splits(Block& block, const SplitAttention& a) {
   const uint32_t items = block.load(a.counts) * a.cache.kv_heads;
-  const auto attend = [&](auto rows) {
-    constexpr uint32_t kRows = decltype(rows)::kRows;
-    if (a.cache.head_dim <= 64) {
-      attend_items<SplitShape<kRows, 64>>(block, a, items);
-    } else if (a.cache.head_dim <= 128) {
-      attend_items<SplitShape<kRows, 128>>(block, a, items);
-    } else {
-      attend_items<SplitShape<kRows, kMaxHeadDim>>(block, a, items);
-    }
-  };
-  if (a.group <= 4) {
-    attend(TileShape<1, 4, 2>());
+  if (a.cache.head_dim <= 64) {
+    attend_items<SplitShape<kNarrowGroup, 64>>(block, a, items);
+  } else if (a.cache.head_dim <= 128) {
+    attend_items<SplitShape<kNarrowGroup, 128>>(block, a, items);
   } else {
-    attend(TileShape<1, kTaskQueries, 2>());
+    attend_items<SplitShape<kNarrowGroup, kMaxHeadDim>>(block, a, items);
+  }
+}
+
+// The same for larger groups, whose arithmetic holds them up and not what they read: a thread has
+// more tokens of K, and twice as many blocks are on a multiprocessor (tiles-inl.h).
+template <class Shape, class Block>
+BATON_DEVICE void attend_split(Block& block, const SplitAttention& a, const SplitPlace& at,
+                               const TileMemory& memory, const TileSplit& split) {
+  block.each([&](uint32_t thread) {
+    if (thread >= split.first_page() && thread < split.end_page()) {
+      const uint32_t* const table = a.block_tables + at.task.queries.table + at.split * kSplitPages;
+      memory.pages[thread] = page_at(a.cache, block.load(table + thread), at.kv_head);
+    }
+    if (thread < Shape::kRows) memory.seen[thread] = split.any;
+    load_queries<Shape>(block, memory, split.dims, thread, [&](uint32_t row) {
+      return row < at.task.queries.count ? a.q + head_place(a, at.task, at.kv_head, row) : nullptr;
+    });
+  });
+  auto values = block.template per_thread<ValueSums<Shape>>();
+  attend_tile<Shape>(block, memory, split, values);
+  block.each([&](uint32_t thread) {
+    const uint32_t dim = value_dim<Shape>(thread), row = value_row<Shape>(thread);
+    if (dim >= split.dims) return;
+    BATON_UNROLL
+    for (uint32_t r = 0; r < Shape::kWarpRows; ++r) {
+      if (row + r >= at.task.queries.count) break;
+      store_split<Shape>(block, a, at, memory, row + r, dim, values[thread].of[r]);
+    }
+  });
+}
+
+template <class Block>
+BATON_DEVICE void attend_wide_splits(Block& block, const SplitAttention& a) {
+  using Largest = TileShape<1, kTaskQueries, 8>;
+  auto* const weights =
+      reinterpret_cast<float*>(block.template shared<Floats<4>, Largest::kWeights / 4>());
+  const TileMemory memory = {
+      reinterpret_cast<uint16_t*>(
+          block.template shared<Vector16, kTileStages * kStageElements / 8>()),
+      weights,
+      weights,
+      block.template shared<uint32_t, 2 * kTaskQueries>(),
+      block.template shared<float, kTaskQueries * 16>(),
+      block.template shared<Seen, kTaskQueries>(),
+      block.template shared<const uint16_t*, kSplitPages>()};
+  const uint32_t items = block.load(a.counts) * a.cache.kv_heads;
+  for (uint32_t item = block.index(); item < items; item += block.blocks()) {
+    const SplitItem place = block.load(a.items + item / a.cache.kv_heads);
+    const SplitTask task = block.load(a.tasks + place.task);
+    const uint32_t from = place.split * kSplitTokens, last = task.queries.position;
+    const uint32_t first = first_seen_from(last, a.window);
+    const Seen seen = seen_of_split(from, first, last);
+    if (seen.end == 0) continue;  // before the window
+    const TileSplit split = {seen, seen, a.cache.head_dim};
+    const SplitPlace at = {task, item % a.cache.kv_heads, place.split,
+                           first / kSplitTokens == last / kSplitTokens};
+    const auto attend = [&](auto shape) {
+      attend_split<decltype(shape)>(block, a, at, memory, split);
+    };
+    with_shape<1, kTaskQueries>(split.dims, attend);
   }
 }
 

@@ -311,7 +311,7 @@ inline constexpr uint32_t kResidentBlocks<Gemm, 256> = 2;
 template <>
 inline constexpr uint32_t kResidentBlocks<GemmF32, 256> = 2;
 template <>
-inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 4;
+inline constexpr uint32_t kResidentBlocks<SplitAttention, 64> = 8;
 template <>
 inline constexpr uint32_t kResidentBlocks<PageAttention, 128> = 4;
 

@@ -231,8 +231,9 @@ void compare_splits(Comparison& all, uint32_t group, uint32_t dims, uint32_t win
                                   static_cast<uint32_t>(tasks.size())};
   std::vector<float> partial(kernels::partial_floats(items.size(), 2, group, dims), 0.0f);
   all.run<kernels::SplitAttention>(
-      {"baton_attend_splits", "baton_join_splits"},
-      {&Launcher::attend_splits, &Launcher::join_splits}, [&](auto& place) {
+      {group <= kernels::kNarrowGroup ? "baton_attend_splits" : "baton_attend_wide_splits",
+       "baton_join_splits"},
+      {&Launcher::attend, &Launcher::join_splits}, [&](auto& place) {
         return kernels::SplitAttention{.q = place(q),
                                        .out = place(out, true),
                                        .block_tables = place(tables),

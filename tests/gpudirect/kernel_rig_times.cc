@@ -182,7 +182,7 @@ void time_attention(Times& times, KernelRig& rig, const Launcher& launcher, Stre
       absl::StrFormat("%u x %u, 8 KV heads x 128, group %u", sequences, length, group),
       size_t{sequences} * stride * kBlockBytes,
       [&] {
-        absl::Status status = launcher.attend_splits(arguments, items.size() * 8, stream);
+        absl::Status status = launcher.attend(arguments, items.size() * 8, stream);
         if (!status.ok()) return status;
         return launcher.join_splits(arguments, uint64_t{sequences} * 8 * group, stream);
       },

@@ -135,7 +135,9 @@ struct Pages {
                                    .cache = {pages.data(), kHeads, dim},
                                    .group = group,
                                    .window = window};
-    EXPECT_EQ(run_kernel("baton_attend_splits", arguments, blocks, memory, seed), std::nullopt);
+    const auto* const name =
+        group <= kNarrowGroup ? "baton_attend_splits" : "baton_attend_wide_splits";
+    EXPECT_EQ(run_kernel(name, arguments, blocks, memory, seed), std::nullopt);
     EXPECT_EQ(run_kernel("baton_join_splits", arguments, blocks, memory, seed), std::nullopt);
     return out;
   }
