@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -25,7 +24,7 @@ constexpr size_t kFirstSum = VectorSums::kSlots - DeviceExchange::kSlots;
 static_assert(kFirstSum >= executor::kLanes, "the executor's lanes have the first slots");
 static_assert(2 * DeviceExchange::kSlots <= baton::internal::DeviceCopies::kSlots);
 
-// Until one was seen: what a transfer takes beside its copy.
+// What a transfer takes beside its copy.
 constexpr double kGuessedStart = 20e-6;
 constexpr size_t kOfferBytes =
     RemoteRegion::kEncodedBytes + 3 * DeviceExchange::kSlots * RemoteCounter::kEncodedBytes;
@@ -215,12 +214,10 @@ absl::StatusOr<bool> DeviceExchange::step(size_t slot) {
     case Stage::kAnswer: {
       const absl::StatusOr<bool> all = send_all(slot);
       if (!all.ok() || !*all) return all;
-      piece.sent_at = worker_.clock().now();
       return next(piece.stage == Stage::kSend ? Stage::kParts : Stage::kSums);
     }
     case Stage::kParts:
       if (!all_raised(piece, &Ways::part)) return false;
-      saw_transfer(range_of(piece, rank_).bytes, worker_.clock().now() - piece.sent_at);
       status = begin_sum(slot);
       if (!status.ok()) return status;
       return next(Stage::kSum);
@@ -446,37 +443,30 @@ void DeviceExchange::stop() {
   jobs_.clear();
 }
 
-double DeviceExchange::transfer_seconds(size_t bytes) const {
-  const size_t bits = static_cast<size_t>(std::bit_width(bytes));
-  for (size_t distance = 0; distance < seen_.size(); ++distance) {
-    for (const size_t at : {bits + distance, bits - distance}) {  // below zero: past the end
-      if (at >= seen_.size() || seen_[at] == 0) continue;
-      return std::max(kGuessedStart,
-                      std::ldexp(seen_[at], static_cast<int>(bits) - static_cast<int>(at)));
-    }
-  }
-  return kGuessedStart + copies_->seconds(bytes);
-}
-
-void DeviceExchange::saw_transfer(size_t bytes, Time took) {
-  const size_t bits = static_cast<size_t>(std::bit_width(bytes));
-  if (bytes != 0 && bits < seen_.size()) seen_[bits] = std::chrono::duration<double>(took).count();
-}
-
 double DeviceExchange::predicted(const Call& call) const {
+  const size_t element = call.geometry.element_bytes;
+  const size_t bytes = call.geometry.count * element;
+  if (const double seen = seen_[std::bit_width(bytes) % seen_.size()]; seen != 0) {
+    return seen * static_cast<double>(bytes);
+  }
   Call copy = call;
   const Job job = job_of(copy);
-  const size_t part =
-      std::min(job.part_elements, call.geometry.count) * call.geometry.element_bytes;
-  std::vector<VectorSum::Source> sources(ranks_, {slab_->data(), true});
+  const size_t part = std::min(job.part_elements, call.geometry.count) * element;
+  const std::vector<VectorSum::Source> sources(ranks_, {slab_->data(), true});
   const double sum = sums_.seconds({.element = static_cast<VectorSum::Element>(call.type),
-                                    .count = part / call.geometry.element_bytes,
+                                    .count = part / element,
                                     .sources = sources,
                                     .target = slab_->data(),
                                     .target_on_device = true});
-  const double piece = copies_->seconds((ranks_ - 1) * part) + 2 * transfer_seconds(part) + sum +
-                       copies_->seconds(ranks_ * part);
+  const double transfer = kGuessedStart + copies_->seconds((ranks_ - 1) * part);
+  const double piece =
+      copies_->seconds((ranks_ - 1) * part) + 2 * transfer + sum + copies_->seconds(ranks_ * part);
   return piece * static_cast<double>((job.pieces + kSlots - 1) / kSlots);
+}
+
+void DeviceExchange::took(const Call& call, double seconds) {
+  const size_t bytes = call.geometry.count * call.geometry.element_bytes;
+  seen_[std::bit_width(bytes) % seen_.size()] = seconds / static_cast<double>(bytes);
 }
 
 }  // namespace baton::collectives::devices

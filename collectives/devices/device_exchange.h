@@ -37,7 +37,7 @@ namespace baton::collectives::devices {
 class DeviceExchange {
  public:
   static constexpr size_t kSlots = 2;
-  static constexpr size_t kPieceBytes = 16 << 20;
+  static constexpr size_t kPieceBytes = 32 << 20;
   static constexpr uint32_t kMostRanks = baton::internal::VectorSums::kMostSources;
 
   // The ranks, and how they tell each other where their memory is.
@@ -71,8 +71,9 @@ class DeviceExchange {
   // Nothing of any call touches memory any more when it returns.
   void stop();
 
-  // In seconds, by what was measured before a call and what was seen in earlier ones.
+  // In seconds: as the last call of about this size, or else by what copies and sums cost.
   double predicted(const executor::Call& call) const;
+  void took(const executor::Call& call, double seconds);
 
  private:
   enum class Stage : uint8_t {
@@ -106,7 +107,6 @@ class DeviceExchange {
     std::vector<Ways> ways;
     std::atomic<uint32_t> on_way{0};  // transfers
     DeviceExchange* owner = nullptr;
-    Time sent_at{};
   };
   struct Range {
     size_t offset = 0, bytes = 0;  // in the vectors
@@ -138,8 +138,6 @@ class DeviceExchange {
   bool give_room(size_t slot);  // whether all have it
   absl::Status transfer_failure();
   static void on_end(void* context, TransferId id, const absl::Status& status);
-  double transfer_seconds(size_t bytes) const;
-  void saw_transfer(size_t bytes, Time took);
 
   const Group group_;
   Worker& worker_;
@@ -153,7 +151,7 @@ class DeviceExchange {
   std::array<Piece, kSlots> pieces_;
   std::deque<Job> jobs_;
   uint64_t next_ = 0;              // piece of all pieces ever
-  std::array<double, 40> seen_{};  // the last transfer of so many bytes (bits), in seconds; 0: none
+  std::array<double, 64> seen_{};  // seconds of a byte in the last call of so many bits; 0: none
   std::vector<baton::internal::DeviceRun> runs_;
   std::vector<baton::internal::VectorSum::Source> sources_;
   std::mutex mutex_;      // transfers end on whatever thread drives the worker

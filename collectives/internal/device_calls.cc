@@ -171,6 +171,7 @@ double DeviceCalls::exchange(executor::Call& call) {
 }
 
 void DeviceCalls::exchanged(const executor::Call& call, double predicted, double seconds) {
+  exchange_->took(call, seconds);
   note(
       Collective::kAllReduce, call.type, call.geometry.count * call.geometry.element_bytes,
       absl::StrFormat("1, by a kernel of CUDA device %d, from device to device: predicted %.1f us, "

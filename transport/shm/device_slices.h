@@ -18,8 +18,8 @@ namespace baton::shm {
 
 class DeviceSlices {
  public:
-  // An engine is blind to what is urgent: 80 us of a link of 50 GB/s; within a device 45 us, and each
-  // chunk costs a start.
+  // An engine is blind to what is urgent: 80 us of a link of 50 GB/s; within a device 45 us, and
+  // each chunk costs a start.
   static constexpr size_t kChunkBytes = 4 << 20;
   static constexpr size_t kChunkOnDevice = 64 << 20;
   static constexpr size_t kChunkPieces = 4096;  // as many as a kernel takes at a time

@@ -126,7 +126,7 @@ TEST_F(LentToOthers, PagesThatAreLentAnewAreNotReadByWhoHadThemBefore) {
       if (HasFailure()) return;
       TearDown();
     }
-    EXPECT_GT(late, 2u) << "the first peer always had it in time";
+    EXPECT_GT(late, 0u) << "the first peer always had it in time";
   }
   lend();
 }
