@@ -50,7 +50,7 @@ bool Worker::Impl::Staging::may_offer(const Op& op, const internal::Peer& peer) 
                           rings_.begin());
   const uint64_t name = name_of(op.peer, number);
   if (lent_to_.contains(name)) return true;
-  if (shown_.contains(name) || op.near->copies->fd() < 0 || !shows_rings(peer)) return false;
+  if (shown_.contains(name) || !shows_rings(peer)) return false;
   shown_.insert(name);
   const RegionEntry& row = worker_.regions.entries()[op.near->region.index];
   say(op.peer, {.kind = Message::Kind::kRing,
@@ -102,7 +102,7 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
     return refuse(absl::ResourceExhaustedError("too many staged chunks at a time"));
   }
   const auto from = std::find_if(borrowed_.begin(), borrowed_.end(), [&](const auto& each) {
-    return each->peer == peer && each->number == message.room && !each->gone &&
+    return each->peer == peer && each->number == message.room &&
            each->state == Borrowed::State::kReady;
   });
   if (from == borrowed_.end() || !(*from)->marks.covers(message.offset, message.bytes)) {
@@ -130,8 +130,7 @@ bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
     return false;
   }
   internal::Peer* const peer = worker_.find_peer(chunk.peer);
-  const Op* const op = op_of(chunk);
-  if (peer == nullptr || op == nullptr || !shows_rings(*peer)) return false;
+  if (peer == nullptr || !shows_rings(*peer)) return false;
   Borrowed* const from = borrowed(*peer, chunk.far_ring);
   if (from == nullptr || from->state != Borrowed::State::kReady ||
       !from->marks.covers(chunk.far_offset, chunk.end - chunk.begin) ||
@@ -139,7 +138,7 @@ bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
     return false;
   }
   chunk.sent = true;
-  start_copy(chunk, *op, internal::CopyDirection::kToDevice,
+  start_copy(chunk, *op_of(chunk), internal::CopyDirection::kToDevice,
              take(*from, chunk.far_offset, chunk.end - chunk.begin, chunk.in_place));
   return true;
 }
@@ -149,7 +148,7 @@ Worker::Impl::Staging::Borrowed* Worker::Impl::Staging::borrowed(internal::Peer&
                                                                  const RemoteRegion& ring) {
   ptrdiff_t rings = 0;
   for (const auto& from : borrowed_) {
-    if (from->peer != peer.id() || from->gone) continue;
+    if (from->peer != peer.id()) continue;
     if (from->region.index == ring.index && from->region.generation == ring.generation) {
       return from.get();
     }
@@ -195,13 +194,13 @@ bool Worker::Impl::Staging::tend_borrowed() {
     from.state = done.pin.ok() ? Borrowed::State::kReady : Borrowed::State::kRefused;
     if (!done.pin.ok()) continue;
     from.pin = *std::move(done.pin);
-    if (!from.gone && from.number.generation != 0) {
+    if (from.number.generation != 0) {
       say(from.peer, {.kind = Message::Kind::kBorrows, .room = from.number});
     }
   }
   borrowing_ = false;
   std::erase_if(borrowed_, [&](const std::unique_ptr<Borrowed>& from) {
-    if (from->state == Borrowed::State::kWanted && !from->gone) {
+    if (from->state == Borrowed::State::kWanted) {
       const absl::Status status = begin_borrowing(*from);
       if (!status.ok() && !absl::IsUnavailable(status)) from->state = Borrowed::State::kRefused;
     }

@@ -1,241 +1,23 @@
-// A peer that says whatever it likes about staging rings, by a rail of the test's: of whatever it
-// lends, borrows and scribbles nothing comes but the end of its own transfers.
+// Whatever a peer lends, borrows and scribbles, nothing comes of it but the end of its own
+// transfers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
-#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "gpudirect/contract/memory_place.h"
-#include "tests/gpudirect/fake/installed_fake.h"
-#include "tests/gpudirect/staged_pair.h"
-#include "transport/internal/messages/staging_message.h"
-#include "transport/internal/staging/ring_marks.h"
-#include "transport/worker.h"
+#include "tests/gpudirect/staging/lending_stranger.h"
 
 namespace baton {
 namespace {
 
-using internal::Handle;
-using internal::RingMarks;
-using internal::RingSpace;
-using internal::StagingMessage;
-using Kind = StagingMessage::Kind;
-
-// What the peer's rail shows of the peer's memory, and what came over it.
-class Stranger : public Provider {
- public:
-  class Link : public Rail {
-   public:
-    explicit Link(Stranger& all) : all_(all) {}
-    const Properties& properties() const override { return properties_; }
-    absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
-    bool shows_files() const override { return all_.shows_files; }
-    absl::StatusOr<RemoteView> view(const RemoteRegion& remote) const override {
-      ++all_.looked_at;
-      if (remote.index >= all_.shown.size()) return absl::NotFoundError("no such region");
-      return all_.shown[remote.index];
-    }
-    // Words are kept, bytes go where the test says: nowhere.
-    bool post(const Slice& slice, EventSink& sink) override {
-      if (slice.transfer->counter.index == CounterTable::kStaging) {
-        auto message = StagingMessage::decode(slice.transfer->notify);
-        EXPECT_TRUE(message.ok()) << message.status();
-        all_.said_ring |= message->kind == Kind::kRing;
-        all_.heard.push_back(*std::move(message));
-      }
-      sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
-      return true;
-    }
-    void abort(TransferId, EventSink&) override {}
-    void close(absl::Status why, EventSink& sink) override {
-      all_.closed = true;
-      sink.rail_down(*this, std::move(why));
-    }
-
-   private:
-    Stranger& all_;
-    Properties properties_{.provider = "stranger", .route = "stranger"};
-  };
-
-  const Capabilities& capabilities() const override { return capabilities_; }
-  absl::StatusOr<std::string> listen() override { return "here"; }
-  absl::Status reachable(const std::string&, std::string_view) const override {
-    return absl::OkStatus();
-  }
-  void connect(const ConnectRequest&) override {}
-  absl::Status add_region(const RegionEntry& region) override {
-    if (region.file.fd >= 0) ring = region;  // the only one that has a file
-    return absl::OkStatus();
-  }
-  absl::Status remove_region(const RegionEntry&, EventSink&) override { return absl::OkStatus(); }
-  bool progress(EventSink& worker) override {
-    sink = &worker;
-    if (caller.has_value()) {
-      auto link = std::make_unique<Link>(*this);
-      rail = link.get();
-      worker.accepted(*std::exchange(caller, std::nullopt), std::move(link));
-    }
-    return false;
-  }
-  int wait_fd() const override { return -1; }
-  bool arm() override { return true; }
-
-  EventSink* sink = nullptr;
-  Link* rail = nullptr;
-  std::optional<HelloInfo> caller;
-  bool closed = false;
-  bool shows_files = true;
-  bool said_ring = false;  // that the worker lends what the peer may map
-  mutable size_t looked_at = 0;
-  std::vector<RemoteView> shown;  // by the index of the region
-  std::deque<StagingMessage> heard;
-  RegionEntry ring;  // the worker's
-
- private:
-  const Capabilities capabilities_{.name = "stranger", .available = true};
-};
-
-struct Memory {
-  explicit Memory(size_t bytes) : words(bytes / 8 + 9) {}
-  std::byte* data(size_t at = 0) { return reinterpret_cast<std::byte*>(words.data()) + at; }
-  std::vector<uint64_t> words;
-};
-
-class LendingStrangers : public testing::Test {
- protected:
-  static constexpr size_t kBytes = 1 << 20;
-  // What a correct peer would show: marks behind the room.
-  static constexpr size_t kRing = RingMarks::with_room(16 * RingSpace::kPage);
-
-  LendingStrangers() {
-    worker_ = *Worker::create({.name = "lender",
-                               .key = *ClusterKey::from_bytes("a secret of the tests"),
-                               .settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}},
-                               .extra_providers = {[this](const ProviderContext&) {
-                                 auto made = std::make_unique<Stranger>();
-                                 there_ = made.get();
-                                 return made;
-                               }}});
-    at_ = fake().allocate(kBytes);
-    region_ = *worker_->register_memory(gpudirect::pointer_of<void>(at_), kBytes);
-    call();
-  }
-  ~LendingStrangers() override {
-    worker_.reset();
-    fake().run_all();
-    fake().free(at_);
-    gpu_.expect_clean();
-  }
-  gpudirect::FakeDriver& fake() { return gpu_.fake(); }
-  void call(uint16_t protocol = kHighestProtocol) {
-    HelloInfo who{.uid = WorkerUid::random(), .name = "stranger", .session = 7, .link = 1 << 20};
-    who.protocol = protocol;
-    who.address = Address{.uid = who.uid,
-                          .name = who.name,
-                          .host_id = this_host_id(),
-                          .providers = {{"stranger", "there"}}}
-                      .encode();
-    uid_ = who.uid;
-    there_->caller = who;
-    there_->closed = false;
-    turn();
-    while (auto event = worker_->next_peer_event()) {
-      if (event->kind == PeerEvent::Kind::kUp) peer_ = event->peer;
-    }
-  }
-  void turn(int rounds = 8) {
-    for (int i = 0; i < rounds; ++i) {
-      worker_->progress();
-      fake().run_all();
-    }
-  }
-  void say(const StagingMessage& message) {
-    std::string words;
-    message.encode(words);
-    there_->sink->arrived(*there_->rail, {.transfer = {0, ++generation_},
-                                          .counter_index = CounterTable::kStaging,
-                                          .counter_generation = 1,
-                                          .notify = words});
-  }
-  // The next thing of this kind that the worker said.
-  std::optional<StagingMessage> hear(Kind kind) {
-    for (int i = 0; i < 2000; ++i) {
-      while (!there_->heard.empty()) {
-        StagingMessage message = std::move(there_->heard.front());
-        there_->heard.pop_front();
-        if (message.kind == kind) return message;
-      }
-      turn(1);
-      std::this_thread::yield();  // a thread pins
-    }
-    return std::nullopt;
-  }
-  RemoteRegion theirs(uint32_t index, uint64_t size = kRing) const {
-    return {.owner = uid_,
-            .key = 1,
-            .size = size,
-            .index = index,
-            .generation = 1,
-            .access = Access::kRemoteReadWrite};
-  }
-  // Shows the worker a ring, whose number is that of the region.
-  uint32_t show(std::byte* data, size_t size) {
-    const auto number = static_cast<uint32_t>(there_->shown.size());
-    there_->shown.push_back({data, size, std::make_shared<int>(0)});
-    say({.kind = Kind::kRing, .room = {number, 1}, .region = theirs(number, size)});
-    return number;
-  }
-  // And it is the next one that the worker has mapped and pinned, which it does in their order.
-  bool lend(std::byte* data, size_t size) {
-    const uint32_t number = show(data, size);
-    const auto borrows = hear(Kind::kBorrows);
-    return borrows.has_value() && borrows->room.index == number;
-  }
-  StagingMessage offer(uint32_t ring, uint64_t offset, uint64_t bytes = 4096) {
-    return {.kind = Kind::kOffer,
-            .chunk = {0, ++generation_},
-            .room = {ring, 1},
-            .region = *worker_->remote_region(region_),
-            .offset = offset,
-            .bytes = bytes,
-            .runs = {{0, bytes}}};
-  }
-  absl::Status answered(const StagingMessage& message) {
-    say(message);
-    const auto ended = hear(Kind::kEnded);
-    return ended.has_value() ? ended->status : absl::InternalError("no answer");
-  }
-  TransferRequest write(size_t bytes, uint32_t region = 1000) {
-    RemoteRegion far = theirs(region, kBytes);
-    far.kind = MemoryKind::kDevice;
-    return {.op = Op::kWrite,
-            .peer = peer_,
-            .local = region_,
-            .local_layout = Layout::contiguous(0, bytes),
-            .remote = far,
-            .remote_layout = Layout::contiguous(0, bytes)};
-  }
-
-  gpudirect::InstalledFake gpu_;
-  Stranger* there_ = nullptr;
-  std::unique_ptr<Worker> worker_;
-  gpudirect::DevicePointer at_ = 0;
-  MemoryRegion region_;
-  WorkerUid uid_;
-  PeerId peer_;
-  uint32_t generation_ = 0;
-};
-
 TEST_F(LendingStrangers, WhatIsOfferedIsCopiedOnceWhileItIsLent) {
-  Memory memory(kRing);
+  RingMemory memory(kRing);
   std::fill_n(memory.data(), kRing, std::byte{5});
   const RingMarks marks(memory.data(), kRing);
   std::fill_n(memory.data() + marks.room(), kRing - marks.room(), std::byte{0});
@@ -267,7 +49,7 @@ TEST_F(LendingStrangers, WhatIsOfferedIsCopiedOnceWhileItIsLent) {
 TEST_F(LendingStrangers, NoMoreIsCopiedAtATimeThanAPeerMayHaveUnderWay) {
   constexpr size_t kPages = 300, kServed = 256;
   const size_t ring = RingMarks::with_room(kPages * RingSpace::kPage);
-  Memory memory(ring);
+  RingMemory memory(ring);
   const RingMarks marks(memory.data(), ring);
   ASSERT_TRUE(lend(memory.data(), ring));
   for (size_t page = 0; page < kPages; ++page) {
@@ -302,12 +84,112 @@ TEST_F(LendingStrangers, NothingIsLentToWhoCannotUseIt) {
     ASSERT_TRUE(room.has_value());
     const RingMarks marks(there_->ring.base, there_->ring.size);
     EXPECT_FALSE(marks.borrow(room->offset, room->room.generation, 1));
+    EXPECT_TRUE(read(0, 0).ok());
+    EXPECT_EQ(there_->looked_at, 0u);
   }
+}
+
+TEST_F(LendingStrangers, WhatIsReadIsCopiedFromTheRingOnceThatIsPinned) {
+  RingMemory memory(kRing);
+  std::fill_n(memory.data(), kRing, std::byte{0});
+  const RingMarks marks(memory.data(), kRing);
+  std::fill_n(memory.data(), RingSpace::kPage, std::byte{6});
+  there_->shown.push_back({memory.data(), kRing, std::make_shared<int>(0)});
+  marks.lend(0, kTurn);
+  TransferRequest host = write(4096);
+  host.op = Op::kRead;
+  host.remote.kind = MemoryKind::kHost;
+  const TransferId other = *worker_->submit(host);
+  turn();
+  EXPECT_EQ(*worker_->state(other), TransferState::kDone);
+  EXPECT_EQ(there_->looked_at, 0u) << "what is the host's lies in no ring";
+  // Until then over the wire, which brings nothing here.
+  ASSERT_TRUE(read(0, 0).ok());
+  bool copied = false;
+  for (int i = 0; i < 2000 && !copied; ++i) {
+    marks.lend(0, kTurn);
+    ASSERT_TRUE(read(0, 0).ok());
+    copied = fake().read(at_, 4096) == std::string(4096, 6);
+  }
+  EXPECT_TRUE(copied);
+  EXPECT_TRUE(marks.take_back(0)) << "nobody reads there any more";
+  for (const StagingMessage& message : there_->heard) {
+    EXPECT_NE(message.kind, Kind::kBorrows) << "no ring was shown";
+  }
+  // What lies in no ring, or in one that there is no room for, goes over the wire, which takes it
+  // or does not.
+  for (const uint64_t offset :
+       {uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0} / RingSpace::kPage * RingSpace::kPage}) {
+    EXPECT_TRUE(read(0, offset).ok());
+  }
+  for (uint32_t i = 1; i < 100; ++i)
+    say({.kind = Kind::kRing, .room = {i, 1}, .region = theirs(i)});
+  EXPECT_TRUE(read(200, 0).ok());
+  EXPECT_FALSE(there_->closed);
+}
+
+TEST_F(LendingStrangers, ARingIsKnownByItsPeerAndItsName) {
+  std::vector<RingMemory> memory(4, RingMemory(kRing));
+  ASSERT_TRUE(lend(memory[0].data(), kRing));
+  EXPECT_EQ(there_->looked_at, 1u);
+  const auto show_again = [&](size_t which, const RemoteRegion& region) {
+    there_->shown.resize(2);
+    there_->shown[region.index] = {memory[which].data(), kRing, std::make_shared<int>(0)};
+    say({.kind = Kind::kRing, .room = {region.index, 1}, .region = region});
+    turn();
+    return there_->looked_at;
+  };
+  EXPECT_EQ(show_again(0, theirs(0)), 1u) << "the same";
+  RemoteRegion anew = theirs(0);
+  anew.generation = 2;
+  EXPECT_EQ(show_again(1, anew), 2u);
+  EXPECT_EQ(show_again(2, theirs(1)), 3u);
+  call();
+  EXPECT_EQ(show_again(3, theirs(0)), 4u) << "another peer's";
+}
+
+TEST_F(LendingStrangers, NothingIsCopiedFromARingThatIsNotPinned) {
+  RingMemory memory(kRing);
+  fake().fail_next("cuMemHostRegister", gpudirect::kOutOfMemory);
+  show(memory.data(), kRing);
+  worker_->progress();
+  const RingMarks marks(memory.data(), kRing);
+  const StagingMessage early = offer(0, 0);
+  marks.lend(0, early.chunk.generation);
+  EXPECT_TRUE(absl::IsInvalidArgument(answered(early)));
+  EXPECT_TRUE(lend(memory.data(), kRing)) << "the next one";
+}
+
+TEST_F(LendingStrangers, TheWorkerShowsItsRingOnce) {
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(worker_->submit(write(4096)).ok());
+  turn();
+  EXPECT_EQ(std::count_if(there_->heard.begin(), there_->heard.end(),
+                          [](const auto& message) { return message.kind == Kind::kRing; }),
+            1);
+  // Nor does it lend what it did not show.
+  there_->heard.clear();
+  say({.kind = Kind::kBorrows, .room = {7, 1}});
+  call();
+  say({.kind = Kind::kBorrows, .room = {0, 1}});
+  ASSERT_TRUE(worker_->submit(write(4096)).ok());
+  EXPECT_TRUE(hear(Kind::kWant).has_value());
+}
+
+class LendingStrangersAlone : public LendingStrangers {
+ protected:
+  LendingStrangersAlone() : LendingStrangers(false) {}
+};
+
+TEST_F(LendingStrangersAlone, AWorkerWithoutADeviceBorrowsNothing) {
+  RingMemory memory(kRing);
+  show(memory.data(), kRing);
+  turn();
+  EXPECT_FALSE(there_->closed);
 }
 
 // Nor is one pinned that is larger than any ring: pages that nobody has touched would be made.
 TEST_F(LendingStrangers, NoRingIsOddOrTinyOrHuge) {
-  Memory memory(kRing);
+  RingMemory memory(kRing);
   for (const auto& [at, size] : {std::pair<size_t, size_t>{0, kRing - 1},
                                  {4, kRing},
                                  {0, 0},

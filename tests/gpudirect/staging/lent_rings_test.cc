@@ -241,6 +241,26 @@ TEST_F(Lent, WhatAPeerThatIsGoneStillCopiesIsNotWrittenOver) {
   lend();
 }
 
+TEST_F(Lent, ALostDeviceEndsThemAndTheHostsGoOn) {
+  for (size_t rounds = 0; rounds < 16; ++rounds) {
+    SCOPED_TRACE(testing::Message() << "lost after " << rounds << " rounds");
+    lost_ = false;
+    lend({.seed = rounds + 1});
+    const TransferId id =
+        *a_.worker->submit(request(rounds % 2 == 0 ? Op::kWrite : Op::kRead, true, true, kBytes));
+    for (size_t i = 0; i < rounds; ++i) {
+      a_.worker->progress();
+      b_.worker->progress();
+    }
+    gpu_->lose();
+    lost_ = true;
+    EXPECT_TRUE(absl::IsAborted(finish(id)));
+    EXPECT_TRUE(run(request(Op::kWrite, false, false)).ok());
+    EXPECT_TRUE(absl::IsAborted(run(request(Op::kRead, true, false)))) << "it stays lost";
+    if (rounds != 15) TearDown();
+  }
+}
+
 TEST_F(Lent, ARegistrationThatGoesEndsWhatIsCopiedToIt) {
   for (size_t rounds = 0; rounds < 30; rounds += 2) {
     lend({.seed = rounds + 1});

@@ -1,0 +1,207 @@
+// Lists of pages between devices that are mapped: of any shape, and stopped at any moment.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/gpudirect/fake/installed_fake.h"
+#include "transport/worker.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kListBytes = 2 << 20;
+
+// Two workers of this process, each with memory of the device.
+class MappedLists : public testing::Test {
+ protected:
+  struct End {
+    End() {
+      worker = *Worker::create({.providers = {"shm"},
+                                .key = *ClusterKey::from_bytes("a secret of the tests"),
+                                .settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}}});
+      buffer = *internal::device_memory()->allocate(0, kListBytes);
+      region = *worker->register_memory(buffer->data(), kListBytes);
+    }
+    std::unique_ptr<internal::DeviceBuffer> buffer;
+    std::unique_ptr<Worker> worker;
+    MemoryRegion region;
+  };
+  void begin(uint64_t seed, gpudirect::CopyWay way) {
+    fake_.emplace(gpudirect::FakeOptions{.seed = seed},
+                  gpudirect::CudaMemory::Options{.kernels = gpudirect::FakeDriver::image(),
+                                                 .table = gpudirect::costs_that_favour(way),
+                                                 .sums = std::nullopt,
+                                                 .root = "/nowhere"});
+    a_.emplace();
+    b_.emplace();
+    peer_ = *a_->worker->connect(b_->worker->address());
+    ASSERT_TRUE(drive([&] { return a_->worker->peer_state(peer_) == PeerState::kUp; }));
+    // The mapping is made by the first one.
+    ASSERT_TRUE(run(request(Op::kWrite, Layout::contiguous(0, 1), Layout::contiguous(0, 1))).ok());
+    EXPECT_EQ(a_->worker->stats().staged_transfers, 0u);
+  }
+  void end() {
+    a_.reset();
+    b_.reset();
+    fake_->expect_clean();
+    fake_.reset();
+  }
+  void turn(int rounds) {
+    for (int i = 0; i < rounds; ++i) {
+      a_->worker->progress();
+      if (b_) b_->worker->progress();
+    }
+  }
+  template <typename Ready>
+  bool drive(const Ready& ready) {
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
+    while (!ready() && Clock::steady().now() < end) turn(1);
+    return ready();
+  }
+  TransferRequest request(Op op, const Layout& near, const Layout& far) {
+    return {.op = op,
+            .peer = peer_,
+            .local = a_->region,
+            .local_layout = near,
+            .remote = *b_->worker->remote_region(b_->region),
+            .remote_layout = far};
+  }
+  absl::Status finish(TransferId id) {
+    if (!drive([&] { return ended(*a_->worker->state(id)); })) {
+      return absl::InternalError("it never ended");
+    }
+    absl::Status status = a_->worker->status(id);
+    EXPECT_TRUE(a_->worker->release(id).ok());
+    return status;
+  }
+  absl::Status run(const TransferRequest& request) {
+    auto id = a_->worker->submit(request);
+    return id.ok() ? finish(*id) : id.status();
+  }
+  std::byte* view(const End& end) {
+    return fake_->fake().view(reinterpret_cast<uintptr_t>(end.buffer->data()), kListBytes);
+  }
+
+  std::optional<gpudirect::InstalledFake> fake_;
+  std::optional<End> a_;
+  std::optional<End> b_;
+  PeerId peer_;
+};
+
+// Pages in any order at both ends, of any size, next to each other, over each other at the source,
+// and the same one several times at the target.
+TEST_F(MappedLists, OfAnyShapeGoWhereTheyBelong) {
+  for (const gpudirect::CopyWay way : {gpudirect::CopyWay::kKernel, gpudirect::CopyWay::kBatch}) {
+    begin(1, way);
+    std::mt19937_64 random(5);
+    for (int round = 0; round < 4; ++round) {
+      SCOPED_TRACE(testing::Message() << name_of(way) << " " << round);
+      const size_t piece = 1 + random() % (round % 3 == 0 ? 17 : 5000);
+      const size_t count = 1 + random() % (round % 4 == 0 ? 3000 : 300);
+      const size_t stride = piece + random() % 40;
+      const size_t most = std::min<size_t>(kListBytes / stride - 1, 1500);
+      std::vector<uint32_t> from(count), to(count);
+      for (uint32_t& page : from) page = static_cast<uint32_t>(random() % most);
+      for (uint32_t& page : to) page = static_cast<uint32_t>(random() % most);
+      const size_t narrow = 1 + random() % stride;  // sources over each other
+      const size_t odd = random() % 16;
+      const Op op = round % 2 == 0 ? Op::kWrite : Op::kRead;
+      std::byte* const source = view(op == Op::kWrite ? *a_ : *b_);
+      std::byte* const target = view(op == Op::kWrite ? *b_ : *a_);
+      for (size_t i = 0; i < kListBytes; ++i) source[i] = static_cast<std::byte>(random());
+      std::fill_n(target, kListBytes, std::byte{0});
+      const Layout out = Layout::paged(odd, from, narrow, piece);
+      const Layout in = Layout::paged(odd, to, stride, piece);
+      const absl::Status status =
+          run(op == Op::kWrite ? request(op, out, in) : request(op, in, out));
+      ASSERT_TRUE(status.ok()) << status;
+      std::vector<std::vector<const std::byte*>> meant_for(most);
+      for (size_t i = 0; i < count; ++i)
+        meant_for[to[i]].push_back(source + odd + from[i] * narrow);
+      std::vector<bool> written(kListBytes);
+      for (size_t i = 0; i < count; ++i) {
+        const std::byte* const there = target + odd + to[i] * stride;
+        // Of those that are meant for one place one of them, byte by byte.
+        for (size_t byte = 0; byte < piece; ++byte) {
+          const auto& meant = meant_for[to[i]];
+          ASSERT_TRUE(std::any_of(meant.begin(), meant.end(),
+                                  [&](const std::byte* page) { return page[byte] == there[byte]; }))
+              << i << " " << byte;
+        }
+        std::fill_n(written.begin() + static_cast<ptrdiff_t>(odd + to[i] * stride), piece, true);
+      }
+      for (size_t i = 0; i < kListBytes; ++i) {
+        ASSERT_TRUE(written[i] || target[i] == std::byte{0}) << i;
+      }
+    }
+    end();
+  }
+}
+
+TEST_F(MappedLists, StoppedAtAnyRoundNothingMovesAfterTheEnd) {
+  constexpr size_t kPages = 6000, kPage = 300;
+  std::vector<uint32_t> from(kPages), to(kPages);
+  std::iota(from.begin(), from.end(), 0u);
+  std::iota(to.begin(), to.end(), 0u);
+  std::shuffle(from.begin(), from.end(), std::mt19937_64(1));
+  std::shuffle(to.begin(), to.end(), std::mt19937_64(2));
+  enum Stop { kCancel, kDeadline, kDisconnect, kDeregister, kPeerEnds, kStops };
+  size_t stopped = 0;
+  for (int round = 0; round < 40; ++round) {
+    const auto stop = static_cast<Stop>(round % kStops);
+    const Op op = round / kStops % 2 == 0 ? Op::kWrite : Op::kRead;
+    SCOPED_TRACE(testing::Message() << "stop " << stop << ", round " << round);
+    begin(1 + static_cast<uint64_t>(round),
+          round % 3 == 0 ? gpudirect::CopyWay::kKernel : gpudirect::CopyWay::kBatch);
+    TransferRequest move =
+        request(op, Layout::paged(0, from, kPage, kPage), Layout::paged(0, to, kPage, kPage));
+    if (stop == kDeadline) move.timeout = Time(1);
+    const TransferId id = *a_->worker->submit(move);
+    turn(round / kStops);
+    switch (stop) {
+      case kCancel:
+        EXPECT_TRUE(a_->worker->cancel(id).ok());
+        break;
+      case kDisconnect:
+        a_->worker->disconnect(peer_, Time::zero()).IgnoreError();
+        break;
+      case kDeregister:
+        EXPECT_TRUE(b_->worker->deregister_memory(b_->region).ok());
+        std::fill_n(view(*b_), kListBytes, std::byte{42});
+        break;
+      case kPeerEnds:
+        b_->worker.reset();
+        b_->buffer.reset();
+        b_.reset();
+        break;
+      default:
+        break;
+    }
+    const absl::Status status = finish(id);
+    stopped += status.ok() ? 0 : 1;
+    EXPECT_FALSE(absl::IsInternal(status)) << status;
+    std::fill_n(view(*a_), kListBytes, std::byte{42});
+    if (b_) std::fill_n(view(*b_), kListBytes, std::byte{42});
+    turn(20);
+    fake_->fake().run_all();
+    turn(5);
+    const auto untouched = [&](const End& end) {
+      return std::all_of(view(end), view(end) + kListBytes,
+                         [](std::byte byte) { return byte == std::byte{42}; });
+    };
+    EXPECT_TRUE(untouched(*a_));
+    if (b_) {
+      EXPECT_TRUE(untouched(*b_));
+    }
+    end();
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(stopped, 10u);
+}
+
+}  // namespace
+}  // namespace baton
