@@ -144,13 +144,41 @@ TEST_F(Help, MayTakeLong) {
   EXPECT_EQ(rounds_meanwhile(), 0) << "it waited for the lock meanwhile";
 }
 
+// Else the two take turns at every piece of a transfer.
+TEST_F(Help, TakesOverFromAThreadThatIsAtIt) {
+  provider_->something = true;
+  provider_->slow = true;
+  ProgressThread thread(*worker_, kAwake);
+  while (!provider_->inside) std::this_thread::yield();
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(worker_->help());
+  const int before = provider_->rounds_of_others;
+  provider_->slow = false;
+  help_often();
+  EXPECT_EQ(provider_->rounds_of_others, before) << "it goes on";
+  clock_.advance(std::chrono::milliseconds(1));
+  EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
+}
+
+// Who waits has nothing else to do, so he waits for the thread's round, and does the next ones.
+TEST_F(Help, OfOneWhoWaitsTakesOverFromAThreadWhoseRoundsAreLong) {
+  provider_->something = true;
+  provider_->clock = &clock_;
+  provider_->pause = std::chrono::milliseconds(2);
+  ProgressThread thread(*worker_, kAwake);
+  ASSERT_TRUE(thread_drives());
+  EXPECT_TRUE(worker_
+                  ->wait_until([&] { return provider_->rounds_of_test >= 3; },
+                               std::chrono::milliseconds(100))
+                  .ok());
+}
+
 // Who looks once in a while leaves the bytes to the thread.
 TEST_F(Help, OnceInAWhileIsNotOften) {
   ProgressThread thread(*worker_, kAwake);
   ASSERT_TRUE(thread_drives());
   for (int i = 0; i < 10; ++i) {
-    clock_.advance(std::chrono::milliseconds(1));
     for (int helped = provider_->rounds_of_test; provider_->rounds_of_test == helped;) {
+      clock_.advance(std::chrono::milliseconds(1));
       worker_->help();
     }
     ASSERT_TRUE(thread_drives());

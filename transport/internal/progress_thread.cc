@@ -13,12 +13,14 @@
 namespace baton {
 namespace {
 
-// How long nobody may drive the worker when one who polled has ceased to.
+// How long nobody may drive the worker when one who polled has ceased to: at first, and when he has
+// polled for so long already. To look is to interrupt him, where he has the core.
 constexpr Time kStandBack = std::chrono::microseconds(100);
+constexpr Time kStandBackLong = std::chrono::milliseconds(1);
 
-void stand_back(internal::Bell& bell) {
+void stand_back(internal::Bell& bell, Time time) {
   pollfd called{.fd = bell.fd(), .events = POLLIN, .revents = 0};
-  const timespec span = base::to_timespec(kStandBack);
+  const timespec span = base::to_timespec(time);
   if (ppoll(&called, 1, &span, nullptr) > 0) bell.silence();
 }
 
@@ -66,12 +68,15 @@ void ProgressThread::run() {
     impl.thread_bell = &mine;
   }
   Time busy = impl.clock.now();
+  Time patience = kStandBack;
   while (!stop_.load()) {
     if (impl.helped_lately()) {
-      stand_back(mine);
+      stand_back(mine, patience);
+      patience = std::min(2 * patience, kStandBackLong);
       busy = impl.clock.now();
       continue;
     }
+    patience = kStandBack;
     const bool any = worker_.progress();
     impl.mutex.give_way();
     if (any) {

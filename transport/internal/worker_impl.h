@@ -62,8 +62,10 @@ class Worker::Impl final : public EventSink {
   bool arm(internal::Bell& own);
   void disarm(internal::Bell& own);
   void rouse();
-  bool help();                 // takes the lock, if nobody has it
+  // Takes the lock, if nobody has it, or, `wait_for_thread`, nobody but a ProgressThread.
+  bool help(bool wait_for_thread = false);
   bool polls() const;          // something is under way that ends without a word
+  bool want_to_help();         // lock-free; whether it is a ProgressThread that drives
   bool helped_lately() const;  // lock-free
   void recall();               // takes the lock: a thread that stands back is to drive again, now
   Time next_timer();
@@ -294,6 +296,7 @@ class Worker::Impl final : public EventSink {
   Time helped_at = kLongAgo;            // when the last help() ended
   // Likewise of those that came soon after another; kNever while one is under way.
   std::atomic<Time> helped_often_at{kLongAgo};
+  std::atomic<Time> tried_at{kLongAgo};  // when the last help() met another that was at it
   std::atomic<uint32_t> waiters{0};
   std::mutex wait_mutex;
   std::condition_variable wait_condition;

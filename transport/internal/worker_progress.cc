@@ -258,11 +258,15 @@ void Worker::Impl::rouse() {
   sleeping.store(false, std::memory_order_relaxed);
 }
 
-bool Worker::Impl::help() {
+bool Worker::Impl::help(bool wait_for_thread) {
   bool any = false;
   {
     std::unique_lock lock(mutex, std::try_to_lock);
-    if (!lock) return false;
+    if (!lock) {
+      const bool thread_drives = want_to_help();
+      if (!wait_for_thread || !thread_drives) return false;
+      lock.lock();
+    }
     const bool often = clock.now() - helped_at < kOften && thread_bell != nullptr;
     if (often) {
       // Until this round is over, however much it copies: the thread would only wait for the lock.
@@ -280,6 +284,17 @@ bool Worker::Impl::help() {
   return any;
 }
 
+// Another is at it. If that is the thread, it stands back after this round for who comes often: the
+// two would else take turns at every piece of a transfer, on one core perhaps.
+bool Worker::Impl::want_to_help() {
+  const Time now = clock.now();
+  const bool often = now - tried_at.exchange(now, std::memory_order_relaxed) < kOften;
+  Time before = helped_often_at.load(std::memory_order_relaxed);
+  if (before == kNever || !threaded.load(std::memory_order_relaxed)) return false;
+  if (often) helped_often_at.compare_exchange_strong(before, now, std::memory_order_relaxed);
+  return true;
+}
+
 bool Worker::Impl::polls() const {
   return (staging != nullptr && staging->busy()) ||
          std::any_of(providers.begin(), providers.end(),
@@ -287,7 +302,8 @@ bool Worker::Impl::polls() const {
 }
 
 bool Worker::Impl::helped_lately() const {
-  return clock.now() - helped_often_at.load(std::memory_order_relaxed) < kOften;
+  const Time now = clock.now();  // before the other: one that is newer is lately enough
+  return now - helped_often_at.load(std::memory_order_relaxed) < kOften;
 }
 
 void Worker::Impl::recall() {
@@ -374,7 +390,7 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     if (now >= end) return absl::DeadlineExceededError("the wait's timeout ran out");
     if (threaded.load(std::memory_order_acquire)) {
       if (helping) {
-        if (help()) busy = now;
+        if (help(true)) busy = now;
         if (now - busy < kSpin) continue;
         if (on_devices.load(std::memory_order_relaxed) && now - begin < kSpinOnDevices) continue;
         helping = false;
