@@ -304,13 +304,13 @@ def write_table(day, kinds):
     """As docs/data has them."""
     options = day.options
     quiet = kinds["undisturbed"][2]
-    rows = [[name, f"{count:,}", f"{middle:.2f} s", f"{most:.2f} s", f"{most / quiet:.1f}" if quiet else ""]
+    rows = [[f"up to {options.longest:g} s", name, f"{count:,}", f"{middle:.2f} s", f"{most:.2f} s", f"{most / quiet:.1f}" if quiet else ""]
             for name, (count, middle, most) in kinds.items()]
     options.json.write_text(json.dumps({
         "command": f"tests/clients/chaos.py BATON --events {options.events} --longest {options.longest:g} "
                    f"--calm {options.calm:g} --seed {options.seed}",
         "taken": counted(day) + ("; WRONG: " + day.wrong[0] if day.wrong else "; every answer whole and equal"),
-        "columns": ["meanwhile", "answers", "P50", "P99", "P99, times that of undisturbed ones"], "rows": rows},
+        "columns": ["stops", "meanwhile", "answers", "P50", "P99", "times that of undisturbed ones"], "rows": rows},
         indent=1, ensure_ascii=False) + "\n")
 
 
