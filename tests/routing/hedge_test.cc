@@ -23,6 +23,8 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   const json got = post_json(router->port(), request_body());
   EXPECT_EQ(got["choices"], want["choices"]);
   EXPECT_EQ(stuck.asked, 1);
+  // Workers write streams for the router, but this client waits for the last token.
+  EXPECT_EQ(stuck.waits_for(), "answer");
   wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
@@ -63,6 +65,7 @@ TEST(Hedge, AStreamThatStopsGoesOnElsewhere) {
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
   EXPECT_EQ(got.finish_reason, want.finish_reason);
+  EXPECT_EQ(stuck.waits_for(), "");
   wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
 }
@@ -199,6 +202,24 @@ TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
   other.set_deaf(false);
   for (StuckWorker* worker : {&one, &other}) worker->say_all(first(events, events.size()));
   for (std::thread& client : clients) client.join();
+}
+
+TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  StuckWorker stuck;
+  const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
+  const auto hedges = [&] { return metric(router->port(), "baton_router_hedges_total"); };
+  stuck.set_deaf(true);
+  json body = request_body();
+  body["n"] = 24;  // in turns, so that either worker has twelve
+  std::thread client([&] { EXPECT_EQ(post_json(router->port(), body)["choices"].size(), 24u); });
+  wait_until([&] { return hedges() == 10; });
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(hedges(), 10);
+  EXPECT_EQ(stuck.asked, 12);
+  stuck.set_deaf(false);
+  stuck.say_all(first(events, events.size()));
+  client.join();
 }
 
 // Decode is well then, and may be asked once more.
