@@ -1,6 +1,8 @@
 // Submitting choices, and turning their events into bytes for the client.
 #include "engine/http/completion.h"
 
+#include "absl/strings/ascii.h"
+#include "engine/http/request_check.h"
 #include "engine/http/request_id.h"
 
 namespace baton::engine::http {
@@ -10,12 +12,17 @@ Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange>
     : host_(host),
       exchange_(std::move(exchange)),
       request_(std::move(request)),
+      first_token_(waits_for_first_token(exchange_->request(), *request_)),
       reply_(request_, host.model, make_request_id(), host.tokenizer) {}
 
+bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request) {
+  return request.stream && asked.header(absl::AsciiStrToLower(kWaitsForHeader)) != "answer";
+}
+
 serve::WorkAhead work_of(const ApiRequest& request,
-                         const std::vector<std::vector<int32_t>>& prompts) {
+                         const std::vector<std::vector<int32_t>>& prompts, bool first_token) {
   serve::WorkAhead work{.max_output = static_cast<size_t>(request.sampling.max_tokens),
-                        .stream = request.stream,
+                        .stream = first_token,
                         .choices = request.choices()};
   for (const std::vector<int32_t>& prompt : prompts) {
     work.prompt_tokens += prompt.size() * static_cast<size_t>(request.best_of);
@@ -26,7 +33,8 @@ serve::WorkAhead work_of(const ApiRequest& request,
 absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
                                std::shared_ptr<const ApiRequest> request,
                                std::vector<std::vector<int32_t>> prompts) {
-  const absl::StatusOr<Time> expected = host.engine.admit(work_of(*request, prompts));
+  const absl::StatusOr<Time> expected = host.engine.admit(
+      work_of(*request, prompts, waits_for_first_token(exchange->request(), *request)));
   if (!expected.ok()) return expected.status();
   const auto completion =
       std::make_shared<Completion>(host, std::move(exchange), std::move(request));
@@ -74,9 +82,9 @@ void Completion::push(size_t choice, const serve::OutputEvent& event) {
   if (event.finished) {
     host_.metrics->observe(*event.metrics, event.reason);
     const bool aborted = event.reason == serve::FinishReason::kAbort;
-    const bool unanswered = aborted && !(request_->stream && event.metrics->output_tokens > 0);
+    const bool unanswered = aborted && !(first_token_ && event.metrics->output_tokens > 0);
     if (unanswered || event.status.ok()) {
-      host_.engine.note_end(request_->stream, !unanswered, expected_, *event.metrics);
+      host_.engine.note_end(first_token_, !unanswered, expected_, *event.metrics);
     }
   }
   {

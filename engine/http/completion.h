@@ -29,9 +29,12 @@ struct CompletionHost {
   std::shared_ptr<serve::ServingMetrics> metrics = std::make_shared<serve::ServingMetrics>();
 };
 
+// Whether whoever asked is content with the first token for now.
+bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request);
+
 // What an answer to `request` takes, whose prompts have these tokens.
 serve::WorkAhead work_of(const ApiRequest& request,
-                         const std::vector<std::vector<int32_t>>& prompts);
+                         const std::vector<std::vector<int32_t>>& prompts, bool first_token);
 
 // Made by start(); lives until its last event. A client that leaves, at whatever moment, has all
 // its choices aborted. A choice that fails ends the others: before the first byte of the answer the
@@ -57,6 +60,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   const CompletionHost host_;
   const std::shared_ptr<HttpExchange> exchange_;
   const std::shared_ptr<const ApiRequest> request_;
+  const bool first_token_;  // is waited for, not the last
   ApiReply reply_;
   Time expected_{};    // until the answer
   bool over_ = false;  // the reply is out; of the loop's thread

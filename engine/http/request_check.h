@@ -10,6 +10,9 @@
 namespace baton::engine::http {
 
 inline constexpr char kRequestIdHeader[] = "X-Request-Id";
+// From a router, which is answered in streams whatever its client is: "answer" where the client
+// waits for the last token, not for the first.
+inline constexpr char kWaitsForHeader[] = "X-Baton-Waits-For";
 
 // Gives the request its id, and the answer its X-Request-Id: the client's, if it may be used, else
 // a new one.

@@ -129,6 +129,8 @@ http::HttpHeaders RelayedRequest::headers() const {
   http::HttpHeaders headers = workers_.headers();
   headers.emplace_back("Content-Type", "application/json");
   headers.emplace_back(http::kRequestIdHeader, request_id_);
+  // Workers are asked for streams, and would take its patience for one with the first token.
+  if (!request_->stream) headers.emplace_back(http::kWaitsForHeader, "answer");
   return headers;
 }
 

@@ -99,10 +99,22 @@ TEST(Clients, WhatIsAdmittedIsEveryChoice) {
   request.n = 2;
   request.best_of = 3;
   request.sampling.max_tokens = 20;
-  const WorkAhead work = http::work_of(request, {{1, 2, 3}, {4}});
+  const WorkAhead work = http::work_of(request, {{1, 2, 3}, {4}}, true);
   EXPECT_EQ(work.choices, 6u);
   EXPECT_EQ(work.max_output, 20u);
   EXPECT_EQ(work.prompt_tokens, 12u);
+  EXPECT_TRUE(work.stream);
+  EXPECT_FALSE(http::work_of(request, {{1}, {4}}, false).stream);
+}
+
+TEST(Clients, ARouterSaysThatItsOwnWaitsForTheLastToken) {
+  http::HttpRequest asked;
+  http::ApiRequest request;
+  EXPECT_FALSE(http::waits_for_first_token(asked, request));
+  request.stream = true;
+  EXPECT_TRUE(http::waits_for_first_token(asked, request));
+  asked.headers["x-baton-waits-for"] = "answer";
+  EXPECT_FALSE(http::waits_for_first_token(asked, request));
 }
 
 TEST(Clients, HalfSentRequestsHaveADeadline) {

@@ -23,6 +23,8 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   const json got = post_json(router->port(), request_body());
   EXPECT_EQ(got["choices"], want["choices"]);
   EXPECT_EQ(stuck.asked, 1);
+  // Workers write streams for the router, but this client waits for the last token.
+  EXPECT_EQ(stuck.waits_for(), "answer");
   wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
@@ -63,6 +65,7 @@ TEST(Hedge, AStreamThatStopsGoesOnElsewhere) {
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
   EXPECT_EQ(got.finish_reason, want.finish_reason);
+  EXPECT_EQ(stuck.waits_for(), "");
   wait_until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
 }

@@ -34,6 +34,7 @@ class StuckWorker {
       exchange->on_gone([this] { ++left; });
       const std::lock_guard lock(mutex_);
       bodies_.push_back(json::parse(exchange->request().body));
+      waits_for_ = exchange->request().header("x-baton-waits-for");
       if (!says_.empty()) {
         exchange->begin(200, "text/event-stream");
         exchange->write(says_);
@@ -85,6 +86,11 @@ class StuckWorker {
     const std::lock_guard lock(mutex_);
     return bodies_.back()["kv_transfer_params"]["prefill"];
   }
+  // What its client is said to wait for, last.
+  std::string waits_for() {
+    const std::lock_guard lock(mutex_);
+    return waits_for_;
+  }
   std::vector<int32_t> resumed() {
     const std::lock_guard lock(mutex_);
     return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
@@ -98,7 +104,7 @@ class StuckWorker {
   http::HttpListener listener_;
   std::mutex mutex_;
   const std::string says_;
-  std::string model_;
+  std::string model_, waits_for_;
   bool deaf_ = false;
   std::vector<Exchange> exchanges_, unheard_;
   std::vector<json> bodies_;
