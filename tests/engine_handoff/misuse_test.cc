@@ -512,7 +512,7 @@ TEST_F(Misuse, EnginesThatComputeAndChangeTheirMindsWhileAllIsServed) {
     for (uint32_t i = 0; i < kRounds; ++i) {
       const uint32_t block = i % kBareBlocks;
       const uint64_t send = (*p_)->open(absl::StrCat(i), kBlockTokens);
-      if (i % 3 == 0) (*p_)->computed(send, 0, kBlockTokens, {{block}});
+      if (i % 3 == 0) (*p_)->computed(send, 0, kBlockTokens, {block});
       if (i % 5 == 0) (*p_)->restart(send);
       p_->compute(send, {block});
       i % 7 == 0 ? (*p_)->drop(send) : (*p_)->hold(send);

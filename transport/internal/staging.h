@@ -14,7 +14,8 @@
 //     device the other copies to its own from where it lies, and no processor copies any of it
 //     (staging/ring_marks.h). Until the other's ring is pinned here, and over every other route,
 //     chunks go from ring to ring.
-//   - A ring that is full makes transfers wait, and no progress() ever does. A peer that has room in
+//   - A ring that is full makes transfers wait, and no progress() ever does. A peer that has room
+//   in
 //     it leaves some to those that have none, and what waits for it is passed by.
 //   - The transfer has ended when all its chunks have, also when it was stopped: copies under way
 //     here are awaited, and a target that may be copying is asked. Counter and notification then
