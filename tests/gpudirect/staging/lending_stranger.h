@@ -38,20 +38,20 @@ class Stranger : public Provider {
       return all_.shown[remote.index];
     }
     // Words are kept, bytes go where the test says: nowhere.
-    bool post(const Slice& slice, EventSink& sink) override {
+    bool post(const Slice& slice, EventSink& worker) override {
       if (slice.transfer->counter.index == CounterTable::kStaging) {
         auto message = StagingMessage::decode(slice.transfer->notify);
         EXPECT_TRUE(message.ok()) << message.status();
         all_.said_ring |= message->kind == Kind::kRing;
         all_.heard.push_back(*std::move(message));
       }
-      sink.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
+      worker.slice_done(*this, slice.transfer->id, slice.index, absl::OkStatus());
       return true;
     }
     void abort(TransferId, EventSink&) override {}
-    void close(absl::Status why, EventSink& sink) override {
+    void close(absl::Status why, EventSink& worker) override {
       all_.closed = true;
-      sink.rail_down(*this, std::move(why));
+      worker.rail_down(*this, std::move(why));
     }
 
    private:
