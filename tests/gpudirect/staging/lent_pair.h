@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "tests/gpudirect/staged_pair.h"
 #include "transport/worker.h"
@@ -25,6 +26,14 @@ class Lent : public StagedPair {
       const std::string text = a_.worker->explain(a_.peer);
       return text.find(kByPeer) != std::string::npos && text.find(kFromPeer) != std::string::npos;
     })) << a_.worker->explain(a_.peer);
+  }
+  // What the side's explain() says of these; 0: nothing. What went before both rings were there may
+  // be a part of it.
+  static size_t bytes_of(Side& side, const char* what) {
+    const std::string text = side.worker->explain(side.peer);
+    const size_t at = text.find(what);
+    return at == std::string::npos ? 0
+                                   : std::stoull(text.substr(at + std::string_view(what).size()));
   }
   std::string pattern(char first, size_t bytes = 600'000) const {
     std::string out(bytes, first);
