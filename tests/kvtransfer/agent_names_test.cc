@@ -1,32 +1,11 @@
 // Names of hosts that DNS is slow about: whoever asks for one waits for it, and nobody else.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <netdb.h>
 
-#include <cstring>
-#include <semaphore>
 #include <string>
 #include <thread>
 
 #include "tests/kvtransfer/agent_pair.h"
-
-namespace {
-std::counting_semaphore<> asked{0};
-std::counting_semaphore<> answered{0};
-}  // namespace
-
-// In place of the C library's.
-extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
-                           addrinfo** found) {
-  using Real = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
-  static const Real real = reinterpret_cast<Real>(dlsym(RTLD_NEXT, "getaddrinfo"));
-  if (node == nullptr || std::strcmp(node, "slow.example") != 0) {
-    return real(node, service, hints, found);
-  }
-  asked.release();
-  answered.acquire();
-  return real("127.0.0.1", service, hints, found);
-}
+#include "tests/slow_dns.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -60,10 +39,10 @@ TEST(AgentNames, NobodyElseWaitsForDns) {
   const std::string where = "slow.example:" + std::to_string(there->port());
   std::thread caller([&] { EXPECT_TRUE(a->fetch_metadata("server", where).ok()); });
   std::thread another([&] { EXPECT_TRUE(a->send_metadata(where).ok()); });
-  asked.acquire();
-  asked.acquire();
+  dns_asked.acquire();
+  dns_asked.acquire();
   use(*a);
-  answered.release(2);
+  dns_answered.release(2);
   caller.join();
   another.join();
   run_agents(*a, *there, [&] { return a->has_remote("server") && there->has_remote("alpha"); });
@@ -74,14 +53,14 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   const uint16_t port = there->port();
   there = nullptr;  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));
-  answered.release();
+  dns_answered.release();
   ASSERT_TRUE(a->fetch_metadata("server", "slow.example:" + std::to_string(port)).ok());
-  asked.acquire();
+  dns_asked.acquire();
   // It is refused, and called again by whoever looks.
-  while (!asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
+  while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
   use(*a);
   there = server(port);
-  answered.release(1'000'000);
+  dns_answered.release(1'000'000);
   run_agents(*a, *there, [&] { return a->has_remote("server"); });
 }
 

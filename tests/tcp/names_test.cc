@@ -1,32 +1,11 @@
 // Names are looked up by the thread that asks, and nobody else waits for DNS.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <netdb.h>
 
-#include <cstring>
-#include <semaphore>
 #include <string>
 #include <thread>
 
+#include "tests/slow_dns.h"
 #include "transport/worker.h"
-
-namespace {
-std::binary_semaphore asked{0};
-std::binary_semaphore answered{0};
-}  // namespace
-
-// In place of the C library's.
-extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
-                           addrinfo** found) {
-  using Real = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
-  static const Real real = reinterpret_cast<Real>(dlsym(RTLD_NEXT, "getaddrinfo"));
-  if (node == nullptr || std::strcmp(node, "slow.example") != 0) {
-    return real(node, service, hints, found);
-  }
-  asked.release();
-  answered.acquire();
-  return real("127.0.0.1", service, hints, found);
-}
 
 namespace baton {
 namespace {
@@ -44,11 +23,11 @@ TEST(Names, NobodyElseWaitsForDns) {
   PeerId peer;
   std::thread caller(
       [&] { peer = *here->connect("slow.example:" + std::to_string(there->port())); });
-  asked.acquire();
+  dns_asked.acquire();
   // Would wait for ever if the lookup held the worker.
   for (int i = 0; i < 100; ++i) here->progress();
   EXPECT_EQ(here->stats().peers_up, 0U);
-  answered.release();
+  dns_answered.release();
   caller.join();
   while (here->peer_state(peer) == PeerState::kConnecting) {
     here->progress();
