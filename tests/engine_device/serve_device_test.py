@@ -85,11 +85,13 @@ def with_tiers(model):
 def pairs(model, expected):
     for prefill_on, decode_on in (("cuda", "cpu"), ("cpu", "cuda")):
         prefill = serve(model, "--role", "prefill", "--device", prefill_on, environment=CUDA)
-        decode = serve(model, "--role", "decode", "--min-remote-tokens", 8, "--device", decode_on, environment=CUDA)
+        # However slow this machine is, nobody computes again what can be loaded.
+        decode = serve(model, "--role", "decode", "--min-remote-tokens", 8, "--load-timeout", 3600, "--load-silence", 0,
+                       "--device", decode_on, environment=CUDA)
         for server in (prefill, decode):
             server.ready.wait()
             check(server.url, server.said)
-        router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
+        router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url, "--hedge-after", 0)
         router.model = model.name
         got = answers(router)
         check(got == expected, prefill_on, "to", decode_on, "\n", expected, "\n", got)

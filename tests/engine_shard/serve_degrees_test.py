@@ -80,11 +80,13 @@ def answers(url, model):
 def pair(model, prefill_ranks, decode_ranks, *flags):
     """Prefill, decode and a router in front of them, which knows both."""
     prefill = serve(model, "--role", "prefill", "-tp", prefill_ranks, *SMALL_STEPS, *flags)
-    decode = serve(model, "--role", "decode", "-tp", decode_ranks, *SMALL_STEPS, *flags)
+    # However slow this machine is, nobody computes again what can be loaded.
+    decode = serve(model, "--role", "decode", "-tp", decode_ranks, "--load-timeout", 3600, "--load-silence", 0, *SMALL_STEPS,
+                   *flags)
     for server in (prefill, decode):
         server.ready.wait()
         check(server.url, server.said)
-    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url)
+    router = Server("--role", "router", "--prefill", prefill.url, "--decode", decode.url, "--hedge-after", 0)
     router.ready.wait()
     check(router.url, router.said)
     return prefill, decode, router
