@@ -50,6 +50,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,6 +96,16 @@ struct StridedDescriptor {
   uint64_t device = 0;
   uint64_t stride = 0;
   uint64_t count = 0;
+
+  // From its first byte to its last; none: it covers nothing, or more than there are addresses.
+  std::optional<Descriptor> span() const {
+    uint64_t size = 0, end = 0;
+    if (count == 0 || __builtin_mul_overflow(count - 1, stride, &size) ||
+        __builtin_add_overflow(size, bytes, &size) || __builtin_add_overflow(address, size, &end)) {
+      return std::nullopt;
+    }
+    return Descriptor{address, size, device};
+  }
 };
 
 // A prepared list, and a transfer made from two: valid until released. 0: none.
