@@ -168,6 +168,9 @@ struct AgentStats {
   WorkerStats worker;
 };
 
+// Whether it is "name:4000", which DNS is asked for; not "10.0.0.1:4000", "[::1]:4000" or nonsense.
+bool asks_dns(std::string_view host_port);
+
 struct AgentOptions {
   std::string name;      // unique among the agents that meet; 1 to kMaxAgentName bytes
   WorkerOptions worker;  // key, listener, providers, settings; its name is the agent's
