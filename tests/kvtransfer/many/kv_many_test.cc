@@ -131,6 +131,10 @@ TEST_F(KvMany, ARoundLooksAtNoneToWhichNothingHappened) {
   EXPECT_EQ(jobs.jobs_failed(), 1U);
   // Each is renewed, or ended, alone.
   ASSERT_TRUE(loads.renew(10, hours(2)).ok());
+  ASSERT_TRUE(loads.renew(11, minutes(1)).ok());  // sooner than before
+  clock.advance(minutes(1));
+  rounds(1);
+  EXPECT_EQ(loads.loads_failed(), 3U);
   clock.advance(hours(1));
   rounds(1);
   EXPECT_TRUE(loads.status(10).ok()) << loads.status(10);
