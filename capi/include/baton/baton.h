@@ -31,9 +31,10 @@
 //
 // Threads: every call may come from any thread, but for the ..._destroy() of a handle, which must
 // be the last one with it, and baton_kv_layout_add_...(), which must be the only one meanwhile. A
-// forked child makes agents of its own, whatever its parent's threads were doing: its parent's are
-// refused there (BATON_ERR_INVALID_PARAM), and baton_agent_destroy() leaves them alone. fork()
-// waits while another thread makes or destroys one, a second at most.
+// forked child makes agents of its own: its parent's are refused there (BATON_ERR_INVALID_PARAM),
+// and baton_agent_destroy() leaves them alone. fork() waits while another thread makes or destroys
+// one, a second at most. But fork while no two agents are meeting: OpenSSL and UCX have locks of
+// their own, which a child may find taken.
 //
 // The process: a signal ends no call early, and none is taken by the threads that an agent or a
 // connector is made with. Handlers of SIGSEGV and SIGBUS are put before the program's, for memory
