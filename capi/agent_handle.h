@@ -2,6 +2,9 @@
 // becomes the result that C sees.
 #pragma once
 
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <initializer_list>
 #include <memory>
@@ -9,17 +12,15 @@
 #include <new>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "capi/forks.h"
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
-
-namespace baton::capi {
-// Counts in a child what forks lie between it and the process that loaded the library.
-uint32_t forks();
-}  // namespace baton::capi
+#include "transport/base/copies/fault_guard.h"
 
 struct baton_agent {
   const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
@@ -57,10 +58,13 @@ bool write_sized(const T& value, T* out) {
   return true;
 }
 
-// The other way round: what a struct of the caller's says, and `out` for what it does not know.
+// The other way round: what a struct of the caller's says, and `out` for what it does not know. A
+// size that no compiler gives a struct would end in the middle of a pointer: it is not believed.
 template <typename T>
 bool read_sized(const T* from, T& out) {
-  if (from == nullptr || from->size < sizeof from->size) return false;
+  if (from == nullptr || from->size < sizeof from->size || from->size % alignof(T) != 0) {
+    return false;
+  }
   const size_t known = from->size < sizeof out ? from->size : sizeof out;
   __builtin_memcpy(&out, from, known);
   return true;
@@ -68,6 +72,31 @@ bool read_sized(const T* from, T& out) {
 
 // Not of a parent: its threads are not there, and its sockets and memory are the parent's.
 inline bool usable(const baton_agent* agent) { return agent != nullptr && agent->forks == forks(); }
+
+// For the time in which an agent or a connector is made. A fork waits; and threads that are made
+// meanwhile leave the program's signals to the program's threads, but for those that say what the
+// thread itself has done, and the profiler's.
+class Making {
+ public:
+  Making() {
+    // The first copy would put it up, in a thread that no fork waits for.
+    const std::byte here{};
+    (void)base::readable(&here, 1);
+    sigset_t most;
+    sigfillset(&most);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
+      sigdelset(&most, own);
+    }
+    pthread_sigmask(SIG_BLOCK, &most, &before_);
+  }
+  ~Making() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+
+ private:
+  const ForkWaits fork_waits_;
+  sigset_t before_;
+};
 
 // Nothing that the library throws gets out: C has no use for it.
 template <typename Body>
@@ -91,10 +120,21 @@ int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   return caught(error, body);
 }
 
-// A list that is said to have something and is not there.
-inline bool is_missing(const void* list, size_t count) { return list == nullptr && count > 0; }
+// A list that is said to have something and is not there, or more than memory can hold: -1, say.
+template <typename T>
+bool is_missing(const T* list, size_t count) {
+  size_t row = 1;
+  if constexpr (!std::is_void_v<T>) row = sizeof(T);
+  return (list == nullptr && count > 0) || count > PTRDIFF_MAX / row;
+}
 inline int32_t missing(baton_error* error) {
-  return invalid("a list is NULL, and its count is not 0", error);
+  return invalid("a list is NULL, and its count is not 0, or it is longer than memory", error);
+}
+// The first thing that a call does with what is to come out of it: where it fails, that is nothing.
+// NULL: it is not wanted.
+template <typename... Out>
+void give_nothing(Out*... out) {
+  ((out == nullptr ? void() : void(*out = Out())), ...);
 }
 
 inline absl::Span<const kvtransfer::Descriptor> descriptors(const baton_descriptor* list,

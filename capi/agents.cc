@@ -1,5 +1,4 @@
 // The C interface: agents, their memory, other agents, messages.
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -9,6 +8,7 @@
 using baton::capi::descriptors;
 using baton::capi::give;
 using baton::capi::give_all;
+using baton::capi::give_nothing;
 using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::is_missing;
@@ -101,14 +101,14 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
                            baton_error* error) {
   if (agent == nullptr) return invalid("agent is NULL: pass where the handle goes", error);
   *agent = nullptr;
-  if (options == nullptr || options->size < sizeof options->size) {
+  baton_agent_options all;
+  baton_agent_options_init(&all, sizeof all);
+  if (!baton::capi::read_sized(options, all)) {
     return invalid("options: fill them in with baton_agent_options_init()", error);
   }
   const baton_agent none;
   return guarded(&none, error, [&] {
-    baton_agent_options all;
-    baton_agent_options_init(&all, sizeof all);
-    std::memcpy(&all, options, std::min(options->size, sizeof all));
+    const baton::capi::Making making;
     auto wanted = options_of(all);
     if (!wanted.ok()) return result_of(wanted.status(), error);
     auto made = baton::kvtransfer::Agent::create(*std::move(wanted));
@@ -128,7 +128,9 @@ int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* err
 }
 
 void baton_agent_destroy(baton_agent* agent) {
-  if (usable(agent)) delete agent;
+  if (!usable(agent)) return;
+  const baton::capi::ForkWaits fork_waits;
+  delete agent;
 }
 const char* baton_agent_name(const baton_agent* agent) {
   return usable(agent) ? agent->agent->name().c_str() : "";
@@ -167,6 +169,7 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
 }
 
 int32_t baton_memory_supported(int32_t memory, baton_error* error) {
+  const baton::capi::ForkWaits fork_waits;
   const baton_agent none;
   return guarded(&none, error, [&] {
     return result_of(baton::kvtransfer::memory_supported(kind(memory)), error);
@@ -200,6 +203,7 @@ int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* 
 }
 
 int32_t baton_agent_metadata(const baton_agent* agent, baton_bytes* out, baton_error* error) {
+  give_nothing(out);
   return guarded(agent, error, [&] {
     const auto bytes = agent->agent->metadata();
     return bytes.ok() ? give(*bytes, out, error) : result_of(bytes.status(), error);
@@ -209,6 +213,8 @@ int32_t baton_agent_metadata(const baton_agent* agent, baton_bytes* out, baton_e
 int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
                                      const baton_descriptor* ranges, size_t count, int with_address,
                                      baton_bytes* out, baton_error* error) {
+  give_nothing(out);
+  if (is_missing(ranges, count)) return missing(error);
   return guarded(agent, error, [&] {
     const auto bytes =
         agent->agent->partial_metadata(descriptors(ranges, count), with_address != 0, kind(memory));
@@ -218,6 +224,8 @@ int32_t baton_agent_partial_metadata(const baton_agent* agent, int32_t memory,
 
 int32_t baton_agent_add_remote(baton_agent* agent, const void* metadata, size_t size,
                                baton_bytes* name, baton_error* error) {
+  give_nothing(name);
+  if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
   return guarded(agent, error, [&] {
     const auto added = agent->agent->add_remote(view(metadata, size));
     return added.ok() ? give(*added, name, error) : result_of(added.status(), error);
@@ -233,6 +241,7 @@ int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_
 
 int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memory,
                            const baton_descriptor* ranges, size_t count) {
+  if (is_missing(ranges, count)) return 0;
   const int32_t has = guarded(agent, nullptr, [&]() -> int32_t {
     return agent->agent->has_remote(view(remote), descriptors(ranges, count), kind(memory)) ? 1 : 0;
   });
@@ -248,6 +257,7 @@ int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const
 
 int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, const void* metadata,
                                   size_t size, baton_error* error) {
+  if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->send_metadata(view(host_port), view(metadata, size)), error);
   });
@@ -262,6 +272,7 @@ int32_t baton_agent_invalidate_metadata(baton_agent* agent, const char* host_por
 
 int32_t baton_agent_publish_metadata(baton_agent* agent, const void* metadata, size_t size,
                                      const char* label, baton_error* error) {
+  if (metadata != nullptr && is_missing(metadata, size)) return missing(error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->publish_metadata(view(metadata, size), view(label)), error);
   });
@@ -294,13 +305,14 @@ int32_t baton_agent_connect(baton_agent* agent, const char* remote, baton_error*
 
 int32_t baton_agent_explain(const baton_agent* agent, const char* remote, baton_bytes* out,
                             baton_error* error) {
+  give_nothing(out);
   return guarded(agent, error,
                  [&] { return give(agent->agent->explain(view(remote)), out, error); });
 }
 
 int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
                      baton_error* error) {
-  if (message == nullptr && size > 0) return invalid("message is NULL, and has a size", error);
+  if (is_missing(message, size)) return missing(error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->notify(view(remote), view(message, size)), error);
   });
@@ -308,6 +320,7 @@ int32_t baton_notify(baton_agent* agent, const char* remote, const void* message
 
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error) {
+  give_nothing(from, message);
   return guarded(agent, error, [&] {
     return give_message(agent, {}, absl::NotFoundError("no message"), from, message, error);
   });
@@ -315,6 +328,7 @@ int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* m
 
 int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* from,
                            baton_bytes* message, baton_error* error) {
+  give_nothing(from, message);
   return guarded(agent, error, [&] {
     return give_message(agent, baton::capi::timeout_of(timeout),
                         absl::DeadlineExceededError("no message came in that time"), from, message,
@@ -324,6 +338,7 @@ int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* fro
 
 int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
                                 baton_bytes* why, baton_error* error) {
+  give_nothing(to, message, why);
   return guarded(agent, error, [&] {
     std::lock_guard lock(agent->mutex);
     if (agent->lost.empty()) {

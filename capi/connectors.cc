@@ -25,6 +25,7 @@
 using baton::Time;
 using baton::capi::caught;
 using baton::capi::give;
+using baton::capi::give_nothing;
 using baton::capi::invalid;
 using baton::capi::is_missing;
 using baton::capi::missing;
@@ -239,6 +240,7 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
     return invalid("options: fill them in with baton_kv_connector_options_init()", error);
   }
   return caught(error, [&] {
+    const baton::capi::Making making;
     const absl::StatusOr<BatonConnectorOptions> wanted = options_of(known);
     if (!wanted.ok()) return result_of(wanted.status(), error);
     auto made = baton::kvtransfer::make_baton_connector(*wanted);
@@ -263,6 +265,7 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
 
 void baton_kv_connector_destroy(baton_kv_connector* connector) {
   if (!is_usable(connector)) return;
+  const baton::capi::ForkWaits fork_waits;
   {
     const std::lock_guard lock(connector->mutex);
     connector->stop = true;
@@ -289,6 +292,7 @@ int32_t baton_kv_connector_register_cache(baton_kv_connector* connector,
 
 int32_t baton_kv_connector_address(baton_kv_connector* connector, baton_bytes* out,
                                    baton_error* error) {
+  give_nothing(out);
   return locked(connector, error,
                 [&](KvConnector& of, auto&) { return give(of.address(), out, error); });
 }
@@ -310,6 +314,7 @@ int32_t baton_kv_connector_wait(baton_kv_connector* connector, int64_t timeout,
 
 int32_t baton_kv_connector_get_stats(baton_kv_connector* connector, baton_kv_connector_stats* out,
                                      baton_bytes* route, baton_error* error) {
+  give_nothing(route);
   return locked(connector, error, [&](KvConnector& of, auto&) {
     const baton::kvtransfer::KvConnectorStats now = of.stats();
     baton_kv_connector_stats all{};
@@ -343,6 +348,7 @@ int32_t baton_kv_load_start(baton_kv_connector* connector, const baton_kv_load* 
 
 int32_t baton_kv_load_state(baton_kv_connector* connector, uint64_t id, uint32_t* layers,
                             baton_error* error) {
+  give_nothing(layers);
   return locked(connector, error, [&](KvConnector& of, auto&) {
     const uint32_t here = of.layers_loaded(id);
     if (layers != nullptr) *layers = here;
@@ -379,6 +385,7 @@ int32_t baton_kv_load_renew(baton_kv_connector* connector, uint64_t id, int64_t 
 
 int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_bytes* out,
                               baton_error* error) {
+  give_nothing(out);
   return locked(connector, error, [&](KvConnector& of, auto&) {
     const absl::Status status = of.load_status(id);
     if (!status.ok()) return failure(status, error);
@@ -393,8 +400,8 @@ int32_t baton_kv_load_payload(baton_kv_connector* connector, uint64_t id, baton_
 
 int32_t baton_kv_load_failed_blocks(baton_kv_connector* connector, uint64_t id, uint32_t* out,
                                     size_t room, size_t* count, baton_error* error) {
+  give_nothing(count);
   if (is_missing(out, room) || count == nullptr) return missing(error);
-  *count = 0;
   return locked(connector, error, [&](KvConnector& of, auto&) {
     if (connector->loads.count(id) == 0) {
       return result_of(absl::NotFoundError(absl::StrCat("there is no load ", id)), error);
@@ -443,12 +450,12 @@ int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, bato
 
 int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding* binding,
                           uint64_t* job, baton_error* error) {
+  give_nothing(job);
   baton_kv_binding known{};
   if (!read_sized(binding, known)) {
     return invalid("binding: set its size to sizeof(baton_kv_binding)", error);
   }
   if (job == nullptr) return invalid("job is NULL: pass where the number goes", error);
-  *job = 0;
   return asked(connector, error, [&](KvConnector& to) {
     KvBinding bound;
     bound.key = view(known.key);

@@ -15,8 +15,10 @@ using baton::capi::caught;
 using baton::capi::descriptors;
 using baton::capi::give;
 using baton::capi::give_id;
+using baton::capi::give_nothing;
 using baton::capi::guarded;
 using baton::capi::invalid;
+using baton::capi::is_missing;
 using baton::capi::kind;
 using baton::capi::missing;
 using baton::capi::no_such_op;
@@ -115,7 +117,7 @@ int32_t add(baton_kv_layout* layout, const baton_kv_group* group, baton_error* e
 
 std::vector<AgentKvBlocks> lists(const baton_kv_blocks* from, size_t count) {
   std::vector<AgentKvBlocks> out;
-  for (size_t i = 0; from != nullptr && i < count; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     out.push_back(
         {{from[i].blocks, from[i].blocks == nullptr ? 0 : from[i].count}, from[i].first_block});
   }
@@ -205,6 +207,7 @@ int32_t baton_kv_layout_add_paged(baton_kv_layout* layout, int32_t memory,
                                   const baton_descriptor* buffers, size_t buffer_count,
                                   const baton_kv_group* group, const baton_kv_paged* paged,
                                   baton_error* error) {
+  if (is_missing(buffers, buffer_count)) return missing(error);
   baton_kv_paged how{};
   if (!read_sized(paged, how)) {
     return invalid("paged: set its size to sizeof(baton_kv_paged)", error);
@@ -234,6 +237,7 @@ int32_t baton_kv_layout_add_latent(baton_kv_layout* layout, int32_t memory,
                                    const baton_descriptor* buffers, size_t buffer_count,
                                    const baton_kv_group* group, uint32_t width, int32_t dtype,
                                    baton_error* error) {
+  if (is_missing(buffers, buffer_count)) return missing(error);
   return add(layout, group, error, [&](const KvGroup& g) {
     return KvPlacement::of(
         with_layers(KvLayout::latent(static_cast<uint32_t>(g.layers.size()), g.blocks,
@@ -247,7 +251,7 @@ int32_t baton_kv_layout_add_fields(baton_kv_layout* layout, int32_t memory,
                                    const baton_descriptor* buffers, size_t buffer_count,
                                    const baton_kv_group* group, const baton_kv_field* fields,
                                    size_t field_count, baton_error* error) {
-  if (fields == nullptr) field_count = 0;
+  if (is_missing(buffers, buffer_count) || is_missing(fields, field_count)) return missing(error);
   return add(layout, group, error, [&](KvGroup g) {
     std::vector<absl::Span<const uint64_t>> addresses;
     for (size_t i = 0; i < field_count && i <= KvLayout::kMaxFields; ++i) {
@@ -272,6 +276,7 @@ int32_t baton_kv_layout_add_packed(baton_kv_layout* layout, int32_t memory,
                                    const baton_descriptor* buffers, size_t buffer_count,
                                    const baton_kv_group* group, const char* packing,
                                    uint64_t block_stride, baton_error* error) {
+  if (is_missing(buffers, buffer_count)) return missing(error);
   return add(layout, group, error, [&](const KvGroup& g) {
     return baton::kvtransfer::place_packed(view(packing), g, descriptors(buffers, buffer_count),
                                            block_stride, kind(memory));
@@ -280,15 +285,18 @@ int32_t baton_kv_layout_add_packed(baton_kv_layout* layout, int32_t memory,
 
 int32_t baton_kv_find_packing(const int64_t* block, size_t count, uint32_t tokens, uint32_t heads,
                               uint32_t elements, baton_bytes* out, baton_error* error) {
+  give_nothing(out);
+  if (is_missing(block, count)) return missing(error);
   return caught(error, [&] {
-    const absl::StatusOr<std::string> found = baton::kvtransfer::find_packing(
-        {block, block == nullptr ? 0 : count}, tokens, heads, elements);
+    const absl::StatusOr<std::string> found =
+        baton::kvtransfer::find_packing({block, count}, tokens, heads, elements);
     return found.ok() ? give(*found, out, error) : result_of(found.status(), error);
   });
 }
 
 int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank,
                              uint32_t* first_head, uint32_t* heads, baton_error* error) {
+  give_nothing(first_head, heads);
   if (total_heads == 0 || rank >= ranks || first_head == nullptr || heads == nullptr) {
     return invalid("rank is less than ranks, of a model with heads; and say where they go", error);
   }
@@ -301,6 +309,7 @@ int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank
 int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
                              uint32_t rank, uint32_t* out, size_t room, size_t* count,
                              baton_error* error) {
+  give_nothing(count);
   constexpr uint32_t kMostRanks = 512;
   if (total_heads == 0 || sources == 0 || rank >= targets || sources > kMostRanks ||
       targets > kMostRanks) {
@@ -335,6 +344,7 @@ int32_t baton_kv_layout_get_group(const baton_kv_layout* layout, size_t number, 
 
 int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out,
                                baton_error* error) {
+  give_nothing(out);
   if (layout == nullptr) return invalid(kNoLayout, error);
   return caught(error, [&] {
     const absl::Status good = layout->cache.check();
@@ -346,6 +356,7 @@ int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout**
                                baton_error* error) {
   if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
   *out = nullptr;
+  if (bytes != nullptr && is_missing(bytes, size)) return missing(error);
   return caught(error, [&] {
     auto cache = KvPlacement::decode(view(bytes, size));
     if (!cache.ok()) return result_of(cache.status(), error);
@@ -391,10 +402,16 @@ int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* ou
 int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* plan,
                                     const baton_kv_request* request, const void* message,
                                     size_t message_size, baton_transfer* out, baton_error* error) {
+  give_nothing(out);
+  if (is_missing(message, message_size)) return missing(error);
   if (plan == nullptr) return invalid("plan is NULL: pass what baton_kv_plan_create() made", error);
   baton_kv_request known = BATON_KV_REQUEST_INIT;
   if (!read_sized(request, known)) {
     return invalid("request: fill it in with BATON_KV_REQUEST_INIT", error);
+  }
+  if (is_missing(known.local, known.local_groups) ||
+      is_missing(known.remote, known.remote_groups)) {
+    return missing(error);
   }
   return guarded(agent, error, [&] {
     AgentKvRequest wanted;
@@ -447,10 +464,9 @@ int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_
                                 const baton_kv_blocks* blocks, uint64_t first_token,
                                 uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
                                 size_t* count, baton_error* error) {
+  give_nothing(count);
   if (checksums == nullptr) return invalid(kNoChecksums, error);
-  if (blocks == nullptr || (blocks->blocks == nullptr && blocks->count > 0)) {
-    return missing(error);
-  }
+  if (blocks == nullptr || is_missing(blocks->blocks, blocks->count)) return missing(error);
   const baton_kv_checksums::Side& side = of_target != 0 ? checksums->target : checksums->source;
   if (!side.here) {
     return invalid("that layout is another engine's, and its cache is not in this process", error);

@@ -1,8 +1,5 @@
 // Results, errors and bytes of the C interface.
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -11,8 +8,6 @@
 
 namespace baton::capi {
 namespace {
-
-std::atomic<uint32_t> fork_count{0};
 
 int32_t number_of(absl::StatusCode code) {
   switch (code) {
@@ -47,12 +42,6 @@ int32_t number_of(absl::StatusCode code) {
 }
 
 }  // namespace
-
-uint32_t forks() {
-  [[maybe_unused]] static const int once =
-      pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
-  return fork_count.load(std::memory_order_relaxed);
-}
 
 int32_t result_of(const absl::Status& status, baton_error* error) {
   const int32_t result = number_of(status.code());

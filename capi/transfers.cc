@@ -5,6 +5,7 @@
 
 using baton::capi::descriptors;
 using baton::capi::give_id;
+using baton::capi::give_nothing;
 using baton::capi::guarded;
 using baton::capi::invalid;
 using baton::capi::is_missing;
@@ -48,6 +49,7 @@ extern "C" {
 int32_t baton_list_prepare(baton_agent* agent, const char* remote, int32_t memory,
                            const baton_descriptor* list, size_t count, baton_list* out,
                            baton_error* error) {
+  give_nothing(out);
   if (is_missing(list, count)) return missing(error);
   return prepare(agent, remote, memory, descriptors(list, count), out, error);
 }
@@ -55,16 +57,18 @@ int32_t baton_list_prepare(baton_agent* agent, const char* remote, int32_t memor
 int32_t baton_list_prepare_strided(baton_agent* agent, const char* remote, int32_t memory,
                                    const baton_strided* rows, size_t count, baton_list* out,
                                    baton_error* error) {
+  give_nothing(out);
   if (is_missing(rows, count)) return missing(error);
   return prepare(agent, remote, memory, baton::capi::rows(rows, count), out, error);
 }
 
 int32_t baton_list_register(baton_agent* agent, int32_t memory, const baton_strided* rows,
                             size_t count, baton_list* out, baton_error* error) {
+  give_nothing(out);
   if (is_missing(rows, count)) return missing(error);
   return guarded(agent, error, [&] {
     const auto list = agent->agent->register_rows(baton::capi::rows(rows, count), kind(memory));
-    if (out != nullptr) *out = list.ok() ? list->value : 0;
+    if (list.ok() && out != nullptr) *out = list->value;
     if (list.ok() && out == nullptr) agent->agent->release_list(*list).IgnoreError();
     return result_of(list.status(), error);
   });
@@ -79,10 +83,13 @@ int32_t baton_transfer_make(baton_agent* agent, int32_t op, baton_list local,
                             const int64_t* local_indices, size_t local_count, baton_list remote,
                             const int64_t* remote_indices, size_t remote_count, const void* message,
                             size_t message_size, baton_transfer* out, baton_error* error) {
+  give_nothing(out);
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
-  if (local_indices == nullptr) local_count = 0;
-  if (remote_indices == nullptr) remote_count = 0;
+  if (is_missing(local_indices, local_count) || is_missing(remote_indices, remote_count) ||
+      is_missing(message, message_size)) {
+    return missing(error);
+  }
   return guarded(agent, error, [&] {
     return give_id(
         [&] {
@@ -109,9 +116,13 @@ int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t loca
                                     size_t remote_count, const char* remote_agent,
                                     const void* message, size_t message_size, baton_transfer* out,
                                     baton_error* error) {
+  give_nothing(out);
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
-  if (is_missing(local, local_count) || is_missing(remote, remote_count)) return missing(error);
+  if (is_missing(local, local_count) || is_missing(remote, remote_count) ||
+      is_missing(message, message_size)) {
+    return missing(error);
+  }
   return guarded(agent, error, [&] {
     return give_id(
         [&] {
@@ -126,6 +137,7 @@ int32_t baton_transfer_make_between(baton_agent* agent, int32_t op, int32_t loca
 
 int32_t baton_transfer_post(baton_agent* agent, baton_transfer transfer, const void* message,
                             size_t message_size, baton_error* error) {
+  if (message != nullptr && is_missing(message, message_size)) return missing(error);
   return guarded(agent, error, [&] {
     const std::string_view text = view(message, message_size);
     return result_of(

@@ -50,6 +50,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,6 +96,16 @@ struct StridedDescriptor {
   uint64_t device = 0;
   uint64_t stride = 0;
   uint64_t count = 0;
+
+  // From its first byte to its last; none: it covers nothing, or more than there are addresses.
+  std::optional<Descriptor> span() const {
+    uint64_t size = 0, end = 0;
+    if (count == 0 || __builtin_mul_overflow(count - 1, stride, &size) ||
+        __builtin_add_overflow(size, bytes, &size) || __builtin_add_overflow(address, size, &end)) {
+      return std::nullopt;
+    }
+    return Descriptor{address, size, device};
+  }
 };
 
 // A prepared list, and a transfer made from two: valid until released. 0: none.
@@ -156,6 +167,9 @@ struct AgentStats {
   uint64_t messages_lost = 0;  // ever
   WorkerStats worker;
 };
+
+// Whether it is "name:4000", which DNS is asked for; not "10.0.0.1:4000", "[::1]:4000" or nonsense.
+bool asks_dns(std::string_view host_port);
 
 struct AgentOptions {
   std::string name;      // unique among the agents that meet; 1 to kMaxAgentName bytes

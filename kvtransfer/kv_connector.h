@@ -128,9 +128,9 @@ class KvSource {
   // Sleeps until something may have changed, at most `timeout`. `fd` (or -1) also ends the sleep
   // when readable, so that an engine can wait for requests and pages at once.
   virtual void wait(Time timeout, int fd) = 0;
-  // Asks for a request's KV. Returns at once; what goes wrong later shows in load_status(). The
-  // blocks are pinned until end_load() has returned true, and no other load may name them: a layer
-  // that is here may be read, but what arrived may arrive once more. (What was pulled does not.)
+  // Asks for a request's KV. Returns at once, and waits for no DNS; what goes wrong later shows in
+  // load_status(). The blocks are pinned until end_load() has returned true, and no other load may
+  // name them: a layer that is here may be read, but what arrived may come again (pulled: not).
   virtual absl::Status start_load(KvLoad load) = 0;
   // How many layers, counted from layer 0, are here completely.
   virtual uint32_t layers_loaded(KvRequestId id) = 0;

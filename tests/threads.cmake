@@ -6,11 +6,11 @@
 # Nor one that starts `baton`, which would be built for it alone: what its commands start has tests here.
 set(BATON_TESTS_WITH_THREADS
   admission_test agent_bounds_test agent_files_test agent_requantise_test agent_test allocation_test any_thread_test
-  baton_disaggregation_test capi_connector_test capi_test checkpoint_test communicator_calls_test communicator_failure_test
+  baton_disaggregation_test capi_connector_test capi_names_test capi_test capi_threads_test checkpoint_test communicator_calls_test communicator_failure_test
   communicator_leave_test communicator_mismatch_test communicator_results_test communicator_system_calls_test
   conformance_slow_test conformance_test data_parallel_test degrees_test disaggregation_test
   engine_kernels_test engine_test engine_train_test flight_recorder_test hedge_test
-  hand_off_test http_test kv_connector_test kv_group_test kv_hostile_test kv_processes_test kv_pull_test kv_silence_test
+  hand_off_names_test hand_off_test http_test kv_connector_test kv_group_test kv_hostile_test kv_names_test kv_processes_test kv_pull_test kv_silence_test
   kv_store_test kv_tiers_test lm_server_test load_servers_test metadata_etcd_test metadata_store_test
   parting_test process_test recovery_test registration_test rendezvous_test router_test routing_test
   shard_test shm_peer_test shm_rail_test sleep_test stranger_test tcp_faults_test tcp_names_test

@@ -63,6 +63,7 @@ class Service : public BatonHandOff {
     stop_ = true;
     ring(thread_fd_.get());
     if (thread_.joinable()) thread_.join();
+    loads_.stop_asking();
     core_.agent.reset();  // nobody reads the staging memory afterwards
     loads_.close();
     sends_.close();

@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
+#include "engine/handoff/fetches.h"
 #include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
@@ -31,7 +32,7 @@ namespace baton::engine::handoff {
 class Loads {
  public:
   // `core` must outlive this object.
-  explicit Loads(const Core& core) : core_(core) {}
+  explicit Loads(const Core& core) : core_(core), fetches_(core) {}
 
   // --- the engine's thread: see KvSource and HandOff
   // InvalidArgument: an order that makes no sense. AlreadyExists: this load is under way. What two
@@ -48,6 +49,8 @@ class Loads {
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
+  // Before the agent is closed: asks nobody any more.
+  void stop_asking() { fetches_.close(); }
   // When the agent is closed and nothing moves any more: what was under way has failed.
   void close();
 
@@ -110,6 +113,7 @@ class Loads {
     absl::Status why;  // it has failed
   };
 
+  // loads.cc
   absl::Status check(const kvtransfer::KvLoad& load) const;
   void begin(Order order, Time now);
   void learn(const Load& load, std::shared_ptr<Peer>& peer, Time now);
@@ -122,17 +126,19 @@ class Loads {
   bool is_there(const std::string& agent, Peer& peer);
   void forget_who_went();
   bool say_done(const Key& whom);
+  bool end_if_over(Load& load);
+  void report(kvtransfer::KvRequestId id, const absl::Status& status);
+  bool complete(const Load& load) const;
+  // load_blocks.cc
   void begin_parts(Load& load, std::shared_ptr<const Peer> peer);
   absl::Status take_ready(Load& load, const nlohmann::json& parts);
   absl::Status read(Load& load);
   void follow_reads(Load& load);
   absl::Status take(Load& load, const Part& part);
   void release(const Read& read);
-  bool end_if_over(Load& load);
-  void report(kvtransfer::KvRequestId id, const absl::Status& status);
-  bool complete(const Load& load) const;
 
   const Core& core_;
+  Fetches fetches_;
   std::mutex mutex_;
   bool closed_ = false;
   std::deque<Order> orders_;

@@ -97,13 +97,12 @@ absl::StatusOr<AgentListId> Agent::register_rows(absl::Span<const StridedDescrip
                                                  MemoryKind kind) {
   std::vector<Descriptor> ranges;
   for (const StridedDescriptor& row : rows) {
-    uint64_t bytes = 0;
-    if (row.count == 0 || __builtin_mul_overflow(row.count - 1, row.stride, &bytes) ||
-        __builtin_add_overflow(bytes, row.bytes, &bytes)) {
+    const std::optional<Descriptor> span = row.span();
+    if (!span) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "a row of %u descriptors, one every %u bytes, is no memory", row.count, row.stride));
     }
-    ranges.push_back({row.address, bytes, row.device});
+    ranges.push_back(*span);
   }
   if (absl::Status status = register_memory(ranges, kind); !status.ok()) return status;
   absl::StatusOr<AgentListId> list = prepare_local(rows, kind);

@@ -60,13 +60,10 @@ class AgentListMaker {
           absl::StrFormat("row %u has a stride of %u bytes, less than the %u of each descriptor",
                           rows_, row.stride, row.bytes));
     }
-    uint64_t span = 0;
-    if (__builtin_mul_overflow(row.stride, row.count - 1, &span) ||
-        __builtin_add_overflow(span, row.bytes, &span)) {
-      return not_found(row.address, std::numeric_limits<uint64_t>::max(), row.device);
-    }
-    const Range* range = ranges_.cover(row.address, span, row.device, range_);
-    if (range == nullptr) return not_found(row.address, span, row.device);
+    const std::optional<Descriptor> span = row.span();
+    if (!span) return not_found(row.address, std::numeric_limits<uint64_t>::max(), row.device);
+    const Range* range = ranges_.cover(span->address, span->bytes, span->device, range_);
+    if (range == nullptr) return not_found(span->address, span->bytes, span->device);
     if (range != range_) enter(range);
     const uint64_t offset = row.address - range->where.address;
     list_.segments_.push_back({offset, row.count > 1 ? row.stride : 0, row.bytes, use_,

@@ -36,18 +36,20 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
 
-// "10.0.0.1:4000", "[::1]:4000": to be reached without asking who that is.
-bool is_literal(std::string_view host_port) {
-  return host_port.starts_with('[') ||
-         host_port.find_first_not_of("0123456789.:") == std::string_view::npos;
-}
-
 absl::Status not_known(std::string_view agent) {
   return absl::NotFoundError(absl::StrFormat(
       "no agent called \"%s\" is known here: load its metadata with add_remote()", agent));
 }
 
 }  // namespace
+
+bool asks_dns(std::string_view host_port) {
+  const size_t colon = host_port.rfind(':');
+  if (colon == std::string_view::npos || host_port.starts_with('[')) return false;
+  return colon + 1 < host_port.size() &&
+         host_port.find_first_not_of("0123456789", colon + 1) == std::string_view::npos &&
+         host_port.find_first_not_of("0123456789.:") != std::string_view::npos;
+}
 
 AgentMetadata Agent::Impl::whole_metadata() const {
   AgentMetadata out;
@@ -256,7 +258,7 @@ absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
 
 // Whoever pumps must not wait for DNS: a thread of its own does.
 void Agent::Impl::call_again(const std::string& host_port) {
-  if (is_literal(host_port)) {
+  if (!asks_dns(host_port)) {
     const absl::StatusOr<PeerId> made = worker->connect(host_port);
     if (made.ok()) callers[host_port] = *made;
   } else if (!calling.made.valid()) {

@@ -329,7 +329,7 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
 TEST_F(ConnectorInC, OlderStructsWork) {
   baton_kv_connector_options options;
   memset(&options, 0xee, sizeof options);
-  baton_kv_connector_options_init(&options, offsetof(baton_kv_connector_options, allow_pull));
+  baton_kv_connector_options_init(&options, offsetof(baton_kv_connector_options, max_transfers));
   options.name = "older";
   baton_kv_connector* older = nullptr;
   ASSERT_EQ(baton_kv_connector_create(&options, &older, &error), BATON_OK) << error.text;

@@ -1,6 +1,7 @@
 // The one place that knows the logging library.
 #include "transport/base/log.h"
 
+#include <pthread.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 
@@ -33,6 +34,9 @@ absl::StatusOr<LogLevel> level_of_environment() {
       absl::StrCat("BATON_LOG=", text, ": ", level.status().message()));
 }
 
+struct Log;
+Log& the_log();
+
 // Never destroyed: threads may log until the program's last moment.
 struct Log {
   Log()
@@ -41,11 +45,14 @@ struct Log {
         logger("baton", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()) {
     logger.set_level(spdlog::level::trace);  // log_wanted() has decided
     logger.set_pattern("%Y-%m-%d %H:%M:%S.%e baton[%P] %^%l%$: %v");
+    // A child that was forked while somebody writes a line finds the lock open.
+    pthread_atfork([] { the_log().mutex.lock(); }, [] { the_log().mutex.unlock(); },
+                   [] { the_log().mutex.unlock(); });
   }
 
   const absl::StatusOr<LogLevel> asked;
   std::atomic<LogLevel> least;
-  std::mutex mutex;  // guards `sink`
+  std::mutex mutex;  // guards `sink`, and is held while a line is written
   LogSink sink;
   spdlog::logger logger;
 };
@@ -82,10 +89,8 @@ void set_log_sink(LogSink sink) {
 
 void write_log(LogLevel level, std::string_view line) {
   Log& log = the_log();
-  {
-    std::lock_guard lock(log.mutex);
-    if (log.sink) return log.sink(level, line);
-  }
+  std::lock_guard lock(log.mutex);
+  if (log.sink) return log.sink(level, line);
   log.logger.log(kLevels[static_cast<size_t>(level)], line);
 }
 

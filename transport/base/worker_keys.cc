@@ -46,7 +46,9 @@ bool fill_by_kernel(unsigned char* out, size_t bytes) {
 
 void fill_with_secret(void* out, size_t bytes) {
   auto* const to = static_cast<unsigned char*>(out);
-  if (RAND_bytes(to, static_cast<int>(bytes)) == 1 || fill_by_kernel(to, bytes)) return;
+  // OpenSSL last: it has locks for this, and one that another thread holds stays locked in a forked
+  // child.
+  if (fill_by_kernel(to, bytes) || RAND_bytes(to, static_cast<int>(bytes)) == 1) return;
   std::fputs(
       "baton: neither OpenSSL nor the kernel has random bytes for a key: allow getrandom(2), or "
       "give the process /dev/urandom\n",

@@ -12,7 +12,9 @@
 // Results: every call that can fail returns a baton_result: 0, or a negative number as NIXL numbers
 // them. `error` may be NULL; else its text says what happened, to what, and what to do about it. It
 // belongs to the caller: fill it with BATON_ERROR_INIT once, and read it until the next call with
-// it.
+// it. What was to come out of a call that failed is nothing then: NULL, 0, or bytes that are none.
+// A list, text or message that is NULL and has a count or size, or is longer than memory, is
+// BATON_ERR_INVALID_PARAM.
 //
 // Handles: an agent is a pointer, valid until baton_agent_destroy(). Lists and transfers are
 // numbers that are never used again: a stale one, or another agent's, is BATON_ERR_NOT_FOUND. KV
@@ -21,8 +23,8 @@
 //
 // Structs, but for the rows of arrays, begin with their size, which the caller sets
 // (BATON_..._INIT, or the ..._init() functions): a program that was compiled with an older header
-// goes on working with a newer library. Numbers of this header never change their meaning while the
-// library's name ends in .so.0.
+// goes on working with a newer library, which reads and writes no byte behind that size. Numbers of
+// this header never change their meaning while the library's name ends in .so.0.
 //
 // Ownership: text and memory that are passed in are copied or, if registered, stay the caller's.
 // Bytes that come out belong to the caller: baton_bytes_free().
@@ -30,7 +32,16 @@
 // Threads: every call may come from any thread, but for the ..._destroy() of a handle, which must
 // be the last one with it, and baton_kv_layout_add_...(), which must be the only one meanwhile. A
 // forked child makes agents of its own: its parent's are refused there (BATON_ERR_INVALID_PARAM),
-// and baton_agent_destroy() leaves them alone.
+// and baton_agent_destroy() leaves them alone. fork() waits while another thread makes or destroys
+// one, a second at most. But fork while no agent connects to another one: OpenSSL and UCX have locks
+// of their own, which a child may find taken.
+//
+// The process: a signal ends no call early, and none is taken by the threads that an agent or a
+// connector is made with. Handlers of SIGSEGV and SIGBUS are put before the program's, for memory
+// that is unmapped while it is copied, and pass on all else (BATON_CATCH_FAULTS=no: there are
+// none); with them the library stays when it is unloaded. Nothing is written to the standard
+// output; descriptors are closed when another program is executed. errno means nothing after a
+// call.
 #ifndef BATON_BATON_H
 #define BATON_BATON_H
 
@@ -656,7 +667,8 @@ typedef struct baton_kv_load {
 #define BATON_KV_LOAD_INIT \
   { sizeof(baton_kv_load), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 
-// Returns at once. BATON_ERR_REPOST_ACTIVE: that id is open.
+// Returns at once: a host's name is looked up meanwhile, and that there is none shows in
+// baton_kv_load_state(). BATON_ERR_REPOST_ACTIVE: that id is open.
 int32_t baton_kv_load_start(baton_kv_connector* connector, const baton_kv_load* load,
                             baton_error* error);
 // `layers`, unless NULL, gets how many layers are here, counted from 0. BATON_OK: all are;

@@ -56,15 +56,17 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
   push.peer = peer;
   push.load = load;
   push.route.begin(*std::move(plan), push.request);
-  by_load_[Key(peer_key(peer), load)] = &push;
+  by_load_[key_of(push)] = &push;
   const Time now = worker_.clock().now();
   if (push.request.pull) {
     // Decode has the deadline, and lets its lease run out.
     push.lease = offer_.lease;
     push.hold_until = now + push.lease;
+    holds_.set(key_of(push), push.hold_until);
     mailbox_.send(peer, KvMessageKind::kOffer, load, offer_body_);
   } else {
     push.deadline = now + push.request.timeout;
+    deadlines_.set(key_of(push), push.deadline);
   }
   catch_up(push);
   return absl::OkStatus();
@@ -96,12 +98,13 @@ absl::StatusOr<KvSendJob*> KvJobs::job_for(const KvLoadRequest& request) {
                        "\" has had all its loads, or its lease is over: ask without the "
                        "key, or let prefill bind for more loads or for longer"));
     }
-    --job.loads_to_come;
+    if (--job.loads_to_come == 0) openings_.erase(job.number);
     return &job;
   }
   KvSendJob& job = open_job(request.key, request.tokens.size());
   job.loads_to_come = request.key.empty() ? 0 : request.loads_of_key - 1;
   job.lease = until;
+  if (job.loads_to_come > 0) openings_.set(job.number, until);
   fresh_.push_back(job.number);
   return &job;
 }
@@ -143,6 +146,7 @@ void KvJobs::on_renew(PeerId peer, uint64_t load, std::string_view body) {
   absl::StatusOr<Time> timeout = decode_kv_renewal(body);
   if (push == nullptr || push->request.pull || !timeout.ok()) return;
   push->deadline = worker_.clock().now() + *timeout;
+  deadlines_.set(key_of(*push), push->deadline);
 }
 
 void KvJobs::on_peer_down(PeerId peer, const absl::Status& why) {
@@ -227,6 +231,7 @@ absl::Status KvJobs::renew_job(uint64_t number, Time lease) {
   KvSendJob* job = find(number);
   if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no job ", number));
   job->lease = worker_.clock().now() + std::clamp(lease, Time(0), KvLoadRequest::kMaxTimeout);
+  if (job->loads_to_come > 0) openings_.set(number, job->lease);
   return absl::OkStatus();
 }
 

@@ -141,6 +141,8 @@ class KvJobs {
 
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t jobs_failed() const { return jobs_failed_; }
+  // How often a round has looked at a load, for tests of what one costs.
+  uint64_t looked_at() const { return looked_at_; }
 
  private:
   struct PeerRecord {
@@ -150,6 +152,7 @@ class KvJobs {
     bool misfit_logged = false;  // that there can be none
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load
+  static Key key_of(const KvPush& push) { return {peer_key(push.peer), push.load}; }
 
   absl::Status accept(PeerId peer, uint64_t load, PeerRecord& state);
   absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(PeerRecord& state,
@@ -187,6 +190,9 @@ class KvJobs {
   absl::flat_hash_map<uint64_t, std::unique_ptr<KvSendJob>> jobs_;
   absl::flat_hash_map<std::string, KvSendJob*> by_key_;
   absl::flat_hash_map<Key, KvPush*> by_load_;
+  KvDue<Key> deadlines_;                             // of pushes
+  KvDue<Key> holds_;                                 // likewise: the ends of leases that decode has
+  KvDue<uint64_t> openings_;                         // of jobs: until when their loads may come
   absl::flat_hash_map<uint64_t, PeerRecord> peers_;  // by peer_key()
   std::deque<uint64_t> fresh_;                       // not taken yet
   std::vector<std::unique_ptr<KvPush>> spare_;       // their vectors keep their memory
@@ -195,6 +201,7 @@ class KvJobs {
   std::string offer_body_;
   uint64_t bytes_sent_ = 0;
   uint64_t jobs_failed_ = 0;
+  uint64_t looked_at_ = 0;
 };
 
 }  // namespace baton::kvtransfer

@@ -52,6 +52,7 @@ void KvLoads::on_offer(PeerId peer, uint64_t number, std::string_view body) {
   if (absl::Status status = pulls_.on_offer(*source->pull, body); !status.ok()) {
     fail(*load, source->name, status);
   }
+  schedule(*load);
 }
 
 void KvLoads::on_ready(PeerId peer, uint64_t number, std::string_view body) {
@@ -70,6 +71,7 @@ void KvLoads::on_lease_renewed(PeerId peer, uint64_t number, std::string_view bo
   if (absl::Status status = pulls_.on_lease_renewed(*source->pull, body); !status.ok()) {
     fail(*load, source->name, status);
   }
+  schedule(*load);
 }
 
 void KvLoads::on_bad_answer(PeerId peer, uint64_t number, const absl::Status& why) {
@@ -78,18 +80,22 @@ void KvLoads::on_bad_answer(PeerId peer, uint64_t number, const absl::Status& wh
   if (load != nullptr && !source->told) fail(*load, source->name, why);
 }
 
+absl::Status KvLoads::lost(const absl::Status& why) {
+  return absl::UnavailableError(absl::StrCat("the connection is lost: ", why.message(),
+                                             "; ask another worker or compute it here"));
+}
+
 void KvLoads::on_peer_down(PeerId peer, const absl::Status& why) {
-  absl::erase_if(connected_, [&](const auto& entry) { return entry.second == peer; });
-  peers_.erase(peer_key(peer));
+  calls_.on_peer_down(peer);
   pulls_.on_peer_down(peer);
-  for (auto& [id, load] : loads_) {
+  const auto record = peers_.extract(peer_key(peer));
+  if (record.empty()) return;
+  for (const auto& [number, load] : record.mapped().loads) {
     for (Source& source : load->sources) {
-      if (source.peer != peer || source.over()) continue;
+      if (source.peer != peer || source.number != number || source.over()) continue;
       if (source.pull != nullptr) source.pull->told = true;  // nobody is there to be told
       source.told = true;  // a closed connection is fenced: nothing more comes through it
-      fail(*load, source.name,
-           absl::UnavailableError(absl::StrCat("the connection is lost: ", why.message(),
-                                               "; ask another worker or compute it here")));
+      fail(*load, source.name, lost(why));
     }
   }
 }

@@ -66,7 +66,7 @@ absl::Status KvLoads::start(KvLoad load) {
   if (status.ok()) status = claim(*record);
   for (const std::string& address : load.shards) {
     if (!status.ok()) break;
-    status = ask(*record, address);
+    status = add_source(*record, address);
     ++request_.share.rank;
   }
   if (!status.ok()) {
@@ -93,27 +93,82 @@ absl::Status KvLoads::start(KvLoad load) {
   record->deadline = worker_.clock().now() + request_.timeout;
   if (load.pull) record->request = std::make_shared<KvLoadRequest>(request_);
   // Nothing can fail any more: ask them all.
-  for (Source& source : record->sources) {
-    PeerRecord& peer = peers_[peer_key(source.peer)];
-    source.number = ++peer.last_number;
-    // Where silence has a limit, the first probe goes out with the request: who answers it is of a
-    // release that does.
-    const Time now = worker_.clock().now();
-    peer.probe_at = std::min(peer.probe_at, load.silence > Time{} ? now : now + kProbeInterval);
-    if (source.pull != nullptr) {
-      source.pull->number = source.number;
-      source.pull->request = record->request;
-      source.pull->arrived = &record->arrived;
-      pulls_.begin(*source.pull);
+  Load& made = *(loads_[record->id] = std::move(record));
+  for (Source& source : made.sources) {
+    if (source.peer.generation != 0) {
+      ask(made, source);
+    } else {
+      by_address_[source.address].push_back(made.id);
     }
-    mailbox_.send(source.peer, KvMessageKind::kRequest, source.number, source.arrived,
-                  request_.version());
-    source.arrived.clear();
-    by_number_[Key(peer_key(source.peer), source.number)] = record.get();
-    last_peer_ = source.peer;
   }
-  loads_[record->id] = std::move(record);
+  schedule(made);
   return absl::OkStatus();
+}
+
+// Its request goes out.
+void KvLoads::ask(Load& load, Source& source) {
+  PeerRecord& peer = peers_[peer_key(source.peer)];
+  source.number = ++peer.last_number;
+  peer.loads[source.number] = &load;
+  // Where silence has a limit, the first probe goes out with the request: who answers it is of a
+  // release that does.
+  const Time now = worker_.clock().now();
+  peer.probe_at = std::min(peer.probe_at, load.silence > Time{} ? now : now + kProbeInterval);
+  if (source.pull != nullptr) {
+    source.pull->peer = source.peer;
+    source.pull->number = source.number;
+    source.pull->request = load.request;
+    source.pull->arrived = &load.arrived;
+    pulls_.begin(*source.pull);
+  }
+  mailbox_.send(source.peer, KvMessageKind::kRequest, source.number, source.request,
+                source.version);
+  source.request = {};
+  last_peer_ = source.peer;
+}
+
+// Those whose look-ups have ended.
+bool KvLoads::ask_whose_names_are_known() {
+  const KvCalls::Ended ended = calls_.take_ended();
+  for (const auto& [address, peer] : ended) {
+    const auto waiting = by_address_.extract(address);
+    if (waiting.empty()) continue;
+    for (const KvRequestId id : waiting.mapped()) {
+      Load& load = *find(id);
+      for (Source& source : load.sources) {
+        if (source.address != address || source.peer.generation != 0 || source.told) continue;
+        absl::Status status = peer.status();
+        // It may have gone before anybody knew whose it was.
+        if (status.ok() && worker_.peer_state(*peer) == PeerState::kDown) {
+          status = lost(worker_.peer_status(*peer));
+        }
+        if (status.ok()) status = check_silence(*peer, source.name, load.silence);
+        if (status.ok() && load.failure.ok()) {
+          source.peer = *peer;
+          ask(load, source);
+          if (load.renewed && source.pull == nullptr) {
+            mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
+                          encode_kv_renewal(load.deadline - worker_.clock().now()));
+          }
+          schedule(load);
+        } else {
+          source.told = true;
+          if (!status.ok()) fail(load, source.name, status);
+        }
+      }
+    }
+  }
+  return !ended.empty();
+}
+
+void KvLoads::give_up_calls(Load& load) {
+  for (Source& source : load.sources) {
+    if (source.peer.generation != 0 || std::exchange(source.told, true)) continue;
+    const auto waiting = by_address_.find(source.address);
+    if (waiting == by_address_.end()) continue;  // two of its sources had this address
+    std::erase(waiting->second, load.id);
+    if (waiting->second.empty()) by_address_.erase(waiting);
+  }
 }
 
 absl::Status KvLoads::claim(Load& load) {
@@ -148,9 +203,9 @@ void KvLoads::unclaim(const Load& load, size_t blocks) {
   }
 }
 
-// Connects to the worker that has the share which request_ names, unless that is nothing. Its
-// request waits in Source::arrived until all are known to be reachable.
-absl::Status KvLoads::ask(Load& load, const std::string& address) {
+// Calls the worker that has the share which request_ names, unless that is nothing. Its request
+// waits until all are known to be reachable, but for names that are looked up.
+absl::Status KvLoads::add_source(Load& load, const std::string& address) {
   const bool needed = std::any_of(
       cache_->layout.groups.begin(), cache_->layout.groups.end(), [&](const KvGroup& group) {
         const KvHeads all{group.first_head, group.first_head + group.heads};
@@ -158,31 +213,24 @@ absl::Status KvLoads::ask(Load& load, const std::string& address) {
       });
   if (!needed) return absl::OkStatus();
   Source source;
-  if (absl::Status status = encode_kv_request(request_, source.arrived); !status.ok())
+  if (absl::Status status = encode_kv_request(request_, source.request); !status.ok())
     return status;
-  absl::StatusOr<PeerId> peer = peer_at(address);
+  source.version = request_.version();
+  absl::StatusOr<PeerId> peer = calls_.call(address);
   if (!peer.ok()) return peer.status();
   source.peer = *peer;
+  source.address = address;
   source.name = name_of(address);
-  absl::Status heard = check_silence(*peer, source.name, load.silence);
-  if (!heard.ok()) return heard;
+  if (peer->generation != 0) {
+    absl::Status heard = check_silence(*peer, source.name, load.silence);
+    if (!heard.ok()) return heard;
+  }
   if (request_.pull) {
     source.pull = std::make_unique<KvPull>();
-    source.pull->peer = *peer;
     source.pull->share = request_.share;
   }
   load.sources.push_back(std::move(source));
   return absl::OkStatus();
-}
-
-// The connection to a prefill worker, made when there is none or the last one went down.
-absl::StatusOr<PeerId> KvLoads::peer_at(const std::string& address) {
-  if (auto it = connected_.find(address); it != connected_.end()) {
-    if (worker_.peer_state(it->second) != PeerState::kDown) return it->second;
-  }
-  absl::StatusOr<PeerId> peer = worker_.connect(address);
-  if (peer.ok()) connected_[address] = *peer;
-  return peer;
 }
 
 absl::Status KvLoads::allocate_counters(std::vector<CounterId>& counters) {
@@ -209,8 +257,10 @@ KvLoads::Load* KvLoads::find(KvRequestId id) {
 }
 
 KvLoads::Load* KvLoads::find(PeerId peer, uint64_t number, Source** source) {
-  auto it = by_number_.find(Key(peer_key(peer), number));
-  if (it == by_number_.end()) return nullptr;
+  const auto record = peers_.find(peer_key(peer));
+  if (record == peers_.end()) return nullptr;
+  const auto it = record->second.loads.find(number);
+  if (it == record->second.loads.end()) return nullptr;
   for (Source& each : it->second->sources) {
     if (each.peer == peer && each.number == number) *source = &each;
   }
@@ -229,6 +279,7 @@ bool KvLoads::refresh(Load& load) {
     bytes_loaded_ += load.bytes[load.loaded];
     ++load.loaded;
   }
+  if (load.loaded != before && load.complete()) schedule(load);
   return load.loaded != before;
 }
 
@@ -247,11 +298,14 @@ void KvLoads::fail(Load& load, const std::string& source, const absl::Status& wh
                                             " (", load.loaded, " of ", load.counts.size(),
                                             " layers are here): ", why.message()));
   stop_pulls(load);
+  schedule(load);
 }
 
 void KvLoads::stop_pulls(Load& load) {
   for (Source& source : load.sources) {
-    if (source.pull != nullptr) pulls_.stop(*source.pull);
+    if (source.pull == nullptr) continue;
+    source.pull->told |= source.peer.generation == 0;  // it was asked nothing
+    pulls_.stop(*source.pull);
   }
 }
 
@@ -278,8 +332,9 @@ bool KvLoads::end(KvRequestId id) {
   Load* load = find(id);
   if (load == nullptr) return true;
   stop_pulls(*load);
+  give_up_calls(*load);
+  refresh(*load);
   if (!load->quiet()) {
-    refresh(*load);
     // Where every layer is here, `done` is on its way.
     if (load->complete()) return false;
     for (Source& source : load->sources) {
@@ -288,13 +343,16 @@ bool KvLoads::end(KvRequestId id) {
       mailbox_.send(source.peer, KvMessageKind::kCancel, source.number);
     }
     if (load->failure.ok()) load->failure = absl::CancelledError("end_load() was called");
+    schedule(*load);
     return false;
   }
   free_counters(load->counters);
   unclaim(*load, load->blocks.size());
   for (const Source& source : load->sources) {
-    by_number_.erase(Key(peer_key(source.peer), source.number));
+    const auto peer = peers_.find(peer_key(source.peer));
+    if (peer != peers_.end()) peer->second.loads.erase(source.number);
   }
+  due_.erase(id);
   loads_.erase(id);
   return true;
 }
@@ -308,8 +366,10 @@ absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
   if (!load->failure.ok()) return load->failure;
   load->timeout = std::min(timeout, KvLoadRequest::kMaxTimeout);
   load->deadline = worker_.clock().now() + load->timeout;
+  load->renewed = true;
+  schedule(*load);
   for (const Source& source : load->sources) {
-    if (source.told || source.pull != nullptr) continue;
+    if (source.told || source.pull != nullptr || source.peer.generation == 0) continue;
     mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
                   encode_kv_renewal(load->timeout));
   }
@@ -352,35 +412,54 @@ std::vector<uint32_t> KvLoads::failed_blocks(KvRequestId id) {
 
 bool KvLoads::progress() {
   bool any = pulls_.progress();
+  any |= ask_whose_names_are_known();
+  for (const auto& [peer, number] : pulls_.take_failed()) {
+    Source* source = nullptr;
+    Load* load = find(peer, number, &source);
+    if (load == nullptr || source->pull->stopped) continue;
+    ++looked_at_;
+    fail(*load, source->name, source->pull->failure);
+  }
   const Time now = worker_.clock().now();
-  for (auto& [id, load] : loads_) {
-    for (Source& source : load->sources) {
-      if (source.pull == nullptr) continue;
-      const absl::Status why = source.pull->failure;
-      if (!why.ok() && !source.pull->stopped) fail(*load, source.name, why);
-      any |= pulls_.renew(*source.pull, now);
-    }
-    any |= refresh(*load);
-    if (load->failure.ok() && !load->complete()) any |= !status(id).ok();
+  for (const KvRequestId id : due_.take(now)) any |= look(*find(id), now);
+  if (timeline_ != nullptr) {  // which shows when each layer came
+    for (auto& [id, load] : loads_) any |= refresh(*load);
   }
   any |= note_silence(now);
   return probe(now) || any;
 }
 
-Time KvLoads::next_deadline() const {
-  Time first = kNever;
-  for (const auto& [key, peer] : peers_) first = std::min(first, peer.probe_at);
-  for (const auto& [id, load] : loads_) {
-    if (load->failure.ok() && !load->complete()) first = std::min(first, load->deadline);
-    for (const Source& source : load->sources) {
-      const KvPull* pull = source.pull.get();
-      if (pull != nullptr && !pull->stopped && !pull->told) first = std::min(first, pull->renew_at);
-    }
+// Its time has come.
+bool KvLoads::look(Load& load, Time now) {
+  ++looked_at_;
+  bool any = false;
+  for (Source& source : load.sources) {
+    if (source.pull != nullptr) any |= pulls_.renew(*source.pull, now);
   }
+  any |= refresh(load);
+  if (load.failure.ok() && !load.complete()) any |= !status(load.id).ok();
+  schedule(load);
+  return any;
+}
+
+// When somebody has to look at it again.
+void KvLoads::schedule(const Load& load) {
+  Time due = load.failure.ok() && !load.complete() ? load.deadline : kNever;
+  for (const Source& source : load.sources) {
+    const KvPull* pull = source.pull.get();
+    if (pull != nullptr && !pull->stopped && !pull->told) due = std::min(due, pull->renew_at);
+  }
+  due_.set(load.id, due);
+}
+
+Time KvLoads::next_deadline() const {
+  Time first = due_.first();
+  for (const auto& [key, peer] : peers_) first = std::min(first, peer.probe_at);
   return first;
 }
 
 void KvLoads::abandon() {
+  calls_.close();
   for (auto& [id, load] : loads_) {
     for (const Source& source : load->sources) {
       if (source.pull == nullptr || source.pull->reads.empty()) continue;

@@ -12,6 +12,9 @@
 // (kv_silence.cc).
 //
 // A load that pulls reads instead (kv_pulls.h): it is quiet when its own reads have ended.
+//
+// Many loads may be open. A round looks at those that something happened to or whose time has come;
+// how many layers of a load are here is counted when somebody asks.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +28,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvtransfer/internal/connector/kv_calls.h"
 #include "kvtransfer/internal/connector/kv_jobs.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/internal/connector/kv_pulls.h"
+#include "kvtransfer/internal/connector/kv_waiting.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/timeline.h"
 #include "transport/worker.h"
@@ -45,6 +50,7 @@ class KvLoads {
         mailbox_(mailbox),
         timeline_(timeline),
         name_(std::move(name)),
+        calls_(worker),
         pulls_(worker, mailbox, timeline) {}
 
   void set_cache(const KvCacheMemory* cache) {
@@ -75,10 +81,10 @@ class KvLoads {
   void on_bad_answer(PeerId peer, uint64_t number, const absl::Status& why);
   void on_peer_down(PeerId peer, const absl::Status& why);
 
-  // Looks at counters and deadlines; true if a layer came or a load failed.
+  // Looks at reads that ended and deadlines that passed; true if anything happened.
   bool progress();
   Time next_deadline() const;  // kNever: none
-  // Disconnects every peer with open reads, so that they end.
+  // Disconnects every peer with open reads, so that they end; waits for names that are looked up.
   void abandon();
   size_t open_transfers() const { return pulls_.open_reads(); }
 
@@ -86,13 +92,17 @@ class KvLoads {
   PeerId last_peer() const { return last_peer_; }
   uint64_t bytes_loaded() const { return bytes_loaded_; }
   uint64_t loads_failed() const { return loads_failed_; }
+  // How often progress() has looked at a load, for tests of what a round costs.
+  uint64_t looked_at() const { return looked_at_; }
 
  private:
   // One of the workers that a load comes from.
   struct Source {
-    PeerId peer;
+    PeerId peer;          // generation 0: its name is being looked up
     uint64_t number = 0;  // of the load, for this peer
-    std::string name;
+    std::string address, name;
+    std::string request;  // not sent yet
+    uint16_t version = 0;
     bool told = false;  // it has said its last word, or is gone: what it writes moves no more
     bool done = false;  // that word was: all that it owes is sent, or ready
     bool cancel_sent = false;
@@ -116,6 +126,7 @@ class KvLoads {
     std::vector<uint64_t> bytes;   // of each layer: less, where rows are counted for each token
     Time timeout{};
     Time deadline = kNever;
+    bool renewed = false;
     Time silence{};      // that its sources may keep; 0: any
     uint64_t count = 0;  // of all layers that are not here, when somebody last looked
     absl::Status failure;
@@ -126,7 +137,8 @@ class KvLoads {
   };
   struct PeerRecord {
     uint64_t last_number = 0;
-    Time probe_at = kNever;  // kNever: no load of it is under way
+    absl::flat_hash_map<uint64_t, Load*> loads;  // that are open, by their numbers
+    Time probe_at = kNever;                      // kNever: no load of it is under way
     // Of loads that have a limit:
     Time silence = kNever;  // the shortest; kNever: there was none yet
     Time looked{};
@@ -134,9 +146,7 @@ class KvLoads {
     bool answers = false;  // probes: it is no older release
     bool is_silent() const { return silent >= silence; }
   };
-  using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), number
 
-  absl::StatusOr<PeerId> peer_at(const std::string& address);
   // Its blocks are the load's alone until end(). InvalidArgument: they are another's, or its own
   // already.
   absl::Status claim(Load& load);
@@ -147,13 +157,21 @@ class KvLoads {
   // Before a load is started: an error where the peer is known to be silent.
   absl::Status check_silence(PeerId peer, const std::string& name, Time silence);
   bool note_silence(Time now);
+  void note_bytes(const PeerRecord& peer);
   uint64_t bytes_here(const Load& load, uint32_t layer) const;
   Load* find(KvRequestId id);
   // The load that a message is about, and its source; null: there is none.
   Load* find(PeerId peer, uint64_t number, Source** source);
-  absl::Status ask(Load& load, const std::string& address);
+  absl::Status add_source(Load& load, const std::string& address);
+  void ask(Load& load, Source& source);
+  bool ask_whose_names_are_known();
+  // Whose name is still being looked up was asked nothing, and has nothing to say.
+  void give_up_calls(Load& load);
+  bool look(Load& load, Time now);
+  void schedule(const Load& load);
   bool refresh(Load& load);
   void fail(Load& load, const std::string& source, const absl::Status& why);
+  static absl::Status lost(const absl::Status& why);  // the connection is
   void stop_pulls(Load& load);
 
   Worker& worker_;
@@ -161,17 +179,18 @@ class KvLoads {
   Timeline* const timeline_;
   const std::string name_;
   const KvCacheMemory* cache_ = nullptr;
+  KvCalls calls_;
   KvPulls pulls_;
   absl::flat_hash_map<KvRequestId, std::unique_ptr<Load>> loads_;
-  std::vector<std::vector<bool>> claimed_;  // blocks of each group
-  absl::flat_hash_map<Key, Load*> by_number_;
-  absl::flat_hash_map<std::string, PeerId> connected_;  // by address
-  absl::flat_hash_map<uint64_t, PeerRecord> peers_;     // by peer_key()
-  KvLoadRequest request_;                               // scratch, as is body_
-  std::string body_;
+  std::vector<std::vector<bool>> claimed_;           // blocks of each group
+  KvDue<KvRequestId> due_;                           // deadlines, and leases to renew
+  absl::flat_hash_map<uint64_t, PeerRecord> peers_;  // by peer_key()
+  absl::flat_hash_map<std::string, std::vector<KvRequestId>> by_address_;  // that is looked up
+  KvLoadRequest request_;                                                  // scratch
   PeerId last_peer_;
   uint64_t bytes_loaded_ = 0;
   uint64_t loads_failed_ = 0;
+  uint64_t looked_at_ = 0;
 };
 
 }  // namespace baton::kvtransfer

@@ -58,16 +58,17 @@ void KvJobs::on_renew_lease(PeerId peer, uint64_t load, std::string_view body) {
   // Renewals may overtake each other.
   push->lease = lease->lease;
   push->hold_until = std::max(push->hold_until, worker_.clock().now() + lease->lease);
+  holds_.set(key_of(*push), push->hold_until);
   mailbox_.send(peer, KvMessageKind::kLeaseRenewed, load, encode_kv_lease(*lease));
 }
 
 bool KvJobs::end_leases() {
-  const Time now = worker_.clock().now();
-  std::vector<KvPush*> over;
-  for (auto& [key, push] : by_load_) {
-    if (push->leased() && push->hold_until <= now) over.push_back(push);
-  }
-  for (KvPush* push : over) {
+  bool any = false;
+  for (const Key& key : holds_.take(worker_.clock().now())) {
+    ++looked_at_;
+    const auto it = by_load_.find(key);
+    if (it == by_load_.end() || !it->second->leased()) continue;
+    KvPush* push = it->second;
     push->released = true;
     const absl::Status why = absl::DeadlineExceededError(absl::StrCat(
         "decode did not renew its lease of ", seconds_of(push->lease),
@@ -78,8 +79,9 @@ bool KvJobs::end_leases() {
     } else if (push->wanted) {  // all was ready: decode has no other way to hear of it
       mailbox_.send(push->peer, KvMessageKind::kFailed, push->load, encode_kv_failure(why));
     }
+    any = true;
   }
-  return !over.empty();
+  return any;
 }
 
 }  // namespace baton::kvtransfer

@@ -140,10 +140,15 @@ bool KvPulls::submit(KvSend& send) {
   absl::Status status = sends_.submit(send, request);
   if (absl::IsResourceExhausted(status)) return false;
   if (!status.ok()) {
-    pull.failure.Update(status);
+    note_failure(pull, status);
     drop(send);
   }
   return true;
+}
+
+void KvPulls::note_failure(KvPull& pull, const absl::Status& why) {
+  if (pull.failure.ok()) failed_.emplace_back(pull.peer, pull.number);
+  pull.failure.Update(why);
 }
 
 void KvPulls::drop(KvSend& send) {
@@ -157,7 +162,7 @@ void KvPulls::drop(KvSend& send) {
 void KvPulls::on_ended(KvSend& send) {
   KvPull& pull = *send.pull;
   if (!send.status.ok()) {
-    if (!pull.stopped) pull.failure.Update(send.status);
+    if (!pull.stopped) note_failure(pull, send.status);
   } else {
     if (timeline_ != nullptr) {
       timeline_->add({"transfer", absl::StrCat("rx layer ", send.layer), send.begin, send.end,
@@ -182,7 +187,10 @@ void KvPulls::count(KvPull& pull, const KvPull::Read& read) {
 void KvPulls::stop(KvPull& pull) {
   if (std::exchange(pull.stopped, true)) return;
   pull.unconfirmed.clear();
-  waiting_.erase_if(peer_key(pull.peer), [&](KvSend* send) { return send->pull == &pull; });
+  if (std::any_of(pull.reads.begin(), pull.reads.end(),
+                  [](const KvSend* read) { return !read->submitted; })) {
+    waiting_.erase_if(peer_key(pull.peer), [&](KvSend* send) { return send->pull == &pull; });
+  }
   for (size_t i = pull.reads.size(); i-- > 0;) {
     if (pull.reads[i]->submitted) {
       sends_.cancel(*pull.reads[i]);

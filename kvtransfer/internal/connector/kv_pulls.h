@@ -91,6 +91,8 @@ class KvPulls {
 
   // Hears of ended reads, begins those that waited for a slot. True if anything happened.
   bool progress();
+  // Of which loads a read has failed since, by peer and number.
+  std::vector<std::pair<PeerId, uint64_t>> take_failed() { return std::exchange(failed_, {}); }
   size_t open_reads() const { return sends_.open(); }
 
  private:
@@ -104,6 +106,7 @@ class KvPulls {
   absl::Status read(KvPull& pull, const KvReady& ready);
   bool submit(KvSend& send);  // false: no slot, keep it
   void drop(KvSend& send);
+  void note_failure(KvPull& pull, const absl::Status& why);
   void on_ended(KvSend& send);
   void count(KvPull& pull, const KvPull::Read& read);
   void confirm(KvPull& pull, Time asked, Time lease);
@@ -115,7 +118,8 @@ class KvPulls {
   KvSends sends_;
   KvWaiting<KvSend*> waiting_;                     // by peer_key(): for a slot of the worker
   absl::flat_hash_map<uint64_t, PeerPlan> plans_;  // by peer_key(): of its last offer
-  KvOffer offer_;                                  // scratch, as is ready_
+  std::vector<std::pair<PeerId, uint64_t>> failed_;
+  KvOffer offer_;  // scratch, as is ready_
   KvReady ready_;
 };
 

@@ -97,30 +97,22 @@ bool KvJobs::progress() {
   bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
   any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
   const Time now = worker_.clock().now();
-  std::vector<KvPush*> late;
-  for (auto& [key, push] : by_load_) {
-    if (!push->told && push->wanted && push->deadline <= now) late.push_back(push);
-  }
-  for (KvPush* push : late) {
-    fail(*push, absl::DeadlineExceededError(
-                    absl::StrCat("the KV was not computed and sent within the ",
-                                 seconds_of(push->request.timeout), " s that the load allows")));
+  openings_.take(now);  // whoever sleeps until then asks whether the job is wanted
+  for (const Key& key : deadlines_.take(now)) {
+    ++looked_at_;
+    const auto it = by_load_.find(key);
+    if (it == by_load_.end() || it->second->told || !it->second->wanted) continue;
+    KvPush& push = *it->second;
+    fail(push, absl::DeadlineExceededError(
+                   absl::StrCat("the KV was not computed and sent within the ",
+                                seconds_of(push.request.timeout), " s that the load allows")));
     any = true;
   }
   return any;
 }
 
 Time KvJobs::next_deadline() const {
-  Time first = kNever;
-  for (const auto& [key, push] : by_load_) {
-    if (!push->told && push->wanted) first = std::min(first, push->deadline);
-    if (push->leased()) first = std::min(first, push->hold_until);
-  }
-  const Time now = worker_.clock().now();
-  for (const auto& [key, job] : by_key_) {
-    if (job->loads_to_come > 0 && job->lease > now) first = std::min(first, job->lease);
-  }
-  return first;
+  return std::min({deadlines_.first(), holds_.first(), openings_.first()});
 }
 
 void KvJobs::abandon() {
@@ -139,7 +131,10 @@ void KvJobs::fail(KvPush& push, const absl::Status& why) {
 
 void KvJobs::stop(KvPush& push) {
   push.wanted = false;
-  waiting_.erase_if(peer_key(push.peer), [&](KvSend* send) { return send->push == &push; });
+  if (std::any_of(push.sends.begin(), push.sends.end(),
+                  [](const KvSend* send) { return !send->submitted; })) {
+    waiting_.erase_if(peer_key(push.peer), [&](KvSend* send) { return send->push == &push; });
+  }
   for (size_t i = push.sends.size(); i-- > 0;) {
     if (push.sends[i]->submitted) {
       sends_.cancel(*push.sends[i]);
@@ -168,7 +163,9 @@ void KvJobs::settle(KvPush& push) {
       return;  // blocks are still to come, or the payload
     }
     push.told = true;
+    deadlines_.erase(key_of(push));
   }
+  if (!push.leased()) holds_.erase(key_of(push));
   if (job.taken || may_still_come(job)) return;
   const bool over = std::all_of(job.pushes.begin(), job.pushes.end(),
                                 [](const auto& each) { return each->over(); });
@@ -179,8 +176,11 @@ void KvJobs::settle(KvPush& push) {
 
 void KvJobs::forget(KvSendJob& job) {
   if (auto it = by_key_.find(job.key); it != by_key_.end() && it->second == &job) by_key_.erase(it);
+  openings_.erase(job.number);
   for (std::unique_ptr<KvPush>& owned : job.pushes) {
-    by_load_.erase(Key(peer_key(owned->peer), owned->load));
+    by_load_.erase(key_of(*owned));
+    deadlines_.erase(key_of(*owned));
+    holds_.erase(key_of(*owned));
     // Keep what has memory, reset the rest.
     KvPush blank;
     std::swap(blank.request, owned->request);

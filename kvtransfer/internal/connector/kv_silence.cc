@@ -10,6 +10,8 @@ namespace {
 // A silence is made of so many looks at least: who did not look for a while has heard nothing
 // either, and that is not the peer's fault.
 constexpr int kLeastLooks = 4;
+// And of so many at most, for a look is at all loads of the peer.
+constexpr int kMostLooks = 16;
 
 absl::Status silent(Time limit) {
   return absl::UnavailableError(absl::StrCat(
@@ -41,23 +43,15 @@ absl::Status KvLoads::check_silence(PeerId id, const std::string& name, Time sil
 }
 
 bool KvLoads::note_silence(Time now) {
-  // Bytes that come are a sign of life too: an answer may be behind many of them.
-  for (auto& [id, load] : loads_) {
-    if (load->silence <= Time{} || load->complete()) continue;
-    uint64_t count = load->loaded;
-    for (uint32_t layer = load->loaded; layer < load->counts.size(); ++layer) {
-      count += bytes_here(*load, layer);
-    }
-    if (std::exchange(load->count, count) == count) continue;
-    for (const Source& source : load->sources) on_word(source.peer, false);
-  }
   bool any = false;
   for (auto& [key, peer] : peers_) {
     if (peer.probe_at == kNever || peer.silence == kNever) continue;
+    if (now - peer.looked < peer.silence / kMostLooks) continue;
+    note_bytes(peer);
     peer.silent += std::min(now - peer.looked, peer.silence / kLeastLooks);
     peer.looked = now;
     if (!peer.is_silent()) continue;
-    for (auto& [id, load] : loads_) {
+    for (const auto& [number, load] : peer.loads) {
       if (load->silence <= Time{} || !load->failure.ok()) continue;
       for (const Source& source : load->sources) {
         if (source.over() || peer_key(source.peer) != key) continue;
@@ -71,6 +65,20 @@ bool KvLoads::note_silence(Time now) {
   return any;
 }
 
+// Bytes that come are a sign of life too: an answer may be behind many of them.
+void KvLoads::note_bytes(const PeerRecord& peer) {
+  for (const auto& [number, load] : peer.loads) {
+    if (load->silence <= Time{} || load->complete()) continue;
+    ++looked_at_;
+    uint64_t count = load->loaded;
+    for (uint32_t layer = load->loaded; layer < load->counts.size(); ++layer) {
+      count += bytes_here(*load, layer);
+    }
+    if (std::exchange(load->count, count) == count) continue;
+    for (const Source& source : load->sources) on_word(source.peer, false);
+  }
+}
+
 // Sends a probe to every peer that is due one and has a load under way.
 bool KvLoads::probe(Time now) {
   bool any = false;
@@ -78,13 +86,14 @@ bool KvLoads::probe(Time now) {
     if (now < peer.probe_at) continue;
     peer.probe_at = kNever;
     const Time interval = std::min<Time>(kProbeInterval, peer.silence / kLeastLooks);
-    for (const auto& [id, load] : loads_) {
+    for (const auto& [number, load] : peer.loads) {
       for (const Source& source : load->sources) {
         if (source.over() || peer_key(source.peer) != key || peer.probe_at != kNever) continue;
         mailbox_.send(source.peer, KvMessageKind::kProbe, source.number);
         peer.probe_at = now + interval;
         any = true;
       }
+      if (peer.probe_at != kNever) break;
     }
   }
   return any;

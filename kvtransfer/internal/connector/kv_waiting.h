@@ -1,13 +1,16 @@
-// What waits for room at the worker, by peer: one that takes nothing holds up what is its own.
+// What waits: for room at the worker, by peer, where one that takes nothing holds up what is its
+// own; and for its time.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "transport/clock.h"
 
 namespace baton::kvtransfer {
 
@@ -64,6 +67,42 @@ class KvWaiting {
 
   absl::flat_hash_map<uint64_t, std::deque<T>> queues_;
   uint64_t turn_ = 0;
+};
+
+// What is to be looked at when: of many, only those whose time has come are.
+template <typename Key>
+class KvDue {
+ public:
+  // At `time`, and no other; kNever: at none.
+  void set(const Key& key, Time time) {
+    if (time == kNever) return erase(key);
+    Time& known = times_.try_emplace(key, kNever).first->second;
+    if (known == time) return;
+    if (known != kNever) order_.erase({known, key});
+    known = time;
+    order_.emplace(time, key);
+  }
+  void erase(const Key& key) {
+    const auto at = times_.find(key);
+    if (at == times_.end()) return;
+    order_.erase({at->second, key});
+    times_.erase(at);
+  }
+  Time first() const { return order_.empty() ? kNever : order_.begin()->first; }
+  // Takes those whose time has come.
+  std::vector<Key> take(Time now) {
+    std::vector<Key> due;
+    while (!order_.empty() && order_.begin()->first <= now) {
+      due.push_back(order_.begin()->second);
+      times_.erase(due.back());
+      order_.erase(order_.begin());
+    }
+    return due;
+  }
+
+ private:
+  std::set<std::pair<Time, Key>> order_;
+  absl::flat_hash_map<Key, Time> times_;
 };
 
 }  // namespace baton::kvtransfer

@@ -121,6 +121,18 @@ TEST(AgentList, RowsCountTheirDescriptorsInOrder) {
   EXPECT_EQ(list->at(110).offset, 4096u + 99 * 16);
 }
 
+TEST(StridedDescriptors, CoverWhatIsFromTheFirstByteToTheLast) {
+  EXPECT_EQ((StridedDescriptor{100, 8, 3, 64, 10}.span()), (Descriptor{100, 9 * 64 + 8, 3}));
+  EXPECT_EQ((StridedDescriptor{100, 8, 3, UINT64_MAX, 1}.span()), (Descriptor{100, 8, 3}));
+  EXPECT_EQ((StridedDescriptor{100, 0, 3, 0, UINT64_MAX}.span()), (Descriptor{100, 0, 3}));
+  EXPECT_EQ((StridedDescriptor{UINT64_MAX - 8, 8, 0, 8, 1}.span()),
+            (Descriptor{UINT64_MAX - 8, 8, 0}));
+  EXPECT_EQ((StridedDescriptor{100, 8, 0, 64, 0}.span()), std::nullopt) << "nothing";
+  EXPECT_EQ((StridedDescriptor{0, 8, 0, UINT64_MAX / 2, 4}.span()), std::nullopt) << "product";
+  EXPECT_EQ((StridedDescriptor{0, 8, 0, UINT64_MAX, 2}.span()), std::nullopt) << "sum";
+  EXPECT_EQ((StridedDescriptor{UINT64_MAX - 8, 8, 0, 2, 2}.span()), std::nullopt) << "its end";
+}
+
 TEST(AgentList, WhatMakesNoSenseIsRefusedByNumber) {
   const Sides sides = some_regions(1);
   const auto refused = [&](const std::vector<Descriptor>& list) {

@@ -1,0 +1,52 @@
+// A forked child makes agents of its own while its parent's threads make and destroy some, the
+// first ones of the process, and write lines of the log. Each time in a process in which the
+// library has done nothing yet.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "tests/capi/side.h"
+#include "tests/sanitized.h"
+
+namespace baton::capi_tests {
+namespace {
+
+// 0: all of it works.
+int parent_of_some() {
+  std::atomic<bool> over{false}, failed{false};
+  std::vector<std::thread> busy;
+  for (int i = 0; i < 3; ++i) {
+    busy.emplace_back([&] {
+      while (!over && !failed) {
+        if (!Side("parent's").good()) failed = true;
+      }
+    });
+  }
+  int wrong = 0;
+  for (int i = 0; i < 4; ++i) {
+    Child child([](int, int) { return two_agents_work() ? 0 : 1; });
+    if (child.ends() != 0) ++wrong;
+  }
+  over = true;
+  for (std::thread& thread : busy) thread.join();
+  return failed ? 10 : wrong;
+}
+
+TEST(Fork, AChildMakesAgentsOfItsOwn) {
+  setenv("BATON_LOG", "info", 1);  // lines to be in the midst of
+  for (int i = 0; i < (kSanitized ? 3 : 20); ++i) {
+    Child fresh([](int, int) {
+      dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), 2);
+      return parent_of_some();
+    });
+    ASSERT_EQ(fresh.ends(), 0) << "process " << i;
+  }
+}
+
+}  // namespace
+}  // namespace baton::capi_tests

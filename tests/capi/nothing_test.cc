@@ -1,0 +1,426 @@
+// What a call that fails leaves behind: nothing. Handles, numbers, bytes and counts that were to
+// come out are NULL and 0, whatever lay there before, so that a caller may give back what he has on
+// every path. And numbers that nobody means: counts of all memory, times before the beginning and
+// after the end.
+#include <baton/baton.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr size_t kHuge[] = {SIZE_MAX, SIZE_MAX - 7, SIZE_MAX / 2 + 1};
+
+struct Nothing : ::testing::Test {
+  Nothing() {
+    EXPECT_EQ(baton_agent_open("nothing", &agent, &error), BATON_OK) << error.text;
+    baton_kv_connector_options options;
+    baton_kv_connector_options_init(&options, sizeof options);
+    options.name = "nothing";
+    EXPECT_EQ(baton_kv_connector_create(&options, &connector, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_kv_layout_create(&model, &layout, &error), BATON_OK) << error.text;
+    EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, &whole, 1, &group, &paged, &error),
+              BATON_OK)
+        << error.text;
+  }
+  ~Nothing() override {
+    baton_kv_connector_destroy(connector);
+    baton_kv_layout_destroy(layout);
+    baton_agent_destroy(agent);
+  }
+  // What a caller's variable may hold before.
+  static baton_bytes rubbish() { return {reinterpret_cast<char*>(0x1234), 77}; }
+  static bool empty(const baton_bytes& bytes) { return bytes.data == nullptr && bytes.size == 0; }
+  template <typename T>
+  static T* rubbish_of() {
+    return reinterpret_cast<T*>(0x1234);
+  }
+  alignas(8) char memory[2 * 4 * 4 * 8] = {};
+  baton_descriptor whole{reinterpret_cast<uint64_t>(memory), sizeof memory, 0};
+  baton_kv_model model{sizeof model, "weights", nullptr, nullptr, nullptr};
+  baton_kv_group group{sizeof group, nullptr, 1, 4, 4, 0, 1, 0, 1};
+  baton_kv_paged paged{sizeof paged, 8, BATON_KV_BYTE, BATON_KV_NHD, BATON_KV_STACKED, 0};
+  baton_agent* agent = nullptr;
+  baton_kv_connector* connector = nullptr;
+  baton_kv_layout* layout = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+};
+
+TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
+  for (baton_agent* const which : {static_cast<baton_agent*>(nullptr), agent}) {
+    const bool none = which == nullptr;
+    SCOPED_TRACE(none ? "no agent" : "an agent");
+    baton_bytes a = rubbish(), b = rubbish(), c = rubbish();
+    if (none) {
+      EXPECT_LT(baton_agent_metadata(which, &a, &error), 0);
+      EXPECT_TRUE(empty(a));
+    }
+    a = rubbish();
+    EXPECT_LT(baton_agent_partial_metadata(which, 99, &whole, 1, 1, &a, &error), 0);
+    EXPECT_TRUE(empty(a));
+    a = rubbish();
+    EXPECT_LT(baton_agent_add_remote(which, "x", 1, &a, &error), 0);
+    EXPECT_TRUE(empty(a));
+    if (none) {
+      a = rubbish();
+      EXPECT_LT(baton_agent_explain(which, "nobody", &a, &error), 0);
+      EXPECT_TRUE(empty(a));
+    }
+    a = rubbish();
+    EXPECT_LT(baton_next_message(which, &a, &b, &error), 0);
+    EXPECT_TRUE(empty(a) && empty(b));
+    a = rubbish(), b = rubbish();
+    EXPECT_LT(baton_wait_message(which, 0, &a, &b, &error), 0);
+    EXPECT_TRUE(empty(a) && empty(b));
+    a = rubbish(), b = rubbish();
+    EXPECT_LT(baton_next_lost_message(which, &a, &b, &c, &error), 0);
+    EXPECT_TRUE(empty(a) && empty(b) && empty(c));
+
+    uint64_t out = 7;
+    EXPECT_LT(baton_list_prepare(which, "nobody", BATON_DRAM, &whole, 1, &out, &error), 0);
+    EXPECT_EQ(out, 0U);
+    out = 7;
+    const baton_strided row{whole.address, 8, 0, 8, 4};
+    EXPECT_LT(baton_list_prepare_strided(which, "nobody", BATON_DRAM, &row, 1, &out, &error), 0);
+    EXPECT_EQ(out, 0U);
+    out = 7;
+    EXPECT_LT(baton_list_register(which, 99, &row, 1, &out, &error), 0);
+    EXPECT_EQ(out, 0U);
+    out = 7;
+    const int64_t index = 0;
+    EXPECT_LT(baton_transfer_make(which, BATON_READ, 1, &index, 1, 2, &index, 1, nullptr, 0, &out,
+                                  &error),
+              0);
+    EXPECT_EQ(out, 0U);
+    out = 7;
+    EXPECT_LT(baton_transfer_make_direct(which, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1,
+                                         "nobody", nullptr, 0, &out, &error),
+              0);
+    EXPECT_EQ(out, 0U);
+    out = 7;
+    EXPECT_LT(baton_transfer_make_between(which, BATON_READ, BATON_DRAM, &whole, 1, BATON_DRAM,
+                                          &whole, 1, nullptr, nullptr, 0, &out, &error),
+              0);
+    EXPECT_EQ(out, 0U);
+    auto* plan = rubbish_of<baton_kv_plan>();
+    EXPECT_LT(
+        baton_kv_plan_create(which, BATON_READ, layout, "nobody", layout, nullptr, &plan, &error),
+        0);
+    EXPECT_EQ(plan, nullptr);
+    plan = rubbish_of<baton_kv_plan>();
+    EXPECT_LT(baton_kv_plan_create_requantising(which, BATON_READ, layout, "nobody", layout,
+                                                nullptr, &plan, &error),
+              0);
+    EXPECT_EQ(plan, nullptr);
+    out = 7;
+    baton_kv_request request = BATON_KV_REQUEST_INIT;
+    EXPECT_LT(baton_kv_plan_make_transfer(which, nullptr, &request, nullptr, 0, &out, &error), 0);
+    EXPECT_EQ(out, 0U);
+  }
+}
+
+TEST_F(Nothing, ComesOutOfOtherCallsThatFailed) {
+  auto* no_agent = rubbish_of<baton_agent>();
+  EXPECT_LT(baton_agent_open("", &no_agent, &error), 0);
+  EXPECT_EQ(no_agent, nullptr);
+  no_agent = rubbish_of<baton_agent>();
+  EXPECT_LT(baton_agent_create(nullptr, &no_agent, &error), 0);
+  EXPECT_EQ(no_agent, nullptr);
+  auto* made = rubbish_of<baton_kv_layout>();
+  EXPECT_LT(baton_kv_layout_create(nullptr, &made, &error), 0);
+  EXPECT_EQ(made, nullptr);
+  made = rubbish_of<baton_kv_layout>();
+  EXPECT_LT(baton_kv_layout_decode("x", 1, &made, &error), 0);
+  EXPECT_EQ(made, nullptr);
+  baton_bytes bytes = rubbish();
+  EXPECT_LT(baton_kv_layout_encode(nullptr, &bytes, &error), 0);
+  EXPECT_TRUE(empty(bytes));
+  bytes = rubbish();
+  const int64_t numbers[] = {1, 1};
+  EXPECT_LT(baton_kv_find_packing(numbers, 2, 1, 1, 1, &bytes, &error), 0);
+  EXPECT_TRUE(empty(bytes));
+  bytes = rubbish();
+  EXPECT_LT(baton_kv_find_packing(nullptr, 2, 1, 1, 1, &bytes, &error), 0);
+  EXPECT_TRUE(empty(bytes));
+  auto* sums = rubbish_of<baton_kv_checksums>();
+  EXPECT_LT(baton_kv_checksums_create(nullptr, layout, nullptr, &sums, &error), 0);
+  EXPECT_EQ(sums, nullptr);
+  size_t count = 7;
+  EXPECT_LT(baton_kv_checksums_take(nullptr, 0, nullptr, 0, 1, 0, nullptr, 0, &count, &error), 0);
+  EXPECT_EQ(count, 0U);
+  count = 7;
+  EXPECT_LT(baton_kv_ranks_heard(8, 0, 0, 0, nullptr, 0, &count, &error), 0);
+  EXPECT_EQ(count, 0U);
+  uint32_t first = 7, heads = 7;
+  EXPECT_LT(baton_kv_shard_heads(8, 0, 0, &first, &heads, &error), 0);
+  EXPECT_TRUE(first == 0 && heads == 0);
+}
+
+TEST_F(Nothing, ComesOutOfAConnectorsCallThatFailed) {
+  auto* no_connector = rubbish_of<baton_kv_connector>();
+  EXPECT_LT(baton_kv_connector_create(nullptr, &no_connector, &error), 0);
+  EXPECT_EQ(no_connector, nullptr);
+  for (baton_kv_connector* const which : {static_cast<baton_kv_connector*>(nullptr), connector}) {
+    SCOPED_TRACE(which == nullptr ? "no connector" : "a connector");
+    baton_bytes bytes = rubbish();
+    if (which == nullptr) {
+      EXPECT_LT(baton_kv_connector_address(which, &bytes, &error), 0);
+      EXPECT_TRUE(empty(bytes));
+    }
+    bytes = rubbish();
+    EXPECT_LT(baton_kv_connector_get_stats(which, nullptr, &bytes, &error), 0);
+    EXPECT_TRUE(empty(bytes));
+    bytes = rubbish();
+    EXPECT_LT(baton_kv_load_payload(which, 5, &bytes, &error), 0);
+    EXPECT_TRUE(empty(bytes));
+    uint32_t layers = 7;
+    EXPECT_LT(baton_kv_load_state(which, 5, &layers, &error), 0);
+    EXPECT_EQ(layers, 0U);
+    size_t count = 7;
+    EXPECT_LT(baton_kv_load_failed_blocks(which, 5, nullptr, 0, &count, &error), 0);
+    EXPECT_EQ(count, 0U);
+    uint64_t job = 7;
+    EXPECT_LT(baton_kv_job_bind(which, nullptr, &job, &error), 0);
+    EXPECT_EQ(job, 0U);
+    job = 7;
+    const baton_kv_binding nameless{sizeof nameless, nullptr, 1, 1, 0};
+    EXPECT_LT(baton_kv_job_bind(which, &nameless, &job, &error), 0);
+    EXPECT_EQ(job, 0U);
+    baton_kv_load load = BATON_KV_LOAD_INIT;
+    EXPECT_LT(baton_kv_load_start(which, &load, &error), 0);
+  }
+}
+
+// With a pointer to one element, so that only the count can be wrong.
+TEST_F(Nothing, IsDoneWithACountOfAllMemory) {
+  const baton_strided row{whole.address, 8, 0, 8, 4};
+  const int64_t index = 0;
+  ASSERT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
+  baton_list list = 0;
+  ASSERT_EQ(baton_list_prepare(agent, nullptr, BATON_DRAM, &whole, 1, &list, &error), BATON_OK);
+  ASSERT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
+  for (const size_t count : kHuge) {
+    SCOPED_TRACE(count);
+    uint64_t out = 0;
+    baton_bytes bytes{};
+    EXPECT_LT(baton_agent_register(agent, BATON_DRAM, &whole, count, &error), 0);
+    EXPECT_LT(baton_agent_deregister(agent, BATON_DRAM, &whole, count, &error), 0);
+    EXPECT_LT(baton_agent_partial_metadata(agent, BATON_DRAM, &whole, count, 1, &bytes, &error), 0);
+    EXPECT_EQ(baton_agent_has_remote(agent, "nothing", BATON_DRAM, &whole, count), 0);
+    EXPECT_LT(baton_agent_add_remote(agent, "x", count, nullptr, &error), 0);
+    EXPECT_LT(baton_agent_send_metadata(agent, "127.0.0.1:1", "x", count, &error), 0);
+    EXPECT_LT(baton_list_prepare(agent, nullptr, BATON_DRAM, &whole, count, &out, &error), 0);
+    EXPECT_LT(baton_list_prepare_strided(agent, nullptr, BATON_DRAM, &row, count, &out, &error), 0);
+    EXPECT_LT(baton_list_register(agent, BATON_DRAM, &row, count, &out, &error), 0);
+    EXPECT_LT(baton_transfer_make(agent, BATON_READ, list, &index, count, list, &index, count,
+                                  nullptr, 0, &out, &error),
+              0);
+    EXPECT_LT(baton_transfer_make_direct(agent, BATON_READ, BATON_DRAM, &whole, count, &whole,
+                                         count, "nothing", nullptr, 0, &out, &error),
+              0);
+    EXPECT_LT(baton_transfer_make_direct(agent, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1,
+                                         "nothing", "x", count, &out, &error),
+              0);
+    EXPECT_LT(baton_notify(agent, "nothing", "x", count, &error), 0);
+    baton_kv_layout* made = nullptr;
+    EXPECT_LT(baton_kv_layout_decode("x", count, &made, &error), 0);
+    EXPECT_EQ(baton_kv_layout_create(&model, &made, &error), BATON_OK);
+    EXPECT_LT(baton_kv_layout_add_paged(made, BATON_DRAM, &whole, count, &group, &paged, &error),
+              0);
+    EXPECT_LT(baton_kv_layout_add_latent(made, BATON_DRAM, &whole, count, &group, 8, BATON_KV_BYTE,
+                                         &error),
+              0);
+    const uint64_t at = whole.address;
+    const baton_kv_field field{BATON_KV_OPAQUE, BATON_KV_BYTE, 8, 1, 8, 8, 8, 1, &at};
+    EXPECT_LT(
+        baton_kv_layout_add_fields(made, BATON_DRAM, &whole, 1, &group, &field, count, &error), 0);
+    EXPECT_LT(
+        baton_kv_layout_add_fields(made, BATON_DRAM, &whole, count, &group, &field, 1, &error), 0);
+    EXPECT_LT(baton_kv_layout_add_packed(made, BATON_DRAM, &whole, count, &group, "{}", 0, &error),
+              0);
+    const uint32_t layer = 0;
+    baton_kv_group many = group;
+    many.layers = &layer;
+    many.layer_count = count;
+    EXPECT_LT(baton_kv_layout_add_paged(made, BATON_DRAM, &whole, 1, &many, &paged, &error), 0);
+    baton_kv_layout_destroy(made);
+    EXPECT_LT(baton_kv_find_packing(&index, count, 1, 1, 1, &bytes, &error), 0);
+    baton_kv_load load = BATON_KV_LOAD_INIT;
+    const int32_t token = 1;
+    load.prefill = "127.0.0.1:1";
+    load.tokens = &token;
+    load.token_count = count;
+    load.blocks = &layer;
+    load.block_count = 1;
+    EXPECT_LT(baton_kv_load_start(connector, &load, &error), 0);
+    load.token_count = 1;
+    load.block_count = count;
+    EXPECT_LT(baton_kv_load_start(connector, &load, &error), 0);
+    load.block_count = 1;
+    load.shards = &load.prefill;
+    load.shard_count = count;
+    EXPECT_LT(baton_kv_load_start(connector, &load, &error), 0);
+    EXPECT_LT(baton_kv_job_save_layer(connector, 1, 0, 0, &layer, count, &error), 0);
+    EXPECT_LT(baton_kv_job_give_payload(connector, 1, "x", count, &error), 0);
+  }
+}
+
+// What is said to be there and is not: no call takes it for an empty list or message.
+TEST_F(Nothing, IsNotTakenForAListOrAMessage) {
+  ASSERT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
+  baton_list list = 0;
+  ASSERT_EQ(baton_list_prepare(agent, nullptr, BATON_DRAM, &whole, 1, &list, &error), BATON_OK);
+  const int64_t index = 0;
+  uint64_t out = 0;
+  baton_bytes bytes{};
+  EXPECT_EQ(baton_agent_has_remote(agent, "nothing", BATON_DRAM, nullptr, 0), 1);
+  EXPECT_EQ(baton_agent_has_remote(agent, "nothing", BATON_DRAM, nullptr, 5), 0);
+  EXPECT_EQ(baton_agent_partial_metadata(agent, BATON_DRAM, nullptr, 5, 1, &bytes, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_transfer_make_direct(agent, BATON_WRITE, BATON_DRAM, &whole, 1, &whole, 1,
+                                       "nothing", nullptr, 4, &out, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_transfer_make(agent, BATON_WRITE, list, &index, 1, list, &index, 1, nullptr, 4,
+                                &out, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_layout_add_paged(layout, BATON_DRAM, nullptr, 1, &group, &paged, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_job_give_payload(connector, 1, nullptr, 4, &error), BATON_ERR_INVALID_PARAM);
+}
+
+TEST_F(Nothing, IsAllocatedForAnOptionOfAllMemory) {
+  baton_agent_options options;
+  baton_agent_options_init(&options, sizeof options);
+  options.name = "greedy";
+  options.max_transfers = UINT32_MAX;
+  baton_agent* greedy = nullptr;
+  EXPECT_LT(baton_agent_create(&options, &greedy, &error), 0);
+  EXPECT_EQ(greedy, nullptr);
+  EXPECT_STRNE(error.text, "");
+  options.max_transfers = 0;
+  options.staging_bytes = UINT64_MAX;
+  // It may be made only when it is needed: that call says so then.
+  const int32_t made = baton_agent_create(&options, &greedy, &error);
+  EXPECT_TRUE(made == BATON_OK || made == BATON_ERR_INVALID_PARAM || made == BATON_ERR_BACKEND)
+      << error.text;
+  baton_agent_destroy(greedy);
+  baton_kv_connector_options kv;
+  baton_kv_connector_options_init(&kv, sizeof kv);
+  kv.name = "greedy";
+  kv.max_transfers = UINT32_MAX;
+  baton_kv_connector* no_connector = nullptr;
+  EXPECT_LT(baton_kv_connector_create(&kv, &no_connector, &error), 0);
+  EXPECT_EQ(no_connector, nullptr);
+}
+
+// Names: what an agent may be called, and what it is told of others.
+TEST_F(Nothing, IsCalledAsNobodyCanBe) {
+  const std::string longest(64, 'n'), longer(65, 'n');
+  baton_agent* made = nullptr;
+  EXPECT_EQ(baton_agent_open(longest.c_str(), &made, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_agent_name(made), longest);
+  baton_agent_destroy(made);
+  EXPECT_EQ(baton_agent_open(longer.c_str(), &made, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(made, nullptr);
+  for (const char* name : {"a/b", "..", "a\nb", "a b", "\xff\xfe", "%s%n%x", "a\"b", "\x01"}) {
+    SCOPED_TRACE(name);
+    ASSERT_EQ(baton_agent_open(name, &made, &error), BATON_OK) << error.text;
+    EXPECT_STREQ(baton_agent_name(made), name);
+    EXPECT_EQ(baton_notify(agent, name, "", 0, &error), BATON_ERR_NOT_FOUND);
+    baton_bytes metadata{}, told{};
+    ASSERT_EQ(baton_agent_metadata(made, &metadata, &error), BATON_OK);
+    ASSERT_EQ(baton_agent_add_remote(agent, metadata.data, metadata.size, &told, &error), BATON_OK)
+        << error.text;
+    EXPECT_STREQ(told.data, name);
+    baton_bytes_free(&told);
+    baton_bytes_free(&metadata);
+    EXPECT_EQ(baton_notify(agent, name, "hello", 5, &error), BATON_OK) << error.text;
+    baton_bytes text{};
+    EXPECT_EQ(baton_wait_message(made, 60'000'000'000, nullptr, &text, &error), BATON_OK);
+    baton_bytes_free(&text);
+    EXPECT_EQ(baton_agent_remove_remote(agent, name, &error), BATON_OK) << error.text;
+    baton_agent_destroy(made);
+  }
+}
+
+// Before its beginning all time is over; behind its end it is for ever.
+TEST_F(Nothing, OverflowsWithAnyTimeout) {
+  ASSERT_EQ(baton_agent_register(agent, BATON_DRAM, &whole, 1, &error), BATON_OK) << error.text;
+  const baton_descriptor from{whole.address, 8, 0}, to{whole.address + 8, 8, 0};
+  for (const int64_t timeout :
+       {INT64_MAX, INT64_MAX - 1, int64_t{-1}, INT64_MIN, int64_t{-2}, int64_t{0}, int64_t{1}}) {
+    SCOPED_TRACE(timeout);
+    baton_transfer transfer = 0;
+    ASSERT_EQ(baton_transfer_make_direct(agent, BATON_WRITE, BATON_DRAM, &from, 1, &to, 1,
+                                         "nothing", nullptr, 0, &transfer, &error),
+              BATON_OK)
+        << error.text;
+    ASSERT_GE(baton_transfer_post(agent, transfer, nullptr, 0, &error), 0) << error.text;
+    const int32_t waited = baton_transfer_wait(agent, transfer, timeout, &error);
+    EXPECT_TRUE(waited == BATON_OK || (waited == BATON_ERR_TIMEOUT && timeout >= 0 && timeout < 2))
+        << baton_result_name(waited) << ": " << error.text;
+    EXPECT_EQ(baton_transfer_wait(agent, transfer, BATON_FOREVER, &error), BATON_OK);
+    EXPECT_EQ(baton_transfer_release(agent, transfer, timeout, &error), BATON_OK) << error.text;
+    ASSERT_EQ(baton_transfer_make_direct(agent, BATON_WRITE, BATON_DRAM, &from, 1, &to, 1,
+                                         "nothing", nullptr, 0, &transfer, &error),
+              BATON_OK);
+    const int32_t ran = baton_transfer_run(agent, transfer, timeout, &error);
+    EXPECT_TRUE(ran == BATON_OK || (ran == BATON_ERR_TIMEOUT && timeout >= 0 && timeout < 2))
+        << baton_result_name(ran);
+    EXPECT_EQ(baton_transfer_state(agent, transfer, &error), BATON_ERR_NOT_FOUND);
+    ASSERT_EQ(baton_notify(agent, "nothing", "x", 1, &error), BATON_OK) << error.text;
+    baton_bytes text{};
+    int32_t came = baton_wait_message(agent, timeout, nullptr, &text, &error);
+    EXPECT_TRUE(came == BATON_OK || (came == BATON_ERR_TIMEOUT && timeout >= 0 && timeout < 2))
+        << baton_result_name(came);
+    if (came != BATON_OK) {
+      came = baton_wait_message(agent, BATON_FOREVER, nullptr, &text, &error);
+      EXPECT_EQ(came, BATON_OK);
+    }
+    baton_bytes_free(&text);
+  }
+  // Of connectors: a job that is bound, renewed for any time.
+  ASSERT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_OK) << error.text;
+  int number = 0;
+  for (const int64_t lease : {INT64_MAX, int64_t{-1}, int64_t{1}, INT64_MIN}) {
+    SCOPED_TRACE(lease);
+    const std::string key = std::to_string(++number);
+    const baton_kv_binding binding{sizeof binding, key.c_str(), 4, 1, lease};
+    uint64_t job = 0;
+    const int32_t bound = baton_kv_job_bind(connector, &binding, &job, &error);
+    EXPECT_TRUE(bound == BATON_OK || bound == BATON_ERR_INVALID_PARAM)
+        << baton_result_name(bound) << ": " << error.text;
+    if (bound != BATON_OK) continue;
+    EXPECT_GE(baton_kv_job_renew(connector, job, lease, &error), BATON_ERR_INVALID_PARAM);
+    if (lease == INT64_MAX || lease == -1) {
+      EXPECT_EQ(baton_kv_job_is_wanted(connector, job), 1);
+    }
+  }
+  const int32_t tokens[] = {1, 2};
+  const uint32_t block = 1;
+  for (const int64_t timeout : {INT64_MAX, int64_t{-1}}) {
+    baton_kv_load load = BATON_KV_LOAD_INIT;
+    load.id = static_cast<uint64_t>(timeout);
+    load.prefill = "127.0.0.1:1";
+    load.tokens = tokens;
+    load.token_count = 2;
+    load.blocks = &block;
+    load.block_count = 1;
+    load.timeout = load.silence = load.lease = timeout;
+    ASSERT_EQ(baton_kv_load_start(connector, &load, &error), BATON_OK) << error.text;
+    for (const int64_t other : {INT64_MAX, int64_t{-1}, INT64_MIN}) {
+      const int32_t renewed = baton_kv_load_renew(connector, load.id, other, &error);
+      EXPECT_NE(renewed, BATON_ERR_NOT_FOUND);
+      EXPECT_NE(renewed, BATON_ERR_CANCELED) << other;
+    }
+    while (baton_kv_load_end(connector, load.id, &error) == BATON_IN_PROGRESS) {
+      baton_kv_connector_wait(connector, 1'000'000'000, &error);
+    }
+  }
+  EXPECT_EQ(baton_kv_connector_wait(connector, INT64_MIN, nullptr), BATON_OK);
+}
+
+}  // namespace

@@ -1,0 +1,245 @@
+// What the library is to the process that it is in: signals, descriptors, threads, output; and to
+// another user's process.
+#include <baton/baton.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <clocale>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/capi/side.h"
+
+namespace baton::capi_tests {
+namespace {
+
+size_t entries(const char* folder) {
+  size_t count = 0;
+  DIR* dir = opendir(folder);
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+TEST(Process, IsAsItWasBefore) {
+  struct sigaction before[NSIG] = {}, after = {};
+  for (int i = 1; i < NSIG; ++i) sigaction(i, nullptr, &before[i]);
+  sigset_t mask_before, mask_after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask_before);
+  const mode_t umask_before = umask(022);
+  umask(umask_before);
+  const std::string locale = setlocale(LC_ALL, nullptr);
+  char folder[4096] = "";
+  ASSERT_NE(getcwd(folder, sizeof folder), nullptr);
+  // What is written to the standard output goes here meanwhile.
+  const int output = memfd_create("output", MFD_CLOEXEC), kept = dup(1);
+  fflush(stdout);
+  dup2(output, 1);
+  const bool worked = two_agents_work();
+  Side quiet("quiet");
+  EXPECT_EQ(baton_agent_add_remote(quiet.agent, "junk", 4, nullptr, &quiet.error),
+            BATON_ERR_MISMATCH);
+  fflush(stdout);
+  const off_t written = lseek(output, 0, SEEK_END);
+  dup2(kept, 1);
+  close(kept);
+  close(output);
+  EXPECT_TRUE(worked);
+  EXPECT_EQ(written, 0);
+  for (int i = 1; i < NSIG; ++i) {
+    if (i == SIGSEGV || i == SIGBUS || sigaction(i, nullptr, &after) != 0) continue;
+    EXPECT_EQ(after.sa_handler, before[i].sa_handler) << i;
+  }
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask_after);
+  for (int i = 1; i < NSIG; ++i) {
+    EXPECT_EQ(sigismember(&mask_after, i), sigismember(&mask_before, i)) << i;
+  }
+  EXPECT_EQ(umask(umask_before), umask_before);
+  EXPECT_EQ(setlocale(LC_ALL, nullptr), locale);
+  char now[4096] = "";
+  EXPECT_STREQ(getcwd(now, sizeof now), folder);
+}
+
+// Threads that agents and connectors are made with take none of the program's signals.
+TEST(Process, SignalsComeToItsOwnThreads) {
+  const auto tasks = [] {
+    std::set<std::string> out;
+    DIR* dir = opendir("/proc/self/task");
+    while (const dirent* entry = readdir(dir)) {
+      if (entry->d_name[0] != '.') out.insert(entry->d_name);
+    }
+    closedir(dir);
+    return out;
+  };
+  const std::set<std::string> before = tasks();
+  const Side one("one");
+  ASSERT_TRUE(one.good());
+  baton_kv_connector_options options;
+  baton_kv_connector_options_init(&options, sizeof options);
+  options.name = "connector";
+  baton_kv_connector* connector = nullptr;
+  ASSERT_EQ(baton_kv_connector_create(&options, &connector, nullptr), BATON_OK);
+  int made = 0;
+  for (const std::string& task : tasks()) {
+    if (before.contains(task)) continue;
+    std::ifstream status("/proc/self/task/" + task + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("SigBlk:", 0) != 0) continue;
+      const uint64_t blocked = std::stoull(line.substr(8), nullptr, 16);
+      for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGALRM, SIGCHLD, SIGRTMIN + 3}) {
+        EXPECT_NE(blocked >> (signal - 1) & 1, 0U) << "signal " << signal << " in thread " << task;
+      }
+      ++made;
+    }
+  }
+  EXPECT_GE(made, 2);
+  baton_kv_connector_destroy(connector);
+}
+
+TEST(Process, WhatItExecutesInheritsNothing) {
+  const auto open_ones = [] {
+    std::set<int> out;
+    for (int fd = 3; fd < 4096; ++fd) {
+      if (fcntl(fd, F_GETFD) >= 0) out.insert(fd);
+    }
+    return out;
+  };
+  const std::set<int> before = open_ones();
+  Side a("a"), b("b", "tcp"), c("c", "tcp");
+  ASSERT_TRUE(a.good() && b.good() && c.good());
+  ASSERT_TRUE(b.meet(c.metadata()));
+  const auto there = reinterpret_cast<uint64_t>(c.memory());
+  EXPECT_EQ(baton_transfer_run(b.agent, b.make(BATON_WRITE, "c", there), kLong, &b.error), BATON_OK)
+      << b.error.text;
+  baton_kv_connector_options options;
+  baton_kv_connector_options_init(&options, sizeof options);
+  options.name = "connector";
+  baton_kv_connector* connector = nullptr;
+  ASSERT_EQ(baton_kv_connector_create(&options, &connector, &a.error), BATON_OK);
+  for (const int fd : open_ones()) {
+    if (before.contains(fd)) continue;
+    char path[64], what[256] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    [[maybe_unused]] const ssize_t got = readlink(path, what, sizeof what - 1);
+    EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0) << fd << " is " << what;
+  }
+  baton_kv_connector_destroy(connector);
+}
+
+TEST(Process, WhatIsDestroyedIsGone) {
+  const auto round = [] {
+    EXPECT_TRUE(two_agents_work());
+    baton_kv_connector_options options;
+    baton_kv_connector_options_init(&options, sizeof options);
+    options.name = "connector";
+    baton_kv_connector* connector = nullptr;
+    EXPECT_EQ(baton_kv_connector_create(&options, &connector, nullptr), BATON_OK);
+    baton_kv_connector_destroy(connector);
+  };
+  for (int i = 0; i < 3; ++i) round();
+  const size_t descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task"),
+               names = entries("/dev/shm");
+  for (int i = 0; i < 30; ++i) round();
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(entries("/proc/self/task"), threads);
+  EXPECT_EQ(entries("/dev/shm"), names);
+}
+
+// A signal handler that interrupts every system call changes nothing.
+TEST(Process, SignalsInterruptNoCall) {
+  static std::atomic<int> rung{0};
+  struct sigaction action = {}, old = {};
+  action.sa_handler = [](int) { ++rung; };  // without SA_RESTART
+  sigaction(SIGALRM, &action, &old);
+  const itimerval often{{0, 300}, {0, 300}}, never{};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(two_agents_work());
+  {
+    Side a("a"), b("b");
+    EXPECT_TRUE(a.meet(b.metadata()));
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    EXPECT_EQ(baton_wait_message(b.agent, 50'000'000, nullptr, nullptr, &b.error),
+              BATON_ERR_TIMEOUT);
+    EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(50));
+    EXPECT_EQ(baton_notify(a.agent, "b", "x", 1, &a.error), BATON_OK);
+    EXPECT_EQ(baton_wait_message(b.agent, kLong, nullptr, nullptr, &b.error), BATON_OK);
+    baton_kv_connector_options options;
+    baton_kv_connector_options_init(&options, sizeof options);
+    options.name = "connector";
+    baton_kv_connector* connector = nullptr;
+    EXPECT_EQ(baton_kv_connector_create(&options, &connector, &a.error), BATON_OK);
+    // Its thread's first look, and what happened so far.
+    EXPECT_EQ(baton_kv_connector_wait(connector, kLong, nullptr), BATON_OK);
+    while (baton_kv_connector_wait(connector, 1'000'000, nullptr) == BATON_OK) {
+    }
+    const auto began = Clock::now();
+    EXPECT_EQ(baton_kv_connector_wait(connector, 50'000'000, nullptr), BATON_ERR_TIMEOUT);
+    EXPECT_GE(Clock::now() - began, std::chrono::milliseconds(50));
+    baton_kv_connector_destroy(connector);
+  }
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &old, nullptr);
+  EXPECT_GT(rung, 10);
+}
+
+// Who has the same key, and is somebody else on this machine.
+TEST(Process, AnotherUserIsAPeer) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  char folder[] = "/tmp/baton-capi-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  ASSERT_EQ(chmod(folder, 0755), 0);
+  const std::string mine = std::string(folder) + "/mine", theirs = std::string(folder) + "/theirs";
+  for (const std::string& path : {mine, theirs}) {
+    const int fd = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    ASSERT_EQ(write(fd, "a key of two users", 18), 18);
+    close(fd);
+  }
+  constexpr uid_t kNobody = 65534;
+  ASSERT_EQ(chown(theirs.c_str(), kNobody, kNobody), 0);
+  Child child([&](int in, int out) {
+    if (setgid(kNobody) != 0 || setuid(kNobody) != 0) return 1;
+    Side side("peer", "", theirs.c_str());
+    if (!side.good()) return 2;
+    memset(side.memory(), 'p', kBytes);
+    const auto at = reinterpret_cast<uint64_t>(side.memory());
+    say(out, side.metadata());
+    say(out, std::string(reinterpret_cast<const char*>(&at), sizeof at));
+    wait_for_end(in);
+    return side.memory()[0] == 'h' ? 0 : 3;
+  });
+  Side here("here", "", mine.c_str());
+  ASSERT_TRUE(here.good()) << here.error.text;
+  ASSERT_TRUE(here.meet(child.hear())) << here.error.text;
+  const uint64_t there = number(child.hear());
+  EXPECT_EQ(
+      baton_transfer_run(here.agent, here.make(BATON_READ, "peer", there), kLong, &here.error),
+      BATON_OK)
+      << here.error.text;
+  EXPECT_EQ(here.memory()[kBytes - 1], 'p');
+  memset(here.memory(), 'h', kBytes);
+  EXPECT_EQ(
+      baton_transfer_run(here.agent, here.make(BATON_WRITE, "peer", there), kLong, &here.error),
+      BATON_OK)
+      << here.error.text;
+  child.let_end();
+  EXPECT_EQ(child.ends(), 0);
+  for (const std::string& path : {mine, theirs}) unlink(path.c_str());
+  rmdir(folder);
+}
+
+}  // namespace
+}  // namespace baton::capi_tests

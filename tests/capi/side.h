@@ -1,0 +1,176 @@
+// An agent with memory, in this process or in one beside it, for tests from the header alone.
+#pragma once
+
+#include <baton/baton.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+
+namespace baton::capi_tests {
+
+inline constexpr int64_t kLong = 60'000'000'000;
+inline constexpr size_t kBytes = 1 << 20;
+
+// An agent with memory. `provider`: "" for any.
+class Side {
+ public:
+  explicit Side(const char* name, const char* provider = "", const char* key_file = nullptr) {
+    baton_agent_options options;
+    baton_agent_options_init(&options, sizeof options);
+    options.name = name;
+    options.require = provider;
+    options.key_file = key_file;
+    good_ = baton_agent_create(&options, &agent, &error) == BATON_OK &&
+            baton_agent_register(agent, BATON_DRAM, &whole_, 1, &error) == BATON_OK;
+  }
+  ~Side() {
+    baton_agent_destroy(agent);
+    unmap();
+  }
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
+  bool good() const { return good_; }
+  void unmap() {
+    if (memory_ != nullptr) munmap(memory_, kBytes);
+    memory_ = nullptr;
+  }
+  char* memory() { return memory_; }
+  baton_descriptor part(size_t bytes) const { return {whole_.address, bytes, 0}; }
+  std::string metadata() {
+    baton_bytes bytes{};
+    if (baton_agent_metadata(agent, &bytes, &error) != BATON_OK) return "";
+    std::string out(bytes.data, bytes.size);
+    baton_bytes_free(&bytes);
+    return out;
+  }
+  bool meet(const std::string& metadata) {
+    return baton_agent_add_remote(agent, metadata.data(), metadata.size(), nullptr, &error) ==
+           BATON_OK;
+  }
+  baton_transfer make(int32_t op, const char* other, uint64_t there, size_t bytes = kBytes) {
+    const baton_descriptor local = part(bytes), remote{there, bytes, 0};
+    baton_transfer out = 0;
+    baton_transfer_make_direct(agent, op, BATON_DRAM, &local, 1, &remote, 1, other, nullptr, 0,
+                               &out, &error);
+    return out;
+  }
+  baton_agent* agent = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+
+ private:
+  char* memory_ = static_cast<char*>(
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  bool good_ = false;
+  const baton_descriptor whole_{reinterpret_cast<uint64_t>(memory_), kBytes, 0};
+};
+
+// Two agents of this process meet and move something. For children, which cannot fail a test.
+inline bool two_agents_work(const char* key_file = nullptr) {
+  Side a("a", "", key_file), b("b", "", key_file);
+  if (!a.good() || !b.good() || !a.meet(b.metadata())) return false;
+  a.memory()[7] = 'x';
+  const baton_transfer write =
+      a.make(BATON_WRITE, "b", reinterpret_cast<uint64_t>(b.memory()), 4096);
+  if (baton_transfer_run(a.agent, write, kLong, &a.error) != BATON_OK) return false;
+  return b.memory()[7] == 'x';
+}
+
+// A child that runs `body(in, out)` and ends with what it returns; SIGALRM ends one that hangs.
+class Child {
+ public:
+  explicit Child(const std::function<int(int, int)>& body) {
+    int up[2], down[2];
+    EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(up[0]);
+      close(down[1]);
+      signal(SIGALRM, SIG_DFL);
+      alarm(60);
+      _exit(body(down[0], up[1]));
+    }
+    close(up[1]);
+    close(down[0]);
+    out_ = down[1];
+    in_ = up[0];
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(in_);
+    close(out_);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  int ends() {
+    int status = 0;
+    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
+    pid_ = -1;
+    return status;
+  }
+  void stop() {
+    kill(pid_, SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
+  void go_on() { kill(pid_, SIGCONT); }
+  void kill_it() {
+    kill(pid_, SIGKILL);
+    ends();
+  }
+  // What it said with say(), in whole.
+  std::string hear() {
+    uint32_t size = 0;
+    if (read(in_, &size, sizeof size) != sizeof size) return "";
+    std::string text(size, 0);
+    for (size_t at = 0; at < size;) {
+      const ssize_t got = read(in_, text.data() + at, size - at);
+      if (got <= 0) return "";
+      at += static_cast<size_t>(got);
+    }
+    return text;
+  }
+  void let_end() { close(std::exchange(out_, -1)); }
+
+ private:
+  pid_t pid_ = -1;
+  int in_ = -1, out_ = -1;
+};
+inline void say(int fd, const std::string& text) {
+  const auto size = static_cast<uint32_t>(text.size());
+  if (write(fd, &size, sizeof size) < 0 || write(fd, text.data(), size) < 0) _exit(99);
+}
+inline void wait_for_end(int fd) {
+  char byte = 0;
+  while (read(fd, &byte, 1) > 0) {
+  }
+}
+// A peer with an agent called "peer", which says its metadata and where its memory is.
+inline int peer(const char* provider, int in, int out) {
+  Side side("peer", provider);
+  if (!side.good()) return 1;
+  memset(side.memory(), 'p', kBytes);
+  const auto at = reinterpret_cast<uint64_t>(side.memory());
+  say(out, side.metadata());
+  say(out, std::string(reinterpret_cast<const char*>(&at), sizeof at));
+  wait_for_end(in);
+  return 0;
+}
+inline uint64_t number(const std::string& text) {
+  uint64_t out = 0;
+  if (text.size() == sizeof out) memcpy(&out, text.data(), sizeof out);
+  return out;
+}
+
+}  // namespace baton::capi_tests

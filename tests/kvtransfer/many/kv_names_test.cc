@@ -1,0 +1,164 @@
+// Names of prefill workers that DNS is slow about: no call waits for it, and no other load.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "tests/kvtransfer/kv_pair.h"
+#include "tests/slow_dns.h"
+#include "transport/address.h"
+#include "transport/net/endpoint.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using std::chrono::seconds;
+
+// The port of a worker's listener, out of its address.
+std::string slow_name(const std::string& address) {
+  const absl::StatusOr<Address> decoded = Address::decode(address);
+  for (const auto& [provider, where] : decoded->providers) {
+    if (const auto at = net::literal(where); provider == "tcp" && at.ok()) {
+      const std::string text = at->front().text();
+      return "slow.example" + text.substr(text.rfind(':'));
+    }
+  }
+  return "";
+}
+
+struct KvNames : ::testing::TestWithParam<bool> {
+  KvLoad load_of(KvRequestId id, const std::string& prefill) const {
+    KvLoad load;
+    load.id = id;
+    load.prefill = prefill;
+    load.pull = GetParam();
+    load.timeout = kLongEnough;
+    return load;
+  }
+  KvPair pair{{.provider = "tcp", .allow_pull = true}};
+  std::string slow = slow_name(pair.address());
+};
+INSTANTIATE_TEST_SUITE_P(Both, KvNames, ::testing::Bool(),
+                         [](const auto& param) { return param.param ? "pull" : "push"; });
+
+TEST_P(KvNames, NobodyWaitsForDns) {
+  ASSERT_NE(slow, "");
+  ASSERT_TRUE(pair.decode->start(load_of(1, slow), 40).ok());
+  ASSERT_TRUE(pair.decode->start(load_of(2, slow), 40).ok());  // one look-up for both
+  dns_asked.acquire();
+  // Another load comes and goes meanwhile.
+  ASSERT_TRUE(pair.decode->start(load_of(3, pair.address()), 40).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(3).state == TestLoad::State::kEnded; }));
+  EXPECT_EQ(pair.decode->load(3).verified, 6U) << pair.decode->load(3).status;
+  EXPECT_TRUE(pair.decode_connector->load_status(1).ok());
+  EXPECT_EQ(pair.decode_connector->layers_loaded(1), 0U);
+  EXPECT_EQ(pair.decode_connector->failed_blocks(1).size(), 10U);
+  EXPECT_TRUE(absl::IsUnavailable(pair.decode_connector->load_payload(1).status()));
+  EXPECT_TRUE(pair.decode_connector->renew_load(2, kLongEnough).ok());
+  EXPECT_FALSE(dns_asked.try_acquire());
+  dns_answered.release();
+  ASSERT_TRUE(pair.run_to_end());
+  for (const KvRequestId id : {1, 2}) {
+    EXPECT_EQ(pair.decode->load(id).verified, 6U) << pair.decode->load(id).status;
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+  }
+  // It is known now.
+  ASSERT_TRUE(pair.decode->start(load_of(4, slow), 40).ok());
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.decode->load(4).verified, 6U);
+  EXPECT_FALSE(dns_asked.try_acquire());
+}
+
+TEST_P(KvNames, ALoadMayEndBeforeItsNameIsKnown) {
+  ASSERT_TRUE(pair.decode_connector
+                  ->start_load([&] {
+                    KvLoad load = load_of(1, slow);
+                    load.tokens = {1, 2, 3, 4};
+                    load.blocks = {7};
+                    return load;
+                  }())
+                  .ok());
+  dns_asked.acquire();
+  EXPECT_TRUE(pair.decode_connector->end_load(1)) << "nobody was asked anything";
+  EXPECT_TRUE(absl::IsNotFound(pair.decode_connector->load_status(1)));
+  // The block and the number are free for another.
+  KvLoad late = load_of(1, slow);
+  late.tokens = {1, 2, 3, 4};
+  late.blocks = {7};
+  late.timeout = std::chrono::milliseconds(1);
+  ASSERT_TRUE(pair.decode_connector->start_load(late).ok());
+  while (pair.decode_connector->load_status(1).ok()) pair.decode_connector->wait(kLongEnough, -1);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(pair.decode_connector->load_status(1)));
+  dns_answered.release();
+  // What is found then is of no use to it, and harms nobody.
+  ASSERT_TRUE(pair.decode->start(load_of(2, slow), 40).ok());
+  ASSERT_TRUE(pair.run([&] { return pair.decode->load(2).state == TestLoad::State::kEnded; }));
+  EXPECT_EQ(pair.decode->load(2).verified, 6U) << pair.decode->load(2).status;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(pair.decode_connector->load_status(1)));
+  EXPECT_TRUE(pair.decode_connector->end_load(1));
+  ASSERT_TRUE(pair.run_to_end());
+  EXPECT_EQ(pair.prefill->jobs_seen(), 1U);
+}
+
+// Who sleeps hears that there is no such host, and that his load failed.
+TEST_P(KvNames, WhoWaitsHearsThatThereIsNoSuchHost) {
+  KvLoad load = load_of(1, "no such host:4000");
+  load.tokens = {1, 2, 3, 4};
+  load.blocks = {7};
+  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  const absl::Status why = pair.decode_connector->wait_for_layer(1, 0);
+  EXPECT_TRUE(absl::IsNotFound(why)) << why;
+  EXPECT_THAT(std::string(why.message()), ::testing::HasSubstr("no such host"));
+  EXPECT_TRUE(pair.decode_connector->end_load(1));
+}
+
+// It may be known that nobody is there before anybody has asked whose connection that was.
+TEST_P(KvNames, WhoWaitsHearsThatNobodyListensThere) {
+  const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(getsockname(taken, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  KvLoad load = load_of(1, "slow.example:" + std::to_string(ntohs(at.sin_port)));
+  load.tokens = {1, 2, 3, 4};
+  load.blocks = {7};
+  load.timeout = kNever;
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+    dns_asked.acquire();
+    dns_answered.release();
+    const absl::Status why = pair.decode_connector->wait_for_layer(1, 0);
+    EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+    EXPECT_TRUE(pair.decode_connector->end_load(1));
+  }
+  close(taken);
+}
+
+// Of a group one is slow: the others are asked at once, and it when it is found.
+TEST_P(KvNames, ShardsAreAskedAsTheyAreFound) {
+  KvLoad load = load_of(1, "");
+  load.shards = {slow, slow};
+  load.tokens = {1, 2, 3, 4};
+  load.blocks = {7};
+  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  dns_asked.acquire();
+  EXPECT_TRUE(pair.decode_connector->end_load(1));
+  ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
+  dns_answered.release();
+  while (pair.prefill->jobs_seen() < 2) {
+    pair.prefill->step();
+    pair.decode_connector->progress();
+  }
+  while (!pair.decode_connector->end_load(1)) {
+    pair.prefill->step();
+    pair.decode_connector->progress();
+  }
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
