@@ -189,8 +189,8 @@ class nixl_agent:
 
     def check_remote_metadata(self, agent: _Name, descs: Any = None) -> bool:
         if descs is None:
-            return self._agent.has_remote(agent)
-        return self._agent.has_remote(agent, rows(descs), descs.getType().value)
+            return self.agent.has_remote(agent)
+        return self.agent.has_remote(agent, rows(descs), descs.getType().value)
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
         self.agent.sendLocalMD(ip_addr, port)
