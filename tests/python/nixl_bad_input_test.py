@@ -185,6 +185,97 @@ class Words(Refused):
         self.untouched()
         self.assertEqual(int(memory.sum()), 0)
 
+    def test_names_settings_and_backends(self):
+        for name in ("n" * 65, "zero\0byte"):
+            self.refused(nixlBind.nixlInvalidParamError, lambda: agent(name))
+        one = self.a.agent
+        for call in (lambda: one.getPluginParams("GDS"), lambda: one.createBackend("GDS", {}),
+                     lambda: one.getBackendParams(10 ** 6), lambda: one.queryMem(nixlBind.nixlRegDList(nixlBind.FILE_SEG), 0)):
+            self.refused(nixlBind.nixlNotFoundError, call)
+        self.refused(nixlBind.nixlInvalidParamError, lambda: one.createBackend("UCX", {}), "there already")
+        self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.query_memory([(0, 1, 0, "")], "UCX", "DRAM"))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.make_connection("nobody"), "load its metadata")
+        for said, asked, measured in (("", False, False), ("no", True, False), ("0", True, False), ("Yes", False, True)):
+            with unittest.mock.patch.dict(os.environ, {"NIXL_TELEMETRY_ENABLE": said}):
+                measures = agent("measures", capture_telemetry=asked)
+            measures.register_memory([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
+            measures.add_remote_agent(self.b.get_agent_metadata())
+            move = measures.make_prepped_xfer(
+                "READ", measures.prep_xfer_dlist("", row(self.mine.ctypes.data), "DRAM"), [0],
+                measures.prep_xfer_dlist("b", row(self.theirs.ctypes.data), "DRAM"), [0])
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.get_xfer_telemetry(move))
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.check_xfer_state(move))
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.agent.getXferTelemetry(measures.agent._hold(move._transfer)))
+            self.assertEqual(finish(measures, move), "DONE")
+            if measured:
+                self.assertEqual(measures.get_xfer_telemetry(move).totalBytes, PAGE)
+            else:
+                self.refused(nixlBind.nixlNoTelemetryError, lambda: measures.get_xfer_telemetry(move), "capture_telemetry")
+        with unittest.mock.patch.dict(os.environ, {"NIXL_TELEMETRY_ENABLE": "perhaps"}):
+            with self.assertRaises(ValueError):
+                agent("measures")
+
+    def test_memory_that_is_none_and_kinds_that_do_not_go_together(self):
+        reg = lambda kind, *descs: self.a.get_reg_descs([(*one, "") for one in descs], kind)  # noqa: E731
+        for descs in (reg("DRAM", (16, PAGE, 0)), reg("DRAM", (0, 0, 0)), reg("OBJ", (0, PAGE, 1)), reg("BLOCK", (0, PAGE, 1)),
+                      reg("FILE", (0, PAGE, 0))):
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.register_memory(descs))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.get_partial_agent_metadata(reg("DRAM", (16, PAGE, 0))))
+        self.a.create_backend("POSIX")
+        self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.query_memory([(0, 1, 0, "")], "POSIX", "DRAM"))
+        mine, theirs = ([(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs))
+        for kind, name in (("OBJ", ""), ("OBJ", "b"), ("BLOCK", "a"), ("FILE", "b")):
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist(name, [(0, PAGE, 0)], kind), "registered")
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer(
+                "WRITE", self.a.get_xfer_descs(mine, "DRAM"), self.a.get_xfer_descs([(0, PAGE, 0)], kind), name))
+        with tempfile.TemporaryFile() as file:
+            of_file = [(0, PAGE, file.fileno())]
+            self.a.register_memory([(*of_file[0], "")], "FILE")
+            listed = self.a.prep_xfer_dlist("", of_file, "FILE")
+            self.refused(nixlBind.nixlNotSupportedError, lambda: self.make(local=listed), "local one is DRAM")
+            self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.agent.make(
+                nixlBind.NIXL_READ, listed._list, [0], self.remote._list, [0], b"x"), "local one is DRAM")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.make_prepped_xfer(
+                "WRITE", self.local, [0], listed, [0], b"heard"), "no notification")
+            here, there = self.a.get_xfer_descs(mine, "DRAM"), self.a.get_xfer_descs(of_file, "FILE")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.initialize_xfer("WRITE", here, there, "a", b"heard"))
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", here, there, "b"))
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", there, here, "a"))
+            move = self.a.initialize_xfer("WRITE", here, there, "a")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.transfer(move, b"heard"))
+            number = self.a.agent.createXferReq(nixlBind.NIXL_WRITE, here, there, "a")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.agent.postXferReq(number, "heard"))
+            self.assertEqual(finish(self.a, move), "DONE")
+        self.untouched()
+
+    def test_lists_of_descriptors_that_are_none(self):
+        make = nixlBind.nixlXferDList
+        for bad in (numpy.zeros((2, 2), numpy.uint64), numpy.zeros(3, numpy.uint64), numpy.zeros((2, 3)),
+                    numpy.zeros((3, 2), numpy.uint64).T):
+            with self.assertRaises(ValueError):
+                make(nixlBind.DRAM_SEG, bad)
+        for bad in ([(1, 2)], [(1, 2, 3, 4)], [(1, 2, 0.5)], [("a", 2, 3)]):
+            with self.assertRaises(TypeError):
+                make(nixlBind.DRAM_SEG, bad)
+        with self.assertRaises(ValueError):
+            make(77, [])
+        descs = make(nixlBind.DRAM_SEG, [(1, 2, 3)])
+        self.refused(nixlBind.nixlNotFoundError, lambda: descs.index((3, 2, 1)), "(3, 2, 1)")
+        for index in (1, -1, 2 ** 70):
+            for call in (lambda: descs[index], lambda: descs.remDesc(index), lambda: descs.__setitem__(index, (1, 2, 3))):
+                with self.assertRaises(IndexError):
+                    call()
+        self.assertEqual(descs, make(nixlBind.DRAM_SEG, [(1, 2, 3)]))
+        with self.assertLogs("nixl", "ERROR"):
+            for nothing in ("text", 7, None, [(1, 2)], [7]):
+                self.assertIsNone(self.a.get_xfer_descs(nothing, "DRAM"))
+        for call in (lambda: self.a.register_memory([(1, 2)], "DRAM"), lambda: self.a.query_memory([(1, 2)], "UCX", "DRAM"),
+                     lambda: self.a.prep_xfer_dlist("", [(1, 2)], "DRAM")):
+            with self.assertLogs("nixl", "ERROR"):
+                self.refused(nixlBind.nixlInvalidParamError, call, "nothing to")
+        with self.assertRaises(ValueError):
+            self.a.prep_xfer_dlist("", row(1))
+
     def test_ten_million_descriptors(self):
         many = 10_000_000
         table = numpy.zeros((many, 3), numpy.uint64)
