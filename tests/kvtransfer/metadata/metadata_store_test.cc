@@ -407,7 +407,7 @@ TEST(MetadataStore, WhatAServerAnswersIsARecordOrRefused) {
   });
   const int port = server.bind_to_any_port("127.0.0.1");
   std::thread serves([&] { server.listen_after_bind(); });
-  server.wait_until_ready();
+  while (!server.is_running()) std::this_thread::yield();
   const auto store =
       *make_metadata_store("http://127.0.0.1:" + std::to_string(port), std::chrono::seconds(10));
   body = "BATON1 another 7 60000\nmetadata";
