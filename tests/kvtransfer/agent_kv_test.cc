@@ -133,10 +133,36 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   one.tokens = {9, 8};
   refused(one, "end before it begins");
   one = request();
+  one.layers = {2, 1};
+  refused(one, "layers [2, 1)");
+  one = request();
+  one.tokens = {0, 32};
+  one.length = 31;
+  refused(one, "tokens [0, 32) of a sequence of 31");
+  one = request();
+  one.remote.emplace_back();
+  refused(one, "2 lists of remote blocks");
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      push->make_transfer(*a_, request(), std::string(kMaxAgentMessage + 1, 'x')).status()));
+  one = request();
   one.local[0].first_block = uint64_t{1} << 33;
   refused(one, "would be number");
   EXPECT_TRUE(absl::IsInvalidArgument(push->make_transfer(*b_, request()).status()));
   EXPECT_EQ(a_->stats().transfers, 0u);
+
+  const auto made = [&](Op op, const KvPlacement& local, const KvPlacement& remote) {
+    return AgentKvPlan::make(*a_, op, local, "beta", remote).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(made(static_cast<Op>(7), here_->place, there_->place)));
+  KvPlacement broken = here_->place;
+  broken.addresses.push_back(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(made(Op::kWrite, broken, there_->place)));
+  EXPECT_TRUE(absl::IsInvalidArgument(made(Op::kRead, here_->place, broken)));
+  for (const absl::Status& status : {made(Op::kWrite, here_->place, here_->place),
+                                     made(Op::kWrite, there_->place, there_->place)}) {
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("not within one registered DRAM range"));
+  }
 
   Cache other(kShape, KvLayout::Order::kNhd, "another model");
   ASSERT_TRUE(a_->register_memory({other.whole()}).ok());

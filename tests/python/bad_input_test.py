@@ -150,6 +150,8 @@ class Words(Pair):
                     a.prepare(bad)
             self.refused(baton.InvalidParamError, lambda: a.prepare([]))
         self.over_each(body)
+        for number in (-1, 256, 2 ** 32):
+            self.refused(baton.InvalidParamError, lambda: baton.memory_supported(number))
         for settings in ({"a=b": 1}, {"a,b": 1}, {"a": "1,2"}):
             self.refused(baton.InvalidParamError, lambda: baton.Agent("c", settings=settings), "comma")
 

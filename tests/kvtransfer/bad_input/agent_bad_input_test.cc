@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kvtransfer/agent.h"
+#include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
 #include "transport/base/unique_fd.h"
@@ -67,10 +71,28 @@ TEST_F(AgentBadInput, RowsThatCannotBeListedAreNotRegistered) {
       absl::IsUnimplemented(a_->register_rows({{0, 8, fd, 8, 8}}, MemoryKind::kFile).status()));
   const uint64_t at = mine_.address();
   for (const StridedDescriptor& bad : {StridedDescriptor{at, 8, 0, 8, 0},
+                                       {at, 8, 0, 0, 0},
                                        {at, 8, 0, UINT64_MAX / 2, 4},
-                                       {at, 16, 0, UINT64_MAX - 7, 2},
-                                       {at, 8, 0, 4, 8}}) {
-    EXPECT_FALSE(a_->register_rows({bad}).ok());
+                                       {at, 16, 0, UINT64_MAX - 7, 2}}) {
+    const absl::Status status = a_->register_rows({bad}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("is no memory"));
+  }
+  EXPECT_TRUE(absl::IsNotFound(a_->register_rows({{at, 8, 0, 4, 8}}).status())) << "they overlap";
+  const absl::Status nowhere = a_->register_rows({{16, 8, 0, 8, 8}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(nowhere)) << nowhere;
+  EXPECT_THAT(nowhere.message(), HasSubstr("range 0 of 1"));
+}
+
+TEST_F(AgentBadInput, OfSeveralRangesAllAreRegisteredOrNone) {
+  const Descriptor bad{16, 4096, 0};
+  for (const auto& list : {std::vector{mine_.whole(), bad},
+                           {bad, mine_.whole()},
+                           {mine_.whole(), bad, mine_.whole()}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory(list)));
+    EXPECT_EQ(a_->stats().registered, before_.registered);
+    EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory(list)));
+    EXPECT_EQ(a_->stats().registered, before_.registered);
   }
 }
 
@@ -115,6 +137,48 @@ TEST_F(AgentBadInput, WhoIsNotKnown) {
   }
   a_->remove_remote("alpha");  // oneself is not forgotten
   EXPECT_TRUE(a_->has_remote("alpha"));
+}
+
+// A member of the cluster that says where it is wrongly.
+TEST_F(AgentBadInput, AnAddressThatIsNone) {
+  AgentMetadata odd;
+  odd.name = "odd";
+  odd.uid = WorkerUid::random();
+  odd.address = "nowhere at all";
+  odd.ranges.push_back(
+      {{4096, 100, 0}, {.owner = odd.uid, .key = 1, .size = 100, .generation = 1}});
+  const auto name = a_->add_remote(odd.encode(*agent_options("any").worker.key));
+  ASSERT_TRUE(name.ok()) << name.status();
+  EXPECT_FALSE(a_->connect("odd").ok());
+  EXPECT_FALSE(a_->notify("odd", "x").ok());
+  const auto read =
+      a_->make_transfer(Op::kRead, {{{mine_.address(), 100, 0}}}, {{{4096, 100, 0}}}, "odd");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_FALSE(a_->post(*read).ok());
+  EXPECT_EQ(*a_->state(*read), AgentTransferState::kIdle);
+  EXPECT_TRUE(a_->release(*read).ok());
+  a_->remove_remote("odd");
+}
+
+// Who was parted from is called again by the next post, and works if it is there.
+TEST_F(AgentBadInput, WhoHungUpIsCalledAgain) {
+  introduce(*a_, *b_);
+  introduce(*b_, *a_);
+  const auto write = a_->make_transfer(Op::kWrite, {{mine_.whole()}}, {{theirs_.whole()}}, "beta");
+  ASSERT_TRUE(write.ok()) << write.status();
+  const Time patience = patient(std::chrono::seconds(60));
+  ASSERT_TRUE(a_->post(*write).ok());
+  ASSERT_TRUE(a_->wait(*write, patience).ok());
+  ASSERT_TRUE(b_->notify("alpha", "hello").ok());
+  run_agents(*a_, *b_, [&] { return !a_->messages().empty(); });
+  b_->remove_remote("alpha");
+  run_agents(*a_, *b_, [&] { return !a_->has_remote("beta"); });
+  std::fill(theirs_.bytes.begin(), theirs_.bytes.end(), 0);
+  ASSERT_TRUE(a_->post(*write).ok());
+  EXPECT_TRUE(a_->wait(*write, patience).ok());
+  EXPECT_EQ(theirs_.bytes, mine_.bytes);
+  EXPECT_TRUE(a_->has_remote("beta"));
+  EXPECT_TRUE(a_->release(*write).ok());
 }
 
 TEST_F(AgentBadInput, TransfersAndListsThatAreNot) {
@@ -189,6 +253,16 @@ TEST_F(AgentBadInput, OptionsThatMakeNoAgent) {
   AgentOptions options = agent_options("gamma", "tcp");
   options.metadata_store = "gopher://127.0.0.1";
   EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(options).status()));
+  const char* const key_file = std::getenv("BATON_KEY_FILE");
+  const std::string before = key_file != nullptr ? key_file : "";
+  setenv("BATON_KEY_FILE", "/nowhere/at.all", 1);
+  options = agent_options("gamma", "tcp");
+  auto worker = Worker::create(options.worker);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  options.worker.key = std::nullopt;
+  EXPECT_FALSE(Agent::create(*std::move(worker), options).ok());
+  EXPECT_FALSE(Agent::create(options).ok());
+  key_file != nullptr ? setenv("BATON_KEY_FILE", before.c_str(), 1) : unsetenv("BATON_KEY_FILE");
   EXPECT_TRUE(absl::IsFailedPrecondition(a_->publish_metadata()));
   EXPECT_TRUE(absl::IsFailedPrecondition(a_->follow_metadata("beta")));
   EXPECT_TRUE(absl::IsFailedPrecondition(a_->withdraw_metadata()));

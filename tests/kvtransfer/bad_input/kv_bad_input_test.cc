@@ -104,7 +104,8 @@ TEST(KvBadInput, PlansOfLayoutsThatAreNoneOrDiffer) {
   const KvLayout good = small_layout();
   KvLayout broken = good;
   broken.groups[0].heads = 0;
-  for (const auto& [from, to] : {std::pair<const KvLayout*, const KvLayout*>(&good, &broken), {&broken, &good}}) {
+  for (const auto& [from, to] :
+       {std::pair<const KvLayout*, const KvLayout*>(&good, &broken), {&broken, &good}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(KvPlan::make(*from, *to).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(KvRequantisePlan::make(*from, *to).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(KvChecksums::make(*from, *to).status()));

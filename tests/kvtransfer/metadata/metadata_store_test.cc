@@ -420,7 +420,7 @@ TEST(MetadataStore, WhatAServerAnswersIsARecordOrRefused) {
     body = bad;
     EXPECT_TRUE(absl::IsDataLoss(store->get("key").status())) << bad;
   }
-  for (const int status : {204, 301, 403, 500}) {
+  for (const int status : {201, 301, 403, 500}) {
     get_status = status;
     EXPECT_TRUE(absl::IsUnavailable(store->get("key").status())) << status;
     EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << status;
