@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -158,27 +157,6 @@ TEST_F(AgentBadInput, AnAddressThatIsNone) {
   EXPECT_EQ(*a_->state(*read), AgentTransferState::kIdle);
   EXPECT_TRUE(a_->release(*read).ok());
   a_->remove_remote("odd");
-}
-
-// Who was parted from is called again by the next post, and works if it is there.
-TEST_F(AgentBadInput, WhoHungUpIsCalledAgain) {
-  introduce(*a_, *b_);
-  introduce(*b_, *a_);
-  const auto write = a_->make_transfer(Op::kWrite, {{mine_.whole()}}, {{theirs_.whole()}}, "beta");
-  ASSERT_TRUE(write.ok()) << write.status();
-  const Time patience = patient(std::chrono::seconds(60));
-  ASSERT_TRUE(a_->post(*write).ok());
-  ASSERT_TRUE(a_->wait(*write, patience).ok());
-  ASSERT_TRUE(b_->notify("alpha", "hello").ok());
-  run_agents(*a_, *b_, [&] { return !a_->messages().empty(); });
-  b_->remove_remote("alpha");
-  run_agents(*a_, *b_, [&] { return !a_->has_remote("beta"); });
-  std::fill(theirs_.bytes.begin(), theirs_.bytes.end(), 0);
-  ASSERT_TRUE(a_->post(*write).ok());
-  EXPECT_TRUE(a_->wait(*write, patience).ok());
-  EXPECT_EQ(theirs_.bytes, mine_.bytes);
-  EXPECT_TRUE(a_->has_remote("beta"));
-  EXPECT_TRUE(a_->release(*write).ok());
 }
 
 TEST_F(AgentBadInput, TransfersAndListsThatAreNot) {
