@@ -100,6 +100,46 @@ TEST(KvBadInput, MoreBuffersGroupsAndInterleavedLayersThanThereMayBe) {
   EXPECT_THAT(interleaved(1000).message(), HasSubstr("too many layers lie interleaved"));
 }
 
+// Before memory is made for it: check() would say something else of each.
+TEST(KvBadInput, BytesThatSayMoreThanThereMayBe) {
+  const KvLayout good = small_layout();
+  const auto refused = [](const std::string& bytes) {
+    EXPECT_THAT(KvLayout::decode(bytes).status().message(), HasSubstr("of another release"));
+  };
+  const auto changed = [&](auto change) {
+    KvLayout layout = good;
+    change(layout);
+    refused(layout.encode());
+  };
+  ASSERT_TRUE(KvLayout::decode(good.encode()).ok());
+  for (size_t size = 0; size < good.encode().size(); ++size) refused(good.encode().substr(0, size));
+  refused(good.encode() + '\0');
+  std::string newer = good.encode();
+  newer[0] = 9;
+  refused(newer);
+  changed([](KvLayout& l) { l.buffers.resize(KvLayout::kMaxBuffers + 1); });
+  changed([](KvLayout& l) { l.groups.resize(KvLayout::kMaxGroups + 1); });
+  changed([](KvLayout& l) { l.groups[0].fields.resize(KvLayout::kMaxFields + 1); });
+  changed([](KvLayout& l) { l.groups[0].layers.resize(KvLayout::kMaxLayers + 1, 1); });
+  changed([](KvLayout& l) { l.groups[0].fields[0].places.resize(3); });
+  changed([](KvLayout& l) { l.format = std::string(KvLayout::kMaxFormat + 1, 'x'); });
+  changed([](KvLayout& l) { l.model.rope = std::string(KvLayout::kMaxModel + 1, 'x'); });
+  // Behind a good group, too, whose layers count.
+  changed([](KvLayout& l) {
+    l.groups.push_back(l.groups[0]);
+    l.groups[1].layers.assign(KvLayout::kMaxLayers - 1, 7);
+  });
+  // The byte that says whether a row is one for a block.
+  KvLayout other = good;
+  other.groups[0].fields[0].per_block = true;
+  const std::string with = other.encode();
+  std::string odd = good.encode();
+  for (size_t i = 0; i < odd.size(); ++i) {
+    if (odd[i] != with[i]) odd[i] = 2;
+  }
+  refused(odd);
+}
+
 TEST(KvBadInput, PlansOfLayoutsThatAreNoneOrDiffer) {
   const KvLayout good = small_layout();
   KvLayout broken = good;
