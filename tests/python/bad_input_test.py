@@ -155,6 +155,41 @@ class Words(Pair):
         for settings in ({"a=b": 1}, {"a,b": 1}, {"a": "1,2"}):
             self.refused(baton.InvalidParamError, lambda: baton.Agent("c", settings=settings), "comma")
 
+    def test_numbers_of_kv_are_not_what_is_left_of_them(self):
+        """Each is right but for 2^32 or 2^64 that a C number would drop."""
+        mine, theirs = ([numpy.zeros((4, 8, 2, 16), numpy.uint16) for _ in range(2)] for _ in range(2))  # block, token, head, element
+        cache = mine[0]
+
+        def paged(tensors=mine, **wrong):
+            return baton.KvLayout("m").add_paged(tensors, **{
+                "blocks": 4, "block_tokens": 8, "heads": 2, "head_size": 16, "dtype": "bfloat16", "layers": 1, **wrong})
+
+        latent = {"blocks": 4, "block_tokens": 8, "width": 32, "dtype": "bfloat16"}
+        packing = {"block_tokens": 8, "bytes": 512, "whole": "x"}
+        layout = paged()
+        for name, right in (("blocks", 4), ("block_tokens", 8), ("heads", 2), ("head_size", 16), ("first_head", 0), ("window", 0)):
+            self.refused(baton.InvalidParamError, lambda: paged(**{name: right + 2 ** 32}))
+        self.refused(baton.InvalidParamError, lambda: baton.KvLayout("m").add_latent([cache], **{**latent, "width": 32 + 2 ** 32}))
+        self.refused(baton.InvalidParamError, lambda: baton.KvLayout("m").add_packed([cache], packing, blocks=4,
+                                                                                     block_stride=2 ** 64))
+        baton.KvLayout("m").add_packed([cache], packing, blocks=4)
+        sums = baton.KvChecksums(layout, layout)
+        for wrong in ({"tokens": (2 ** 64, 2 ** 64 + 8)}, {"tokens": (0, 8), "layer": 2 ** 32}, {"tokens": (-1, 8)}):
+            self.refused(baton.InvalidParamError, lambda: sums.of_source([0], **wrong))
+        with baton.Agent("a") as a, baton.Agent("b") as b:
+            self.refused(baton.InvalidParamError, lambda: baton.Agent("c", staging_bytes=2 ** 64))
+            a.register(*mine)
+            b.register(*theirs)
+            there = paged(theirs)
+            a.add_remote(b.metadata())
+            for op in (256, -1, 2 ** 32):
+                self.refused(baton.InvalidParamError, lambda: baton.KvPlan(a, op, layout, "b", there))
+            plan = baton.KvPlan(a, baton.WRITE, layout, "b", there)
+            for wrong in ({"tokens": 2 ** 64 + 8}, {"tokens": (2 ** 64, 2 ** 64 + 8)}, {"length": 2 ** 64}, {"layers": 2 ** 32},
+                          {"layers": (2 ** 32, 2 ** 32 + 1)}, {"local_first_block": 2 ** 64}):
+                self.refused(baton.InvalidParamError, lambda: plan.transfer([0], [0], **wrong))
+            plan.transfer([0], [0], tokens=8).release()
+
     def test_ten_million_descriptors(self):
         def body(a, b):
             _, _ = self.lists(a, b)
