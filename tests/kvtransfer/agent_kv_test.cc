@@ -14,6 +14,7 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr KvShape kShape{.layers = 2,
                          .blocks = 8,
@@ -169,6 +170,7 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   const auto misfit = AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place);
   EXPECT_TRUE(absl::IsFailedPrecondition(misfit.status())) << misfit.status();
   EXPECT_THAT(std::string(misfit.status().message()), HasSubstr("another model"));
+  EXPECT_THAT(std::string(misfit.status().message()), Not(HasSubstr("requantis"))) << "no help";
   a_->remove_remote("beta");
   EXPECT_TRUE(absl::IsNotFound(push->make_transfer(*a_, request()).status()));
   EXPECT_TRUE(absl::IsNotFound(plan(Op::kRead).status()));
@@ -184,6 +186,10 @@ TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->layout, cache.place.layout);
   EXPECT_EQ(again->addresses, cache.place.addresses);
+  for (const std::string& none : {std::string(), good.substr(0, 17), "BATONKVQ" + good.substr(8)}) {
+    EXPECT_THAT(std::string(KvPlacement::decode(none).status().message()),
+                HasSubstr("no KV layout"));
+  }
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(good.substr(0, size)).status())) << size;
     std::string bad = good;
@@ -232,7 +238,11 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   EXPECT_THAT(
       std::string(KvPlacement::of_addresses(group, {nowhere, values}, {wide}).status().message()),
       HasSubstr("in none of the 1 buffers"));
-  EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of_addresses(group, {keys}, {wide}).status()));
+  for (const auto& fields : {std::vector<absl::Span<const uint64_t>>{keys}, {keys, values, keys}}) {
+    const absl::Status status = KvPlacement::of_addresses(group, fields, {wide}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("fields for a group that has 2"));
+  }
   EXPECT_TRUE(absl::IsInvalidArgument(
       KvPlacement::of(cache.place.layout, {wide}, MemoryKind::kFile).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
