@@ -47,7 +47,6 @@ Agent::~Agent() {
 }
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::create(AgentOptions options) {
-  if (absl::Status status = check_name(options.name); !status.ok()) return status;
   options.worker.name = options.name;
   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
   if (!worker.ok()) return worker.status();

@@ -82,7 +82,7 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
   const auto total = in.number<uint32_t>();
   const auto part = in.number<uint32_t>();
   const size_t parts = (size_t{total} + kMaxWholeAgentMessage - 1) / kMaxWholeAgentMessage;
-  if (in.failed() || total <= kMaxWholeAgentMessage || total > kMaxAgentMessage || part >= parts) {
+  if (total <= kMaxWholeAgentMessage || total > kMaxAgentMessage || part >= parts) {
     return strange();
   }
   const std::string_view bytes = in.take(part_bytes(total, part));

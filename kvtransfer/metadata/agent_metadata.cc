@@ -100,8 +100,8 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode_body(std::string_view body) 
   out.name = in.text(kMaxAgentName);
   out.address = in.text(kMaxAddress);
   const auto count = in.number<uint32_t>();
-  bool good = !in.failed() && flags <= kWithdrawn && !out.name.empty() &&
-              (out.partial || !out.address.empty()) && count <= RegionTable::kCapacity;
+  bool good = flags <= kWithdrawn && !out.name.empty() && (out.partial || !out.address.empty()) &&
+              count <= RegionTable::kCapacity;
   for (uint32_t i = 0; good && i < count; ++i) {
     Descriptor where;
     where.address = in.number<uint64_t>();

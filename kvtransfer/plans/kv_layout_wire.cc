@@ -139,7 +139,7 @@ bool take_group(base::WireReader& in, size_t max_layers, bool packed, KvGroup& g
     *number = in.number<uint32_t>();
   }
   const size_t fields = in.number<uint8_t>();
-  if (in.failed() || fields > KvLayout::kMaxFields) return false;
+  if (fields > KvLayout::kMaxFields) return false;
   group.fields.resize(fields);
   return std::all_of(group.fields.begin(), group.fields.end(), [&](KvField& field) {
     return take_field(in, group.layers.size(), packed, field);
@@ -157,7 +157,7 @@ bool take_layout(base::WireReader& in, KvLayout& layout) {
     if (!in.failed()) layout.buffers.insert(layout.buffers.end(), count, buffer);
   });
   const size_t groups = in.number<uint8_t>();
-  if (!buffers || in.failed() || groups > KvLayout::kMaxGroups) return false;
+  if (!buffers || groups > KvLayout::kMaxGroups) return false;
   layout.groups.resize(groups);
   size_t layers_left = KvLayout::kMaxLayers;
   for (KvGroup& group : layout.groups) {

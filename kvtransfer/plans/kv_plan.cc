@@ -92,7 +92,7 @@ absl::Status check_kv_pages(const char* side, const KvGroup& group, const KvPage
 }
 
 KvHeads shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank) {
-  if (ranks == 0 || rank >= ranks) return {0, 0};
+  if (rank >= ranks) return {0, 0};
   const auto at = [&](uint64_t r) { return static_cast<uint32_t>(r * total_heads / ranks); };
   if (ranks <= total_heads) return {at(rank), at(uint64_t{rank} + 1)};
   return {at(rank), at(rank) + 1};

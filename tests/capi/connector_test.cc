@@ -1,10 +1,8 @@
 // KV connectors in C: decode here, prefill in a process of its own that is killed (connector_peer),
 // and what is refused. What connectors do is tested in tests/kvtransfer/ and tests/python/.
 #include <baton/baton.h>
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-extern char** environ;
+#include "tests/peer_process.h"
 
 namespace {
 
@@ -26,46 +24,9 @@ using ::testing::HasSubstr;
 constexpr int64_t kLong = 60'000'000'000;
 constexpr uint32_t kLayers = 3, kBlocks = 8, kBlockTokens = 16, kRow = 16;
 
-class Peer {
+class Peer : public baton::PeerProcess {
  public:
-  explicit Peer(const char* stop_before) {
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-    char* const arguments[] = {const_cast<char*>(CONNECTOR_PEER), const_cast<char*>(stop_before),
-                               nullptr};
-    EXPECT_EQ(posix_spawn(&pid_, CONNECTOR_PEER, &actions, nullptr, arguments, environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    out_ = fdopen(ends[0], "r");
-  }
-  ~Peer() {
-    kill_it();
-    fclose(out_);
-  }
-  std::string line() {
-    char text[4096] = "";
-    if (fgets(text, sizeof text, out_) == nullptr) return "";
-    text[strcspn(text, "\n")] = 0;
-    return text;
-  }
-  // All of its threads stand when this returns: a busy machine lets some go on after the signal.
-  void stop() const {
-    kill(pid_, SIGSTOP);
-    waitpid(pid_, nullptr, WUNTRACED);
-  }
-  void kill_it() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-
- private:
-  pid_t pid_ = -1;
-  FILE* out_ = nullptr;
+  explicit Peer(const char* stop_before) : PeerProcess(CONNECTOR_PEER, stop_before) {}
 };
 
 struct ConnectorInC : ::testing::Test {

@@ -36,11 +36,10 @@ class Liar {
   }
   // All of it is in the agent's inbox.
   void wait_until_heard() const {
-    ASSERT_TRUE(worker
-                    ->wait_until([&] { return worker->stats().transfers_ended == said_; },
-                                 patient(std::chrono::seconds(60)))
-                    .ok());
+    ASSERT_TRUE(
+        worker->wait_until([&] { return all_heard(); }, patient(std::chrono::seconds(60))).ok());
   }
+  bool all_heard() const { return worker->stats().transfers_ended == said_; }
   AgentMetadata metadata(std::string agent) const {
     AgentMetadata out;
     out.name = std::move(agent);
@@ -190,6 +189,11 @@ TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
   AgentMetadata others = liar.metadata("somebody");
   others.uid = WorkerUid::random();
   liar.send(others);
+  AgentMetadata anothers = liar.metadata("liar");  // of a process that it is not
+  anothers.uid = WorkerUid::random();
+  liar.send(anothers);
+  liar.wait_until_heard();
+  EXPECT_FALSE(served->has_remote("liar"));
   // Nor under ever new names: it has one.
   for (int i = 0; i < 20; ++i) liar.send(liar.metadata("liar-" + std::to_string(i)));
   liar.send(liar.metadata("liar"));
@@ -199,6 +203,37 @@ TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
   });
   EXPECT_FALSE(served->has_remote("somebody"));
   EXPECT_EQ(served->stats().remotes, 1u);
+}
+
+// Nobody speaks for the one whose name he has, and none is answered in another's place.
+TEST(AgentBounds, ANamesakeTakesNothingBackAndAsksForNobodyElse) {
+  const auto served = server(false);
+  Liar first("twin", *served), second("twin", *served);
+  first.send(first.metadata("twin"));
+  run_agents(*served, *served, [&] {
+    first.worker->progress();
+    return served->has_remote("twin");
+  });
+  const auto until_heard = [&](const Liar& liar) {
+    run_agents(*served, *served, [&] {
+      liar.worker->progress();
+      served->has_remote("nobody");
+      return liar.all_heard();
+    });
+  };
+  second.say(AgentFrameKind::kInvalidate, "");
+  until_heard(second);
+  EXPECT_TRUE(served->has_remote("twin"));
+  // What it answers comes before what it says later.
+  first.say(AgentFrameKind::kFetch, "another");
+  until_heard(first);
+  ASSERT_TRUE(served->notify("twin", "marker").ok());
+  Notification note;
+  run_agents(*served, *served, [&] {
+    first.worker->progress();
+    return first.worker->next_notification(note);
+  });
+  EXPECT_EQ(note.payload, agent_frame(AgentFrameKind::kMessage, "marker"));
 }
 
 // Who takes its metadata back and gives it again is one agent all the same, and takes no place from

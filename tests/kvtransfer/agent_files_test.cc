@@ -276,6 +276,7 @@ TEST_F(AgentFilesTest, WhatIsNotBetweenMemoryAndAFileOfOnesOwn) {
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, kFilePage, uint64_t{1} << 40})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({0, 0, fd()})));
   EXPECT_TRUE(absl::IsInvalidArgument(registered({UINT64_MAX, 2, fd()})));
+  EXPECT_TRUE(absl::IsInvalidArgument(registered({uint64_t{1} << 62, uint64_t{1} << 63, fd()})));
   EXPECT_EQ(agent_->stats().registered, before) << "all or none";
   EXPECT_TRUE(absl::IsNotFound(agent_->deregister_memory({{0, 1, fd()}}, MemoryKind::kFile)));
 
@@ -297,7 +298,10 @@ TEST_F(AgentFilesTest, WhatRunsIsFenced) {
   EXPECT_TRUE(
       absl::IsFailedPrecondition(agent_->deregister_memory({whole_file()}, MemoryKind::kFile)));
   EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->wait(read, Time::zero())));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->release(read, Time::zero())));
+  const absl::Status slow = agent_->release(read, Time::zero());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(slow));
+  EXPECT_NE(slow.message().find("a file answers slowly"), std::string::npos) << slow;
+  EXPECT_TRUE(absl::IsFailedPrecondition(agent_->post(read))) << "it is being released";
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kRunning) << "the system call is still there";
   gate_.set_value_once();
   EXPECT_TRUE(agent_->release(read, kPatience).ok());

@@ -14,6 +14,7 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr KvShape kShape{.layers = 2,
                          .blocks = 8,
@@ -133,16 +134,43 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   one.tokens = {9, 8};
   refused(one, "end before it begins");
   one = request();
+  one.layers = {2, 1};
+  refused(one, "layers [2, 1)");
+  one = request();
+  one.tokens = {0, 32};
+  one.length = 31;
+  refused(one, "tokens [0, 32) of a sequence of 31");
+  one = request();
+  one.remote.emplace_back();
+  refused(one, "2 lists of remote blocks");
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      push->make_transfer(*a_, request(), std::string(kMaxAgentMessage + 1, 'x')).status()));
+  one = request();
   one.local[0].first_block = uint64_t{1} << 33;
   refused(one, "would be number");
   EXPECT_TRUE(absl::IsInvalidArgument(push->make_transfer(*b_, request()).status()));
   EXPECT_EQ(a_->stats().transfers, 0u);
+
+  const auto made = [&](Op op, const KvPlacement& local, const KvPlacement& remote) {
+    return AgentKvPlan::make(*a_, op, local, "beta", remote).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(made(static_cast<Op>(7), here_->place, there_->place)));
+  KvPlacement broken = here_->place;
+  broken.addresses.push_back(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(made(Op::kWrite, broken, there_->place)));
+  EXPECT_TRUE(absl::IsInvalidArgument(made(Op::kRead, here_->place, broken)));
+  for (const absl::Status& status : {made(Op::kWrite, here_->place, here_->place),
+                                     made(Op::kWrite, there_->place, there_->place)}) {
+    EXPECT_TRUE(absl::IsNotFound(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("not within one registered DRAM range"));
+  }
 
   Cache other(kShape, KvLayout::Order::kNhd, "another model");
   ASSERT_TRUE(a_->register_memory({other.whole()}).ok());
   const auto misfit = AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place);
   EXPECT_TRUE(absl::IsFailedPrecondition(misfit.status())) << misfit.status();
   EXPECT_THAT(std::string(misfit.status().message()), HasSubstr("another model"));
+  EXPECT_THAT(std::string(misfit.status().message()), Not(HasSubstr("requantis"))) << "no help";
   a_->remove_remote("beta");
   EXPECT_TRUE(absl::IsNotFound(push->make_transfer(*a_, request()).status()));
   EXPECT_TRUE(absl::IsNotFound(plan(Op::kRead).status()));
@@ -158,6 +186,10 @@ TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->layout, cache.place.layout);
   EXPECT_EQ(again->addresses, cache.place.addresses);
+  for (const std::string& none : {std::string(), good.substr(0, 17), "BATONKVQ" + good.substr(8)}) {
+    EXPECT_THAT(std::string(KvPlacement::decode(none).status().message()),
+                HasSubstr("no KV layout"));
+  }
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(good.substr(0, size)).status())) << size;
     std::string bad = good;
@@ -206,7 +238,11 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   EXPECT_THAT(
       std::string(KvPlacement::of_addresses(group, {nowhere, values}, {wide}).status().message()),
       HasSubstr("in none of the 1 buffers"));
-  EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of_addresses(group, {keys}, {wide}).status()));
+  for (const auto& fields : {std::vector<absl::Span<const uint64_t>>{keys}, {keys, values, keys}}) {
+    const absl::Status status = KvPlacement::of_addresses(group, fields, {wide}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("fields for a group that has 2"));
+  }
   EXPECT_TRUE(absl::IsInvalidArgument(
       KvPlacement::of(cache.place.layout, {wide}, MemoryKind::kFile).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(

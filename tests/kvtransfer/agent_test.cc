@@ -196,7 +196,9 @@ TEST_P(AgentTest, TwoAgentsOfOneNameAndOnesOwnMetadata) {
   const absl::Status refused = a_->add_remote(*twin->metadata()).status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(refused.message(), HasSubstr("different names"));
-  EXPECT_TRUE(absl::IsInvalidArgument(a_->add_remote(*a_->metadata()).status()));
+  const absl::Status own = a_->add_remote(*a_->metadata()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(own));
+  EXPECT_THAT(own.message(), HasSubstr("the agent's own metadata"));
 }
 
 TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {

@@ -84,6 +84,7 @@ TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {
   EXPECT_THAT(refused("nixlSerDes|whatever comes after that, long enough for a code behind it",
                       key_of('k')),
               HasSubstr("no metadata"));
+  EXPECT_THAT(refused(good.substr(0, 42), key_of('k')), HasSubstr("no metadata"));
   std::string newer = good;
   newer[8] = 2;
   EXPECT_THAT(refused(newer, key_of('k')), HasSubstr("version 2"));

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 import unittest.mock
 
@@ -97,6 +98,97 @@ class Words(Pair):
                 a.transfer(baton.READ, local, numpy.zeros((2, 2), int), remote, [0])
             self.assertTrue((self.theirs == 0).all() and (self.mine == 1).all())
         self.over_each(body)
+
+    def test_buffers_and_descriptors_that_are_none(self):
+        class Tensor:
+            """As torch's, of float32."""
+            device, shape, dtype = types.SimpleNamespace(type="cpu"), (8, 8), "torch.float32"
+
+            def __init__(self, contiguous=True, device="cpu"):
+                self.contiguous, self.device = contiguous, types.SimpleNamespace(type=device)
+
+            data_ptr = staticmethod(lambda: 1 << 40)
+            element_size = staticmethod(lambda: 4)
+            numel = staticmethod(lambda: 64)
+            get_device = staticmethod(lambda: 0)
+            stride = staticmethod(lambda: (8, 1))
+
+            def is_contiguous(self):
+                return self.contiguous
+
+        self.assertEqual(baton.memory_of(Tensor())[:3], (1 << 40, 256, 0))
+        self.assertEqual(baton.buffers.view_of(Tensor())[1:], ((8, 8), (32, 4), "torch.float32", 4))
+        with self.assertRaises(NotImplementedError):
+            baton.memory_of(Tensor(device="meta"))
+        for bad in (Tensor(contiguous=False), self.mine[::2], memoryview(bytearray(64))[::2], b"read-only",
+                    numpy.zeros((4, 4)).T[:2]):
+            with self.assertRaises(ValueError):
+                baton.memory_of(bad)
+        for bad in (7, None, object()):
+            with self.assertRaises(TypeError):
+                baton.memory_of(bad)
+            with self.assertRaises(TypeError):
+                baton.buffers.view_of(bad)
+
+        def body(a, _b):
+            a.register(self.mine)
+            at = self.mine.ctypes.data
+            for bad in (numpy.zeros((2, 4), numpy.uint64), numpy.zeros(6, numpy.uint64), numpy.zeros((2, 3, 1), numpy.uint64),
+                        numpy.zeros((2, 3)), numpy.zeros((2, 3), numpy.uint32), numpy.zeros((3, 2), numpy.uint64).T,
+                        numpy.zeros((2, 6), numpy.uint64)[:, ::2], [(at, 8)], [(at, 8, 0, 8)], [(at, 8, 0), (at, 8, 0, 8, 1)],
+                        [(at, 8, 0, 8, 1), (at, 8, 0)]):
+                with self.assertRaises(ValueError):
+                    a.prepare(bad)
+                with self.assertRaises(ValueError):
+                    a.direct(baton.WRITE, bad, [(at, 8, 0)], "a")
+            for bad in ([(at, 8, 0, 8, 1)], numpy.array([(at, 8, 0, 8, 1)], numpy.uint64)):
+                for sides in ((bad, [(at, 8, 0)]), ([(at, 8, 0)], bad)):
+                    with self.assertRaises(ValueError):
+                        a.direct(baton.WRITE, *sides, "a")
+            for bad in ([(at, -1, 0)], [(at, 2 ** 64, 0)]):
+                with self.assertRaises(OverflowError):
+                    a.prepare(bad)
+            self.refused(baton.InvalidParamError, lambda: a.prepare([]))
+        self.over_each(body)
+        for number in (-1, 256, 2 ** 32):
+            self.refused(baton.InvalidParamError, lambda: baton.memory_supported(number))
+        for settings in ({"a=b": 1}, {"a,b": 1}, {"a": "1,2"}):
+            self.refused(baton.InvalidParamError, lambda: baton.Agent("c", settings=settings), "comma")
+
+    def test_numbers_of_kv_are_not_what_is_left_of_them(self):
+        """Each is right but for 2^32 or 2^64 that a C number would drop."""
+        mine, theirs = ([numpy.zeros((4, 8, 2, 16), numpy.uint16) for _ in range(2)] for _ in range(2))  # block, token, head, element
+        cache = mine[0]
+
+        def paged(tensors=mine, **wrong):
+            return baton.KvLayout("m").add_paged(tensors, **{
+                "blocks": 4, "block_tokens": 8, "heads": 2, "head_size": 16, "dtype": "bfloat16", "layers": 1, **wrong})
+
+        latent = {"blocks": 4, "block_tokens": 8, "width": 32, "dtype": "bfloat16"}
+        packing = {"block_tokens": 8, "bytes": 512, "whole": "x"}
+        layout = paged()
+        for name, right in (("blocks", 4), ("block_tokens", 8), ("heads", 2), ("head_size", 16), ("first_head", 0), ("window", 0)):
+            self.refused(baton.InvalidParamError, lambda: paged(**{name: right + 2 ** 32}))
+        self.refused(baton.InvalidParamError, lambda: baton.KvLayout("m").add_latent([cache], **{**latent, "width": 32 + 2 ** 32}))
+        self.refused(baton.InvalidParamError, lambda: baton.KvLayout("m").add_packed([cache], packing, blocks=4,
+                                                                                     block_stride=2 ** 64))
+        baton.KvLayout("m").add_packed([cache], packing, blocks=4)
+        sums = baton.KvChecksums(layout, layout)
+        for wrong in ({"tokens": (2 ** 64, 2 ** 64 + 8)}, {"tokens": (0, 8), "layer": 2 ** 32}, {"tokens": (-1, 8)}):
+            self.refused(baton.InvalidParamError, lambda: sums.of_source([0], **wrong))
+        with baton.Agent("a") as a, baton.Agent("b") as b:
+            self.refused(baton.InvalidParamError, lambda: baton.Agent("c", staging_bytes=2 ** 64))
+            a.register(*mine)
+            b.register(*theirs)
+            there = paged(theirs)
+            a.add_remote(b.metadata())
+            for op in (256, -1, 2 ** 32):
+                self.refused(baton.InvalidParamError, lambda: baton.KvPlan(a, op, layout, "b", there))
+            plan = baton.KvPlan(a, baton.WRITE, layout, "b", there)
+            for wrong in ({"tokens": 2 ** 64 + 8}, {"tokens": (2 ** 64, 2 ** 64 + 8)}, {"length": 2 ** 64}, {"layers": 2 ** 32},
+                          {"layers": (2 ** 32, 2 ** 32 + 1)}, {"local_first_block": 2 ** 64}):
+                self.refused(baton.InvalidParamError, lambda: plan.transfer([0], [0], **wrong))
+            plan.transfer([0], [0], tokens=8).release()
 
     def test_ten_million_descriptors(self):
         def body(a, b):

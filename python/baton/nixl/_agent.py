@@ -265,7 +265,8 @@ class nixlAgent:
     # --- other agents
 
     def getLocalMD(self) -> bytes:
-        return self.baton.metadata()
+        with nixl_errors():
+            return self.baton.metadata()
 
     def getLocalPartialMD(self, descs: Any, inc_conn_info: bool = False, backends: Any = ()) -> bytes:
         with nixl_errors():
@@ -277,7 +278,8 @@ class nixlAgent:
             return self.baton.add_remote(metadata).encode()
 
     def invalidateRemoteMD(self, agent: Any) -> Any:
-        self.baton.remove_remote(agent)
+        with nixl_errors():
+            self.baton.remove_remote(agent)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
     def makeConnection(self, agent: Any, backends: Any = ()) -> Any:
@@ -285,9 +287,13 @@ class nixlAgent:
             self.baton.connect(agent)
         return nixlBind.nixl_status_t.NIXL_SUCCESS
 
+    def has_remote(self, *what: Any) -> bool:
+        with nixl_errors():
+            return self.baton.has_remote(*what)
+
     def checkRemoteMD(self, agent: Any, descs: Any) -> Any:
         """NIXL_SUCCESS, or NIXL_ERR_NOT_FOUND as a result: it is not raised."""
-        there = self.baton.has_remote(agent, rows(descs), descs.getType().value)
+        there = self.has_remote(agent, rows(descs), descs.getType().value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS if there else nixlBind.nixl_status_t.NIXL_ERR_NOT_FOUND
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
@@ -330,7 +336,9 @@ class nixlAgent:
     def getNotifs(self, notif_map: Dict[str, List[bytes]], backends: Any = ()) -> Dict[str, List[bytes]]:
         """What has come, behind what the map holds already."""
         out = {agent: list(messages) for agent, messages in notif_map.items()}
-        for agent, message in self.baton.messages():
+        with nixl_errors():
+            came = self.baton.messages()
+        for agent, message in came:
             out.setdefault(agent, []).append(message)
         return out
 

@@ -28,6 +28,12 @@ def _known(backend: str, among: Any) -> bool:
     return backend in among
 
 
+def _needed(descs: Any, what: str) -> Any:
+    if descs is None:
+        raise nixlBind.nixlInvalidParamError(f"nothing to {what}: the log \"nixl\" says why these are no descriptors")
+    return descs
+
+
 class nixl_agent:
     """An agent with NIXL's calls."""
 
@@ -97,9 +103,7 @@ class nixl_agent:
 
     def register_memory(self, reg_list: Any, mem_type: Optional[str] = None, backends: Any = ()) -> Any:
         descs = self.get_reg_descs(reg_list, mem_type)
-        if descs is None:
-            raise nixlBind.nixlInvalidParamError("nothing to register")
-        self.agent.registerMem(descs)
+        self.agent.registerMem(_needed(descs, "register"))
         return descs
 
     def deregister_memory(self, dereg_list: Any, backends: Any = ()) -> None:
@@ -107,9 +111,7 @@ class nixl_agent:
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> Any:
         descs = self.get_reg_descs(reg_list, mem_type)
-        if descs is None:
-            raise nixlBind.nixlInvalidParamError("nothing to ask about")
-        return self.agent.queryMem(descs, self.backends.get(backend, 0))
+        return self.agent.queryMem(_needed(descs, "ask about"), self.backends.get(backend, 0))
 
     # --- lists and transfers
 
@@ -120,9 +122,7 @@ class nixl_agent:
                 raise ValueError("mem_type is needed with an array")
             kind, table = MEMORY[mem_type], xfer_list
         else:
-            descs = self.get_xfer_descs(xfer_list, mem_type)
-            if descs is None:
-                raise nixlBind.nixlInvalidParamError("nothing to prepare")
+            descs = _needed(self.get_xfer_descs(xfer_list, mem_type), "prepare")
             kind, table = descs.getType(), rows(descs)
         return nixl_prepped_dlist_handle(self, self.agent.prepare(_text(agent_name), kind, table))
 
@@ -189,8 +189,8 @@ class nixl_agent:
 
     def check_remote_metadata(self, agent: _Name, descs: Any = None) -> bool:
         if descs is None:
-            return self._agent.has_remote(agent)
-        return self._agent.has_remote(agent, rows(descs), descs.getType().value)
+            return self.agent.has_remote(agent)
+        return self.agent.has_remote(agent, rows(descs), descs.getType().value)
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
         self.agent.sendLocalMD(ip_addr, port)

@@ -269,5 +269,39 @@ TEST(AgentPlan, TenMillionDescriptors) {
   EXPECT_EQ(plan->parts.size(), 1u);
 }
 
+// Of no regularity: 32 bytes each in the list, 8 in the plan, and one part.
+TEST(AgentPlan, TenMillionDescriptorsAnywhere) {
+  constexpr uint64_t kMany = 10'000'000;
+  const Sides sides = some_regions(1);
+  std::vector<Descriptor> mine(kMany);
+  uint64_t at = 1;
+  for (Descriptor& one : mine) {
+    at = (at * 1'103'515'245 + 12'345) % (kRegion / 2);
+    one = {here(0, at), 8, 0};
+  }
+  const std::vector<StridedDescriptor> theirs = {{there(0, 0), 8, 0, 8, kRegion / 8}};
+  const auto b = make_agent_list(sides.remote, absl::MakeConstSpan(theirs), "peer");
+  ASSERT_TRUE(b.ok()) << b.status();
+  std::vector<int64_t> from(kMany), to(kMany);
+  for (uint64_t i = 0; i < kMany; ++i) {
+    from[i] = static_cast<int64_t>(kMany - 1 - i);
+    to[i] = static_cast<int64_t>(i * 7919 % b->size());
+  }
+  const AgentList a = sides.here(mine);
+  ASSERT_EQ(a.size(), kMany);
+  const auto plan = plan_agent_transfer(a, from, *b, to);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->bytes, 8 * kMany);
+  ASSERT_EQ(plan->parts.size(), 1u);
+  EXPECT_EQ(plan->pages[0].capacity() + plan->pages[1].capacity(), 2 * kMany) << "4 bytes each";
+  from.back() = kMany;
+  EXPECT_THAT(plan_agent_transfer(a, from, *b, to).status().message(),
+              HasSubstr("local index 9999999 is 10000000"));
+  mine.back().address = here(0, kRegion);
+  const auto none = make_agent_list(sides.local, absl::MakeConstSpan(mine), "me").status();
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  EXPECT_THAT(none.message(), HasSubstr("descriptor 9999999"));
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

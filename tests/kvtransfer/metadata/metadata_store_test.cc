@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <httplib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/file_store.h"
@@ -315,6 +317,8 @@ TEST(MetadataStore, UrlsAreChecked) {
     EXPECT_TRUE(absl::IsInvalidArgument(made(bad))) << bad;
   }
   EXPECT_TRUE(absl::IsInvalidArgument(made("etcd://a", 10)));
+  EXPECT_TRUE(absl::IsInvalidArgument(made("etcd://a", 24 * 3'600'000 + 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(made("http://a:port")));
   AgentOptions options = agent_options("alpha");
   options.metadata_store = "carrier-pigeon://loft";
   EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(std::move(options)).status()));
@@ -388,6 +392,87 @@ TEST(MetadataStore, LinksLeadNowhereAndPipesAreNotWaitedFor) {
   }
 }
 
+// A server of strangers, or one that is broken.
+TEST(MetadataStore, WhatAServerAnswersIsARecordOrRefused) {
+  httplib::Server server;
+  std::string body;
+  int get_status = 200, put_status = 200;
+  server.Get("/.*", [&](const httplib::Request&, httplib::Response& response) {
+    response.status = get_status;
+    response.set_content(body, "application/octet-stream");
+  });
+  server.Put("/.*", [&](const httplib::Request& request, httplib::Response& response) {
+    if (put_status == 201) body = request.body;
+    response.status = put_status;
+  });
+  const int port = server.bind_to_any_port("127.0.0.1");
+  std::thread serves([&] { server.listen_after_bind(); });
+  while (!server.is_running()) std::this_thread::yield();
+  const auto store =
+      *make_metadata_store("http://127.0.0.1:" + std::to_string(port), std::chrono::seconds(10));
+  body = "BATON1 another 7 60000\nmetadata";
+  EXPECT_EQ(store->get("key").value_or("none"), "metadata");
+  for (const char* bad :
+       {"", "metadata", "BATON1 another 7 60000", "BATON1 another 7\n",
+        "BATON1 another 7 60000 8\n", "BATON2 another 7 60000\n", "BATON1 another seven 60000\n",
+        "BATON1 another 7 long\n", "BATON1 another 7 0\n", "BATON1 another 7 -60000\n",
+        "BATON1 another 7 86400001\n"}) {
+    body = bad;
+    EXPECT_TRUE(absl::IsDataLoss(store->get("key").status())) << bad;
+  }
+  for (const int status : {201, 301, 403, 500}) {
+    get_status = status;
+    EXPECT_TRUE(absl::IsUnavailable(store->get("key").status())) << status;
+    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << status;
+  }
+  for (const int status : {404, 410}) {
+    get_status = status;
+    EXPECT_TRUE(absl::IsNotFound(store->get("key").status())) << status;
+    EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours"))) << "it keeps nothing";
+  }
+  get_status = 200;
+  put_status = 500;
+  EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours")));
+  put_status = 201;
+  body = "no record";  // is replaced
+  EXPECT_EQ(store->put("key", "ours"), absl::OkStatus());
+  EXPECT_EQ(store->renew(), absl::OkStatus());
+  put_status = 500;
+  EXPECT_TRUE(absl::IsUnavailable(store->renew()));
+  body = "no record";
+  EXPECT_TRUE(absl::IsDataLoss(store->renew()));
+  body = "BATON1 another 7 60000\nmetadata";
+  EXPECT_TRUE(absl::IsAlreadyExists(store->renew()));
+  get_status = 404;
+  EXPECT_TRUE(absl::IsNotFound(store->renew()));
+  server.stop();
+  serves.join();
+}
+
+// Whoever may write the folder takes them away, one by one, or puts others there.
+TEST(MetadataStore, FilesThatAStrangerTookOrMade) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("key.agent"), lock = folder.path("key.lock");
+  FileStore ours(folder.path()), theirs(folder.path());
+  ASSERT_EQ(ours.put("key", "ours"), absl::OkStatus());
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  EXPECT_TRUE(absl::IsNotFound(ours.renew()));
+  EXPECT_TRUE(absl::IsNotFound(theirs.get("key").status()));
+  ASSERT_EQ(ours.put("key", "ours"), absl::OkStatus());
+  EXPECT_EQ(ours.renew(), absl::OkStatus());
+  ASSERT_EQ(unlink(lock.c_str()), 0);
+  std::ofstream(lock) << "";  // another file of that name, which nobody has locked
+  EXPECT_TRUE(absl::IsNotFound(ours.renew()));
+  EXPECT_TRUE(absl::IsNotFound(theirs.get("key").status()));
+  ASSERT_EQ(ours.put("key", "again"), absl::OkStatus());
+  EXPECT_EQ(theirs.get("key").value_or("none"), "again");
+  EXPECT_TRUE(absl::IsAlreadyExists(theirs.put("key", "theirs")));
+  ASSERT_EQ(truncate(file.c_str(), (16 << 20) + 1), 0);
+  EXPECT_TRUE(absl::IsDataLoss(theirs.get("key").status()));
+  ASSERT_EQ(mkdir(folder.path("folder.agent.new").c_str(), 0700), 0);
+  EXPECT_FALSE(ours.put("folder", "ours").ok());
+}
+
 TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
   std::optional<TemporaryFolder> folder(std::in_place);
   const std::string path = folder->path();
@@ -399,6 +484,8 @@ TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
   EXPECT_TRUE(absl::IsInvalidArgument(a->publish_metadata(*b->metadata())));
   EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("alpha")));
   EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata("")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata(std::string(kMaxAgentName + 1, 'n'))));
+  EXPECT_TRUE(absl::IsDataLoss(a->publish_metadata("garbage")));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
   const Time end = Clock::steady().now() + kLong;
   while (a->metadata_state("alpha").message().find(path) == std::string::npos) {

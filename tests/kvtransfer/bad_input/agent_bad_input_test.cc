@@ -1,0 +1,251 @@
+// Calls of an agent that ask for what there is not, or for what makes no sense: each is refused,
+// and nothing is left of it. What depends on the route is in agent_test.cc.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvtransfer/agent.h"
+#include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/kvtransfer/agent_pair.h"
+#include "tests/temporary_folder.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+class AgentBadInput : public ::testing::Test {
+ protected:
+  AgentBadInput() {
+    introduce(*a_, *b_);
+    before_ = a_->stats();
+  }
+  void TearDown() override {
+    EXPECT_EQ(a_->stats().registered, before_.registered);
+    EXPECT_EQ(a_->stats().lists, before_.lists);
+    EXPECT_EQ(a_->stats().transfers, before_.transfers);
+  }
+  std::unique_ptr<Agent> a_ = make_agent(agent_options("alpha", "tcp"));
+  std::unique_ptr<Agent> b_ = make_agent(agent_options("beta", "tcp"));
+  AgentMemory mine_{*a_, 1 << 16, 3}, theirs_{*b_, 1 << 16, 5};
+  AgentStats before_;
+};
+
+TEST_F(AgentBadInput, KindsOfMemoryThatAnAgentDoesNotMove) {
+  introduce(*a_, *b_);
+  for (const MemoryKind kind : {MemoryKind::kBlock, MemoryKind::kObject}) {
+    EXPECT_TRUE(absl::IsUnimplemented(a_->register_memory({mine_.whole()}, kind)));
+    EXPECT_TRUE(absl::IsUnimplemented(a_->deregister_memory({mine_.whole()}, kind)));
+    EXPECT_TRUE(absl::IsUnimplemented(a_->partial_metadata({mine_.whole()}, true, kind).status()));
+    EXPECT_TRUE(absl::IsUnimplemented(a_->prepare_local({{mine_.whole()}}, kind).status()));
+    EXPECT_TRUE(
+        absl::IsUnimplemented(a_->prepare_remote("beta", {{theirs_.whole()}}, kind).status()));
+    EXPECT_TRUE(
+        absl::IsUnimplemented(a_->register_rows({{mine_.address(), 8, 0, 8, 8}}, kind).status()));
+    EXPECT_FALSE(a_->has_remote("beta", {theirs_.whole()}, kind));
+  }
+  const auto none = static_cast<MemoryKind>(77);
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->deregister_memory({mine_.whole()}, none)));
+  EXPECT_TRUE(a_->has_remote("beta", {theirs_.whole()}));
+  EXPECT_TRUE(absl::IsUnimplemented(
+      a_->prepare_remote("beta", {{theirs_.whole()}}, MemoryKind::kFile).status()));
+  EXPECT_FALSE(a_->has_remote("beta", {theirs_.whole()}, MemoryKind::kFile));
+}
+
+// Files cannot be the local side: what was registered for it is given back.
+TEST_F(AgentBadInput, RowsThatCannotBeListedAreNotRegistered) {
+  const TemporaryFolder folder;
+  const base::UniqueFd file(
+      ::open(folder.path("file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const auto fd = static_cast<uint64_t>(file.get());
+  EXPECT_TRUE(
+      absl::IsUnimplemented(a_->register_rows({{0, 8, fd, 8, 8}}, MemoryKind::kFile).status()));
+  const uint64_t at = mine_.address();
+  for (const StridedDescriptor& bad : {StridedDescriptor{at, 8, 0, 8, 0},
+                                       {at, 8, 0, 0, 0},
+                                       {at, 8, 0, UINT64_MAX / 2, 4},
+                                       {at, 16, 0, UINT64_MAX - 7, 2}}) {
+    const absl::Status status = a_->register_rows({bad}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("is no memory"));
+  }
+  EXPECT_TRUE(absl::IsNotFound(a_->register_rows({{at, 8, 0, 4, 8}}).status())) << "they overlap";
+  const absl::Status nowhere = a_->register_rows({{16, 8, 0, 8, 8}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(nowhere)) << nowhere;
+  EXPECT_THAT(nowhere.message(), HasSubstr("range 0 of 1"));
+}
+
+TEST_F(AgentBadInput, OfSeveralRangesAllAreRegisteredOrNone) {
+  const Descriptor bad{16, 4096, 0};
+  for (const auto& list : {std::vector{mine_.whole(), bad},
+                           {bad, mine_.whole()},
+                           {mine_.whole(), bad, mine_.whole()}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(a_->register_memory(list)));
+    EXPECT_EQ(a_->stats().registered, before_.registered);
+    EXPECT_TRUE(absl::IsNotFound(a_->deregister_memory(list)));
+    EXPECT_EQ(a_->stats().registered, before_.registered);
+  }
+}
+
+TEST_F(AgentBadInput, MappedMemoryIsWithinItsFileAndBeginsWithAPage) {
+  const base::UniqueFd file(
+      static_cast<int>(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
+  ASSERT_EQ(ftruncate(file.get(), 16384), 0);
+  void* const memory = mmap(nullptr, 16384, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  const auto address = reinterpret_cast<uint64_t>(memory);
+  const auto refused = [&](uint64_t bytes, int fd, uint64_t offset) {
+    const absl::Status status = a_->register_mapped({address, bytes, 0}, fd, offset);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refused(4096, file.get(), 0), HasSubstr("F_SEAL_SHRINK"));
+  ASSERT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_THAT(refused(4096, -1, 0), HasSubstr("no memfd"));
+  const TemporaryFolder folder;
+  const base::UniqueFd plain(
+      ::open(folder.path("file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(ftruncate(plain.get(), 16384), 0);
+  EXPECT_THAT(refused(4096, plain.get(), 0), HasSubstr("no memfd"));
+  EXPECT_THAT(refused(4096, file.get(), 1 << 20), HasSubstr("not in a file of 16384"));
+  EXPECT_THAT(refused(4096, file.get(), UINT64_MAX & ~uint64_t{4095}), HasSubstr("not in a file"));
+  EXPECT_THAT(refused(8192, file.get(), 12288), HasSubstr("not in a file"));
+  EXPECT_THAT(refused(UINT64_MAX, file.get(), 4096), HasSubstr("not in a file"));
+  EXPECT_THAT(refused(4096, file.get(), 8), HasSubstr("begin with a page"));
+  munmap(memory, 16384);
+}
+
+TEST_F(AgentBadInput, WhoIsNotKnown) {
+  EXPECT_TRUE(absl::IsNotFound(a_->connect("nobody")));
+  EXPECT_THAT(a_->explain("nobody"), HasSubstr("load its metadata"));
+  EXPECT_EQ(a_->explain("beta"), "beta: not called yet");
+  EXPECT_TRUE(absl::IsNotFound(a_->notify("nobody", "x")));
+  EXPECT_FALSE(a_->has_remote("nobody"));
+  EXPECT_TRUE(absl::IsNotFound(a_->prepare_remote("nobody", {{theirs_.whole()}}).status()));
+  for (const char* where : {"", "nowhere", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:99999", ":1"}) {
+    EXPECT_FALSE(a_->fetch_metadata("beta", where).ok()) << where;
+    EXPECT_FALSE(a_->send_metadata(where).ok()) << where;
+    EXPECT_FALSE(a_->invalidate_metadata(where).ok()) << where;
+  }
+  a_->remove_remote("alpha");  // oneself is not forgotten
+  EXPECT_TRUE(a_->has_remote("alpha"));
+}
+
+// A member of the cluster that says where it is wrongly.
+TEST_F(AgentBadInput, AnAddressThatIsNone) {
+  AgentMetadata odd;
+  odd.name = "odd";
+  odd.uid = WorkerUid::random();
+  odd.address = "nowhere at all";
+  odd.ranges.push_back(
+      {{4096, 100, 0}, {.owner = odd.uid, .key = 1, .size = 100, .generation = 1}});
+  const auto name = a_->add_remote(odd.encode(*agent_options("any").worker.key));
+  ASSERT_TRUE(name.ok()) << name.status();
+  EXPECT_FALSE(a_->connect("odd").ok());
+  EXPECT_FALSE(a_->notify("odd", "x").ok());
+  const auto read =
+      a_->make_transfer(Op::kRead, {{{mine_.address(), 100, 0}}}, {{{4096, 100, 0}}}, "odd");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_FALSE(a_->post(*read).ok());
+  EXPECT_EQ(*a_->state(*read), AgentTransferState::kIdle);
+  EXPECT_TRUE(a_->release(*read).ok());
+  a_->remove_remote("odd");
+}
+
+TEST_F(AgentBadInput, TransfersAndListsThatAreNot) {
+  for (const uint64_t number : {uint64_t{0}, UINT64_MAX}) {
+    const AgentTransferId none{number};
+    EXPECT_TRUE(absl::IsNotFound(a_->post(none)));
+    EXPECT_TRUE(absl::IsNotFound(a_->state(none).status()));
+    EXPECT_TRUE(absl::IsNotFound(a_->local_free(none).status()));
+    EXPECT_TRUE(absl::IsNotFound(a_->status(none)));
+    EXPECT_TRUE(absl::IsNotFound(a_->outcome(none).status()));
+    EXPECT_TRUE(absl::IsNotFound(a_->wait(none, Time::zero())));
+    EXPECT_TRUE(absl::IsNotFound(a_->run(none, Time::zero())));
+    EXPECT_TRUE(absl::IsNotFound(a_->abort(none)));
+    EXPECT_TRUE(absl::IsNotFound(a_->release(none, Time::zero())));
+    EXPECT_TRUE(absl::IsNotFound(a_->telemetry(none).status()));
+    a_->abandon(none);
+    EXPECT_TRUE(absl::IsNotFound(a_->release_list({number})));
+  }
+  introduce(*a_, *b_);
+  const auto local = a_->prepare_local({{mine_.whole()}});
+  const auto remote = a_->prepare_remote("beta", {{theirs_.whole()}});
+  ASSERT_TRUE(local.ok() && remote.ok());
+  const auto made = [&](AgentListId here, AgentListId there) {
+    return a_->make_transfer(Op::kWrite, here, {0}, there, {0}).status();
+  };
+  EXPECT_TRUE(absl::IsNotFound(made({}, *remote)));
+  EXPECT_TRUE(absl::IsNotFound(made(*local, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(made(*local, *local)));
+  EXPECT_TRUE(absl::IsInvalidArgument(made(*remote, *remote)));
+  EXPECT_TRUE(a_->release_list(*local).ok());
+  EXPECT_TRUE(a_->release_list(*remote).ok());
+}
+
+TEST_F(AgentBadInput, DirectTransfersOfWhatIsNotThere) {
+  introduce(*a_, *b_);
+  const auto made = [&](const Descriptor& here, const Descriptor& there, const char* agent) {
+    return a_->make_transfer(Op::kWrite, {{here}}, {{there}}, agent).status();
+  };
+  EXPECT_TRUE(absl::IsNotFound(made({16, 8, 0}, theirs_.whole(), "beta")));
+  EXPECT_TRUE(absl::IsNotFound(made(mine_.whole(), {16, 8, 0}, "beta")));
+  EXPECT_TRUE(absl::IsNotFound(made(mine_.whole(), theirs_.whole(), "nobody")));
+  EXPECT_TRUE(absl::IsInvalidArgument(made({mine_.address(), 8, 0}, theirs_.whole(), "beta")));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->make_transfer(Op::kWrite, {}, {}, "beta").status()));
+}
+
+TEST_F(AgentBadInput, MessagesThatAreTooLong) {
+  introduce(*a_, *b_);
+  const std::string most(kMaxAgentMessage, 'x'), more = most + "x";
+  const std::vector<Descriptor> here{mine_.whole()}, there{theirs_.whole()};
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(a_->make_transfer(Op::kWrite, here, there, "beta", more).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", more)));
+  const auto write = a_->make_transfer(Op::kWrite, here, there, "beta", most);
+  ASSERT_TRUE(write.ok()) << write.status();
+  const std::string_view message = more;
+  EXPECT_TRUE(absl::IsInvalidArgument(a_->post(*write, &message)));
+  EXPECT_EQ(*a_->state(*write), AgentTransferState::kIdle);
+  EXPECT_TRUE(a_->release(*write).ok());
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(a_->send_metadata("127.0.0.1:" + std::to_string(b_->port()), more)));
+}
+
+TEST_F(AgentBadInput, OptionsThatMakeNoAgent) {
+  for (const std::string& name : {std::string(), std::string(kMaxAgentName + 1, 'n')}) {
+    auto worker = Worker::create(agent_options("worker", "tcp").worker);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        Agent::create(*std::move(worker), agent_options(name, "tcp")).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(agent_options(name, "tcp")).status()));
+  }
+  EXPECT_NE(make_agent(agent_options(std::string(kMaxAgentName, 'n'), "tcp")), nullptr);
+  AgentOptions options = agent_options("gamma", "tcp");
+  options.metadata_store = "gopher://127.0.0.1";
+  EXPECT_TRUE(absl::IsInvalidArgument(Agent::create(options).status()));
+  const char* const key_file = std::getenv("BATON_KEY_FILE");
+  const std::string before = key_file != nullptr ? key_file : "";
+  setenv("BATON_KEY_FILE", "/nowhere/at.all", 1);
+  options = agent_options("gamma", "tcp");
+  auto worker = Worker::create(options.worker);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  options.worker.key = std::nullopt;
+  EXPECT_FALSE(Agent::create(*std::move(worker), options).ok());
+  EXPECT_FALSE(Agent::create(options).ok());
+  key_file != nullptr ? setenv("BATON_KEY_FILE", before.c_str(), 1) : unsetenv("BATON_KEY_FILE");
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->publish_metadata()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->follow_metadata("beta")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->withdraw_metadata()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(a_->metadata_state("beta")));
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer

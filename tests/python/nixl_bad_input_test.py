@@ -1,0 +1,430 @@
+"""What a program of NIXL's may get wrong, and what may happen to its peer: NIXL's exception, whose text goes on with
+ours, and never a crash, a hang or a wrong byte. What baton.Agent says of the same: bad_input_test.py."""
+import ctypes
+import functools
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+import unittest.mock
+
+import baton
+import numpy
+from baton.nixl import _bindings as nixlBind
+from baton.nixl._api import nixl_agent, nixl_agent_config
+
+PAGE, PAGES = 4096, 64
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def agent(name, **options):
+    return nixl_agent(name, nixl_agent_config(**options))
+
+
+def finish(one, handle):
+    state = one.transfer(handle)
+    while state == "PROC":
+        state = one.check_xfer_state(handle)
+    return state
+
+
+def row(address, count=PAGES):
+    return numpy.array([(address, PAGE, 0, PAGE, count)], numpy.uint64)
+
+
+class Refused(unittest.TestCase):
+    def refused(self, kind, call, *words):
+        with self.assertRaises(kind) as raised:
+            call()
+        text = str(raised.exception)
+        self.assertTrue(text.startswith(f"{kind.status.name}: "), text)
+        self.assertGreater(len(text), len(kind.status.name) + 20, "what happened, and to what")
+        for word in words:
+            self.assertIn(word, text)
+
+
+class Words(Refused):
+    def setUp(self):
+        self.a, self.b = agent("a"), agent("b")
+        self.mine, self.theirs = numpy.ones(PAGE * PAGES, numpy.uint8), numpy.zeros(PAGE * PAGES, numpy.uint8)
+        for one, memory in ((self.a, self.mine), (self.b, self.theirs)):
+            one.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        self.a.add_remote_agent(self.b.get_agent_metadata())
+        self.local = self.a.prep_xfer_dlist("", row(self.mine.ctypes.data), "DRAM")
+        self.remote = self.a.prep_xfer_dlist("b", row(self.theirs.ctypes.data), "DRAM")
+        self.foreign = self.b.prep_xfer_dlist("", row(self.theirs.ctypes.data), "DRAM")
+
+    def make(self, here=(0,), there=(0,), local=None, remote=None, op="WRITE"):
+        return self.a.make_prepped_xfer(op, local or self.local, here, remote or self.remote, there)
+
+    def untouched(self):
+        self.assertTrue((self.theirs == 0).all() and (self.mine == 1).all())
+
+    def test_stale_handles(self):
+        handle = self.make()
+        self.assertEqual(finish(self.a, handle), "DONE")
+        self.a.release_xfer_handle(handle)
+        self.a.release_xfer_handle(handle)  # once is enough
+        for call in (self.a.transfer, self.a.check_xfer_state, self.a.get_xfer_telemetry):
+            self.refused(nixlBind.nixlNotFoundError, lambda: call(handle), "released already")
+        self.a.release_dlist_handle(self.local)
+        self.a.release_dlist_handle(self.local)
+        self.refused(nixlBind.nixlNotFoundError, self.make, "no such list")
+
+    def test_stale_numbers_of_the_bindings(self):
+        one, other = self.a.agent, self.b.agent
+        descs = [self.a.get_xfer_descs([(memory.ctypes.data, PAGE, 0)], "DRAM") for memory in (self.mine, self.theirs)]
+        local, remote = one.prepXferDlist("", descs[0]), one.prepXferDlist("b", descs[1])
+        move = one.makeXferReq(nixlBind.NIXL_WRITE, local, [0], remote, [0])
+        for agent_of, numbers in ((other, (local, remote, move)), (one, (0, move + 1000, 2 ** 64 - 1, -1))):
+            for number in numbers:
+                for call in (agent_of.postXferReq, agent_of.getXferStatus, agent_of.getXferTelemetry,
+                             agent_of.queryXferBackend, agent_of.releaseXferReq, agent_of.releasedDlistH):
+                    self.refused(nixlBind.nixlNotFoundError, lambda: call(number), f"{number:#x}")
+        one.releaseXferReq(move)
+        one.releasedDlistH(local)
+        self.refused(nixlBind.nixlNotFoundError, lambda: one.postXferReq(move), "was released")
+        self.refused(nixlBind.nixlNotFoundError, lambda: one.makeXferReq(nixlBind.NIXL_WRITE, local, [0], remote, [0]))
+        self.refused(nixlBind.nixlNotFoundError, lambda: one.makeXferReq(nixlBind.NIXL_WRITE, remote, [0], local, [0]))
+        self.untouched()
+
+    def test_lists_of_another_agent(self):
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(local=self.foreign), "another agent's")
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(remote=self.foreign), "another agent's")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make(local=self.remote, remote=self.local))
+        self.untouched()
+
+    def test_unequal_lengths_and_indices_out_of_range(self):
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([0, 1], [0]), "2 local indices, but 1 remote")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([], []))
+        for none in (PAGES, -1, 2 ** 63 - 1, -2 ** 63):
+            self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([none], [0]), f"is {none}")
+            self.refused(nixlBind.nixlInvalidParamError, lambda: self.make([0], [none]), f"is {none}")
+        half = self.a.prep_xfer_dlist("b", [(self.theirs.ctypes.data, PAGE // 2, 0)], "DRAM")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.make(remote=half), "differs in size")
+        two, one = ([(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs))
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.initialize_xfer(
+            "WRITE", self.a.get_xfer_descs(two * 2, "DRAM"), self.a.get_xfer_descs(one, "DRAM"), "b"), "paired one to one")
+        self.untouched()
+
+    def test_memory_that_is_gone_under_a_list(self):
+        for gone in ("mine", "theirs"):
+            for op in ("WRITE", "READ"):
+                mine, theirs = (libc.mmap(None, PAGE * PAGES, mmap.PROT_READ | mmap.PROT_WRITE,
+                                          mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) for _ in range(2))
+                regs = [one.register_memory([(memory, PAGE * PAGES, 0, "")], "DRAM")
+                        for one, memory in ((self.a, mine), (self.b, theirs))]
+                self.a.add_remote_agent(self.b.get_agent_metadata())
+                local = self.a.prep_xfer_dlist("", row(mine), "DRAM")
+                remote = self.a.prep_xfer_dlist("b", row(theirs), "DRAM")
+                move = self.make(range(PAGES), range(PAGES), local, remote, op)
+                self.assertEqual(finish(self.a, move), "DONE")
+                libc.munmap(mine if gone == "mine" else theirs, PAGE * PAGES)
+                with self.assertRaises((nixlBind.nixlBackendError, nixlBind.nixlNotAllowedError)) as raised:
+                    finish(self.a, move)
+                self.assertIn("mapped", str(raised.exception))
+                self.a.release_xfer_handle(move)
+                (self.a if gone == "mine" else self.b).deregister_memory(regs[gone != "mine"])
+                libc.munmap(theirs if gone == "mine" else mine, PAGE * PAGES)
+                (self.b if gone == "mine" else self.a).deregister_memory(regs[gone == "mine"])
+                # Given back in words: nothing can be made of it.
+                self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist("", row(mine), "DRAM"))
+        self.assertEqual(finish(self.a, self.make(range(PAGES), range(PAGES))), "DONE")  # both go on
+        self.assertEqual(int(self.theirs.sum()), PAGE * PAGES)
+
+    def test_memory_in_use_is_not_deregistered(self):
+        descs = self.a.get_reg_descs([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.b.deregister_memory(descs), "name it as it was registered")
+        self.a.deregister_memory(descs)
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.deregister_memory(descs))
+
+    def test_metadata_of_another_version_or_key(self):
+        good = self.b.get_agent_metadata()
+        other = agent("c")
+        newer = bytearray(good)
+        newer[8] += 1
+        self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(bytes(newer)), "version", "both sides")
+        for at in range(0, len(good), 5):
+            damaged = bytearray(good)
+            damaged[at] ^= 1
+            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(bytes(damaged)))
+            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(good[:at]))
+        with tempfile.NamedTemporaryFile("w", suffix=".key") as key:
+            key.write("ab" * 32)
+            key.flush()
+            os.chmod(key.name, 0o600)
+            with unittest.mock.patch.dict(os.environ, {"BATON_KEY_FILE": key.name}):
+                stranger = agent("stranger")
+            self.refused(nixlBind.nixlMismatchError, lambda: other.add_remote_agent(stranger.get_agent_metadata()),
+                         "another cluster key")
+        for name in ("b", "stranger"):
+            self.assertFalse(other.check_remote_metadata(name))
+            self.refused(nixlBind.nixlNotFoundError, lambda: other.send_notif(name, b"x"), "load its metadata")
+
+    def test_two_agents_of_one_name_and_ones_own_metadata(self):
+        twin = agent("a")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.add_remote_agent(twin.get_agent_metadata()),
+                     "different names")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.add_remote_agent(self.a.get_agent_metadata()))
+        # The other's namesake takes its place, and lists of the first are stale.
+        namesake = agent("b")
+        memory = numpy.zeros(PAGE, numpy.uint8)
+        namesake.register_memory([(memory.ctypes.data, PAGE, 0, "")], "DRAM")
+        handle = self.make()
+        self.a.add_remote_agent(namesake.get_agent_metadata())
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle), "another one has its name")
+        self.refused(nixlBind.nixlNotFoundError, self.make, "another one has its name")
+        self.untouched()
+        self.assertEqual(int(memory.sum()), 0)
+
+    def test_names_settings_and_backends(self):
+        for name in ("n" * 65, "zero\0byte"):
+            self.refused(nixlBind.nixlInvalidParamError, lambda: agent(name))
+        one = self.a.agent
+        for call in (lambda: one.getPluginParams("GDS"), lambda: one.createBackend("GDS", {}),
+                     lambda: one.getBackendParams(10 ** 6), lambda: one.queryMem(nixlBind.nixlRegDList(nixlBind.FILE_SEG), 0)):
+            self.refused(nixlBind.nixlNotFoundError, call)
+        self.refused(nixlBind.nixlInvalidParamError, lambda: one.createBackend("UCX", {}), "there already")
+        self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.query_memory([(0, 1, 0, "")], "UCX", "DRAM"))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.make_connection("nobody"), "load its metadata")
+        for said, asked, measured in (("", False, False), ("no", True, False), ("0", True, False), ("Yes", False, True)):
+            with unittest.mock.patch.dict(os.environ, {"NIXL_TELEMETRY_ENABLE": said}):
+                measures = agent("measures", capture_telemetry=asked)
+            measures.register_memory([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
+            measures.add_remote_agent(self.b.get_agent_metadata())
+            move = measures.make_prepped_xfer(
+                "READ", measures.prep_xfer_dlist("", row(self.mine.ctypes.data), "DRAM"), [0],
+                measures.prep_xfer_dlist("b", row(self.theirs.ctypes.data), "DRAM"), [0])
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.get_xfer_telemetry(move))
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.check_xfer_state(move))
+            self.refused(nixlBind.nixlNotPostedError, lambda: measures.agent.getXferTelemetry(measures.agent._hold(move._transfer)))
+            self.assertEqual(finish(measures, move), "DONE")
+            if measured:
+                self.assertEqual(measures.get_xfer_telemetry(move).totalBytes, PAGE)
+            else:
+                self.refused(nixlBind.nixlNoTelemetryError, lambda: measures.get_xfer_telemetry(move), "capture_telemetry")
+        with unittest.mock.patch.dict(os.environ, {"NIXL_TELEMETRY_ENABLE": "perhaps"}):
+            with self.assertRaises(ValueError):
+                agent("measures")
+
+    def test_memory_that_is_none_and_kinds_that_do_not_go_together(self):
+        reg = lambda kind, *descs: self.a.get_reg_descs([(*one, "") for one in descs], kind)  # noqa: E731
+        for descs in (reg("DRAM", (16, PAGE, 0)), reg("DRAM", (0, 0, 0)), reg("OBJ", (0, PAGE, 1)), reg("BLOCK", (0, PAGE, 1)),
+                      reg("FILE", (0, PAGE, 0))):
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.register_memory(descs))
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.get_partial_agent_metadata(reg("DRAM", (16, PAGE, 0))))
+        self.a.create_backend("POSIX")
+        self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.query_memory([(0, 1, 0, "")], "POSIX", "DRAM"))
+        mine, theirs = ([(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs))
+        for kind, name in (("OBJ", ""), ("OBJ", "b"), ("BLOCK", "a"), ("FILE", "b")):
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist(name, [(0, PAGE, 0)], kind), "registered")
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer(
+                "WRITE", self.a.get_xfer_descs(mine, "DRAM"), self.a.get_xfer_descs([(0, PAGE, 0)], kind), name))
+        with tempfile.TemporaryFile() as file:
+            of_file = [(0, PAGE, file.fileno())]
+            self.a.register_memory([(*of_file[0], "")], "FILE")
+            listed = self.a.prep_xfer_dlist("", of_file, "FILE")
+            self.refused(nixlBind.nixlNotSupportedError, lambda: self.make(local=listed), "local one is DRAM")
+            self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.agent.make(
+                nixlBind.NIXL_READ, listed._list, [0], self.remote._list, [0], b"x"), "local one is DRAM")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.make_prepped_xfer(
+                "WRITE", self.local, [0], listed, [0], b"heard"), "no notification")
+            here, there = self.a.get_xfer_descs(mine, "DRAM"), self.a.get_xfer_descs(of_file, "FILE")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.initialize_xfer("WRITE", here, there, "a", b"heard"))
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", here, there, "b"))
+            self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", there, here, "a"))
+            move = self.a.initialize_xfer("WRITE", here, there, "a")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.transfer(move, b"heard"))
+            number = self.a.agent.createXferReq(nixlBind.NIXL_WRITE, here, there, "a")
+            self.refused(nixlBind.nixlBackendError, lambda: self.a.agent.postXferReq(number, "heard"))
+            self.assertEqual(finish(self.a, move), "DONE")
+        self.untouched()
+
+    def test_lists_of_descriptors_that_are_none(self):
+        make = nixlBind.nixlXferDList
+        for bad in (numpy.zeros((2, 2), numpy.uint64), numpy.zeros(3, numpy.uint64), numpy.zeros((2, 3)),
+                    numpy.zeros((3, 2), numpy.uint64).T):
+            with self.assertRaises(ValueError):
+                make(nixlBind.DRAM_SEG, bad)
+        for bad in ([(1, 2)], [(1, 2, 3, 4)], [(1, 2, 0.5)], [("a", 2, 3)]):
+            with self.assertRaises(TypeError):
+                make(nixlBind.DRAM_SEG, bad)
+        with self.assertRaises(ValueError):
+            make(77, [])
+        descs = make(nixlBind.DRAM_SEG, [(1, 2, 3)])
+        self.refused(nixlBind.nixlNotFoundError, lambda: descs.index((3, 2, 1)), "(3, 2, 1)")
+        for index in (1, -1, 2 ** 70):
+            for call in (lambda: descs[index], lambda: descs.remDesc(index), lambda: descs.__setitem__(index, (1, 2, 3))):
+                with self.assertRaises(IndexError):
+                    call()
+        self.assertEqual(descs, make(nixlBind.DRAM_SEG, [(1, 2, 3)]))
+        with self.assertLogs("nixl", "ERROR"):
+            for nothing in ("text", 7, None, [(1, 2)], [7]):
+                self.assertIsNone(self.a.get_xfer_descs(nothing, "DRAM"))
+        for call in (lambda: self.a.register_memory([(1, 2)], "DRAM"), lambda: self.a.query_memory([(1, 2)], "UCX", "DRAM"),
+                     lambda: self.a.prep_xfer_dlist("", [(1, 2)], "DRAM")):
+            with self.assertLogs("nixl", "ERROR"):
+                self.refused(nixlBind.nixlInvalidParamError, call, "nothing to")
+        with self.assertRaises(ValueError):
+            self.a.prep_xfer_dlist("", row(1))
+
+    def test_ten_million_descriptors(self):
+        many = 10_000_000
+        table = numpy.zeros((many, 3), numpy.uint64)
+        table[:, 0], table[:, 1] = self.mine.ctypes.data, 1
+        table[:, 0] += numpy.random.default_rng(3).integers(0, self.mine.nbytes, many).astype(numpy.uint64)  # no two steps alike
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        local = self.a.prep_xfer_dlist("", table, "DRAM")
+        remote = self.a.prep_xfer_dlist("b", numpy.array([(self.theirs.ctypes.data, 1, 0, 1, self.theirs.nbytes)],
+                                                         numpy.uint64), "DRAM")
+        indices = numpy.arange(many)
+        move = self.a.make_prepped_xfer("WRITE", local, indices, remote, indices % self.theirs.nbytes)
+        self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 3 << 20, "KiB: 300 bytes each")
+        self.assertEqual(finish(self.a, move), "DONE")
+        self.assertTrue((self.theirs == 1).all())
+        self.a.release_xfer_handle(move)
+        indices[-1] = many
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.make_prepped_xfer(
+            "WRITE", local, indices, remote, indices % self.theirs.nbytes), f"index {many - 1} is {many}")
+        table[-1, 0] = 8
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist("", table, "DRAM"),
+                     f"descriptor {many - 1}")
+
+    def test_threads(self):
+        """Any thread may do anything: each has its pages, and all of them one agent."""
+        wrong = []
+
+        def work(thread):
+            try:
+                for number in range(50):
+                    page = 16 * thread + number % 16
+                    handle = self.make([page], [page])
+                    finish(self.a, handle)
+                    self.a.release_xfer_handle(handle)
+                    self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle))
+            except BaseException as why:  # noqa: BLE001  (a thread's is nobody's)
+                wrong.append(why)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        self.assertEqual(wrong, [])
+        self.assertTrue((self.theirs == 1).all())
+
+    def test_a_forked_child_has_no_agent_and_may_make_one(self):
+        handle = self.make()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for call in (lambda: self.a.transfer(handle), lambda: self.a.check_xfer_state(handle), self.make,
+                             self.a.get_agent_metadata, self.a.get_new_notifs, self.a.update_notifs,
+                             lambda: self.a.add_remote_agent(b"x"), lambda: self.a.remove_remote_agent("b"),
+                             lambda: self.a.check_remote_metadata("b"), lambda: self.a.make_connection("b"),
+                             lambda: self.a.check_remote_metadata("b", self.a.get_xfer_descs([(1, 1, 0)], "DRAM")),
+                             lambda: self.a.agent.checkRemoteMD("b", self.a.get_xfer_descs([(1, 1, 0)], "DRAM")),
+                             lambda: self.a.send_notif("b", b"x"), lambda: self.a.send_local_metadata("127.0.0.1", 1)):
+                    self.refused(nixlBind.nixlInvalidParamError, call, "forked")
+                self.a.release_xfer_handle(handle)  # quiet: it is the parent's
+                own = agent("own")
+                own.register_memory([(self.mine.ctypes.data, PAGE, 0, "")], "DRAM")
+                code = 0
+            except BaseException as why:  # noqa: BLE001
+                print(repr(why), file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(finish(self.a, handle), "DONE")
+
+
+class Deaths(Refused):
+    """The peer dies in each phase. Over shared memory, and over tcp."""
+
+    def over_each(self, body):
+        peer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py")
+        for provider in ("shm", "tcp"):
+            with self.subTest(provider):
+                with unittest.mock.patch.object(baton, "Agent", functools.partial(baton.Agent, require=provider)):
+                    one = agent("a")
+                memory = numpy.full(PAGE * 256, 7, numpy.uint8)
+                one.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+                with subprocess.Popen([sys.executable, peer, "b", provider], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE) as child:
+                    try:
+                        one.add_remote_agent(bytes.fromhex(child.stdout.readline().decode()))
+                        address = int(child.stdout.readline())
+                        body(one, child, memory, one.prep_xfer_dlist("", row(memory.ctypes.data, 256), "DRAM"),
+                             one.prep_xfer_dlist("b", row(address, 256), "DRAM"), provider)
+                    finally:
+                        child.kill()
+
+    def until_dead(self, one, move):
+        while True:  # over shm its pages may be there until its death is heard of
+            try:
+                finish(one, move)
+            except nixlBind.nixlRemoteDisconnectError as why:
+                self.assertRegex(str(why), "^NIXL_ERR_REMOTE_DISCONNECT: .{20}")
+                return
+
+    def test_before_the_first_post(self):
+        def body(one, child, memory, local, remote, _provider):
+            move = one.make_prepped_xfer("READ", local, range(256), remote, range(256))
+            child.kill()
+            child.wait()
+            self.refused(nixlBind.nixlRemoteDisconnectError, lambda: finish(one, move))
+            self.assertTrue((memory == 7).all())
+            one.release_xfer_handle(move)
+        self.over_each(body)
+
+    def test_between_two_posts(self):
+        def body(one, child, memory, local, remote, _provider):
+            move = one.make_prepped_xfer("READ", local, range(256), remote, range(256))
+            self.assertEqual(finish(one, move), "DONE")
+            child.kill()
+            child.wait()
+            memory[:] = 7
+            self.until_dead(one, move)
+            seen = memory.reshape(256, PAGE)
+            self.assertTrue((seen == seen[:, :1]).all(), "each page is as it was, or as it was there")
+            self.assertFalse(one.check_remote_metadata("b"))
+            self.refused(nixlBind.nixlRemoteDisconnectError, lambda: finish(one, move))
+        self.over_each(body)
+
+    def test_in_flight_and_before_the_notification(self):
+        def body(one, child, memory, local, remote, provider):
+            self.assertEqual(finish(one, one.make_prepped_xfer("READ", local, [0], remote, [0])), "DONE")
+            os.kill(child.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            moves = [one.make_prepped_xfer(op, local, range(256), remote, range(256), b"done") for op in ("READ", "WRITE")]
+            for move in moves:
+                one.transfer(move)
+            child.kill()
+            child.wait()
+            for move in moves:
+                try:
+                    state = "PROC"
+                    while state == "PROC":
+                        state = one.check_xfer_state(move)
+                    self.assertEqual(provider, "shm", "nobody is needed at the other side")
+                except nixlBind.nixlRemoteDisconnectError:
+                    pass
+                one.release_xfer_handle(move)
+            memory[:] = 9  # fenced: nothing comes any more
+            while one.check_remote_metadata("b"):
+                pass
+            self.assertTrue((memory == 9).all())
+        self.over_each(body)
+
+
+if __name__ == "__main__":
+    unittest.main()
