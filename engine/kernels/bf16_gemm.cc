@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/kernels/amx.h"
+#include "engine/kernels/bf16_dot.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -255,7 +256,20 @@ void for_tasks(ComputePool& pool, bool serial, int64_t tasks, Fn&& fn) {
 
 }  // namespace
 
-Bf16Unit best_bf16_unit() { return amx_usable() ? Bf16Unit::kTiles : Bf16Unit::kVectors; }
+bool usable(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return amx_usable();
+  return unit == Bf16Unit::kVectors || dots_usable();
+}
+
+Bf16Unit best_bf16_unit() {
+  if (amx_usable()) return Bf16Unit::kTiles;
+  return dots_usable() ? Bf16Unit::kDots : Bf16Unit::kVectors;
+}
+
+const char* unit_name(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return "AMX";
+  return unit == Bf16Unit::kDots ? "vdpbf16ps" : "fp32 vectors";
+}
 
 size_t tiled_elements(int k, int n) {
   return static_cast<size_t>(panels_of(n)) * kPanelColumns * static_cast<size_t>(steps_of(k)) *
@@ -292,8 +306,10 @@ Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, in
   }
   const size_t strips = static_cast<size_t>(rounded_up(max_rows, kTile) / kTile);
   rounded_ = AlignedArray<uint16_t>(strips * strip_elements(max_k));
-  const size_t rows = std::min(size_t{kMostRows}, strips * kTile);
-  for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
+  if (unit == Bf16Unit::kTiles) {
+    const size_t rows = std::min(size_t{kMostRows}, strips * kTile);
+    for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
+  }
   if (max_hidden == 0) return;
   max_hidden_ = max_hidden;
   hidden_ = AlignedArray<uint16_t>(strips * strip_elements(max_hidden));
@@ -313,25 +329,26 @@ bool Bf16Scratch::takes_hidden(int hidden) const {
 }
 
 void Bf16Scratch::round(ComputePool& pool, int m, const float* a, size_t lda, int k, bool serial) {
-  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const bool vectors = unit_ == Bf16Unit::kVectors;
   const size_t padded = static_cast<size_t>(steps_of(k)) * kStep;
-  const int strip = tiles ? kTile : kSixRows;
+  const int strip = vectors ? kSixRows : kTile;
   for_tasks(pool, serial, (m + strip - 1) / strip, [&](int64_t task, int) {
     const size_t row = static_cast<size_t>(task) * static_cast<size_t>(strip);
     const int count = std::min(strip, m - static_cast<int>(row));
-    if (tiles) {
-      HWY_DYNAMIC_DISPATCH(round_into_tiles)
-      (a + row * lda, lda, count, k, rounded_.data() + row / kTile * strip_elements(k));
-    } else {
+    if (vectors) {
       HWY_DYNAMIC_DISPATCH(round_into_columns)
       (a + row * lda, lda, count, k, widened_.data() + row * padded);
+      return;
     }
+    uint16_t* to = rounded_.data() + row / kTile * strip_elements(k);
+    HWY_DYNAMIC_DISPATCH(round_into_tiles)(a + row * lda, lda, count, k, to);
+    if (unit_ == Bf16Unit::kDots) pair_for_dots(to, static_cast<size_t>(steps_of(k)) * kTile);
   });
 }
 
 void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, const TiledB& b,
                            float* c, size_t ldc, bool accumulate, bool serial) {
-  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const bool vectors = unit_ == Bf16Unit::kVectors;
   const int steps = steps_of(b.k), panels = panels_of(b.n);
   const size_t padded = static_cast<size_t>(steps) * kStep;
   const int group = std::clamp(panels / (4 * pool.size()) & ~1, 2, kBlockPanels);
@@ -342,7 +359,7 @@ void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, co
   if (groups % pool.size() != 0 && m >= 4 * kRowUnit && groups < 8 * pool.size()) {
     row_blocks = std::max(row_blocks, std::min(pool.size(), m / (2 * kRowUnit)));
   }
-  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, tiles ? kTile : kRowUnit);
+  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, vectors ? kRowUnit : kTile);
   // Of few rows B is read from memory, and each thread reads on where it was.
   const int threads = m <= kTile ? std::min(pool.size(), groups) : 1;
   const int of_each = groups / threads, and_one = groups % threads;
@@ -365,24 +382,32 @@ void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, co
     const int columns = std::min(group * kPanelColumns, b.n - panel * kPanelColumns);
     const uint16_t* panel_data = b.data + static_cast<size_t>(panel) * kPanelColumns * padded;
     float* to = c + row * ldc + static_cast<size_t>(panel) * kPanelColumns;
-    if (tiles) {
-      multiply_tiles({.a = rounded + row / kTile * strip_elements(b.k),
-                      .b = panel_data,
-                      .c = to,
-                      .sums = sums_[static_cast<size_t>(thread)].data(),
-                      .next_b = next_of(panel, columns),
-                      .a_strip = strip_elements(b.k),
-                      .ldc = ldc,
-                      .rows = rows,
-                      .columns = columns,
-                      .steps = steps,
-                      .accumulate = accumulate});
-    } else {
+    if (vectors) {
       const TinyIsZero tiny_is_zero;
       HWY_DYNAMIC_DISPATCH(multiply_vectors)
       (widened_.data() + row * padded, panel_data, steps, rows, columns, to, ldc, accumulate);
+      return;
     }
+    multiply_block(thread, {.a = rounded + row / kTile * strip_elements(b.k),
+                            .b = panel_data,
+                            .c = to,
+                            .next_b = next_of(panel, columns),
+                            .a_strip = strip_elements(b.k),
+                            .ldc = ldc,
+                            .rows = rows,
+                            .columns = columns,
+                            .steps = steps,
+                            .accumulate = accumulate});
   });
+}
+
+void Bf16Scratch::multiply_block(int thread, AmxBlock block) {
+  if (unit_ == Bf16Unit::kTiles) {
+    block.sums = sums_[static_cast<size_t>(thread)].data();
+    return multiply_tiles(block);
+  }
+  const TinyIsZero tiny_is_zero;
+  multiply_dots(block);
 }
 
 void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
@@ -415,30 +440,34 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
         const int column = block * kColumns, columns = std::min(kColumns, hidden - column);
         const auto multiply = [&](int first, float* to) {
           const uint16_t* b = gate_up.data + static_cast<size_t>(first / kPanelColumns) * panel;
-          multiply_tiles({.a = scratch.rounded_.data() +
-                               static_cast<size_t>(row / kTile) * strip_elements(gate_up.k),
-                          .b = b,
-                          .c = to,
-                          .sums = scratch.sums_[static_cast<size_t>(thread)].data(),
-                          .next_b = column + ahead + columns <= hidden
-                                        ? b + ahead / kPanelColumns * panel
-                                        : nullptr,
-                          .next_part = row / kRowUnit,
-                          .next_parts = row_blocks,
-                          .a_strip = strip_elements(gate_up.k),
-                          .ldc = kColumns,
-                          .rows = rows,
-                          .columns = columns,
-                          .steps = steps,
-                          .accumulate = false});
+          scratch.multiply_block(
+              thread,
+              {.a = scratch.rounded_.data() +
+                    static_cast<size_t>(row / kTile) * strip_elements(gate_up.k),
+               .b = b,
+               .c = to,
+               .next_b =
+                   column + ahead + columns <= hidden ? b + ahead / kPanelColumns * panel : nullptr,
+               .next_part = row / kRowUnit,
+               .next_parts = row_blocks,
+               .a_strip = strip_elements(gate_up.k),
+               .ldc = kColumns,
+               .rows = rows,
+               .columns = columns,
+               .steps = steps,
+               .accumulate = false});
         };
         multiply(column, gate);
         multiply(hidden + column, up);
+        uint16_t* lines = scratch.hidden_.data() +
+                          static_cast<size_t>(row / kTile) * strip_elements(hidden) +
+                          static_cast<size_t>(column / kStep) * kStep * kTile;
         HWY_DYNAMIC_DISPATCH(gate_into_tiles)
-        (gate, up, kColumns, rows, columns,
-         scratch.hidden_.data() + static_cast<size_t>(row / kTile) * strip_elements(hidden) +
-             static_cast<size_t>(column / kStep) * kStep * kTile,
-         strip_elements(hidden));
+        (gate, up, kColumns, rows, columns, lines, strip_elements(hidden));
+        for (int first = 0; scratch.unit_ == Bf16Unit::kDots && first < rows; first += kTile) {
+          pair_for_dots(lines + static_cast<size_t>(first / kTile) * strip_elements(hidden),
+                        static_cast<size_t>(columns / kStep) * kTile);
+        }
       }
     }
   });
