@@ -71,15 +71,18 @@ bool adds_in_order(DotPairs dot) {
 namespace {
 
 constexpr int kStrip = 16, kPanel = 32;
-constexpr size_t kLineElements = 32;
-constexpr size_t kStripStep = kStrip * kLineElements;  // elements of A in a step of 32 k
-constexpr size_t kPanelStep = kPanel * kLineElements;  // and of B
+constexpr size_t kDotLine = 32;
+constexpr size_t kStripStep = kStrip * kDotLine;  // elements of A in a step of 32 k
+constexpr size_t kPanelStep = kPanel * kDotLine;  // and of B
 // Two sums for each row and vector, two of B and a factor: 27 registers of 32.
-constexpr int kMostAtOnce = 6, kVectors = 2;
-// Of so many steps a paired panel and a strip of A lie in L1.
-constexpr int kStepsAtOnce = 24;
-// What few rows ask for ahead: B comes from memory.
-constexpr int kStepsAhead = 12;
+constexpr int kMostAtOnce = 6;
+// One vector at a time: two sums for each row.
+constexpr int kMostStreamed = 8;
+// Of so many steps a paired panel lies in L2, and C is taken and put once for all of them.
+constexpr int kPairedSteps = 24;
+// Of B, which comes from memory. Few rows read so fast that the processor's own prefetching is
+// best.
+constexpr int kLinesAhead = 256, kRowsThatAsk = 5;
 
 BATON_DOTS_INLINE __m512 add_dots(__m512 sums, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -105,7 +108,7 @@ constexpr __mmask32 kUpper = 0xaaaaaaaa;
 constexpr __mmask16 kAll = 0xffff;  // without a mask GCC 12 takes the results for uninitialised
 
 BATON_DOTS_INLINE Quad load_quad(const uint16_t* lines) {
-  return {_mm512_loadu_si512(lines), _mm512_loadu_si512(lines + kLineElements)};
+  return {_mm512_loadu_si512(lines), _mm512_loadu_si512(lines + kDotLine)};
 }
 BATON_DOTS_INLINE __m512i even_of(const Quad& x) {
   return _mm512_mask_blend_epi16(kUpper, x.second, _mm512_maskz_slli_epi32(kAll, x.first, 16));
@@ -119,140 +122,176 @@ BATON_DOTS_INLINE __m512i odd_of(const Quad& x) {
 BATON_DOTS void pair_panel(const uint16_t* __restrict__ from, int steps,
                            uint16_t* __restrict__ to) {
   for (int step = 0; step < steps; ++step, from += kPanelStep) {
-    for (size_t quad = 0; quad < 8; ++quad, to += 4 * kLineElements) {
-      const uint16_t* lines = from + quad * 2 * kLineElements;
-      __builtin_prefetch(lines + kStepsAhead * kPanelStep, 0, 2);
+    for (size_t quad = 0; quad < 8; ++quad, to += 4 * kDotLine) {
+      const uint16_t* lines = from + quad * 2 * kDotLine;
+      for (const size_t line : {size_t{0}, kDotLine, kPanelStep / 2, kPanelStep / 2 + kDotLine}) {
+        __builtin_prefetch(lines + kLinesAhead * kDotLine + line, 0, 2);
+      }
       const Quad left = load_quad(lines), right = load_quad(lines + kPanelStep / 2);
       _mm512_store_si512(to, even_of(left));
-      _mm512_store_si512(to + kLineElements, even_of(right));
-      _mm512_store_si512(to + 2 * kLineElements, odd_of(left));
-      _mm512_store_si512(to + 3 * kLineElements, odd_of(right));
+      _mm512_store_si512(to + kDotLine, even_of(right));
+      _mm512_store_si512(to + 2 * kDotLine, odd_of(left));
+      _mm512_store_si512(to + 3 * kDotLine, odd_of(right));
     }
   }
 }
 
-// `kRows` rows of a strip of paired A times one panel, added to sums [kRows][32]. B is paired too,
-// or lies as tiles and is on its way from memory, in which `next` comes behind it.
-template <int kRows, bool kPaired>
-BATON_DOTS __attribute__((noinline)) void multiply_rows(const uint16_t* __restrict__ a,
-                                                        const uint16_t* __restrict__ b, int steps,
-                                                        const uint16_t* next,
-                                                        float* __restrict__ sums) {
-  for (int step = 0; step < steps; ++step, a += kStripStep, b += kPanelStep) {
-    if constexpr (!kPaired) {
-      const int later = step + kStepsAhead;
-      const uint16_t* ahead = later < steps
-                                  ? b + kStepsAhead * kPanelStep
-                                  : next + static_cast<size_t>(later - steps) * kPanelStep;
-      for (int line = 0; line < kPanel; ++line) {
-        __builtin_prefetch(ahead + static_cast<size_t>(line) * kLineElements, 0, 2);
-      }
-    }
-    __m512 even[kRows][kVectors], odd[kRows][kVectors];
+// One row and vector: sums of the even k of a step and of its odd k.
+struct Sums {
+  __m512 even, odd;
+};
+
+// `pairs` of four k: those of even k, or eight behind them of odd k.
+BATON_DOTS_INLINE __m512i factor_of(const uint16_t* pairs) {
+  int32_t pair;
+  std::memcpy(&pair, pairs, sizeof(pair));
+  return _mm512_set1_epi32(pair);
+}
+
+BATON_DOTS_INLINE void add_sums(const Sums& x, float* at) {
+  _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_add_ps(x.even, x.odd)));
+}
+
+// Sums [kRows][32] += so many rows of a strip times some steps of a panel that is paired.
+template <int kRows>
+BATON_DOTS __attribute__((noinline)) void multiply_paired(const uint16_t* __restrict__ a,
+                                                          const uint16_t* __restrict__ b, int steps,
+                                                          float* __restrict__ sums) {
+  constexpr int kVectors = 2;
+  for (int step = 0; step < steps; ++step, a += kStripStep) {
+    Sums of[kRows][kVectors];
     BATON_UNROLL
     for (int r = 0; r < kRows; ++r) {
       BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = _mm512_setzero_ps();
+      for (int v = 0; v < kVectors; ++v) of[r][v] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     }
-    for (size_t quad = 0; quad < 8; ++quad) {
-      Quad tiles[kVectors];
-      __m512i factors[kVectors];
+    for (size_t quad = 0; quad < 8; ++quad, b += 4 * kDotLine) {
+      // First the even k, then the odd: so only one half of B is in registers.
+      __m512i half[kVectors];
       BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        if constexpr (kPaired) {
-          factors[v] = _mm512_load_si512(b + (4 * quad + v) * kLineElements);
-        } else {
-          tiles[v] = load_quad(b + v * kPanelStep / 2 + quad * 2 * kLineElements);
-          factors[v] = even_of(tiles[v]);
-        }
-      }
+      for (int v = 0; v < kVectors; ++v) half[v] = _mm512_load_si512(b + v * kDotLine);
       BATON_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, a + r * kLineElements + 2 * quad, sizeof(pair));
-        const __m512i factor = _mm512_set1_epi32(pair);
+        const __m512i factor = factor_of(a + r * kDotLine + 2 * quad);
         BATON_UNROLL
-        for (int v = 0; v < kVectors; ++v) even[r][v] = add_dots(even[r][v], factor, factors[v]);
+        for (int v = 0; v < kVectors; ++v) of[r][v].even = add_dots(of[r][v].even, factor, half[v]);
       }
       BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        if constexpr (kPaired) {
-          factors[v] = _mm512_load_si512(b + (4 * quad + 2 + v) * kLineElements);
-        } else {
-          factors[v] = odd_of(tiles[v]);
-        }
-      }
+      for (int v = 0; v < kVectors; ++v) half[v] = _mm512_load_si512(b + (2 + v) * kDotLine);
       BATON_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, a + r * kLineElements + 16 + 2 * quad, sizeof(pair));
-        const __m512i factor = _mm512_set1_epi32(pair);
+        const __m512i factor = factor_of(a + r * kDotLine + 16 + 2 * quad);
         BATON_UNROLL
-        for (int v = 0; v < kVectors; ++v) odd[r][v] = add_dots(odd[r][v], factor, factors[v]);
+        for (int v = 0; v < kVectors; ++v) of[r][v].odd = add_dots(of[r][v].odd, factor, half[v]);
       }
     }
     BATON_UNROLL
     for (int r = 0; r < kRows; ++r) {
       BATON_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        float* at = sums + r * kPanel + v * kLanes;
-        _mm512_store_ps(at,
-                        _mm512_add_ps(_mm512_load_ps(at), _mm512_add_ps(even[r][v], odd[r][v])));
-      }
+      for (int v = 0; v < kVectors; ++v) add_sums(of[r][v], sums + r * kPanel + v * kLanes);
     }
   }
 }
 
-// multiply_rows<rows>(), of at most kMost.
-template <bool kPaired, int kMost = kMostAtOnce>
+// The same with a panel as it lies in memory, which is read once and in order.
+template <int kRows>
+BATON_DOTS __attribute__((noinline)) void multiply_stream(const uint16_t* __restrict__ a,
+                                                          const uint16_t* __restrict__ b, int steps,
+                                                          float* __restrict__ sums) {
+  for (int step = 0; step < steps; ++step, a += kStripStep) {
+    for (int first = 0; first < kPanel; first += kLanes) {
+      Sums of[kRows];
+      BATON_UNROLL
+      for (int r = 0; r < kRows; ++r) of[r] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      for (size_t quad = 0; quad < 8; ++quad, b += 2 * kDotLine) {
+        if constexpr (kRows >= kRowsThatAsk) {
+          __builtin_prefetch(b + kLinesAhead * kDotLine, 0, 2);
+          __builtin_prefetch(b + (kLinesAhead + 1) * kDotLine, 0, 2);
+        }
+        const Quad lines = load_quad(b);
+        const __m512i even = even_of(lines), odd = odd_of(lines);
+        BATON_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const uint16_t* pairs = a + r * kDotLine + 2 * quad;
+          of[r].even = add_dots(of[r].even, factor_of(pairs), even);
+          of[r].odd = add_dots(of[r].odd, factor_of(pairs + 16), odd);
+        }
+      }
+      BATON_UNROLL
+      for (int r = 0; r < kRows; ++r) add_sums(of[r], sums + r * kPanel + first);
+    }
+  }
+}
+
+// multiply_paired<rows>() or multiply_stream<rows>(), of at most kMost.
+template <bool kPaired, int kMost>
 BATON_DOTS void multiply_some(int rows, const uint16_t* a, const uint16_t* b, int steps,
-                              const uint16_t* next, float* sums) {
+                              float* sums) {
   if constexpr (kMost > 1) {
-    if (rows < kMost) return multiply_some<kPaired, kMost - 1>(rows, a, b, steps, next, sums);
+    if (rows < kMost) return multiply_some<kPaired, kMost - 1>(rows, a, b, steps, sums);
   }
-  multiply_rows<kMost, kPaired>(a, b, steps, next, sums);
-}
-
-// A strip times some steps of a panel. Sums are made in a copy: rows of C may be a power of two
-// apart, and then push each other out of L1.
-template <bool kPaired>
-BATON_DOTS void multiply_strip(const AmxBlock& x, const uint16_t* a, const uint16_t* b, int steps,
-                               const uint16_t* next, int row, int column, bool load_c) {
-  const int rows = std::min(kStrip, x.rows - row), columns = std::min(kPanel, x.columns - column);
-  float* c = x.c + static_cast<size_t>(row) * x.ldc + column;
-  alignas(64) float sums[kStrip * kPanel];
-  for (int r = 0; r < rows; ++r) {
-    float* line = c + static_cast<size_t>(r) * x.ldc;
-    float* sum = sums + r * kPanel;
-    if (load_c && columns == kPanel) {
-      _mm512_store_ps(sum, _mm512_loadu_ps(line));
-      _mm512_store_ps(sum + kLanes, _mm512_loadu_ps(line + kLanes));
-    } else {
-      _mm512_store_ps(sum, _mm512_setzero_ps());
-      _mm512_store_ps(sum + kLanes, _mm512_setzero_ps());
-      if (load_c) std::copy_n(line, columns, sum);
-      asm volatile("prefetchw %0\n\tprefetchw %1" ::"m"(*line), "m"(line[columns - 1]));
-    }
-  }
-  for (int groups = (rows + kMostAtOnce - 1) / kMostAtOnce, r = 0; groups > 0; --groups) {
-    const int some = (rows - r + groups - 1) / groups;
-    multiply_some<kPaired>(some, a + static_cast<size_t>(r) * kLineElements, b, steps, next,
-                           sums + r * kPanel);
-    r += some;
-  }
-  for (int r = 0; r < rows; ++r) {
-    float* line = c + static_cast<size_t>(r) * x.ldc;
-    const float* sum = sums + r * kPanel;
-    if (columns == kPanel) {
-      _mm512_storeu_ps(line, _mm512_load_ps(sum));
-      _mm512_storeu_ps(line + kLanes, _mm512_load_ps(sum + kLanes));
-    } else {
-      std::copy_n(sum, columns, line);
-    }
+  if constexpr (kPaired) {
+    multiply_paired<kMost>(a, b, steps, sums);
+  } else {
+    multiply_stream<kMost>(a, b, steps, sums);
   }
 }
 
-BATON_DOTS double run_registers(int64_t iterations) {
+// A strip, in groups of rows that are alike.
+template <bool kPaired, int kMost>
+BATON_DOTS void multiply_strip(int rows, const uint16_t* a, const uint16_t* b, int steps,
+                               float* sums) {
+  for (int groups = (rows + kMost - 1) / kMost; groups > 0; --groups) {
+    const int some = (rows + groups - 1) / groups;
+    multiply_some<kPaired, kMost>(some, a, b, steps, sums);
+    a += static_cast<size_t>(some) * kDotLine;
+    sums += some * kPanel;
+    rows -= some;
+  }
+}
+
+// Sums are made in a copy of some rows and whole panels of C: its rows may be a power of two apart,
+// and then push each other out of L1.
+struct Copy {
+  float* c;
+  size_t ldc;
+  int rows, columns;  // of C; the copy has all columns of its panels
+};
+
+BATON_DOTS void take(const Copy& x, bool load_c, float* sums) {
+  for (int r = 0; r < x.rows; ++r, sums += kPanel) {
+    float* line = x.c + static_cast<size_t>(r) * x.ldc;
+    if (load_c && x.columns == kPanel) {
+      BATON_UNROLL
+      for (int at = 0; at < kPanel; at += kLanes) {
+        _mm512_store_ps(sums + at, _mm512_loadu_ps(line + at));
+      }
+      continue;
+    }
+    BATON_UNROLL
+    for (int at = 0; at < kPanel; at += kLanes) {
+      _mm512_store_ps(sums + at, _mm512_setzero_ps());
+    }
+    if (load_c) std::copy_n(line, x.columns, sums);
+    for (int at = 0; at < x.columns; at += kLanes) asm volatile("prefetchw %0" ::"m"(line[at]));
+  }
+}
+
+BATON_DOTS void put(const float* sums, const Copy& x) {
+  for (int r = 0; r < x.rows; ++r, sums += kPanel) {
+    float* line = x.c + static_cast<size_t>(r) * x.ldc;
+    if (x.columns < kPanel) {
+      std::copy_n(sums, x.columns, line);
+      continue;
+    }
+    BATON_UNROLL
+    for (int at = 0; at < kPanel; at += kLanes) {
+      _mm512_storeu_ps(line + at, _mm512_load_ps(sums + at));
+    }
+  }
+}
+
+BATON_DOTS double run_dots(int64_t iterations) {
   constexpr int kChains = 12;
   __m512 sums[kChains];
   BATON_UNROLL
@@ -278,41 +317,43 @@ std::string_view why_no_dots() {
 }
 
 BATON_DOTS void pair_for_dots(uint16_t* lines, size_t count) {
-  alignas(64) uint16_t places[kLineElements];
-  for (uint16_t i = 0; i < kLineElements; ++i) {
+  alignas(64) uint16_t places[kDotLine];
+  for (uint16_t i = 0; i < kDotLine; ++i) {
     // Word `word` of a half: the lower place is that of k + 2.
     const uint16_t word = i / 2 % 8, odd = i / 16;
     places[i] = static_cast<uint16_t>(4 * word + odd + (i % 2 == 0 ? 2 : 0));
   }
   const __m512i order = _mm512_load_si512(places);
-  for (; count > 0; --count, lines += kLineElements) {
+  for (; count > 0; --count, lines += kDotLine) {
     _mm512_storeu_si512(
         lines, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, _mm512_loadu_si512(lines)));
   }
 }
 
 BATON_DOTS void multiply_dots(const AmxBlock& x) {
-  const size_t panel_elements = static_cast<size_t>(x.steps) * kPanelStep;
-  if (x.rows <= kMostAtOnce) {
-    for (int column = 0; column < x.columns; column += kPanel) {
-      const uint16_t* b = x.b + static_cast<size_t>(column / kPanel) * panel_elements;
-      multiply_strip<false>(x, x.a, b, x.steps, b + panel_elements, 0, column, x.accumulate);
-    }
-    return;
-  }
-  alignas(64) uint16_t paired[kStepsAtOnce * kPanelStep];
-  const int pieces = (x.steps + kStepsAtOnce - 1) / kStepsAtOnce;
+  alignas(64) uint16_t paired[kPairedSteps * kPanelStep];
+  alignas(64) float sums[kStrip * kPanel];
+  const size_t panel = static_cast<size_t>(x.steps) * kPanelStep;
+  const bool few = x.rows <= kStrip;
+  const int at_once = few ? x.steps : kPairedSteps;
+  const int pieces = (x.steps + at_once - 1) / at_once;
   for (int i = 0; i < pieces; ++i) {
     const int step = x.steps * i / pieces, steps = x.steps * (i + 1) / pieces - step;
-    for (int column = 0; column < x.columns; column += kPanel) {
-      pair_panel(x.b + static_cast<size_t>(column / kPanel) * panel_elements +
-                     static_cast<size_t>(step) * kPanelStep,
-                 steps, paired);
+    const uint16_t* b = x.b + static_cast<size_t>(step) * kPanelStep;
+    for (int column = 0; column < x.columns; column += kPanel, b += panel) {
+      if (!few) pair_panel(b, steps, paired);
       for (int row = 0; row < x.rows; row += kStrip) {
-        multiply_strip<true>(x,
-                             x.a + static_cast<size_t>(row / kStrip) * x.a_strip +
-                                 static_cast<size_t>(step) * kStripStep,
-                             paired, steps, nullptr, row, column, x.accumulate || i > 0);
+        const Copy copy = {x.c + static_cast<size_t>(row) * x.ldc + column, x.ldc,
+                           std::min(kStrip, x.rows - row), std::min(kPanel, x.columns - column)};
+        const uint16_t* a = x.a + static_cast<size_t>(row / kStrip) * x.a_strip +
+                            static_cast<size_t>(step) * kStripStep;
+        take(copy, x.accumulate || i > 0, sums);
+        if (few) {
+          multiply_strip<false, kMostStreamed>(copy.rows, a, b, steps, sums);
+        } else {
+          multiply_strip<true, kMostAtOnce>(copy.rows, a, paired, steps, sums);
+        }
+        put(sums, copy);
       }
     }
   }
@@ -321,8 +362,7 @@ BATON_DOTS void multiply_dots(const AmxBlock& x) {
 double measure_dot_peak(ComputePool& pool, int64_t iterations) {
   std::atomic<double> operations{0.0};
   const auto start = std::chrono::steady_clock::now();
-  pool.parallel_for(pool.size(),
-                    [&](int64_t, int) { operations.fetch_add(run_registers(iterations)); });
+  pool.parallel_for(pool.size(), [&](int64_t, int) { operations.fetch_add(run_dots(iterations)); });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return operations.load() / seconds.count();
 }

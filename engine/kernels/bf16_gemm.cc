@@ -223,10 +223,15 @@ constexpr int64_t kSerialOperations = 200'000;
 // Rows and panels of one task: its A and C stay in L2.
 constexpr int kMostRows = 576;
 constexpr int kBlockPanels = 8;
-// Rows of a vector kernel's task are a multiple of it: whole strips of either kind. So many rows of
-// tiles are gated at once, and are what a thread should have at least.
+// Rows of a vector kernel's task are a multiple of it: whole strips of either kind. So many rows
+// are what a thread should have at least.
 constexpr int kRowUnit = 96;
 static_assert(kRowUnit % (3 * kTile) == 0 && kRowUnit % kSixRows == 0 && kMostRows % kRowUnit == 0);
+
+// Rows of a block of gate and up: they stay in L2, and dots pair a panel for all of them.
+constexpr int rows_gated(Bf16Unit unit) {
+  return unit == Bf16Unit::kDots ? 3 * kRowUnit : kRowUnit;
+}
 
 int steps_of(int k) { return (k + kStep - 1) / kStep; }
 int rounded_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -313,7 +318,8 @@ Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, in
   if (max_hidden == 0) return;
   max_hidden_ = max_hidden;
   hidden_ = AlignedArray<uint16_t>(strips * strip_elements(max_hidden));
-  for (int i = 0; i < threads; ++i) gated_.emplace_back(size_t{2} * kRowUnit * 2 * kPanelColumns);
+  const size_t gated = size_t{2} * static_cast<size_t>(rows_gated(unit)) * 2 * kPanelColumns;
+  for (int i = 0; i < threads; ++i) gated_.emplace_back(gated);
 }
 
 size_t Bf16Scratch::bytes() const {
@@ -419,7 +425,8 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
 
 void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
                        const TiledB& gate_up, const TiledB& down, float* c, size_t ldc) {
-  constexpr int kColumns = 2 * kPanelColumns;  // of a block, as many rows
+  constexpr int kColumns = 2 * kPanelColumns;  // of a block
+  const int unit_rows = rows_gated(scratch.unit_);
   const bool serial = pool.size() == 1 || int64_t{m} * gate_up.n * gate_up.k < kSerialOperations;
   scratch.round(pool, m, a, lda, gate_up.k, serial);
   const int hidden = down.k, steps = steps_of(gate_up.k);
@@ -429,13 +436,13 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
   const int blocks = (hidden + kColumns - 1) / kColumns, groups = (blocks + group - 1) / group;
   for_tasks(pool, serial, groups, [&](int64_t task, int thread) {
     float* gate = scratch.gated_[static_cast<size_t>(thread)].data();
-    float* up = gate + kRowUnit * kColumns;
+    float* up = gate + unit_rows * kColumns;
     const int end = std::min(blocks, static_cast<int>(task + 1) * group);
-    const int row_blocks = (m + kRowUnit - 1) / kRowUnit;
+    const int row_blocks = (m + unit_rows - 1) / unit_rows;
     const int ahead =
         (serial ? 1 : pool.size()) * group * kColumns;  // to this thread's next columns
-    for (int row = 0; row < m; row += kRowUnit) {
-      const int rows = std::min(kRowUnit, m - row);
+    for (int row = 0; row < m; row += unit_rows) {
+      const int rows = std::min(unit_rows, m - row);
       for (int block = static_cast<int>(task) * group; block < end; ++block) {
         const int column = block * kColumns, columns = std::min(kColumns, hidden - column);
         const auto multiply = [&](int first, float* to) {
@@ -448,7 +455,7 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
                .c = to,
                .next_b =
                    column + ahead + columns <= hidden ? b + ahead / kPanelColumns * panel : nullptr,
-               .next_part = row / kRowUnit,
+               .next_part = row / unit_rows,
                .next_parts = row_blocks,
                .a_strip = strip_elements(gate_up.k),
                .ldc = kColumns,
