@@ -152,16 +152,19 @@ BATON_DOTS_INLINE void add_sums(const Sums& x, float* at) {
   _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_add_ps(x.even, x.odd)));
 }
 
-// Sums [kRows][32] += so many rows of a strip times some steps of a panel that is paired.
+// Sums [kRows][32] += so many rows of a strip times some steps of a panel that is paired. The same
+// rows of the next strip, so many elements on, come into L2 meanwhile.
 template <int kRows>
 BATON_DOTS __attribute__((noinline)) void multiply_paired(const uint16_t* __restrict__ a,
                                                           const uint16_t* __restrict__ b, int steps,
+                                                          size_t next_strip,
                                                           float* __restrict__ sums) {
   constexpr int kVectors = 2;
   for (int step = 0; step < steps; ++step, a += kStripStep) {
     Sums of[kRows][kVectors];
     BATON_UNROLL
     for (int r = 0; r < kRows; ++r) {
+      __builtin_prefetch(a + next_strip + r * kDotLine, 0, 2);
       BATON_UNROLL
       for (int v = 0; v < kVectors; ++v) of[r][v] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     }
@@ -226,12 +229,12 @@ BATON_DOTS __attribute__((noinline)) void multiply_stream(const uint16_t* __rest
 // multiply_paired<rows>() or multiply_stream<rows>(), of at most kMost.
 template <bool kPaired, int kMost>
 BATON_DOTS void multiply_some(int rows, const uint16_t* a, const uint16_t* b, int steps,
-                              float* sums) {
+                              size_t next_strip, float* sums) {
   if constexpr (kMost > 1) {
-    if (rows < kMost) return multiply_some<kPaired, kMost - 1>(rows, a, b, steps, sums);
+    if (rows < kMost) return multiply_some<kPaired, kMost - 1>(rows, a, b, steps, next_strip, sums);
   }
   if constexpr (kPaired) {
-    multiply_paired<kMost>(a, b, steps, sums);
+    multiply_paired<kMost>(a, b, steps, next_strip, sums);
   } else {
     multiply_stream<kMost>(a, b, steps, sums);
   }
@@ -240,10 +243,10 @@ BATON_DOTS void multiply_some(int rows, const uint16_t* a, const uint16_t* b, in
 // A strip, in groups of rows that are alike.
 template <bool kPaired, int kMost>
 BATON_DOTS void multiply_strip(int rows, const uint16_t* a, const uint16_t* b, int steps,
-                               float* sums) {
+                               size_t next_strip, float* sums) {
   for (int groups = (rows + kMost - 1) / kMost; groups > 0; --groups) {
     const int some = (rows + groups - 1) / groups;
-    multiply_some<kPaired, kMost>(some, a, b, steps, sums);
+    multiply_some<kPaired, kMost>(some, a, b, steps, next_strip, sums);
     a += static_cast<size_t>(some) * kDotLine;
     sums += some * kPanel;
     rows -= some;
@@ -347,11 +350,12 @@ BATON_DOTS void multiply_dots(const AmxBlock& x) {
                            std::min(kStrip, x.rows - row), std::min(kPanel, x.columns - column)};
         const uint16_t* a = x.a + static_cast<size_t>(row / kStrip) * x.a_strip +
                             static_cast<size_t>(step) * kStripStep;
+        const size_t next = row + kStrip < x.rows ? x.a_strip : 0;
         take(copy, x.accumulate || i > 0, sums);
         if (few) {
-          multiply_strip<false, kMostStreamed>(copy.rows, a, b, steps, sums);
+          multiply_strip<false, kMostStreamed>(copy.rows, a, b, steps, 0, sums);
         } else {
-          multiply_strip<true, kMostAtOnce>(copy.rows, a, paired, steps, sums);
+          multiply_strip<true, kMostAtOnce>(copy.rows, a, paired, steps, next, sums);
         }
         put(sums, copy);
       }
