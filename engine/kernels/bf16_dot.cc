@@ -319,7 +319,7 @@ std::string_view why_no_dots() {
   return why;
 }
 
-BATON_DOTS void pair_for_dots(uint16_t* lines, size_t count) {
+BATON_DOTS void pair_for_dots(uint16_t* tiles, int count, int rows) {
   alignas(64) uint16_t places[kDotLine];
   for (uint16_t i = 0; i < kDotLine; ++i) {
     // Word `word` of a half: the lower place is that of k + 2.
@@ -327,9 +327,12 @@ BATON_DOTS void pair_for_dots(uint16_t* lines, size_t count) {
     places[i] = static_cast<uint16_t>(4 * word + odd + (i % 2 == 0 ? 2 : 0));
   }
   const __m512i order = _mm512_load_si512(places);
-  for (; count > 0; --count, lines += kDotLine) {
-    _mm512_storeu_si512(
-        lines, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, _mm512_loadu_si512(lines)));
+  for (; count > 0; --count, tiles += kStripStep) {
+    for (int row = 0; row < rows; ++row) {
+      uint16_t* line = tiles + static_cast<size_t>(row) * kDotLine;
+      _mm512_storeu_si512(
+          line, _mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, _mm512_loadu_si512(line)));
+    }
   }
 }
 
@@ -374,7 +377,7 @@ double measure_dot_peak(ComputePool& pool, int64_t iterations) {
 #else
 
 std::string_view why_no_dots() { return "the processor is not an x86-64 one"; }
-void pair_for_dots(uint16_t*, size_t) {}
+void pair_for_dots(uint16_t*, int, int) {}
 void multiply_dots(const AmxBlock&) {}
 double measure_dot_peak(ComputePool&, int64_t) { return 0; }
 

@@ -26,9 +26,9 @@ using DotPairs = void (*)(const uint16_t* a, const uint16_t* b, float* sums);
 // Whether it adds as above, by some thousand sums that every other order or rounding would change.
 bool adds_in_order(DotPairs dot);
 
-// Pairs k with k + 2 in lines of 32 k, in place: first the pairs of even k, then those of odd k.
-// Needs dots_usable().
-void pair_for_dots(uint16_t* lines, size_t count);
+// Pairs k with k + 2 in lines of 32 k, in place: first the pairs of even k, then those of odd k. Of
+// so many tiles of 16 lines the first rows. Needs dots_usable().
+void pair_for_dots(uint16_t* tiles, int count, int rows);
 
 // As multiply_tiles(), but lines of A are paired, and `sums` is not used. Needs dots_usable().
 void multiply_dots(const AmxBlock& block);

@@ -348,7 +348,7 @@ void Bf16Scratch::round(ComputePool& pool, int m, const float* a, size_t lda, in
     }
     uint16_t* to = rounded_.data() + row / kTile * strip_elements(k);
     HWY_DYNAMIC_DISPATCH(round_into_tiles)(a + row * lda, lda, count, k, to);
-    if (unit_ == Bf16Unit::kDots) pair_for_dots(to, static_cast<size_t>(steps_of(k)) * kTile);
+    if (unit_ == Bf16Unit::kDots) pair_for_dots(to, steps_of(k), count);
   });
 }
 
@@ -473,7 +473,7 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
         (gate, up, kColumns, rows, columns, lines, strip_elements(hidden));
         for (int first = 0; scratch.unit_ == Bf16Unit::kDots && first < rows; first += kTile) {
           pair_for_dots(lines + static_cast<size_t>(first / kTile) * strip_elements(hidden),
-                        static_cast<size_t>(columns / kStep) * kTile);
+                        columns / kStep, std::min(kTile, rows - first));
         }
       }
     }
