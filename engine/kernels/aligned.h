@@ -14,7 +14,8 @@
 namespace baton::engine {
 
 // Fixed-size, zero-initialised (and so already faulted in), 64-byte aligned. Those that nearly fill
-// whole huge pages lie on some, where the kernel has any: the processor's prefetching ends at pages.
+// whole huge pages lie on some, where the kernel has any: the processor's prefetching ends at
+// pages.
 template <typename T>
 class AlignedArray {
  public:
