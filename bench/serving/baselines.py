@@ -1,12 +1,14 @@
 """Prefill and decode of Baton beside other engines on the same processor: torch (transformers), vLLM and llama.cpp.
 
-usage: baselines.py BATON [--baseline NAME,...] [--model FOLDER] [--rounds N] [--requests N] [--input-len N]
-                    [--output-len N] [--threads N] [--realtime] [--venv FOLDER] [--out FOLDER]
+usage: baselines.py BATON [--arithmetic NAME,...] [--baseline NAME,...] [--model FOLDER] [--rounds N] [--requests N]
+                    [--input-len N] [--output-len N] [--threads N] [--realtime] [--venv FOLDER] [--out FOLDER]
 
-Each engine serves the same checkpoint (default: one with random weights, 107 million parameters, made on the first run) in
-bf16 with so many threads. `baton serve_bench` asks them one request at a time, in turns, round by round; all others are
+Each engine serves the same checkpoint (default: one with random weights, 107 million parameters, made on the first run), whose
+weights are bf16, with so many threads. Baton computes in each arithmetic that --arithmetic names, a row each; left to itself
+(auto) in bf16, as the others do, where the processor multiplies bf16, else in fp32. int8 rounds the weights further, so it is
+beside the goals. `baton serve_bench` asks them one request at a time, in turns, round by round; all others are
 stopped (SIGSTOP) meanwhile. Prints prefill tokens/s (of the prompt, by the time to the first token) and decode tokens/s (by
-the time per token behind it), medians, with Baton's ratio to each: the median of the rounds' ratios. Writes
+the time per token behind it), medians, with each arithmetic's ratio to each: the median of the rounds' ratios. Writes
 FOLDER/baselines.json, and a log of each. An engine that is not installed is left out, and why is said. On a machine that has
 other work too, --realtime (as root) gives all of them real-time priority: threads that wait for each other suffer most from it.
 """
@@ -95,10 +97,27 @@ def preloaded(python):
     return {"LD_PRELOAD": ":".join(map(str, found))} if found else {}
 
 
-def baton_server(arguments):
-    command = [arguments.baton, "serve", "--port", "0", "--role", "all", "--model", arguments.model, "--served-model-name", "m",
-               "--threads", str(arguments.threads), "--arithmetic", "bf16"]
-    return Server("baton", command, arguments.out / "baton.log")
+def baton_server(arithmetic):
+    def start(arguments):
+        command = [arguments.baton, "serve", "--port", "0", "--role", "all", "--model", arguments.model, "--served-model-name", "m",
+                   "--threads", str(arguments.threads), "--arithmetic", arithmetic]
+        return Server(f"baton {arithmetic}", command, arguments.out / f"baton-{arithmetic}.log")
+    return start
+
+
+def fitting_arithmetic(cpuinfo):
+    """(arithmetic, why), of what /proc/cpuinfo says."""
+    flags = next((line.split(":")[1].split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
+    for flag in ("amx_bf16", "avx512_bf16"):
+        if flag in flags:
+            return "bf16", f"the processor has {flag}"
+    return "fp32", "the processor does not multiply bf16"
+
+
+def computed_by(server):
+    """What a Baton says of its arithmetic when it starts."""
+    said = [line for line in server.log.read_text(errors="replace").splitlines() if line.startswith("arithmetic: ")]
+    return said[0].removeprefix("arithmetic: ") if said else server.name.removeprefix("baton ")
 
 
 def torch_server(arguments):
@@ -152,7 +171,7 @@ def checkpoint(arguments):
 
 def ask(arguments, server, seed, requests):
     """Tokens/s of each request: (prefill, decode)."""
-    report = arguments.out / f"{server.name}.json"
+    report = arguments.out / f"{server.name.replace(' ', '-')}.json"
     command = [arguments.baton, "serve_bench", "--url", server.url, "--model", "m", "--dataset-name", "random", "--input-len",
                str(arguments.input_len), "--output-len", str(arguments.output_len), "--num-prompts", str(requests),
                "--max-concurrency", "1", "--temperature", "0", "--seed", str(seed), "--json", report, "--save-detailed"]
@@ -190,33 +209,44 @@ def measure(arguments, servers):
     return rounds
 
 
+def is_own(name):
+    return name.startswith("baton ")
+
+
 def summary_of(rounds):
-    """[(name, prefill, decode, Baton's ratio in prefill, in decode)]: medians."""
-    own, rows = rounds["baton"], []
+    """[(name, prefill, decode, {arithmetic: its ratios in prefill and in decode})]: medians."""
+    rows = []
     for name, other in rounds.items():
         medians = [statistics.median(values) for values in zip(*other)]
-        ratios = [statistics.median(a[i] / b[i] for a, b in zip(own, other)) for i in (0, 1)]
-        rows.append((name, *medians, *ratios))
+        ratios = {own.removeprefix("baton "): [statistics.median(a[i] / b[i] for a, b in zip(rounds[own], other)) for i in (0, 1)]
+                  for own in rounds if is_own(own)}
+        rows.append((name, *medians, ratios))
     return rows
 
 
 def table_of(rows):
-    lines = [f"{'':10} {'prefill':>9} {'decode':>8} tokens/s   Baton's ratio: {'prefill':>7} {'decode':>7}"]
-    for name, prefill, decode, *ratios in rows:
-        said = "" if name == "baton" else f"{ratios[0]:33.2f} {ratios[1]:7.2f}"
+    owns = list(rows[0][3])
+    heads = "".join(f" {f'{own} prefill':>13} {'decode':>7}" for own in owns)
+    lines = [f"{'':10} {'prefill':>9} {'decode':>8} tokens/s   ratio of{heads}"]
+    for name, prefill, decode, ratios in rows:
+        said = "" if is_own(name) else " " * 19 + "".join(f" {a:13.2f} {b:7.2f}" for a, b in ratios.values())
         lines.append(f"{name:10} {prefill:9.0f} {decode:8.1f} {said}".rstrip())
-    for i, (what, goal, names) in enumerate(GOALS):
-        there = [row[3 + i] for row in rows if row[0] in names]
-        if there:
-            worst = min(there)
-            lines.append(f"{what}: {worst:.2f} times the best of {', '.join(row[0] for row in rows if row[0] in names)}; goal "
-                         f"{goal:g}: {'reached' if worst >= goal else 'missed'}")
+    for own in owns:
+        for i, (what, goal, names) in enumerate(GOALS):
+            there = [(row[0], row[3][own][i]) for row in rows if row[0] in names]
+            if there and own != "int8":
+                worst = min(ratio for _, ratio in there)
+                lines.append(f"{own}, {what}: {worst:.2f} times the best of {', '.join(name for name, _ in there)}; goal {goal:g}: "
+                             f"{'reached' if worst >= goal else 'missed'}")
+    if "int8" in owns:
+        lines.append("int8: weights of eight bits are another accuracy, so it is beside the goals")
     return "\n".join(lines)
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("baton")
+    parser.add_argument("--arithmetic", default="auto", metavar="NAME,...", help="of auto, fp32, bf16, int8")
     parser.add_argument("--baseline", default=",".join(BASELINES), metavar="NAME,...")
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=3)
@@ -234,6 +264,12 @@ def parse():
     for name in arguments.baseline:
         if name not in BASELINES:
             parser.error(f'--baseline: "{name}" is none of {", ".join(BASELINES)}')
+    arguments.arithmetic = [name for name in arguments.arithmetic.split(",") if name]
+    for name in arguments.arithmetic:
+        if name not in ("auto", "fp32", "bf16", "int8"):
+            parser.error(f'--arithmetic: "{name}" is none of auto, fp32, bf16, int8')
+    if not arguments.arithmetic:
+        parser.error("--arithmetic: name one of auto, fp32, bf16, int8")
     for flag in ("rounds", "requests", "input_len", "threads"):
         if getattr(arguments, flag) < 1:
             parser.error(f"--{flag.replace('_', '-')} is at least 1")
@@ -251,15 +287,24 @@ def main():
         signal.signal(number, lambda *_: sys.exit("baselines: ended by a signal"))
     arguments.out.mkdir(parents=True, exist_ok=True)
     checkpoint(arguments)
-    servers = []
+    if "auto" in arguments.arithmetic:
+        fitting, why = fitting_arithmetic(pathlib.Path("/proc/cpuinfo").read_text())
+        arguments.arithmetic = [fitting if name == "auto" else name for name in arguments.arithmetic]
+        print(f"arithmetic: {fitting}, since {why}", flush=True)
+    arguments.arithmetic = list(dict.fromkeys(arguments.arithmetic))
+    servers, computed = [], {}
     try:
-        for name, start in (("baton", baton_server), *((name, BASELINES[name]) for name in arguments.baseline)):
+        for name, start in (*((f"baton {name}", baton_server(name)) for name in arguments.arithmetic),
+                            *((name, BASELINES[name]) for name in arguments.baseline)):
             server = start(arguments)
             if isinstance(server, str):
                 print(f"without {name}: {server}", flush=True)
                 continue
             servers.append(server)
             server.ready()  # one after the other: starting takes all processors
+            if is_own(name):
+                computed[name.removeprefix("baton ")] = computed_by(server)
+                print(f"{name}: {computed_by(server)}", flush=True)
         rounds = measure(arguments, servers)
     except RuntimeError as error:
         sys.exit(f"baselines: {error}")
@@ -270,8 +315,8 @@ def main():
     print(table_of(rows))
     (arguments.out / "baselines.json").write_text(json.dumps({
         "model": arguments.model, "threads": arguments.threads, "input_len": arguments.input_len,
-        "output_len": arguments.output_len, "requests": arguments.requests, "rounds": rounds,
-        "summary": [dict(zip(("name", "prefill", "decode", "prefill_ratio", "decode_ratio"), row)) for row in rows]}) + "\n")
+        "output_len": arguments.output_len, "requests": arguments.requests, "computed": computed, "rounds": rounds,
+        "summary": [dict(zip(("name", "prefill", "decode", "ratios"), row)) for row in rows]}) + "\n")
     return 0
 
 

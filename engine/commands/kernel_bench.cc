@@ -21,10 +21,12 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/amx.h"
 #include "engine/kernels/attention.h"
+#include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/peaks.h"
+#include "engine/model/arithmetic.h"
 #include "transport/base/quantile.h"
 
 namespace baton::engine::commands {
@@ -151,6 +153,20 @@ void bench_gemm(const GemmCase& c, const Options& options, ComputePool& pool, Ro
             {"verified", verified}});
 }
 
+constexpr Bf16Unit kUnits[] = {Bf16Unit::kTiles, Bf16Unit::kDots, Bf16Unit::kVectors};
+
+// As rows name them.
+const char* name_of(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return "amx";
+  return unit == Bf16Unit::kDots ? "dots" : "vectors";
+}
+
+double measure_peak(Bf16Unit unit, ComputePool& pool) {
+  if (unit == Bf16Unit::kTiles) return measure_amx_peak(pool, 20'000);
+  return unit == Bf16Unit::kDots ? measure_dot_peak(pool, 300'000)
+                                 : measure_fma_peak(pool, 300'000);
+}
+
 // Both sides in bf16, against the peak of the unit that multiplies.
 void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, ComputePool& pool,
                 Rows& rows) {
@@ -162,10 +178,9 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
   for (size_t i = 0; i < k * n; ++i) weight[i] = bf16_from_float(b[i]);
   pack_tiles(c.k, c.n, weight.data(), packed.data());
   Bf16Scratch scratch(unit, c.m, c.k, pool.size());
-  const bool tiles = unit == Bf16Unit::kTiles;
   std::vector<double> peaks, times;
   repeat(options, [&] {
-    peaks.push_back(tiles ? measure_amx_peak(pool, 20'000) : measure_fma_peak(pool, 300'000));
+    peaks.push_back(measure_peak(unit, pool));
     times.push_back(timed([&] {
       gemm_bf16(pool, scratch, c.m, a.data(), k, {c.k, c.n, packed.data()}, out.data(), n, false);
     }));
@@ -180,7 +195,10 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
     reference_gemm_bf16(1, 1, c.k, a.data() + i * k, k, weight.data() + j * k, &expected, 1, false);
     verified = verified && out[i * n + j] == expected;
   }
-  const char* name = tiles ? "amx" : "vectors";
+  const char* name = name_of(unit);
+  const char* floor = unit == Bf16Unit::kTiles  ? "amx_peak"
+                      : unit == Bf16Unit::kDots ? "dot_peak"
+                                                : "fma_peak";
   std::printf(
       "gemm bf16 x bf16 by %-7s %4d x %5d x %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  "
       "ratio %.2f  %s\n",
@@ -192,33 +210,27 @@ void bench_bf16(const Bf16Case& c, Bf16Unit unit, const Options& options, Comput
        {"seconds", seconds},
        {"seconds_median", base::median(times)},
        {"GFLOP_per_s", rate * 1e-9},
-       {"floor", {{"name", tiles ? "amx_peak" : "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
+       {"floor", {{"name", floor}, {"GFLOP_per_s", peak * 1e-9}}},
        {"ratio_to_floor", rate / peak},
        {"verified", verified}});
 }
 
-// Weights as a model of each arithmetic keeps them; those of bf16 arithmetic by either unit.
-enum class TokenWeights { kBf16, kInt8, kTiles, kVectors };
+// Weights as a model of an arithmetic keeps them; those of bf16 arithmetic by any unit.
+struct TokenCase {
+  Arithmetic arithmetic;
+  Bf16Unit unit = Bf16Unit::kVectors;
 
-const char* name_of(TokenWeights weights) {
-  switch (weights) {
-    case TokenWeights::kBf16:
-      return "bf16";
-    case TokenWeights::kInt8:
-      return "int8";
-    case TokenWeights::kTiles:
-      return "bf16 x bf16, amx";
-    case TokenWeights::kVectors:
-      return "bf16 x bf16, vectors";
+  std::string name() const {
+    if (arithmetic == Arithmetic::kBf16) return std::string("bf16 x bf16, ") + name_of(unit);
+    return arithmetic == Arithmetic::kInt8 ? "int8" : "bf16";
   }
-  return "";
-}
+};
 
 // One token times weights that no cache holds, against the rate at which they can be read.
-void bench_token(TokenWeights weights, const Options& options, ComputePool& pool, Rows& rows) {
+void bench_token(const TokenCase& weights, const Options& options, ComputePool& pool, Rows& rows) {
   constexpr int kK = 4096;
-  const bool is_int8 = weights == TokenWeights::kInt8;
-  const bool rounds_a = weights == TokenWeights::kTiles || weights == TokenWeights::kVectors;
+  const bool is_int8 = weights.arithmetic == Arithmetic::kInt8;
+  const bool rounds_a = weights.arithmetic == Arithmetic::kBf16;
   const int columns = static_cast<int>(beyond_caches(options) / (is_int8 ? kK : 2 * kK));
   const size_t n = size_t(columns), k = kK, count = packed_elements(kK, columns);
   AlignedArray<float> a(k), out(n), scales(packed_elements(int(scale_blocks(k)), columns));
@@ -244,8 +256,7 @@ void bench_token(TokenWeights weights, const Options& options, ComputePool& pool
     b.bf16 = bf16.data();
   }
   GemmScratch scratch(pool.size());
-  Bf16Scratch bf16_scratch(weights == TokenWeights::kTiles ? Bf16Unit::kTiles : Bf16Unit::kVectors,
-                           1, kK, pool.size());
+  Bf16Scratch bf16_scratch(weights.unit, 1, kK, pool.size());
   std::vector<double> bandwidths, times;
   repeat(options, [&] {
     bandwidths.push_back(measure_read_bandwidth(pool, bytes));
@@ -276,9 +287,9 @@ void bench_token(TokenWeights weights, const Options& options, ComputePool& pool
     const double near = (is_int8 ? 0.5 / 127 : 1e-4) * 3 * std::sqrt(kK);
     verified = verified && std::fabs(out[j] - expected) <= near;
   }
-  const char* name = name_of(weights);
-  std::printf("token x %-20s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n", name,
-              columns, kK, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
+  const std::string name = weights.name();
+  std::printf("token x %-20s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n",
+              name.c_str(), columns, kK, seconds * 1e6, rate * 1e-9, floor * 1e-9, rate / floor,
               verified ? "verified" : "WRONG");
   rows.add({{"bench", "token"},
             {"params", {{"n", columns}, {"k", kK}, {"b", name}, {"threads", pool.size()}}},
@@ -408,13 +419,17 @@ int kernel_bench_main(int argc, char** argv) {
                              {512, 2048, 8192}, {512, 1536, 8960}};
   for (const Bf16Case& c : layers) {
     if (!options.wants("gemm_bf16")) continue;
-    if (amx_usable()) bench_bf16(c, Bf16Unit::kTiles, options, pool, rows);
-    bench_bf16(c, Bf16Unit::kVectors, options, pool, rows);
+    for (const Bf16Unit unit : kUnits) {
+      if (usable(unit)) bench_bf16(c, unit, options, pool, rows);
+    }
   }
   if (!amx_usable()) std::printf("# no AMX: %s\n", std::string(why_no_amx()).c_str());
-  for (const TokenWeights weights :
-       {TokenWeights::kBf16, TokenWeights::kInt8, TokenWeights::kTiles, TokenWeights::kVectors}) {
-    if (weights == TokenWeights::kTiles && !amx_usable()) continue;
+  if (!dots_usable()) std::printf("# no vdpbf16ps: %s\n", std::string(why_no_dots()).c_str());
+  std::vector<TokenCase> tokens = {{Arithmetic::kFp32}, {Arithmetic::kInt8}};
+  for (const Bf16Unit unit : kUnits) {
+    if (usable(unit)) tokens.push_back({Arithmetic::kBf16, unit});
+  }
+  for (const TokenCase& weights : tokens) {
     if (options.wants("token")) bench_token(weights, options, pool, rows);
   }
   const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};

@@ -5,9 +5,9 @@
 namespace baton::engine::commands {
 
 // Options: --json FILE, --threads N, --only KIND, --quick. Prints a table (GEMM in GFLOP/s against
-// the FMA peak or AMX's, one token's products and decode attention in GB/s of what they read
-// against read bandwidth over the same bytes, twice as many as the last cache holds), writes one
-// JSON object per row, and returns an exit status.
+// the peak of FMA, AMX or vdpbf16ps, one token's products and decode attention in GB/s of what they
+// read against read bandwidth over the same bytes, twice as many as the last cache holds), writes
+// one JSON object per row, and returns an exit status.
 int kernel_bench_main(int argc, char** argv);
 
 }  // namespace baton::engine::commands

@@ -25,6 +25,8 @@
 #include "engine/handoff/checkpoint_digest.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
+#include "engine/kernels/bf16_dot.h"
+#include "engine/kernels/bf16_gemm.h"
 #include "engine/kv_events/cache_batch.h"
 #include "engine/kv_events/publisher.h"
 #include "engine/router/router.h"
@@ -49,9 +51,11 @@ int fail(const char* command, const absl::Status& status) {
 // By what bf16 arithmetic is computed, for who waits for it.
 void report_arithmetic(const Model& model, FILE* to) {
   if (model.arithmetic() != Arithmetic::kBf16) return;
-  const std::string why(why_no_amx());
-  std::fprintf(to, "arithmetic: bf16, %s%s\n",
-               why.empty() ? "by AMX" : "without AMX: ", why.c_str());
+  const Bf16Unit unit = best_bf16_unit();
+  std::string why;
+  if (unit != Bf16Unit::kTiles) (why += ", without AMX: ") += why_no_amx();
+  if (unit == Bf16Unit::kVectors) (why += "; without vdpbf16ps: ") += why_no_dots();
+  std::fprintf(to, "arithmetic: bf16, by %s%s\n", unit_name(unit), why.c_str());
 }
 
 // Puts a model on the device that --device names; null: the CPU computes.

@@ -370,7 +370,8 @@ void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
       app, "--arithmetic", arithmetic,
       {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}},
       "of matrix products: fp32; bf16, which rounds what it multiplies and is quicker where there "
-      "is AMX; or int8, which rounds the weights further and halves what a step reads of them; "
+      "is AMX or AVX-512 BF16; or int8, which rounds the weights further and halves what a step "
+      "reads of them; "
       "the same for all workers that share KV");
 }
 

@@ -13,8 +13,9 @@
 
 namespace baton::engine {
 
-// Fixed-size, zero-initialised (and so already faulted in), 64-byte aligned; large ones lie on huge
-// pages where the kernel has some.
+// Fixed-size, zero-initialised (and so already faulted in), 64-byte aligned. Those that nearly fill
+// whole huge pages lie on some, where the kernel has any: the processor's prefetching ends at
+// pages.
 template <typename T>
 class AlignedArray {
  public:
@@ -35,7 +36,8 @@ class AlignedArray {
   };
   static T* allocate(size_t size) {
     const size_t bytes = size * sizeof(T) + kLine;
-    const size_t unit = bytes >= 2 * kHugePage ? kHugePage : kLine;
+    const size_t huge = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    const size_t unit = huge - bytes <= bytes / 5 ? kHugePage : kLine;
     const size_t whole = (bytes + unit - 1) / unit * unit;
     void* memory = std::aligned_alloc(unit, whole);
     if (memory == nullptr) throw std::bad_alloc();

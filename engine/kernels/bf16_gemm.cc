@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/kernels/amx.h"
+#include "engine/kernels/bf16_dot.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -222,10 +223,15 @@ constexpr int64_t kSerialOperations = 200'000;
 // Rows and panels of one task: its A and C stay in L2.
 constexpr int kMostRows = 576;
 constexpr int kBlockPanels = 8;
-// Rows of a vector kernel's task are a multiple of it: whole strips of either kind. So many rows of
-// tiles are gated at once, and are what a thread should have at least.
+// Rows of a vector kernel's task are a multiple of it: whole strips of either kind. So many rows
+// are what a thread should have at least.
 constexpr int kRowUnit = 96;
 static_assert(kRowUnit % (3 * kTile) == 0 && kRowUnit % kSixRows == 0 && kMostRows % kRowUnit == 0);
+
+// Rows of a block of gate and up: they stay in L2, and dots pair a panel for all of them.
+constexpr int rows_gated(Bf16Unit unit) {
+  return unit == Bf16Unit::kDots ? 3 * kRowUnit : kRowUnit;
+}
 
 int steps_of(int k) { return (k + kStep - 1) / kStep; }
 int rounded_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
@@ -255,7 +261,20 @@ void for_tasks(ComputePool& pool, bool serial, int64_t tasks, Fn&& fn) {
 
 }  // namespace
 
-Bf16Unit best_bf16_unit() { return amx_usable() ? Bf16Unit::kTiles : Bf16Unit::kVectors; }
+bool usable(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return amx_usable();
+  return unit == Bf16Unit::kVectors || dots_usable();
+}
+
+Bf16Unit best_bf16_unit() {
+  if (amx_usable()) return Bf16Unit::kTiles;
+  return dots_usable() ? Bf16Unit::kDots : Bf16Unit::kVectors;
+}
+
+const char* unit_name(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return "AMX";
+  return unit == Bf16Unit::kDots ? "vdpbf16ps" : "fp32 vectors";
+}
 
 size_t tiled_elements(int k, int n) {
   return static_cast<size_t>(panels_of(n)) * kPanelColumns * static_cast<size_t>(steps_of(k)) *
@@ -292,12 +311,15 @@ Bf16Scratch::Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, in
   }
   const size_t strips = static_cast<size_t>(rounded_up(max_rows, kTile) / kTile);
   rounded_ = AlignedArray<uint16_t>(strips * strip_elements(max_k));
-  const size_t rows = std::min(size_t{kMostRows}, strips * kTile);
-  for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
+  if (unit == Bf16Unit::kTiles) {
+    const size_t rows = std::min(size_t{kMostRows}, strips * kTile);
+    for (int i = 0; i < threads; ++i) sums_.emplace_back(rows * kBlockPanels * kPanelColumns);
+  }
   if (max_hidden == 0) return;
   max_hidden_ = max_hidden;
   hidden_ = AlignedArray<uint16_t>(strips * strip_elements(max_hidden));
-  for (int i = 0; i < threads; ++i) gated_.emplace_back(size_t{2} * kRowUnit * 2 * kPanelColumns);
+  const size_t gated = size_t{2} * static_cast<size_t>(rows_gated(unit)) * 2 * kPanelColumns;
+  for (int i = 0; i < threads; ++i) gated_.emplace_back(gated);
 }
 
 size_t Bf16Scratch::bytes() const {
@@ -313,25 +335,26 @@ bool Bf16Scratch::takes_hidden(int hidden) const {
 }
 
 void Bf16Scratch::round(ComputePool& pool, int m, const float* a, size_t lda, int k, bool serial) {
-  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const bool vectors = unit_ == Bf16Unit::kVectors;
   const size_t padded = static_cast<size_t>(steps_of(k)) * kStep;
-  const int strip = tiles ? kTile : kSixRows;
+  const int strip = vectors ? kSixRows : kTile;
   for_tasks(pool, serial, (m + strip - 1) / strip, [&](int64_t task, int) {
     const size_t row = static_cast<size_t>(task) * static_cast<size_t>(strip);
     const int count = std::min(strip, m - static_cast<int>(row));
-    if (tiles) {
-      HWY_DYNAMIC_DISPATCH(round_into_tiles)
-      (a + row * lda, lda, count, k, rounded_.data() + row / kTile * strip_elements(k));
-    } else {
+    if (vectors) {
       HWY_DYNAMIC_DISPATCH(round_into_columns)
       (a + row * lda, lda, count, k, widened_.data() + row * padded);
+      return;
     }
+    uint16_t* to = rounded_.data() + row / kTile * strip_elements(k);
+    HWY_DYNAMIC_DISPATCH(round_into_tiles)(a + row * lda, lda, count, k, to);
+    if (unit_ == Bf16Unit::kDots) pair_for_dots(to, steps_of(k), count);
   });
 }
 
 void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, const TiledB& b,
                            float* c, size_t ldc, bool accumulate, bool serial) {
-  const bool tiles = unit_ == Bf16Unit::kTiles;
+  const bool vectors = unit_ == Bf16Unit::kVectors;
   const int steps = steps_of(b.k), panels = panels_of(b.n);
   const size_t padded = static_cast<size_t>(steps) * kStep;
   const int group = std::clamp(panels / (4 * pool.size()) & ~1, 2, kBlockPanels);
@@ -342,7 +365,7 @@ void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, co
   if (groups % pool.size() != 0 && m >= 4 * kRowUnit && groups < 8 * pool.size()) {
     row_blocks = std::max(row_blocks, std::min(pool.size(), m / (2 * kRowUnit)));
   }
-  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, tiles ? kTile : kRowUnit);
+  const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, vectors ? kRowUnit : kTile);
   // Of few rows B is read from memory, and each thread reads on where it was.
   const int threads = m <= kTile ? std::min(pool.size(), groups) : 1;
   const int of_each = groups / threads, and_one = groups % threads;
@@ -365,24 +388,32 @@ void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, co
     const int columns = std::min(group * kPanelColumns, b.n - panel * kPanelColumns);
     const uint16_t* panel_data = b.data + static_cast<size_t>(panel) * kPanelColumns * padded;
     float* to = c + row * ldc + static_cast<size_t>(panel) * kPanelColumns;
-    if (tiles) {
-      multiply_tiles({.a = rounded + row / kTile * strip_elements(b.k),
-                      .b = panel_data,
-                      .c = to,
-                      .sums = sums_[static_cast<size_t>(thread)].data(),
-                      .next_b = next_of(panel, columns),
-                      .a_strip = strip_elements(b.k),
-                      .ldc = ldc,
-                      .rows = rows,
-                      .columns = columns,
-                      .steps = steps,
-                      .accumulate = accumulate});
-    } else {
+    if (vectors) {
       const TinyIsZero tiny_is_zero;
       HWY_DYNAMIC_DISPATCH(multiply_vectors)
       (widened_.data() + row * padded, panel_data, steps, rows, columns, to, ldc, accumulate);
+      return;
     }
+    multiply_block(thread, {.a = rounded + row / kTile * strip_elements(b.k),
+                            .b = panel_data,
+                            .c = to,
+                            .next_b = next_of(panel, columns),
+                            .a_strip = strip_elements(b.k),
+                            .ldc = ldc,
+                            .rows = rows,
+                            .columns = columns,
+                            .steps = steps,
+                            .accumulate = accumulate});
   });
+}
+
+void Bf16Scratch::multiply_block(int thread, AmxBlock block) {
+  if (unit_ == Bf16Unit::kTiles) {
+    block.sums = sums_[static_cast<size_t>(thread)].data();
+    return multiply_tiles(block);
+  }
+  const TinyIsZero tiny_is_zero;
+  multiply_dots(block);
 }
 
 void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
@@ -394,7 +425,8 @@ void gemm_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, s
 
 void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const float* a, size_t lda,
                        const TiledB& gate_up, const TiledB& down, float* c, size_t ldc) {
-  constexpr int kColumns = 2 * kPanelColumns;  // of a block, as many rows
+  constexpr int kColumns = 2 * kPanelColumns;  // of a block
+  const int unit_rows = rows_gated(scratch.unit_);
   const bool serial = pool.size() == 1 || int64_t{m} * gate_up.n * gate_up.k < kSerialOperations;
   scratch.round(pool, m, a, lda, gate_up.k, serial);
   const int hidden = down.k, steps = steps_of(gate_up.k);
@@ -404,41 +436,45 @@ void feed_forward_bf16(ComputePool& pool, Bf16Scratch& scratch, int m, const flo
   const int blocks = (hidden + kColumns - 1) / kColumns, groups = (blocks + group - 1) / group;
   for_tasks(pool, serial, groups, [&](int64_t task, int thread) {
     float* gate = scratch.gated_[static_cast<size_t>(thread)].data();
-    float* up = gate + kRowUnit * kColumns;
+    float* up = gate + unit_rows * kColumns;
     const int end = std::min(blocks, static_cast<int>(task + 1) * group);
-    const int row_blocks = (m + kRowUnit - 1) / kRowUnit;
+    const int row_blocks = (m + unit_rows - 1) / unit_rows;
     const int ahead =
         (serial ? 1 : pool.size()) * group * kColumns;  // to this thread's next columns
-    for (int row = 0; row < m; row += kRowUnit) {
-      const int rows = std::min(kRowUnit, m - row);
+    for (int row = 0; row < m; row += unit_rows) {
+      const int rows = std::min(unit_rows, m - row);
       for (int block = static_cast<int>(task) * group; block < end; ++block) {
         const int column = block * kColumns, columns = std::min(kColumns, hidden - column);
         const auto multiply = [&](int first, float* to) {
           const uint16_t* b = gate_up.data + static_cast<size_t>(first / kPanelColumns) * panel;
-          multiply_tiles({.a = scratch.rounded_.data() +
-                               static_cast<size_t>(row / kTile) * strip_elements(gate_up.k),
-                          .b = b,
-                          .c = to,
-                          .sums = scratch.sums_[static_cast<size_t>(thread)].data(),
-                          .next_b = column + ahead + columns <= hidden
-                                        ? b + ahead / kPanelColumns * panel
-                                        : nullptr,
-                          .next_part = row / kRowUnit,
-                          .next_parts = row_blocks,
-                          .a_strip = strip_elements(gate_up.k),
-                          .ldc = kColumns,
-                          .rows = rows,
-                          .columns = columns,
-                          .steps = steps,
-                          .accumulate = false});
+          scratch.multiply_block(
+              thread,
+              {.a = scratch.rounded_.data() +
+                    static_cast<size_t>(row / kTile) * strip_elements(gate_up.k),
+               .b = b,
+               .c = to,
+               .next_b =
+                   column + ahead + columns <= hidden ? b + ahead / kPanelColumns * panel : nullptr,
+               .next_part = row / unit_rows,
+               .next_parts = row_blocks,
+               .a_strip = strip_elements(gate_up.k),
+               .ldc = kColumns,
+               .rows = rows,
+               .columns = columns,
+               .steps = steps,
+               .accumulate = false});
         };
         multiply(column, gate);
         multiply(hidden + column, up);
+        uint16_t* lines = scratch.hidden_.data() +
+                          static_cast<size_t>(row / kTile) * strip_elements(hidden) +
+                          static_cast<size_t>(column / kStep) * kStep * kTile;
         HWY_DYNAMIC_DISPATCH(gate_into_tiles)
-        (gate, up, kColumns, rows, columns,
-         scratch.hidden_.data() + static_cast<size_t>(row / kTile) * strip_elements(hidden) +
-             static_cast<size_t>(column / kStep) * kStep * kTile,
-         strip_elements(hidden));
+        (gate, up, kColumns, rows, columns, lines, strip_elements(hidden));
+        for (int first = 0; scratch.unit_ == Bf16Unit::kDots && first < rows; first += kTile) {
+          pair_for_dots(lines + static_cast<size_t>(first / kTile) * strip_elements(hidden),
+                        columns / kStep, std::min(kTile, rows - first));
+        }
       }
     }
   });

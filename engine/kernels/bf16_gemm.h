@@ -4,8 +4,8 @@
 // with zeros to whole steps of 32. A step makes two sums from zero, of the products of its even and
 // of its odd k, each c = fma(a[k], b[k], c) in ascending k; the two are added, and that is added to
 // C. Numbers below the smallest normal one count as zero wherever they are read or made. This is
-// what Intel's AMX computes, to the bit; the vector kernels compute the same without it. So results
-// depend neither on the processor nor on the batch, but they differ from those of gemm.h.
+// what Intel's AMX computes, to the bit; vdpbf16ps and fp32 vectors compute the same without it. So
+// results depend neither on the processor nor on the batch, but they differ from those of gemm.h.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,19 @@
 #include <vector>
 
 #include "engine/kernels/aligned.h"
+#include "engine/kernels/amx.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/gemm.h"
 
 namespace baton::engine {
 
-enum class Bf16Unit { kVectors, kTiles };
+// kTiles: engine/kernels/amx.h. kDots: engine/kernels/bf16_dot.h. kVectors: fp32, everywhere.
+enum class Bf16Unit { kVectors, kTiles, kDots };
 
-// kTiles where engine/kernels/amx.h says that they can be used.
+bool usable(Bf16Unit unit);
+// Tiles where they can be used, else dots, else vectors.
 Bf16Unit best_bf16_unit();
+const char* unit_name(Bf16Unit unit);  // for people
 
 // B of C = A B, in bf16: panels of 32 columns, of steps of 32 k, of two tiles of 16 columns:
 // [ceil(n / 32)][ceil(k / 32)][2][16][16][2], where the last index is the lower bit of k.
@@ -35,9 +39,9 @@ size_t tiled_elements(int k, int n);
 // Packs rows of a Hugging Face weight [n][k] (bf16) as B = W^T; `out` has tiled_elements(k, n).
 void pack_tiles(int k, int n, const uint16_t* weight, uint16_t* out);
 
-// Holds the rounded A of one product at a time: max_rows x max_k, in bf16 for tiles, in fp32 for
-// vectors; and the sums of each thread that tiles make. With `max_hidden`, for tiles, also what
-// feed_forward_bf16() has between its products: max_rows x max_hidden.
+// Holds the rounded A of one product at a time: max_rows x max_k, in fp32 for vectors, else in
+// bf16; and the sums of each thread that tiles make. With `max_hidden`, but not for vectors, also
+// what feed_forward_bf16() has between its products: max_rows x max_hidden.
 class Bf16Scratch {
  public:
   Bf16Scratch() = default;
@@ -58,6 +62,9 @@ class Bf16Scratch {
   // C = A B of an A that is there, or in hidden_.
   void multiply(ComputePool& pool, const uint16_t* tiles, int m, const TiledB& b, float* c,
                 size_t ldc, bool accumulate, bool serial);
+
+  // By tiles or dots; `sums` is set here.
+  void multiply_block(int thread, AmxBlock block);
 
   Bf16Unit unit_ = Bf16Unit::kVectors;
   int max_hidden_ = 0;

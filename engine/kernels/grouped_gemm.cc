@@ -1,5 +1,5 @@
 // gemm_grouped: tasks are slices of columns of single products.
-#include "engine/kernels/grouped_gemm.h"
+#include "engine/kernels/gemm.h"
 
 #include <algorithm>
 #include <cstdint>

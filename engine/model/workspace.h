@@ -10,7 +10,6 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/expert_table.h"
 #include "engine/kernels/gemm.h"
-#include "engine/kernels/grouped_gemm.h"
 #include "engine/kernels/kv_cache.h"
 #include "engine/model/model.h"
 #include "engine/model/rope.h"

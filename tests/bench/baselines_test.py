@@ -26,6 +26,8 @@ def run(*command):
 
 def wrong_options_are_refused():
     for options, words in ((["--baseline", "torch,vlm"], '"vlm" is none of torch, vllm, llama.cpp'),
+                           (["--arithmetic", "fp32,fp64"], '"fp64" is none of auto, fp32, bf16, int8'),
+                           (["--arithmetic", ""], "name one of auto"),
                            (["--rounds", "0"], "--rounds is at least 1"),
                            (["--output-len", "1"], "--output-len is at least 2"),
                            (["--baseline", "", "--model", "/nowhere"], "no config.json in /nowhere")):
@@ -39,14 +41,15 @@ def what_is_missing_is_said_and_baton_measured(folder):
                "--kv-heads", 2, "--intermediate", 96)
     assert done.returncode == 0, done.stderr
     done = run(*PROGRAM, "--venv", folder / "none", "--model", model, "--out", folder / "out", "--rounds", 1, "--requests", 2,
-               "--input-len", 20, "--output-len", 4, "--threads", 1)
+               "--input-len", 20, "--output-len", 4, "--threads", 1, "--arithmetic", "auto,int8,bf16")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("without torch: transformers is not installed", "without vllm: it is not installed: ./run vllm",
-                  "without llama.cpp: it is not installed: ./run baselines install", "round 1: baton"):
+                  "without llama.cpp: it is not installed: ./run baselines install", "baton bf16: bf16, by ",
+                  "round 1: baton bf16", "round 1: baton int8", ", since the processor "):
         assert words in done.stdout, done.stdout
-    rounds = json.loads((folder / "out/baselines.json").read_text())["rounds"]
-    (prefill, decode), = rounds["baton"]
-    assert prefill > 0 and decode > 0, rounds
+    said = json.loads((folder / "out/baselines.json").read_text())
+    assert {"bf16", "int8"} <= set(said["rounds"][name][0][0] > 0 and name.removeprefix("baton ") for name in said["rounds"]), said
+    assert said["computed"]["bf16"].startswith("bf16, by ") and said["computed"]["int8"] == "int8", said
 
 
 class Counting:
@@ -80,19 +83,36 @@ def ratios_are_of_the_same_round():
     speeds = baselines.speeds_of({"input_lens": [100, 100, 100], "output_lens": [11, 11, 11], "ttfts": [0.5, 1, 2],
                                   "e2els": [1.5, 3, 7]})
     assert speeds == [100, 5], speeds
-    rounds = {"baton": [(200, 40), (100, 20), (300, 66)], "vllm": [(100, 40), (100, 10), (100, 22)],
-              "llama.cpp": [(100, 10), (100, 10), (100, 30)]}
+    rounds = {"baton bf16": [(200, 40), (100, 20), (300, 66)], "baton fp32": [(100, 80), (50, 40), (150, 132)],
+              "vllm": [(100, 40), (100, 10), (100, 22)], "llama.cpp": [(100, 10), (100, 10), (100, 30)]}
     rows = {name: values for name, *values in baselines.summary_of(rounds)}
-    assert rows["baton"] == [200, 40, 1, 1] and rows["vllm"] == [100, 22, 2, 2] and rows["llama.cpp"] == [100, 10, 2, 2.2], rows
+    assert rows["baton bf16"] == [200, 40, {"bf16": [1, 1], "fp32": [0.5, 2]}], rows
+    assert rows["vllm"] == [100, 22, {"bf16": [2, 2], "fp32": [1, 4]}], rows
+    assert rows["llama.cpp"] == [100, 10, {"bf16": [2, 2.2], "fp32": [1, 4.4]}], rows
     text = baselines.table_of(baselines.summary_of(rounds))
-    assert "prefill: 2.00 times the best of vllm, llama.cpp; goal 1.5: reached" in text, text
-    assert "decode: 2.20 times the best of llama.cpp; goal 2: reached" in text, text
+    for words in ("bf16, prefill: 2.00 times the best of vllm, llama.cpp; goal 1.5: reached",
+                  "bf16, decode: 2.20 times the best of llama.cpp; goal 2: reached",
+                  "fp32, prefill: 1.00 times the best of vllm, llama.cpp; goal 1.5: missed"):
+        assert words in text, text
     rounds["vllm"] = [(150, 1)] * 3
-    assert "prefill: 1.33 times the best of vllm, llama.cpp; goal 1.5: missed" in baselines.table_of(baselines.summary_of(rounds))
+    assert "bf16, prefill: 1.33 times the best of vllm, llama.cpp; goal 1.5: missed" in baselines.table_of(baselines.summary_of(rounds))
+    # Weights of eight bits are another accuracy: beside the goals.
+    rounds = {"baton int8": [(400, 80)], "llama.cpp": [(100, 10)]}
+    text = baselines.table_of(baselines.summary_of(rounds))
+    assert "reached" not in text and "int8: weights of eight bits" in text, text
+
+
+def the_arithmetic_that_fits_is_picked():
+    for flags, arithmetic, why in (("avx512f amx_bf16 avx512_bf16", "bf16", "amx_bf16"), ("avx2 avx512_bf16", "bf16", "avx512_bf16"),
+                                   ("avx2 fma", "fp32", "does not multiply bf16")):
+        picked, said = baselines.fitting_arithmetic(f"processor : 0\nflags\t\t: {flags}\nbugs : none\n")
+        assert picked == arithmetic and why in said, (flags, picked, said)
+    assert baselines.fitting_arithmetic("Features : asimd\n")[0] == "fp32"
 
 
 def main():
     ratios_are_of_the_same_round()
+    the_arithmetic_that_fits_is_picked()
     wrong_options_are_refused()
     with tempfile.TemporaryDirectory() as folder:
         the_small_server_speaks_what_serve_bench_asks(pathlib.Path(folder))

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/kernels/amx.h"
+#include "engine/kernels/bf16_gemm.h"
 #include "tests/engine_model/model_rig.h"
 #include "tests/engine_model/vector_widths.h"
 
@@ -19,10 +19,11 @@ class ArithmeticForward : public testing::TestWithParam<Arithmetic> {
  protected:
   // What may compute.
   static std::vector<Bf16Unit> units() {
-    if (GetParam() == Arithmetic::kBf16 && amx_usable()) {
-      return {Bf16Unit::kVectors, Bf16Unit::kTiles};
+    std::vector<Bf16Unit> units = {Bf16Unit::kVectors};
+    for (const Bf16Unit unit : {Bf16Unit::kTiles, Bf16Unit::kDots}) {
+      if (GetParam() == Arithmetic::kBf16 && usable(unit)) units.push_back(unit);
     }
-    return {Bf16Unit::kVectors};
+    return units;
   }
   static Rig make_rig(const Checkpoint& checkpoint, Bf16Unit unit, int threads = 1) {
     return Rig(checkpoint, threads, 80, GetParam(), unit);

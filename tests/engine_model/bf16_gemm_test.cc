@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "engine/kernels/amx.h"
+#include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/elementwise.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
@@ -53,10 +55,15 @@ struct Product {
   AlignedArray<uint16_t> packed;
 };
 
+std::string_view why_not(Bf16Unit unit) {
+  if (unit == Bf16Unit::kTiles) return why_no_amx();
+  return unit == Bf16Unit::kDots ? why_no_dots() : "";
+}
+
 class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
  protected:
   void SetUp() override {
-    if (GetParam() == Bf16Unit::kTiles && !amx_usable()) GTEST_SKIP() << why_no_amx();
+    if (!usable(GetParam())) GTEST_SKIP() << why_not(GetParam());
   }
   // C starts as `start`, whose rows are `ldc` long.
   std::vector<float> multiply(const Product& p, int threads, std::vector<float> start, size_t ldc,
@@ -78,11 +85,11 @@ TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
   // Around every edge: of a strip, two and three of them, a tile of columns and a panel, a step of
   // k, the steps at once, those between which sums are put away, and the rows of a task.
   for (const auto& [m, n, k] :
-       {std::tuple{1, 1, 1}, {1, 272, 32},   {1, 130, 400}, {2, 33, 17},    {5, 64, 96},
-        {6, 31, 33},         {7, 48, 64},    {15, 15, 3},   {16, 16, 31},   {17, 17, 65},
-        {31, 65, 577},       {32, 32, 576},  {33, 95, 608}, {47, 96, 1153}, {120, 100, 64},
-        {481, 40, 50},       {500, 129, 40}, {577, 40, 50}, {600, 70, 700}, {49, 40, 2100},
-        {67, 33, 4200}}) {
+       {std::tuple{1, 1, 1}, {1, 272, 32},   {1, 130, 400},  {2, 33, 17},    {5, 64, 96},
+        {6, 31, 33},         {7, 48, 64},    {15, 15, 3},    {16, 16, 31},   {17, 17, 65},
+        {31, 65, 577},       {32, 32, 576},  {33, 95, 608},  {47, 96, 1153}, {120, 100, 64},
+        {481, 40, 50},       {12, 70, 320},  {13, 33, 1500}, {500, 129, 40}, {577, 40, 50},
+        {600, 70, 700},      {49, 40, 2100}, {67, 33, 4200}}) {
     const Product p(m, n, k);
     const size_t ldc = size_t(n) + 5;
     std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 3);
@@ -156,8 +163,10 @@ TEST_P(Bf16Gemm, ARowDoesNotDependOnTheRowsAroundItNorOnItsPlace) {
   });
 }
 
-TEST(Bf16FeedForward, GivesTheBitsOfItsProductsOneAfterTheOther) {
-  if (!amx_usable()) GTEST_SKIP() << why_no_amx();
+class Bf16FeedForward : public ::testing::TestWithParam<Bf16Unit> {};
+
+TEST_P(Bf16FeedForward, GivesTheBitsOfItsProductsOneAfterTheOther) {
+  if (!usable(GetParam())) GTEST_SKIP() << why_not(GetParam());
   // Around a block of rows and of columns, a strip, a step of k, and what one task takes.
   for (const auto& [m, k, hidden] : {std::tuple{1, 40, 32},
                                      {16, 64, 64},
@@ -171,7 +180,7 @@ TEST(Bf16FeedForward, GivesTheBitsOfItsProductsOneAfterTheOther) {
     const std::vector<float> start = numbers(size_t(m) * ldc, -3, 3, 5);
     for (const int threads : {1, 3}) {
       ComputePool pool(threads);
-      Bf16Scratch scratch(Bf16Unit::kTiles, m, std::max(k, hidden), threads, hidden + 64);
+      Bf16Scratch scratch(GetParam(), m, std::max(k, hidden), threads, hidden + 64);
       ASSERT_TRUE(scratch.takes_hidden(hidden));
       EXPECT_FALSE(scratch.takes_hidden(hidden - 1));
       EXPECT_FALSE(scratch.takes_hidden(hidden + 96));
@@ -213,15 +222,94 @@ TEST_P(Bf16Gemm, RoundingControlsOfTheCallerAreLeftAsTheyWere) {
   EXPECT_GT(tiny / 2, 0.0f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Units, Bf16Gemm, ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles),
-                         [](const auto& test) {
-                           return test.param == Bf16Unit::kTiles ? "Tiles" : "Vectors";
-                         });
+const auto name_of_unit = [](const auto& test) {
+  if (test.param == Bf16Unit::kVectors) return "Vectors";
+  return test.param == Bf16Unit::kTiles ? "Tiles" : "Dots";
+};
+INSTANTIATE_TEST_SUITE_P(Units, Bf16Gemm,
+                         ::testing::Values(Bf16Unit::kVectors, Bf16Unit::kTiles, Bf16Unit::kDots),
+                         name_of_unit);
+INSTANTIATE_TEST_SUITE_P(Units, Bf16FeedForward,
+                         ::testing::Values(Bf16Unit::kTiles, Bf16Unit::kDots), name_of_unit);
 
-TEST(Amx, SaysWhyItCannotBeUsed) {
-  EXPECT_EQ(amx_usable(), why_no_amx().empty());
-  EXPECT_EQ(best_bf16_unit() == Bf16Unit::kTiles, amx_usable());
+// --- whether vdpbf16ps may be used ---------------------------------------------------------------
+
+// What processors could make of 16 pairs. `fn(upper a, upper b, lower a, lower b, sum)`.
+template <auto fn>
+void dots_by(const uint16_t* a, const uint16_t* b, float* sums) {
+  for (int i = 0; i < 16; ++i) {
+    sums[i] = fn(float_from_bf16(a[2 * i + 1]), float_from_bf16(b[2 * i + 1]),
+                 float_from_bf16(a[2 * i]), float_from_bf16(b[2 * i]), sums[i]);
+  }
 }
+float flushed(float x) {
+  return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+float fused(float a, float b, float c) {
+  return flushed(std::fma(flushed(a), flushed(b), flushed(c)));
+}
+
+TEST(Bf16Dots, AreBelievedOnlyWhereTheyAddInTheOrderOfTheChains) {
+  EXPECT_TRUE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return fused(c, d, fused(a, b, sum));
+  }>));
+  // The lower halves first.
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return fused(a, b, fused(c, d, sum));
+  }>));
+  // One rounding for both products.
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    const double products = double{flushed(a)} * flushed(b) + double{flushed(c)} * flushed(d);
+    return flushed(static_cast<float>(products + flushed(sum)));
+  }>));
+  // The two products are added first.
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return flushed(flushed(sum) + fused(c, d, flushed(flushed(a) * flushed(b))));
+  }>));
+  // A product is rounded before it is added; of bf16 none is, unless it is tiny.
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    const float first = flushed(flushed(sum) + flushed(flushed(a) * flushed(b)));
+    return flushed(first + flushed(flushed(c) * flushed(d)));
+  }>));
+  // Tiny numbers stay: on their way in, between the products, on their way out.
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return flushed(
+        std::fma(flushed(c), flushed(d), flushed(std::fma(a, flushed(b), flushed(sum)))));
+  }>));
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return flushed(
+        std::fma(flushed(c), flushed(d), flushed(std::fma(flushed(a), flushed(b), sum))));
+  }>));
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return flushed(
+        std::fma(flushed(c), flushed(d), std::fma(flushed(a), flushed(b), flushed(sum))));
+  }>));
+  EXPECT_FALSE(adds_in_order(dots_by<[](float a, float b, float c, float d, float sum) {
+    return std::fma(flushed(c), flushed(d), fused(a, b, sum));
+  }>));
+}
+
+TEST(Bf16Dots, SayWhyTheyCannotBeUsed) {
+  EXPECT_EQ(dots_usable(), why_no_dots().empty());
+  EXPECT_EQ(usable(Bf16Unit::kDots), dots_usable());
+}
+
+TEST(Bf16Dots, ThePeakIsMeasured) {
+  if (!dots_usable()) GTEST_SKIP() << why_no_dots();
+  ComputePool pool(1);
+  EXPECT_GT(measure_dot_peak(pool, 1000), 0.0);
+}
+
+// --- who multiplies ------------------------------------------------------------------------------
+
+TEST(Bf16Units, TilesAreBestThenDotsThenVectors) {
+  EXPECT_TRUE(usable(Bf16Unit::kVectors));
+  EXPECT_EQ(best_bf16_unit(), amx_usable()    ? Bf16Unit::kTiles
+                              : dots_usable() ? Bf16Unit::kDots
+                                              : Bf16Unit::kVectors);
+}
+
+TEST(Amx, SaysWhyItCannotBeUsed) { EXPECT_EQ(amx_usable(), why_no_amx().empty()); }
 
 TEST(Amx, ThePeakIsMeasured) {
   if (!amx_usable()) GTEST_SKIP() << why_no_amx();

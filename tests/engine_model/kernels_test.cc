@@ -14,7 +14,6 @@
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
-#include "engine/kernels/grouped_gemm.h"
 #include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
 #include "tests/engine_model/same_bits.h"
