@@ -1,5 +1,6 @@
 // Lists of very many pages of memory of devices, and lists that are wrong: each is refused in one
 // line, or moves what it names.
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -41,7 +42,7 @@ TEST_P(HugeLists, MoveEachPage) {
   const char* const cases = std::getenv("BATON_CASES");
   const bool all = cases != nullptr && std::string_view(cases) == "all";
   const size_t count = all ? 10'000'000 : kSanitized ? 5'000 : 30'000;
-  const size_t bytes = 1 << 20, pages = bytes / kHugePage;
+  const size_t bytes = 1 << 20, pages = std::min(count, bytes / kHugePage);
   Block mine(Block::Of::kSlab, *a_, driver_, bytes, 3),
       theirs(Block::Of::kSlab, *b_, driver_, bytes, 9);
   introduce(*a_, *b_);
