@@ -54,12 +54,17 @@ Device::Current::~Current() {
 }
 
 absl::Status Device::check(Result result, std::string_view what) const {
-  if (is_loss(result)) lost_.store(true, std::memory_order_relaxed);
+  if (is_loss(result)) lost_.store(result, std::memory_order_relaxed);
   return driver_status(driver_, result, what);
 }
 
 absl::Status Device::alive() const {
-  if (!lost_.load(std::memory_order_relaxed)) return absl::OkStatus();
+  const Result lost = lost_.load(std::memory_order_relaxed);
+  if (lost == kSuccess) return absl::OkStatus();
+  if (lost == kNotInitialized) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("CUDA device ", facts_.ordinal, " is the parent process's", kForked));
+  }
   return absl::AbortedError(absl::StrCat("CUDA device ", facts_.ordinal,
                                          " is lost to this process until it ends: restart it"));
 }

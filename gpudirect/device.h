@@ -18,6 +18,8 @@ enum class Direction : uint8_t { kToHost, kToDevice, kBetween };  // kBetween: d
 
 // Thread-safe but for its end. The primary context is the one that frameworks use, so what they
 // allocate can be used here. Outlives what was made with it: slabs, rings, regions.
+// A forked child has no device: what its parent has made fails there with FailedPrecondition, and
+// its copies may end; the parent's go on.
 class Device {
  public:
   // NotFound: no such device. The driver's words and the remedy otherwise.
@@ -71,7 +73,7 @@ class Device {
   int handle_ = 0;
   Context context_ = nullptr;
   std::array<Stream, 3> streams_{};
-  mutable std::atomic<bool> lost_{false};
+  mutable std::atomic<Result> lost_{kSuccess};  // or why it is
 };
 
 }  // namespace baton::gpudirect

@@ -139,14 +139,19 @@ bool is_loss(Result result) {
     case kDeinitialized:
     case kUncorrectableEcc:
     case kUncorrectableNvlink:
+    case kContained:
     case kIllegalAddress:
     case kLaunchTimeout:
+    case kContextIsDestroyed:
+    case kAssert:
     case kHardwareStackError:
     case kIllegalInstruction:
     case kMisalignedAddress:
     case kInvalidAddressSpace:
     case kInvalidPc:
     case kLaunchFailed:
+    case kTensorMemoryLeak:
+    case kNotInitialized:  // in a process that was forked
       return true;
     default:
       return false;
@@ -162,6 +167,7 @@ absl::Status driver_status(const Driver& driver, Result result, std::string_view
   const std::string said =
       absl::StrFormat("%s: %s (%s)", what, text != nullptr ? text : "an error without words",
                       name != nullptr ? name : absl::StrCat(static_cast<int>(result)));
+  if (result == kNotInitialized) return absl::FailedPreconditionError(absl::StrCat(said, kForked));
   if (is_loss(result)) {
     return absl::AbortedError(
         absl::StrCat(said, "; the GPU is lost to this process until it ends: restart it"));

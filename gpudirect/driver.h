@@ -131,8 +131,11 @@ absl::StatusOr<const Driver*> machine_driver();
 // Whether the driver's library is in this process: where it is not, nobody has device memory.
 bool driver_in_process();
 
-// After these the context is of no use any more, whatever was done before.
+// After these the context is of no use any more, whatever was done before. A process that was
+// forked from one that uses CUDA has none: there each call says so (kNotInitialized).
 bool is_loss(Result result);
+inline constexpr const char* kForked =
+    "; a process that was forked from one that uses CUDA cannot use it: fork before, or exec";
 
 // "cuMemCreate of 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". OK for success.
 absl::Status driver_status(const Driver& driver, Result result, std::string_view what);

@@ -60,9 +60,11 @@ absl::Status RegisteredPages::copy_to(DevicePointer to, size_t bytes) const {
     result = driver.cuStreamQuery(stream);
     if (result != kSuccess && result != kNotReady) {
       status = device_.check(result, "waiting for a small copy");
-    } else if (std::chrono::steady_clock::now() - begin > kCopyTime) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("a copy of ", bytes, " bytes has not ended in 1 s"));
+    }
+    if (result != kSuccess && std::chrono::steady_clock::now() - begin > kCopyTime) {
+      status.Update(absl::DeadlineExceededError(
+          absl::StrCat("a copy of ", bytes, " bytes has not ended in 1 s")));
+      return status;
     }
   }
   return status;

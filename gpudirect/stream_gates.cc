@@ -28,6 +28,10 @@ absl::StatusOr<std::unique_ptr<StreamGates>> StreamGates::open(const Device& dev
         "host_pointer_on_device of `baton info`, and a driver for CUDA 11.7 or newer): wait for "
         "transfers on the host, or update the driver"));
   }
+  if (gates == 0 || gates > kMostGates) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(gates, " gates between streams and transfers: 1 to ", kMostGates));
+  }
   std::unique_ptr<StreamGates> out(new StreamGates(device));
   if (absl::Status status = out->start(gates); !status.ok()) return status;
   return out;

@@ -55,7 +55,9 @@ struct Hold {
 class StreamGates {
  public:
   // Unavailable where the device or its driver cannot let a stream wait for a word: after() would
-  // work there, hold() would not, so there are no gates at all. `gates`: how many at a time.
+  // work there, hold() would not, so there are no gates at all. `gates`: how many at a time, at
+  // most kMostGates.
+  static constexpr size_t kMostGates = 1 << 16;
   static absl::StatusOr<std::unique_ptr<StreamGates>> open(const Device& device, size_t gates = 64);
   // Aborts what is still held and waits for the streams to have passed, for a second at most; what
   // a stream may read even then stays allocated.

@@ -15,6 +15,7 @@
 #include "gpudirect/device_memory.h"
 #include "gpudirect/flush_policy.h"
 #include "transport/base/log.h"
+#include "transport/internal/mapped.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -62,7 +63,13 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
   const Driver* const driver = find_();
   if (driver == nullptr || size == 0) return MemoryPlace{};
   absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
-  if (!facts.ok()) return facts.status();
+  if (!facts.ok()) {
+    // Of a lost device nothing can be asked any more: what the CPU may read is the host's.
+    const bool hosts =
+        absl::IsAborted(facts.status()) && internal::check_mapped(data, size, Access::kLocal).ok();
+    if (hosts) return MemoryPlace{};
+    return facts.status();
+  }
   if (!facts->device && !facts->managed) return MemoryPlace{};
   // From here on it is a device's, or an error.
   absl::StatusOr<std::vector<DeviceSpan>> parts = adopt(*driver, {address(data), size});

@@ -287,8 +287,9 @@ bool PinnedRing::progress(const Ended& ended) {
   {
     const Device::Current current(device_);
     if (current.status().ok()) {
+      unasked_ = 0;
       for (Lane& lane : lanes_) work(lane);
-    } else if (!device_.alive().ok()) {
+    } else if (!device_.alive().ok() || ++unasked_ >= kMostErrors) {
       // Nothing can be asked, and nothing moves any more.
       for (Lane& lane : lanes_) {
         for (Flight& flight : lane.flying) {

@@ -111,6 +111,7 @@ class PinnedRing final : public internal::StagingRing {
   int fd_ = -1;
   bool pinned_ = false;
   std::array<Lane, 2> lanes_;  // by CopyDirection
+  uint32_t unasked_ = 0;  // how often, one after the other, the context could not be made current
   std::vector<Event> made_;
   std::vector<CopyPiece> pieces_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet

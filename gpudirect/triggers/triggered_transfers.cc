@@ -78,7 +78,10 @@ absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& requ
         "a transfer that kernels start has neither a callback nor order with streams: the trigger "
         "is the order, and state() says how it ended");
   }
-  Prepared& row = prepared_.emplace_back();
+  Prepared& row = [this]() -> Prepared& {
+    const std::lock_guard lock(preparing_);
+    return prepared_.emplace_back();
+  }();
   row.request = request;
   row.peer = peer_of(request.peer);
   row.lists.reserve(size_t{2} * Layout::kMaxDims);
@@ -177,8 +180,14 @@ bool TriggeredTransfers::progress() {
 }
 
 TriggeredTransfers::State TriggeredTransfers::state(uint32_t transfer) const {
-  const Prepared& row = prepared_[transfer];
   State out;
+  std::unique_lock preparing(preparing_);
+  if (transfer >= prepared_.size()) {
+    out.last_failure = absl::NotFoundError("no such transfer was prepared");
+    return out;
+  }
+  const Prepared& row = prepared_[transfer];
+  preparing.unlock();
   // What has ended first: it was started before.
   out.failed = row.failed.load(std::memory_order_acquire);
   out.done = row.done.load(std::memory_order_acquire);

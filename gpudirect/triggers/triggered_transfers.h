@@ -58,8 +58,8 @@ class TriggeredTransfers {
     uint64_t failed = 0;
     absl::Status last_failure;
   };
-  State state(uint32_t transfer) const;
-  bool idle() const;  // all that was taken has ended
+  State state(uint32_t transfer) const;  // of one that there is not: a failure, and nothing else
+  bool idle() const;                     // all that was taken has ended
 
  private:
   struct Peer {
@@ -86,6 +86,7 @@ class TriggeredTransfers {
 
   Worker& worker_;
   TriggerConsumer& queue_;
+  mutable std::mutex preparing_;  // who asks for a state, while more are prepared
   std::deque<Prepared> prepared_;
   std::vector<Peer> peers_;
   size_t first_ = 0;    // of the peers, in the next round: none is always behind another

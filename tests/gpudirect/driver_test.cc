@@ -89,6 +89,13 @@ TEST(DriverTable, WhatTheDriverSaysBecomesAStatus) {
   const absl::Status lost = driver_status(driver, kLaunchFailed, "x");
   EXPECT_EQ(lost.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(lost.message()), HasSubstr("restart"));
+  // What an assertion of somebody's kernel leaves, for one.
+  for (const Result gone : {kContained, kContextIsDestroyed, kAssert, kTensorMemoryLeak}) {
+    EXPECT_EQ(driver_status(driver, gone, "x").code(), absl::StatusCode::kAborted) << gone;
+  }
+  const absl::Status forked = driver_status(driver, kNotInitialized, "x");
+  EXPECT_EQ(forked.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(forked.message()), HasSubstr("fork"));
 }
 
 }  // namespace

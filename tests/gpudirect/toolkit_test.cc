@@ -71,34 +71,35 @@ template <typename A, typename B>
 constexpr bool equal(A ours, B theirs) {
   return static_cast<long long>(ours) == static_cast<long long>(theirs);
 }
-static_assert(equal(kInvalidValue, CUDA_ERROR_INVALID_VALUE) &&
-              equal(kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY) &&
-              equal(kNotInitialized, CUDA_ERROR_NOT_INITIALIZED) &&
-              equal(kDeinitialized, CUDA_ERROR_DEINITIALIZED) &&
-              equal(kNoDevice, CUDA_ERROR_NO_DEVICE) &&
-              equal(kInvalidDevice, CUDA_ERROR_INVALID_DEVICE) &&
-              equal(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT) &&
-              equal(kUncorrectableEcc, CUDA_ERROR_ECC_UNCORRECTABLE) &&
-              equal(kUncorrectableNvlink, CUDA_ERROR_NVLINK_UNCORRECTABLE) &&
-              equal(kInvalidHandle, CUDA_ERROR_INVALID_HANDLE) &&
-              equal(kNotFound, CUDA_ERROR_NOT_FOUND) && equal(kNotReady, CUDA_ERROR_NOT_READY) &&
-              equal(kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS) &&
-              equal(kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT) &&
-              equal(kHostMemoryAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) &&
-              equal(kHostMemoryNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) &&
-              equal(kHardwareStackError, CUDA_ERROR_HARDWARE_STACK_ERROR) &&
-              equal(kIllegalInstruction, CUDA_ERROR_ILLEGAL_INSTRUCTION) &&
-              equal(kMisalignedAddress, CUDA_ERROR_MISALIGNED_ADDRESS) &&
-              equal(kInvalidAddressSpace, CUDA_ERROR_INVALID_ADDRESS_SPACE) &&
-              equal(kInvalidPc, CUDA_ERROR_INVALID_PC) &&
-              equal(kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED) &&
-              equal(kNotPermitted, CUDA_ERROR_NOT_PERMITTED) &&
-              equal(kNotSupported, CUDA_ERROR_NOT_SUPPORTED) &&
-              equal(kSystemDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) &&
-              equal(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) &&
-              equal(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&
-              equal(kCaptureThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) &&
-              equal(kUnknown, CUDA_ERROR_UNKNOWN));
+static_assert(
+    equal(kInvalidValue, CUDA_ERROR_INVALID_VALUE) &&
+    equal(kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY) &&
+    equal(kNotInitialized, CUDA_ERROR_NOT_INITIALIZED) &&
+    equal(kDeinitialized, CUDA_ERROR_DEINITIALIZED) && equal(kNoDevice, CUDA_ERROR_NO_DEVICE) &&
+    equal(kInvalidDevice, CUDA_ERROR_INVALID_DEVICE) &&
+    equal(kInvalidContext, CUDA_ERROR_INVALID_CONTEXT) &&
+    equal(kUncorrectableEcc, CUDA_ERROR_ECC_UNCORRECTABLE) &&
+    equal(kUncorrectableNvlink, CUDA_ERROR_NVLINK_UNCORRECTABLE) &&
+    equal(kInvalidHandle, CUDA_ERROR_INVALID_HANDLE) && equal(kNotFound, CUDA_ERROR_NOT_FOUND) &&
+    equal(kNotReady, CUDA_ERROR_NOT_READY) && equal(kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS) &&
+    equal(kLaunchTimeout, CUDA_ERROR_LAUNCH_TIMEOUT) &&
+    equal(kHostMemoryAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) &&
+    equal(kHostMemoryNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) &&
+    equal(kHardwareStackError, CUDA_ERROR_HARDWARE_STACK_ERROR) &&
+    equal(kIllegalInstruction, CUDA_ERROR_ILLEGAL_INSTRUCTION) &&
+    equal(kMisalignedAddress, CUDA_ERROR_MISALIGNED_ADDRESS) &&
+    equal(kInvalidAddressSpace, CUDA_ERROR_INVALID_ADDRESS_SPACE) &&
+    equal(kInvalidPc, CUDA_ERROR_INVALID_PC) && equal(kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED) &&
+    equal(kContained, CUDA_ERROR_CONTAINED) &&
+    equal(kContextIsDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED) &&
+    equal(kAssert, CUDA_ERROR_ASSERT) && equal(kTensorMemoryLeak, CUDA_ERROR_TENSOR_MEMORY_LEAK) &&
+    equal(kNotPermitted, CUDA_ERROR_NOT_PERMITTED) &&
+    equal(kNotSupported, CUDA_ERROR_NOT_SUPPORTED) &&
+    equal(kSystemDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) &&
+    equal(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) &&
+    equal(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&
+    equal(kCaptureThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) &&
+    equal(kUnknown, CUDA_ERROR_UNKNOWN));
 static_assert(
     equal(kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) &&
     equal(kComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) &&

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <csignal>
+#include <deque>
 #include <fstream>
 #include <thread>
 
@@ -30,6 +31,7 @@ extern "C" ssize_t sendmsg(int fd, const msghdr* message, int flags) {
 namespace baton::shm {
 namespace {
 
+using std::chrono_literals::operator""ms;
 using testing::HasSubstr;
 
 int descriptors() {
@@ -229,6 +231,34 @@ class RawPeer {
     }
   }
   void send(std::string_view bytes, absl::Span<const int> fds = {}) { socket_.send(bytes, fds); }
+  // To the end of the setup; our lane, whose marks are the test's.
+  Lane& come_up(const std::string& setup) {
+    authenticate();
+    const size_t rails = victim_.rails.size();
+    for (const size_t bytes :
+         {sizeof(ControlSegment), CounterTable::kBytes, sizeof(ConnectionSegment)}) {
+      files_.push_back(*create_file("t", bytes));
+    }
+    send(setup, {files_[0].fd.get(), files_[1].fd.get(), files_[2].fd.get()});
+    EXPECT_TRUE(run_until({&victim_}, [&] { return victim_.rails.size() > rails; }));
+    return files_[2].mapping.as<ConnectionSegment>()->from_client;
+  }
+  // As many descriptors as the kernel takes, which PacketSocket would not send.
+  void send_rights(std::string_view bytes, const std::vector<int>& fds) {
+    iovec data{const_cast<char*>(bytes.data()), bytes.size()};
+    std::vector<cmsghdr> control(CMSG_SPACE(sizeof(int) * fds.size()) / sizeof(cmsghdr) + 1);
+    msghdr header{};
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
+    cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    std::memcpy(CMSG_DATA(rights), fds.data(), sizeof(int) * fds.size());
+    ASSERT_GE(sendmsg(socket_.fd(), &header, MSG_NOSIGNAL), 0) << strerror(errno);
+  }
   // The reason in the goodbye, once the victim has closed.
   std::string goodbye() {
     std::string why = "none";
@@ -248,6 +278,7 @@ class RawPeer {
  private:
   ShmNode& victim_;
   PacketSocket socket_;
+  std::vector<OwnFile> files_;
 };
 
 class ShmHostile : public testing::Test {
@@ -260,6 +291,8 @@ class ShmHostile : public testing::Test {
     friendly.provider->connect({.session = 1, .address = *victim_.provider->listen()});
     EXPECT_TRUE(run_until({&friendly, &victim_}, [&] { return !friendly.rails.empty(); }));
   }
+
+ public:
   static std::string setup_message() {
     Message setup;
     setup.kind = Message::Kind::kSetup;
@@ -269,6 +302,7 @@ class ShmHostile : public testing::Test {
     return setup.encode();
   }
 
+ protected:
   ShmNode victim_{"victim"};
   std::optional<RawPeer> raw_;
 };
@@ -298,6 +332,57 @@ TEST_F(ShmHostile, MissingDescriptorsAreNoticed) {
   raw_->authenticate();
   raw_->send(setup_message());
   EXPECT_THAT(raw_->goodbye(), HasSubstr("0 descriptors"));
+}
+
+// More than any message has: none is kept, of a message that is right but for that, and of others.
+TEST_F(ShmHostile, DescriptorsThatNoMessageHasAreGivenBack) {
+  auto large = create_file("t", std::max(sizeof(ControlSegment), CounterTable::kBytes));
+  ASSERT_TRUE(large.ok());
+  Message file;
+  file.kind = Message::Kind::kFile;
+  file.file = 1;
+  Message device = file;
+  device.kind = Message::Kind::kDeviceFile;
+  for (const std::string& words : {setup_message(), file.encode(), device.encode(),
+                                   std::string("\x7f"), std::string(5, 'x')}) {
+    for (const size_t count : {1, 2, 4, 5, 64, 253}) {
+      SCOPED_TRACE(testing::Message() << int{words[0]} << " with " << count);
+      raw_.reset();
+      run_until({&victim_}, [&] { return victim_.rails.empty(); });
+      for (int i = 0; i < 3; ++i) victim_.progress();
+      const int before = descriptors();
+      raw_.emplace(victim_, *victim_.provider->listen());
+      raw_->authenticate();
+      raw_->send_rights(words, std::vector<int>(count, large->fd.get()));
+      EXPECT_NE(raw_->goodbye(), "none");
+      raw_.reset();
+      for (int i = 0; i < 3; ++i) victim_.progress();
+      EXPECT_EQ(descriptors(), before);
+    }
+  }
+}
+
+// As processes that were stopped there: one that is copying, and one that has memory open.
+TEST(ShmStopped, PeersAreWaitedForAllAtOnce) {
+  ShmNode owner("owner", {{"shm.fence_ms", "50"}});
+  const std::string address = *owner.provider->listen();
+  TestMemory memory(1 << 20, true), other(1 << 20, true);
+  RegionEntry* const region = owner.add(memory);
+  RegionEntry* const next = owner.add(other);
+  std::deque<RawPeer> peers;
+  for (int i = 0; i < 12; ++i) {
+    Lane& lane = peers.emplace_back(owner, address).come_up(ShmHostile::setup_message());
+    // The numbers of files are given from 1 on.
+    i % 2 == 0 ? lane.busy.store(region->index + 1) : lane.opened[7].store(1);
+  }
+  const Time begin = Clock::steady().now();
+  const absl::Status fenced = owner.remove(region);
+  EXPECT_TRUE(absl::IsUnavailable(fenced)) << fenced;
+  EXPECT_LT(Clock::steady().now() - begin, std::chrono::seconds(2) + 3 * patient(50ms));
+  EXPECT_TRUE(owner.rails.empty());
+  const Time again = Clock::steady().now();
+  EXPECT_EQ(owner.remove(next), absl::OkStatus()) << "nobody has that";
+  EXPECT_LT(Clock::steady().now() - again, std::chrono::seconds(1));
 }
 
 TEST_F(ShmHostile, PacketsThatAreTooLongAreRefused) {

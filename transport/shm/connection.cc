@@ -28,12 +28,6 @@ bool ended(const base::UniqueFd& process, const PacketSocket& socket) {
   return socket.fd() >= 0 && socket.peer_gone();
 }
 
-void serve_hot(const Shared& shared) {
-  for (Connection* connection : shared.hot) {
-    if (connection != nullptr) connection->serve_waiters();
-  }
-}
-
 // Whether the peer has our file open; 0: any.
 bool holds(const Lane& in, uint64_t number) {
   return std::any_of(in.opened.begin(), in.opened.end(), [&](const auto& mark) {
@@ -42,25 +36,16 @@ bool holds(const Lane& in, uint64_t number) {
   });
 }
 
-// Asks for it, and waits.
-template <typename Gone>
-bool wait_until_closed(const Shared& shared, Lane& in, uint64_t number, Time patience,
-                       const Gone& gone) {
+// What of it the peer has open it closes when it hears of that.
+void ask_back(Lane& in, uint64_t number) {
   for (std::atomic<uint64_t>& mark : in.opened) {
     uint64_t open = mark.load(std::memory_order_seq_cst);
     if (open == 0 || (number != 0 && open != number)) continue;
     mark.compare_exchange_strong(open, open | Lane::kAskedBack, std::memory_order_seq_cst);
   }
-  if (!holds(in, number)) return true;
-  const Time until = Clock::steady().now() + patience;
-  while (holds(in, number)) {
-    if (gone()) return true;
-    if (Clock::steady().now() > until) return false;
-    serve_hot(shared);  // it may be waiting for ours
-    sched_yield();
-  }
-  return true;
 }
+
+bool holds_nothing(const Parted& peer) { return !holds(*peer.in, 0) || ended(peer.process, {}); }
 
 absl::Status still_open(const std::string& who) {
   return absl::UnavailableError(absl::StrFormat(
@@ -70,6 +55,12 @@ absl::Status still_open(const std::string& who) {
 }
 
 }  // namespace
+
+void serve_hot(const Shared& shared) {
+  for (Connection* connection : shared.hot) {
+    if (connection != nullptr) connection->serve_waiters();
+  }
+}
 
 Connection::~Connection() { release(); }
 
@@ -272,42 +263,55 @@ void Connection::serve_waiters() {
   memory_->give_back();
 }
 
-absl::Status Connection::take_back(uint64_t number, EventSink& sink) {
-  const auto gone = [&] { return ended(pidfd_, socket_); };
-  if (state_ != State::kUp ||
-      wait_until_closed(shared_, *in_, number, shared_.fence_patience, gone)) {
-    return absl::OkStatus();
-  }
-  const absl::Status why = still_open(peer_label());
+bool Connection::fenced(uint32_t index) const {
+  return state_ != State::kUp ||
+         (wait_until_idle(index + 1, Time::zero()) && wait_until_copied(index + 1, Time::zero()));
+}
+
+void Connection::ask_back(uint64_t number) {
+  if (state_ == State::kUp) shm::ask_back(*in_, number);
+}
+
+bool Connection::given_back(uint64_t number) const {
+  return state_ != State::kUp || !holds(*in_, number) || ended(pidfd_, socket_);
+}
+
+absl::Status Connection::cut_off(std::optional<uint32_t> copying, EventSink& sink) {
+  const absl::Status why =
+      !copying.has_value()
+          ? still_open(peer_label())
+          : absl::UnavailableError(absl::StrFormat(
+                "%s is stopped in the middle of a copy to or from region %u, which was "
+                "deregistered: end that process before the memory is used again",
+                peer_label(), *copying));
+  stands_still_ = true;
   fail(why, sink);
   return why;
 }
 
-absl::Status wait_for_parted(Shared& shared, uint64_t number, Time patience) {
+void ask_parted(const Shared& shared, uint64_t number) {
+  for (const Parted& peer : shared.parted) ask_back(*peer.in, number);
+}
+
+absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
+  const auto held = [number](const Parted& peer) {
+    return holds(*peer.in, number) && !ended(peer.process, {});
+  };
+  ask_parted(shared, number);
+  while (std::any_of(shared.parted.begin(), shared.parted.end(), held) &&
+         Clock::steady().now() <= until) {
+    serve_hot(shared);  // they may be waiting for ours
+    sched_yield();
+  }
   absl::Status status;
-  for (Parted& peer : shared.parted) {
-    const auto gone = [&] { return ended(peer.process, {}); };
-    if (wait_until_closed(shared, *peer.in, number, patience, gone)) continue;
-    status.Update(still_open(absl::StrFormat("process %d", peer.pid)));
+  for (const Parted& peer : shared.parted) {
+    if (held(peer)) status.Update(still_open(absl::StrFormat("process %d", peer.pid)));
   }
   std::erase_if(shared.parted, [](const Parted& peer) {
     // Of one in another pid namespace nobody would ever hear that it has ended.
-    return !holds(*peer.in, 0) || !peer.process.valid() || ended(peer.process, {});
+    return holds_nothing(peer) || !peer.process.valid();
   });
   return status;
-}
-
-absl::Status Connection::fence_region(uint32_t index, EventSink& sink) {
-  if (state_ != State::kUp || (wait_until_idle(index + 1, shared_.fence_patience) &&
-                               wait_until_copied(index + 1, shared_.fence_patience))) {
-    return absl::OkStatus();
-  }
-  const absl::Status why = absl::UnavailableError(absl::StrFormat(
-      "%s is stopped in the middle of a copy to or from region %u, which was deregistered: end "
-      "that process before the memory is used again",
-      peer_label(), index));
-  fail(why, sink);
-  return why;
 }
 
 bool Connection::post(const Slice& slice) {
@@ -399,9 +403,10 @@ void Connection::rail_destroyed() {
 void Connection::release() {
   if (in_ != nullptr && socket_.fd() >= 0) {
     in_->closed.store(1, std::memory_order_seq_cst);
-    if (wait_until_idle(0, kClosePatience)) wait_until_copied(0, kClosePatience);
+    const Time patience = stands_still_ ? Time::zero() : kClosePatience;
+    if (wait_until_idle(0, patience)) wait_until_copied(0, patience);
   }
-  const bool owed = in_ != nullptr && peer_pid_ != getpid() && holds(*in_, 0);
+  const bool owed = in_ != nullptr && peer_pid_ != getpid();
   // Not left to close(): a child process may hold copies of the descriptors.
   for (const int fd : {socket_.fd(), pidfd_.get()}) {
     if (fd >= 0) epoll_ctl(shared_.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
@@ -412,8 +417,13 @@ void Connection::release() {
   reader_.reset();
   memory_.reset();
   counters_ = MappedFile();
-  // The peer hears of the end when it looks, and closes our handles then.
-  if (owed) shared_.parted.push_back({std::move(segment_), in, std::move(pidfd_), peer_pid_});
+  // The peer hears of the end when it looks, and closes our handles then. Who has is forgotten now:
+  // memory may never be deregistered, and peers come and go.
+  std::erase_if(shared_.parted, holds_nothing);
+  if (owed) {
+    Parted left{std::move(segment_), in, std::move(pidfd_), peer_pid_};
+    if (!holds_nothing(left)) shared_.parted.push_back(std::move(left));
+  }
   segment_ = MappedFile();
   segment_fd_.reset();
   pidfd_.reset();

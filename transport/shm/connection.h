@@ -45,9 +45,12 @@ struct Shared {
   std::vector<Parted> parted = {};
 };
 
-// Waits until no peer that we are parted from has file `number` open (0: any), as fence_region()
-// does.
-absl::Status wait_for_parted(Shared& shared, uint64_t number, Time patience);
+// Asks the peers that we are parted from to close file `number` (0: all).
+void ask_parted(const Shared& shared, uint64_t number);
+// And waits until none has it open. Unavailable: one has. May be freed now what nobody has.
+absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until);
+// While this process waits for others, which may wait for it.
+void serve_hot(const Shared& shared);
 
 class ShmRail;
 
@@ -87,12 +90,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Regions of ours.
   void announce_file(uint64_t number);
   void announce_drop(uint64_t number);
-  // Waits until the peer, if alive, is not copying to or from region `index`. Unavailable: it has
-  // been stopped while it does.
-  absl::Status fence_region(uint32_t index, EventSink& sink);
-  // Waits until the peer, if alive, has closed the handle of a file that was dropped. Unavailable:
-  // it has not, and memory that is freed now may be mapped there.
-  absl::Status take_back(uint64_t number, EventSink& sink);
+  // Whether the peer, if alive, copies nothing to or from region `index`, which was revoked.
+  bool fenced(uint32_t index) const;
+  // Whether the peer, if alive, has closed the handle of a file that was dropped, and that it was
+  // asked for.
+  void ask_back(uint64_t number);
+  bool given_back(uint64_t number) const;
+  // It has not in time: it has been stopped in a copy of a region, or has a handle open. The
+  // connection ends; what Unavailable says is for whoever would free the memory.
+  absl::Status cut_off(std::optional<uint32_t> copying, EventSink& sink);
   // While this process waits for others, which may wait for it: what has ended, and handles.
   void serve_waiters();
 
@@ -135,7 +141,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Shared& shared_;
   const bool client_;
   bool hot_ = false;
-  bool draining_ = false;  // the end has begun
+  bool draining_ = false;      // the end has begun
+  bool stands_still_ = false;  // the peer, which was waited for already
   uint32_t silent_rounds_ = 0;
   ConnectRequest request_;  // of a client
   State state_;

@@ -124,15 +124,21 @@ absl::StatusOr<PacketSocket::Io> PacketSocket::receive(Packet& packet, bool with
     got = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
   }
   if (got < 0) return errno == EAGAIN ? Io::kLater : Io::kClosed;
+  bool too_many = false;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count && packet.fd_count < kMaxMessageFds; ++i) {
+    for (size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
-      packet.fds[packet.fd_count++] = base::UniqueFd(fd);
+      base::UniqueFd received(fd);
+      // Padding has room for more than any message has.
+      too_many |= packet.fd_count == kMaxMessageFds;
+      if (!too_many) packet.fds[packet.fd_count++] = std::move(received);
     }
   }
+  if (too_many)
+    return absl::InvalidArgumentError("the peer sent more descriptors than belong to any message");
   if ((header.msg_flags & MSG_CTRUNC) != 0) {
     return absl::ResourceExhaustedError(
         with_fds ? "descriptors that the peer sent were lost: raise `ulimit -n` here"

@@ -1,5 +1,6 @@
 // The provider for workers on one machine: shared memory where a pool is behind a region, CMA
 // elsewhere. The initiator copies; the target's CPU has no part in it.
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -74,8 +75,9 @@ class ShmProvider final : public Provider {
 
   ~ShmProvider() override {
     for (auto& connection : connections_) connection->abandon();
+    if (shared_ == nullptr) return;
     // The application may free memory of devices next.
-    if (shared_ != nullptr) wait_for_parted(*shared_, 0, kPartingPatience).IgnoreError();
+    wait_for_parted(*shared_, 0, Clock::steady().now() + kPartingPatience).IgnoreError();
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -135,17 +137,21 @@ class ShmProvider final : public Provider {
     if (shared_ == nullptr) return absl::OkStatus();
     absl::Status fenced;
     shared_->exports.revoke(region.index);
-    // fence_region() may close a connection, and what hears of that may connect again.
-    for (size_t i = 0; i < connections_.size(); ++i) {
-      fenced.Update(connections_[i]->fence_region(region.index, sink));
+    for (const auto& peer : late([&](const auto& each) { return each->fenced(region.index); })) {
+      fenced.Update(peer->cut_off(region.index, sink));
     }
     const uint64_t file = shared_->exports.forget_file(region.index);
     if (file == 0) return fenced;
-    for (auto& connection : connections_) connection->announce_drop(file);
-    for (size_t i = 0; i < connections_.size(); ++i) {
-      fenced.Update(connections_[i]->take_back(file, sink));
+    for (auto& connection : connections_) {
+      connection->announce_drop(file);
+      connection->ask_back(file);
     }
-    fenced.Update(wait_for_parted(*shared_, file, shared_->fence_patience));
+    ask_parted(*shared_, file);
+    const Time until = Clock::steady().now() + shared_->fence_patience;
+    for (const auto& peer : late([&](const auto& each) { return each->given_back(file); })) {
+      fenced.Update(peer->cut_off(std::nullopt, sink));
+    }
+    fenced.Update(wait_for_parted(*shared_, file, until));
     return fenced;
   }
 
@@ -284,6 +290,22 @@ class ShmProvider final : public Provider {
       }
     }
     return any;
+  }
+
+  // The connections whose peers are not `done` in time, which is waited for once for all of them.
+  template <typename Done>
+  std::vector<std::shared_ptr<Connection>> late(const Done& done) const {
+    std::vector<std::shared_ptr<Connection>> left;
+    for (const auto& connection : connections_) {
+      if (!done(connection)) left.push_back(connection);
+    }
+    const Time until = Clock::steady().now() + shared_->fence_patience;
+    while (!left.empty() && Clock::steady().now() <= until) {
+      serve_hot(*shared_);
+      sched_yield();
+      std::erase_if(left, done);
+    }
+    return left;
   }
 
   bool watch_listener() {

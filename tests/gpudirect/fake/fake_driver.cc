@@ -199,7 +199,13 @@ FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
 FakeDriver::ProgressThread::~ProgressThread() { --progress_scopes; }
 
 FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
-    : fake(*the_fake), lock_(fake.mutex_), name_(name) {
+    : fake(*the_fake), lock_(fake.mutex_, std::defer_lock), name_(name) {
+  // As CUDA does in a process that was forked; nor is any lock of its parent's threads left there.
+  if (getpid() != fake.made_in_) {
+    refused_ = kNotInitialized;
+    return;
+  }
+  lock_.lock();
   ++fake.calls_;
   ++fake.calls_by_name_[name];
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
@@ -207,6 +213,7 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
     injected_ = fake.fail_with_;
     if (fake.fail_name_ == name && --fake.fail_times_ == 0) fake.fail_name_.clear();
   }
+  fake.lost_ |= is_loss(injected_);  // and stays so
   static const std::set<std::string_view> kQuestions = {"cuEventQuery",         "cuStreamQuery",
                                                         "cuDeviceGetAttribute", "cuDeviceGetName",
                                                         "cuDeviceGetPCIBusId",  "cuDeviceTotalMem"};

@@ -4,8 +4,10 @@
 // the fake reaches the bytes, through a mapping of its own. What is put on a stream runs late, when
 // somebody queries, in an order that a seed decides (by every fourth, streams starve); bytes move
 // then, and never at the call. What a real driver would punish by corruption, a crash or a leak is
-// a violation here, with the call named.
+// a violation here, with the call named. In a forked child every call says kNotInitialized.
 #pragma once
+
+#include <unistd.h>
 
 #include <cstdint>
 #include <deque>
@@ -265,6 +267,7 @@ class FakeDriver {
   void look_for_hang(std::string_view call);
 
   const FakeOptions options_;
+  const pid_t made_in_ = getpid();
   std::mutex mutex_;
   std::mt19937_64 random_;
   uint64_t calls_ = 0;
@@ -332,7 +335,7 @@ class FakeCall {
   FakeDriver& fake;
 
  private:
-  std::lock_guard<std::mutex> lock_;
+  std::unique_lock<std::mutex> lock_;
   const char* name_;
   bool then_ = false;  // when it has ended
   Result refused_ = kSuccess;

@@ -201,6 +201,7 @@ std::byte* FakeDriver::reach(DevicePointer at, size_t bytes) {
 }
 
 bool FakeDriver::pending_on(DevicePointer at, size_t bytes) const {
+  if (lost_) return false;  // nothing runs any more
   const auto touches = [&](DevicePointer other, size_t size) {
     return other < at + bytes && at < other + size;
   };

@@ -272,6 +272,21 @@ TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
   }
 }
 
+TEST(StreamGates, AreAsManyAsThereCanBe) {
+  FakeDriver fake;
+  {
+    const auto device = *Device::open(FakeDriver::driver(), 0);
+    // Of 2^58 + 1 all words have the size of one.
+    for (const size_t gates : {size_t{0}, StreamGates::kMostGates + 1, (size_t{1} << 58) + 1,
+                               size_t{1} << 58, SIZE_MAX}) {
+      const auto none = StreamGates::open(*device, gates);
+      EXPECT_TRUE(absl::IsInvalidArgument(none.status())) << gates << ": " << none.status();
+    }
+    EXPECT_TRUE(StreamGates::open(*device, StreamGates::kMostGates).ok());
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
 TEST(StreamGates, AreRefusedWhereAStreamCannotWaitForAWord) {
   Attributes attributes = h100();
   attributes[kStreamMemOps64] = 0;

@@ -315,6 +315,20 @@ TEST(TriggerFifo, OverTheDevice) {
   EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
+// A driver that has no answer any more, and does not call the device lost either.
+TEST(TriggerFifo, WhatIsNeverAnsweredIsGivenUp) {
+  FakeDriver fake;
+  {
+    const auto device = *Device::open(FakeDriver::driver(), 0);
+    fake.fail_next("cuStreamQuery", kUnknown, SIZE_MAX);
+    const auto fifo = TriggerFifo::open(*device, 64);
+    EXPECT_TRUE(absl::IsInternal(fifo.status())) << fifo.status();
+    fake.run_all();
+    fake.fail_next("cuStreamQuery", kUnknown, 1);
+  }
+  fake.finish();
+}
+
 TEST(TriggerFifo, BadSizesAndErrorsLeaveNothingBehind) {
   const auto open = [](uint64_t fail_call, uint64_t* calls) {
     FakeDriver fake({.fail_call = fail_call});

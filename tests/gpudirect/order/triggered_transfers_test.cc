@@ -287,6 +287,22 @@ TEST_F(Triggered, WhatFailsIsCountedWithItsReason) {
   EXPECT_FALSE(transfers_->state(number).last_failure.ok());
 }
 
+TEST_F(Triggered, AStateIsReadWhileMoreArePrepared) {
+  begin();
+  ASSERT_EQ(*transfers_->prepare(pages()), 0u);
+  std::atomic<bool> over{false};
+  std::thread reader([&] {
+    uint64_t started = 0;
+    while (!over) started += transfers_->state(0).started;
+    EXPECT_EQ(started, 0u);
+  });
+  for (int i = 0; i < 500; ++i) ASSERT_TRUE(transfers_->prepare(pages()).ok());
+  over = true;
+  reader.join();
+  EXPECT_TRUE(transfers_->state(500).last_failure.ok());
+  EXPECT_TRUE(absl::IsNotFound(transfers_->state(501).last_failure));
+}
+
 TEST_F(Triggered, TheEndWaitsForWhatWasStarted) {
   begin();
   const uint32_t number = *transfers_->prepare(pages());

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -246,6 +247,28 @@ TEST(DeviceExchange, ARankThatDoesNotComeIsNamed) {
   gpu.expect_clean();
 }
 
+// Communicators know nothing of each other, nor do the threads that drive them.
+TEST(DeviceExchange, TwoGroupsAtOnce) {
+  InstalledFake gpu(exchange_device(17), exchange_memory());
+  std::vector<std::thread> groups;
+  for (int group = 0; group < 2; ++group) {
+    groups.emplace_back([&gpu, group] {
+      run_group(2, exchange_options(), [&](Communicator& comm) {
+        for (size_t round = 0; round < 4; ++round) {
+          const size_t bytes = 300'000 + round * 100'000 + static_cast<size_t>(group);
+          Bytes both(&gpu, std::vector<std::byte>(bytes, std::byte(group + 1)));
+          const absl::Status status =
+              comm.all_reduce(both.data(), both.data(), bytes, DataType::kU8, ReduceOp::kSum);
+          ASSERT_TRUE(status.ok()) << status;
+          ASSERT_TRUE(both.get() == std::vector<std::byte>(bytes, std::byte(2 * (group + 1))));
+        }
+      });
+    });
+  }
+  for (std::thread& group : groups) group.join();
+  gpu.expect_clean();
+}
+
 // Calls of the driver in turn: the collective fails at every rank with the driver's words, or
 // it was one whose error changes nothing.
 TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
@@ -262,7 +285,10 @@ TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
       Bytes second(&gpu, std::vector<std::byte>(kBytes, std::byte{1}));
       ASSERT_TRUE(call(first).ok());
       ASSERT_TRUE(comm.barrier().ok());
-      if (comm.rank() == 0) gpu.fake().fail_call_in(k, gpudirect::kNotSupported);
+      // By turns a failure, and a device that is lost.
+      if (comm.rank() == 0) {
+        gpu.fake().fail_call_in(k, k % 2 == 0 ? gpudirect::kAssert : gpudirect::kNotSupported);
+      }
       absl::Status status = comm.barrier();
       if (status.ok()) status = call(second);
       if (status.ok()) {
@@ -270,10 +296,16 @@ TEST(DeviceExchange, AnErrorAtAnyCallEndsItAtEveryRank) {
         return;
       }
       if (comm.rank() == 0) ++failed;
-      EXPECT_THAT(text(status), HasSubstr("fake")) << status;
+      EXPECT_THAT(text(status), testing::AnyOf(HasSubstr("fake"), HasSubstr("is lost"),
+                                               HasSubstr("LAUNCH_FAILED")))
+          << status;
     });
     gpu.fake().fail_call_in(0, gpudirect::kSuccess);
-    gpu.expect_clean();
+    if (k % 2 != 0) {
+      gpu.expect_clean();
+    } else {  // of a device that is lost nothing is given back
+      EXPECT_THAT(gpu.fake().violations(), testing::IsEmpty());
+    }
   }
   EXPECT_GT(failed.load(), 4u);
 }

@@ -1,0 +1,280 @@
+// A process that shares memory of a device is stopped at some step of that memory's life. Nobody
+// else waits for it; who parts with it gets his memory back, or hears that he does not; and when it
+// goes on it moves no byte any more, hears that it is out, and gives back what it has. Or it is
+// killed where it stands.
+//
+// Here three steps of each way and side; BATON_CASES=all is thirty.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/gpudirect/ipc/device_end.h"
+#include "transport/base/child.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Stopping {
+  const char* name;
+  const char* provider;
+  bool malloc = false;  // memory of cudaMalloc; or by virtual memory management
+  bool lent = false;    // staged, from one's ring to the other's device
+};
+
+constexpr std::string_view kOut = "\nout";
+const End::Settings kShortFence = {{"shm.fence_ms", "100"}};
+
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+struct Case {
+  Stopping way;
+  bool child_maps = true;  // it writes and reads this side's memory; or the other way round
+  uint64_t step = 0;       // of the child's calls of the driver; 0: it is not stopped
+  bool ended = false;      // the call has ended; or it begins
+  bool killed = false;     // where it stands; or it goes on
+};
+
+// Ends with 0 where nothing is left and nothing was wrong, stopped or not.
+void live_as_child(const Case& what, Pipe& down, Pipe& up) {
+  uint64_t steps = 0;
+  bool out = false;
+  {
+    InstalledFake fake({.ipc_handles = !what.way.lent});
+    {
+      End end(fake, what.way.provider, kShortFence);
+      fake.fake().at_step(what.step, what.ended, [] { raise(SIGSTOP); });
+      what.way.malloc ? end.make_by_malloc() : end.make();
+      if (what.child_maps) {
+        std::string offered = down.hear();
+        if (offered.empty()) _exit(1);
+        out = offered.ends_with(kOut);
+        if (out) offered.resize(offered.size() - kOut.size());
+        const bool done = end.exchange(offered) &&
+                          (!what.way.lent || (end.lent() && end.exchange_again(offered)));
+        EXPECT_TRUE(done || what.step != 0);
+        up.say("done");
+      } else {
+        up.say(end.offer());
+      }
+      // The other one has parted with it, if they ever met.
+      fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+      EXPECT_TRUE(end.drive([&] {
+        out |= down.hear() == kOut;
+        return out && end.worker->stats().peers_up == 0;
+      })) << "it never heard that it is out";
+      end.give_back();
+      end.worker.reset();
+    }
+    steps = fake.fake().steps();
+    fake.fake().at_step(0, false, nullptr);
+    fake.expect_clean();
+  }
+  up.say(std::to_string(steps));
+  _exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+// How many steps the child made, if nothing stopped it.
+uint64_t live(const Case& what) {
+  Pipe down, up;
+  const pid_t child = base::fork_child();
+  if (child == 0) {
+    down.close_end(1);
+    up.close_end(0);
+    live_as_child(what, down, up);
+  }
+  up.close_end(1);
+  fcntl(up.ends[0], F_SETFL, O_NONBLOCK);
+  std::string said;
+  bool stopped = false, stopped_now = false, gone = false;
+  int how = 0;
+  const auto look = [&] {
+    said += up.hear();
+    if (!gone && waitpid(child, &how, WNOHANG | WUNTRACED) == child) {
+      stopped_now = WIFSTOPPED(how);
+      stopped |= stopped_now;
+      gone = !WIFSTOPPED(how);
+    }
+  };
+  const auto hears = [&](const End& end, auto&& ready) {
+    return end.drive([&] {
+      look();
+      return stopped || gone || ready();
+    });
+  };
+  {
+    InstalledFake fake({.ipc_handles = !what.way.lent});
+    {
+      End here(fake, what.way.provider, kShortFence);
+      End other(fake, what.way.provider), third(fake, what.way.provider);
+      for (End* end : {&here, &other, &third}) end->make();
+      if (what.way.malloc) {
+        here.give_back();
+        here.make_by_malloc();
+      }
+      std::fill_n(here.view(), kSharedBytes, std::byte{7});
+      PeerId peer;
+      if (what.child_maps) {
+        down.say(here.offer());
+        EXPECT_TRUE(hears(here, [&] { return said == "done"; }));
+        if (const auto event = here.worker->next_peer_event()) peer = event->peer;
+      } else if (hears(here, [&] { return said.size() > RemoteRegion::kEncodedBytes; }),
+                 said.size() > RemoteRegion::kEncodedBytes) {
+        peer = *here.worker->connect(said.substr(RemoteRegion::kEncodedBytes));
+        const auto remote = RemoteRegion::decode(said.substr(0, RemoteRegion::kEncodedBytes));
+        for (int i = 0; i < (what.way.lent ? 40 : 4) && !stopped; ++i) {
+          const TransferId id =
+              *here.worker->submit({.op = i % 2 == 0 ? Op::kWrite : Op::kRead,
+                                    .peer = peer,
+                                    .local = here.region,
+                                    .local_layout = Layout::contiguous(0, kSharedBytes),
+                                    .remote = *remote,
+                                    .remote_layout = Layout::contiguous(0, kSharedBytes)});
+          EXPECT_TRUE(hears(here, [&] { return ended(*here.worker->state(id)); }));
+        }
+      }
+      look();
+
+      // Whoever it is that the child keeps waiting, it is not these two, nor anybody with this one.
+      EXPECT_TRUE(other.exchange(third.offer(), third.worker.get()));
+      EXPECT_TRUE(other.exchange(here.offer(), here.worker.get()));
+      if (peer.generation != 0) {
+        const Time begin = Clock::steady().now();
+        here.worker->disconnect(peer, milliseconds(20)).IgnoreError();
+        EXPECT_LT(Clock::steady().now() - begin, patient(milliseconds(5000)));
+        EXPECT_EQ(here.worker->stats().open_transfers, 0u);
+      }
+      // From here on the bytes are this side's, if it may have them.
+      const Time begin = Clock::steady().now();
+      const absl::Status back = here.worker->deregister_memory(here.region);
+      EXPECT_LT(Clock::steady().now() - begin, patient(milliseconds(5000)));
+      EXPECT_TRUE(back.ok() || absl::IsUnavailable(back)) << back;
+      look();
+      if (!gone && (what.killed || !back.ok())) {
+        kill(child, SIGKILL);
+        waitpid(child, &how, 0);
+        gone = true;
+      }
+      fake.fake().run_all();
+      std::fill_n(here.view(), kSharedBytes, std::byte{42});
+      if (!gone) {
+        kill(child, SIGCONT);
+        down.say(std::string(kOut));
+        EXPECT_TRUE(here.drive([&] {
+          look();
+          if (std::exchange(stopped_now, false)) kill(child, SIGCONT);  // late in its life
+          // Nor is it in again where it had never come before.
+          while (const auto event = here.worker->next_peer_event()) {
+            if (event->kind == PeerEvent::Kind::kUp) here.worker->begin_disconnect(event->peer);
+          }
+          return gone;
+        })) << "it does not end";
+        EXPECT_EQ(how, 0) << "what it had was not given back, or it was told nothing";
+      }
+      for (int i = 0; i < 20; ++i) here.worker->progress();
+      fake.fake().run_all();
+      EXPECT_EQ(std::count(here.view(), here.view() + kSharedBytes, std::byte{42}), kSharedBytes)
+          << "bytes came late";
+      EXPECT_TRUE(other.exchange(third.offer(), third.worker.get()));
+      here.free();
+      for (End* end : {&other, &third}) end->give_back();
+    }
+    EXPECT_EQ(fake.fake().queued(), 0u);
+    fake.expect_clean();
+  }
+  if (!gone) {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  }
+  said += up.hear();
+  const size_t digits = said.find_last_not_of("0123456789") + 1;
+  return stopped || digits == said.size() ? 0 : std::stoull(said.substr(digits));
+}
+
+// Nothing is deregistered meanwhile, as in a server whose peers come and go.
+TEST(CudaIpcPeers, ThatEndWithMemoryOpenCostNothing) {
+  struct Comer {
+    Pipe down, up;
+    pid_t pid = base::fork_child();
+  };
+  std::deque<Comer> children;
+  for (int i = 0; i < 4; ++i) {
+    Comer& child = children.emplace_back();
+    if (child.pid != 0) continue;
+    InstalledFake fake;
+    End end(fake, "shm");
+    end.make();
+    child.up.say(end.exchange(child.down.hear()) ? "done" : "not");
+    raise(SIGKILL);
+  }
+  InstalledFake fake;
+  {
+    End here(fake, "shm");
+    here.make_by_malloc();
+    size_t before = 0;
+    for (Comer& child : children) {
+      fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
+      child.down.say(here.offer());
+      std::string said;
+      EXPECT_TRUE(here.drive([&] { return !(said += child.up.hear()).empty(); }));
+      EXPECT_EQ(said, "done");
+      waitpid(child.pid, nullptr, 0);
+      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+      for (int round = 0; round < 3; ++round) here.worker->progress();
+      if (before == 0) before = open_descriptors();  // what is made once is there
+      EXPECT_EQ(open_descriptors(), before);
+    }
+    here.give_back();
+  }
+  fake.expect_clean();
+}
+
+class StoppedAt : public testing::TestWithParam<Stopping> {};
+
+TEST_P(StoppedAt, AnyStepKeepsNobodyWaiting) {
+  std::mt19937_64 random(11);
+  for (const bool child_maps : {true, false}) {
+    Case what{GetParam(), child_maps};
+    const uint64_t steps = live(what);  // what is made once in a process is there
+    ASSERT_GT(steps, 20u);
+    const size_t before = open_descriptors();
+    const char* const cases = std::getenv("BATON_CASES");
+    const int points = cases != nullptr && std::string_view(cases) == "all" ? 30 : 3;
+    for (int i = 0; i < points; ++i) {
+      what.step = 1 + random() % steps;
+      what.ended = random() % 2 != 0;
+      what.killed = i % 3 == 2;
+      SCOPED_TRACE(testing::Message()
+                   << (child_maps ? "who maps" : "who shares") << " at step " << what.step
+                   << (what.ended ? " ended" : " begins") << (what.killed ? ", killed" : ""));
+      live(what);
+      EXPECT_EQ(open_descriptors(), before);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, StoppedAt,
+                         testing::Values(Stopping{"Mapped", "shm"},
+                                         Stopping{"ByHandle", "shm", true},
+                                         Stopping{"Lent", "shm", true, true},
+                                         Stopping{"Staged", "tcp"}),
+                         [](const auto& way) { return std::string(way.param.name); });
+
+}  // namespace
+}  // namespace baton
