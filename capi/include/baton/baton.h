@@ -33,8 +33,8 @@
 // be the last one with it, and baton_kv_layout_add_...(), which must be the only one meanwhile. A
 // forked child makes agents of its own: its parent's are refused there (BATON_ERR_INVALID_PARAM),
 // and baton_agent_destroy() leaves them alone. fork() waits while another thread makes or destroys
-// one, a second at most. But fork while no agent connects to another one: OpenSSL and UCX have locks
-// of their own, which a child may find taken.
+// one, a second at most. But fork while no agent connects to another one: OpenSSL and UCX have
+// locks of their own, which a child may find taken.
 //
 // The process: a signal ends no call early, and none is taken by the threads that an agent or a
 // connector is made with. Handlers of SIGSEGV and SIGBUS are put before the program's, for memory
