@@ -89,6 +89,7 @@ class ForkedDevices : public testing::TestWithParam<const char*> {
 
 TEST_P(ForkedDevices, BeforeAnythingIsRegisteredAndAfterwards) {
   InstalledFake gpu;
+  ASSERT_TRUE(gpu.memory().allocate(0, 4096).ok());  // this process uses CUDA
   {
     End a(gpu, GetParam()), b(gpu, GetParam());
     const gpudirect::DevicePointer at = gpu.fake().allocate(kSharedBytes);

@@ -1,4 +1,4 @@
-// OpenSSL's random bytes, else the kernel's; key pairs of this process's workers, by uid.
+// The kernel's random bytes, else OpenSSL's; key pairs of this process's workers, by uid.
 #include "transport/base/worker_keys.h"
 
 #include <openssl/crypto.h>
@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 
 namespace baton::base {
 namespace {
@@ -69,6 +70,7 @@ UidBytes make_worker_secret() {
   fill_with_secret(made.private_key.data(), made.private_key.size());
   EVP_PKEY* const pair = EVP_PKEY_new_raw_private_key(
       EVP_PKEY_X25519, nullptr, made.private_key.data(), made.private_key.size());
+  if (pair == nullptr) throw std::bad_alloc();  // any 32 bytes are a key
   size_t bytes = made.public_key.size();
   EVP_PKEY_get_raw_public_key(pair, made.public_key.data(), &bytes);
   EVP_PKEY_free(pair);

@@ -13,8 +13,8 @@
 
 namespace baton::base {
 
-// Fills `bytes` bytes at `out`: by OpenSSL, or where that cannot, as in a sandbox without the files
-// that it looks for, by the kernel. Where neither has any the process ends: a worker whose keys can
+// Fills `bytes` bytes at `out`: by the kernel, or where that cannot, as in a sandbox without that
+// call, by OpenSSL. Where neither has any the process ends: a worker whose keys can
 // be guessed is open to everybody, and nobody would notice.
 void fill_with_secret(void* out, size_t bytes);
 
@@ -26,7 +26,7 @@ struct WorkerSecret {
 };
 
 // A new key pair, kept for as long as the process lives (about 100 bytes); returns its uid. Any
-// thread, as the others.
+// thread, as the others. std::bad_alloc where there is no memory for it.
 UidBytes make_worker_secret();
 // Nothing: the uid was not made in this process.
 std::optional<WorkerSecret> worker_secret(const UidBytes& uid);

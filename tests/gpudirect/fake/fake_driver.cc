@@ -201,11 +201,12 @@ FakeDriver::ProgressThread::~ProgressThread() { --progress_scopes; }
 FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
     : fake(*the_fake), lock_(fake.mutex_, std::defer_lock), name_(name) {
   // As CUDA does in a process that was forked; nor is any lock of its parent's threads left there.
-  if (getpid() != fake.made_in_) {
+  if (const pid_t user = fake.used_in_.load(); user != 0 && user != getpid()) {
     refused_ = kNotInitialized;
     return;
   }
   lock_.lock();
+  if (needs != Needs::kNothing) fake.used_in_ = getpid();
   ++fake.calls_;
   ++fake.calls_by_name_[name];
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;

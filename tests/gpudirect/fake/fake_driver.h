@@ -4,11 +4,13 @@
 // the fake reaches the bytes, through a mapping of its own. What is put on a stream runs late, when
 // somebody queries, in an order that a seed decides (by every fourth, streams starve); bytes move
 // then, and never at the call. What a real driver would punish by corruption, a crash or a leak is
-// a violation here, with the call named. In a forked child every call says kNotInitialized.
+// a violation here, with the call named. In a child that is forked from a process which has used a
+// device every call says kNotInitialized.
 #pragma once
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -267,7 +269,7 @@ class FakeDriver {
   void look_for_hang(std::string_view call);
 
   const FakeOptions options_;
-  const pid_t made_in_ = getpid();
+  std::atomic<pid_t> used_in_{0};  // the first process that asked for more than cuInit; 0: none
   std::mutex mutex_;
   std::mt19937_64 random_;
   uint64_t calls_ = 0;

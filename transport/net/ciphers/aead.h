@@ -12,6 +12,7 @@
 namespace baton::net {
 
 // Between start() and the tag, pieces of any sizes. Never seal two different texts with one number.
+// Where OpenSSL has no memory, zeros are sealed, under a tag that nobody takes, and nothing opens.
 class Aead {
  public:
   static constexpr size_t kTagBytes = 16;
@@ -31,6 +32,7 @@ class Aead {
  private:
   std::unique_ptr<EVP_CIPHER_CTX, decltype(&EVP_CIPHER_CTX_free)> context_;
   const bool seals_;
+  bool works_ = false;
 };
 
 }  // namespace baton::net
