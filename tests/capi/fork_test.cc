@@ -38,8 +38,9 @@ int parent_of_some() {
 }
 
 TEST(Fork, AChildMakesAgentsOfItsOwn) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own locks are taken in a forked child";
   setenv("BATON_LOG", "info", 1);  // lines to be in the midst of
-  for (int i = 0; i < (kSanitized ? 3 : 20); ++i) {
+  for (int i = 0; i < 20; ++i) {
     Child fresh([](int, int) {
       dup2(open("/dev/null", O_WRONLY | O_CLOEXEC), 2);
       return parent_of_some();

@@ -25,11 +25,11 @@ class Edge {
   ~Edge() { munmap(memory_, 2 * page_); }
   Edge(const Edge&) = delete;
   Edge& operator=(const Edge&) = delete;
-  // `size` bytes of `from` there, but at least the eight that say the size.
+  // `size` bytes of `from` there, aligned as a T is, but at least the eight that say the size.
   template <typename T>
   T* put(const T& from, size_t size) {
     const size_t there = std::max(size, sizeof(size_t));
-    char* at = memory_ + page_ - there;
+    char* at = memory_ + page_ - (there + alignof(T) - 1) / alignof(T) * alignof(T);
     std::memcpy(at, &from, there);
     std::memcpy(at, &size, sizeof size);
     return reinterpret_cast<T*>(at);
