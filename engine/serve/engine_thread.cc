@@ -205,20 +205,31 @@ bool EngineThread::take_commands() {
     }
     const uint64_t id = command.request.id;
     const auto on_event = command.request.on_event;
+    count_before_telling(&command.request);
     const absl::Status status = engine_.add_request(std::move(command.request));
     if (!status.ok()) refuse(id, on_event, status);
   }
   return !commands.empty();
 }
 
+// Whoever has the end of an answer finds it in stats(), though the step is still under way.
+void EngineThread::count_before_telling(Request* request) {
+  if (!request->on_event) return;
+  request->on_event = [this, tell = std::move(request->on_event)](const OutputEvent& event) {
+    if (event.finished) {
+      const std::lock_guard lock(mutex_);
+      stats_ = engine_.stats();
+    }
+    tell(event);
+  };
+}
+
 void EngineThread::take_notes(bool stepped, Time busy) {
   const std::lock_guard lock(mutex_);
-  const EngineStats stats = engine_.stats();
-  if (stepped) {
-    const uint64_t before = stats_.tokens_computed + stats_.cached_tokens;
-    admission_.computed(stats.tokens_computed + stats.cached_tokens - before, busy);
-  }
-  stats_ = stats;
+  stats_ = engine_.stats();
+  const uint64_t tokens = stats_.tokens_computed + stats_.cached_tokens;
+  const uint64_t before = std::exchange(tokens_noted_, tokens);
+  if (stepped) admission_.computed(tokens - before, busy);
   backlog_ = engine_.backlog(admission_);
 }
 

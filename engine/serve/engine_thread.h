@@ -62,6 +62,7 @@ class EngineThread {
   // Waits for no lock: the engine may be stuck with one.
   const Liveness& liveness() const { return engine_.liveness(); }
 
+  // Has counted every request whose last event somebody has heard; the rest is as of the last step.
   EngineStats stats() const;
   kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }
@@ -77,6 +78,7 @@ class EngineThread {
   void tell_watchers();
   void tell_recorder();
   void end_watchers();
+  void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
   void wake();
 
@@ -89,6 +91,7 @@ class EngineThread {
   Backlog queued_;  // in commands_
   Backlog backlog_;
   EngineStats stats_;
+  uint64_t tokens_noted_ = 0;  // computed or found, of those that admission_ has been told
   kvtransfer::KvConnectorStats connector_stats_;
   struct Watcher {
     CacheListener listener;

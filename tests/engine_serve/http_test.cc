@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -259,6 +260,21 @@ TEST(Http, ModelsHealthMetrics) {
     EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
   }
   EXPECT_EQ(client.Get("/nowhere")->status, 404);
+}
+
+// In the middle of the step that ends it, which the page's reader cannot see the end of.
+TEST(Http, WhoHasAnAnswerFindsItCounted) {
+  Worker worker;
+  std::promise<EngineStats> counted;
+  worker.thread().submit({.tokens = {1, 2, 3},
+                          .sampling = {.max_tokens = 4, .ignore_eos = true},
+                          .on_event = [&](const OutputEvent& event) {
+                            if (event.finished) counted.set_value(worker.thread().stats());
+                          }});
+  const EngineStats stats = counted.get_future().get();
+  EXPECT_EQ(stats.requests_finished, 1);
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.tokens_computed, 6);  // the last output is nobody's input
 }
 
 TEST(Http, APortInUseIsAnError) {
