@@ -11,6 +11,8 @@ stopped (SIGSTOP) meanwhile. Prints prefill tokens/s (of the prompt, by the time
 the time per token behind it), medians, with each arithmetic's ratio to each: the median of the rounds' ratios. Writes
 FOLDER/baselines.json, and a log of each. An engine that is not installed is left out, and why is said. On a machine that has
 other work too, --realtime (as root) gives all of them real-time priority: threads that wait for each other suffer most from it.
+Whose tokens arrive all at once, which real-time priority can do to a server, has no row and no ratios: neither its first token
+nor those behind it came when they were made. That is said instead.
 """
 import argparse
 import json
@@ -25,6 +27,10 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
+# A token arrives by itself if it came so many seconds behind the one before, or such a part of what its answer took for a token.
+APART = (1e-4, 0.02)
+# Of an answer's tokens so many arrive by themselves, or its times are not the engine's.
+LEAST_APART = 0.5
 GOALS = (("prefill", 1.5, ("torch", "vllm", "llama.cpp")), ("decode", 2.0, ("llama.cpp",)))
 
 
@@ -170,7 +176,7 @@ def checkpoint(arguments):
 
 
 def ask(arguments, server, seed, requests):
-    """Tokens/s of each request: (prefill, decode)."""
+    """Tokens/s of each request, (prefill, decode), and the part of tokens that arrived by themselves."""
     report = arguments.out / f"{server.name.replace(' ', '-')}.json"
     command = [arguments.baton, "serve_bench", "--url", server.url, "--model", "m", "--dataset-name", "random", "--input-len",
                str(arguments.input_len), "--output-len", str(arguments.output_len), "--num-prompts", str(requests),
@@ -180,7 +186,8 @@ def ask(arguments, server, seed, requests):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{server.name}: {done.stderr.strip()}; its log is {server.log}")
-    return speeds_of(json.loads(report.read_text()))
+    said = json.loads(report.read_text())
+    return speeds_of(said), part_apart(said)
 
 
 def speeds_of(report):
@@ -190,9 +197,26 @@ def speeds_of(report):
     return [statistics.median(values) for values in zip(*speeds)]
 
 
+def part_apart(report):
+    """Of an answer's tokens, how many arrived by themselves: the median of the answers. Between pieces of one packet are only
+    the microseconds that it takes to read them."""
+    parts = []
+    for made, gaps, whole in zip(report["output_lens"], report["itls"], report["e2els"]):
+        parts.append((1 + sum(gap > min(APART[0], APART[1] * whole / made) for gap in gaps)) / made)
+    return statistics.median(parts)
+
+
+def refused_of(apart, output_len):
+    """{name: why it has no row}, of the parts of each round."""
+    return {name: f"no row for {name}: its tokens arrive at once ({min(parts) * output_len:.0f} of {output_len} by themselves; "
+                  f"at least {LEAST_APART * output_len:g} must), so their times are not when it made them; try without --realtime"
+            for name, parts in apart.items() if min(parts) < LEAST_APART}
+
+
 def measure(arguments, servers):
-    """{name: [(prefill, decode) of each round]}"""
+    """{name: [(prefill, decode) of each round]}, {name: [the part of tokens by themselves in each round]}"""
     rounds = {server.name: [] for server in servers}
+    apart = {server.name: [] for server in servers}
     for server in servers:
         server.signal(signal.SIGSTOP)
         if arguments.realtime:
@@ -201,12 +225,14 @@ def measure(arguments, servers):
         for i in range(len(servers)):
             server = servers[(i + number) % len(servers)]
             server.signal(signal.SIGCONT)
-            found = ask(arguments, server, 1 + (number + 1) * 1000, arguments.requests if number >= 0 else 2)
+            found, part = ask(arguments, server, 1 + (number + 1) * 1000, arguments.requests if number >= 0 else 2)
             server.signal(signal.SIGSTOP)
             if number >= 0:
                 rounds[server.name].append(found)
-                print(f"round {number + 1}: {server.name:10} prefill {found[0]:8.0f}  decode {found[1]:7.1f} tokens/s", flush=True)
-    return rounds
+                apart[server.name].append(part)
+                said = f"prefill {found[0]:8.0f}  decode {found[1]:7.1f} tokens/s"
+                print(f"round {number + 1}: {server.name:10} {said if part >= LEAST_APART else 'tokens arrive at once'}", flush=True)
+    return rounds, apart
 
 
 def is_own(name):
@@ -224,13 +250,15 @@ def summary_of(rounds):
     return rows
 
 
-def table_of(rows):
-    owns = list(rows[0][3])
+def table_of(rows, refused=None):
+    """Behind the rows is said who has none."""
+    owns = list(rows[0][3]) if rows else []
     heads = "".join(f" {f'{own} prefill':>13} {'decode':>7}" for own in owns)
     lines = [f"{'':10} {'prefill':>9} {'decode':>8} tokens/s   ratio of{heads}"]
     for name, prefill, decode, ratios in rows:
         said = "" if is_own(name) else " " * 19 + "".join(f" {a:13.2f} {b:7.2f}" for a, b in ratios.values())
         lines.append(f"{name:10} {prefill:9.0f} {decode:8.1f} {said}".rstrip())
+    lines.extend((refused or {}).values())
     for own in owns:
         for i, (what, goal, names) in enumerate(GOALS):
             there = [(row[0], row[3][own][i]) for row in rows if row[0] in names]
@@ -305,17 +333,19 @@ def main():
             if is_own(name):
                 computed[name.removeprefix("baton ")] = computed_by(server)
                 print(f"{name}: {computed_by(server)}", flush=True)
-        rounds = measure(arguments, servers)
+        rounds, apart = measure(arguments, servers)
     except RuntimeError as error:
         sys.exit(f"baselines: {error}")
     finally:
         for server in servers:
             server.close()
-    rows = summary_of(rounds)
-    print(table_of(rows))
+    refused = refused_of(apart, arguments.output_len)
+    rows = summary_of({name: speeds for name, speeds in rounds.items() if name not in refused})
+    print(table_of(rows, refused))
     (arguments.out / "baselines.json").write_text(json.dumps({
         "model": arguments.model, "threads": arguments.threads, "input_len": arguments.input_len,
         "output_len": arguments.output_len, "requests": arguments.requests, "computed": computed, "rounds": rounds,
+        "apart": apart, "refused": refused,
         "summary": [dict(zip(("name", "prefill", "decode", "ratios"), row)) for row in rows]}) + "\n")
     return 0
 

@@ -102,6 +102,25 @@ def ratios_are_of_the_same_round():
     assert "reached" not in text and "int8: weights of eight bits" in text, text
 
 
+def who_sends_a_whole_answer_at_once_has_no_row():
+    def report(gaps):
+        """Two answers of 9 tokens, the first behind 340 ms."""
+        return {"output_lens": [9] * 2, "itls": [gaps] * 2, "e2els": [0.34 + sum(gaps)] * 2}
+    once, pieces, pairs, each = [3e-6] * 8, [3e-6, 3e-6, 0.02, 3e-6] * 2, [0.02, 3e-6] * 4, [0.009, 0.011] * 4
+    for gaps, part in ((once, 1 / 9), (pieces, 3 / 9), (pairs, 5 / 9), (each, 1)):
+        assert abs(baselines.part_apart(report(gaps)) - part) < 1e-9, (gaps, baselines.part_apart(report(gaps)))
+    # Behind a long prompt tokens may be quick; of a tiny model they are quicker than a packet.
+    assert baselines.part_apart({"output_lens": [3], "itls": [[0.002] * 2], "e2els": [60.004]}) == 1
+    assert baselines.part_apart({"output_lens": [3], "itls": [[5e-5] * 2], "e2els": [1e-3]}) == 1
+    refused = baselines.refused_of({"baton bf16": [1, 1], "vllm": [5 / 9, 1], "llama.cpp": [1, 1 / 9]}, 9)
+    assert list(refused) == ["llama.cpp"], refused
+    rounds = {"baton bf16": [(200, 40)] * 2, "vllm": [(100, 20)] * 2}
+    text = baselines.table_of(baselines.summary_of(rounds), refused)
+    words = "no row for llama.cpp: its tokens arrive at once (1 of 9 by themselves; at least 4.5 must)"
+    assert words in text and "the best of llama.cpp" not in text and "bf16, prefill: 2.00 times the best of vllm;" in text, text
+    assert baselines.table_of([], {"baton bf16": "why"}).endswith("why")
+
+
 def the_arithmetic_that_fits_is_picked():
     for flags, arithmetic, why in (("avx512f amx_bf16 avx512_bf16", "bf16", "amx_bf16"), ("avx2 avx512_bf16", "bf16", "avx512_bf16"),
                                    ("avx2 fma", "fp32", "does not multiply bf16")):
@@ -112,6 +131,7 @@ def the_arithmetic_that_fits_is_picked():
 
 def main():
     ratios_are_of_the_same_round()
+    who_sends_a_whole_answer_at_once_has_no_row()
     the_arithmetic_that_fits_is_picked()
     wrong_options_are_refused()
     with tempfile.TemporaryDirectory() as folder:
