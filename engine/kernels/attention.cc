@@ -30,6 +30,8 @@ constexpr int kUnit = kPair * static_cast<int>(kLanes);
 // tile has no more than twice as many.
 constexpr int kRowsAtOnce = kPair == 1 ? kQueryTile : 4;
 constexpr int kTileRows = kPair == 1 ? kQueryTile : 2 * kRowsAtOnce;
+// Elements of V that are dealt to two vectors whatever their width.
+constexpr int kTwo = 2 * static_cast<int>(kLanes);
 constexpr int kMaxDims = 256;
 constexpr int kSplitBlocks = kSplitTokens / kBlockTokens;
 // Elements of a cache line.
@@ -38,8 +40,9 @@ constexpr int kLine = 64 / sizeof(uint16_t);
 // foresees little.
 constexpr int kAheadElements = 3072;
 
-BATON_INLINE void load_unit(const uint16_t* from, V (&to)[kPair]) {
-  if constexpr (kPair == 1) {
+template <int kVectors>
+BATON_INLINE void load_unit(const uint16_t* from, V (&to)[kVectors]) {
+  if constexpr (kVectors == 1) {
     to[0] = load_bf16(from);
   } else {
     const F f;
@@ -51,8 +54,9 @@ BATON_INLINE void load_unit(const uint16_t* from, V (&to)[kPair]) {
 }
 
 // In the order of the elements.
-BATON_INLINE void store_unit(const V (&from)[kPair], float* to) {
-  if constexpr (kPair == 1) {
+template <int kVectors>
+BATON_INLINE void store_unit(const V (&from)[kVectors], float* to) {
+  if constexpr (kVectors == 1) {
     hn::StoreU(from[0], F(), to);
   } else {
     hn::StoreInterleaved2(from[0], from[1], F(), to);
@@ -65,44 +69,85 @@ struct Tile {
   float* out[kQueryTile];
   int first[kQueryTile];  // first position the query sees; ascending
   int last[kQueryTile];   // last position the query sees; ascending
-  int first_block;
+  int rows;
+
+  int first_block() const { return first[0] / kBlockTokens; }
+  int end_block() const { return last[rows - 1] / kBlockTokens + 1; }
+  bool sees(int row, int split) const {
+    return split >= first[row] / kSplitTokens && split <= last[row] / kSplitTokens;
+  }
+  // Positions that every row sees, [shared_from, shared_to): none if it ends before it begins.
+  int shared_from() const { return first[rows - 1]; }
+  int shared_to() const { return last[0] + 1; }
 };
 
-// Where the block lies that is read `distance` blocks behind `b`: behind the last keys come the
-// first values, and behind the last values nothing that is known here.
-struct Ahead {
-  const AttentionCall& call;
-  int first, end, block_elements, distance;
+// The blocks of one split that a tile sees, and what is asked for while one is read: the block
+// `distance` behind it. Behind the last keys come the first values, and behind the last values the
+// first keys of the next split.
+struct Places {
+  const uint16_t* key[kSplitBlocks];
+  const uint16_t* value[kSplitBlocks];
+  const uint16_t* next_key[kSplitBlocks];
+  int first, count;  // blocks
+  int block_elements, distance;
 
-  Ahead(const AttentionCall& of, int first_block, int blocks)
-      : call(of),
-        first(first_block),
-        end(blocks),
-        block_elements(of.cache->geometry().head_dim * kBlockTokens),
-        distance(kAheadElements / block_elements) {}
-  uint32_t at(int b) const { return call.block_table[static_cast<size_t>(std::min(b, end - 1))]; }
-  const uint16_t* of_key(int b) const {
-    const int next = b + distance;
-    return next < end ? call.cache->key(call.layer, at(next), call.kv_head)
-                      : call.cache->value(call.layer, at(first + next - end), call.kv_head);
+  Places(const AttentionCall& call, const Tile& tile, int split) {
+    const int begin = split * kSplitBlocks, end = tile.end_block();
+    first = std::max(begin, tile.first_block());
+    count = std::min(begin + kSplitBlocks, end) - first;
+    block_elements = call.cache->geometry().head_dim * kBlockTokens;
+    distance = kAheadElements / block_elements;
+    for (int b = 0; b < count; ++b) {
+      key[b] = call.cache->key(call.layer, call.block_table[size_t(first + b)], call.kv_head);
+      value[b] = key[b] + block_elements;
+    }
+    for (int b = 0; b < count; ++b) {
+      const int next = std::min(first + count + b, end - 1);
+      next_key[b] = call.cache->key(call.layer, call.block_table[size_t(next)], call.kv_head);
+    }
   }
-  const uint16_t* of_value(int b) const {
-    return call.cache->value(call.layer, at(b + distance), call.kv_head);
+  const uint16_t* behind_key(int b) const {
+    const int next = b + distance;
+    return next < count ? key[next] : value[std::min(next - count, count - 1)];
+  }
+  const uint16_t* behind_value(int b) const {
+    const int next = b + distance;
+    return next < count ? value[next] : next_key[std::min(next - count, count - 1)];
   }
   // Asks for the first keys at once: nobody knew of them before.
   void ask_for_first_keys() const {
-    for (int b = first; b < std::min(end, first + distance); ++b) {
-      const uint16_t* key = call.cache->key(call.layer, at(b), call.kv_head);
-      for (int i = 0; i < block_elements; i += kLine) __builtin_prefetch(key + i, 0, 2);
+    for (int b = 0; b < std::min(count, distance); ++b) {
+      for (int i = 0; i < block_elements; i += kLine) __builtin_prefetch(key[b] + i, 0, 2);
     }
   }
-  // Line `n` of V behind those that the last keys asked for.
-  const uint16_t* value_line(int n) const {
-    const int lines = block_elements / kLine;
-    return of_value(first + n / lines) + n % lines * kLine;
+};
+
+// The lines of V that the last keys did not ask for, one after the other.
+class ValueLines {
+ public:
+  explicit ValueLines(Places& places) : places_(places), block_(places.distance) { begin(); }
+  void ask() {
+    if (line_ == nullptr) return;
+    __builtin_prefetch(line_, 0, 2);
+    line_ += kLine;
+    if (line_ != end_) return;
+    ++block_;
+    begin();
   }
-  // So many of these lines have been asked for.
-  void add_lines(int lines) { distance += lines * kLine / block_elements; }
+  // What was asked for need not be asked for again.
+  ~ValueLines() { places_.distance = std::max(places_.distance, std::min(block_, places_.count)); }
+  ValueLines(const ValueLines&) = delete;
+  ValueLines& operator=(const ValueLines&) = delete;
+
+ private:
+  void begin() {
+    line_ = block_ < places_.count ? places_.value[block_] : nullptr;
+    end_ = line_ == nullptr ? nullptr : line_ + places_.block_elements;
+  }
+  Places& places_;
+  int block_;
+  const uint16_t* line_;
+  const uint16_t* end_;
 };
 
 // q . k of kRows queries and the keys of one unit. Two chains a row, of even and of odd dimensions;
@@ -155,321 +200,341 @@ BATON_INLINE void dot_unit(const float* HWY_RESTRICT q, const uint16_t* HWY_REST
 template <int kRows, bool kAsks>
 BATON_INLINE void score_unit(const Tile& tile, int row, const float* HWY_RESTRICT q,
                              const uint16_t* HWY_RESTRICT key, int dims, const uint16_t* ahead,
-                             int slot, float* HWY_RESTRICT to, size_t stride, V* best) {
+                             int slot, float* HWY_RESTRICT to, V* best) {
   const F f;
-  const V lowest = hn::Set(f, -HUGE_VALF);
   V sum[kRows][kPair];
   dot_unit<kRows, kAsks>(q + row, key, dims, ahead, sum);
-  BATON_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    const int first = tile.first[row + r], last = tile.last[row + r];
-    const bool whole = slot >= first && slot + kUnit <= last + 1;
+  if (slot < tile.shared_from() || slot + kUnit > tile.shared_to()) {
+    const V lowest = hn::Set(f, -HUGE_VALF);
     BATON_UNROLL
     for (int v = 0; v < kPair; ++v) {
-      if (!whole) {
-        const V position = hn::MulAdd(hn::Iota(f, 0.0f), hn::Set(f, static_cast<float>(kPair)),
-                                      hn::Set(f, static_cast<float>(slot + v)));
-        const auto seen = hn::And(hn::Ge(position, hn::Set(f, static_cast<float>(first))),
-                                  hn::Le(position, hn::Set(f, static_cast<float>(last))));
+      const V position = hn::MulAdd(hn::Iota(f, 0.0f), hn::Set(f, static_cast<float>(kPair)),
+                                    hn::Set(f, static_cast<float>(slot + v)));
+      BATON_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const V first = hn::Set(f, static_cast<float>(tile.first[row + r]));
+        const V last = hn::Set(f, static_cast<float>(tile.last[row + r]));
+        const auto seen = hn::And(hn::Ge(position, first), hn::Le(position, last));
         sum[r][v] = hn::IfThenElse(seen, sum[r][v], lowest);
       }
-      best[row + r] = hn::Max(best[row + r], sum[r][v]);
     }
-    store_unit(sum[r], to + static_cast<size_t>(row + r) * stride);
+  }
+  BATON_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    BATON_UNROLL
+    for (int v = 0; v < kPair; ++v) best[row + r] = hn::Max(best[row + r], sum[r][v]);
+    store_unit(sum[r], to + (row + r) * kSplitTokens);
   }
 }
 
-// Of one row and split: its largest score and the sum of its exponentials; then what the result of
-// the splits before it is multiplied with, and its own.
-struct Part {
-  float most, sum;
-  float keep, add;
-};
-// The parts of a tile: of split `first` of its first row, then of its second; then of the next.
+// Of each row: the largest score and the sum of exponentials of the splits so far; what the result
+// of those before a split is multiplied with, and its own.
+template <int kRows>
 struct Parts {
-  Part* of;
-  int first;
-  int rows;
-  Part& at(int split, int row) const { return of[(split - first) * rows + row]; }
+  float most[kRows], total[kRows];
+  float keep[kRows], add[kRows];
 };
 
-// scores[row][16 * (block - first_block) + slot] = q . k, and the largest of each split.
+// The passes over a split are functions of their own: constants of the one would take the registers
+// of the other.
+
+// scores[row][16 * (block - first) + slot] = q . k, and the largest of each row.
 template <int kRows>
-BATON_INLINE void score_pass(const AttentionCall& call, const Tile& tile, int blocks,
-                             float* HWY_RESTRICT scores, size_t stride, const Parts& parts) {
+HWY_NOINLINE void score_split(const Tile& tile, const Places& places, const float* HWY_RESTRICT q,
+                              int dims, float* HWY_RESTRICT scores, float* most) {
   const F f;
   constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
-  const int dims = call.cache->geometry().head_dim;
-  HWY_ALIGN float q[kMaxDims * kQueryTile];
-  for (int d = 0; d < dims; ++d) {
-    BATON_UNROLL
-    for (int r = 0; r < kRows; ++r) q[d * kQueryTile + r] = tile.q[r][d];
-  }
   V best[kRows];
   for (int r = 0; r < kRows; ++r) best[r] = hn::Set(f, -HUGE_VALF);
-  const Ahead ahead(call, tile.first_block, blocks);
-  ahead.ask_for_first_keys();
-  for (int b = tile.first_block; b < blocks; ++b) {
-    const uint16_t* key = call.cache->key(call.layer, call.block_table[b], call.kv_head);
-    const uint16_t* next = ahead.of_key(b);
+  for (int b = 0; b < places.count; ++b) {
+    const uint16_t* ahead = places.behind_key(b);
     for (int lane = 0; lane < kBlockTokens; lane += kUnit) {
-      const int slot = b * kBlockTokens + lane;
-      float* to = scores + slot - tile.first_block * kBlockTokens;
-      score_unit<kFirst, true>(tile, 0, q, key + lane, dims, next, slot, to, stride, best);
+      const int slot = (places.first + b) * kBlockTokens + lane;
+      float* to = scores + b * kBlockTokens + lane;
+      score_unit<kFirst, true>(tile, 0, q, places.key[b] + lane, dims, ahead, slot, to, best);
       if constexpr (kFirst < kRows) {
-        score_unit<kRows - kFirst, false>(tile, kFirst, q, key + lane, dims, next, slot, to, stride,
-                                          best);
+        score_unit<kRows - kFirst, false>(tile, kFirst, q, places.key[b] + lane, dims, ahead, slot,
+                                          to, best);
       }
     }
-    if ((b + 1) % kSplitBlocks != 0 && b + 1 < blocks) continue;
-    for (int r = 0; r < kRows; ++r) {
-      parts.at(b / kSplitBlocks, r).most = hn::GetLane(hn::MaxOfLanes(f, best[r]));
-      best[r] = hn::Set(f, -HUGE_VALF);
-    }
   }
+  for (int r = 0; r < kRows; ++r) most[r] = hn::GetLane(hn::MaxOfLanes(f, best[r]));
 }
 
-// scores = exp(scores - maximum) in place; returns their sum. Asks for a line of V from `line` on
-// for every 16 scores: memory would have nothing to do meanwhile.
-BATON_INLINE float exp_pass(float* HWY_RESTRICT scores, int count, float maximum,
-                            const Ahead& ahead, int line) {
+// scores = exp(scores - maximum) in place; `total` becomes their sums in 16 lanes. Asks for a line
+// of V for every 16 scores: memory would have nothing to do meanwhile.
+BATON_INLINE void exp_pass(float* HWY_RESTRICT scores, int count, float maximum, ValueLines& lines,
+                           float* HWY_RESTRICT total) {
   const F f;
   const V shift = hn::Set(f, maximum);
-  V total[kSub];
-  for (size_t s = 0; s < kSub; ++s) total[s] = hn::Zero(f);
+  V sum[kSub];
+  for (size_t s = 0; s < kSub; ++s) sum[s] = hn::Zero(f);
   for (int i = 0; i < count; i += kBlockTokens) {
-    __builtin_prefetch(ahead.value_line(line++), 0, 2);
+    lines.ask();
     BATON_UNROLL
     for (size_t s = 0; s < kSub; ++s) {
       float* at = scores + i + s * kLanes;
       const V p = exp_vector(hn::Sub(hn::LoadU(f, at), shift));
       hn::StoreU(p, f, at);
-      total[s] = hn::Add(total[s], p);
+      sum[s] = hn::Add(sum[s], p);
     }
   }
-  return sum_in_order(total);
+  for (size_t s = 0; s < kSub; ++s) hn::Store(sum[s], f, total + s * kLanes);
 }
 
 BATON_INLINE float exp_of(float x) { return hn::GetLane(exp_vector(hn::Set(F(), x))); }
 
-// A row's scores to exponentials, split by split, and how the splits are added. Returns the inverse
-// of the sum of all.
-BATON_INLINE float weigh_row(float* HWY_RESTRICT scores, const Tile& tile, int row, int blocks,
-                             const Parts& parts, const Ahead& ahead, int line) {
-  float most = -HUGE_VALF, total = 0;
-  const int last = tile.last[row] / kSplitTokens;
-  for (int split = tile.first[row] / kSplitTokens; split <= last; ++split) {
-    const int from = std::max(split * kSplitBlocks, tile.first_block) - tile.first_block;
-    const int to = std::min((split + 1) * kSplitBlocks, blocks) - tile.first_block;
-    Part& part = parts.at(split, row);
-    part.sum = exp_pass(scores + from * kBlockTokens, (to - from) * kBlockTokens, part.most, ahead,
-                        line + from);
-    // One of the two exponentials is that of 0.
-    const bool higher = part.most > most;
-    const float less = most == -HUGE_VALF ? 0.0f : exp_of(-std::fabs(part.most - most));
-    part.keep = higher ? less : 1.0f;
-    part.add = higher ? 1.0f : less;
-    total = std::fma(part.add, part.sum, part.keep * total);
-    most = std::max(most, part.most);
+// Scores of a split to exponentials, and how it is added to those before it.
+template <int kRows>
+HWY_NOINLINE void weigh_split(const Tile& tile, int split, Places& places, const float* most,
+                              float* HWY_RESTRICT scores, Parts<kRows>& parts) {
+  HWY_ALIGN float totals[kRows * kBlockTokens] = {};
+  ValueLines lines(places);
+  for (int r = 0; r < kRows; ++r) {
+    if (!tile.sees(r, split)) continue;
+    exp_pass(scores + r * kSplitTokens, places.count * kBlockTokens, most[r], lines,
+             totals + r * kBlockTokens);
   }
-  return 1.0f / total;
+  // Of each row in the order of lanes, but all rows side by side: none waits for its own sum.
+  float sums[kRows] = {};
+  for (int lane = 0; lane < kBlockTokens; ++lane) {
+    BATON_UNROLL
+    for (int r = 0; r < kRows; ++r) sums[r] += totals[r * kBlockTokens + lane];
+  }
+  for (int r = 0; r < kRows; ++r) {
+    if (!tile.sees(r, split)) continue;
+    // One of the two exponentials is that of 0.
+    const bool higher = most[r] > parts.most[r];
+    const float less =
+        parts.most[r] == -HUGE_VALF ? 0.0f : exp_of(-std::fabs(most[r] - parts.most[r]));
+    parts.keep[r] = higher ? less : 1.0f;
+    parts.add[r] = higher ? 1.0f : less;
+    parts.total[r] = std::fma(parts.add[r], sums[r], parts.keep[r] * parts.total[r]);
+    parts.most[r] = std::max(parts.most[r], most[r]);
+  }
 }
 
-// sum[row][dim] += p[row][token] * value[token][dim] for `tokens` tokens of one block, kRows rows
-// and kUnits units of dimensions. Where sums lie, units are in pairs as load_unit() deals them.
-template <int kRows, int kUnits, bool kAsks>
-BATON_INLINE void mix_units(const float* HWY_RESTRICT p, size_t stride,
-                            const uint16_t* HWY_RESTRICT value, int dims, int tokens,
-                            const uint16_t* ahead, float* HWY_RESTRICT sums) {
+// Blocks of V one after the other, from token `from` of the first to before token `to`, counted
+// from that block's first; and what is asked for meanwhile.
+struct Run {
+  const uint16_t* const* value;
+  const uint16_t* const* ahead;
+  int from, to;
+};
+
+// sum[row][dim] += p[row][token] * value[token][dim] for the tokens of a run, kRows rows and kUnits
+// units of kVectors vectors of dimensions, `value` elements behind a token's first: the sums stay
+// in registers meanwhile. Where they lie, units are as load_unit() deals them.
+template <int kRows, int kUnits, int kVectors, bool kAsks>
+BATON_INLINE void mix_units(const float* HWY_RESTRICT p, const Run& run, int dims, int dim,
+                            float* HWY_RESTRICT sums) {
   const F f;
-  V sum[kRows][kUnits][kPair];
+  constexpr int kSize = kVectors * static_cast<int>(kLanes);
+  V sum[kRows][kUnits][kVectors];
   BATON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     BATON_UNROLL
     for (int u = 0; u < kUnits; ++u) {
       BATON_UNROLL
-      for (int v = 0; v < kPair; ++v) {
-        sum[r][u][v] = hn::Load(f, sums + r * kMaxDims + u * kUnit + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[r][u][v] = hn::Load(f, sums + r * dims + dim + u * kSize + v * kLanes);
       }
     }
   }
-  for (int token = 0; token < tokens; ++token) {
-    if constexpr (kAsks) {
-      // The same part of the block ahead, which these tokens go through once.
-      BATON_UNROLL
-      for (int at = 0; at < kUnits * kUnit; at += kLine) {
-        __builtin_prefetch(ahead + token * kUnits * kUnit + at, 0, 2);
+  for (int low = run.from, b = 0; low < run.to; ++b) {
+    const int high = std::min((b + 1) * kBlockTokens, run.to);
+    const uint16_t* HWY_RESTRICT value =
+        run.value[b] + static_cast<size_t>(low - b * kBlockTokens) * dims + dim;
+    const uint16_t* ahead = kAsks ? run.ahead[b] + dim * kBlockTokens : nullptr;
+    for (; low < high; ++low, value += dims) {
+      if constexpr (kAsks) {
+        // The same part of the block ahead, which these tokens go through once.
+        BATON_UNROLL
+        for (int at = 0; at < kUnits * kSize; at += kLine) __builtin_prefetch(ahead + at, 0, 2);
+        ahead += kUnits * kSize;
       }
-    }
-    BATON_UNROLL
-    for (int u = 0; u < kUnits; ++u) {
-      V row[kPair];
-      load_unit(value + u * kUnit, row);
+      V row[kUnits][kVectors];
+      BATON_UNROLL
+      for (int u = 0; u < kUnits; ++u) load_unit(value + u * kSize, row[u]);
+      // A weight is used at once: twelve of them would push sums out of the registers.
       BATON_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const V weight = hn::Set(f, p[static_cast<size_t>(r) * stride + token]);
+        const V weight = hn::Set(f, p[r * kSplitTokens + low]);
         BATON_UNROLL
-        for (int v = 0; v < kPair; ++v) {
-          sum[r][u][v] = hn::MulAdd(weight, row[v], sum[r][u][v]);
+        for (int u = 0; u < kUnits; ++u) {
+          BATON_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            sum[r][u][v] = hn::MulAdd(weight, row[u][v], sum[r][u][v]);
+          }
         }
       }
     }
-    value += dims;
   }
   BATON_UNROLL
   for (int r = 0; r < kRows; ++r) {
     BATON_UNROLL
     for (int u = 0; u < kUnits; ++u) {
       BATON_UNROLL
-      for (int v = 0; v < kPair; ++v) {
-        hn::Store(sum[r][u][v], f, sums + r * kMaxDims + u * kUnit + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) {
+        hn::Store(sum[r][u][v], f, sums + r * dims + dim + u * kSize + v * kLanes);
       }
     }
   }
 }
 
-// The same for all dimensions: so V is read once, in the order in which it lies.
+// The same for all dimensions, in pairs of vectors as long as there are two.
 template <int kRows, bool kAsks>
-BATON_INLINE void mix(const float* p, size_t stride, const uint16_t* value, int dims, int tokens,
-                      const uint16_t* ahead, float* sums) {
+BATON_INLINE void mix(const float* p, const Run& run, int dims, float* sums) {
   // Chains enough to cover the latency of two multiply-add units, where there are dimensions
   // enough.
-  constexpr int kUnits = kPair == 1 ? (kRows <= 4 ? 4 : 2) : (kRows == 1 ? 4 : kRows <= 3 ? 2 : 1);
+  constexpr int kUnits = kPair == 1 ? (kRows <= 4 ? 2 : 1) : (kRows == 1 ? 4 : kRows <= 3 ? 2 : 1);
   int dim = 0;
-  for (; dim + kUnits * kUnit <= dims; dim += kUnits * kUnit) {
-    mix_units<kRows, kUnits, kAsks>(p, stride, value + dim, dims, tokens,
-                                    ahead + dim * kBlockTokens, sums + dim);
+  for (; dim + kUnits * kTwo <= dims; dim += kUnits * kTwo) {
+    mix_units<kRows, kUnits, 2, kAsks>(p, run, dims, dim, sums);
   }
   if constexpr (kUnits > 1) {
-    for (; dim < dims; dim += kUnit) {
-      mix_units<kRows, 1, kAsks>(p, stride, value + dim, dims, tokens, ahead + dim * kBlockTokens,
-                                 sums + dim);
+    for (; dim + kTwo <= dims; dim += kTwo) {
+      mix_units<kRows, 1, 2, kAsks>(p, run, dims, dim, sums);
     }
+  }
+  if constexpr (kPair == 1) {
+    if (dim < dims) mix_units<kRows, 1, 1, kAsks>(p, run, dims, dim, sums);
   }
 }
 
-// The result of the splits before this one and of it, for the rows that see some of it; then its
-// sums begin anew.
+// sums = over the tokens of a split that a row sees, in their order, p * v. Blocks are taken
+// `at_once` at a time: V is read in the order in which it lies if that is one.
 template <int kRows>
-BATON_INLINE void add_split(const Tile& tile, int split, int dims, const Parts& parts,
-                            float* HWY_RESTRICT sums, float* HWY_RESTRICT mixed) {
-  const F f;
-  for (int r = 0; r < kRows; ++r) {
-    if (split < tile.first[r] / kSplitTokens || split > tile.last[r] / kSplitTokens) continue;
-    const Part& part = parts.at(split, r);
-    const V keep = hn::Set(f, part.keep), add = hn::Set(f, part.add);
-    for (int at = r * kMaxDims; at < r * kMaxDims + dims; at += static_cast<int>(kLanes)) {
-      hn::Store(hn::MulAdd(add, hn::Load(f, sums + at), hn::Mul(keep, hn::Load(f, mixed + at))), f,
-                mixed + at);
-      hn::Store(hn::Zero(f), f, sums + at);
-    }
-  }
-}
-
-// out = for each split the sum over its tokens of p * v, in their order; all splits added.
-template <int kRows>
-BATON_INLINE void value_pass(const AttentionCall& call, const Tile& tile, int blocks,
-                             const float* HWY_RESTRICT p, size_t stride, const Parts& parts,
-                             const float* inverse, const Ahead& ahead) {
-  const F f;
+HWY_NOINLINE void value_split(const Tile& tile, const Places& places, int dims, int at_once,
+                              const float* HWY_RESTRICT p, float* HWY_RESTRICT sums) {
   constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
-  const int dims = call.cache->geometry().head_dim;
-  HWY_ALIGN float sums[kRows * kMaxDims];
-  HWY_ALIGN float mixed[kRows * kMaxDims];
-  for (int r = 0; r < kRows; ++r) {
-    std::fill_n(sums + r * kMaxDims, dims, 0.0f);
-    std::fill_n(mixed + r * kMaxDims, dims, 0.0f);
-  }
-  // Tokens that every row sees.
-  const int shared_from = tile.first[kRows - 1], shared_to = tile.last[0] + 1;
-  for (int b = tile.first_block; b < blocks; ++b) {
-    const int begin = b * kBlockTokens, end = begin + kBlockTokens;
-    const uint16_t* value = call.cache->value(call.layer, call.block_table[b], call.kv_head);
-    const uint16_t* next = ahead.of_value(b);
-    const float* weights = p + begin - tile.first_block * kBlockTokens;
-    const int from = std::clamp(shared_from, begin, end);
-    const int to = std::max(from, std::min(shared_to, end));
+  std::fill_n(sums, kRows * dims, 0.0f);
+  const uint16_t* ahead[kSplitBlocks];
+  for (int b = 0; b < places.count; ++b) ahead[b] = places.behind_value(b);
+  for (int b = 0; b < places.count; b += at_once) {
+    const int begin = (places.first + b) * kBlockTokens;
+    const int end = begin + std::min(at_once, places.count - b) * kBlockTokens;
+    const float* weights = p + b * kBlockTokens;
+    const auto run = [&](int low, int high) {
+      const int skipped = (low - begin) / kBlockTokens;
+      return Run{places.value + b + skipped, ahead + b + skipped,
+                 low - begin - skipped * kBlockTokens, high - begin - skipped * kBlockTokens};
+    };
+    const auto weights_of = [&](int row, int low) {
+      return weights + row * kSplitTokens + (low - begin) / kBlockTokens * kBlockTokens;
+    };
     const auto add_seen = [&](int low, int high) HWY_ATTR {
       for (int r = 0; r < kRows; ++r) {
-        const int first = std::max(low, tile.first[r]);
-        const int some = std::min(high, tile.last[r] + 1) - first;
-        if (some <= 0) continue;
-        mix<1, false>(weights + r * stride + first - begin, stride, value + (first - begin) * dims,
-                      dims, some, next, sums + r * kMaxDims);
+        const int from = std::max(low, tile.first[r]), to = std::min(high, tile.last[r] + 1);
+        if (from >= to) continue;
+        mix<1, false>(weights_of(r, from), run(from, to), dims, sums + r * dims);
       }
     };
+    const int from = std::clamp(tile.shared_from(), begin, end);
+    const int to = std::max(from, std::min(tile.shared_to(), end));
     if (from > begin) add_seen(begin, from);
-    mix<kFirst, true>(weights + from - begin, stride, value + (from - begin) * dims, dims,
-                      to - from, next, sums);
-    if constexpr (kFirst < kRows) {
-      mix<kRows - kFirst, false>(weights + kFirst * stride + from - begin, stride,
-                                 value + (from - begin) * dims, dims, to - from, next,
-                                 sums + kFirst * kMaxDims);
+    if (from < to) {
+      mix<kFirst, true>(weights_of(0, from), run(from, to), dims, sums);
+      if constexpr (kFirst < kRows) {
+        mix<kRows - kFirst, false>(weights_of(kFirst, from), run(from, to), dims,
+                                   sums + kFirst * dims);
+      }
     }
     if (to < end) add_seen(to, end);
-    if ((b + 1) % kSplitBlocks == 0 || b + 1 == blocks) {
-      add_split<kRows>(tile, b / kSplitBlocks, dims, parts, sums, mixed);
-    }
   }
+}
+
+// The result of the splits before this one and of it, for the rows that see some of it.
+template <int kRows>
+BATON_INLINE void add_split(const Tile& tile, int split, int dims, const Parts<kRows>& parts,
+                            const float* HWY_RESTRICT sums, float* HWY_RESTRICT mixed) {
+  const F f;
   for (int r = 0; r < kRows; ++r) {
-    for (int dim = 0; dim < dims; dim += kUnit) {
-      V part[kPair];
-      BATON_UNROLL
-      for (int v = 0; v < kPair; ++v) {
-        part[v] =
-            hn::Mul(hn::Load(f, mixed + r * kMaxDims + dim + v * kLanes), hn::Set(f, inverse[r]));
-      }
-      store_unit(part, tile.out[r] + dim);
+    if (!tile.sees(r, split)) continue;
+    const V keep = hn::Set(f, parts.keep[r]), add = hn::Set(f, parts.add[r]);
+    for (int at = r * dims; at < (r + 1) * dims; at += static_cast<int>(kLanes)) {
+      hn::Store(hn::MulAdd(add, hn::Load(f, sums + at), hn::Mul(keep, hn::Load(f, mixed + at))), f,
+                mixed + at);
     }
   }
 }
 
 template <int kRows>
-HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scratch,
-                         size_t stride) {
-  const int blocks = tile.last[kRows - 1] / kBlockTokens + 1, some = blocks - tile.first_block;
-  const Parts parts = {reinterpret_cast<Part*>(scratch + kRows * stride),
-                       tile.first_block / kSplitBlocks, kRows};
-  float inverse[kRows];
-  score_pass<kRows>(call, tile, blocks, scratch, stride, parts);
-  Ahead ahead(call, tile.first_block, blocks);
-  for (int r = 0; r < kRows; ++r) {
-    inverse[r] = weigh_row(scratch + r * stride, tile, r, blocks, parts, ahead, r * some);
+HWY_NOINLINE void attend(const AttentionCall& call, const Tile& tile, float* scratch) {
+  const F f;
+  const int dims = call.cache->geometry().head_dim;
+  // Single tokens wait for memory, which likes to be read in order; prompts for the registers.
+  const int at_once = call.tokens == 1 ? 1 : kSplitBlocks;
+  HWY_ALIGN float q[kMaxDims * kQueryTile];
+  HWY_ALIGN float sums[kRows * kMaxDims];
+  HWY_ALIGN float mixed[kRows * kMaxDims];
+  float most[kRows];
+  Parts<kRows> parts = {};
+  // By way of rows that lie together: GCC has no registers for twelve addresses.
+  for (int r = 0; r < kRows; ++r) std::copy_n(tile.q[r], dims, sums + r * kMaxDims);
+  for (int d = 0; d < dims; ++d) {
+    BATON_UNROLL
+    for (int r = 0; r < kRows; ++r) q[d * kQueryTile + r] = sums[r * kMaxDims + d];
   }
-  ahead.add_lines(kRows * some);
-  value_pass<kRows>(call, tile, blocks, scratch, stride, parts, inverse, ahead);
+  std::fill_n(mixed, kRows * dims, 0.0f);
+  for (int r = 0; r < kRows; ++r) {
+    parts.most[r] = -HUGE_VALF;
+  }
+  const int first = tile.first_block() / kSplitBlocks, last = (tile.end_block() - 1) / kSplitBlocks;
+  for (int split = first; split <= last; ++split) {
+    Places places(call, tile, split);
+    if (split == first) places.ask_for_first_keys();
+    score_split<kRows>(tile, places, q, dims, scratch, most);
+    weigh_split<kRows>(tile, split, places, most, scratch, parts);
+    value_split<kRows>(tile, places, dims, at_once, scratch, sums);
+    add_split<kRows>(tile, split, dims, parts, sums, mixed);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const V inverse = hn::Set(f, 1.0f / parts.total[r]);
+    const float* from = mixed + r * dims;
+    int dim = 0;
+    for (; dim + kTwo <= dims; dim += kTwo) {
+      const V part[2] = {hn::Mul(hn::Load(f, from + dim), inverse),
+                         hn::Mul(hn::Load(f, from + dim + kLanes), inverse)};
+      store_unit(part, tile.out[r] + dim);
+    }
+    if (dim < dims) hn::StoreU(hn::Mul(hn::Load(f, from + dim), inverse), f, tile.out[r] + dim);
+  }
 }
 
 // attend<rows>(), of at most kMost.
 template <int kMost>
-void attend_rows(int rows, const AttentionCall& call, const Tile& tile, float* scratch,
-                 size_t stride) {
+void attend_rows(const AttentionCall& call, const Tile& tile, float* scratch) {
   if constexpr (kMost > 1) {
-    if (rows < kMost) return attend_rows<kMost - 1>(rows, call, tile, scratch, stride);
+    if (tile.rows < kMost) return attend_rows<kMost - 1>(call, tile, scratch);
   }
-  attend<kMost>(call, tile, scratch, stride);
+  attend<kMost>(call, tile, scratch);
 }
 
 void paged(const AttentionCall& call, float* scratch) {
   const int dims = call.cache->geometry().head_dim;
   const int heads = std::min(call.group, kTileRows);
   const int tokens = kTileRows / heads;
-  const int last_block = (call.position + call.tokens - 1) / kBlockTokens;
-  const size_t stride = static_cast<size_t>(last_block + 1) * kBlockTokens;
   for (int t0 = 0; t0 < call.tokens; t0 += tokens) {
     for (int h0 = 0; h0 < call.group; h0 += heads) {
       Tile tile = {};
-      int rows = 0;
       for (int t = t0; t < std::min(t0 + tokens, call.tokens); ++t) {
-        for (int h = h0; h < std::min(h0 + heads, call.group); ++h, ++rows) {
-          tile.q[rows] = call.q + t * call.q_stride + h * dims;
-          tile.out[rows] = call.out + t * call.out_stride + h * dims;
-          tile.last[rows] = call.position + t;
-          tile.first[rows] = call.window > 0 ? std::max(0, tile.last[rows] + 1 - call.window) : 0;
+        for (int h = h0; h < std::min(h0 + heads, call.group); ++h) {
+          const int row = tile.rows++;
+          tile.q[row] = call.q + t * call.q_stride + h * dims;
+          tile.out[row] = call.out + t * call.out_stride + h * dims;
+          tile.last[row] = call.position + t;
+          tile.first[row] = call.window > 0 ? std::max(0, tile.last[row] + 1 - call.window) : 0;
         }
       }
-      tile.first_block = tile.first[0] / kBlockTokens;
-      attend_rows<kTileRows>(rows, call, tile, scratch, stride);
+      // The queries of the next tokens are asked for now, that nobody waits for them then.
+      for (int t = t0 + tokens; t < std::min(t0 + 2 * tokens, call.tokens); ++t) {
+        const float* q = call.q + t * call.q_stride + h0 * dims;
+        for (int i = 0; i < std::min(heads, call.group - h0) * dims; i += kLine / 2) {
+          __builtin_prefetch(q + i, 0, 2);
+        }
+      }
+      attend_rows<kTileRows>(call, tile, scratch);
     }
   }
 }
@@ -521,13 +586,6 @@ void store_kv(const KvCache& cache, int layer, std::span<const uint32_t> block_t
        cache.value(layer, block, head));
     }
   }
-}
-
-size_t attention_scratch_size(int max_context) {
-  const size_t blocks = (static_cast<size_t>(max_context) + kBlockTokens - 1) / kBlockTokens;
-  const size_t splits = (static_cast<size_t>(max_context) + kSplitTokens - 1) / kSplitTokens;
-  constexpr size_t kPartFloats = 4;  // of each row and split
-  return size_t{kQueryTile} * (blocks * kBlockTokens + splits * kPartFloats);
 }
 
 void paged_attention(const AttentionCall& call, float* scratch) {

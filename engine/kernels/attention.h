@@ -40,8 +40,8 @@ inline constexpr int kQueryTile = 12;
 // so of a model's fingerprint.
 inline constexpr int kSplitTokens = 256;
 
-// Floats of scratch that paged_attention needs for contexts of up to `max_context` tokens.
-size_t attention_scratch_size(int max_context);
+// Floats of scratch that paged_attention needs.
+inline constexpr size_t kAttentionScratch = size_t{kQueryTile} * kSplitTokens;
 
 // For each split its scores, their exact maximum m', the sum l' of their exponentials in 16 lanes,
 // and the sum o' over V in token order. Splits are added in order, from m = -inf, l = o = 0, with

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,15 @@ void Model::Impl::plan(std::span<const SequenceChunk> chunks, Workspace::Impl& w
       }
     }
   }
+  // The longest first: threads then end together.
+  const auto work = [&](const AttentionTask& task) {
+    const int seen = chunks[static_cast<size_t>(task.chunk)].position + task.first + task.count;
+    return int64_t{task.count} * seen;
+  };
+  std::sort(w.tasks.begin(), w.tasks.end(), [&](const AttentionTask& a, const AttentionTask& b) {
+    return std::tuple(-work(a), a.chunk, a.first, a.kv_head) <
+           std::tuple(-work(b), b.chunk, b.first, b.kv_head);
+  });
 }
 
 void Model::Impl::project_qkv(const Layer& layer, int tokens, Workspace::Impl& w) const {
@@ -142,7 +152,7 @@ void Model::Impl::attend(int layer, std::span<const SequenceChunk> chunks, const
                      .q_stride = qkv_width,
                      .out = w.attended.data() + row * q_width() + head,
                      .out_stride = q_width()},
-                    w.attention.data() + size_t(thread) * w.attention_scratch_floats);
+                    w.attention.data() + size_t(thread) * kAttentionScratch);
   });
 }
 

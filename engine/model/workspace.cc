@@ -33,8 +33,7 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
     products.reserve(static_cast<size_t>(config.num_experts));
   }
   logits = AlignedArray<float>(chunks * own(config.vocab_size));
-  attention_scratch_floats = attention_scratch_size(limits.max_context);
-  attention = AlignedArray<float>(attention_scratch_floats * threads.size());
+  attention = AlignedArray<float>(kAttentionScratch * threads.size());
   if (arithmetic == Arithmetic::kBf16) {
     const int longest =
         std::max({config.hidden_size, q, config.intermediate_size, config.expert_size});

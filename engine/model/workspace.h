@@ -52,7 +52,6 @@ struct Workspace::Impl {
                                  // replaces gate
   AlignedArray<float> logits;    // [chunks][V]
   AlignedArray<float> attention;
-  size_t attention_scratch_floats = 0;
   std::vector<int> positions;             // of each token of the batch
   std::vector<std::pair<int, int>> rows;  // (chunk, batch row of its last token) wanting logits
   std::vector<AttentionTask> tasks;

@@ -287,7 +287,7 @@ TEST_P(AttentionTest, MatchesTheReferenceForPromptsAndSingleTokens) {
   const std::vector<float> v = random_floats(kTokens * kv_width, 2);
   const std::vector<float> q = random_floats(kTokens * q_width, 3);
   store_kv(paged.cache, 1, paged.table, 0, kTokens, k.data(), v.data(), kv_width);
-  std::vector<float> scratch(attention_scratch_size(kTokens));
+  std::vector<float> scratch(kAttentionScratch);
   std::vector<float> all(q.size()), expected(q.size()), single(q.size());
   for (int head = 0; head < kHeads; ++head) {
     const size_t at = size_t(head) * group * head_dim;
@@ -336,7 +336,7 @@ TEST_P(AttentionTest, EveryVectorWidthGivesTheSameBits) {
   const std::vector<float> v = random_floats(size_t(kTokens) * head_dim, 2);
   const std::vector<float> q = random_floats(kTokens * q_width, 3);
   store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t(head_dim));
-  std::vector<float> scratch(attention_scratch_size(kTokens)), first;
+  std::vector<float> scratch(kAttentionScratch), first;
   for_every_width([&, group = group, window = window] {
     std::vector<float> out(q.size());
     paged_attention({.cache = &paged.cache,
@@ -364,7 +364,7 @@ TEST(Attention, AddsSplitsInOrder) {
   const std::vector<float> v = random_floats(size_t{kTokens} * kDims, 2);
   const std::vector<float> q = random_floats(kTokens * q_width, 3);
   store_kv(paged.cache, 0, paged.table, 0, kTokens, k.data(), v.data(), size_t{kDims});
-  std::vector<float> scratch(attention_scratch_size(kTokens));
+  std::vector<float> scratch(kAttentionScratch);
   for (const int window : {0, 1, 255, 256, 300}) {
     std::vector<float> first, expected(q.size());
     AttentionCall call{.cache = &paged.cache,

@@ -145,7 +145,7 @@ struct Pages {
   std::vector<float> engines() {
     const engine::KvCache view(geometry, cache.data(), tables.size());
     const size_t width = size_t{group} * static_cast<size_t>(geometry.head_dim);
-    std::vector<float> out(q.size()), scratch(engine::attention_scratch_size(20000));
+    std::vector<float> out(q.size()), scratch(engine::kAttentionScratch);
     for (size_t c = 0; c < chunks.size(); ++c) {
       for (uint32_t head = 0; head < kHeads; ++head) {
         const size_t at = rows[c] * kHeads * width + head * width;
