@@ -17,13 +17,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "capi/forks.h"
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
-#include "transport/base/copies/fault_guard.h"
 
 struct baton_agent {
-  const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
   std::unique_ptr<baton::kvtransfer::Agent> agent;
   std::mutex mutex;
   // Taken from the agent and not handed out: there was no memory for that, or it was not asked for.
@@ -70,18 +67,17 @@ bool read_sized(const T* from, T& out) {
   return true;
 }
 
-// Not of a parent: its threads are not there, and its sockets and memory are the parent's.
-inline bool usable(const baton_agent* agent) { return agent != nullptr && agent->forks == forks(); }
+// Not of a parent.
+inline bool usable(const baton_agent* agent) {
+  return agent != nullptr && agent->agent->usable().ok();
+}
 
-// For the time in which an agent or a connector is made. A fork waits; and threads that are made
-// meanwhile leave the program's signals to the program's threads, but for those that say what the
-// thread itself has done, and the profiler's.
+// For the time in which an agent or a connector is made: threads that are made meanwhile leave the
+// program's signals to the program's threads, but for those that say what the thread itself has
+// done, and the profiler's.
 class Making {
  public:
   Making() {
-    // The first copy would put it up, in a thread that no fork waits for.
-    const std::byte here{};
-    (void)base::readable(&here, 1);
     sigset_t most;
     sigfillset(&most);
     for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF}) {
@@ -94,7 +90,6 @@ class Making {
   Making& operator=(const Making&) = delete;
 
  private:
-  const ForkWaits fork_waits_;
   sigset_t before_;
 };
 
@@ -113,10 +108,7 @@ int32_t caught(baton_error* error, Body&& body) {
 template <typename Body>
 int32_t guarded(const baton_agent* agent, baton_error* error, Body&& body) {
   if (agent == nullptr) return invalid("agent is NULL: pass what baton_agent_create() made", error);
-  if (!usable(agent)) {
-    return invalid(
-        "the agent belongs to the process that this one was forked from: make another one", error);
-  }
+  if (const absl::Status good = agent->agent->usable(); !good.ok()) return result_of(good, error);
   return caught(error, body);
 }
 

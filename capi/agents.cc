@@ -5,6 +5,7 @@
 #include "capi/agent_handle.h"
 #include "capi/worker_options.h"
 
+using baton::capi::caught;
 using baton::capi::descriptors;
 using baton::capi::give;
 using baton::capi::give_all;
@@ -106,8 +107,7 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
   if (!baton::capi::read_sized(options, all)) {
     return invalid("options: fill them in with baton_agent_options_init()", error);
   }
-  const baton_agent none;
-  return guarded(&none, error, [&] {
+  return caught(error, [&] {
     const baton::capi::Making making;
     auto wanted = options_of(all);
     if (!wanted.ok()) return result_of(wanted.status(), error);
@@ -128,9 +128,7 @@ int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* err
 }
 
 void baton_agent_destroy(baton_agent* agent) {
-  if (!usable(agent)) return;
-  const baton::capi::ForkWaits fork_waits;
-  delete agent;
+  if (usable(agent)) delete agent;
 }
 const char* baton_agent_name(const baton_agent* agent) {
   return usable(agent) ? agent->agent->name().c_str() : "";
@@ -169,11 +167,8 @@ int32_t baton_agent_get_stats(const baton_agent* agent, baton_agent_stats* stats
 }
 
 int32_t baton_memory_supported(int32_t memory, baton_error* error) {
-  const baton::capi::ForkWaits fork_waits;
-  const baton_agent none;
-  return guarded(&none, error, [&] {
-    return result_of(baton::kvtransfer::memory_supported(kind(memory)), error);
-  });
+  return caught(
+      error, [&] { return result_of(baton::kvtransfer::memory_supported(kind(memory)), error); });
 }
 
 int32_t baton_agent_register(baton_agent* agent, int32_t memory, const baton_descriptor* ranges,

@@ -20,6 +20,7 @@
 #include "capi/worker_options.h"
 #include "kvtransfer/baton_connector.h"
 #include "transport/base/durations.h"
+#include "transport/base/threads/forks.h"
 #include "transport/base/unique_fd.h"
 
 using baton::Time;
@@ -40,7 +41,7 @@ using baton::kvtransfer::KvJob;
 using baton::kvtransfer::KvLoad;
 
 struct baton_kv_connector {
-  const uint32_t forks = baton::capi::forks();  // where it was made; elsewhere it is not used
+  const baton::base::MadeHere made_here;
   baton::base::UniqueFd event{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};   // the caller's
   baton::base::UniqueFd wanted{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // ends the thread's sleep
 
@@ -100,7 +101,7 @@ void keep_going(baton_kv_connector& handle) {
 
 // Not of a parent: its threads are not there.
 bool is_usable(const baton_kv_connector* handle) {
-  return handle != nullptr && handle->forks == baton::capi::forks();
+  return handle != nullptr && !handle->made_here.elsewhere();
 }
 
 // body(connector, lock), with the lock held.
@@ -265,7 +266,6 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
 
 void baton_kv_connector_destroy(baton_kv_connector* connector) {
   if (!is_usable(connector)) return;
-  const baton::capi::ForkWaits fork_waits;
   {
     const std::lock_guard lock(connector->mutex);
     connector->stop = true;

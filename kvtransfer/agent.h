@@ -30,8 +30,15 @@
 // Paged KV caches of two layouts: kvtransfer/agent_kv.h makes transfers out of lists of blocks.
 //
 // Threads: every call may come from any thread. Calls on one agent take its lock for a moment; of
-// two threads that post one transfer at once, one gets AlreadyExists. A forked child must not use
-// its parent's agent: create another one there.
+// two threads that post one transfer at once, one gets AlreadyExists.
+//
+// Forks: a forked child makes agents of its own. Calls of its parent's agent fail there with
+// InvalidArgument, or return nothing (those without a status); its destructor does nothing. Any
+// thread may fork at any time: fork() waits, for a second at most, until nobody makes or ends an
+// agent, and for the rounds in which agents meet and move bytes, for those hold locks of OpenSSL
+// and UCX, which a child would find taken for ever. What it does not wait for is what others do
+// with OpenSSL, and a callback that is longer than that. A child of a process that has met a peer
+// over UCX has no UCX. vfork(), posix_spawn() and clone() pass this by: execute another program.
 //
 // Ownership: memory stays the caller's and must stay mapped until deregister_memory() has returned
 // OK. Lists, indices and messages are copied. Ids are never used again in a process, so one that
@@ -44,8 +51,6 @@
 // Source: the calls and their meaning follow NIXL (ai-dynamo/nixl, src/api/cpp/nixl.h, 1.5);
 // docs/from-nixl.md lists what differs.
 #pragma once
-
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -215,6 +220,8 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
+  // OK; or InvalidArgument, what each call says in a forked child.
+  absl::Status usable() const;
   const std::string& name() const;
   // Where this agent listens: host:port users type the second one.
   const std::string& address() const;
@@ -412,7 +419,6 @@ class Agent {
   class Impl;
   explicit Agent(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
-  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton::kvtransfer

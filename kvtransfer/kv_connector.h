@@ -34,7 +34,9 @@
 // in 512, and neither stands still (a virtual machine that is stopped and goes on later). Decode's
 // blocks are written by decode alone: when its reads have ended, nothing can arrive any more.
 //
-// Threads: one engine thread calls everything. Blocks named in a call stay pinned (neither freed
+// Threads: one engine thread calls everything. A forked child makes a connector of its own: what
+// its parent's is asked for there fails, and its destructor does nothing (kvtransfer/agent.h says
+// what fork() waits for). Blocks named in a call stay pinned (neither freed
 // nor written) until the call that the comment names says otherwise.
 #pragma once
 

@@ -25,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "transport/base/threads/forks.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 
@@ -327,6 +328,7 @@ absl::StatusOr<ClusterKey> ClusterKey::for_this_user() {
 }
 
 std::array<uint8_t, 32> ClusterKey::hmac(std::string_view message, size_t which) const {
+  const base::ForkWaits fork_waits(base::ForkWaits::kMoment);  // OpenSSL has locks
   std::array<uint8_t, 32> out{};
   unsigned int length = 0;
   const std::string& secret = secrets_[which];

@@ -10,6 +10,10 @@
 // between calls, or let a ProgressThread run it. submit(), cancel(), state() and Counter reads may
 // be called from any thread and wait for no lock; the rest may be called from any thread and takes
 // the progress lock for a moment.
+//
+// Forks: fork() waits, for a second at most, for who makes or ends a worker and for the progress
+// locks of all of them. A forked child makes workers of its own: those of its parent, and their
+// threads and pools, begin nothing there (InvalidArgument), move nothing, and may be destroyed.
 #pragma once
 
 #include <functional>
@@ -99,8 +103,7 @@ struct WorkerStats {
 class Worker {
  public:
   static absl::StatusOr<std::unique_ptr<Worker>> create(WorkerOptions options);
-  // Closes every peer; open transfers end as failed. In a forked child it does nothing: a worker,
-  // and its threads and pools, are the parent's, and a child makes others.
+  // Closes every peer; open transfers end as failed. In a forked child it does nothing.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;

@@ -22,9 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
-#include "engine/handoff/fetches.h"
 #include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
+#include "transport/base/threads/calls_beside.h"
 #include "transport/clock.h"
 
 namespace baton::engine::handoff {
@@ -32,7 +32,7 @@ namespace baton::engine::handoff {
 class Loads {
  public:
   // `core` must outlive this object.
-  explicit Loads(const Core& core) : core_(core), fetches_(core) {}
+  explicit Loads(const Core& core) : core_(core) {}
 
   // --- the engine's thread: see KvSource and HandOff
   // InvalidArgument: an order that makes no sense. AlreadyExists: this load is under way. What two
@@ -55,7 +55,7 @@ class Loads {
   void close();
 
  private:
-  using Key = std::pair<std::string, std::string>;  // agent, transfer
+  using Key = std::pair<std::string, std::string>;  // agent, transfer; or agent, address
   struct Order {
     serve::RemotePrefill from;
     std::optional<kvtransfer::KvLoad> load;  // none: nothing is wanted
@@ -119,6 +119,8 @@ class Loads {
   void learn(const Load& load, std::shared_ptr<Peer>& peer, Time now);
   absl::StatusOr<std::shared_ptr<Peer>> understand(
       const nlohmann::json& message, std::vector<kvtransfer::StridedDescriptor>& rows) const;
+  // Asks who is at the load's address, or says what came of asking before: OK is no more than that
+  // nothing has failed yet.
   absl::Status fetch(const Load& load, Peer& peer, Time now);
   void move(Load& load);
   void look(Load& load, Time now);
@@ -138,7 +140,8 @@ class Loads {
   void release(const Read& read);
 
   const Core& core_;
-  Fetches fetches_;
+  base::CallsBeside<Key, absl::Status> fetches_;  // a name is looked up for as long as DNS takes
+  std::map<Key, absl::Status> fetched_;
   std::mutex mutex_;
   bool closed_ = false;
   std::deque<Order> orders_;

@@ -43,8 +43,9 @@ absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
 
 Agent::Agent(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Agent::~Agent() {
-  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its threads are not here
+  if (!usable().ok()) (void)impl_.release();  // the parent's, and its threads are not here
 }
+absl::Status Agent::usable() const { return impl_->usable(); }
 
 absl::StatusOr<std::unique_ptr<Agent>> Agent::create(AgentOptions options) {
   options.worker.name = options.name;
@@ -81,6 +82,7 @@ const std::string& Agent::address() const { return impl_->worker->address(); }
 uint16_t Agent::port() const { return impl_->worker->port(); }
 
 absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (kind == MemoryKind::kFile) {
     std::lock_guard lock(impl_->mutex);
     return impl_->files->add(ranges);
@@ -89,6 +91,7 @@ absl::Status Agent::register_memory(absl::Span<const Descriptor> ranges, MemoryK
   return impl_->register_memory(ranges, kind);
 }
 absl::Status Agent::register_mapped(const Descriptor& range, int fd, uint64_t offset) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (absl::Status status = check_mapped(range, fd, offset); !status.ok()) return status;
   return impl_->register_memory({range}, MemoryKind::kDram, BackingFile{fd, offset});
 }
@@ -109,6 +112,7 @@ absl::StatusOr<AgentListId> Agent::register_rows(absl::Span<const StridedDescrip
   return list;
 }
 absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, MemoryKind kind) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (kind == MemoryKind::kFile) {
     std::lock_guard lock(impl_->mutex);
     return impl_->files->remove(ranges);
@@ -118,23 +122,28 @@ absl::Status Agent::deregister_memory(absl::Span<const Descriptor> ranges, Memor
 }
 
 absl::StatusOr<std::string> Agent::metadata() const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   std::lock_guard lock(impl_->mutex);
   return impl_->whole_metadata().encode(impl_->key);
 }
 absl::StatusOr<std::string> Agent::partial_metadata(absl::Span<const Descriptor> ranges,
                                                     bool with_address, MemoryKind kind) const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (absl::Status status = check_kind(kind); !status.ok()) return status;
   return impl_->partial_metadata(ranges, with_address, kind);
 }
 absl::StatusOr<std::string> Agent::add_remote(std::string_view metadata) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->add_remote(metadata);
 }
 void Agent::remove_remote(std::string_view agent) {
+  if (!usable().ok()) return;
   if (impl_->keeper != nullptr) impl_->keeper->forget(agent);
   impl_->remove_remote(agent);
 }
 bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> ranges,
                        MemoryKind kind) {
+  if (!usable().ok()) return false;
   if (kind == MemoryKind::kFile && agent == name()) {
     std::lock_guard lock(impl_->mutex);
     return impl_->files->has(ranges);
@@ -143,6 +152,7 @@ bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> rang
 }
 
 absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host_port) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   {
     std::lock_guard lock(impl_->mutex);
     impl_->fetching.emplace(agent);
@@ -150,6 +160,7 @@ absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host
   return impl_->say(host_port, AgentFrameKind::kFetch, agent);
 }
 absl::Status Agent::send_metadata(std::string_view host_port, std::string_view metadata) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   std::string mine(metadata);
   if (mine.empty()) {
     std::lock_guard lock(impl_->mutex);
@@ -158,15 +169,18 @@ absl::Status Agent::send_metadata(std::string_view host_port, std::string_view m
   return impl_->say(host_port, AgentFrameKind::kMetadata, mine);
 }
 absl::Status Agent::invalidate_metadata(std::string_view host_port) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->say(host_port, AgentFrameKind::kInvalidate, {});
 }
 
 absl::Status Agent::connect(std::string_view agent) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   std::lock_guard lock(impl_->mutex);
   absl::StatusOr<RemoteAgent*> remote = impl_->find_remote(agent);
   return remote.ok() ? impl_->peer_of(**remote).status() : remote.status();
 }
 std::string Agent::explain(std::string_view agent) const {
+  if (absl::Status good = usable(); !good.ok()) return std::string(good.message());
   std::lock_guard lock(impl_->mutex);
   absl::StatusOr<RemoteAgent*> remote = impl_->find_remote(agent);
   if (!remote.ok()) return std::string(remote.status().message());
@@ -193,6 +207,7 @@ absl::StatusOr<AgentListId> Agent::prepare_remote(std::string_view agent,
   return impl_->prepare(agent, rows, kind);
 }
 absl::Status Agent::release_list(AgentListId list) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   std::shared_ptr<const AgentList> last;  // freed after the lock
   std::lock_guard lock(impl_->mutex);
   const auto at = impl_->lists.find(list.value);
@@ -207,6 +222,7 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
                                                      AgentListId remote,
                                                      absl::Span<const int64_t> remote_indices,
                                                      std::string_view message) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (absl::Status good = check_op(op); !good.ok()) return good;
   const auto mine = impl_->find_list(local);
   const auto theirs = impl_->find_list(remote);
@@ -246,10 +262,12 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, absl::Span<const Des
 }
 
 absl::Status Agent::post(AgentTransferId transfer, const std::string_view* message) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->post(transfer, message);
 }
 
 absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   impl_->worker->help();
@@ -258,6 +276,7 @@ absl::StatusOr<AgentTransferState> Agent::state(AgentTransferId id) {
 }
 
 absl::StatusOr<bool> Agent::local_free(AgentTransferId id) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   impl_->worker->help();
@@ -265,11 +284,13 @@ absl::StatusOr<bool> Agent::local_free(AgentTransferId id) {
 }
 
 absl::Status Agent::status(AgentTransferId id) const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   return transfer == nullptr ? no_such_transfer() : transfer->outcome().status;
 }
 
 absl::StatusOr<AgentOutcome> Agent::outcome(AgentTransferId id) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   impl_->worker->help();
@@ -278,6 +299,7 @@ absl::StatusOr<AgentOutcome> Agent::outcome(AgentTransferId id) {
 }
 
 absl::Status Agent::wait(AgentTransferId id, Time timeout) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   AgentOutcome outcome;
@@ -301,6 +323,7 @@ absl::Status Agent::run(AgentTransferId id, Time timeout) {
 }
 
 absl::Status Agent::abort(AgentTransferId id) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   transfer->abort();
@@ -309,10 +332,12 @@ absl::Status Agent::abort(AgentTransferId id) {
 }
 
 absl::Status Agent::release(AgentTransferId id, Time timeout) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->release(id, timeout);
 }
 
 void Agent::abandon(AgentTransferId id) {
+  if (!usable().ok()) return;
   std::shared_ptr<AgentTransfer> transfer;  // freed after the lock
   {
     std::lock_guard lock(impl_->mutex);
@@ -325,23 +350,33 @@ void Agent::abandon(AgentTransferId id) {
 }
 
 absl::StatusOr<AgentTelemetry> Agent::telemetry(AgentTransferId id) const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const auto transfer = impl_->find_transfer(id);
   if (transfer == nullptr) return no_such_transfer();
   return transfer->telemetry();
 }
 
 absl::Status Agent::notify(std::string_view agent, std::string_view message) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   return impl_->notify(agent, message);
 }
-std::vector<AgentMessage> Agent::messages() { return impl_->messages(); }
+std::vector<AgentMessage> Agent::messages() {
+  if (!usable().ok()) return {};
+  return impl_->messages();
+}
 std::vector<AgentMessage> Agent::wait_messages(Time timeout, size_t most) {
+  if (!usable().ok()) return {};
   return impl_->wait_messages(timeout, most);
 }
-std::vector<AgentLostMessage> Agent::lost_messages() { return impl_->outbox->take_lost(); }
-int Agent::event_fd() const { return impl_->worker->event_fd(); }
+std::vector<AgentLostMessage> Agent::lost_messages() {
+  if (!usable().ok()) return {};
+  return impl_->outbox->take_lost();
+}
+int Agent::event_fd() const { return usable().ok() ? impl_->worker->event_fd() : -1; }
 bool Agent::progress() { return impl_->worker->progress(); }
 
 AgentStats Agent::stats() const {
+  if (!usable().ok()) return {};
   AgentStats out;
   {
     std::lock_guard lock(impl_->inbox_mutex);

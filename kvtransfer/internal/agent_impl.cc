@@ -93,6 +93,12 @@ Agent::Impl::~Impl() {
   worker = nullptr;  // ends what is open, and fences all memory
 }
 
+absl::Status Agent::Impl::usable() const {
+  if (!made_here.elsewhere()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the agent belongs to the process that this one was forked from: make another one");
+}
+
 void Agent::Impl::drive() {
   if (progress_thread == nullptr) worker->progress();
 }
@@ -166,6 +172,7 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, M
 template <typename Row>
 absl::StatusOr<AgentListId> Agent::Impl::prepare(std::optional<std::string_view> agent,
                                                  absl::Span<const Row> rows, MemoryKind kind) {
+  if (absl::Status good = usable(); !good.ok()) return good;
   const bool of_files = kind == MemoryKind::kFile && agent == options.name;
   if (absl::Status status = check_kind(kind); !status.ok() && !of_files) return status;
   AgentMemoryTables<MemoryRegion>::Table mine;

@@ -30,6 +30,7 @@
 #include "kvtransfer/internal/agent_transfer.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
+#include "transport/base/threads/forks.h"
 #include "transport/progress_thread.h"
 
 namespace baton::kvtransfer {
@@ -65,6 +66,7 @@ class Agent::Impl {
   ~Impl();
 
   // agent_impl.cc
+  absl::Status usable() const;
   absl::Status register_memory(absl::Span<const Descriptor> list, MemoryKind kind,
                                const BackingFile& file = {});
   absl::Status deregister_memory(absl::Span<const Descriptor> list, MemoryKind kind);
@@ -126,6 +128,7 @@ class Agent::Impl {
   void take_messages(std::vector<AgentMessage>& out, size_t most);
   std::vector<AgentMessage> wait_messages(Time timeout, size_t most);
 
+  const base::MadeHere made_here;
   const AgentOptions options;
   const ClusterKey key;
   WorkerUid uid;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/threads/forks.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::kvtransfer {
@@ -12,6 +13,7 @@ namespace {
 
 // Loads the driver where it is not loaded yet.
 absl::Status check_devices() {
+  const base::ForkWaits fork_waits(base::ForkWaits::kMaking);
   const internal::DeviceMemory* const devices = internal::device_memory();
   absl::Status status =
       devices == nullptr ? absl::UnavailableError("this program is built without Baton's gpudirect")

@@ -13,6 +13,7 @@ std::chrono::milliseconds lease_of(const AgentOptions& options) {
 }
 
 absl::Status Agent::Impl::check_store() const {
+  if (absl::Status good = usable(); !good.ok()) return good;
   if (keeper != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "this agent has no store for metadata: name one when it is made (metadata_store), for "

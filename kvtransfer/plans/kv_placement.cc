@@ -11,6 +11,7 @@
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/plans/kv_extents.h"
 #include "kvtransfer/plans/kv_placement_body.h"
+#include "transport/base/threads/forks.h"
 #include "transport/base/wire.h"
 
 namespace baton::kvtransfer {
@@ -22,6 +23,7 @@ constexpr size_t kPlacementHead = kPlacementMagic.size() + sizeof kPlacementVers
 constexpr size_t kPlacementSum = 8;
 
 std::string digest_of(std::string_view bytes) {
+  const base::ForkWaits fork_waits(base::ForkWaits::kMoment);  // OpenSSL has locks
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
   SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest.data());
   return std::string(reinterpret_cast<const char*>(digest.data()), kPlacementSum);

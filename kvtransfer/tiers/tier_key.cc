@@ -4,6 +4,8 @@
 
 #include <openssl/sha.h>
 
+#include "transport/base/threads/forks.h"
+
 namespace baton::kvtransfer::tiers {
 namespace {
 
@@ -14,6 +16,7 @@ void append(std::string_view field, std::string* out) {
 }
 
 TierKey digest(const std::string& text) {
+  const base::ForkWaits fork_waits(base::ForkWaits::kMoment);  // OpenSSL has locks
   TierKey key;
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), key.bytes.data());
   return key;

@@ -8,7 +8,8 @@
     with agent.read(mine, [3, 1], theirs, [7, 8], b"request 5") as transfer:
         transfer.wait(timeout=5)                          # or: await transfer
 
-Every call may come from any thread, and frees the interpreter's lock. A forked child makes agents of its own.
+Every call may come from any thread, and frees the interpreter's lock. A forked child makes agents of its own; `os.fork()` waits, a
+second at most, while other threads make agents or move bytes.
 """
 from __future__ import annotations
 

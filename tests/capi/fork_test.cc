@@ -1,6 +1,6 @@
 // A forked child makes agents of its own while its parent's threads make and destroy some, the
-// first ones of the process, and write lines of the log. Each time in a process in which the
-// library has done nothing yet.
+// first ones of the process, which meet and write lines of the log. Each time in a process in which
+// the library has done nothing yet.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ int parent_of_some() {
   for (int i = 0; i < 3; ++i) {
     busy.emplace_back([&] {
       while (!over && !failed) {
-        if (!Side("parent's").good()) failed = true;
+        if (!two_agents_work()) failed = true;
       }
     });
   }

@@ -2,16 +2,23 @@
 // agents, communicators. The parent's go on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <semaphore>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "kvtransfer/agent.h"
+#include "kvtransfer/baton_connector.h"
 #include "tests/communicator/group.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
@@ -66,6 +73,78 @@ TEST_P(Forked, AgentsOfTheParentGoOn) {
   EXPECT_TRUE(to.bytes == from.bytes);
 }
 
+TEST_P(Forked, CallsOfAParentsAgentAreRefused) {
+  using namespace kvtransfer;  // NOLINT: an agent's words
+  auto a = make_agent(agent_options("a", GetParam())),
+       b = make_agent(agent_options("b", GetParam()));
+  AgentMemory from(*a, 1 << 20, 1), to(*b, 1 << 20, 2);
+  introduce(*a, *b);
+  const AgentListId mine = *a->prepare_local({from.whole()});
+  const AgentListId theirs = *a->prepare_remote("b", {to.whole()});
+  const AgentTransferId put = *a->make_transfer(Op::kWrite, mine, {0}, theirs, {0});
+  ASSERT_EQ(a->run(*a->make_transfer(Op::kWrite, mine, {0}, theirs, {0}), kLong), absl::OkStatus());
+  const std::string metadata = *b->metadata();
+  to.bytes.assign(to.bytes.size(), 0);
+  end_in_a_child([&] {
+    int call = 0;
+    const auto refused = [&](const absl::Status& status) {
+      ++call;
+      if (absl::IsInvalidArgument(status) &&
+          status.message().find("forked") != absl::string_view::npos) {
+        return;
+      }
+      std::fprintf(stderr, "call %d: %s\n", call, status.ToString().c_str());
+      _exit(1);
+    };
+    const auto nothing = [&](bool is_nothing) {
+      refused(is_nothing ? a->usable() : absl::InternalError("not nothing"));
+    };
+    const std::vector<Descriptor> ranges = {from.whole()};
+    refused(a->register_memory(ranges));
+    refused(a->register_mapped(from.whole(), 0));
+    refused(a->register_rows({{from.address(), 4096, 0, 4096, 2}}).status());
+    refused(a->deregister_memory(ranges));
+    refused(a->metadata().status());
+    refused(a->partial_metadata(ranges, true).status());
+    refused(a->add_remote(metadata).status());
+    a->remove_remote("b");
+    nothing(!a->has_remote("b"));
+    refused(a->fetch_metadata("b", "127.0.0.1:9"));
+    refused(a->send_metadata("127.0.0.1:9"));
+    refused(a->invalidate_metadata("127.0.0.1:9"));
+    refused(a->publish_metadata());
+    refused(a->follow_metadata("b"));
+    refused(a->withdraw_metadata());
+    refused(a->metadata_state("b"));
+    refused(a->connect("b"));
+    nothing(a->explain("b").find("forked") != std::string::npos);
+    refused(a->prepare_local(ranges).status());
+    refused(a->prepare_remote("b", ranges).status());
+    refused(a->release_list(mine));
+    refused(a->make_transfer(Op::kWrite, mine, {0}, theirs, {0}).status());
+    refused(a->make_transfer(Op::kWrite, {from.whole()}, {to.whole()}, "b").status());
+    refused(a->post(put));
+    refused(a->state(put).status());
+    refused(a->local_free(put).status());
+    refused(a->status(put));
+    refused(a->outcome(put).status());
+    refused(a->wait(put));
+    refused(a->run(put));
+    refused(a->abort(put));
+    refused(a->release(put));
+    a->abandon(put);
+    refused(a->telemetry(put).status());
+    refused(a->notify("b", "hello"));
+    nothing(a->messages().empty() && a->wait_messages().empty() && a->lost_messages().empty());
+    nothing(a->event_fd() == -1 && !a->progress() && a->stats().registered == 0);
+    // Those of its own are none of that.
+    auto own = make_agent(agent_options("own", GetParam()));
+    if (own == nullptr || !own->register_memory(ranges).ok()) _exit(2);
+  });
+  ASSERT_EQ(a->run(put, kLong), absl::OkStatus());
+  EXPECT_TRUE(to.bytes == from.bytes);
+}
+
 // A worker of one's own, with all that belongs to it.
 struct ForkedSide {
   ForkedSide(const std::string& name, const std::string& provider) {
@@ -103,6 +182,87 @@ TEST_P(Forked, WorkersThreadsAndPoolsOfTheParentGoOn) {
   EXPECT_EQ(b.block.data[b.block.size - 1], std::byte{7});
   a.end();
   b.end();
+}
+
+// A round of progress holds locks of OpenSSL, UCX and others, which a child would find taken.
+TEST_P(Forked, AForkWaitsForARoundOfProgress) {
+  static std::counting_semaphore<> forking(0), inside(0);
+  static std::atomic<bool> watched{false}, over{false};
+  static const int at_fork = pthread_atfork(
+      [] {
+        if (watched) forking.release();
+      },
+      nullptr, nullptr);
+  ASSERT_EQ(at_fork, 0);
+  ForkedSide a("a", GetParam()), b("b", GetParam());
+  TransferRequest put{.local = a.block.region,
+                      .local_layout = Layout::contiguous(a.block.offset, 4096)};
+  put.peer = *a.worker->connect(b.worker->address());
+  put.remote = *b.worker->remote_region(b.block.region);
+  put.remote_layout = Layout::contiguous(b.block.offset, 4096);
+  put.on_end = [](void*, TransferId, const absl::Status&) {
+    inside.release();
+    forking.acquire();
+    // Nobody needs this time: a fork that does not wait is over by then.
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    over = true;
+  };
+  for (int round = 0; round < 3; ++round) {
+    over = false;
+    watched = true;
+    // By another thread than the one that forks, whoever moves the bytes.
+    std::thread other([&] { (void)a.worker->wait(*a.worker->submit(put), kLong); });
+    inside.acquire();
+    end_in_a_child([&] {
+      if (!over) _exit(1);
+    });
+    watched = false;
+    other.join();
+  }
+  a.end();
+  b.end();
+}
+
+TEST_P(Forked, CallsOfAParentsWorkerAreRefused) {
+  ForkedSide a("a", GetParam()), b("b", GetParam());
+  const PeerId peer = *a.worker->connect(b.worker->address());
+  end_in_a_child([&] {
+    const auto refused = [](const absl::Status& status) {
+      if (absl::IsInvalidArgument(status) &&
+          status.message().find("forked") != absl::string_view::npos) {
+        return;
+      }
+      std::fprintf(stderr, "%s\n", status.ToString().c_str());
+      _exit(1);
+    };
+    Worker& worker = *a.worker;
+    refused(worker.register_memory(a.block.data, a.block.size).status());
+    refused(worker.deregister_memory(a.block.region));
+    refused(worker.connect(b.worker->address()).status());
+    refused(worker.disconnect(peer));
+    refused(worker.submit({.peer = peer}).status());
+    refused(worker.notify(peer, "hello").status());
+    refused(worker.notify_detached(peer, "hello"));
+    refused(worker.wait_until([] { return true; }));
+    if (worker.progress() || worker.help()) _exit(2);
+  });
+  a.end();
+  b.end();
+}
+
+TEST_P(Forked, ConnectorsOfTheParentGoOn) {
+  kvtransfer::BatonConnectorOptions options;
+  options.worker = {.name = "decode", .providers = {GetParam()}, .key = test_key()};
+  options.progress_thread = true;
+  options.answer_thread = true;
+  auto connector = *kvtransfer::make_baton_connector(options);
+  end_in_a_child([&] {
+    if (connector->start_load({.id = 1, .prefill = connector->address()}).ok()) _exit(1);
+    connector.reset();
+  });
+  connector->progress();
+  EXPECT_FALSE(connector->address().empty());
+  connector.reset();
 }
 
 TEST_P(Forked, CommunicatorsOfTheParentGoOn) {

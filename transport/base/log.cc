@@ -1,7 +1,6 @@
 // The one place that knows the logging library.
 #include "transport/base/log.h"
 
-#include <pthread.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 
@@ -16,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/base/nearest_name.h"
+#include "transport/base/threads/forks.h"
 
 namespace baton::base {
 namespace {
@@ -34,9 +34,6 @@ absl::StatusOr<LogLevel> level_of_environment() {
       absl::StrCat("BATON_LOG=", text, ": ", level.status().message()));
 }
 
-struct Log;
-Log& the_log();
-
 // Never destroyed: threads may log until the program's last moment.
 struct Log {
   Log()
@@ -45,9 +42,6 @@ struct Log {
         logger("baton", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()) {
     logger.set_level(spdlog::level::trace);  // log_wanted() has decided
     logger.set_pattern("%Y-%m-%d %H:%M:%S.%e baton[%P] %^%l%$: %v");
-    // A child that was forked while somebody writes a line finds the lock open.
-    pthread_atfork([] { the_log().mutex.lock(); }, [] { the_log().mutex.unlock(); },
-                   [] { the_log().mutex.unlock(); });
   }
 
   const absl::StatusOr<LogLevel> asked;
@@ -83,12 +77,14 @@ bool log_wanted(LogLevel level) {
 
 void set_log_sink(LogSink sink) {
   Log& log = the_log();
+  const ForkWaits fork_waits(ForkWaits::kMoment);
   std::lock_guard lock(log.mutex);
   log.sink = std::move(sink);
 }
 
 void write_log(LogLevel level, std::string_view line) {
   Log& log = the_log();
+  const ForkWaits fork_waits(ForkWaits::kMoment);
   std::lock_guard lock(log.mutex);
   if (log.sink) return log.sink(level, line);
   log.logger.log(kLevels[static_cast<size_t>(level)], line);

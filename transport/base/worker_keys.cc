@@ -15,6 +15,8 @@
 #include <mutex>
 #include <new>
 
+#include "transport/base/threads/forks.h"
+
 namespace baton::base {
 namespace {
 
@@ -76,6 +78,7 @@ UidBytes make_worker_secret() {
   EVP_PKEY_free(pair);
   const UidBytes uid = uid_of(made.public_key);
   Secrets& all = secrets();
+  const ForkWaits fork_waits(ForkWaits::kMoment);
   const std::lock_guard lock(all.mutex);
   all.by_uid[uid] = made;
   return uid;
@@ -83,6 +86,7 @@ UidBytes make_worker_secret() {
 
 std::optional<WorkerSecret> worker_secret(const UidBytes& uid) {
   Secrets& all = secrets();
+  const ForkWaits fork_waits(ForkWaits::kMoment);
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_uid.find(uid);
   if (found == all.by_uid.end()) return std::nullopt;

@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "transport/base/copies/fault_guard.h"
 #include "transport/base/environment.h"
 #include "transport/base/log.h"
+#include "transport/base/threads/forks.h"
 #include "transport/internal/mapped.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
@@ -44,10 +46,26 @@ std::string names(const std::vector<std::unique_ptr<Provider>>& providers) {
 
 Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Worker::~Worker() {
-  if (impl_ != nullptr && impl_->of_parent()) (void)impl_.release();
+  if (impl_ == nullptr) return;
+  if (impl_->of_parent()) {
+    (void)impl_.release();
+    return;
+  }
+  const base::ForkWaits fork_waits(base::ForkWaits::kMaking);
+  impl_.reset();
+}
+
+absl::Status Worker::Impl::usable() const {
+  if (!of_parent()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the worker belongs to the process that this one was forked from: make another one");
 }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
+  const base::ForkWaits fork_waits(base::ForkWaits::kMaking);
+  // The first copy would put up the handlers of faults, in a thread that no fork waits for.
+  const std::byte here{};
+  (void)base::readable(&here, 1);
   if (options.max_transfers == 0 || options.max_transfers > kMostTransfers) {
     return absl::InvalidArgumentError(
         absl::StrFormat("max_transfers must be in [1, %u]", kMostTransfers));
@@ -73,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::create(WorkerOptions options) {
 
 absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Access access,
                                                      BackingFile file) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   // A byte that a peer sends to memory that cannot take it would end this process.
   internal::Examined memory;
   if (data != nullptr) {
@@ -99,6 +118,7 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
 }
 
 absl::Status Worker::deregister_memory(const MemoryRegion& region) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   std::lock_guard lock(impl_->mutex);
   auto entry = impl_->regions.find(region);
   if (!entry.ok()) return entry.status();
@@ -150,6 +170,7 @@ const std::string& Worker::address() const { return impl_->address; }
 uint16_t Worker::port() const { return impl_->port; }
 
 absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_view require) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   // A name is looked up by this thread alone: it may take as long as DNS does.
   std::string found;
   if (!Impl::is_address(address)) {
@@ -164,6 +185,7 @@ absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_vie
 }
 
 absl::Status Worker::disconnect(PeerId id, Time timeout) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   // Stays, should the peer be forgotten before it is looked at.
   std::shared_ptr<absl::Status> over;
   {
@@ -180,6 +202,7 @@ absl::Status Worker::disconnect(PeerId id, Time timeout) {
 }
 
 void Worker::begin_disconnect(PeerId id, Time timeout) {
+  if (impl_->of_parent()) return;
   {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
@@ -233,16 +256,16 @@ std::optional<PeerEvent> Worker::next_peer_event() {
 }
 
 absl::StatusOr<TransferId> Worker::submit(const TransferRequest& request) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   return impl_->submit(request);
 }
 
 absl::StatusOr<TransferId> Worker::notify(PeerId peer, std::string_view payload) {
-  return impl_->submit({.op = Op::kWrite, .peer = peer, .notify = payload});
+  return submit({.op = Op::kWrite, .peer = peer, .notify = payload});
 }
 
 absl::Status Worker::notify_detached(PeerId peer, std::string_view payload) {
-  return impl_->submit({.op = Op::kWrite, .peer = peer, .notify = payload, .detached = true})
-      .status();
+  return submit({.op = Op::kWrite, .peer = peer, .notify = payload, .detached = true}).status();
 }
 
 absl::StatusOr<TransferState> Worker::state(TransferId id) const {
@@ -319,6 +342,7 @@ absl::Status Worker::wait(TransferId id, Time timeout) {
 }
 
 absl::Status Worker::wait_until(const std::function<bool()>& ready, Time timeout) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
   return impl_->wait_until(ready, timeout);
 }
 
@@ -328,6 +352,7 @@ bool Worker::next_notification(Notification& out) {
 }
 
 bool Worker::progress() {
+  if (impl_->of_parent()) return false;
   bool any = false;
   {
     std::lock_guard lock(impl_->mutex);
@@ -337,7 +362,7 @@ bool Worker::progress() {
   return any;
 }
 
-bool Worker::help() { return impl_->help(); }
+bool Worker::help() { return !impl_->of_parent() && impl_->help(); }
 
 int Worker::wait_fd() const { return impl_->outside_fd; }
 

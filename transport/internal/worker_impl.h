@@ -10,8 +10,6 @@
 // to do are on lists.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -22,6 +20,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "transport/base/threads/forks.h"
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/stream_order.h"
 #include "transport/internal/tables/peer.h"
@@ -44,8 +43,9 @@ inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first
 class Worker::Impl final : public EventSink {
  public:
   // A forked child has a copy of the worker: its sockets, shared memory and sessions are the
-  // parent's, and the copy must not end them.
-  bool of_parent() const { return made_in_ != getpid(); }
+  // parent's, and the copy must not use or end them.
+  bool of_parent() const { return made_here.elsewhere(); }
+  absl::Status usable() const;  // InvalidArgument where it is the parent's
 
   class Staging;                                                    // internal/staging.h
   static constexpr uint32_t kNone = internal::TransferSlot::kNone;  // where a queue of slots ends
@@ -301,9 +301,7 @@ class Worker::Impl final : public EventSink {
   std::mutex wait_mutex;
   std::condition_variable wait_condition;
   std::atomic<uint64_t> submitted{0};
-
- private:
-  const pid_t made_in_ = getpid();
+  const base::MadeHere made_here;
 };
 
 }  // namespace baton

@@ -32,9 +32,11 @@
 // Threads: every call may come from any thread, but for the ..._destroy() of a handle, which must
 // be the last one with it, and baton_kv_layout_add_...(), which must be the only one meanwhile. A
 // forked child makes agents of its own: its parent's are refused there (BATON_ERR_INVALID_PARAM),
-// and baton_agent_destroy() leaves them alone. fork() waits while another thread makes or destroys
-// one, a second at most. But fork while no agent connects to another one: OpenSSL and UCX have
-// locks of their own, which a child may find taken.
+// and baton_agent_destroy() leaves them alone. Any thread may fork at any time: fork() waits, a
+// second at most, while others make or destroy agents and connectors, and for the rounds in which
+// these meet and move bytes, for a child would find locks of OpenSSL and UCX taken. It does not
+// wait for what the program itself does with OpenSSL. A child of a process that has met a peer over
+// UCX has no UCX.
 //
 // The process: a signal ends no call early, and none is taken by the threads that an agent or a
 // connector is made with. Handlers of SIGSEGV and SIGBUS are put before the program's, for memory

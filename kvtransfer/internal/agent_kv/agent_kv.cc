@@ -247,6 +247,7 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::bind(Agent& agent, std::shared_ptr<Insi
                                               const KvPlacement& local,
                                               std::string_view remote_agent,
                                               const KvPlacement& remote) {
+  if (absl::Status good = agent.usable(); !good.ok()) return good;
   Agent::Impl& impl = *agent.impl_;
   inside->owner = impl.uid;
   inside->remote_agent = remote_agent;
@@ -338,6 +339,7 @@ const std::string& AgentKvPlan::remote_agent() const { return inside_->remote_ag
 absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
                                                            const AgentKvRequest& request,
                                                            std::string_view message) const {
+  if (absl::Status good = agent.usable(); !good.ok()) return good;
   Agent::Impl& impl = *agent.impl_;
   if (impl.uid != inside_->owner) {
     return absl::InvalidArgumentError(

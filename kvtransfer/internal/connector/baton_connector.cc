@@ -17,6 +17,7 @@
 #include "kvtransfer/internal/connector/kv_loads.h"
 #include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "transport/base/durations.h"
+#include "transport/base/threads/forks.h"
 #include "transport/pool.h"
 #include "transport/progress_thread.h"
 
@@ -47,6 +48,10 @@ class BatonConnector final : public KvConnector {
   }
 
   ~BatonConnector() override {
+    if (made_here_.elsewhere()) {  // the parent's, whose thread is not here
+      (void)answers_.release();
+      return;
+    }
     answers_ = nullptr;
     thread_ = nullptr;
     // Transfers under way use the cache: end them before it goes.
@@ -320,6 +325,7 @@ class BatonConnector final : public KvConnector {
     }
   }
 
+  const base::MadeHere made_here_;
   const bool huge_pages_;
   const Access access_;
   std::unique_ptr<Worker> worker_;

@@ -129,7 +129,7 @@ void KvLoads::ask(Load& load, Source& source) {
 
 // Those whose look-ups have ended.
 bool KvLoads::ask_whose_names_are_known() {
-  const KvCalls::Ended ended = calls_.take_ended();
+  const KvCalls::Names::Ended ended = calls_.take_ended();
   for (const auto& [address, peer] : ended) {
     const auto waiting = by_address_.extract(address);
     if (waiting.empty()) continue;

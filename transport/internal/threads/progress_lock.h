@@ -9,6 +9,8 @@
 #include <chrono>
 #include <mutex>
 
+#include "transport/base/threads/forks.h"
+
 namespace baton::internal {
 
 class ProgressLock {
@@ -39,6 +41,7 @@ class ProgressLock {
   const std::chrono::nanoseconds patience_;
   std::mutex mutex_;
   std::atomic<int> waiting_{0};
+  base::TakenByForks taken_by_forks_{mutex_, waiting_};
 };
 
 }  // namespace baton::internal

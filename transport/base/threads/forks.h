@@ -1,0 +1,58 @@
+// What a fork must not find half done, and how a child knows that it is one.
+//
+// Locks that another thread has at a fork stay taken in the child for ever: ours, and those of the
+// libraries below. So a fork waits, for a second at most (times BATON_PATIENCE), and in this order:
+// until nobody makes or ends anything (ForkWaits::kMaking), for the locks of all workers, under
+// which they move bytes and meet peers, and until nobody does anything that is over in a moment
+// (kMoment). Whoever has one of these may take those that come later, and wait for who has them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+namespace baton::base {
+
+// Counts in a child what forks lie between it and the process that loaded the library.
+uint32_t forks();
+
+// Of an object: whether it is a child's copy of its parent's, whose threads are not there, and
+// whose sockets and shared memory the parent uses.
+class MadeHere {
+ public:
+  bool elsewhere() const { return forks_ != forks(); }
+
+ private:
+  uint32_t forks_ = forks();
+};
+
+// While a thread has one a fork waits, and while a fork waits other threads wait for it.
+class ForkWaits {
+ public:
+  enum Kind : uint8_t { kMaking, kMoment };
+  explicit ForkWaits(Kind kind);
+  ~ForkWaits();
+  ForkWaits(const ForkWaits&) = delete;
+  ForkWaits& operator=(const ForkWaits&) = delete;
+
+ private:
+  const Kind kind_;
+};
+
+// A worker's lock: a fork takes it. `waiting`: how many wait for it, so that who has it all the
+// time gives way.
+class TakenByForks {
+ public:
+  TakenByForks(std::mutex& mutex, std::atomic<int>& waiting);
+  ~TakenByForks();
+  TakenByForks(const TakenByForks&) = delete;
+  TakenByForks& operator=(const TakenByForks&) = delete;
+
+ private:
+  friend struct Forks;
+  std::mutex& mutex_;
+  std::atomic<int>& waiting_;
+  bool taken_ = false;
+};
+
+}  // namespace baton::base
