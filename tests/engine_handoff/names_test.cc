@@ -114,6 +114,14 @@ TEST_F(FetchesByName, EachAgentAtEachAddressIsAskedForOnce) {
   expect_begun(3);
 }
 
+TEST_F(FetchesByName, WhatIsOverIsAskedForAgain) {
+  EXPECT_TRUE(fetches.fetch("one", "slow.example:1").ok());
+  dns_asked.acquire();
+  dns_answered.release();
+  while (!dns_asked.try_acquire()) fetches.fetch("one", "slow.example:1").IgnoreError();
+  expect_begun(0);
+}
+
 TEST_F(FetchesByName, EightAtATimeAndOthersLater) {
   const auto fetch = [&](int i) {
     EXPECT_TRUE(fetches.fetch("one", absl::StrCat("slow.example:", i)).ok());
