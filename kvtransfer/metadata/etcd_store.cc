@@ -24,6 +24,12 @@ std::string text_at(const json& at, const char* field) {
   return found != at.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
+// False where there is none.
+bool flag_at(const json& at, const char* field) {
+  const auto found = at.find(field);
+  return found != at.end() && found->is_boolean() && found->get<bool>();
+}
+
 const json& list_at(const json& at, const char* field) {
   static const json kEmpty = json::array();
   const auto found = at.find(field);
@@ -108,7 +114,7 @@ absl::Status EtcdStore::put(const std::string& key, std::string_view bytes) {
     }
     const json answer = json::parse(*reply, nullptr, false);
     if (!answer.is_object()) return damaged(name());
-    if (answer.value("succeeded", false)) return absl::OkStatus();
+    if (flag_at(answer, "succeeded")) return absl::OkStatus();
   }
   return absl::AlreadyExistsError(absl::StrCat("another agent that lives has ", name(), "/", key));
 }
@@ -174,8 +180,8 @@ bool EtcdStore::watched(std::string_view line) {
   const json answer = json::parse(line, nullptr, false);
   if (!answer.is_object() || !answer.contains("result")) return false;
   const json& result = answer["result"];
-  if (!result.is_object() || result.value("canceled", false)) return false;
-  if (result.value("created", false)) {
+  if (!result.is_object() || flag_at(result, "canceled")) return false;
+  if (flag_at(result, "created")) {
     watching_ = true;
     changed_("");  // what happened before
   }

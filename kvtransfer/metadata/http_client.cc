@@ -1,6 +1,7 @@
 // The client, over Boost.Beast. Each step has a time limit, so none blocks for ever.
 #include "kvtransfer/metadata/http_client.h"
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -151,17 +152,20 @@ absl::Status HttpClient::stream(const std::string& target, std::string_view body
   if (absl::Status begun = impl_->begin("POST", target, body, {}); !begun.ok()) return begun;
   impl_->parser().body_limit(boost::none);
   std::string& text = impl_->parser().get().body();
+  size_t searched = 0;  // of it, without finding the end of a line
   for (bool going = true; going && !impl_->parser().is_done();) {
     if (const error_code failed = impl_->read_some(silence)) {
       impl_->drop();
       return impl_->unavailable(failed);
     }
     size_t begin = 0;
-    for (size_t end; going && (end = text.find('\n', begin)) != std::string::npos;) {
+    for (size_t end;
+         going && (end = text.find('\n', std::max(begin, searched))) != std::string::npos;) {
       going = line(std::string_view(text).substr(begin, end - begin));
       begin = end + 1;
     }
     text.erase(0, begin);
+    searched = text.size();
     if (text.size() > 2 * kMaxStoredMetadata) going = false;
   }
   impl_->drop();

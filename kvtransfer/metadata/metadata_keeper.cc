@@ -127,7 +127,7 @@ void MetadataKeeper::run() {
       return one.second.put || one.second.remove;
     });
     const Clock::time_point next = next_due();
-    if (stopping_ || more || next <= Clock::now()) continue;
+    if (stopping_ || more) continue;
     if (next == Clock::time_point::max()) {
       wake_.wait(lock);
     } else {
@@ -176,12 +176,8 @@ void MetadataKeeper::renew(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   // What is not there any more is put there again; so is what could not be put before.
   for (auto& [key, ours] : ours_) {
-    const bool again = !renewed.ok() && !absl::IsUnavailable(renewed);
-    if (again || !ours.status.ok()) ours.put = true;
-    if (absl::IsUnavailable(renewed) && ours.status.ok()) {
-      ours.status = renewed;
-      ours.put = true;
-    }
+    if (!renewed.ok() || !ours.status.ok()) ours.put = true;
+    if (absl::IsUnavailable(renewed) && ours.status.ok()) ours.status = renewed;
   }
 }
 

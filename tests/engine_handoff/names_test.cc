@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "engine/handoff/fetches.h"
 #include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/slow_dns.h"
 
@@ -76,6 +77,63 @@ TEST_F(HandOffNames, ThatThereIsNoSuchHostIsSaid) {
   ASSERT_TRUE(load(1, from, 5).ok());
   until([&] { return decode.ended(1); });
   EXPECT_THAT(decode.why(1), testing::HasSubstr("no such host"));
+}
+
+// Those that begin and do not end until the test lets them.
+struct FetchesByName : testing::Test {
+  FetchesByName() {
+    forget(dns_answered);
+    forget(dns_asked);
+    kvtransfer::AgentOptions options;
+    options.name = "decode";
+    options.worker = bare_worker();
+    core.agent = *kvtransfer::Agent::create(std::move(options));
+  }
+  static void forget(std::counting_semaphore<>& signals) {
+    while (signals.try_acquire()) {
+    }
+  }
+  // So many were begun, all of which end now, and no more.
+  void expect_begun(int count) {
+    for (int i = 0; i < count; ++i) dns_asked.acquire();
+    dns_answered.release(1'000);
+    fetches.close();
+    EXPECT_FALSE(dns_asked.try_acquire());
+    forget(dns_answered);
+  }
+  Core core;
+  Fetches fetches{core};
+};
+
+TEST_F(FetchesByName, EachAgentAtEachAddressIsAskedForOnce) {
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(fetches.fetch("one", "slow.example:1").ok());
+    EXPECT_TRUE(fetches.fetch("other", "slow.example:1").ok());
+    EXPECT_TRUE(fetches.fetch("one", "slow.example:2").ok());
+  }
+  expect_begun(3);
+}
+
+TEST_F(FetchesByName, WhatIsOverIsAskedForAgain) {
+  EXPECT_TRUE(fetches.fetch("one", "slow.example:1").ok());
+  dns_asked.acquire();
+  dns_answered.release();
+  while (!dns_asked.try_acquire()) fetches.fetch("one", "slow.example:1").IgnoreError();
+  expect_begun(0);
+}
+
+TEST_F(FetchesByName, EightAtATimeAndOthersLater) {
+  const auto fetch = [&](int i) {
+    EXPECT_TRUE(fetches.fetch("one", absl::StrCat("slow.example:", i)).ok());
+  };
+  for (int i = 1; i <= 9; ++i) fetch(i);
+  expect_begun(8);
+  for (int i = 1; i <= 8; ++i) fetch(i);
+  for (int i = 1; i <= 8; ++i) dns_asked.acquire();
+  // Nobody asks again for those, and they are in nobody's way when they are over.
+  dns_answered.release(8);
+  while (!dns_asked.try_acquire()) fetch(9);
+  expect_begun(0);
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ struct KvPairOptions {
   uint32_t max_transfers = 4096;
   bool allow_pull = false;
   Time max_lease = kLongEnough;
+  const Clock* clock = nullptr;  // default: Clock::steady()
   KvLayout prefill_layout = test_layout(60);
   KvLayout decode_layout = test_layout(80);
 };
@@ -63,6 +64,7 @@ struct KvPair {
     p.max_lease = options.max_lease;
     p.progress_thread = d.progress_thread = options.threads;
     p.worker.timeline = d.worker.timeline = options.timeline;
+    p.worker.clock = d.worker.clock = options.clock;
     p.worker.max_transfers = d.worker.max_transfers = options.max_transfers;
     if (!options.shape.empty()) p.worker.shape = *LinkShape::parse(options.shape);
     prefill_connector = make_or_fail(p);

@@ -177,6 +177,7 @@ class Packed(unittest.TestCase):
             self.assertEqual(sums.of_source([5, 2], tokens=(size, 3 * size), first_block=1),
                              [zlib.crc32(memory[packing["bytes"] * block:][:packing["bytes"]]) for block in (5, 2)])
             self.assertEqual(sums.of_target([5], tokens=(3, 3)), [])
+            self.assertEqual(sums.of_target([5], tokens=(3 * size, 0)), [])
 
     def test_tokens_that_no_cache_has_are_refused_and_as_many_as_there_are_have_room(self):
         memory = bytearray(self.dice.randbytes(8 * 64))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 import warnings
 
 import baton
@@ -413,6 +414,7 @@ class Two(unittest.TestCase):
                                   ({"key": [view, view]}, {"layers": [9]}, "2 layers, but 1"),
                                   ({"key": [view], "value": [view[:, :4]]}, {}, "one block size"),
                                   ({"key": [view], "value": [view]}, {"layers": [9]}, "overlap"),
+                                  ({"key": [view], "value": [view[:, :, :1]]}, {}, "as many heads"),
                                   ({"key": [view, wider[..., :2]]}, {}, "equal strides"),
                                   ({"key": [view[:, ::-1]]}, {"layers": [9]}, "not negative"),
                                   ({"key": [view[:, 0]]}, {"layers": [9]}, "no view has tokens"),
@@ -424,6 +426,19 @@ class Two(unittest.TestCase):
             with self.subTest(said=said), self.assertRaisesRegex(baton.InvalidParamError, said):
                 layout.add_views(views, **dict({"dtype": "bfloat16"}, **more))
         self.assertEqual(layout.encode(), before)
+
+    def test_what_is_left_out_of_a_layout(self):
+        how = dict(blocks=4, block_tokens=8, heads=2, head_size=4, dtype="float32")
+        tensors = [numpy.zeros((4, 8, 2, 4), numpy.float32) for _ in range(6)]
+        whole, named = baton.KvLayout("weights"), baton.KvLayout(baton.KvModel("weights"))
+        self.assertEqual(whole.add_paged(tensors, **how).groups[0].layers, (0, 1, 2))  # K and V of each
+        self.assertEqual(whole.encode(), named.add_paged(tensors, layers=3, **how).encode())
+        stacked = [numpy.zeros((2, 4, 8, 2, 4), numpy.float32) for _ in range(3)]
+        self.assertEqual(baton.KvLayout("weights").add_paged(stacked, pair="stacked", **how).groups[0].layers, (0, 1, 2))
+        # Nothing is given back of what was not made.
+        with unittest.mock.patch("sys.unraisablehook") as ignored, self.assertRaises(baton.InvalidParamError):
+            baton.KvLayout("weights\0")
+        ignored.assert_not_called()
 
     def test_agents_that_are_closed_gone_or_others(self):
         plan, transfer = self.pull(), None

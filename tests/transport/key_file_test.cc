@@ -29,11 +29,13 @@
 
 namespace {
 bool openssl_has_none = false;  // of random bytes
+int openssl_was_asked = 0;      // how often
 bool kernel_has_none = false;
 }  // namespace
 
 // Stand in for OpenSSL's and the C library's.
 extern "C" int RAND_bytes(unsigned char* out, int bytes) {
+  ++openssl_was_asked;
   if (openssl_has_none) return 0;
   return syscall(SYS_getrandom, out, static_cast<size_t>(bytes), 0) == bytes ? 1 : 0;
 }
@@ -249,6 +251,18 @@ TEST_F(KeyFolder, AKeyThatCouldNotBeWrittenLeavesNothing) {
     EXPECT_THAT(std::string(made.status().message()), HasSubstr("BATON_KEY_FILE"));
     EXPECT_EQ(files(), 0U);
   }
+}
+
+// A child that is forked while another thread is in OpenSSL finds its locks taken, for ever.
+TEST_F(KeyFolder, OpenSslIsNotAskedForWhatTheKernelHas) {
+  openssl_was_asked = 0;
+  ASSERT_TRUE(ClusterKey::for_this_user().ok());
+  WorkerUid::random();
+  EXPECT_EQ(openssl_was_asked, 0);
+  kernel_has_none = true;
+  EXPECT_NE(WorkerUid::random(), WorkerUid::random());
+  kernel_has_none = false;
+  EXPECT_GT(openssl_was_asked, 0);
 }
 
 TEST_F(KeyFolder, WithoutRandomBytesOfOpenSslTheKernelsAreTaken) {

@@ -4,14 +4,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
+#include "tests/sanitized.h"
+#include "tests/sleeping.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/base/environment.h"
 #include "transport/base/nearest_name.h"
@@ -53,6 +59,68 @@ TEST(Log, GoesToTheSinkInstead) {
     EXPECT_THAT(log.lines, ElementsAre("a line"));
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+// Whoever writes the first line waits until another thread waits for that, or does not.
+class LineUnderWay {
+ public:
+  explicit LineUnderWay(std::atomic<pid_t>& other) {
+    base::set_log_sink([&](base::LogLevel, std::string_view) {
+      ++inside_;
+      const bool first = !begun.exchange(true);
+      while (first && (other == 0 || !sleeps(other)) && !other_is_over && inside_ == 1) {
+        std::this_thread::yield();
+      }
+      together = together || inside_ > 1;
+      --inside_;
+    });
+  }
+  ~LineUnderWay() { base::set_log_sink(nullptr); }
+  LineUnderWay(const LineUnderWay&) = delete;
+
+  std::atomic<bool> begun{false}, other_is_over{false}, together{false};
+
+ private:
+  std::atomic<int> inside_{0};
+};
+
+TEST(Log, OneLineIsWrittenAtATime) {
+  std::atomic<pid_t> other{0};
+  LineUnderWay line(other);
+  std::thread writes([&] { base::write_log(base::LogLevel::kError, "a line"); });
+  while (!line.begun) std::this_thread::yield();
+  std::thread writes_too([&] {
+    other = gettid();
+    base::write_log(base::LogLevel::kError, "another");
+    line.other_is_over = true;
+  });
+  writes.join();
+  writes_too.join();
+  EXPECT_FALSE(line.together);
+}
+
+TEST(Log, AForkWaitsForALineThatIsBeingWritten) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own threads and locks";
+  std::atomic<pid_t> other{0};
+  LineUnderWay line(other);
+  std::thread writes([&] { base::write_log(base::LogLevel::kError, "a line"); });
+  while (!line.begun) std::this_thread::yield();
+  int status = -1;
+  std::thread forks([&] {
+    other = gettid();
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);  // it would wait for ever
+      line.other_is_over = true;
+      base::write_log(base::LogLevel::kError, "the child's");
+      _exit(7);
+    }
+    line.other_is_over = true;
+    waitpid(child, &status, 0);
+  });
+  writes.join();
+  forks.join();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 // Somebody at the door, as often as the test says.

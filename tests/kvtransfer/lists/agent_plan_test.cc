@@ -128,6 +128,7 @@ TEST(StridedDescriptors, CoverWhatIsFromTheFirstByteToTheLast) {
   EXPECT_EQ((StridedDescriptor{UINT64_MAX - 8, 8, 0, 8, 1}.span()),
             (Descriptor{UINT64_MAX - 8, 8, 0}));
   EXPECT_EQ((StridedDescriptor{100, 8, 0, 64, 0}.span()), std::nullopt) << "nothing";
+  EXPECT_EQ((StridedDescriptor{100, 8, 0, 0, 0}.span()), std::nullopt) << "nothing at one place";
   EXPECT_EQ((StridedDescriptor{0, 8, 0, UINT64_MAX / 2, 4}.span()), std::nullopt) << "product";
   EXPECT_EQ((StridedDescriptor{0, 8, 0, UINT64_MAX, 2}.span()), std::nullopt) << "sum";
   EXPECT_EQ((StridedDescriptor{UINT64_MAX - 8, 8, 0, 2, 2}.span()), std::nullopt) << "its end";

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/manual_clock.h"
 #include "tests/slow_dns.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
@@ -158,6 +159,44 @@ TEST_P(KvNames, ShardsAreAskedAsTheyAreFound) {
     pair.prefill->step();
     pair.decode_connector->progress();
   }
+}
+
+// Whose time is a test's.
+struct KvNamesInTime : KvNames {
+  KvNamesInTime() : now{{.provider = "tcp", .allow_pull = true, .clock = &clock}} {}
+  // Prefill computes so many layers, which come.
+  bool layers_come(uint32_t layers) {
+    now.prefill->stop_before_layer(layers);
+    EXPECT_TRUE(now.run([&] {
+      return now.decode->load(1).verified == layers ||
+             now.decode->load(1).state == TestLoad::State::kEnded;
+    }));
+    return now.decode->load(1).verified == layers;
+  }
+  void find_name() {
+    dns_asked.acquire();
+    dns_answered.release();
+  }
+  ManualClock clock;
+  KvPair now;
+};
+INSTANTIATE_TEST_SUITE_P(Both, KvNamesInTime, ::testing::Bool(),
+                         [](const auto& param) { return param.param ? "pull" : "push"; });
+
+// Prefill is told of it when it is found: it would give the load up in the time first said.
+TEST_P(KvNamesInTime, WhatWasRenewedMeanwhileHasThatTime) {
+  KvLoad load = load_of(1, slow_name(now.address()));
+  load.timeout = seconds(10);
+  load.lease = kLongEnough;
+  ASSERT_TRUE(now.decode->start(load, 40).ok());
+  ASSERT_TRUE(now.decode_connector->renew_load(1, seconds(1000)).ok());
+  find_name();
+  ASSERT_TRUE(layers_come(2));
+  clock.advance(seconds(60));
+  EXPECT_TRUE(layers_come(4)) << now.decode->load(1).status;
+  now.prefill->stop_before_layer(UINT32_MAX);
+  ASSERT_TRUE(now.run_to_end());
+  EXPECT_EQ(now.decode->load(1).verified, 6U) << now.decode->load(1).status;
 }
 
 }  // namespace

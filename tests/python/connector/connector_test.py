@@ -210,7 +210,7 @@ class Two(unittest.TestCase):
         job.renew(60)
         with self.load(key="request 2", loads_of_key=2) as load, other.load(
                 self.prefill.address, TOKENS, BLOCKS, key="request 2", loads_of_key=2, pull=True) as pulled:
-            load.wait(timeout=60)
+            load.wait()  # for as long as it takes
             pulled.wait(timeout=60)
             self.assertEqual(asyncio.run(asyncio.wait_for(pulled, 60)), b"one")
         self.check()
