@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,7 +15,6 @@
 
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
-#include "tests/sanitized.h"
 #include "tests/sleeping.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/base/environment.h"
@@ -97,30 +95,6 @@ TEST(Log, OneLineIsWrittenAtATime) {
   writes.join();
   writes_too.join();
   EXPECT_FALSE(line.together);
-}
-
-TEST(Log, AForkWaitsForALineThatIsBeingWritten) {
-  if (kSanitized) GTEST_SKIP() << "a sanitizer's own threads and locks";
-  std::atomic<pid_t> other{0};
-  LineUnderWay line(other);
-  std::thread writes([&] { base::write_log(base::LogLevel::kError, "a line"); });
-  while (!line.begun) std::this_thread::yield();
-  int status = -1;
-  std::thread forks([&] {
-    other = gettid();
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(60);  // it would wait for ever
-      line.other_is_over = true;
-      base::write_log(base::LogLevel::kError, "the child's");
-      _exit(7);
-    }
-    line.other_is_over = true;
-    waitpid(child, &status, 0);
-  });
-  writes.join();
-  forks.join();
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 // Somebody at the door, as often as the test says.
