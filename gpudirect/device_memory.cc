@@ -61,6 +61,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
 absl::Status DeviceSlab::map(AllocationProperties properties) {
   const Driver& driver = device_.driver();
   const std::string size = mib(size_);
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
   AllocationHandle handle = 0;
   absl::Status status = device_.check(driver.cuMemCreate(&handle, size_, &properties, 0),
                                       absl::StrCat("allocating ", size, " of device memory"));
@@ -83,6 +85,7 @@ absl::Status DeviceSlab::map(AllocationProperties properties) {
 
 DeviceSlab::~DeviceSlab() {
   const Driver& driver = device_.driver();
+  const Device::Current current(device_);  // or none: the calls need it for recordings alone
   if (mapped_) driver.cuMemUnmap(base_, size_);
   if (base_ != 0) driver.cuMemAddressFree(base_, size_);
   if (created_) driver.cuMemRelease(handle_);

@@ -76,11 +76,12 @@ TEST(DeviceSlab, AnErrorAtEveryCallLeavesNothingBehind) {
     { ASSERT_TRUE(DeviceSlab::create(*opened.device, kMiB).ok()); }
     last = opened.fake.calls();
   }
-  ASSERT_EQ(last - first + 1, 8u);
+  ASSERT_EQ(last - first + 1, 16u);
   for (uint64_t k = first; k <= last; ++k) {
     Opened opened({.fail_call = k});
     const absl::Status status = DeviceSlab::create(*opened.device, kMiB).status();
-    EXPECT_EQ(status.ok(), k > first + 4) << "call " << k << ": " << status;
+    // The third one's asks that what others record is not concerned: it can be done without.
+    EXPECT_EQ(status.ok(), k == first + 2 || k > first + 6) << "call " << k << ": " << status;
     opened.device.reset();
     EXPECT_THAT(opened.fake.finish(), IsEmpty()) << "call " << k;
   }

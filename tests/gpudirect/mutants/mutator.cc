@@ -34,7 +34,8 @@ const std::set<std::string> kQuestionsOfDevices = {"cuDriverGetVersion",
                                                    "cuDeviceGetUuid",
                                                    "cuPointerGetAttributes",
                                                    "cuMemGetAllocationGranularity",
-                                                   "cuDeviceCanAccessPeer"};
+                                                   "cuDeviceCanAccessPeer",
+                                                   "cuStreamIsCapturing"};
 const std::set<std::string> kQuestionsOfStreams = {"cuEventQuery", "cuStreamQuery"};
 // These ask for no context either.
 const std::set<std::string> kWithoutAContext = {"cuInit",
@@ -51,7 +52,8 @@ const std::set<std::string> kWithoutAContext = {"cuInit",
                                                 "cuMemSetAccess",
                                                 "cuMemRetainAllocationHandle",
                                                 "cuMemExportToShareableHandle",
-                                                "cuMemImportFromShareableHandle"};
+                                                "cuMemImportFromShareableHandle",
+                                                "cuThreadExchangeStreamCaptureMode"};
 // The same once more does what was done: these are no mistakes either.
 const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemSetAccess",
@@ -65,7 +67,8 @@ const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemcpyAsync",
                                            "cuMemcpy2DAsync",
                                            "cuMemcpyBatchAsync",
-                                           "cuLaunchKernel"};
+                                           "cuLaunchKernel",
+                                           "cuThreadExchangeStreamCaptureMode"};
 
 // A value that the call takes, and not where it leaves an answer or reads a list.
 template <typename T>
