@@ -12,6 +12,7 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr size_t kLeastBlock = 512;
+constexpr size_t kLargestBlock = SIZE_MAX / 2 + 1;  // a power of two
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -92,15 +93,16 @@ DeviceSlab::~DeviceSlab() {
 }
 
 absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
-  if (bytes == 0 || bytes > options_.limit_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "a block of %u bytes of device memory: the pool may have %u", bytes, options_.limit_bytes));
+  if (const size_t most = std::min(options_.limit_bytes, kLargestBlock);
+      bytes == 0 || bytes > most) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a block of %u bytes of device memory: the pool may have %u", bytes, most));
   }
   const size_t size = std::bit_ceil(std::max(bytes, kLeastBlock));
   if (auto& free = free_[size]; !free.empty()) {
     const DeviceBlock block = free.back();
     free.pop_back();
-    taken_[block.span.data] = size;
+    taken_[block.span.data] = block;
     return block;
   }
   absl::StatusOr<uint32_t> index = slab_with(size);
@@ -110,7 +112,7 @@ absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
   slab.used = round_up(slab.used, size);
   const DeviceBlock block{{slab.memory->span().data + slab.used, size}, *index};
   slab.used += size;
-  taken_[block.span.data] = size;
+  taken_[block.span.data] = block;
   return block;
 }
 
@@ -120,8 +122,9 @@ absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
     const size_t from = round_up(slabs_[i].used, bytes);
     if (from <= size && size - from >= bytes) return static_cast<uint32_t>(i);
   }
-  const size_t want = std::max(bytes, std::min(options_.slab_bytes, options_.limit_bytes - total_));
-  if (want > options_.limit_bytes - total_) {
+  const size_t left = options_.limit_bytes - std::min(options_.limit_bytes, total_);
+  const size_t want = std::max(bytes, std::min(options_.slab_bytes, left));
+  if (want > left) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("a block of %s of device memory: the pool has %s and may have %s in all",
                         mib(bytes), mib(total_), mib(options_.limit_bytes)));
@@ -135,7 +138,8 @@ absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
 
 absl::Status DevicePool::free(const DeviceBlock& block) {
   const auto taken = taken_.find(block.span.data);
-  if (taken == taken_.end() || taken->second != block.span.size) {
+  if (taken == taken_.end() || taken->second.span.size != block.span.size ||
+      taken->second.slab != block.slab) {
     return absl::InvalidArgumentError(
         absl::StrFormat("freeing %u bytes of device memory at %#x: no block of this pool, or freed "
                         "before",

@@ -156,6 +156,38 @@ TEST(DevicePool, LimitsAndWrongBlocksAreRefused) {
   EXPECT_EQ(other.allocate(8 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// A slab is larger than what was left by less than a granule, and nothing is left then.
+TEST(DevicePool, NoSlabComesAfterTheLimit) {
+  Opened opened;
+  DevicePool pool(*opened.device, {.limit_bytes = 3 * kMiB});
+  size_t blocks = 0;
+  while (pool.allocate(kMiB).ok()) ++blocks;
+  EXPECT_EQ(blocks, 4u);
+  EXPECT_EQ(pool.slab_count(), 1u);
+  EXPECT_THAT(std::string(pool.allocate(kMiB).status().message()),
+              HasSubstr("the pool has 4.0 MiB and may have 3.0 MiB in all"));
+}
+
+TEST(DevicePool, NoBlockIsLargerThanMemory) {
+  Opened opened;
+  DevicePool pool(*opened.device);
+  for (const size_t bytes : {SIZE_MAX, SIZE_MAX / 2 + 2, SIZE_MAX / 2 + 1, SIZE_MAX / 2}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(pool.allocate(bytes).status())) << bytes;
+  }
+  EXPECT_EQ(pool.slab_count(), 0u);
+}
+
+// Else the next one to get the block would look for it in another slab.
+TEST(DevicePool, ABlockThatNamesAnotherSlabIsRefused) {
+  Opened opened;
+  DevicePool pool(*opened.device);
+  DeviceBlock block = *pool.allocate(kMiB);
+  block.slab = 7;
+  EXPECT_TRUE(absl::IsInvalidArgument(pool.free(block)));
+  block.slab = 0;
+  EXPECT_TRUE(pool.free(block).ok());
+}
+
 TEST(Adopt, CutsWhereAllocationsMeet) {
   FakeDriver fake;
   const Driver driver = FakeDriver::driver();
