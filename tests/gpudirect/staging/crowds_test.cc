@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -12,23 +14,37 @@ namespace baton {
 namespace {
 
 constexpr size_t kMany = 10'000;
+constexpr size_t kFew = 500;
 constexpr size_t kEach = 66'000;  // a little more than what is urgent
 constexpr size_t kPlaces = 120;
 
 class StagedCrowds : public StagedPair {
  protected:
   StagedCrowds() { max_transfers_ = 1 << 15; }
-  void submit_many() {
+  void submit_many(size_t count = kMany) {
     std::string sent(kBytes, '\0');
     for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<char>(i * 31 % 251);
     gpu_->write(a_.at, sent);
     gpu_->write(b_.at, std::string(kBytes, 'o'));
-    for (size_t i = 0; i < kMany; ++i) {
+    for (size_t i = 0; i < count; ++i) {
       auto id = a_.worker->submit(request(Op::kWrite, true, true, kEach, i % kPlaces * kEach));
       ASSERT_TRUE(id.ok()) << i << ": " << id.status();
       ids_.push_back(*id);
     }
     ASSERT_TRUE(drive([&] { return gpu_->copies() > 2; }));
+  }
+  // Processor time of this thread for each of so many, from the first round to their end.
+  double nanoseconds_each(size_t count) {
+    const auto now = [] {
+      timespec at{};
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &at);
+      return static_cast<double>(at.tv_sec) * 1e9 + static_cast<double>(at.tv_nsec);
+    };
+    submit_many(count);
+    const double begin = now();
+    for (const TransferId id : ids_) EXPECT_TRUE(finish(id).ok());
+    ids_.clear();
+    return (now() - begin) / static_cast<double>(count);
   }
   size_t ended_of_them() const {
     return static_cast<size_t>(std::count_if(
@@ -66,6 +82,15 @@ TEST_F(StagedCrowds, TenThousandWaitForRoomAndWhatIsUrgentPassesThem) {
   gpu_->write(a_.at, std::string(kBytes, 'n'));
   EXPECT_TRUE(run(request(Op::kWrite, true, true, kBytes)).ok());
   EXPECT_TRUE(gpu_->read(b_.at, kBytes) == std::string(kBytes, 'n'));
+}
+
+// Each end asked all that wait whether they can begin now: thirty times the work for this many.
+TEST_F(StagedCrowds, TenThousandCostEachWhatAFewDo) {
+  start();
+  const double few = std::min(nanoseconds_each(kFew), nanoseconds_each(kFew));
+  const double many = nanoseconds_each(kMany);
+  std::printf("%.0f us each of %zu, %.0f us of %zu\n", few / 1e3, kFew, many / 1e3, kMany);
+  EXPECT_LT(many, 4 * few);
 }
 
 TEST_F(StagedCrowds, AWorkerThatEndsAmongThemLeavesNothing) {

@@ -19,6 +19,7 @@ namespace {
 using framed::Frame;
 using framed::FrameType;
 using internal::StagingMessage;
+using tcp::encoded;
 using Kind = StagingMessage::Kind;
 
 class RawStrangers : public testing::Test {
@@ -64,7 +65,7 @@ class RawStrangers : public testing::Test {
                       .encode();
     socket_ = std::make_unique<tcp::RawPeer>();
     number_ = 0;
-    ASSERT_NO_FATAL_FAILURE(socket_->connect(key_, who, address->providers.front().address, run_));
+    ASSERT_NO_FATAL_FAILURE(socket_->connect(key_, who, address->providers.front().second, run_));
     ASSERT_TRUE(run([&] { return worker_->stats().peers_up == 1; }));
   }
   void hang_up() {
