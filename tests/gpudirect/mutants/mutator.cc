@@ -52,8 +52,7 @@ const std::set<std::string> kWithoutAContext = {"cuInit",
                                                 "cuMemSetAccess",
                                                 "cuMemRetainAllocationHandle",
                                                 "cuMemExportToShareableHandle",
-                                                "cuMemImportFromShareableHandle",
-                                                "cuThreadExchangeStreamCaptureMode"};
+                                                "cuMemImportFromShareableHandle"};
 // The same once more does what was done: these are no mistakes either.
 const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemSetAccess",
@@ -67,8 +66,7 @@ const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemcpyAsync",
                                            "cuMemcpy2DAsync",
                                            "cuMemcpyBatchAsync",
-                                           "cuLaunchKernel",
-                                           "cuThreadExchangeStreamCaptureMode"};
+                                           "cuLaunchKernel"};
 
 // A value that the call takes, and not where it leaves an answer or reads a list.
 template <typename T>
@@ -214,6 +212,8 @@ Mutator::Mutator(const Driver& below, Mutant mutant)
   BATON_DRIVER_ENTRIES(BATON_MUTATE)
   BATON_DRIVER_OPTIONAL(BATON_MUTATE)
 #undef BATON_MUTATE
+  // Stands around all others and changes nothing but the thread: what comes after it is not late.
+  table_.cuThreadExchangeStreamCaptureMode = below.cuThreadExchangeStreamCaptureMode;
 }
 
 Mutator::~Mutator() {
