@@ -69,6 +69,8 @@ enum Result : int {
   kSystemDriverMismatch = 803,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,
+  kCaptureImplicit = 906,
+  kCapturedEvent = 907,
   kUnknown = 999,
 };
 
@@ -140,8 +142,12 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr int kMostDynamicShared = 8;  // CUfunction_attribute
 inline constexpr unsigned kHostPortable = 1;
 inline constexpr unsigned kHostDeviceMap = 2;
-// CUstreamCaptureMode: other threads' calls are not concerned.
+// CUstreamCaptureMode, of a recording and of a thread: what is no work of streams fails, and spoils
+// recordings, while any thread records; while this one does; never.
+inline constexpr int kCaptureGlobal = 0;
 inline constexpr int kCaptureThreadLocal = 1;
+inline constexpr int kCaptureRelaxed = 2;
+inline constexpr int kCaptureNone = 0;  // CUstreamCaptureStatus: the stream is not recorded
 // CUmemcpySrcAccessOrder, CUmemcpyFlags
 inline constexpr int kSourceInStreamOrder = 1;
 inline constexpr unsigned kPreferOverlapWithCompute = 1;

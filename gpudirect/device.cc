@@ -44,13 +44,25 @@ Device::~Device() {
 }
 
 Device::Current::Current(const Device& device) : device_(device) {
-  status_ = device.check(device.driver_.cuCtxPushCurrent(device.context_),
-                         "making a GPU's context current");
+  const Driver& driver = device.driver_;
+  Result result = driver.cuCtxPushCurrent(device.context_);
+  // It is retained, so somebody has reset the device.
+  if (result == kInvalidContext) result = kContextIsDestroyed;
+  status_ = device.check(result, "making a GPU's context current");
+  if (!status_.ok() || driver.cuThreadExchangeStreamCaptureMode == nullptr) return;
+  int mode = kCaptureRelaxed;
+  if (driver.cuThreadExchangeStreamCaptureMode(&mode) == kSuccess) mode_ = mode;
 }
 
 Device::Current::~Current() {
+  if (!status_.ok()) return;
+  const Driver& driver = device_.driver_;
+  for (int attempt = 0; mode_.has_value() && attempt < 2; ++attempt) {
+    int mode = *mode_;
+    if (driver.cuThreadExchangeStreamCaptureMode(&mode) == kSuccess) mode_.reset();
+  }
   Context popped = nullptr;
-  if (status_.ok()) device_.driver_.cuCtxPopCurrent(&popped);
+  driver.cuCtxPopCurrent(&popped);
 }
 
 absl::Status Device::check(Result result, std::string_view what) const {

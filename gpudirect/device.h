@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -33,7 +34,10 @@ class Device {
   int ordinal() const { return facts_.ordinal; }
   Stream stream(Direction direction) const { return streams_[static_cast<size_t>(direction)]; }
 
-  // Makes the device's context current on this thread until the end of the scope.
+  // Makes the device's context current on this thread until the end of the scope; what was current
+  // before is so again then. What is called in it has no part in CUDA graphs that the application
+  // records meanwhile, on whichever thread: the driver would refuse most of it, and spoil the
+  // graph.
   class Current {
    public:
     explicit Current(const Device& device);
@@ -45,6 +49,7 @@ class Device {
    private:
     const Device& device_;
     absl::Status status_;
+    std::optional<int> mode_;  // the thread's own, of recordings
   };
 
   // For destructors: gives something back while the context is current. What one failing call would

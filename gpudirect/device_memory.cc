@@ -12,6 +12,7 @@ namespace baton::gpudirect {
 namespace {
 
 constexpr size_t kLeastBlock = 512;
+constexpr size_t kLargestBlock = SIZE_MAX / 2 + 1;  // a power of two
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -61,6 +62,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
 absl::Status DeviceSlab::map(AllocationProperties properties) {
   const Driver& driver = device_.driver();
   const std::string size = mib(size_);
+  const Device::Current current(device_);
+  if (!current.status().ok()) return current.status();
   AllocationHandle handle = 0;
   absl::Status status = device_.check(driver.cuMemCreate(&handle, size_, &properties, 0),
                                       absl::StrCat("allocating ", size, " of device memory"));
@@ -83,21 +86,23 @@ absl::Status DeviceSlab::map(AllocationProperties properties) {
 
 DeviceSlab::~DeviceSlab() {
   const Driver& driver = device_.driver();
+  const Device::Current current(device_);  // or none: the calls need it for recordings alone
   if (mapped_) driver.cuMemUnmap(base_, size_);
   if (base_ != 0) driver.cuMemAddressFree(base_, size_);
   if (created_) driver.cuMemRelease(handle_);
 }
 
 absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
-  if (bytes == 0 || bytes > options_.limit_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "a block of %u bytes of device memory: the pool may have %u", bytes, options_.limit_bytes));
+  if (const size_t most = std::min(options_.limit_bytes, kLargestBlock);
+      bytes == 0 || bytes > most) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a block of %u bytes of device memory: the pool may have %u", bytes, most));
   }
   const size_t size = std::bit_ceil(std::max(bytes, kLeastBlock));
   if (auto& free = free_[size]; !free.empty()) {
     const DeviceBlock block = free.back();
     free.pop_back();
-    taken_[block.span.data] = size;
+    taken_[block.span.data] = block;
     return block;
   }
   absl::StatusOr<uint32_t> index = slab_with(size);
@@ -107,7 +112,7 @@ absl::StatusOr<DeviceBlock> DevicePool::allocate(size_t bytes) {
   slab.used = round_up(slab.used, size);
   const DeviceBlock block{{slab.memory->span().data + slab.used, size}, *index};
   slab.used += size;
-  taken_[block.span.data] = size;
+  taken_[block.span.data] = block;
   return block;
 }
 
@@ -117,8 +122,9 @@ absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
     const size_t from = round_up(slabs_[i].used, bytes);
     if (from <= size && size - from >= bytes) return static_cast<uint32_t>(i);
   }
-  const size_t want = std::max(bytes, std::min(options_.slab_bytes, options_.limit_bytes - total_));
-  if (want > options_.limit_bytes - total_) {
+  const size_t left = options_.limit_bytes - std::min(options_.limit_bytes, total_);
+  const size_t want = std::max(bytes, std::min(options_.slab_bytes, left));
+  if (want > left) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("a block of %s of device memory: the pool has %s and may have %s in all",
                         mib(bytes), mib(total_), mib(options_.limit_bytes)));
@@ -132,7 +138,8 @@ absl::StatusOr<uint32_t> DevicePool::slab_with(size_t bytes) {
 
 absl::Status DevicePool::free(const DeviceBlock& block) {
   const auto taken = taken_.find(block.span.data);
-  if (taken == taken_.end() || taken->second != block.span.size) {
+  if (taken == taken_.end() || taken->second.span.size != block.span.size ||
+      taken->second.slab != block.slab) {
     return absl::InvalidArgumentError(
         absl::StrFormat("freeing %u bytes of device memory at %#x: no block of this pool, or freed "
                         "before",

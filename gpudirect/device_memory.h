@@ -53,7 +53,7 @@ class DeviceSlab {
 
 struct DevicePoolOptions {
   size_t slab_bytes = 64 << 20;   // a block larger than this gets a slab of its own
-  size_t limit_bytes = SIZE_MAX;  // of all slabs together
+  size_t limit_bytes = SIZE_MAX;  // of all slabs together, but for the granule of the last one
   SlabOptions slabs;
 };
 
@@ -89,7 +89,7 @@ class DevicePool {
   DevicePoolOptions options_;
   std::vector<Slab> slabs_;
   std::map<size_t, std::vector<DeviceBlock>> free_;  // by size
-  std::map<DevicePointer, size_t> taken_;            // size by address
+  std::map<DevicePointer, DeviceBlock> taken_;       // by address
   size_t total_ = 0;
 };
 

@@ -97,6 +97,8 @@ namespace baton::gpudirect {
   F(cuFlushGPUDirectRDMAWrites, 11030, (int target, int scope))                           \
   F(cuStreamBeginCapture, 10010, (Stream stream, int mode))                               \
   F(cuStreamEndCapture, 10000, (Stream stream, Graph * graph))                            \
+  F(cuStreamIsCapturing, 10000, (Stream stream, int* status))                             \
+  F(cuThreadExchangeStreamCaptureMode, 10010, (int* mode))                                \
   F(cuGraphInstantiateWithFlags, 11040,                                                   \
     (GraphExecutable * executable, Graph graph, unsigned long long flags))                \
   F(cuGraphLaunch, 10000, (GraphExecutable executable, Stream stream))                    \

@@ -97,6 +97,7 @@ absl::StatusOr<uint32_t> StreamGates::take(Time deadline, bool marks) {
     gate.state = GateState::kWaiting;
     gate.deadline = deadline;
     gate.awaited = nullptr;
+    gate.failure = absl::OkStatus();
     ++gate.epoch;
     if (++gate.generation == 0) gate.generation = 1;
     return slot;
@@ -107,15 +108,37 @@ absl::StatusOr<uint32_t> StreamGates::take(Time deadline, bool marks) {
                    "ended, or open more"));
 }
 
+absl::Status StreamGates::check(Stream stream) const {
+  if (device_.driver().cuStreamIsCapturing == nullptr) return absl::OkStatus();
+  int recorded = kCaptureNone;
+  const Result result = device_.driver().cuStreamIsCapturing(stream, &recorded);
+  if (result == kSuccess && recorded == kCaptureNone) return absl::OkStatus();
+  if (result != kSuccess && result != kCaptureImplicit) {
+    return device_.check(result, "asking whether a stream is being recorded");
+  }
+  return absl::FailedPreconditionError(
+      "the stream is being recorded into a CUDA graph, which may be launched many times, and a "
+      "transfer is one: name the stream before or after the recording");
+}
+
+absl::Status StreamGates::mark(const Gate& gate, Stream stream) const {
+  const Result result = device_.driver().cuEventRecord(gate.own, stream);
+  return device_.check(result, result == kInvalidHandle
+                                   ? absl::StrCat("marking where a stream is, which must be of the "
+                                                  "primary context of CUDA device ",
+                                                  device_.ordinal())
+                                   : "marking where a stream is");
+}
+
 absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
+  if (absl::Status status = check(stream); !status.ok()) return status;
   const auto slot = take(deadline, true);
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   gate.awaited = gate.own;
-  absl::Status status =
-      device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking where a stream is");
+  absl::Status status = mark(gate, stream);
   gate.taken = status.ok();
   if (!status.ok()) return status;
   return id_of(*slot);
@@ -140,28 +163,29 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
   }
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
+  if (absl::Status status = check(stream); !status.ok()) return status;
   const auto slot = take(deadline, true);
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   Words& words = words_[*slot];
-  absl::Status status =
-      device_.check(device_.driver().cuStreamWaitValue64(stream, address_of(words.flag), gate.epoch,
-                                                         kWaitUntilNotBehind),
-                    "letting a stream wait for a transfer");
+  // Before it waits: could a stream not be marked, nobody would know when it has passed.
+  absl::Status status = mark(gate, stream);
+  if (status.ok()) {
+    status = device_.check(device_.driver().cuStreamWaitValue64(stream, address_of(words.flag),
+                                                                gate.epoch, kWaitUntilNotBehind),
+                           "letting a stream wait for a transfer");
+  }
   if (!status.ok()) {
     gate.taken = false;
     return status;
   }
   gate.holds = true;
   // So that CUDA too knows that the stream is behind the wait.
-  const auto mark = [&] {
-    return device_.check(device_.driver().cuEventRecord(gate.own, stream), "marking a wait");
-  };
-  if (status = mark(); !status.ok()) {
+  if (status = mark(gate, stream); !status.ok()) {
     end(gate, GateState::kAborted);  // the stream waits already
     gate.taken = false;
     // When it has passed can be known after all, or never.
-    if (mark().ok()) {
+    if (mark(gate, stream).ok()) {
       gate.passing = true;
     } else {
       gate.holds = false;
@@ -197,16 +221,22 @@ absl::StatusOr<GateState> StreamGates::poll(GateId id, Time now) {
   if ((*gate)->state != GateState::kWaiting) return (*gate)->state;
   if (!(*gate)->holds) {
     const Device::Current current(device_);
-    const Result result =
-        current.status().ok() ? device_.driver().cuEventQuery((*gate)->awaited) : kLaunchFailed;
+    absl::Status status = current.status();
+    Result result = kNotReady;
+    if (status.ok()) result = device_.driver().cuEventQuery((*gate)->awaited);
+    if (result != kNotReady) status = device_.check(result, "asking where a stream is");
+    if (!status.ok()) end(**gate, GateState::kAborted);
     if (result == kSuccess) end(**gate, GateState::kOpen);
-    if (result != kSuccess && result != kNotReady) {
-      device_.check(result, "asking where a stream is").IgnoreError();
-      end(**gate, GateState::kAborted);
-    }
+    (*gate)->failure = std::move(status);
   }
   if (now >= (*gate)->deadline) end(**gate, GateState::kDeadline);
   return (*gate)->state;
+}
+
+absl::Status StreamGates::failure(GateId id) const {
+  return id.slot < gates_.size() && gates_[id.slot].generation == id.generation
+             ? gates_[id.slot].failure
+             : absl::OkStatus();
 }
 
 absl::Status StreamGates::release(GateId id) {

@@ -12,7 +12,9 @@
 // delivered. A kernel behind the wait reads it (Hold::outcome) before it believes the data.
 //
 // CUDA does not see these waits when it orders its own work: a stream that is held must not be one
-// that the transfer needs. The device's streams for copies are refused.
+// that the transfer needs. The device's streams for copies are refused. So is a stream that is
+// being recorded into a CUDA graph, where the wait would be one of the graph's, for each of its
+// launches; and one of another device or context.
 #pragma once
 
 #include <cstddef>
@@ -74,6 +76,8 @@ class StreamGates {
 
   // A query of the driver at most. NotFound for a gate that was closed.
   absl::StatusOr<GateState> poll(GateId id, Time now);
+  // Why the driver could not tell poll() how far the stream is: its words. OK: it could.
+  absl::Status failure(GateId id) const;
   // The transfer has delivered: the stream goes on. FailedPrecondition when it went on before.
   absl::Status release(GateId id);
   absl::Status abort(GateId id);
@@ -102,15 +106,19 @@ class StreamGates {
     uint64_t epoch = 0;
     Event own = nullptr;      // made when it is first needed
     Event awaited = nullptr;  // `own`, or the caller's
+    absl::Status failure;     // of asking for it
   };
 
   explicit StreamGates(const Device& device) : device_(device) {}
   absl::Status start(size_t gates);
+  // Whether transfers can be ordered with it.
+  absl::Status check(Stream stream) const;
   // `marks`: with an event of its own.
   absl::StatusOr<uint32_t> take(Time deadline, bool marks);
   GateId id_of(uint32_t slot) const { return {slot, gates_[slot].generation}; }
   absl::StatusOr<Gate*> find(GateId id);
   bool passed(Gate& gate) const;
+  absl::Status mark(const Gate& gate, Stream stream) const;
   void end(Gate& gate, GateState state);
 
   const Device& device_;

@@ -130,6 +130,7 @@ absl::Status ImportedAllocation::map(int fd) {
 
 ImportedAllocation::~ImportedAllocation() {
   const Driver& driver = device_.driver();
+  const Device::Current current(device_);  // or none: the calls need it for recordings alone
   if (mapped_) driver.cuMemUnmap(base_, size_);
   if (base_ != 0) driver.cuMemAddressFree(base_, size_);
   if (imported_) driver.cuMemRelease(handle_);

@@ -66,6 +66,7 @@ std::optional<absl::Status> CudaGates::passed(Gate gate, Time now) {
       break;
   }
   if (absl::Status alive = device_.alive(); !alive.ok()) return alive;
+  if (absl::Status failure = gates_->failure(id_of(gate)); !failure.ok()) return failure;
   return absl::AbortedError(absl::StrFormat(
       "the stream of CUDA device %d that the transfer waits for has failed", device_.ordinal()));
 }

@@ -23,7 +23,11 @@ uint32_t TriggerConsumer::prepare(uint32_t pieces) {
   return static_cast<uint32_t>(prepared_.size() - 1);
 }
 
-uint32_t TriggerConsumer::renew(uint32_t transfer) {
+absl::StatusOr<uint32_t> TriggerConsumer::renew(uint32_t transfer) {
+  if (transfer >= prepared_.size()) {
+    return absl::NotFoundError(
+        absl::StrCat("transfer ", transfer, " of ", prepared_.size(), ": it was not prepared"));
+  }
   Prepared& row = prepared_[transfer];
   row.epoch = (row.epoch + 1) & 0x7fffffffu;
   return row.epoch;
@@ -88,9 +92,10 @@ size_t TriggerConsumer::take(size_t most, absl::FunctionRef<void(const Trigger&)
 
 absl::StatusOr<std::unique_ptr<TriggerFifo>> TriggerFifo::open(const Device& device,
                                                                uint32_t capacity) {
-  if (!std::has_single_bit(capacity)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a queue of ", capacity, " triggers: it must be a power of two"));
+  if (!std::has_single_bit(capacity) || capacity > kMostSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("a queue of ", capacity,
+                                                   " triggers: it must be a power of two, and ",
+                                                   kMostSlots, " at most"));
   }
   if (!device.facts().has(kCanUseHostPointerForRegisteredMemory)) {
     return absl::UnavailableError(

@@ -39,8 +39,9 @@ class TriggerConsumer {
   // A transfer of so many pieces: its number, for triggers; below 2^31 - 1. Its epoch is 0.
   uint32_t prepare(uint32_t pieces);
   // From now on triggers of the epochs before are refused: the transfer may stand for other memory.
-  // Returns the new epoch. Of one that take() has handed out already, admits() says so.
-  uint32_t renew(uint32_t transfer);
+  // Returns the new epoch; NotFound where no such transfer was prepared. Of one that take() has
+  // handed out already, admits() says so.
+  absl::StatusOr<uint32_t> renew(uint32_t transfer);
 
   // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
   // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
@@ -75,7 +76,10 @@ class TriggerConsumer {
 // those who push in its own.
 class TriggerFifo {
  public:
-  // `capacity`: a power of two. Waits for one small copy, a second at most. The device outlives it.
+  // `capacity`: a power of two, kMostSlots at most; each takes 16 bytes of pinned memory, and the
+  // queue one granule of the device's (2 MiB). Waits for one small copy, a second at most. The
+  // device outlives it.
+  static constexpr uint32_t kMostSlots = 1 << 20;
   static absl::StatusOr<std::unique_ptr<TriggerFifo>> open(const Device& device,
                                                            uint32_t capacity = 512);
   // It ends when no kernel that has the handle runs any more.

@@ -100,8 +100,9 @@ size_t TriggeredTransfers::peer_of(PeerId id) {
   return peers_.size() - 1;
 }
 
-uint32_t TriggeredTransfers::renew(uint32_t transfer) {
-  const uint32_t epoch = queue_.renew(transfer);
+absl::StatusOr<uint32_t> TriggeredTransfers::renew(uint32_t transfer) {
+  const absl::StatusOr<uint32_t> epoch = queue_.renew(transfer);
+  if (!epoch.ok()) return epoch;
   waiting_ -= std::erase_if(peers_[prepared_[transfer].peer].waiting,
                             [this](const Trigger& trigger) { return !queue_.admits(trigger); });
   return epoch;

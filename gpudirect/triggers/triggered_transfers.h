@@ -42,8 +42,9 @@ class TriggeredTransfers {
   // else is wrong with it is said by state() when it is started.
   absl::StatusOr<uint32_t> prepare(const TransferRequest& request);
   // From now on triggers of the epochs before are refused, those too that were taken from the queue
-  // and wait for a slot; what was started goes on. Returns the new one.
-  uint32_t renew(uint32_t transfer);
+  // and wait for a slot; what was started goes on. Returns the new one; NotFound where no such
+  // transfer was prepared.
+  absl::StatusOr<uint32_t> renew(uint32_t transfer);
 
   // Starts what kernels have asked for; true if anything happened. What finds no slot waits: where
   // one peer has its share of them (Worker::submit()), triggers for the others pass by, each peer's

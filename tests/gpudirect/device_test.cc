@@ -84,5 +84,18 @@ TEST(Device, ThatIsLostStaysLost) {
   EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
+// As after the application's cudaDeviceReset(): the context never comes back.
+TEST(Device, WhoseContextIsGoneIsLost) {
+  FakeDriver fake;
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    ASSERT_TRUE(device.ok());
+    fake.fail_next("cuCtxPushCurrent", kInvalidContext);
+    { EXPECT_EQ(Device::Current(**device).status().code(), absl::StatusCode::kAborted); }
+    EXPECT_THAT(std::string((*device)->alive().message()), HasSubstr("lost to this process"));
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace baton::gpudirect

@@ -130,7 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Over, ForkedDevices, testing::Values("shm", "tcp"),
                          [](const auto& each) { return std::string(each.param); });
 
 // As where somebody has taken the context away, and the driver has another word for that each time.
-TEST(ForkedParts, CopiesThatNobodyCanAskForEnd) {
+class TakenContext : public testing::TestWithParam<gpudirect::Result> {};
+TEST_P(TakenContext, CopiesThatNobodyCanAskForEnd) {
   FakeDriver fake;
   const gpudirect::Driver driver = FakeDriver::driver();
   {
@@ -140,7 +141,7 @@ TEST(ForkedParts, CopiesThatNobodyCanAskForEnd) {
     const internal::CopyRun run{buffer->data(), ring->memory().data(), 4096};
     ring->copy(internal::CopyDirection::kToHost, 5, false, {&run, 1});
     ring->progress([](uint64_t, const absl::Status&) {});
-    fake.fail_next("cuCtxPushCurrent", gpudirect::kInvalidContext, SIZE_MAX);
+    fake.fail_next("cuCtxPushCurrent", GetParam(), SIZE_MAX);
     std::optional<absl::Status> ended;
     for (int i = 0; i < 5000 && !ended.has_value(); ++i) {
       ring->progress([&](uint64_t, absl::Status status) { ended = std::move(status); });
@@ -149,11 +150,13 @@ TEST(ForkedParts, CopiesThatNobodyCanAskForEnd) {
     EXPECT_FALSE(ended->ok());
     std::byte byte{};
     EXPECT_FALSE(buffer->get(0, {&byte, 1}).ok());
-    fake.fail_next("cuCtxPushCurrent", gpudirect::kInvalidContext);
+    fake.fail_next("cuCtxPushCurrent", GetParam());
     fake.run_all();
   }
   EXPECT_THAT(fake.finish(), testing::IsEmpty());
 }
+INSTANTIATE_TEST_SUITE_P(ForkedParts, TakenContext,
+                         testing::Values(gpudirect::kInvalidContext, gpudirect::kUnknown));
 
 // All that a user of gpudirect/ may have, with copies, a hold and launches that are on their way.
 TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {

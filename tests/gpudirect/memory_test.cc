@@ -76,11 +76,12 @@ TEST(DeviceSlab, AnErrorAtEveryCallLeavesNothingBehind) {
     { ASSERT_TRUE(DeviceSlab::create(*opened.device, kMiB).ok()); }
     last = opened.fake.calls();
   }
-  ASSERT_EQ(last - first + 1, 8u);
+  ASSERT_EQ(last - first + 1, 16u);
   for (uint64_t k = first; k <= last; ++k) {
     Opened opened({.fail_call = k});
     const absl::Status status = DeviceSlab::create(*opened.device, kMiB).status();
-    EXPECT_EQ(status.ok(), k > first + 4) << "call " << k << ": " << status;
+    // The third one's asks that what others record is not concerned: it can be done without.
+    EXPECT_EQ(status.ok(), k == first + 2 || k > first + 6) << "call " << k << ": " << status;
     opened.device.reset();
     EXPECT_THAT(opened.fake.finish(), IsEmpty()) << "call " << k;
   }
@@ -153,6 +154,38 @@ TEST(DevicePool, LimitsAndWrongBlocksAreRefused) {
   EXPECT_EQ(pool.free({{block->span.data + 64, 64}, 0}).code(), absl::StatusCode::kInvalidArgument);
   DevicePool other(*opened.device, {.slab_bytes = 2 * kMiB});
   EXPECT_EQ(other.allocate(8 * kMiB).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// A slab is larger than what was left by less than a granule, and nothing is left then.
+TEST(DevicePool, NoSlabComesAfterTheLimit) {
+  Opened opened;
+  DevicePool pool(*opened.device, {.limit_bytes = 3 * kMiB});
+  size_t blocks = 0;
+  while (pool.allocate(kMiB).ok()) ++blocks;
+  EXPECT_EQ(blocks, 4u);
+  EXPECT_EQ(pool.slab_count(), 1u);
+  EXPECT_THAT(std::string(pool.allocate(kMiB).status().message()),
+              HasSubstr("the pool has 4.0 MiB and may have 3.0 MiB in all"));
+}
+
+TEST(DevicePool, NoBlockIsLargerThanMemory) {
+  Opened opened;
+  DevicePool pool(*opened.device);
+  for (const size_t bytes : {SIZE_MAX, SIZE_MAX / 2 + 2, SIZE_MAX / 2 + 1, SIZE_MAX / 2}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(pool.allocate(bytes).status())) << bytes;
+  }
+  EXPECT_EQ(pool.slab_count(), 0u);
+}
+
+// Else the next one to get the block would look for it in another slab.
+TEST(DevicePool, ABlockThatNamesAnotherSlabIsRefused) {
+  Opened opened;
+  DevicePool pool(*opened.device);
+  DeviceBlock block = *pool.allocate(kMiB);
+  block.slab = 7;
+  EXPECT_TRUE(absl::IsInvalidArgument(pool.free(block)));
+  block.slab = 0;
+  EXPECT_TRUE(pool.free(block).ok());
 }
 
 TEST(Adopt, CutsWhereAllocationsMeet) {

@@ -98,8 +98,12 @@ static_assert(
     equal(kSystemDriverMismatch, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) &&
     equal(kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) &&
     equal(kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) &&
+    equal(kCaptureGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL) &&
     equal(kCaptureThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) &&
-    equal(kUnknown, CUDA_ERROR_UNKNOWN));
+    equal(kCaptureRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED) &&
+    equal(kCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE) &&
+    equal(kCaptureImplicit, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) &&
+    equal(kCapturedEvent, CUDA_ERROR_CAPTURED_EVENT) && equal(kUnknown, CUDA_ERROR_UNKNOWN));
 static_assert(
     equal(kMultiprocessorCount, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) &&
     equal(kComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) &&

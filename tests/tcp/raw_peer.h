@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -36,7 +38,8 @@ class RawPeer {
   // Connects to `node`, which runs meanwhile, and becomes a rail of it.
   void connect(TcpNode& node, const std::string& address) {
     fd_ = dial(address);
-    shake(node, net::Handshake::Role::kClient);
+    shake(net::Handshake::Role::kClient, node.key, {.uid = WorkerUid::random(), .name = "raw"},
+          running(node));
     ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
   }
   // Accepts a rail that `node` is connecting.
@@ -45,8 +48,18 @@ class RawPeer {
       fd_ = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       return fd_ >= 0;
     }));
-    shake(node, net::Handshake::Role::kServer);
+    shake(net::Handshake::Role::kServer, node.key, {.uid = WorkerUid::random(), .name = "raw"},
+          running(node));
     ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
+  }
+
+  // Runs what is at the other end until something is true; false: it never was.
+  using Run = std::function<bool(const std::function<bool()>&)>;
+  // Connects to whatever listens there, and says that it is `self`.
+  void connect(const ClusterKey& key, const HelloInfo& self, const std::string& address,
+               const Run& run) {
+    fd_ = dial(address);
+    shake(net::Handshake::Role::kClient, key, self, run);
   }
 
   // Frames as encoded() makes them, under the keys of this connection. What is no frame becomes a
@@ -79,10 +92,27 @@ class RawPeer {
     EXPECT_EQ(net::Opener::Found::kHead, opener_->head(in.data(), in.size(), bytes, head));
     return std::string(head) + in.substr(in.size() - payload);
   }
+  // The next frame and the text behind it, of one that has no payload; nothing: the end.
+  std::optional<std::pair<framed::Frame, std::string>> receive_words(const Run& run) {
+    std::string in = receive(run, net::kSealPrefix);
+    uint32_t bytes = 0;
+    if (in.size() != net::kSealPrefix) return std::nullopt;
+    std::memcpy(&bytes, in.data(), sizeof bytes);
+    in += receive(run, bytes + net::kSealBytes - net::kSealPrefix);
+    std::string_view head;
+    if (opener_->head(in.data(), in.size(), framed::kMaxHead, head) != net::Opener::Found::kHead) {
+      return std::nullopt;
+    }
+    const auto frame = framed::decode_header(head.substr(0, framed::kHeaderBytes));
+    if (!frame.ok()) return std::nullopt;
+    return std::pair{*frame,
+                     std::string(framed::frame_text(*frame, head.substr(framed::kHeaderBytes)))};
+  }
   // Up to `want` bytes, while `node` runs.
-  std::string receive(TcpNode& node, size_t want) {
+  std::string receive(TcpNode& node, size_t want) { return receive(running(node), want); }
+  std::string receive(const Run& run, size_t want) {
     std::string in;
-    EXPECT_TRUE(run_until({&node}, [&] {
+    EXPECT_TRUE(run([&] {
       char bytes[4096];
       const ssize_t n = ::recv(fd_, bytes, std::min(want - in.size(), sizeof(bytes)), MSG_DONTWAIT);
       if (n > 0) in.append(bytes, static_cast<size_t>(n));
@@ -112,11 +142,14 @@ class RawPeer {
   }
 
  private:
-  void shake(TcpNode& node, net::Handshake::Role role) {
-    HelloInfo self{.uid = WorkerUid::random(), .name = "raw"};
-    net::Handshake handshake(role, node.key, self);
+  static Run running(TcpNode& node) {
+    return [&node](const std::function<bool()>& ready) { return run_until({&node}, ready); };
+  }
+  void shake(net::Handshake::Role role, const ClusterKey& key, const HelloInfo& self,
+             const Run& run) {
+    net::Handshake handshake(role, key, self);
     std::string in;
-    ASSERT_TRUE(run_until({&node}, [&] {
+    ASSERT_TRUE(run([&] {
       while (true) {
         const std::string_view out = handshake.to_send();
         send_raw(out);

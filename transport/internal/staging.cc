@@ -277,7 +277,9 @@ bool Worker::Impl::Staging::progress() {
   bool any = run_rings();
   if (borrowing_) any |= tend_borrowed();
   if (!left_behind_.empty()) any |= take_back();
-  if (!std::exchange(due_, false)) return any;
+  const bool due = std::exchange(due_, false);
+  if (!std::exchange(asking_, false) && !due) return any;
+  if (due) urgent_.refused = bulk_.refused = 0;
   any |= give_room();
   any |= feed();
   any |= send_what_waits();
@@ -285,7 +287,7 @@ bool Worker::Impl::Staging::progress() {
 }
 
 bool Worker::Impl::Staging::busy() const {
-  return due_ ||
+  return due_ || asking_ ||
          std::any_of(rings_.begin(), rings_.end(),
                      [](const auto& ring) { return ring->copies->busy(); }) ||
          (awake_until_ != kNever && worker_.clock.now() < awake_until_);

@@ -106,6 +106,11 @@ class Worker::Impl::Staging {
     uint64_t bytes = 0;  // of those that were
     bool gone = false;   // its owner is
   };
+  // Transfers of ours with bytes that have not begun.
+  struct Waiting {
+    std::deque<uint32_t> ops;
+    size_t refused = 0;  // one after the other, since something was due
+  };
   // Room that the peer was lent, in one of them.
   struct Borrow {
     Borrowed* from = nullptr;
@@ -199,7 +204,7 @@ class Worker::Impl::Staging {
   Chunk* find_chunk(Handle name, PeerId peer);
   Chunk& open_chunk(Op& op);
   bool feed();
-  bool feed(std::deque<uint32_t>& list);
+  bool feed(Waiting& waiting);
   bool start_chunk(Op& op);
   size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
   void start_copy(Chunk& chunk, const Op& op, internal::CopyDirection direction, std::byte* host);
@@ -254,8 +259,8 @@ class Worker::Impl::Staging {
   Impl& worker_;
   std::vector<std::unique_ptr<Ring>> rings_;
   absl::flat_hash_map<uint32_t, std::unique_ptr<Op>> ops_;  // by the slot of the transfer
-  std::deque<uint32_t> urgent_;                             // ops with bytes that have not begun
-  std::deque<uint32_t> bulk_;
+  Waiting urgent_;
+  Waiting bulk_;
   std::vector<std::unique_ptr<Chunk>> chunks_;
   std::vector<uint32_t> free_chunks_;
   std::vector<std::unique_ptr<Served>> served_;
@@ -271,7 +276,8 @@ class Worker::Impl::Staging {
   absl::flat_hash_map<uint32_t, uint32_t> serves_;  // chunks served, by peer
   uint32_t wires_in_all_ = 0;
   uint32_t generation_ = 0;
-  bool due_ = false;  // something changed that lets others begin
+  bool due_ = false;     // something changed that lets others begin
+  bool asking_ = false;  // which of them has not been found out yet
   // Rings of ours that a peer has been told of; those that it borrows from, and how many bytes.
   // Both by name_of().
   absl::flat_hash_set<uint64_t> shown_;

@@ -12,6 +12,8 @@ namespace {
 // and words about them on their way.
 constexpr uint32_t kMostChunks = 8;
 constexpr uint32_t kMostChunksOfAPeer = 64;
+// That cannot begin, in a round: however many wait, what has come is worth no more.
+constexpr size_t kMostRefused = 64;
 
 }  // namespace
 
@@ -38,7 +40,7 @@ absl::Status Worker::Impl::Staging::begin(uint32_t index, internal::Peer& peer) 
   slot.staged = true;
   slot.slice_bytes = d.bytes;
   slot.slices = slot.next_slice = slot.outstanding = 1;
-  (op->urgent ? urgent_ : bulk_).push_back(index);
+  (op->urgent ? urgent_ : bulk_).ops.push_back(index);
   ops_[index] = std::move(op);
   ++worker_.stats.staged_transfers;
   due_ = true;
@@ -62,9 +64,10 @@ bool Worker::Impl::Staging::feed() {
 }
 
 // In turn, so that a long transfer does not keep others from beginning.
-bool Worker::Impl::Staging::feed(std::deque<uint32_t>& list) {
+bool Worker::Impl::Staging::feed(Waiting& waiting) {
+  std::deque<uint32_t>& list = waiting.ops;
   bool any = false;
-  for (size_t idle = 0; idle < list.size();) {
+  for (size_t refused = 0; waiting.refused < list.size() && refused < kMostRefused;) {
     const uint32_t index = list.front();
     list.pop_front();
     const auto found = ops_.find(index);
@@ -73,13 +76,15 @@ bool Worker::Impl::Staging::feed(std::deque<uint32_t>& list) {
     const internal::TransferSlot& slot = worker_.slots[index];
     if (slot.verdict != TransferState::kActive || op.next == slot.descriptor.bytes) continue;
     if (start_chunk(op)) {
-      idle = 0;
+      waiting.refused = 0;
       any = true;
     } else {
-      ++idle;
+      ++waiting.refused;
+      ++refused;
     }
     if (op.next < slot.descriptor.bytes) list.push_back(index);
   }
+  asking_ |= waiting.refused < list.size();
   return any;
 }
 

@@ -15,6 +15,8 @@ FakeDriver* the_fake = nullptr;
 thread_local std::vector<Context> current_contexts;
 thread_local int progress_scopes = 0;
 thread_local int default_stream_scopes = 0;
+thread_local int foreign_stream_scopes = 0;
+thread_local int capture_mode = kCaptureGlobal;
 std::atomic<uintptr_t> threads{0};  // that used their default stream
 // From here on no handles that anybody is given: the queues of default streams.
 constexpr uintptr_t kDefaultQueues = uintptr_t{1} << 60;
@@ -81,6 +83,7 @@ FakeDriver::FakeDriver(FakeOptions options)
   if (the_fake != nullptr) std::abort();  // one at a time: calls would go to the wrong one
   the_fake = this;
   current_contexts.clear();
+  capture_mode = kCaptureGlobal;
 }
 
 void FakeDriver::forget() { the_fake = nullptr; }
@@ -97,8 +100,21 @@ bool FakeDriver::has(DeviceAttribute attribute) const {
 }
 
 int FakeDriver::current_device() {
-  if (current_contexts.empty()) return -1;
-  return static_cast<int>(reinterpret_cast<uintptr_t>(current_contexts.back())) - 1;
+  return current_contexts.empty() ? -1 : device_of(current_contexts.back());
+}
+Context FakeDriver::current_context() {
+  return current_contexts.empty() ? nullptr : current_contexts.back();
+}
+// A primary one is its device's number and one; above that the number of one of the application's.
+int FakeDriver::device_of(Context context) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(context) & 0xff) - 1;
+}
+Context FakeDriver::make_context(int device) {
+  const std::lock_guard lock(mutex_);
+  const uintptr_t number = contexts_.size() + 1;
+  const auto made = reinterpret_cast<Context>(number << 8 | static_cast<uintptr_t>(device + 1));
+  contexts_.insert(made);
+  return made;
 }
 
 void FakeDriver::lose() {
@@ -124,6 +140,9 @@ std::vector<std::string> FakeDriver::finish() {
   const std::lock_guard lock(mutex_);
   for (const int count : current_) {
     if (count > 0) violate(Rule::kContext, "at the end", "a context was left current");
+  }
+  if (capture_mode != kCaptureGlobal) {
+    violate(Rule::kUsers, "at the end", "the thread is left without care for recordings");
   }
   if (lost_) return violations_;  // nothing can be given back to a device that is gone
   for (const int count : retained_) {
@@ -162,10 +181,11 @@ void FakeDriver::fail_call_in(uint64_t n, Result with) {
   fail_with_ = with;
 }
 
-void FakeDriver::fail_next(std::string_view name, Result with, size_t times) {
+void FakeDriver::fail_next(std::string_view name, Result with, size_t times, size_t after) {
   const std::lock_guard lock(mutex_);
   fail_name_ = name;
   fail_times_ = times;
+  fail_after_ = after;
   fail_with_ = with;
 }
 
@@ -195,6 +215,27 @@ Stream FakeDriver::real_stream(Stream stream) {
                                   static_cast<uintptr_t>(current_device()));
 }
 
+FakeDriver::UsersRecording::UsersRecording(FakeDriver& fake, bool on_this_thread) : fake_(fake) {
+  const std::lock_guard lock(fake.mutex_);
+  stream_ = reinterpret_cast<Stream>(fake.next_object_++);
+  fake.streams_[stream_];
+  const std::thread::id thread = on_this_thread ? std::this_thread::get_id() : std::thread::id();
+  fake.captures_[stream_] = {.thread = thread, .users = true, .operations = {}};
+}
+FakeDriver::UsersRecording::~UsersRecording() {
+  const std::lock_guard lock(fake_.mutex_);
+  fake_.captures_.erase(stream_);
+  fake_.streams_.erase(stream_);
+}
+bool FakeDriver::UsersRecording::intact() const {
+  const std::lock_guard lock(fake_.mutex_);
+  return !fake_.captures_.at(stream_).invalid;
+}
+
+FakeDriver::ForeignStreams::ForeignStreams() { ++foreign_stream_scopes; }
+FakeDriver::ForeignStreams::~ForeignStreams() { --foreign_stream_scopes; }
+bool FakeDriver::ForeignStreams::given() { return foreign_stream_scopes > 0; }
+
 FakeDriver::ProgressThread::ProgressThread() { ++progress_scopes; }
 FakeDriver::ProgressThread::~ProgressThread() { --progress_scopes; }
 
@@ -210,14 +251,19 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
   ++fake.calls_;
   ++fake.calls_by_name_[name];
   if (fake.options_.fail_call == fake.calls_) injected_ = fake.options_.fail_with;
-  if (fake.fail_at_ == fake.calls_ || fake.fail_name_ == name) {
+  const bool named = fake.fail_name_ == name;
+  if (named && fake.fail_after_ > 0) {
+    --fake.fail_after_;
+  } else if (fake.fail_at_ == fake.calls_ || named) {
     injected_ = fake.fail_with_;
-    if (fake.fail_name_ == name && --fake.fail_times_ == 0) fake.fail_name_.clear();
+    if (named && --fake.fail_times_ == 0) fake.fail_name_.clear();
   }
   fake.lost_ |= is_loss(injected_);  // and stays so
-  static const std::set<std::string_view> kQuestions = {"cuEventQuery",         "cuStreamQuery",
-                                                        "cuDeviceGetAttribute", "cuDeviceGetName",
-                                                        "cuDeviceGetPCIBusId",  "cuDeviceTotalMem"};
+  static const std::set<std::string_view> kQuestions = {
+      "cuEventQuery",         "cuStreamQuery",
+      "cuDeviceGetAttribute", "cuDeviceGetName",
+      "cuDeviceGetPCIBusId",  "cuDeviceTotalMem",
+      "cuStreamIsCapturing",  "cuThreadExchangeStreamCaptureMode"};
   if (!kQuestions.contains(name) && ++fake.steps_ == fake.then_at_) {
     then_ = fake.then_ended_;
     if (!then_) fake.then_();
@@ -240,12 +286,29 @@ FakeCall::FakeCall(const char* name, Needs needs, bool blocks)
 
 void FakeCall::look_at_capture() {
   static const std::set<std::string_view> kRecorded = {
-      "cuLaunchKernel",     "cuMemcpyAsync",    "cuMemcpy2DAsync", "cuStreamBeginCapture",
-      "cuStreamEndCapture", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuDeviceGetAttribute"};
+      "cuLaunchKernel",      "cuMemcpyAsync",
+      "cuMemcpy2DAsync",     "cuStreamBeginCapture",
+      "cuStreamEndCapture",  "cuCtxPushCurrent",
+      "cuCtxPopCurrent",     "cuDeviceGetAttribute",
+      "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"};
   if (kRecorded.contains(name_)) return;
+  // These change no more than a stream's order, or nothing: whoever records is not concerned.
+  static const std::set<std::string_view> kConcernNobody = {
+      "cuInit",        "cuMemcpyBatchAsync",  "cuEventRecord",       "cuStreamWaitEvent",
+      "cuGraphLaunch", "cuStreamWaitValue64", "cuStreamWriteValue64"};
+  const std::string_view call = name_;
+  const bool question = kConcernNobody.contains(call) || call.starts_with("cuDevice") ||
+                        call.starts_with("cuPointerGet") || call == "cuMemGetAllocationGranularity";
   for (auto& [stream, capture] : fake.captures_) {
-    if (capture.thread != std::this_thread::get_id()) continue;
-    violate(Rule::kCapture, "a stream is being recorded by this thread");
+    const bool here = capture.thread == std::this_thread::get_id();
+    if (capture.users ? question || capture_mode == kCaptureRelaxed ||
+                            (!here && capture_mode == kCaptureThreadLocal)
+                      : !here) {
+      continue;
+    }
+    violate(capture.users ? Rule::kUsers : Rule::kCapture,
+            capture.users ? "it spoils what the application records"
+                          : "a stream is being recorded by this thread");
     capture.invalid = true;
     refused_ = kCaptureUnsupported;
   }
@@ -257,9 +320,13 @@ FakeCall::~FakeCall() {
 
 bool FakeCall::at_home(const void* object) const {
   const auto home = fake.homes_.find(object);
-  if (home == fake.homes_.end() || home->second == FakeDriver::current_device()) return true;
-  violate(Rule::kContext, absl::StrFormat("what device %d has made, in the context of device %d",
-                                          home->second, FakeDriver::current_device()));
+  if (home == fake.homes_.end() || home->second == FakeDriver::current_context()) return true;
+  const int device = FakeDriver::device_of(home->second);
+  violate(Rule::kContext,
+          device == FakeDriver::current_device()
+              ? absl::StrCat("what another context of device ", device, " has made")
+              : absl::StrFormat("what device %d has made, in the context of device %d", device,
+                                FakeDriver::current_device()));
   return false;
 }
 
@@ -277,6 +344,11 @@ std::deque<FakeDriver::Operation>* FakeCall::queue(Stream stream) const {
   if (!at_home(stream)) return nullptr;
   const auto capture = fake.captures_.find(stream);
   if (capture == fake.captures_.end()) return &found->second;
+  if (capture->second.users && default_stream_scopes == 0) {
+    violate(Rule::kUsers, "put into a graph that the application records");
+    return nullptr;
+  }
+  if (capture->second.users) return &capture->second.operations;
   if (capture->second.thread != std::this_thread::get_id()) {
     violate(Rule::kCapture, "another thread records this stream");
     capture->second.invalid = true;
@@ -387,6 +459,10 @@ struct FakeCalls {
   static Result push(Context context) {
     const FakeCall call("cuCtxPushCurrent", Needs::kDriver);
     if (call.refused() != kSuccess) return call.refused();
+    if (call.fake.contexts_.contains(context)) {
+      current_contexts.push_back(context);
+      return kSuccess;
+    }
     const size_t device = reinterpret_cast<uintptr_t>(context) - 1;
     if (device >= call.fake.retained_.size() || call.fake.retained_[device] == 0) {
       call.violate(Rule::kContext, "the context is not retained");
@@ -402,9 +478,22 @@ struct FakeCalls {
       call.violate(Rule::kContext, "no context is current on this thread");
       return kInvalidContext;
     }
-    --call.fake.current_[static_cast<size_t>(FakeDriver::current_device())];
     *context = current_contexts.back();
+    if (!call.fake.contexts_.contains(*context)) {
+      --call.fake.current_[static_cast<size_t>(FakeDriver::current_device())];
+    }
     current_contexts.pop_back();
+    return call.told();
+  }
+  // Also when all else fails: it is the thread's own.
+  static Result exchange_mode(int* mode) {
+    const FakeCall call("cuThreadExchangeStreamCaptureMode", Needs::kDriver);
+    if (call.refused() != kSuccess && !call.fake.lost_) return call.refused();
+    if (*mode < kCaptureGlobal || *mode > kCaptureRelaxed) {
+      call.violate(Rule::kCapture, "no such mode");
+      return kInvalidValue;
+    }
+    std::swap(*mode, capture_mode);
     return call.told();
   }
 
@@ -462,6 +551,7 @@ void add_fake_calls(FakeEntries& out) {
   add("cuDevicePrimaryCtxRelease", FakeCalls::release, 11000);
   add("cuCtxPushCurrent", FakeCalls::push, 4000);
   add("cuCtxPopCurrent", FakeCalls::pop, 4000);
+  add("cuThreadExchangeStreamCaptureMode", FakeCalls::exchange_mode, 10010);
 }
 
 }  // namespace baton::gpudirect

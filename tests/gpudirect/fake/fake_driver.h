@@ -95,9 +95,9 @@ class FakeDriver {
   // What is queued waits for something that nothing queued will bring about.
   bool stuck();
   // The n-th call from here on, counted from 1 (0: none any more), fails once; the next ones of
-  // that name do.
+  // that name do, after so many that do not.
   void fail_call_in(uint64_t n, Result with);
-  void fail_next(std::string_view name, Result with, size_t times = 1);
+  void fail_next(std::string_view name, Result with, size_t times = 1, size_t after = 0);
   // When the n-th step from here on, counted from 1, begins, or has ended. A step is a call that is
   // no mere question, so that a program makes the same steps each time. `then` calls nothing of the
   // fake; it may kill this process.
@@ -138,6 +138,40 @@ class FakeDriver {
     ~UsersDefaultStreams();
     UsersDefaultStreams(const UsersDefaultStreams&) = delete;
     UsersDefaultStreams& operator=(const UsersDefaultStreams&) = delete;
+  };
+
+  // A CUDA graph that the application records meanwhile, in the strictest of modes: on this thread,
+  // or on another one. What is no work of streams must then be called by threads that have said
+  // that it is not concerned, or it fails and spoils the recording: a violation. So is what is put
+  // on the stream by others than the user (UsersDefaultStreams).
+  class UsersRecording {
+   public:
+    explicit UsersRecording(FakeDriver& fake, bool on_this_thread = false);
+    ~UsersRecording();
+    UsersRecording(const UsersRecording&) = delete;
+    UsersRecording& operator=(const UsersRecording&) = delete;
+    Stream stream() const { return stream_; }
+    bool intact() const;
+
+   private:
+    FakeDriver& fake_;
+    Stream stream_ = nullptr;
+  };
+
+  // A context of the application's own, as cuCtxCreate makes them, on no thread. It lives as long
+  // as the fake.
+  Context make_context(int device);
+  static Context current_context();  // of this thread; null: none
+
+  // In such a scope, on its thread, a stream of another context is the user's, given to us by
+  // mistake: where the answer to that is documented it is given, and no violation.
+  class ForeignStreams {
+   public:
+    ForeignStreams();
+    ~ForeignStreams();
+    ForeignStreams(const ForeignStreams&) = delete;
+    ForeignStreams& operator=(const ForeignStreams&) = delete;
+    static bool given();
   };
 
   // On a thread in such a scope, calls that block for long are violations.
@@ -222,10 +256,12 @@ class FakeDriver {
   struct EventState {
     uint64_t recorded = 0;  // how often it was put on a stream
     uint64_t happened = 0;
+    bool in_graph = false;  // the last time on one that was being recorded
   };
   // A stream that is being recorded.
   struct Capture {
     std::thread::id thread;
+    bool users = false;  // the application's: of all threads' concern
     bool invalid = false;
     std::deque<Operation> operations;
   };
@@ -236,6 +272,7 @@ class FakeDriver {
   bool has(DeviceAttribute attribute) const;
   // The device whose context is current on this thread.
   static int current_device();
+  static int device_of(Context context);
   // Where the queue is of a handle that may be one of the default streams', in the current context.
   static Stream real_stream(Stream stream);
   static bool is_default(Stream stream);
@@ -283,12 +320,14 @@ class FakeDriver {
   std::function<void()> then_;
   std::string fail_name_;
   size_t fail_times_ = 0;
+  size_t fail_after_ = 0;
   Result fail_with_ = kSuccess;
   bool initialised_ = false;
-  std::vector<int> retained_;         // primary contexts, by device
-  std::vector<int> current_;          // on how many threads, by device
-  std::map<const void*, int> homes_;  // the device of each stream, event and module
-  size_t stuck_for_ = 0;              // questions one after the other, and nothing can run
+  std::vector<int> retained_;             // primary contexts, by device
+  std::vector<int> current_;              // on how many threads, by device
+  std::set<Context> contexts_;            // the application's own
+  std::map<const void*, Context> homes_;  // of each stream, event and module
+  size_t stuck_for_ = 0;                  // questions one after the other, and nothing can run
 
   std::map<AllocationHandle, Allocation> allocations_;
   std::map<DevicePointer, size_t> reserved_;
@@ -330,9 +369,10 @@ class FakeCall {
   // The queue of a stream that there is, of the current context's device; of one that is being
   // recorded what is recorded. Null: a violation.
   std::deque<FakeDriver::Operation>* queue(Stream stream) const;
-  // Of this thread, if it records a stream and this is no call for that: a violation.
+  // If this thread records a stream, or the application does on any, and this is no call for that:
+  // a violation.
   void look_at_capture();
-  // Whether it was made on the current context's device. Otherwise a violation.
+  // Whether it was made in the current context. Otherwise a violation.
   bool at_home(const void* object) const;
   FakeDriver& fake;
 

@@ -22,6 +22,19 @@ struct FakeGraphCalls {
     return kSuccess;
   }
 
+  static Result is_capturing(Stream stream, int* status) {
+    const FakeCall call("cuStreamIsCapturing", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    if (!FakeDriver::is_default(stream) && !call.fake.streams_.contains(stream)) {
+      call.violate(Rule::kStale, "no such stream");
+      return kInvalidHandle;
+    }
+    const auto found = call.fake.captures_.find(stream);
+    const bool recorded = found != call.fake.captures_.end();
+    *status = !recorded ? 0 : found->second.invalid ? 2 : 1;
+    return kSuccess;
+  }
+
   // Ends the recording whatever it answers.
   static Result end(Stream stream, Graph* graph) {
     const FakeCall call("cuStreamEndCapture", Needs::kContext);
@@ -55,7 +68,7 @@ struct FakeGraphCalls {
     }
     *executable = reinterpret_cast<GraphExecutable>(call.fake.next_object_++);
     call.fake.executables_[*executable] = found->second;
-    call.fake.homes_[*executable] = FakeDriver::current_device();
+    call.fake.homes_[*executable] = FakeDriver::current_context();
     return kSuccess;
   }
 
@@ -109,6 +122,7 @@ void add_fake_graph_calls(FakeEntries& out) {
   };
   add("cuStreamBeginCapture", FakeGraphCalls::begin, 10010);
   add("cuStreamEndCapture", FakeGraphCalls::end, 10000);
+  add("cuStreamIsCapturing", FakeGraphCalls::is_capturing, 10000);
   add("cuGraphInstantiateWithFlags", FakeGraphCalls::instantiate, 11040);
   add("cuGraphLaunch", FakeGraphCalls::launch, 10000);
   add("cuGraphExecDestroy", FakeGraphCalls::destroy_executable, 10000);

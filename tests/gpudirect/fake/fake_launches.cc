@@ -66,7 +66,7 @@ struct FakeLaunchCalls {
       call.violate(Rule::kModule, "it waits for the kernels that run, with a lock held");
     *module = reinterpret_cast<Module>(call.fake.next_object_++);
     call.fake.modules_.insert(*module);
-    call.fake.homes_[*module] = FakeDriver::current_device();
+    call.fake.homes_[*module] = FakeDriver::current_context();
     return kSuccess;
   }
 

@@ -125,7 +125,7 @@ struct FakeStreamCalls {
     }
     *stream = reinterpret_cast<Stream>(call.fake.next_object_++);
     call.fake.streams_[*stream];
-    call.fake.homes_[*stream] = FakeDriver::current_device();
+    call.fake.homes_[*stream] = FakeDriver::current_context();
     return kSuccess;
   }
   static Result destroy(Stream stream) {
@@ -194,7 +194,7 @@ struct FakeStreamCalls {
       call.violate(Rule::kCopy, "an event that takes times slows its stream");
     *event = reinterpret_cast<Event>(call.fake.next_object_++);
     call.fake.events_[*event];
-    call.fake.homes_[*event] = FakeDriver::current_device();
+    call.fake.homes_[*event] = FakeDriver::current_context();
     return kSuccess;
   }
   static Result destroy_event(Event event) {
@@ -216,12 +216,20 @@ struct FakeStreamCalls {
   static Result record(Event event, Stream stream) {
     const FakeCall call("cuEventRecord", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
+    // Documented: an event and a stream are of one context.
+    const auto home = call.fake.homes_.find(stream);
+    if (FakeDriver::ForeignStreams::given() && home != call.fake.homes_.end() &&
+        home->second != FakeDriver::current_context()) {
+      return kInvalidHandle;
+    }
     auto* const queue = call.queue(stream);
     const auto found = call.fake.events_.find(event);
     if (found == call.fake.events_.end()) call.violate(Rule::kStale, "no such event");
     if (queue == nullptr || found == call.fake.events_.end() || !call.at_home(event)) {
       return kInvalidHandle;
     }
+    found->second.in_graph = call.fake.captures_.contains(stream);
+    if (found->second.in_graph) return kSuccess;
     ++found->second.recorded;
     queue->push_back({.number = call.fake.next_operation_++, .event = event});
     return kSuccess;
@@ -234,6 +242,7 @@ struct FakeStreamCalls {
       call.violate(Rule::kStale, "no such event");
       return kInvalidHandle;
     }
+    if (found->second.in_graph) return kCapturedEvent;
     pass_time(call);
     return found->second.happened == found->second.recorded ? kSuccess : kNotReady;
   }

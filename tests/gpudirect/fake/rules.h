@@ -19,13 +19,14 @@ enum class Rule : uint8_t {
   kEntry,        // entries asked for as of another version
   kStale,        // destroyed streams, events, modules; destroyed while something waits for them
   kCapture,  // while a stream is recorded: waits, questions, events; graphs that are gone or left
+  kUsers,    // the application's: recordings that others' calls spoil or that get what is not its
 };
-inline constexpr int kRules = 12;
+inline constexpr int kRules = 13;
 
 constexpr const char* name_of(Rule rule) {
   constexpr const char* kNames[] = {"",        "context", "lifetime", "range",    "mapping",
                                     "sharing", "copying", "word",     "blocking", "module",
-                                    "entry",   "stale",   "capture"};
+                                    "entry",   "stale",   "capture",  "user's"};
   return kNames[static_cast<int>(rule)];
 }
 

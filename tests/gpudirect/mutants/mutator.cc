@@ -34,7 +34,8 @@ const std::set<std::string> kQuestionsOfDevices = {"cuDriverGetVersion",
                                                    "cuDeviceGetUuid",
                                                    "cuPointerGetAttributes",
                                                    "cuMemGetAllocationGranularity",
-                                                   "cuDeviceCanAccessPeer"};
+                                                   "cuDeviceCanAccessPeer",
+                                                   "cuStreamIsCapturing"};
 const std::set<std::string> kQuestionsOfStreams = {"cuEventQuery", "cuStreamQuery"};
 // These ask for no context either.
 const std::set<std::string> kWithoutAContext = {"cuInit",
@@ -211,6 +212,8 @@ Mutator::Mutator(const Driver& below, Mutant mutant)
   BATON_DRIVER_ENTRIES(BATON_MUTATE)
   BATON_DRIVER_OPTIONAL(BATON_MUTATE)
 #undef BATON_MUTATE
+  // Stands around all others and changes nothing but the thread: what comes after it is not late.
+  table_.cuThreadExchangeStreamCaptureMode = below.cuThreadExchangeStreamCaptureMode;
 }
 
 Mutator::~Mutator() {

@@ -39,6 +39,13 @@ struct World {
     const Device::Current current(*device);
     work();
   }
+  // The same as far as recordings go without one's having said that it has no part in them.
+  void at_large(const std::function<void()>& work, int mode = kCaptureGlobal) const {
+    const Device::Current current(*device);
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
+    work();
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
+  }
   Result copy(DevicePointer to, DevicePointer from, size_t bytes) const {
     return driver.cuMemcpyAsync(to, from, bytes, stream());
   }
@@ -659,6 +666,39 @@ const Broken kBroken[] = {
      }},
     {Rule::kCapture, "at the end", "executable graph is left",
      [](World& w) { w.inside([&] { w.recorded(); }); }},
+    {Rule::kCapture, "cuThreadExchangeStreamCaptureMode", "no such mode",
+     [](World& w) {
+       int mode = 3;
+       w.driver.cuThreadExchangeStreamCaptureMode(&mode);
+     }},
+    // ---- the user's ----
+    {Rule::kUsers, "cuEventQuery", "spoils what the application records",
+     [](World& w) {
+       const FakeDriver::UsersRecording recording(w.fake);
+       w.at_large([&] { w.driver.cuEventQuery(w.event()); });
+     }},
+    {Rule::kUsers, "cuMemHostRegister", "spoils what the application records",
+     [](World& w) {
+       const FakeDriver::UsersRecording recording(w.fake, true);
+       w.at_large([&] { w.driver.cuMemHostRegister(w.host.data(), 8, 0); }, kCaptureThreadLocal);
+     }},
+    {Rule::kUsers, "cuEventRecord", "put into a graph that the application records",
+     [](World& w) {
+       const FakeDriver::UsersRecording recording(w.fake);
+       w.inside([&] { w.driver.cuEventRecord(w.event(), recording.stream()); });
+     }},
+    {Rule::kUsers, "at the end", "left without care for recordings",
+     [](World& w) {
+       int mode = kCaptureRelaxed;
+       w.driver.cuThreadExchangeStreamCaptureMode(&mode);
+     }},
+    {Rule::kContext, "cuMemcpyAsync", "another context of device 0",
+     [](World& w) {
+       Context popped = nullptr;
+       w.driver.cuCtxPushCurrent(w.fake.make_context(0));
+       w.copy(w.at, w.here(), 8);
+       w.driver.cuCtxPopCurrent(&popped);
+     }},
 };
 // NOLINTEND(bugprone-unchecked-optional-access)
 

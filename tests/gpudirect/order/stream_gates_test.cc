@@ -240,6 +240,90 @@ TEST_F(StreamGatesTest, ATransferWaitsForAnEventOfTheCallers) {
   device_->give_back([&] { device_->driver().cuEventDestroy(event); });
 }
 
+// An error of asking is one transfer's, and the device's only where the driver says so.
+TEST_F(StreamGatesTest, AnErrorOfAskingIsSaidInTheDriversWords) {
+  for (const char* call : {"cuCtxPushCurrent", "cuEventQuery"}) {
+    copy(streams_[0], 100, 0);
+    const auto gate = gates_->after(streams_[0], kSoon);
+    ASSERT_TRUE(gate.ok()) << gate.status();
+    EXPECT_TRUE(gates_->failure(*gate).ok());
+    fake_.fail_next(call, kOutOfMemory);
+    EXPECT_EQ(state(*gate), GateState::kAborted);
+    EXPECT_THAT(std::string(gates_->failure(*gate).message()), HasSubstr("out of memory")) << call;
+    EXPECT_TRUE(device_->alive().ok()) << call << ": " << device_->alive();
+    EXPECT_TRUE(gates_->close(*gate).ok());
+  }
+  const auto gate = gates_->after(streams_[0], kSoon);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  EXPECT_TRUE(gates_->failure(*gate).ok()) << "the one's before";
+  fake_.run_all();
+  EXPECT_EQ(state(*gate), GateState::kOpen);
+}
+
+// What is recorded runs at each launch: neither wait would be for this transfer.
+TEST_F(StreamGatesTest, AStreamThatIsRecordedIsRefusedAndItsGraphIsNot) {
+  const FakeDriver::UsersRecording recording(fake_, true);
+  const absl::Status after = gates_->after(recording.stream(), kSoon).status();
+  const absl::Status held = gates_->hold(recording.stream(), kSoon).status();
+  for (const absl::Status& status : {after, held}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("into a CUDA graph"));
+  }
+  EXPECT_TRUE(recording.intact());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(gates_->after(streams_[1], kSoon).ok()) << "all are free";
+}
+
+TEST_F(StreamGatesTest, AnEventOfAGraphEndsTheWaitInTheDriversWords) {
+  Event event = nullptr;
+  {
+    const Device::Current current(*device_);
+    ASSERT_EQ(device_->driver().cuEventCreate(&event, kEventDisableTiming), kSuccess);
+    const FakeDriver::UsersRecording recording(fake_);
+    const FakeDriver::UsersDefaultStreams user;
+    ASSERT_EQ(device_->driver().cuEventRecord(event, recording.stream()), kSuccess);
+  }
+  const auto gate = gates_->after(event, kSoon);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  EXPECT_EQ(state(*gate), GateState::kAborted);
+  EXPECT_THAT(std::string(gates_->failure(*gate).message()), HasSubstr("asking where a stream is"));
+  EXPECT_TRUE(device_->alive().ok());
+  device_->give_back([&] { device_->driver().cuEventDestroy(event); });
+}
+
+// An event may be of any context: whatever it stands for has then happened.
+TEST_F(StreamGatesTest, AStreamOfAnotherContextIsRefusedAndItsEventIsWaitedFor) {
+  const Driver& driver = device_->driver();
+  Stream stream = nullptr;
+  Event event = nullptr;
+  const Context users = fake_.make_context(0);
+  ASSERT_EQ(driver.cuCtxPushCurrent(users), kSuccess);
+  ASSERT_EQ(driver.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0), kSuccess);
+  ASSERT_EQ(driver.cuEventCreate(&event, kEventDisableTiming), kSuccess);
+  ASSERT_EQ(driver.cuEventRecord(event, stream), kSuccess);
+  const auto gate = gates_->after(event, kSoon);
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  EXPECT_EQ(FakeDriver::current_context(), users);
+  fake_.run_all();
+  EXPECT_EQ(state(*gate), GateState::kOpen);
+  {
+    const FakeDriver::ForeignStreams given;
+    const absl::Status after = gates_->after(stream, kSoon).status();
+    const absl::Status held = gates_->hold(stream, kSoon).status();
+    for (const absl::Status& status : {after, held}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("must be of the primary context of CUDA device 0"));
+    }
+  }
+  EXPECT_EQ(fake_.queued(), 0u) << "something was put on it";
+  EXPECT_EQ(FakeDriver::current_context(), users);
+  driver.cuEventDestroy(event);
+  driver.cuStreamDestroy(stream);
+  Context popped = nullptr;
+  driver.cuCtxPopCurrent(&popped);
+  EXPECT_EQ(popped, users);
+}
+
 // One that cannot be told to have passed ends the gates without their words: a stream may read
 // them.
 TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
@@ -255,9 +339,9 @@ TEST(StreamGates, WordsThatAStreamMayStillReadStay) {
         const Device::Current current(**device);
         (*device)->driver().cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0);
       }
-      fake.fail_next("cuEventRecord", kOutOfMemory, failures);
+      fake.fail_next("cuEventRecord", kOutOfMemory, failures, 1);
       EXPECT_FALSE((*gates)->hold(stream, kSoon).ok());
-      EXPECT_EQ(fake.queued(), failures == 1 ? 2u : 1u) << "the wait, and its mark";
+      EXPECT_EQ(fake.queued(), failures == 1 ? 3u : 2u) << "a mark, the wait, and its mark";
       gates->reset();
       fake.run_all();
       EXPECT_THAT(fake.violations(), IsEmpty());

@@ -239,7 +239,7 @@ TEST(TriggerFifo, ManyPushAtOnce) {
 TEST(TriggerFifo, OnlyPiecesOfPreparedTransfersAreStarted) {
   Queue queue(64);
   const uint32_t transfer = queue.consumer.prepare(10);
-  const uint32_t epoch = queue.consumer.renew(transfer);
+  const uint32_t epoch = *queue.consumer.renew(transfer);
   const std::vector<Trigger> bad = {{transfer + 1, 0, 1, epoch},
                                     {transfer, 0, 11, epoch},
                                     {transfer, 10, 1, epoch},
@@ -315,6 +315,36 @@ TEST(TriggerFifo, OverTheDevice) {
   EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
+TEST(TriggerFifo, OnlyWhatWasPreparedIsRenewed) {
+  Queue queue(8);
+  EXPECT_TRUE(absl::IsNotFound(queue.consumer.renew(0).status()));
+  const uint32_t transfer = queue.consumer.prepare(1);
+  EXPECT_EQ(*queue.consumer.renew(transfer), 1u);
+  EXPECT_TRUE(absl::IsNotFound(queue.consumer.renew(transfer + 1).status()));
+  EXPECT_TRUE(absl::IsNotFound(queue.consumer.renew(UINT32_MAX).status()));
+}
+
+// Each takes memory of the device: there are as many as it has room for, and then one line.
+TEST(TriggerFifo, AThousandAreAsManyAsTheDeviceHolds) {
+  FakeDriver fake;
+  {
+    const auto device = *Device::open(FakeDriver::driver(), 0);
+    std::vector<std::unique_ptr<TriggerFifo>> fifos;
+    absl::Status refused;
+    for (int i = 0; i < 1000 && refused.ok(); ++i) {
+      auto fifo = TriggerFifo::open(*device, 1u << (i % 10));
+      refused = fifo.status();
+      if (fifo.ok()) fifos.push_back(*std::move(fifo));
+    }
+    EXPECT_EQ(fifos.size(), 128u);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("2.0 MiB of device memory"));
+    fifos.erase(fifos.begin() + 50);
+    EXPECT_TRUE(TriggerFifo::open(*device).ok()) << "there is room again";
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
 // A driver that has no answer any more, and does not call the device lost either.
 TEST(TriggerFifo, WhatIsNeverAnsweredIsGivenUp) {
   FakeDriver fake;
@@ -336,8 +366,14 @@ TEST(TriggerFifo, BadSizesAndErrorsLeaveNothingBehind) {
       const auto device = Device::open(FakeDriver::driver(), 0);
       if (device.ok()) TriggerFifo::open(**device).IgnoreError();
       if (fail_call == 0) {
-        EXPECT_THAT(std::string(TriggerFifo::open(**device, 100).status().message()),
-                    HasSubstr("power of two"));
+        // 2^31 slots would be 32 GiB of pinned memory.
+        for (const uint32_t slots : {0u, 100u, 2 * TriggerFifo::kMostSlots, 1u << 31, ~0u}) {
+          const absl::Status status = TriggerFifo::open(**device, slots).status();
+          EXPECT_TRUE(absl::IsInvalidArgument(status)) << slots << ": " << status;
+          EXPECT_THAT(std::string(status.message()),
+                      HasSubstr("must be a power of two, and 1048576 at most"));
+        }
+        EXPECT_TRUE(TriggerFifo::open(**device, TriggerFifo::kMostSlots).ok());
       }
     }
     if (calls != nullptr) *calls = fake.calls();

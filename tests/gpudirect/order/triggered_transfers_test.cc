@@ -150,7 +150,8 @@ TEST_F(Triggered, WithoutASlotTheyWaitAndNoneIsLost) {
 TEST_F(Triggered, AnEarlierEpochStartsNothing) {
   begin();
   const uint32_t number = *transfers_->prepare(pages());
-  EXPECT_EQ(transfers_->renew(number), 1u);
+  EXPECT_EQ(*transfers_->renew(number), 1u);
+  EXPECT_TRUE(absl::IsNotFound(transfers_->renew(number + 1).status()));
   push({{number, 0, 1, 0}, {number, 3, 2, 1}});
   ASSERT_TRUE(drive_until_idle());
   EXPECT_EQ(transfers_->state(number).started, 1u);
@@ -174,7 +175,7 @@ TEST_F(Triggered, WhatWaitedForASlotIsRefusedOnceItsTransferIsRenewed) {
     const uint64_t went = transfers_->state(number).started - started;
     ASSERT_GT(went, 0u);
     ASSERT_LT(went, 40u);
-    EXPECT_EQ(by_the_queue ? fifo_->consumer().renew(number) : transfers_->renew(number),
+    EXPECT_EQ(by_the_queue ? *fifo_->consumer().renew(number) : *transfers_->renew(number),
               epoch + 1);
     // Of those that wait; the queue alone knows of none.
     EXPECT_EQ(fifo_->consumer().refused() - refused, by_the_queue ? 0 : 40 - went);

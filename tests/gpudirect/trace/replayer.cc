@@ -229,6 +229,10 @@ class Player {
       return result;
     }
     if (name == "cuModuleUnload") return driver_.cuModuleUnload(object<Module>(0));
+    if (name == "cuThreadExchangeStreamCaptureMode") {
+      int mode = kCaptureRelaxed;  // which one it was is not recorded
+      return driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    }
     return std::nullopt;  // functions and launches: their names and arguments are not recorded
   }
 
@@ -455,6 +459,7 @@ class Player {
       return driver_.cuStreamWaitEvent(object<Stream>(0), object<Event>(1),
                                        static_cast<unsigned>(value(2)));
     }
+    if (name == "cuStreamIsCapturing") return std::nullopt;  // graphs are not replayed
     // What had ended with the driver ends here before it is asked.
     if (worked()) fake_.run_all();
     if (name == "cuStreamQuery") return driver_.cuStreamQuery(object<Stream>(0));

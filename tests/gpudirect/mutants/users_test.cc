@@ -1,0 +1,59 @@
+// All of gpudirect beside an application that uses CUDA too: what it records, and the contexts of
+// its own, are as if nobody else were there.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/gpudirect/mutants/flows.h"
+
+namespace baton::gpudirect {
+namespace {
+
+using ::testing::IsEmpty;
+
+TEST(Applications, RecordGraphsMeanwhileOnWhicheverThread) {
+  for (const bool on_this_thread : {false, true}) {
+    for (const Flow& flow : flows()) {
+      SCOPED_TRACE(flow.name);
+      FakeDriver fake({.attributes = flow.attributes()});
+      {
+        const FakeDriver::UsersRecording recording(fake, on_this_thread);
+        const absl::Status status = flow.run(fake, FakeDriver::driver());
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(recording.intact());
+      }
+      EXPECT_THAT(fake.finish(), IsEmpty());
+    }
+  }
+}
+
+TEST(Applications, HaveTheContextCurrentThatTheyHadBefore) {
+  for (const Flow& flow : flows()) {
+    SCOPED_TRACE(flow.name);
+    FakeDriver fake({.devices = 2, .attributes = flow.attributes()});
+    const Driver driver = FakeDriver::driver();
+    for (const int device : {0, 1}) {
+      const Context users = fake.make_context(device);
+      ASSERT_EQ(driver.cuCtxPushCurrent(users), kSuccess);
+      const absl::Status status = flow.run(fake, driver);
+      EXPECT_TRUE(status.ok()) << status;
+      Context popped = nullptr;
+      ASSERT_EQ(driver.cuCtxPopCurrent(&popped), kSuccess);
+      EXPECT_EQ(popped, users);
+      EXPECT_FALSE(FakeDriver::has_current());
+    }
+    EXPECT_THAT(fake.finish(), IsEmpty());
+  }
+}
+
+// An old driver has no mode of threads, and does what it did.
+TEST(Applications, AreNotAskedWhereTheDriverHasNoWordForIt) {
+  FakeDriver fake({.missing = {"cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"}});
+  for (const Flow& flow : flows()) {
+    const absl::Status status = flow.run(fake, FakeDriver::driver());
+    EXPECT_TRUE(status.ok() || flow.attributes != h100) << flow.name << ": " << status;
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace baton::gpudirect
