@@ -2,6 +2,7 @@
 // case five to thirty times as slow. What they cover stays; how much of chance does not.
 #pragma once
 
+#include <cstddef>
 #include <iostream>
 
 namespace baton {
@@ -34,6 +35,12 @@ inline int rounds_of(int all, int few) {
   if (!kSanitized) return all;
   std::cout << "under a sanitizer: " << few << " rounds of " << all << "\n";
   return few;
+}
+
+// Whether the n-th of one list is tried with the k-th of another, which has so many: every pair is,
+// but under a sanitizer each of the first with one of the second, in turn.
+inline bool tried_together(size_t n, size_t k, size_t count) {
+  return !kSanitized || n % count == k;
 }
 
 }  // namespace baton

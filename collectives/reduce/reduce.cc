@@ -3,8 +3,7 @@
 
 #include <array>
 
-// AVX-512, AVX2, SSE4 and a fallback are enough; fewer targets compile faster.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#include "collectives/reduce/instruction_sets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "collectives/reduce/reduce.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

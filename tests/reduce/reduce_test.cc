@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "collectives/reduce/instruction_sets.h"  // as reduce.cc does
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)  // as reduce.cc does
 #include "hwy/highway.h"
 #include "tests/sanitized.h"
 

@@ -17,6 +17,7 @@
 
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/gpudirect/mutants/mutator.h"
+#include "tests/sanitized.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -84,7 +85,10 @@ Outcome run_apart(const Flow& flow, const Mutant& mutant) {
 TEST(Mutants, AreNoticed) {
   const char* const cases = std::getenv("BATON_CASES");
   const bool all = cases != nullptr && std::string(cases) == "all";
-  size_t made = 0;
+  // Each is a process, and a sanitizer has nothing to say of a mistake that is made on purpose: it
+  // sees one of so many.
+  const size_t every = kSanitized && !all ? 6 : 1;
+  size_t turn = 0, made = 0;
   std::map<std::string, size_t> noticed;
   std::vector<std::string> missed;
   std::set<std::string> calls;
@@ -100,6 +104,7 @@ TEST(Mutants, AreNoticed) {
     for (const Chance& chance : chances) {
       for (int n = 1; n <= chance.times; ++n) {
         if (!all && n != 1 && n != chance.times) continue;
+        if (turn++ % every != 0) continue;
         const Mutant mutant{chance.call, chance.mistake, n};
         const Outcome outcome = run_apart(flow, mutant);
         if (!outcome.made) continue;
@@ -116,7 +121,7 @@ TEST(Mutants, AreNoticed) {
   std::printf("%zu mutants of %zu calls, %zu missed\n", made, calls.size(), missed.size());
   for (const auto& [by, count] : noticed) std::printf("  %zu by %s\n", count, by.c_str());
   for (const std::string& one : missed) std::printf("  missed: %s\n", one.c_str());
-  EXPECT_GT(made, 300u);
+  EXPECT_GT(made, 300u / every);
   EXPECT_GE((made - missed.size()) * 100, made * 95);
 }
 

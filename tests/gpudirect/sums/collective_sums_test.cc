@@ -377,7 +377,10 @@ TEST_P(CollectiveSums, ADeviceLostInASumEndsTheCallAndTheHostsMemoryGoesOn) {
       comm.barrier().IgnoreError();
       const absl::Status status = call();
       EXPECT_FALSE(status.ok());
-      EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device 0")) << status;
+      // Who comes to the device when it is lost already hears that from making its context current.
+      EXPECT_THAT(std::string(status.message()),
+                  testing::AnyOf(HasSubstr("CUDA device 0"), HasSubstr("the GPU is lost")))
+          << status;
       EXPECT_FALSE(comm.status().ok());
     });
     // The device is lost to all of the process; the host's memory is not.
