@@ -6,7 +6,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "engine/handoff/fetches.h"
 #include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/slow_dns.h"
 
@@ -16,18 +15,32 @@ namespace {
 using std::chrono::milliseconds;
 
 struct HandOffNames : testing::Test {
+  HandOffNames() {
+    for (auto* left : {&dns_asked, &dns_answered}) {
+      while (left->try_acquire()) {
+      }
+    }
+  }
+  ~HandOffNames() override { dns_answered.release(1'000); }
+  void turn() {
+    prefill.turn();
+    decode.turn();
+    clock.advance(milliseconds(1));
+  }
   template <typename Fact>
   void until(Fact fact) {
-    while (!fact()) {
-      prefill.turn();
-      decode.turn();
-      clock.advance(milliseconds(1));
-    }
+    while (!fact()) turn();
   }
   serve::RemotePrefill slow(const std::string& transfer) const {
     serve::RemotePrefill from = prefill.at(transfer);
     from.address = absl::StrCat("slow.example", from.address.substr(from.address.rfind(':')));
     return from;
+  }
+  // Of an agent that decode does not know.
+  static serve::RemotePrefill unknown(uint64_t id, const std::string& agent, int port) {
+    return {.transfer = absl::StrCat("t", id),
+            .agent = agent,
+            .address = absl::StrCat("slow.example:", port)};
   }
   absl::Status load(uint64_t id, const serve::RemotePrefill& from, uint32_t block) {
     kvtransfer::KvLoad order = Bare::order(id, {block});
@@ -57,7 +70,6 @@ TEST_F(HandOffNames, NobodyElseWaitsForDns) {
   EXPECT_FALSE(dns_asked.try_acquire()) << "one look-up at a time";
   EXPECT_FALSE(decode->end_load(1));
   until([&] { return decode->end_load(1); });
-  dns_answered.release(1'000'000);
 }
 
 TEST_F(HandOffNames, WhoIsFoundInTheEndIsAsked) {
@@ -79,61 +91,26 @@ TEST_F(HandOffNames, ThatThereIsNoSuchHostIsSaid) {
   EXPECT_THAT(decode.why(1), testing::HasSubstr("no such host"));
 }
 
-// Those that begin and do not end until the test lets them.
-struct FetchesByName : testing::Test {
-  FetchesByName() {
-    forget(dns_answered);
-    forget(dns_asked);
-    kvtransfer::AgentOptions options;
-    options.name = "decode";
-    options.worker = bare_worker();
-    core.agent = *kvtransfer::Agent::create(std::move(options));
+TEST_F(HandOffNames, EachAgentAtEachAddressIsAskedForOnce) {
+  for (uint64_t id = 1; id <= 6; id += 3) {
+    ASSERT_TRUE(load(id, unknown(id, "one", 1), 5).ok());
+    ASSERT_TRUE(load(id + 1, unknown(id + 1, "other", 1), 5).ok());
+    ASSERT_TRUE(load(id + 2, unknown(id + 2, "one", 2), 5).ok());
   }
-  static void forget(std::counting_semaphore<>& signals) {
-    while (signals.try_acquire()) {
-    }
-  }
-  // So many were begun, all of which end now, and no more.
-  void expect_begun(int count) {
-    for (int i = 0; i < count; ++i) dns_asked.acquire();
-    dns_answered.release(1'000);
-    fetches.close();
-    EXPECT_FALSE(dns_asked.try_acquire());
-    forget(dns_answered);
-  }
-  Core core;
-  Fetches fetches{core};
-};
-
-TEST_F(FetchesByName, EachAgentAtEachAddressIsAskedForOnce) {
-  for (int again = 0; again < 2; ++again) {
-    EXPECT_TRUE(fetches.fetch("one", "slow.example:1").ok());
-    EXPECT_TRUE(fetches.fetch("other", "slow.example:1").ok());
-    EXPECT_TRUE(fetches.fetch("one", "slow.example:2").ok());
-  }
-  expect_begun(3);
+  for (int begun = 0; begun < 3; begun += dns_asked.try_acquire()) turn();
+  for (int i = 0; i < 1'000; ++i) turn();  // a second of the clock's, in which it would ask again
+  EXPECT_FALSE(dns_asked.try_acquire());
 }
 
-TEST_F(FetchesByName, WhatIsOverIsAskedForAgain) {
-  EXPECT_TRUE(fetches.fetch("one", "slow.example:1").ok());
-  dns_asked.acquire();
+TEST_F(HandOffNames, EightAtATimeAndOthersLater) {
+  for (uint64_t id = 1; id <= 9; ++id) {
+    ASSERT_TRUE(load(id, unknown(id, absl::StrCat("agent", id), 1), 5).ok());
+  }
+  for (int begun = 0; begun < 8; begun += dns_asked.try_acquire()) turn();
+  for (int i = 0; i < 100; ++i) turn();
+  EXPECT_FALSE(dns_asked.try_acquire());
   dns_answered.release();
-  while (!dns_asked.try_acquire()) fetches.fetch("one", "slow.example:1").IgnoreError();
-  expect_begun(0);
-}
-
-TEST_F(FetchesByName, EightAtATimeAndOthersLater) {
-  const auto fetch = [&](int i) {
-    EXPECT_TRUE(fetches.fetch("one", absl::StrCat("slow.example:", i)).ok());
-  };
-  for (int i = 1; i <= 9; ++i) fetch(i);
-  expect_begun(8);
-  for (int i = 1; i <= 8; ++i) fetch(i);
-  for (int i = 1; i <= 8; ++i) dns_asked.acquire();
-  // Nobody asks again for those, and they are in nobody's way when they are over.
-  dns_answered.release(8);
-  while (!dns_asked.try_acquire()) fetch(9);
-  expect_begun(0);
+  until([&] { return dns_asked.try_acquire(); });
 }
 
 }  // namespace
