@@ -52,7 +52,8 @@ Worker::~Worker() {
     return;
   }
   const base::ForkWaits fork_waits(base::ForkWaits::kMaking);
-  impl_.reset();
+  delete impl_.get();  // reset() would hide it from what transfers call that end meanwhile
+  (void)impl_.release();
 }
 
 absl::Status Worker::Impl::usable() const {
