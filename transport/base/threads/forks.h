@@ -20,10 +20,11 @@ uint32_t forks();
 // whose sockets and shared memory the parent uses.
 class MadeHere {
  public:
+  MadeHere() : forks_(forks()) {}
   bool elsewhere() const { return forks_ != forks(); }
 
  private:
-  uint32_t forks_ = forks();
+  uint32_t forks_;
 };
 
 // While a thread has one a fork waits, and while a fork waits other threads wait for it.
