@@ -90,6 +90,7 @@ Agent::Impl::~Impl() {
   files->stop();
   if (staging != nullptr) staging->stop();
   progress_thread = nullptr;
+  if (calling.made.valid()) calling.made.wait();  // it uses the worker
   worker = nullptr;  // ends what is open, and fences all memory
 }
 
