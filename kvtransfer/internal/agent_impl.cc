@@ -91,7 +91,7 @@ Agent::Impl::~Impl() {
   if (staging != nullptr) staging->stop();
   progress_thread = nullptr;
   if (calling.made.valid()) calling.made.wait();  // it uses the worker
-  worker = nullptr;  // ends what is open, and fences all memory
+  worker = nullptr;                               // ends what is open, and fences all memory
 }
 
 absl::Status Agent::Impl::usable() const {
