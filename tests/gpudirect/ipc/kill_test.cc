@@ -133,8 +133,9 @@ uint64_t live(const Point& point) {
       const std::string said = up.hear();
       if (!said.empty()) steps = std::stoull(said);
     }
-    if (point.lent && child_maps) {
-      // What was offered before the end is copied by this side, until it knows of the end.
+    const bool copied_here = point.lent || std::string_view(point.provider) == "tcp";
+    if (copied_here && child_maps) {
+      // What was sent before the end is copied by this side, until it knows of the end.
       EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
       fake.fake().run_all();
     }
