@@ -60,8 +60,35 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
   use(*a);
   there = server(port);
-  dns_answered.release(1'000'000);
+  dns_answered.release(20);
   run_agents(*a, *there, [&] { return a->has_remote("server"); });
+}
+
+TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
+  while (dns_asked.try_acquire() || dns_answered.try_acquire()) continue;  // of the tests before
+  auto there = server();
+  const std::string where = "slow.example:" + std::to_string(there->port());
+  there = nullptr;  // nobody is there now
+  auto a = make_agent(agent_options("alpha"));
+  const auto b = make_agent(agent_options("beta"));
+  introduce(*a, *b);
+  ASSERT_TRUE(a->notify("beta", "hello").ok());
+  run_agents(*a, *b, [&] { return b->stats().worker.peers_up == 1; });
+  dns_answered.release();
+  ASSERT_TRUE(a->fetch_metadata("server", where).ok());
+  dns_asked.acquire();
+  while (!dns_asked.try_acquire())
+    EXPECT_FALSE(a->has_remote("server"));  // refused: it is called again
+  std::jthread ends([&] { a = nullptr; });
+  // As long as this test likes: it would hear of the end at once.
+  const Time later = Clock::steady().now() + std::chrono::milliseconds(200);
+  while (Clock::steady().now() < later && !HasFailure()) {
+    b->progress();
+    EXPECT_EQ(b->stats().worker.peers_up, 1U);
+  }
+  dns_answered.release();
+  ends.join();
+  while (b->stats().worker.peers_up != 0) b->progress();
 }
 
 }  // namespace
