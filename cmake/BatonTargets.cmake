@@ -172,7 +172,7 @@ set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$
 function(baton_test name)
   cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT;PROGRAM" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 600)
+    set(ARG_TIMEOUT 1200)
   endif()
   if(BATON_SANITIZE)
     math(EXPR ARG_TIMEOUT "2 * ${ARG_TIMEOUT}")
