@@ -19,6 +19,21 @@ namespace {
 const Time kHelpComesWithin = patient(std::chrono::seconds(60));
 const ProgressThread::Options kAwake{.spin = std::chrono::hours(1000)};
 
+// Counts the looks of all threads but the test's.
+class CountingClock final : public Clock {
+ public:
+  Time now() const override {
+    if (std::this_thread::get_id() != test_) ++looks_of_others;
+    return time_.now();
+  }
+  void advance(Time by) { time_.advance(by); }
+  mutable std::atomic<int> looks_of_others{0};
+
+ private:
+  ManualClock time_;
+  const std::thread::id test_ = std::this_thread::get_id();
+};
+
 // Counts the rounds of each side, and can be slow.
 class CountingProvider : public StubProvider {
  public:
@@ -26,7 +41,9 @@ class CountingProvider : public StubProvider {
   bool progress(EventSink&) override {
     ++(std::this_thread::get_id() == test_ ? rounds_of_test : rounds_of_others);
     inside = true;
-    if (ManualClock* moved = clock; moved != nullptr) moved->advance(std::chrono::milliseconds(1));
+    if (CountingClock* moved = clock; moved != nullptr) {
+      moved->advance(std::chrono::milliseconds(1));
+    }
     while (slow.load()) std::this_thread::yield();
     if (pause.load() != Time::zero()) std::this_thread::sleep_for(pause.load());
     inside = false;
@@ -34,9 +51,9 @@ class CountingProvider : public StubProvider {
   }
   std::atomic<int> rounds_of_test{0}, rounds_of_others{0};
   std::atomic<bool> inside{false}, slow{false}, something{false};
-  std::atomic<ManualClock*> clock{nullptr};  // rounds take a millisecond of it
-  std::atomic<Time> pause{Time::zero()};     // and so long
-  std::atomic<int> most_rounds{INT_MAX};     // something happens in
+  std::atomic<CountingClock*> clock{nullptr};  // rounds take a millisecond of it
+  std::atomic<Time> pause{Time::zero()};       // and so long
+  std::atomic<int> most_rounds{INT_MAX};       // something happens in
 
  private:
   const std::thread::id test_ = std::this_thread::get_id();
@@ -63,10 +80,15 @@ class Help : public testing::Test {
       worker_->help();
     }
   }
-  // The thread's rounds while this one does nothing, for a while.
+  // The thread's rounds while this one does nothing, until it has looked often enough whether it
+  // may have one: in a round it looks a few times. One that waits for the lock does not look.
   int rounds_meanwhile() {
     const int before = provider_->rounds_of_others;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const int looks = clock_.looks_of_others;
+    const Time end = Clock::steady().now() + patient(std::chrono::seconds(1));
+    while (clock_.looks_of_others < looks + 50 && Clock::steady().now() < end) {
+      std::this_thread::yield();
+    }
     return provider_->rounds_of_others - before;
   }
   bool thread_drives() {
@@ -79,7 +101,7 @@ class Help : public testing::Test {
     return true;
   }
 
-  ManualClock clock_;
+  CountingClock clock_;
   std::atomic<int> armed_{0};
   CountingProvider* provider_ = nullptr;
   std::unique_ptr<Worker> worker_;
@@ -166,10 +188,9 @@ TEST_F(Help, OfOneWhoWaitsTakesOverFromAThreadWhoseRoundsAreLong) {
   provider_->pause = std::chrono::milliseconds(2);
   ProgressThread thread(*worker_, kAwake);
   ASSERT_TRUE(thread_drives());
-  EXPECT_TRUE(worker_
-                  ->wait_until([&] { return provider_->rounds_of_test >= 3; },
-                               std::chrono::milliseconds(100))
-                  .ok());
+  EXPECT_TRUE(
+      worker_->wait_until([&] { return provider_->rounds_of_test >= 3; }, std::chrono::seconds(10))
+          .ok());
 }
 
 // Who looks once in a while leaves the bytes to the thread.
