@@ -177,7 +177,7 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
 
 // A condition that takes what it waited for, as next_notification() does, holds once.
 TEST(Sleep, AWaitEndsWithTheFirstWordThatItIsOver) {
-  constexpr Time kShort = std::chrono::seconds(2);
+  const Time kShort = patient(std::chrono::seconds(2));
   StubWorker stub;
   for (int i = 0; i < 5; ++i) {
     const int before = stub.armed;
