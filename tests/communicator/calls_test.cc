@@ -90,13 +90,17 @@ TEST_P(Calls, AMessageOfAnAllToAllVIsNoReceivesMessage) {
 }
 
 TEST_P(Calls, WhoHasNotMadeAnAllToAllVIsNamed) {
-  run_group(2, options(std::chrono::seconds(2)), [](Communicator& comm) {
-    if (comm.rank() == 1) {
-      while (comm.status().ok()) comm.progress();
-      return;
-    }
-    std::vector<float> data(100);
-    const absl::Status status = all_to_all_v(comm, data.data(), 10, DataType::kF32);
+  DeadlineInRounds deadline;
+  CommunicatorOptions own = options(std::chrono::seconds(2));
+  own.worker.clock = &deadline.clock();
+  run_group(2, own, [&deadline](Communicator& comm) {
+    if (comm.rank() == 1) return deadline.stay_away(comm);
+    std::vector<float> in(20), out(20);
+    const size_t counts[2] = {10, 10}, at[2] = {0, 10};
+    const auto work =
+        comm.all_to_all_v_async(in.data(), counts, at, out.data(), counts, at, DataType::kF32);
+    ASSERT_TRUE(work.ok()) << work.status();
+    const absl::Status status = deadline.wait(comm, *work);
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(text(status), AllOf(HasSubstr("all_to_all_v #1"), HasSubstr("rank 1"),
                                     HasSubstr("has not made this call")));

@@ -1,6 +1,7 @@
 // Ranks as threads of the test: each with a communicator of its own, over a real provider.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "gtest/gtest.h"
+#include "tests/manual_clock.h"
 
 namespace baton {
 
@@ -27,6 +29,32 @@ inline CommunicatorOptions test_options(const std::string& provider) {
 }
 
 inline std::string text(const absl::Status& status) { return std::string(status.message()); }
+
+// The deadline of a call of rank 0 that rank 1 does not make, by a clock of theirs: it goes on when
+// both have had a round, so that none is late with its answer because the machine is busy.
+class DeadlineInRounds {
+ public:
+  const Clock& clock() const { return clock_; }
+  absl::Status wait(Communicator& comm, Work work) {
+    while (true) {
+      if (auto ended = comm.test(work)) return *ended;
+      ++rounds_;
+    }
+  }
+  void stay_away(Communicator& comm) {
+    for (int seen = 0; comm.status().ok();) {
+      comm.progress();
+      const int now = rounds_;
+      if (now == seen) continue;
+      seen = now;
+      clock_.advance(std::chrono::milliseconds(1));
+    }
+  }
+
+ private:
+  ManualClock clock_;
+  std::atomic<int> rounds_{0};
+};
 
 // Calls body(communicator) on `ranks` threads and waits for all of them.
 inline void run_group(int ranks, CommunicatorOptions options,
