@@ -22,7 +22,8 @@ class PlainProvider final : public Provider {
   static constexpr Time kPatience = std::chrono::seconds(2);
 
   explicit PlainProvider(const ProviderContext& context)
-      : acceptor(context, "plain",
+      : real_time(&context.clock == &Clock::steady()),
+        acceptor(context, "plain",
                  [this](const Link& link, HelloInfo peer, std::unique_ptr<Acceptor::Dial> dial,
                         EventSink&) {
                    if (refuses > 0) {
@@ -38,7 +39,8 @@ class PlainProvider final : public Provider {
     open(Acceptor::LargePackets::kNotLookedAt);
   }
   void open(Acceptor::LargePackets large_packets) {
-    acceptor.open(*poller, {.patience = kPatience,
+    // By a clock of the test's nobody is slow.
+    acceptor.open(*poller, {.patience = real_time ? patient(kPatience) : kPatience,
                             .patience_setting = "plain.patience",
                             .extra = [this] { return "extra " + std::to_string(asked++); },
                             .large_packets = large_packets});
@@ -73,6 +75,7 @@ class PlainProvider final : public Provider {
     bool dialled;
   };
   Capabilities can{.name = "plain", .available = true};
+  const bool real_time;
   std::unique_ptr<Poller> poller;
   Acceptor acceptor;
   std::vector<Connection> met;

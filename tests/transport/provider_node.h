@@ -123,12 +123,11 @@ class ProviderNode : public EventSink {
 };
 
 // Runs the nodes until `ready`, sleeping on their descriptors between rounds, but never for long:
-// `ready` may look at other things than nodes. False after `seconds` without it: only a broken
+// `ready` may look at other things than nodes. False after `patience` without it: only a broken
 // provider comes to that.
 inline bool run_until(const std::vector<ProviderNode*>& nodes, const std::function<bool()>& ready,
-                      double seconds = 60) {
-  const Time end = Clock::steady().now() +
-                   std::chrono::duration_cast<Time>(std::chrono::duration<double>(seconds));
+                      Time patience = patient(std::chrono::seconds(60))) {
+  const Time end = Clock::steady().now() + patience;
   while (!ready()) {
     bool any = false;
     for (ProviderNode* node : nodes) any |= node->progress();
