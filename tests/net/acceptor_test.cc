@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "tests/held_port.h"
 #include "tests/net/plain_host.h"
 #include "transport/address.h"
 #include "transport/net/admission.h"
@@ -19,13 +20,6 @@ namespace {
 using tcp::RawPeer;
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string dead_address() {
-  const auto listener = listen_on("127.0.0.1", 0, {});
-  std::string address = local_of(*listener).text();
-  ::close(*listener);
-  return address;
-}
 
 // A blocking connection from another address of this host.
 int dial_from(const char* source, const std::string& address) {
@@ -72,7 +66,8 @@ TEST(Acceptor, BothSidesLearnWhoTheOtherIs) {
 
 TEST(Acceptor, EveryEndpointIsTriedAndNamed) {
   Host a("a"), b("b"), c("c");
-  const std::string dead = dead_address();
+  const HeldPort held;
+  const std::string dead = held.address();
   const std::string first = *b.provider->listen();
   const std::string second = *c.provider->listen();
   a.it.refuses = 1;
@@ -126,7 +121,8 @@ TEST(Acceptor, QueriesAreAnsweredAndMeetNobody) {
   ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
   EXPECT_EQ(**a.answer, "baton1:something");
   a.answer.reset();
-  ASSERT_TRUE(a.provider->query(4, dead_address()).ok());
+  const HeldPort dead;
+  ASSERT_TRUE(a.provider->query(4, dead.address()).ok());
   ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
   EXPECT_THAT(std::string(a.answer->status().message()),
               AllOf(HasSubstr("refused"), HasSubstr("is a worker listening there")));

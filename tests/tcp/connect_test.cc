@@ -1,6 +1,7 @@
 // Getting connected, and everything that may call itself a peer and is none.
 #include <gmock/gmock.h>
 
+#include "tests/held_port.h"
 #include "tests/tcp/raw_peer.h"
 #include "transport/net/acceptor.h"
 
@@ -19,9 +20,8 @@ TEST_F(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
 
 TEST_F(TcpPair, NobodyListens) {
   TcpNode a("a", settings());
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  const std::string address = net::local_of(*listener).text();
-  ::close(*listener);
+  const HeldPort dead;
+  const std::string address = dead.address();
   a.provider->connect({.session = 1, .address = address});
   ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
   EXPECT_NE(a.failed.message().find("refused"), absl::string_view::npos) << a.failed;
@@ -51,11 +51,9 @@ TEST_F(TcpPair, AddressOfARestartedWorkerIsNotTakenForTheOld) {
 
 TEST_F(TcpPair, SecondAddressIsTriedWhenTheFirstIsDead) {
   TcpNode a("a", settings()), b("b", settings());
-  const auto listener = net::listen_on("127.0.0.1", 0, {});
-  const std::string dead = net::local_of(*listener).text();
-  ::close(*listener);
+  const HeldPort dead;
   auto address = b.provider->listen();
-  a.provider->connect({.session = 1, .address = dead + "," + *address});
+  a.provider->connect({.session = 1, .address = dead.address() + "," + *address});
   ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.rails.empty(); })) << a.failed;
 }
 

@@ -12,10 +12,12 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/held_port.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
 
@@ -43,7 +45,7 @@ class FaultyNetwork {
   }
   ~FaultyNetwork() {
     cut_all();
-    refuse();
+    if (listener_ >= 0) ::close(listener_);
   }
   FaultyNetwork(const FaultyNetwork&) = delete;
   FaultyNetwork& operator=(const FaultyNetwork&) = delete;
@@ -99,8 +101,9 @@ class FaultyNetwork {
   }
   // Nobody listens any more.
   void refuse() {
-    if (listener_ >= 0) ::close(listener_);
-    listener_ = -1;
+    const auto [host, port] = *net::split_host_port(net::local_of(listener_).text());
+    ::close(std::exchange(listener_, -1));
+    nobody_.emplace(port);
   }
 
   // Moves what can be moved; true if anything did.
@@ -188,6 +191,7 @@ class FaultyNetwork {
   Address address_;
   net::Endpoint far_;
   int listener_ = -1;
+  std::optional<HeldPort> nobody_;
   std::array<bool, 2> hold_new_{};
   std::array<size_t, 2> limit_new_{SIZE_MAX, SIZE_MAX};
   bool silent_ = false;
