@@ -201,6 +201,7 @@ TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
   Time pause = milliseconds(10);
   for (int i = 0; i < 4; ++i, pause *= 2) {
     cut_one();
+    ASSERT_TRUE(run([&] { return a_.worker->stats().rails_lost == size_t(i) + 1; }));
     run_out();
     EXPECT_EQ(network_->open_lines(), 1u) << "not before its time";
     clock_.advance(pause);
@@ -226,12 +227,16 @@ TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
 // A call for a socket may fail, and is made again; who sleeps is woken for it.
 TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
   network_->limit_next(FaultyNetwork::kThere, 20, /*silent=*/false);  // the next one is cut early
+  const auto calls_in = [&](Time pause) {
+    return run([&] {
+      return network_->open_lines() == 1 && a_.worker->next_timer() == clock_.now() + pause;
+    });
+  };
   network_->cut(network_->lines()[0]);
-  run_out();
-  EXPECT_EQ(a_.worker->next_timer(), clock_.now() + milliseconds(10));
+  ASSERT_TRUE(calls_in(milliseconds(10)));
   clock_.advance(milliseconds(10));
-  run_out();
-  EXPECT_EQ(network_->open_lines(), 1u);
+  ASSERT_TRUE(calls_in(milliseconds(20)));
+  EXPECT_EQ(network_->lines().size(), 3u);
   clock_.advance(milliseconds(20));
   ASSERT_TRUE(run([&] { return network_->open_lines() == 2; }));
   run_out();
@@ -283,6 +288,8 @@ TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
   network_->hold(FaultyNetwork::kBack, true);
   network_->cut_all();
   const TransferId id = write(*b_.worker->allocate_counter());
+  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; },
+                  /*with_b=*/false));
   const Time lost = clock_.now();
   while (a_.worker->peer_state(a_.peer) != PeerState::kDown && clock_.now() < lost + seconds(60)) {
     for (int k = 0; k < 20; ++k) step(/*with_b=*/false);
