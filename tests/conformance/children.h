@@ -47,7 +47,11 @@ struct Footprint {
   size_t descriptors = 0;
   size_t shared_mappings = 0;
   size_t shared_files = 0;
-  bool operator==(const Footprint&) const = default;
+  // Whether nothing is there that was not then: what was just going then may be gone.
+  bool within(const Footprint& then) const {
+    return descriptors <= then.descriptors && shared_mappings <= then.shared_mappings &&
+           shared_files <= then.shared_files;
+  }
   static Footprint now();
 };
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);

@@ -11,10 +11,12 @@
 
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "tests/conformance/children.h"
+#include "tests/held_port.h"
 #include "tests/sanitized.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"
@@ -150,8 +152,8 @@ TEST_P(Processes, APeerKilledAtAnyPointFailsItsTransfersAndLeaksNothing) {
   }
   EXPECT_GT(failed, 0u);
   // What has gone is noticed by progress(), a little later at most.
-  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, patient(seconds(5)));
-  EXPECT_EQ(Footprint::now(), baseline);
+  (void)worker_->wait_until([&] { return Footprint::now().within(baseline); }, patient(seconds(5)));
+  EXPECT_TRUE(Footprint::now().within(baseline)) << Footprint::now() << "; once " << baseline;
   EXPECT_EQ(worker_->stats().open_transfers, 0u);
   EXPECT_EQ(worker_->stats().peers_up, 1u);
 }
@@ -189,7 +191,9 @@ TEST_P(Processes, AnotherProcessAtTheAddressOfAKilledOneIsAnotherPeer) {
   for (int i = 0; i < 100; ++i) worker_->progress();
   const uint16_t port = port_of(victim, GetParam());
   victim.kill();
+  std::optional<HeldPort> held(port);  // until the heir has it
   Child heir(GetParam(), "heir", 66, "a secret of the process tests", port);
+  held.reset();
   ASSERT_TRUE(heir.started());
   for (const TransferId id : ids) {
     const absl::Status status = worker_->wait(id, patient(seconds(30)));
@@ -311,8 +315,9 @@ TEST_P(Processes, ForeignBytesAtThePortHarmNobody) {
     close(fd);
   }
   expect_serving(8);
-  (void)worker_->wait_until([&] { return Footprint::now() == baseline; }, patient(seconds(10)));
-  EXPECT_EQ(Footprint::now(), baseline);
+  (void)worker_->wait_until([&] { return Footprint::now().within(baseline); },
+                            patient(seconds(10)));
+  EXPECT_TRUE(Footprint::now().within(baseline)) << Footprint::now() << "; once " << baseline;
 }
 
 // Those that this build has and that cross processes.
