@@ -81,7 +81,7 @@ class Side {
     if (!until([&] { return shared_.finish != 0; }, patient(seconds(120))))
       return fail("nobody finishes");
     // What the other side knows to have been delivered is here, or on its last steps.
-    until([&] { return told(); }, seconds(20));
+    until([&] { return told(); }, patient(seconds(20)));
     const Time end = Clock::steady().now() + milliseconds(3);
     while (Clock::steady().now() < end) step();
     for (size_t i = 0; i < kRealTransfers; ++i) {
