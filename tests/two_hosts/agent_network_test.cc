@@ -106,6 +106,14 @@ class AgentNetwork : public testing::Test {
     });
     return id;
   }
+  // Some of what was posted is on its way.
+  AgentTransferId post_and_begin(size_t first, size_t count, Op op) {
+    const auto begun = [&] { return agents_[0]->stats().worker.slices_posted; };
+    const uint64_t before = begun();
+    const AgentTransferId id = post(first, count, "", op);
+    EXPECT_TRUE(until(0, [&] { return begun() > before; }));
+    return id;
+  }
   absl::Status wait(AgentTransferId id) {
     absl::Status status;
     hosts_->on(0, [&] { status = agents_[0]->wait(id, kLong); });
@@ -270,7 +278,7 @@ TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
   EXPECT_TRUE(wait(post(0, 1, "")).ok());
   both(kSlow);
   for (int round = 0; round < 4; ++round) {
-    const AgentTransferId id = post(0, kPages, "", round % 2 == 0 ? Op::kWrite : Op::kRead);
+    const AgentTransferId id = post_and_begin(0, kPages, round % 2 == 0 ? Op::kWrite : Op::kRead);
     std::this_thread::sleep_for(milliseconds(30));
     both({.cut = true});
     const absl::Status early = release(id, milliseconds(50));
@@ -375,9 +383,7 @@ TEST_F(AgentNetwork, AReleaseThatGaveTheOtherAgentUpIsNotOk) {
     it.wire(0).faults(0).delay = seconds(30);
     it.wire(0).faults(1).cut = true;
   });
-  const uint64_t posted = agents_[0]->stats().worker.slices_posted;
-  const AgentTransferId write = post(0, 4, "");
-  EXPECT_TRUE(until(0, [&] { return agents_[0]->stats().worker.slices_posted > posted; }));
+  const AgentTransferId write = post_and_begin(0, 4, Op::kWrite);
   absl::Status status = release(write, kLong);
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("may land there"));
