@@ -80,7 +80,6 @@ TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
   json two = request_body();
   two["n"] = 2;
   EXPECT_EQ(post_json(worker.port(), two)["choices"].size(), 2u);
-  while (worker.thread().stats().requests_finished < 2) std::this_thread::yield();
   RawClient stream(worker.port());
   stream.post("/v1/completions", stream_body(60000));
   stream.read_until("data: ");
@@ -89,8 +88,10 @@ TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
   EXPECT_EQ(refused->status, 429);
   EXPECT_TRUE(refused->has_header("Retry-After"));
   stream.leave();
-  while (worker.thread().stats().requests_finished < 3) std::this_thread::yield();
-  EXPECT_FALSE(post_json(worker.port(), request_body())["choices"].empty());
+  // The place of who has left is free some time later.
+  int status = 429;
+  while (status == 429) status = post(worker.port(), request_body())->status;
+  EXPECT_EQ(status, 200);
 }
 
 TEST(Clients, WhatIsAdmittedIsEveryChoice) {
