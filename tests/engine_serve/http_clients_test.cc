@@ -55,7 +55,8 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
          worker.server().connections().connections < 2 * kEach) {
     std::this_thread::yield();
   }
-  EXPECT_EQ(threads_of_this_process(), threads);
+  // One of an earlier test may still have been ending.
+  EXPECT_LE(threads_of_this_process(), threads);
   httplib::Client client = client_of(worker.port());
   for (int i = 0; i < 20; ++i) {
     const httplib::Result health = client.Get("/health");
@@ -119,17 +120,22 @@ TEST(Clients, ARouterSaysThatItsOwnWaitsForTheLastToken) {
 }
 
 TEST(Clients, HalfSentRequestsHaveADeadline) {
+  {
+    Worker worker(test_model(), {.blocks = 64}, {.listener = {.head_timeout = 50ms}});
+    RawClient head(worker.port()), silent(worker.port());
+    head.send("GET /health HTT");
+    EXPECT_EQ(head.read_to_end(), "");
+    EXPECT_EQ(silent.read_to_end(), "");
+    EXPECT_EQ(worker.server().connections().timed_out, 2u);
+  }
   Worker worker(test_model(), {.blocks = 64},
-                {.listener = {.head_timeout = 50ms, .body_timeout = 50ms, .idle_timeout = 50ms}});
-  RawClient head(worker.port()), body(worker.port()), silent(worker.port()), idle(worker.port());
-  head.send("GET /health HTT");
+                {.listener = {.body_timeout = 50ms, .idle_timeout = 50ms}});
+  RawClient body(worker.port()), idle(worker.port());
   body.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"pro");
   idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
-  EXPECT_EQ(head.read_to_end(), "");
   EXPECT_EQ(body.read_to_end(), "");
-  EXPECT_EQ(silent.read_to_end(), "");
   EXPECT_TRUE(absl::StrContains(idle.read_to_end(), "HTTP/1.1 200"));
-  EXPECT_EQ(worker.server().connections().timed_out, 4u);
+  EXPECT_EQ(worker.server().connections().timed_out, 2u);
 }
 
 TEST(Clients, TheOldestHalfSentRequestMakesRoom) {
