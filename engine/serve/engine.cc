@@ -131,8 +131,9 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   event.reason = reason;
   event.status = status;
   event.metrics = &sequence->metrics;
+  // Its place is free before anybody hears of its end.
+  const auto ended = requests_.extract(event.id);
   if (sequence->request.on_event) sequence->request.on_event(event);
-  requests_.erase(event.id);
 }
 
 // Once for each prompt, when it is known what came of it.

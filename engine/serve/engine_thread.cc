@@ -198,6 +198,7 @@ bool EngineThread::take_commands() {
     }
     add(std::exchange(queued_, {}), &backlog_);  // until it is counted again
   }
+  stepping_ = false;
   for (Command& command : commands) {
     if (command.is_abort) {
       engine_.abort(command.request.id);
@@ -209,16 +210,20 @@ bool EngineThread::take_commands() {
     const absl::Status status = engine_.add_request(std::move(command.request));
     if (!status.ok()) refuse(id, on_event, status);
   }
+  stepping_ = true;
   return !commands.empty();
 }
 
-// Whoever has the end of an answer finds it in stats(), though the step is still under way.
+// Whoever has the end of an answer finds it in stats(), and its place free, though the step is
+// still under way.
 void EngineThread::count_before_telling(Request* request) {
   if (!request->on_event) return;
   request->on_event = [this, tell = std::move(request->on_event)](const OutputEvent& event) {
     if (event.finished) {
       const std::lock_guard lock(mutex_);
       stats_ = engine_.stats();
+      // Before a step has seen them, the engine knows only some of those that arrive.
+      if (stepping_) backlog_ = engine_.backlog(admission_);
     }
     tell(event);
   };

@@ -29,7 +29,7 @@ class EngineThread {
 
   // The time after which an answer to a new request is expected, or why it should not even be
   // queued (see Admission). Requests that are submitted without having asked are taken all the
-  // same.
+  // same. Who has its whole answer has no place any more.
   absl::StatusOr<Time> admit(const WorkAhead& work);
   // What became of a request whose answer was expected after `expected`. `answered`: else its
   // client left before it had what it waited for.
@@ -91,6 +91,7 @@ class EngineThread {
   Backlog queued_;  // in commands_
   Backlog backlog_;
   EngineStats stats_;
+  bool stepping_ = false;      // no command waits; for the engine's thread
   uint64_t tokens_noted_ = 0;  // computed or found, of those that admission_ has been told
   kvtransfer::KvConnectorStats connector_stats_;
   struct Watcher {

@@ -335,7 +335,7 @@ bool StoreClient::put(const tiers::TierRecord& record) {
   const auto slot = free_slot();
   if (stop_ || state_ != State::kUp || slot == slots_.end()) return false;
   const uint64_t id = next_id_++;
-  *slot = {.offer = id, .key = record.header().key, .until = clock_.now() + kOfferTimeout};
+  *slot = {.offer = id, .key = record.header().key, .until = clock_.now() + patient(kOfferTimeout)};
   const size_t bytes = shape_.record_bytes();
   const auto number = static_cast<size_t>(slot - slots_.begin());
   const PeerId peer = peer_;

@@ -51,7 +51,7 @@ Ran run(
   });
   if (!child.ok()) return ran;
   for (;;) {
-    const auto line = child->read_line(std::chrono::minutes(2));
+    const auto line = child->read_line(patient(std::chrono::minutes(2)));
     if (!line.ok()) break;
     absl::StrAppend(&ran.out, *line, "\n");
     if (line->starts_with("#")) continue;
@@ -59,7 +59,7 @@ Ran run(
     ran.rows.emplace_back(std::istream_iterator<std::string>(words),
                           std::istream_iterator<std::string>());
   }
-  const auto status = child->wait(std::chrono::minutes(2));
+  const auto status = child->wait(patient(std::chrono::minutes(2)));
   if (status.ok()) ran.status = *status;
   return ran;
 }

@@ -80,7 +80,7 @@ TEST_P(PerfOver, PercentilesByTimeToo) {
   const TemporaryFolder folder;
   const std::string path = folder.path("time.jsonl"), provider = GetParam();
   for (const std::string test : {"read_bw", "send_lat"}) {
-    const Ended ended = baton(test + " -s 512 -D 0.05 -f 0.005 --loopback --no_pin --provider " +
+    const Ended ended = baton(test + " -s 512 -D 0.5 -f 0.05 --loopback --no_pin --provider " +
                               provider + " --json " + path);
     ASSERT_EQ(ended.status, 0) << ended.output;
     const std::vector<Json> rows = rows_in(path);

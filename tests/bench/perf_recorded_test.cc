@@ -80,7 +80,8 @@ size_t descriptors_of(pid_t pid) {
 
 // Whether the server closes what its last clients had open: it hears of their end a little later.
 bool settles_at(pid_t pid, size_t most) {
-  for (int i = 0; i < 1000 && descriptors_of(pid) > most; ++i) {
+  const Time end = Clock::steady().now() + kLimit;
+  while (descriptors_of(pid) > most && Clock::steady().now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return descriptors_of(pid) <= most;

@@ -55,7 +55,8 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
          worker.server().connections().connections < 2 * kEach) {
     std::this_thread::yield();
   }
-  EXPECT_EQ(threads_of_this_process(), threads);
+  // One of an earlier test may still have been ending.
+  EXPECT_LE(threads_of_this_process(), threads);
   httplib::Client client = client_of(worker.port());
   for (int i = 0; i < 20; ++i) {
     const httplib::Result health = client.Get("/health");
@@ -80,7 +81,6 @@ TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
   json two = request_body();
   two["n"] = 2;
   EXPECT_EQ(post_json(worker.port(), two)["choices"].size(), 2u);
-  while (worker.thread().stats().requests_finished < 2) std::this_thread::yield();
   RawClient stream(worker.port());
   stream.post("/v1/completions", stream_body(60000));
   stream.read_until("data: ");
@@ -89,8 +89,10 @@ TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
   EXPECT_EQ(refused->status, 429);
   EXPECT_TRUE(refused->has_header("Retry-After"));
   stream.leave();
-  while (worker.thread().stats().requests_finished < 3) std::this_thread::yield();
-  EXPECT_FALSE(post_json(worker.port(), request_body())["choices"].empty());
+  // The place of who has left is free some time later.
+  int status = 429;
+  while (status == 429) status = post(worker.port(), request_body())->status;
+  EXPECT_EQ(status, 200);
 }
 
 TEST(Clients, WhatIsAdmittedIsEveryChoice) {
@@ -118,17 +120,22 @@ TEST(Clients, ARouterSaysThatItsOwnWaitsForTheLastToken) {
 }
 
 TEST(Clients, HalfSentRequestsHaveADeadline) {
+  {
+    Worker worker(test_model(), {.blocks = 64}, {.listener = {.head_timeout = 50ms}});
+    RawClient head(worker.port()), silent(worker.port());
+    head.send("GET /health HTT");
+    EXPECT_EQ(head.read_to_end(), "");
+    EXPECT_EQ(silent.read_to_end(), "");
+    EXPECT_EQ(worker.server().connections().timed_out, 2u);
+  }
   Worker worker(test_model(), {.blocks = 64},
-                {.listener = {.head_timeout = 50ms, .body_timeout = 50ms, .idle_timeout = 50ms}});
-  RawClient head(worker.port()), body(worker.port()), silent(worker.port()), idle(worker.port());
-  head.send("GET /health HTT");
+                {.listener = {.body_timeout = 50ms, .idle_timeout = 50ms}});
+  RawClient body(worker.port()), idle(worker.port());
   body.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"pro");
   idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
-  EXPECT_EQ(head.read_to_end(), "");
   EXPECT_EQ(body.read_to_end(), "");
-  EXPECT_EQ(silent.read_to_end(), "");
   EXPECT_TRUE(absl::StrContains(idle.read_to_end(), "HTTP/1.1 200"));
-  EXPECT_EQ(worker.server().connections().timed_out, 4u);
+  EXPECT_EQ(worker.server().connections().timed_out, 2u);
 }
 
 TEST(Clients, TheOldestHalfSentRequestMakesRoom) {

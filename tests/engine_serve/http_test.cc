@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <string>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/http/prompt_tokens.h"
@@ -277,6 +280,25 @@ TEST(Http, WhoHasAnAnswerFindsItCounted) {
   EXPECT_EQ(stats.tokens_computed, 6);  // the last output is nobody's input
 }
 
+// ... and its place free, where nobody may wait for one.
+TEST(Http, WhoHasAnAnswerHasNoPlace) {
+  std::promise<absl::Status> next;
+  Worker worker(test_model(), {.blocks = 64, .max_sequences = 2}, {}, {.max_waiting = 0});
+  const auto submit = [&](int max_tokens, std::function<void(const OutputEvent&)> on_event) {
+    worker.thread().submit({.tokens = {1, 2, 3},
+                            .sampling = {.max_tokens = max_tokens, .ignore_eos = true},
+                            .on_event = std::move(on_event)});
+  };
+  // One goes on, beside which another one ends.
+  submit(400, [&, begun = false](const OutputEvent&) mutable {
+    if (std::exchange(begun, true)) return;
+    submit(4, [&](const OutputEvent& event) {
+      if (event.finished) next.set_value(worker.thread().admit({.choices = 1}).status());
+    });
+  });
+  EXPECT_EQ(next.get_future().get(), absl::OkStatus());
+}
+
 TEST(Http, APortInUseIsAnError) {
   Worker worker;
   const auto second =
@@ -309,10 +331,12 @@ TEST(Http, AClientThatLeavesIsAborted) {
       EXPECT_FALSE(client.Post("/v1/completions", body.dump(), "application/json"));
       leaver.join();
     }
-    while (worker.thread().stats().requests_finished == 0) std::this_thread::yield();
+    // Nobody hears of its end, behind which it is counted.
     httplib::Client other = client_of(worker.port());
-    EXPECT_NE(other.Get("/metrics")->body.find("baton_requests_total{reason=\"abort\"} 1\n"),
-              std::string::npos);
+    while (!absl::StrContains(other.Get("/metrics")->body,
+                              "baton_requests_total{reason=\"abort\"} 1\n")) {
+      std::this_thread::yield();
+    }
   }
 }
 

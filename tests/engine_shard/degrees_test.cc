@@ -333,8 +333,11 @@ void expect_not_loaded(Server& decode, const std::string& address, const std::st
 }
 
 TEST(Degrees, WrongAddressesAreRefusedByName) {
-  Server prefill(
-      {.role = EngineRole::kPrefill, .ranks = 2, .limits = kTight, .loads_apart = kNotLong});
+  // What is wrong with a load is said while its other parts are waited for.
+  Server prefill({.role = EngineRole::kPrefill,
+                  .ranks = 2,
+                  .limits = kTight,
+                  .loads_apart = std::chrono::seconds(3)});
   Server one({.role = EngineRole::kDecode, .limits = kTight});
   Server two({.role = EngineRole::kDecode, .ranks = 2, .limits = kTight});
   prefill.start();

@@ -36,10 +36,16 @@ def answers(server):
     return out
 
 
+HELD = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody gets by chance: a server that asks for it shares it with our socket, which does not listen."""
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    HELD.append(probe)
+    return probe.getsockname()[1]
 
 
 def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):

@@ -328,9 +328,11 @@ TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
 // With nothing to do, rank 0 finds out too.
 TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
   const RendezvousPlace place(2);
+  std::atomic<bool> idle = false;  // before, its failure would be that of getting ready
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(),
-                      [](Group& group, const Model& model) {
+                      [&idle](Group& group, const Model& model) {
                         absl::Status status = get_ready(group, model);
+                        while (!idle && group.look().ok()) std::this_thread::yield();
                         group.abort(absl::DataLossError("rank 1 has lost its memory"));
                         return status;
                       });
@@ -341,6 +343,7 @@ TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
   leader->on_failure([&](const absl::Status& status) { told = status; });
   auto engine =
       *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
+  idle = true;
   while (told.ok()) engine->wait(std::chrono::milliseconds(1), -1);
   EXPECT_NE(told.message().find("has lost its memory"), std::string::npos) << told;
 }

@@ -81,6 +81,7 @@ router::RouterOptions options_of(const TokenizerFolder& tokenizer,
                                  std::vector<std::string> decode) {
   router::RouterOptions options{
       .port = 0, .decode = std::move(decode), .tokenizer = tokenizer.path()};
+  options.hedge_after = std::chrono::milliseconds(0);  // which depends on time
   options.health_interval = std::chrono::milliseconds(20);
   return options;
 }
@@ -118,9 +119,9 @@ TEST(RoutingEvents, GoesWhereVllmsBlocksAre) {
   settled(one, 8);
   post_json(router->port(), ask_for(prompt));
   EXPECT_EQ(one.asked, 1);
-  const std::string page = metrics_page(router->port());
-  EXPECT_EQ(of_worker(page, "kv_event_batches_total", one.url()), 3);
-  EXPECT_EQ(of_worker(page, "kv_event_forgotten_total", one.url()), 0);
+  // Told before they are counted.
+  wait_until([&] { return of_worker(router->port(), "kv_event_batches_total", one.url()) == 3; });
+  EXPECT_EQ(of_worker(router->port(), "kv_event_forgotten_total", one.url()), 0);
 }
 
 TEST(RoutingEvents, AServerThatStartsAnewHasNothing) {
@@ -148,7 +149,8 @@ TEST(RoutingEvents, AServerThatStartsAnewHasNothing) {
   events = *kv_events::EventPublisher::start(config);
   events->publish({.events = {blocks_of(std::vector<int32_t>(200, 8), 1)}});
   wait_for_blocks(1);
-  EXPECT_EQ(of_worker(router->port(), "kv_event_forgotten_total", server.url()), 1);
+  wait_until(
+      [&] { return of_worker(router->port(), "kv_event_forgotten_total", server.url()) == 1; });
 }
 
 // Baton's own server in vLLM's words: what a router expects of it is what it finds.

@@ -131,7 +131,7 @@ TEST(KvEventSockets, WhatIsPublishedIsHeardWhateverCameBefore) {
   heard.wait_for({name_of(1), name_of(2)});
   const SourceStats stats = to->stats(id);
   EXPECT_EQ(stats.order.forgotten, 0u);
-  EXPECT_GE(from->stats().replays, 1u);
+  while (from->stats().replays < 1) std::this_thread::sleep_for(milliseconds(1));
   to->leave(id);
   from->publish({.events = {AllBlocksCleared()}});
 }

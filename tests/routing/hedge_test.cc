@@ -22,7 +22,7 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   const auto router = *router::Router::start(options_for({stuck.url(), well.url()}));
   const json got = post_json(router->port(), request_body());
   EXPECT_EQ(got["choices"], want["choices"]);
-  EXPECT_EQ(stuck.asked, 1);
+  wait_until([&] { return stuck.asked == 1; });
   // Workers write streams for the router, but this client waits for the last token.
   EXPECT_EQ(stuck.waits_for(), "answer");
   wait_until([&] { return stuck.was_left(); });
@@ -78,8 +78,8 @@ TEST(Hedge, WhoWasAskedFirstMayStillBeFirst) {
   const auto router = *router::Router::start(options_for({late.url(), other.url()}));
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-  wait_until([&] { return other.asked == 1; });
-  EXPECT_EQ(other.resumed().size(), 3u);
+  // On a busy machine it may have been asked before the first one was heard, and once more then.
+  wait_until([&] { return other.asked > 0 && other.resumed().size() == 3; });
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
   late.say(rest);
@@ -87,7 +87,7 @@ TEST(Hedge, WhoWasAskedFirstMayStillBeFirst) {
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
   wait_until([&] { return other.was_left(); });
-  EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
+  EXPECT_GE(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 0);
 }
 
@@ -129,7 +129,7 @@ TEST(Hedge, AnotherPrefillWorkerIsAskedOrNone) {
     options.decode = {first_asked.url(), second.url()};
     const auto router = *router::Router::start(options);
     std::thread client([&] { post(router->port(), stream_request()); });
-    wait_until([&] { return second.asked == 1; });
+    wait_until([&] { return first_asked.asked == 1 && second.asked == 1; });
     EXPECT_EQ(first_asked.prefill(), "P0");
     EXPECT_EQ(second.prefill(), prefills == 2 ? "P1" : "");
     second.say(first(events, events.size()));
@@ -148,6 +148,7 @@ TEST(StuckWorkers, WhoDoesNotSayHowItIsIsFoundStuck) {
   EXPECT_EQ(post_json(router->port(), request_body())["choices"], want["choices"]);
   EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
+  wait_until([&] { return stuck.asked == 1; });
   // It gets nothing new, until it answers.
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
   EXPECT_EQ(stuck.asked, 1);
@@ -175,7 +176,7 @@ TEST(StuckWorkers, AnEngineThatGetsNowhereIsStuckThoughItsServerAnswers) {
   const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
   stuck.quiet = 1;
   post_json(router->port(), request_body());
-  EXPECT_EQ(stuck.asked, 1);
+  wait_until([&] { return stuck.asked == 1; });
   EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
 }
 
@@ -205,9 +206,8 @@ TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
 }
 
 TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
-  Worker well;
-  const std::vector<std::string> events = events_of(well.port());
-  StuckWorker stuck;
+  // Who is well answers at once: many that it computes at a time may show nothing for long.
+  StuckWorker well(whole_answer()), stuck;
   const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
   const auto hedges = [&] { return metric(router->port(), "baton_router_hedges_total"); };
   stuck.set_deaf(true);
@@ -216,9 +216,10 @@ TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
   std::thread client([&] { EXPECT_EQ(post_json(router->port(), body)["choices"].size(), 24u); });
   wait_until([&] { return hedges() == 10; });
   for (int i = 0; i < 20; ++i) ASSERT_EQ(hedges(), 10);
+  wait_until([&] { return stuck.asked >= 12; });
   EXPECT_EQ(stuck.asked, 12);
   stuck.set_deaf(false);
-  stuck.say_all(first(events, events.size()));
+  stuck.say_all(whole_answer());
   client.join();
 }
 
@@ -238,8 +239,6 @@ TEST(StuckWorkers, APrefillWorkerIsFoundStuck) {
     const Streamed want = parse_stream(first(events, events.size()));
     StuckWorker decode, other;
     router::RouterOptions options = asking_options_for({decode.url()});
-    // So that decode answers in time.
-    options.ask_after = milliseconds(100);
     if (two) options.decode.push_back(other.url());
     options.prefill = {absl::StrCat("http://127.0.0.1:", prefill.port())};
     const auto router = *router::Router::start(options);

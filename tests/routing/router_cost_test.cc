@@ -165,20 +165,18 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
   worker.answer_one();
   first.answer();
   small.answer();
-  // They are forgotten with their answers.
-  std::atomic<int> status{429};
-  std::thread third([&] {
-    while (status == 429) status = post(router->port(), body)->status;
-  });
-  wait_until([&] { return worker.waiting() == 1; });
-  worker.answer_one();
-  third.join();
-  EXPECT_EQ(status, 200);
-  // One alone may be as long as a body may be.
-  Asker alone(router->port(), long_request(size_t{2} << 20, 1));
-  wait_until([&] { return worker.waiting() == 1; });
-  worker.answer_one();
-  EXPECT_EQ(alone.answer()["choices"].size(), 1u);
+  // They are forgotten with their answers, of which a client may have the last byte before. One
+  // alone may be as long as a body may be.
+  for (const size_t bytes : {size_t{700} << 10, size_t{2} << 20}) {
+    std::atomic<int> status{429};
+    std::thread alone([&] {
+      while (status == 429) status = post(router->port(), long_request(bytes, 1))->status;
+    });
+    wait_until([&] { return worker.waiting() == 1; });
+    worker.answer_one();
+    alone.join();
+    EXPECT_EQ(status, 200) << bytes;
+  }
 }
 
 }  // namespace

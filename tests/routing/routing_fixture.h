@@ -22,8 +22,7 @@ inline void wait_until(const std::function<bool()>& so) {
 
 // A server's /metrics; "" if it does not answer.
 inline std::string metrics_page(int port) {
-  httplib::Client client("127.0.0.1", port);
-  const httplib::Result page = client.Get("/metrics");
+  const httplib::Result page = client_of(port).Get("/metrics");
   return page ? page->body : "";
 }
 
@@ -68,6 +67,7 @@ class Fleet {
         const Model& model = test_model()) {
     if (!chat_template.empty()) tokenizer_.folder().file("chat_template.jinja", chat_template);
     router::RouterOptions options{.port = 0, .tokenizer = tokenizer_.path(), .pick = pick};
+    options.hedge_after = std::chrono::milliseconds(0);  // which depends on time
     options.health_interval = std::chrono::milliseconds(20);
     for (size_t i = 0; i < count; ++i) {
       workers.push_back(std::make_unique<Worker>(model, EngineOptions{.blocks = blocks}, server));

@@ -69,10 +69,9 @@ TEST(RoutingModels, EachIsRoutedByTheNamesOfItsOwn) {
   };
   const auto settle = [&] { wait_until([&] { return settled(one) && settled(tuned); }); };
   settle();
-  httplib::Client client("127.0.0.1", router->port());
-  const json health = json::parse(client.Get("/health")->body);
-  EXPECT_EQ(health["workers"][0]["model"], one.thread().fingerprint());
-  EXPECT_EQ(health["workers"][1]["model"], tuned.thread().fingerprint());
+  const json known = health(router->port())["workers"];
+  EXPECT_EQ(known[0]["model"], one.thread().fingerprint());
+  EXPECT_EQ(known[1]["model"], tuned.thread().fingerprint());
   // Each has computed it; what is expected of both is what they have.
   for (Worker* worker : {&one, &tuned}) post_json(worker->port(), request());
   settle();
@@ -97,15 +96,20 @@ TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   const Streamed want = parse_stream(first(events, events.size()));
   StuckWorker stuck(first(events, 9));
   stuck.set_model(one.thread().fingerprint());
-  // The other checkpoint's worker is asked by nobody, though it has nothing to do.
-  const auto router = *router::Router::start(options_for({stuck.url(), tuned.url(), one.url()}));
+  // The other checkpoint's worker is asked by nobody, though it has nothing to do. Before a stream
+  // has begun any would do: so it has long to begin.
+  router::RouterOptions options = options_for({stuck.url(), tuned.url(), one.url()});
+  options.hedge_after = std::chrono::milliseconds(300);
+  const auto router = *router::Router::start(options);
   const Streamed got = parse_stream(post(router->port(), stream_request())->body);
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(tuned.thread().stats().requests_finished, 0u);
   // Where nobody else has that model the stream ends with an error, and not with another text.
   auto breaks = std::make_unique<StuckWorker>(first(events, 9));
   breaks->set_model(one.thread().fingerprint());
-  const auto alone = *router::Router::start(options_for({breaks->url(), tuned.url()}));
+  options = options_for({breaks->url(), tuned.url()});
+  options.hedge_after = std::chrono::milliseconds(0);
+  const auto alone = *router::Router::start(options);
   RawClient client(alone->port());
   client.post("/v1/completions", stream_request().dump());
   client.read_until("\"token_ids\"");

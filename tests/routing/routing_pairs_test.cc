@@ -325,14 +325,14 @@ TEST(RoutingPairs, ALatePrefillIsNotWaitedFor) {
   options.hedge_after = 5ms;
   const auto router = *router::Router::start(options);
   expect_answered(post(router->port(), stream_request()));
+  wait_until([&] { return prefill.left == 1; });
   EXPECT_EQ(prefill.asked(), 1u);
   expect_alone(decode.question(0));
-  wait_until([&] { return prefill.left == 1; });
   EXPECT_EQ(of_worker(router->port(), "worker_slow", prefill.url()), 1);
   // The next one goes to another.
   expect_answered(post(router->port(), stream_request()));
+  wait_until([&] { return other.asked() == 1; });
   EXPECT_EQ(prefill.asked(), 1u);
-  EXPECT_EQ(other.asked(), 1u);
 }
 
 // As vLLM's decode does by default where the KV does not come.

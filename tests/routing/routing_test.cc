@@ -110,7 +110,7 @@ TEST(KvEvents, SayWhatIsCachedAndHowThatChanges) {
 
 TEST(KvEvents, AskForTheKey) {
   Worker worker(test_model(), {.blocks = 64}, {.api_key = "opensesame"});
-  httplib::Client client("127.0.0.1", worker.port());
+  httplib::Client client = client_of(worker.port());
   EXPECT_EQ(client.Get(kEvents)->status, 401);
 }
 

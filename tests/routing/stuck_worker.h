@@ -33,6 +33,7 @@ class StuckWorker {
     listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
       exchange->on_gone([this] { ++left; });
       const std::lock_guard lock(mutex_);
+      ++asked;  // before its client has anything of it
       bodies_.push_back(json::parse(exchange->request().body));
       waits_for_ = exchange->request().header("x-baton-waits-for");
       if (!says_.empty()) {
@@ -40,7 +41,6 @@ class StuckWorker {
         exchange->write(says_);
       }
       exchanges_.push_back(exchange);
-      ++asked;
     });
     EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
   }
@@ -65,6 +65,7 @@ class StuckWorker {
   // Whether whoever asked has hung up. In a stream that is noticed by what is sent.
   bool was_left() {
     const std::lock_guard lock(mutex_);
+    if (exchanges_.empty()) return false;
     if (exchanges_.back()->begun()) exchanges_.back()->write(": I am still here\n\n");
     return left > 0;
   }
@@ -122,7 +123,8 @@ inline router::RouterOptions options_for(std::vector<std::string> decode) {
 inline router::RouterOptions asking_options_for(std::vector<std::string> decode) {
   router::RouterOptions options = options_for(std::move(decode));
   options.hedge_after = std::nullopt;
-  options.ask_after = std::chrono::milliseconds(5);
+  // Ten of these at first: so that those that are well answer in time.
+  options.ask_after = std::chrono::milliseconds(100);
   return options;
 }
 
@@ -143,10 +145,7 @@ inline const std::string& whole_answer() {
 }
 
 // What a router says of itself.
-inline json health(int port) {
-  httplib::Client client("127.0.0.1", port);
-  return json::parse(client.Get("/health")->body);
-}
+inline json health(int port) { return json::parse(client_of(port).Get("/health")->body); }
 
 // The events of a whole answer, each with its end.
 inline std::vector<std::string> events_of(int port) {
