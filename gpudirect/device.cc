@@ -67,7 +67,7 @@ Device::Current::~Current() {
 
 absl::Status Device::check(Result result, std::string_view what) const {
   if (is_loss(result)) lost_.store(result, std::memory_order_relaxed);
-  return driver_status(driver_, result, what);
+  return driver_status(driver_, result, what, facts_.ordinal);
 }
 
 absl::Status Device::alive() const {
@@ -77,8 +77,7 @@ absl::Status Device::alive() const {
     return absl::FailedPreconditionError(
         absl::StrCat("CUDA device ", facts_.ordinal, " is the parent process's", kForked));
   }
-  return absl::AbortedError(absl::StrCat("CUDA device ", facts_.ordinal,
-                                         " is lost to this process until it ends: restart it"));
+  return absl::AbortedError(words_of_loss(facts_.ordinal));
 }
 
 }  // namespace baton::gpudirect
