@@ -88,7 +88,8 @@ class TriggerFifo {
   static constexpr uint32_t kMostSlots = 1 << 20;
   static absl::StatusOr<std::unique_ptr<TriggerFifo>> open(const Device& device,
                                                            uint32_t capacity = 512);
-  // It ends when no kernel that has the handle runs any more.
+  // It ends when no kernel that has the handle runs any more: one that pushes later touches what is
+  // no memory any more, and the device is lost.
 
   // For kernels' arguments; by value.
   kernels::TriggerQueue device_handle() const;
