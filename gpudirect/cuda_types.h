@@ -111,6 +111,8 @@ enum DeviceAttribute : int {
 
 // CUpointer_attribute
 enum PointerAttribute : int {
+  kPointerContext = 1,
+  kPointerOfKernels = 3,  // where those of the current context reach it; 0: nowhere
   kPointerMemoryType = 2,
   kPointerSyncMemops = 6,
   kPointerBufferId = 7,

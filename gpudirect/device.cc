@@ -2,6 +2,7 @@
 #include "gpudirect/device.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
 
@@ -67,7 +68,16 @@ Device::Current::~Current() {
 
 absl::Status Device::check(Result result, std::string_view what) const {
   if (is_loss(result)) lost_.store(result, std::memory_order_relaxed);
-  return driver_status(driver_, result, what);
+  return driver_status(driver_, result, what, facts_.ordinal);
+}
+
+absl::Status Device::check_named(Result result, std::string_view what) const {
+  if (!is_loss(result) || is_loss(driver_.cuStreamQuery(stream(Direction::kToHost)))) {
+    return check(result, what);
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s: it is of a CUDA context that is lost, or gone (error %d); device %d is not concerned",
+      what, static_cast<int>(result), ordinal()));
 }
 
 absl::Status Device::alive() const {
@@ -77,8 +87,7 @@ absl::Status Device::alive() const {
     return absl::FailedPreconditionError(
         absl::StrCat("CUDA device ", facts_.ordinal, " is the parent process's", kForked));
   }
-  return absl::AbortedError(absl::StrCat("CUDA device ", facts_.ordinal,
-                                         " is lost to this process until it ends: restart it"));
+  return absl::AbortedError(words_of_loss(facts_.ordinal));
 }
 
 }  // namespace baton::gpudirect

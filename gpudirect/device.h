@@ -32,6 +32,7 @@ class Device {
   const Driver& driver() const { return driver_; }
   const DeviceFacts& facts() const { return facts_; }
   int ordinal() const { return facts_.ordinal; }
+  Context context() const { return context_; }
   Stream stream(Direction direction) const { return streams_[static_cast<size_t>(direction)]; }
 
   // Makes the device's context current on this thread until the end of the scope; what was current
@@ -66,6 +67,10 @@ class Device {
 
   // The driver's answer in words. From a loss on the device stays lost.
   absl::Status check(Result result, std::string_view what) const;
+  // The same of a call that names somebody else's event or stream. What comes of it may be said of
+  // the context that this was made in: a loss is the device's where our own stream says so too, and
+  // else FailedPrecondition. The device's context is current.
+  absl::Status check_named(Result result, std::string_view what) const;
   // OK as long as the device is of use.
   absl::Status alive() const;
 

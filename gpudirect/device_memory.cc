@@ -178,6 +178,26 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
   return facts;
 }
 
+absl::Status reached_by_kernels(const Device& device, DevicePointer pointer) {
+  const Device::Current current(device);
+  if (!current.status().ok()) return current.status();
+  Context made_in = nullptr;  // none, of virtual memory management and of pools
+  DevicePointer reached_at = 0;
+  std::array attributes = {kPointerContext, kPointerOfKernels};
+  std::array<void*, attributes.size()> values = {&made_in, &reached_at};
+  const Result result = device.driver().cuPointerGetAttributes(
+      static_cast<unsigned>(attributes.size()), attributes.data(), values.data(), pointer);
+  absl::Status status = device.check(
+      result, absl::StrFormat("asking which context has made what is at %#x", pointer));
+  if (!status.ok()) return status;
+  if (made_in == nullptr || made_in == device.context() || reached_at != 0) return status;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%#x is memory of a context beside the primary one of CUDA device %d, which no kernel of "
+      "another context reaches; allocate in the primary one (cudaMalloc, "
+      "cuDevicePrimaryCtxRetain), or by cuMemCreate",
+      pointer, device.ordinal()));
+}
+
 absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan span) {
   std::vector<DeviceSpan> parts;
   if (span.size == 0 || span.data + span.size < span.data) {

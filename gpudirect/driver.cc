@@ -158,7 +158,12 @@ bool is_loss(Result result) {
   }
 }
 
-absl::Status driver_status(const Driver& driver, Result result, std::string_view what) {
+std::string words_of_loss(int device) {
+  return absl::StrCat(device < 0 ? std::string("the GPU") : absl::StrCat("CUDA device ", device),
+                      " is lost to this process until it ends: restart it");
+}
+
+absl::Status driver_status(const Driver& driver, Result result, std::string_view what, int device) {
   if (result == kSuccess) return absl::OkStatus();
   const char* name = nullptr;
   const char* text = nullptr;
@@ -169,8 +174,7 @@ absl::Status driver_status(const Driver& driver, Result result, std::string_view
                       name != nullptr ? name : absl::StrCat(static_cast<int>(result)));
   if (result == kNotInitialized) return absl::FailedPreconditionError(absl::StrCat(said, kForked));
   if (is_loss(result)) {
-    return absl::AbortedError(
-        absl::StrCat(said, "; the GPU is lost to this process until it ends: restart it"));
+    return absl::AbortedError(absl::StrCat(said, "; ", words_of_loss(device)));
   }
   switch (result) {
     case kInvalidValue:

@@ -139,7 +139,11 @@ bool is_loss(Result result);
 inline constexpr const char* kForked =
     "; a process that was forked from one that uses CUDA cannot use it: fork before, or exec";
 
-// "cuMemCreate of 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". OK for success.
-absl::Status driver_status(const Driver& driver, Result result, std::string_view what);
+// "cuMemCreate of 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". OK for success. `device`: the
+// one that a loss is of, where it is known.
+absl::Status driver_status(const Driver& driver, Result result, std::string_view what,
+                           int device = -1);
+// "CUDA device 0 is lost to this process until it ends: restart it".
+std::string words_of_loss(int device);
 
 }  // namespace baton::gpudirect

@@ -121,6 +121,8 @@ struct Recorded<Entry> {
     for (unsigned i = 0; i < count; ++i) {
       uint64_t value = 0;
       switch (attributes[i]) {
+        case kPointerContext:
+        case kPointerOfKernels:
         case kPointerBufferId:
         case kPointerMappingBase:
         case kPointerMappingSize:

@@ -114,7 +114,7 @@ absl::Status StreamGates::check(Stream stream) const {
   const Result result = device_.driver().cuStreamIsCapturing(stream, &recorded);
   if (result == kSuccess && recorded == kCaptureNone) return absl::OkStatus();
   if (result != kSuccess && result != kCaptureImplicit) {
-    return device_.check(result, "asking whether a stream is being recorded");
+    return device_.check_named(result, "asking whether a stream is being recorded");
   }
   return absl::FailedPreconditionError(
       "the stream is being recorded into a CUDA graph, which may be launched many times, and a "
@@ -123,11 +123,12 @@ absl::Status StreamGates::check(Stream stream) const {
 
 absl::Status StreamGates::mark(const Gate& gate, Stream stream) const {
   const Result result = device_.driver().cuEventRecord(gate.own, stream);
-  return device_.check(result, result == kInvalidHandle
-                                   ? absl::StrCat("marking where a stream is, which must be of the "
-                                                  "primary context of CUDA device ",
-                                                  device_.ordinal())
-                                   : "marking where a stream is");
+  return device_.check_named(
+      result, result == kInvalidHandle
+                  ? absl::StrCat("marking where a stream is, which must be of the primary context "
+                                 "of CUDA device ",
+                                 device_.ordinal())
+                  : "marking where a stream is");
 }
 
 absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
@@ -224,7 +225,7 @@ absl::StatusOr<GateState> StreamGates::poll(GateId id, Time now) {
     absl::Status status = current.status();
     Result result = kNotReady;
     if (status.ok()) result = device_.driver().cuEventQuery((*gate)->awaited);
-    if (result != kNotReady) status = device_.check(result, "asking where a stream is");
+    if (result != kNotReady) status = device_.check_named(result, "asking where a stream is");
     if (!status.ok()) end(**gate, GateState::kAborted);
     if (result == kSuccess) end(**gate, GateState::kOpen);
     (*gate)->failure = std::move(status);

@@ -62,6 +62,12 @@ using EndCallback = void (*)(void* context, TransferId id, const absl::Status& s
 
 // A stream or an event of a CUDA device, by the driver's handle (CUstream and CUevent; cudaStream_t
 // and cudaEvent_t are the same). A device of -1: none.
+//
+// A transfer is no part of a CUDA graph: submit() refuses a stream that is being recorded
+// (FailedPrecondition), for a graph may be launched many times and a transfer is one; an event that
+// was recorded into a graph fails its transfer. Name the stream before or after the recording, or
+// the one that the graph is launched on. A stream is of the device's primary context, which
+// frameworks use, else it is refused (InvalidArgument); an event may be of any.
 struct DeviceStream {
   int device = -1;
   // Null or CU_STREAM_LEGACY: the device's legacy stream, which is PyTorch's default one.

@@ -83,6 +83,13 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
         "after %u bytes; register each by itself",
         size, data, parts->size(), facts->ordinal, parts->front().size));
   }
+  // Without the device nobody copies anything there either, and says why.
+  if (const auto device = device_of(*driver, facts->ordinal); device.ok()) {
+    absl::Status reached = reached_by_kernels(**device, address(data));
+    if (!reached.ok()) {
+      return absl::Status(reached.code(), absl::StrCat("registering ", reached.message()));
+    }
+  }
   return MemoryPlace{MemoryKind::kDevice, facts->ordinal};
 }
 

@@ -8,6 +8,11 @@
 #include "transport/base/memory_left.h"
 
 namespace baton::gpudirect {
+namespace {
+
+constexpr uint32_t kAskEvery = 256;  // polls without a layer
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<LayerTickets>> LayerTickets::open(const Device& device,
                                                                  const Launcher& launcher,
@@ -97,7 +102,20 @@ absl::StatusOr<size_t> LayerTickets::poll(
     ++count;
     ready(step_, layer);
   }
+  if (count == 0) {
+    if (absl::Status status = look_for_loss(); !status.ok()) return status;
+  }
   return count;
+}
+
+// A device that is lost writes no words, and only the driver's answers say that it is.
+absl::Status LayerTickets::look_for_loss() {
+  if (++fruitless_ % kAskEvery != 0) return device_.alive();
+  const Device::Current current(device_);
+  if (!current.status().ok()) return device_.alive();
+  const Result result = device_.driver().cuStreamQuery(device_.stream(Direction::kToHost));
+  if (is_loss(result)) device_.check(result, "asking whether a device is lost").IgnoreError();
+  return device_.alive();
 }
 
 }  // namespace baton::gpudirect

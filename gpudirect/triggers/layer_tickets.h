@@ -44,7 +44,8 @@ class LayerTickets {
   // Calls `ready` for each layer of the current step that was marked since, in their order, and
   // returns how many there were. The first step has the number 1. DataLoss, naming step and layers,
   // when a step has begun though layers of the one before were not told; the next call goes on with
-  // the new step.
+  // the new step. Aborted when the device is lost: no layer will come any more. Once in many calls
+  // that find nothing the driver is asked for that, which takes a microsecond.
   absl::StatusOr<size_t> poll(absl::FunctionRef<void(uint64_t step, uint32_t layer)> ready);
   // Nobody wants to hear of the layers of steps until now any more: one failed, and the streams are
   // empty.
@@ -55,6 +56,7 @@ class LayerTickets {
       : device_(device), launcher_(launcher), layers_(layers) {}
   absl::Status start();
   absl::Status launch(Stream stream, uint32_t word, uint64_t add) const;
+  absl::Status look_for_loss();
 
   const Device& device_;
   const Launcher& launcher_;
@@ -63,6 +65,7 @@ class LayerTickets {
   std::unique_ptr<DeviceSlab> count_;       // the device's own count of steps
   uint64_t step_ = 0;
   std::vector<uint64_t> told_;  // of each layer, the last step that was told
+  uint32_t fruitless_ = 0;      // polls
 };
 
 }  // namespace baton::gpudirect

@@ -33,12 +33,20 @@ absl::StatusOr<uint32_t> TriggerConsumer::renew(uint32_t transfer) {
   return row.epoch;
 }
 
+void TriggerConsumer::withdraw(uint32_t transfer) {
+  if (transfer < prepared_.size()) prepared_[transfer].withdrawn = true;
+}
+
 absl::Status TriggerConsumer::check(const Trigger& trigger) const {
   if (trigger.transfer >= prepared_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a kernel asks for transfer ", trigger.transfer, " of ", prepared_.size()));
   }
   const Prepared& row = prepared_[trigger.transfer];
+  if (row.withdrawn) {
+    return absl::InvalidArgumentError(absl::StrCat("a kernel asks for transfer ", trigger.transfer,
+                                                   ", which nobody starts any more"));
+  }
   if (trigger.count == 0 || trigger.first > row.pieces ||
       trigger.count > row.pieces - trigger.first) {
     return absl::InvalidArgumentError(absl::StrCat("a kernel asks for ", trigger.count,

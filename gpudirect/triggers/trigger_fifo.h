@@ -43,6 +43,11 @@ class TriggerConsumer {
   // handed out already, admits() says so.
   absl::StatusOr<uint32_t> renew(uint32_t transfer);
 
+  // From now on every trigger of it is refused.
+  void withdraw(uint32_t transfer);
+  // How many were prepared: the number that the next one gets.
+  uint32_t prepared() const { return static_cast<uint32_t>(prepared_.size()); }
+
   // Hands out what has been pushed, in its order, up to `most`; returns how many it took. Refused
   // are triggers that name no prepared transfer, pieces that it has not, none, or another epoch.
   size_t take(size_t most, absl::FunctionRef<void(const Trigger&)> start);
@@ -59,6 +64,7 @@ class TriggerConsumer {
   struct Prepared {
     uint32_t pieces = 0;
     uint32_t epoch = 0;
+    bool withdrawn = false;
   };
   absl::Status check(const Trigger& trigger) const;
   void publish();
@@ -82,7 +88,8 @@ class TriggerFifo {
   static constexpr uint32_t kMostSlots = 1 << 20;
   static absl::StatusOr<std::unique_ptr<TriggerFifo>> open(const Device& device,
                                                            uint32_t capacity = 512);
-  // It ends when no kernel that has the handle runs any more.
+  // It ends when no kernel that has the handle runs any more: one that pushes later touches what is
+  // no memory any more, and the device is lost.
 
   // For kernels' arguments; by value.
   kernels::TriggerQueue device_handle() const;

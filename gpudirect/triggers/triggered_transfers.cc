@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace baton::gpudirect {
@@ -34,6 +35,9 @@ Layout steps_of(const Layout& layout, uint32_t first, uint32_t count) {
 }  // namespace
 
 TriggeredTransfers::~TriggeredTransfers() {
+  for (size_t i = 0; i < prepared_.size(); ++i) {
+    queue_.withdraw(first_number_ + static_cast<uint32_t>(i));
+  }
   for (Peer& peer : peers_) peer.waiting.clear();
   waiting_ = 0;
   for (const TransferId id : open_) worker_.cancel(id).IgnoreError();
@@ -78,6 +82,10 @@ absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& requ
         "a transfer that kernels start has neither a callback nor order with streams: the trigger "
         "is the order, and state() says how it ended");
   }
+  if (queue_.prepared() != first_number_ + prepared_.size()) {
+    return absl::FailedPreconditionError(
+        "somebody else has prepared in this queue: give each TriggeredTransfers one of its own");
+  }
   Prepared& row = [this]() -> Prepared& {
     const std::lock_guard lock(preparing_);
     return prepared_.emplace_back();
@@ -100,10 +108,20 @@ size_t TriggeredTransfers::peer_of(PeerId id) {
   return peers_.size() - 1;
 }
 
+const TriggeredTransfers::Prepared* TriggeredTransfers::find(uint32_t transfer) const {
+  const std::lock_guard lock(preparing_);
+  const uint32_t number = transfer - first_number_;
+  return number < prepared_.size() ? &prepared_[number] : nullptr;
+}
+
 absl::StatusOr<uint32_t> TriggeredTransfers::renew(uint32_t transfer) {
+  const Prepared* const row = find(transfer);
+  if (row == nullptr) {
+    return absl::NotFoundError(absl::StrCat("transfer ", transfer, " was not prepared here"));
+  }
   const absl::StatusOr<uint32_t> epoch = queue_.renew(transfer);
   if (!epoch.ok()) return epoch;
-  waiting_ -= std::erase_if(peers_[prepared_[transfer].peer].waiting,
+  waiting_ -= std::erase_if(peers_[row->peer].waiting,
                             [this](const Trigger& trigger) { return !queue_.admits(trigger); });
   return epoch;
 }
@@ -122,7 +140,7 @@ void TriggeredTransfers::on_end(void* prepared, TransferId /*id*/, const absl::S
 }
 
 bool TriggeredTransfers::start(const Trigger& trigger) {
-  Prepared& row = prepared_[trigger.transfer];
+  Prepared& row = row_of(trigger);
   TransferRequest request = row.request;
   request.local_layout = steps_of(row.request.local_layout, trigger.first, trigger.count);
   request.remote_layout = steps_of(row.request.remote_layout, trigger.first, trigger.count);
@@ -171,7 +189,12 @@ bool TriggeredTransfers::progress() {
   }
   const size_t most = std::min(kAtATime, kMostWaiting - waiting_);
   any |= queue_.take(most, [this](const Trigger& trigger) {
-    Peer& peer = peers_[prepared_[trigger.transfer].peer];
+    if (trigger.transfer - first_number_ >= prepared_.size()) {  // nobody's that takes here
+      queue_.withdraw(trigger.transfer);
+      queue_.admits(trigger);
+      return;
+    }
+    Peer& peer = peers_[row_of(trigger).peer];
     if (peer.waiting.empty() && start(trigger)) return;
     peer.waiting.push_back(trigger);
     ++waiting_;
@@ -182,13 +205,12 @@ bool TriggeredTransfers::progress() {
 
 TriggeredTransfers::State TriggeredTransfers::state(uint32_t transfer) const {
   State out;
-  std::unique_lock preparing(preparing_);
-  if (transfer >= prepared_.size()) {
+  const Prepared* const found = find(transfer);
+  if (found == nullptr) {
     out.last_failure = absl::NotFoundError("no such transfer was prepared");
     return out;
   }
-  const Prepared& row = prepared_[transfer];
-  preparing.unlock();
+  const Prepared& row = *found;
   // What has ended first: it was started before.
   out.failed = row.failed.load(std::memory_order_acquire);
   out.done = row.done.load(std::memory_order_acquire);

@@ -27,9 +27,11 @@ namespace baton::gpudirect {
 // For one thread at a time; state() may be read from any.
 class TriggeredTransfers {
  public:
-  // Both outlive it. Nobody else prepares in this queue or takes from it.
-  TriggeredTransfers(Worker& worker, TriggerConsumer& queue) : worker_(worker), queue_(queue) {}
-  // Cancels what was started and waits for its end.
+  // Both outlive it. Nobody else prepares in this queue or takes from it, until this one has ended.
+  TriggeredTransfers(Worker& worker, TriggerConsumer& queue)
+      : worker_(worker), queue_(queue), first_number_(queue.prepared()) {}
+  // Cancels what was started and waits for its end. What kernels still ask for by the numbers of
+  // this one is refused, whoever takes from the queue then.
   ~TriggeredTransfers();
   TriggeredTransfers(const TriggeredTransfers&) = delete;
   TriggeredTransfers& operator=(const TriggeredTransfers&) = delete;
@@ -39,7 +41,8 @@ class TriggeredTransfers {
   // it is one piece where both are one run. A counter, a notification and a timeout are those of
   // each trigger's transfer. InvalidArgument for a request with order to streams, a callback or
   // `detached`, for one of 2^32 pieces and more, and for layouts that no region could hold; what
-  // else is wrong with it is said by state() when it is started.
+  // else is wrong with it is said by state() when it is started. FailedPrecondition where somebody
+  // else has prepared in the queue.
   absl::StatusOr<uint32_t> prepare(const TransferRequest& request);
   // From now on triggers of the epochs before are refused, those too that were taken from the queue
   // and wait for a slot; what was started goes on. Returns the new one; NotFound where no such
@@ -79,6 +82,8 @@ class TriggeredTransfers {
     absl::Status last_failure;
   };
   static Layout own(const Layout& layout, std::vector<std::vector<uint32_t>>& lists);
+  const Prepared* find(uint32_t transfer) const;  // null: none of ours
+  Prepared& row_of(const Trigger& trigger) { return prepared_[trigger.transfer - first_number_]; }
   static void on_end(void* prepared, TransferId id, const absl::Status& status);
   size_t peer_of(PeerId id);
   bool start(const Trigger& trigger);  // false: no slot is free
@@ -87,6 +92,7 @@ class TriggeredTransfers {
 
   Worker& worker_;
   TriggerConsumer& queue_;
+  const uint32_t first_number_;   // of ours: those before are of whoever had the queue
   mutable std::mutex preparing_;  // who asks for a state, while more are prepared
   std::deque<Prepared> prepared_;
   std::vector<Peer> peers_;

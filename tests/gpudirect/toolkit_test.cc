@@ -129,7 +129,9 @@ static_assert(
     equal(kHandleTypeFabric, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) &&
     equal(kMpsEnabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED) &&
     equal(kHostNumaId, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
-static_assert(equal(kPointerMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
+static_assert(equal(kPointerContext, CU_POINTER_ATTRIBUTE_CONTEXT) &&
+              equal(kPointerOfKernels, CU_POINTER_ATTRIBUTE_DEVICE_POINTER) &&
+              equal(kPointerMemoryType, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) &&
               equal(kPointerBufferId, CU_POINTER_ATTRIBUTE_BUFFER_ID) &&
               equal(kPointerIsManaged, CU_POINTER_ATTRIBUTE_IS_MANAGED) &&
               equal(kPointerDeviceOrdinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) &&

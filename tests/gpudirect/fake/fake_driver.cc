@@ -109,14 +109,6 @@ Context FakeDriver::current_context() {
 int FakeDriver::device_of(Context context) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(context) & 0xff) - 1;
 }
-Context FakeDriver::make_context(int device) {
-  const std::lock_guard lock(mutex_);
-  const uintptr_t number = contexts_.size() + 1;
-  const auto made = reinterpret_cast<Context>(number << 8 | static_cast<uintptr_t>(device + 1));
-  contexts_.insert(made);
-  return made;
-}
-
 void FakeDriver::lose() {
   const std::lock_guard lock(mutex_);
   lost_ = true;

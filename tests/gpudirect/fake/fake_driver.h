@@ -159,8 +159,14 @@ class FakeDriver {
   };
 
   // A context of the application's own, as cuCtxCreate makes them, on no thread. It lives as long
-  // as the fake.
+  // as the fake, or until it is destroyed, with its memory and, for whoever asks, its events.
   Context make_context(int device);
+  void destroy_context(Context context);
+  // A kernel there has failed: whoever asks for what it has made hears so.
+  void lose_context(Context context);
+  // Of cuMemAlloc in it: no kernel of another context reaches it. To be freed, or destroyed with
+  // it.
+  DevicePointer allocate_in(Context context, size_t bytes);
   static Context current_context();  // of this thread; null: none
 
   // In such a scope, on its thread, a stream of another context is the user's, given to us by
@@ -215,6 +221,7 @@ class FakeDriver {
     bool accessible = false;
     bool managed = false;
     bool synchronous = false;  // copies have ended when they return
+    Context home = nullptr;    // whose kernels reach it alone; null: of the whole device
   };
   struct KernelFunction {
     Module module = nullptr;
@@ -227,6 +234,7 @@ class FakeDriver {
     KernelFunction function;
     uint32_t blocks = 0;
     std::vector<std::byte> arguments;
+    Context context = nullptr;
   };
   struct Copy {
     DevicePointer to = 0;
@@ -287,6 +295,9 @@ class FakeDriver {
   bool pinned(DevicePointer at, size_t bytes) const;
   // Either, for copies and kernels.
   std::byte* reach(DevicePointer at, size_t bytes);
+  // For kernels of a context.
+  bool reached_from(Context context, DevicePointer at);
+  static Context primary(int device);
   bool pending_on(DevicePointer at, size_t bytes) const;
   // What others than the fake have of device memory. Of one allocation; 0: of all.
   size_t foreign_mappings(uint64_t file) const;
@@ -323,11 +334,12 @@ class FakeDriver {
   size_t fail_after_ = 0;
   Result fail_with_ = kSuccess;
   bool initialised_ = false;
-  std::vector<int> retained_;             // primary contexts, by device
-  std::vector<int> current_;              // on how many threads, by device
-  std::set<Context> contexts_;            // the application's own
-  std::map<const void*, Context> homes_;  // of each stream, event and module
-  size_t stuck_for_ = 0;                  // questions one after the other, and nothing can run
+  std::vector<int> retained_;                // primary contexts, by device
+  std::vector<int> current_;                 // on how many threads, by device
+  std::set<Context> contexts_;               // the application's own
+  std::map<Context, Result> lost_contexts_;  // and what is said of them
+  std::map<const void*, Context> homes_;     // of each stream, event and module
+  size_t stuck_for_ = 0;                     // questions one after the other, and nothing can run
 
   std::map<AllocationHandle, Allocation> allocations_;
   std::map<DevicePointer, size_t> reserved_;
@@ -374,6 +386,8 @@ class FakeCall {
   void look_at_capture();
   // Whether it was made in the current context. Otherwise a violation.
   bool at_home(const void* object) const;
+  // What is said of whatever a context has made that is lost, or gone.
+  Result loss_of(const void* object) const;
   FakeDriver& fake;
 
  private:

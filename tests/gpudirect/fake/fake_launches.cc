@@ -18,11 +18,14 @@ constexpr int kSharedOfBlock = 163 << 10;  // of compute capability 8.0, on requ
 // What a kernel may touch: accessible device memory, and registered memory of the host.
 class FakeMemoryView : public kernels::MemoryView {
  public:
-  explicit FakeMemoryView(FakeDriver& fake) : fake_(fake) {}
-  std::byte* find(uint64_t at, size_t bytes, bool) override { return fake_.reach(at, bytes); }
+  FakeMemoryView(FakeDriver& fake, Context context) : fake_(fake), context_(context) {}
+  std::byte* find(uint64_t at, size_t bytes, bool) override {
+    return fake_.reached_from(context_, at) ? fake_.reach(at, bytes) : nullptr;
+  }
 
  private:
   FakeDriver& fake_;
+  const Context context_;
 };
 
 absl::Span<const std::byte> FakeDriver::image() {
@@ -31,7 +34,7 @@ absl::Span<const std::byte> FakeDriver::image() {
 }
 
 void FakeDriver::execute(const KernelLaunch& launch) {
-  FakeMemoryView view(*this);
+  FakeMemoryView view(*this, launch.context);
   const KernelFunction& function = launch.function;
   const auto wrong = kernels::emulate(function.name, function.kernel,
                                       {launch.blocks, function.kernel.threads, random_()},
@@ -171,6 +174,7 @@ struct FakeLaunchCalls {
     auto launch = std::make_shared<FakeDriver::KernelLaunch>();
     launch->function = found->second;
     launch->blocks = grid_x;
+    launch->context = FakeDriver::current_context();
     const auto* const arguments = static_cast<const std::byte*>(parameters[0]);
     launch->arguments.assign(arguments, arguments + kernel.argument_bytes);
     queue->push_back({.number = call.fake.next_operation_++, .launch = std::move(launch)});

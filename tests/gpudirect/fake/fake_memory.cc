@@ -232,6 +232,7 @@ DevicePointer FakeDriver::allocate(size_t bytes, int device, bool managed) {
   const std::lock_guard lock(mutex_);
   Mapping& mapping = mappings_[at];
   mapping.managed = managed;
+  mapping.home = primary(device);
   allocations_[mapping.allocation].device = device;
   return at;
 }
@@ -326,6 +327,14 @@ struct FakeMemoryCalls {
           break;
         case kPointerMappingSize:
           *static_cast<size_t*>(values[i]) = mapping.size;
+          break;
+        case kPointerContext:
+          *static_cast<Context*>(values[i]) = mapping.home;
+          break;
+        case kPointerOfKernels:
+          if (FakeDriver::current_context() == nullptr) return kInvalidContext;
+          *static_cast<DevicePointer*>(values[i]) =
+              known && call.fake.reached_from(FakeDriver::current_context(), at) ? at : 0;
           break;
         default:
           call.violate(Rule::kRange,

@@ -216,6 +216,7 @@ struct FakeStreamCalls {
   static Result record(Event event, Stream stream) {
     const FakeCall call("cuEventRecord", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
+    if (const Result lost = call.loss_of(stream); lost != kSuccess) return lost;
     // Documented: an event and a stream are of one context.
     const auto home = call.fake.homes_.find(stream);
     if (FakeDriver::ForeignStreams::given() && home != call.fake.homes_.end() &&
@@ -237,6 +238,7 @@ struct FakeStreamCalls {
   static Result query_event(Event event) {
     const FakeCall call("cuEventQuery", Needs::kContext);
     if (call.refused() != kSuccess) return call.refused();
+    if (const Result lost = call.loss_of(event); lost != kSuccess) return lost;
     const auto found = call.fake.events_.find(event);
     if (found == call.fake.events_.end()) {
       call.violate(Rule::kStale, "no such event");

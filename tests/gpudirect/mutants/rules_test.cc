@@ -98,9 +98,9 @@ struct World {
     driver.cuModuleGetFunction(&function, *module, "baton_reduce_sum");
     return function;
   }
-  Result launch(Function function, unsigned threads = 256) const {
+  Result launch(Function function, DevicePointer from = 0, unsigned threads = 256) const {
     kernels::ReduceSum arguments{.target = pointer_of<void>(at), .count = 4, .source_count = 1};
-    arguments.sources[0] = pointer_of<const void>(at + 4096);
+    arguments.sources[0] = pointer_of<const void>(from != 0 ? from : at + 4096);
     void* parameters[] = {&arguments};
     return driver.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream(), parameters,
                                  nullptr);
@@ -245,6 +245,17 @@ const Broken kBroken[] = {
          w.launch(sum);
        });
        w.slab.reset();
+       w.fake.run_all();
+     }},
+    {Rule::kLifetime, "cuLaunchKernel", "a load",  // of memory of another context
+     [](World& w) {
+       const DevicePointer another = w.fake.allocate_in(w.fake.make_context(0), 2 * kMiB);
+       w.inside([&] {
+         Module module = nullptr;
+         const Function sum = w.kernel(&module);
+         w.driver.cuFuncLoad(sum);
+         w.launch(sum, another + 4096);
+       });
        w.fake.run_all();
      }},
     // ---- range ----
@@ -537,7 +548,7 @@ const Broken kBroken[] = {
      [](World& w) {
        w.inside([&] {
          Module module = nullptr;
-         w.launch(w.kernel(&module), 128);
+         w.launch(w.kernel(&module), 0, 128);
        });
      }},
     {Rule::kModule, "cuModuleLoadData", "no fat binary",

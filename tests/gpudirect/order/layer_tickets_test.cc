@@ -133,6 +133,19 @@ TEST_F(LayerTicketsTest, AStepThatFailedCanBeForgotten) {
   EXPECT_THAT(told_, ElementsAre(Pair(2, 0), Pair(2, 1), Pair(2, 2)));
 }
 
+// Who waits for layers asks nothing else of the device: he would wait for ever.
+TEST_F(LayerTicketsTest, ALostDeviceEndsTheWait) {
+  replay();
+  fake_.run(2);  // begin(), and the first layer
+  fake_.lose();
+  EXPECT_EQ(*poll(), 1u) << "what was done is told";
+  absl::Status status;
+  for (int i = 0; i < 10'000 && status.ok(); ++i) status = poll().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("CUDA device 0 is lost"));
+  EXPECT_EQ(poll().status(), device_->alive());
+}
+
 TEST_F(LayerTicketsTest, BadLayersAndErrorsLeaveNothingBehind) {
   EXPECT_EQ(tickets_->mark(stream(), kLayers).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(LayerTickets::open(*device_, *launcher_, 0).ok());

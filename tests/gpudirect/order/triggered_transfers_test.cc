@@ -320,6 +320,40 @@ TEST_F(Triggered, TheEndWaitsForWhatWasStarted) {
   EXPECT_TRUE(a_.worker->deregister_memory(a_.device_region).ok());
 }
 
+// What kernels still ask for by the numbers of one that has ended is nobody's.
+TEST_F(Triggered, TheNextOfAQueueStartsNothingOfTheOneBefore) {
+  begin();
+  const uint32_t before = *transfers_->prepare(pages());
+  push({{before, 0, 1, 0}});
+  transfers_ = nullptr;
+  fifo_->consumer().take(64, [](const Trigger&) { ADD_FAILURE() << "nobody has prepared it"; });
+  transfers_ = std::make_unique<TriggeredTransfers>(*a_.worker, fifo_->consumer());
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(fifo_->consumer().refused(), 1u);
+  const uint32_t number = *transfers_->prepare(pages());
+  EXPECT_NE(number, before);
+  push({{before, 1, 1, 0}, {number, 3, 2, 0}});
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(fifo_->consumer().refused(), 2u);
+  EXPECT_EQ(transfers_->state(number).done, 1u);
+  EXPECT_TRUE(absl::IsNotFound(transfers_->state(before).last_failure));
+  EXPECT_TRUE(absl::IsNotFound(transfers_->renew(before).status()));
+  EXPECT_EQ(*transfers_->renew(number), 1u);
+  expect_pages(3, 5);
+}
+
+TEST_F(Triggered, WhatSomebodyElseHasPreparedStartsNothing) {
+  begin();
+  ASSERT_TRUE(transfers_->prepare(pages()).ok());
+  const uint32_t other = fifo_->consumer().prepare(10);
+  push({{other, 0, 1, 0}, {other, 1, 1, 0}});
+  ASSERT_TRUE(drive_until_idle());
+  EXPECT_EQ(fifo_->consumer().refused(), 2u);
+  expect_pages(0, 0);
+  const absl::Status status = transfers_->prepare(pages()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
 TEST_F(Triggered, WhatCannotBePreparedIsRefused) {
   begin();
   TransferRequest bad = pages();
