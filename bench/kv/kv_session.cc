@@ -14,7 +14,7 @@
 namespace baton::bench {
 namespace {
 
-constexpr Time kStartTimeout = std::chrono::seconds(15);
+const Time kStartTimeout = patient(std::chrono::seconds(15));
 constexpr const char* kReady = "ready ";
 
 WorkerOptions worker_options(const char* name, const KvBwOptions& options) {

@@ -22,7 +22,7 @@ namespace baton::bench {
 namespace {
 
 constexpr const char* kReady = "ready ";
-constexpr Time kStartTimeout = std::chrono::seconds(15);
+const Time kStartTimeout = patient(std::chrono::seconds(15));
 
 volatile sig_atomic_t interrupted = 0;
 

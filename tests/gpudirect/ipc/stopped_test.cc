@@ -35,7 +35,6 @@ struct Stopping {
 };
 
 constexpr std::string_view kOut = "\nout";
-const End::Settings kShortFence = {{"shm.fence_ms", "100"}};
 
 size_t open_descriptors() {
   const std::filesystem::directory_iterator all("/proc/self/fd");
@@ -57,7 +56,7 @@ void live_as_child(const Case& what, Pipe& down, Pipe& up) {
   {
     InstalledFake fake({.ipc_handles = !what.way.lent});
     {
-      End end(fake, what.way.provider, kShortFence);
+      End end(fake, what.way.provider);
       fake.fake().at_step(what.step, what.ended, [] { raise(SIGSTOP); });
       what.way.malloc ? end.make_by_malloc() : end.make();
       if (what.child_maps) {
@@ -120,7 +119,10 @@ uint64_t live(const Case& what) {
   {
     InstalledFake fake({.ipc_handles = !what.way.lent});
     {
-      End here(fake, what.way.provider, kShortFence);
+      // Short for one that stands still: who is only slow would be cut off as well.
+      End::Settings fence;
+      if (what.step != 0) fence = {{"shm.fence_ms", "100"}};
+      End here(fake, what.way.provider, fence);
       End other(fake, what.way.provider), third(fake, what.way.provider);
       for (End* end : {&here, &other, &third}) end->make();
       if (what.way.malloc) {

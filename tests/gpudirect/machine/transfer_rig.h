@@ -52,7 +52,8 @@ inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
                                              .grid_bytes = 16 << 10,
                                              .triggers = 2000,
                                              .answers = 50,
-                                             .answer_nanoseconds = 1'000'000'000,
+                                             // A thread that answers may not run for long.
+                                             .answer_nanoseconds = 20'000'000'000,
                                              .hold_nanoseconds = 1'000,
                                              .product = 64,
                                              .product_seconds = 0.01};

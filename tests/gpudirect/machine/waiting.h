@@ -5,10 +5,11 @@
 #include <thread>
 
 #include "gpudirect/device.h"
+#include "transport/clock.h"
 
 namespace baton::gpudirect {
 
-inline constexpr std::chrono::seconds kRigPatience{30};
+inline const std::chrono::seconds kRigPatience = patient(std::chrono::seconds(30));
 
 inline double rig_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -22,7 +23,9 @@ inline absl::Status wait_for(const Device& device, Stream stream,
   while (result == kNotReady) {
     result = device.driver().cuStreamQuery(stream);
     if (result == kNotReady && between.count() > 0) std::this_thread::sleep_for(between);
-    if (rig_now() > end) return absl::DeadlineExceededError("a stream has not ended in 30 s");
+    if (result == kNotReady && rig_now() > end) {
+      return absl::DeadlineExceededError("a stream does not end");
+    }
   }
   return device.check(result, "waiting for a stream");
 }
