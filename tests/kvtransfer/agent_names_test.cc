@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/quiet_port.h"
 #include "tests/slow_dns.h"
 
 namespace baton::kvtransfer {
@@ -49,9 +50,7 @@ TEST(AgentNames, NobodyElseWaitsForDns) {
 }
 
 TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
-  auto there = server();
-  const uint16_t port = there->port();
-  there = nullptr;  // nobody is there now
+  const uint16_t port = quiet_port();  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));
   dns_answered.release();
   ASSERT_TRUE(a->fetch_metadata("server", "slow.example:" + std::to_string(port)).ok());
@@ -59,7 +58,8 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   // It is refused, and called again by whoever looks.
   while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
   use(*a);
-  there = server(port);
+  const auto there = server(port);
+  ASSERT_NE(there, nullptr);
   dns_answered.release(1'000'000);
   run_agents(*a, *there, [&] { return a->has_remote("server"); });
 }
