@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/quiet_port.h"
 #include "tests/slow_dns.h"
 
 namespace baton::kvtransfer {
@@ -49,9 +50,7 @@ TEST(AgentNames, NobodyElseWaitsForDns) {
 }
 
 TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
-  auto there = server();
-  const uint16_t port = there->port();
-  there = nullptr;  // nobody is there now
+  const uint16_t port = quiet_port();  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));
   dns_answered.release();
   ASSERT_TRUE(a->fetch_metadata("server", "slow.example:" + std::to_string(port)).ok());
@@ -59,16 +58,15 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   // It is refused, and called again by whoever looks.
   while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
   use(*a);
-  there = server(port);
+  const auto there = server(port);
+  ASSERT_NE(there, nullptr);
   dns_answered.release(20);
   run_agents(*a, *there, [&] { return a->has_remote("server"); });
 }
 
 TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
   while (dns_asked.try_acquire() || dns_answered.try_acquire()) continue;  // of the tests before
-  auto there = server();
-  const std::string where = "slow.example:" + std::to_string(there->port());
-  there = nullptr;  // nobody is there now
+  const std::string where = "slow.example:" + std::to_string(quiet_port());
   auto a = make_agent(agent_options("alpha"));
   const auto b = make_agent(agent_options("beta"));
   introduce(*a, *b);
@@ -77,8 +75,7 @@ TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
   dns_answered.release();
   ASSERT_TRUE(a->fetch_metadata("server", where).ok());
   dns_asked.acquire();
-  while (!dns_asked.try_acquire())
-    EXPECT_FALSE(a->has_remote("server"));  // refused: it is called again
+  while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
   std::jthread ends([&] { a = nullptr; });
   // As long as this test likes: it would hear of the end at once.
   const Time later = Clock::steady().now() + std::chrono::milliseconds(200);

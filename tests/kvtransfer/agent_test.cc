@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/kvtransfer/agent_fixture.h"
+#include "tests/quiet_port.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -414,22 +415,17 @@ TEST(Agent, MetadataByListener) {
 }
 
 TEST(Agent, AListenerThatIsStartedLaterIsCalledAgain) {
-  const auto options = [](uint16_t port) {
-    AgentOptions out = agent_options("server");
-    out.serve_metadata = true;
-    out.worker.listen_port = port;
-    return out;
-  };
-  auto server = make_agent(options(0));
-  const uint16_t port = server->port();
-  server = nullptr;  // nobody is there now
+  const uint16_t port = quiet_port();  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));
   const std::string where = "127.0.0.1:" + std::to_string(port);
   ASSERT_TRUE(a->send_metadata(where).ok());
   ASSERT_TRUE(a->fetch_metadata("server", where).ok());
   // Refused, the one and the other.
   run_agents(*a, *a, [&] { return a->stats().worker.transfers_ended >= 2; });
-  server = make_agent(options(port));
+  AgentOptions options = agent_options("server");
+  options.serve_metadata = true;
+  options.worker.listen_port = port;
+  const auto server = make_agent(std::move(options));
   ASSERT_NE(server, nullptr);
   run_agents(*a, *server, [&] { return a->has_remote("server") && server->has_remote("alpha"); });
 }

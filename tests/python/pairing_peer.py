@@ -3,6 +3,8 @@ a cache whose blocks are packed as one likes."""
 import contextlib
 import json
 import pathlib
+import random
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -151,7 +153,9 @@ class Router:
 
 
 def free_port():
-    import socket
-    with contextlib.closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """One of those that the kernel gives to nobody: it is free until the server has it."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port

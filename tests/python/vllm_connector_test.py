@@ -3,6 +3,7 @@ together, as vLLM's engine calls them."""
 import contextlib
 import logging
 import pathlib
+import random
 import socket
 import sys
 import tempfile
@@ -18,18 +19,13 @@ from vllm_fakes import (FullAttentionSpec, MambaSpec, SlidingWindowSpec, Tensor,
 
 
 def free_ports(count):
-    """The first of so many side by side."""
+    """The first of so many side by side, below those that the kernel gives to others meanwhile."""
     while True:
-        with contextlib.ExitStack() as held:
-            first = held.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                for number in range(port + 1, port + count):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", number))
-                return port
-            except OSError:
-                pass
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for number in range(port, port + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return port
 
 
 class Scheduling(unittest.TestCase):

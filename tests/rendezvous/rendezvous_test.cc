@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
+#include "tests/quiet_port.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
@@ -253,11 +254,7 @@ TEST(Rendezvous, TheListenHostOfRanksIsOfTheFamilyThatTheyMeetBy) {
 }
 
 TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {
-  std::string address;
-  {
-    const auto server = serve(1);
-    address = server->address();  // free again
-  }
+  const std::string address = absl::StrCat("127.0.0.1:", quiet_port());
   auto early =
       std::async(std::launch::async, [&] { return meet(address, key(), info_of(1, 2), kPatient); });
   const auto server = RendezvousServer::start_at(key(), address, 2);
@@ -281,11 +278,7 @@ TEST(Rendezvous, MissingRanksAreNamedAtEveryRankThatCame) {
 }
 
 TEST(Rendezvous, NobodyListensIsSaidWithTheAddress) {
-  std::string address;
-  {
-    const auto server = serve(1);
-    address = server->address();
-  }
+  const std::string address = absl::StrCat("127.0.0.1:", quiet_port());
   const absl::Status why = meet(address, key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
   EXPECT_THAT(std::string(why.message()), AllOf(HasSubstr(address), HasSubstr("refused")));

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace baton::ucx {
 namespace {
@@ -48,6 +50,24 @@ TEST(UcxLibrary, TheInstalledOneTakesNoSignals) {
     sigaction(signal, nullptr, &after);
     EXPECT_EQ(after.sa_handler, before[signal].sa_handler) << "signal " << signal;
   }
+}
+
+// Another thread may be in the midst of getenv().
+TEST(UcxLibrary, TheEnvironmentThatOthersReadStaysAsItIs) {
+  unsetenv("UCX_MEM_EVENTS");
+  setenv("UCX_DEBUG_SIGNO", "7", 1);
+  setenv("LIBRARY_TEST", "a list that the C library has allocated, and frees", 1);
+  char** const read = environ;
+  std::vector<char*> before;
+  for (char** entry = read; *entry != nullptr; ++entry) before.push_back(*entry);
+  EXPECT_FALSE(Library::load("libucp-that-is-nowhere.so.0").ok());
+  for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(read[i], before[i]);
+  EXPECT_EQ(read[before.size()], nullptr);
+  EXPECT_STREQ(std::getenv("LIBRARY_TEST"), "a list that the C library has allocated, and frees");
+  EXPECT_STREQ(std::getenv("UCX_MEM_EVENTS"), "n");
+  EXPECT_STREQ(std::getenv("UCX_DEBUG_SIGNO"), "7") << "whoever has set it is obeyed";
+  unsetenv("LIBRARY_TEST");
+  setenv("UCX_DEBUG_SIGNO", "0", 1);
 }
 
 // In a child, so that this process is not counted as a user of UCX.

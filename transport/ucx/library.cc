@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <deque>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -17,7 +19,8 @@ namespace {
 
 std::atomic<pid_t> user{0};
 
-// What UCX takes from the environment only. Whoever has set one of them is obeyed.
+// What UCX takes from the environment only. Whoever has set one of them is obeyed. Not by setenv(),
+// which frees the list that other threads may be reading (getenv()): they are given another one.
 void prepare_environment() {
   const std::string segment = absl::StrCat(kSegmentBytes);
   const std::pair<const char*, const char*> defaults[] = {
@@ -39,7 +42,22 @@ void prepare_environment() {
       {"UCX_POSIX_ERROR_HANDLING", "y"},
       {"UCX_SYSV_ERROR_HANDLING", "y"},
   };
-  for (const auto& entry : defaults) setenv(entry.first, entry.second, /*overwrite=*/0);
+  // Never freed: the environment has them for as long as the process lives.
+  static auto& texts = *new std::deque<std::string>;
+  static auto& lists = *new std::deque<std::vector<char*>>;
+  std::vector<char*> all;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    all.push_back(*entry);
+  }
+  const size_t before = all.size();
+  for (const auto& [name, value] : defaults) {
+    if (std::getenv(name) != nullptr) continue;
+    all.push_back(texts.emplace_back(absl::StrCat(name, "=", value)).data());
+  }
+  if (all.size() == before) return;
+  all.push_back(nullptr);
+  lists.push_back(std::move(all));
+  std::atomic_ref(environ).store(lists.back().data(), std::memory_order_release);
 }
 
 }  // namespace

@@ -3,38 +3,20 @@
 
 #include <fcntl.h>
 #include <httplib.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <map>
 #include <mutex>
-#include <random>
 #include <thread>
 
+#include "tests/quiet_port.h"
 #include "tests/temporary_folder.h"
 #include "transport/base/child.h"
-#include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {
 namespace {
-
-// A port on which nobody listens, below those that callers get.
-int quiet_port() {
-  std::random_device random;
-  while (true) {
-    const int port = 10'000 + static_cast<int>(random() % 22'000);
-    const base::UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::bind(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0)
-      return port;
-  }
-}
 
 class Folder : public MetadataServer {
  public:

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 #include "kvtransfer/internal/connector/kv_messages.h"
@@ -15,6 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 KvLoad load_of(const World& world, KvRequestId id, Time silence = seconds(1)) {
   KvLoad load;
@@ -199,8 +201,10 @@ TEST_P(KvAnswersTest, AnEngineThatSleepsIsWokenAndAnswers) {
   BatonConnectorOptions options = options_for(GetParam(), "prefill-0");
   options.answer_thread = true;
   ASSERT_NO_FATAL_FAILURE(ask(options));
-  EXPECT_EQ(answer([&] { connector_->wait(milliseconds(1), -1); }).kind, KvMessageKind::kCancelled);
-  EXPECT_EQ(answer([&] { connector_->wait(milliseconds(1), -1); }).kind, KvMessageKind::kAlive);
+  const auto sleep = [&] { connector_->wait(milliseconds(1), -1); };
+  // Where a busy machine keeps this thread away for long the other one answers first.
+  const std::array kinds = {answer(sleep).kind, answer(sleep).kind};
+  EXPECT_THAT(kinds, UnorderedElementsAre(KvMessageKind::kCancelled, KvMessageKind::kAlive));
 }
 
 // Not even the connection comes about: its kernel takes calls, and nobody answers them.

@@ -1,7 +1,9 @@
 """`baton kv_store` in a process of its own, and somebody between it and its clients who changes what they say."""
+import contextlib
 import ctypes
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -14,11 +16,20 @@ PATIENCE = 60  # s: no test takes so long unless it hangs
 _KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
+def quiet_port():
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+
+
 class Store:
-    """Killed, stopped and started again as a test likes; always at the same port once it has one."""
+    """Killed, stopped and started again as a test likes; always at the same port, which the kernel gives to nobody while the
+    store is not there."""
 
     def __init__(self, memory_mib=64):
-        self.memory_mib, self.port, self.process = memory_mib, 0, None
+        self.memory_mib, self.port, self.process = memory_mib, quiet_port(), None
         self.start()
 
     def start(self):
@@ -28,8 +39,6 @@ class Store:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
                                         preexec_fn=lambda: libc.prctl(_KILL_WITH_PARENT, signal.SIGKILL))
         for line in self.process.stdout:
-            if line.startswith("lm://"):
-                self.port = int(line.split(",")[0].rsplit(":", 1)[1])
             if line.startswith("ready"):
                 return
         raise AssertionError("baton kv_store did not start")
