@@ -89,10 +89,10 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   started_ = now;
   self_ = shared_from_this();
   submit_parts();
-  const bool refused = stop_ && open_ == 0;
+  const bool all_ended = open_ == 0;
   settle(after);
   post_duration_ = worker_.clock().now() - now;
-  return refused ? why_ : absl::OkStatus();
+  return all_ended ? why_ : absl::OkStatus();
 }
 
 void AgentWorkerTransfer::submit_parts() {

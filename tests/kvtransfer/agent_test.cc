@@ -676,5 +676,27 @@ TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
   EXPECT_TRUE(a->deregister_memory({local[599]}).ok());
 }
 
+TEST(Agent, OfAnAbortedTransferNoMorePartsAreSubmitted) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  std::vector<std::unique_ptr<AgentMemory>> mine;
+  std::vector<Descriptor> local, remote;
+  AgentMemory theirs(*b, 600 * 256, 2);
+  for (size_t i = 0; i < 600; ++i) {
+    mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
+    local.push_back(mine.back()->whole());
+    remote.push_back({theirs.address(i * 256), 256, 0});
+  }
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, local, remote, "beta");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(a->post(*write).ok());
+  EXPECT_EQ(a->stats().worker.transfers_submitted, 256u) << "others need slots too";
+  ASSERT_TRUE(a->abort(*write).ok());
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(absl::IsCancelled(a->status(*write))) << a->status(*write);
+  EXPECT_EQ(a->stats().worker.transfers_submitted, 256u);
+}
+
 }  // namespace
 }  // namespace baton::kvtransfer

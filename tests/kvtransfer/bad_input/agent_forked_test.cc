@@ -27,7 +27,7 @@ struct Asked {
   }
   void refused(const absl::Status& status) {
     is(absl::IsInvalidArgument(status) &&
-       status.message().find("that this one was forked from") != std::string_view::npos);
+       status.message().find("the agent belongs to the process") != std::string_view::npos);
   }
   int count = 0, wrong = 0;
 };

@@ -84,6 +84,10 @@ TEST_F(AgentFilePieces, EachGoesToItsFile) {
   EXPECT_EQ(read(one, 2), mine(5));
   EXPECT_EQ(read(other, 3), mine(6));
   EXPECT_EQ(read(one, 3), "");
+  EXPECT_EQ(run(Op::kWrite, {here(8), here(9)}, {at(one, 8), at(other, 9)}), 2u);
+  EXPECT_EQ(read(one, 8), mine(8));
+  EXPECT_EQ(read(one, 9), "");
+  EXPECT_EQ(read(other, 9), mine(9));
   const std::vector<uint8_t> before = memory_.bytes;
   std::fill(memory_.bytes.begin(), memory_.bytes.end(), uint8_t{0});
   EXPECT_EQ(run(Op::kRead, {here(5), here(6)}, {at(one, 2), at(other, 3)}), 2u);

@@ -268,6 +268,21 @@ TEST_F(AgentParts, WhatFoundNoRoomIsNotDoneWhenItIsAborted) {
   }
 }
 
+TEST_F(AgentParts, WhatDoesNotRunIsNeitherFedNorAborted) {
+  AgentPlan plan;
+  plan.parts = {part(region(mine_))};
+  const auto transfer = make(std::move(plan));
+  transfer->feed();
+  EXPECT_EQ(worker->stats().transfers_submitted, 0u);
+  transfer->abort();
+  EXPECT_EQ(transfer->state(), AgentTransferState::kIdle);
+  ASSERT_TRUE(transfer->post(peer, nullptr).ok());
+  EXPECT_EQ(worker->stats().transfers_submitted, 1u);
+  transfer->abort();
+  hang_up();
+  EXPECT_NE(transfer->state(), AgentTransferState::kRunning);
+}
+
 TEST_F(AgentParts, MemoryIsAwaitedUntilItsPartIsSubmittedOrTheTransferAborted) {
   fill();
   const MemoryRegion one = region(mine_), other = region(more_);
