@@ -227,7 +227,7 @@ TEST(KvPacking, WhatMakesNoSenseIsRefused) {
                            {{4, -4}},
                            {{-4, 4}},
                            {{3, 4}},
-                           {{2, 4}},
+                           {{5, 4}},
                            {{0, 4}, {4, 4}},
                            json::array(),
                            json::parse(R"({"a": [4, 4]})"),

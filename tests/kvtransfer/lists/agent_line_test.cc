@@ -281,6 +281,8 @@ TEST_F(AgentParts, WhatDoesNotRunIsNeitherFedNorAborted) {
   transfer->abort();
   hang_up();
   EXPECT_NE(transfer->state(), AgentTransferState::kRunning);
+  transfer->feed();
+  EXPECT_EQ(worker->stats().transfers_submitted, 1u) << "a second time";
 }
 
 TEST_F(AgentParts, MemoryIsAwaitedUntilItsPartIsSubmittedOrTheTransferAborted) {
