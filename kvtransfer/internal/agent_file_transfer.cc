@@ -227,13 +227,13 @@ void AgentFileTransfer::job_done(const absl::Status& status) {
 void AgentFileTransfer::stop() {
   if (state_ != AgentTransferState::kRunning) return;
   // Where threads have all that is left of it, they say whether they stopped before its end.
-  if (has_jobs() && why_.ok()) why_ = absl::CancelledError("aborted");
+  if (has_jobs()) why_ = absl::CancelledError("aborted");
   stop_ = true;
   end_if_over();
 }
 
 void AgentFileTransfer::end_if_over() {
-  if (state_ != AgentTransferState::kRunning || jobs_ > 0 || has_jobs()) return;
+  if (jobs_ > 0 || has_jobs()) return;
   ended_ = files_.worker_.clock().now();
   if (why_.ok()) {
     state_ = AgentTransferState::kDone;

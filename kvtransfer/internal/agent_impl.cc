@@ -302,7 +302,7 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
 // An agent that was lost without a word does not know that the transfer has ended.
 absl::Status Agent::Impl::check_fence(const AgentTransfer& transfer) {
   const PeerId peer = transfer.moves_at();
-  if (peer.generation == 0 || worker->peer_state(peer) != PeerState::kDown) return absl::OkStatus();
+  if (peer.generation == 0) return absl::OkStatus();
   const absl::Status parted = worker->disconnect(peer, Time::zero());  // how it has
   if (parted.ok()) return parted;
   return absl::UnavailableError(absl::StrFormat(

@@ -61,8 +61,7 @@ absl::Status AgentOutbox::submit(PeerId peer, std::string_view frame, Sent* sent
 }
 
 absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, Time patience) {
-  absl::Status status = submit(sent.peer, frame, &sent);
-  if (patience <= Time::zero() || !absl::IsResourceExhausted(status)) return status;
+  absl::Status status;
   worker_
       .wait_until(
           [&] {
@@ -90,7 +89,7 @@ absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view paylo
     // Once begun, a message is worth waiting for.
     absl::Status status = submit_part(frames[i], *raw, i == 0 ? Time::zero() : patience);
     if (status.ok()) continue;
-    if (i > 0 && absl::IsResourceExhausted(status)) abandon(*raw, frames[0], i);
+    if (i > 0) abandon(*raw, frames[0], i);
     ended(*raw, frames.size() - i, status, true);
     return status;
   }
@@ -127,9 +126,8 @@ bool AgentOutbox::reserve(PeerId peer, size_t bytes, const std::shared_ptr<Agent
 
 void AgentOutbox::leave_line(PeerId peer, const AgentTransfer& who) {
   std::lock_guard lock(mutex_);
-  const auto parts = parts_.find(key_of(peer));
-  if (parts == parts_.end()) return;
-  std::erase_if(parts->second.line, [&](const Parts::Waits& other) { return other.who == &who; });
+  Parts& parts = parts_.find(key_of(peer))->second;  // kept while somebody waits
+  std::erase_if(parts.line, [&](const Parts::Waits& other) { return other.who == &who; });
   forget_if_unused(peer);
 }
 
@@ -173,9 +171,7 @@ void AgentOutbox::feed_line(PeerId peer) {
 }
 
 absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience) {
-  if (reserve(peer, bytes)) return absl::OkStatus();
-  if (patience > Time::zero() &&
-      worker_.wait_until([&] { return reserve(peer, bytes); }, patience).ok()) {
+  if (worker_.wait_until([&] { return reserve(peer, bytes); }, patience).ok()) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
@@ -191,7 +187,8 @@ void AgentOutbox::give_back_locked(PeerId peer, size_t bytes) {
 void AgentOutbox::forget_if_unused(PeerId peer) {
   const auto at = parts_.find(key_of(peer));
   const Parts& parts = at->second;
-  if (parts.bytes == 0 && parts.unsaid.empty() && parts.line.empty() && !parts.feeding) {
+  // What is unsaid has bytes.
+  if (parts.bytes == 0 && parts.line.empty() && !parts.feeding) {
     parts_.erase(at);
   }
 }
@@ -235,38 +232,19 @@ void AgentOutbox::say_what_waits() {
       some->second.unsaid.pop_back();
       --unsaid_;
     }
-    const absl::Status status = submit(word->peer, word->bytes, word.get());
-    if (absl::IsResourceExhausted(status)) {
+    if (!submit(word->peer, word->bytes, word.get()).ok()) {  // there is no room
       std::lock_guard lock(mutex_);
       return say_later(std::move(word));
     }
-    Sent& raw = *word.release();
-    if (!status.ok()) ended(raw, 1, status, true);
+    word.release();  // NOLINT(bugprone-unused-return-value): its end frees it
   }
-}
-
-// The peer is down: nothing that it had is kept there.
-void AgentOutbox::forget_what_waits(PeerId peer) {
-  {
-    std::lock_guard lock(mutex_);
-    const auto parts = parts_.find(key_of(peer));
-    if (parts == parts_.end() || parts->second.unsaid.empty()) return;
-    size_t bytes = 0;
-    for (const auto& word : parts->second.unsaid) bytes += word->parts_bytes;
-    unsaid_ -= parts->second.unsaid.size();
-    parts->second.unsaid.clear();
-    give_back_locked(peer, bytes);
-  }
-  feed_line(peer);
 }
 
 void AgentOutbox::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
   auto& sent = *static_cast<Sent*>(context);
   AgentOutbox& outbox = sent.outbox;
-  const PeerId peer = sent.peer;
-  if (!status.ok()) outbox.forget_what_waits(peer);
   outbox.ended(sent, 1, status, false);
-  outbox.say_what_waits();
+  outbox.say_what_waits();  // also to peers that have gone: what was kept there is free then
 }
 
 void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, bool refused) {
@@ -295,7 +273,7 @@ void AgentOutbox::note_end(Sent& sent) {
   lost_bytes_ += sent.bytes.size();
   lost_.emplace(sent.number, AgentLostMessage{std::move(sent.agent), std::move(sent.bytes),
                                               std::move(sent.why)});
-  while (lost_.size() > kMostLost || (lost_.size() > 1 && lost_bytes_ > kMaxAgentMessage)) {
+  while (lost_.size() > kMostLost || lost_bytes_ > kMaxAgentMessage) {
     lost_bytes_ -= lost_.begin()->second.payload.size();
     lost_.erase(lost_.begin());
   }

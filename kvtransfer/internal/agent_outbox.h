@@ -97,7 +97,6 @@ class AgentOutbox {
   void feed_line(PeerId peer);
   void abandon(Sent& sent, std::string_view part, size_t parts);
   void say_later(std::unique_ptr<Sent> word);  // locked
-  void forget_what_waits(PeerId peer);
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
   void note_end(Sent& sent);  // locked
 

@@ -89,10 +89,10 @@ absl::Status AgentWorkerTransfer::post(PeerId peer, const std::string_view* mess
   started_ = now;
   self_ = shared_from_this();
   submit_parts();
-  const bool refused = stop_ && open_ == 0;
+  const bool all_ended = open_ == 0;
   settle(after);
   post_duration_ = worker_.clock().now() - now;
-  return refused ? why_ : absl::OkStatus();
+  return all_ended ? why_ : absl::OkStatus();
 }
 
 void AgentWorkerTransfer::submit_parts() {
@@ -111,9 +111,7 @@ void AgentWorkerTransfer::submit_parts() {
     request.remote = part.remote;
     request.remote_layout = part.remote_layout;
     request.notify = together ? std::string_view(frames_[0]) : std::string_view();
-    absl::Status status = submit(request);
-    if (absl::IsResourceExhausted(status)) return;  // fed again when one has ended, or by state()
-    if (!status.ok()) break;
+    if (!submit(request).ok()) break;  // of no room: fed again when one has ended, or by state()
     ++next_part_;
     if (together) next_frame_ = 1;
   }
@@ -126,9 +124,7 @@ void AgentWorkerTransfer::submit_parts() {
     while (!stop_ && next_frame_ < frames_.size() && open_ < kWindow) {
       if (parts_bytes_ > 0 && !has_room()) return;  // fed when there is
       request.notify = frames_[next_frame_];
-      absl::Status status = submit(request);
-      if (absl::IsResourceExhausted(status)) return;
-      if (!status.ok()) break;
+      if (!submit(request).ok()) break;
       ++next_frame_;
     }
   }
@@ -176,7 +172,7 @@ absl::Status AgentWorkerTransfer::submit(const TransferRequest& request) {
 }
 
 void AgentWorkerTransfer::end_if_over() {
-  if (open_ > 0 || state_ != AgentTransferState::kRunning) return;
+  if (open_ > 0) return;
   if (!stop_ && (next_part_ < plan_.parts.size() || next_frame_ < frames_.size())) return;
   leave_room();
   ended_ = worker_.clock().now();

@@ -80,7 +80,7 @@ std::optional<KvDtype> dtype_in(const json& said) {
        {"bfloat16", KvDtype::kBfloat16},
        {"float32", KvDtype::kFloat32}}};
   const auto found = said.find("dtype");
-  if (found == said.end() || !found->is_string()) return std::nullopt;
+  if (found == said.end()) return std::nullopt;
   for (const auto& [name, dtype] : kNames) {
     if (*found == name) return dtype;
   }
@@ -226,15 +226,12 @@ std::optional<json> levels_of(const std::vector<int64_t>& at) {
   while (counted.size() < at.size()) {
     const size_t inner = counted.size();
     const int64_t stride = at[inner] - at[0];
-    // As many as follow at this stride, and divide what is left.
-    size_t count = at.size() / inner;
-    const auto even = [&](size_t steps) {
-      for (size_t i = 0; i < steps; ++i) {
-        if (at[i * inner] - at[0] != static_cast<int64_t>(i) * stride) return false;
-      }
-      return at.size() / inner % steps == 0;
-    };
-    while (count > 1 && !even(count)) --count;
+    // As many as follow at this stride. Where they do not divide what is left, it is no sum.
+    const size_t left = at.size() / inner;
+    size_t count = 1;
+    while (count < left && at[count * inner] - at[0] == static_cast<int64_t>(count) * stride) {
+      ++count;
+    }
     if (count == 1 || stride < 0) return std::nullopt;
     out.push_back({count, stride});
     counted.resize(inner * count);

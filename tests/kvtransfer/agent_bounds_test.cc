@@ -280,8 +280,70 @@ TEST(AgentBounds, AnAgentHasSoManyRanges) {
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("whole"));
   EXPECT_LE(ranges, kMostRemoteRanges + 60'000);
+  // What is said again takes no place, nor twice in one part.
+  const auto b2 = make_agent(agent_options("gamma", "tcp", false));
+  AgentMetadata same = *AgentMetadata::decode(*b2->metadata(), *agent_options("any").worker.key);
+  same.partial = true;
+  region.owner = same.uid;
+  for (uint64_t i = 0; i < 60'000; ++i) same.ranges.push_back({{64 + i / 2 * 64, 64, 0}, region});
+  const std::string bytes = same.encode(*agent_options("any").worker.key);
+  for (size_t i = 0; i < kMostRemoteRanges / 30'000 + 1; ++i) {
+    const absl::Status again = a->add_remote(bytes).status();
+    ASSERT_TRUE(again.ok()) << again;
+  }
   part.partial = false;  // takes the place of all the others
   EXPECT_TRUE(a->add_remote(part.encode(*agent_options("any").worker.key)).ok());
+}
+
+// Also where they are so few that nobody counts them.
+TEST(AgentBounds, WhoHasGoneIsForgotten) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*b, *a);
+  ASSERT_TRUE(b->notify("alpha", "words").ok());
+  run_agents(*a, *b, [&] { return a->messages().size() == 1; });
+  EXPECT_EQ(a->stats().senders, 1u);
+  b = nullptr;
+  run_agents(*a, *a, [&] {
+    a->has_remote("nobody");
+    return a->stats().senders == 0;
+  });
+}
+
+TEST(AgentBounds, WhatIsNoFrameIsPassedOver) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  Liar liar("liar", *a);
+  const auto until_heard = [&] {
+    run_agents(*a, *a, [&] {
+      liar.worker->progress();
+      return liar.all_heard();
+    });
+  };
+  liar.say(static_cast<AgentFrameKind>(77), "what is this?");
+  liar.say(AgentFrameKind::kFetch, "alpha");  // which serves nobody
+  liar.say(AgentFrameKind::kMessage, "words");
+  until_heard();
+  const std::vector<AgentMessage> heard = a->messages();
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].payload, "words");
+  EXPECT_EQ(a->stats().worker.transfers_submitted, 0u) << "it answered";
+}
+
+TEST(AgentBounds, WhoAsksOnceIsAnsweredOnce) {
+  const auto served = server(false);
+  Liar asker("asker", *served);
+  asker.say(AgentFrameKind::kFetch, "server");
+  run_agents(*served, *served, [&] {
+    served->has_remote("nobody");
+    asker.worker->progress();
+    return served->stats().worker.transfers_ended == 1;
+  });
+  for (int i = 0; i < 10; ++i) {
+    served->has_remote("nobody");
+    served->progress();
+    asker.worker->progress();
+  }
+  EXPECT_EQ(served->stats().worker.transfers_submitted, 1u);
 }
 
 // A worker remembers 1,024 peers that have gone. Of others it tells no more, also where the agent

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -297,6 +298,14 @@ TEST_F(AgentFilesTest, WhatRunsIsFenced) {
   EXPECT_TRUE(absl::IsFailedPrecondition(agent_->deregister_memory({memory_.whole()})));
   EXPECT_TRUE(
       absl::IsFailedPrecondition(agent_->deregister_memory({whole_file()}, MemoryKind::kFile)));
+  {  // what it does not use may go
+    AgentMemory other(*agent_, kFilePage, 2);
+    EXPECT_TRUE(agent_->deregister_memory({other.whole()}).ok());
+    const base::UniqueFd beside(::open(folder_.path("beside").c_str(), O_RDWR | O_CREAT, 0600));
+    const Descriptor range{0, kFilePage, static_cast<uint64_t>(beside.get())};
+    ASSERT_TRUE(agent_->register_memory({range}, MemoryKind::kFile).ok());
+    EXPECT_TRUE(agent_->deregister_memory({range}, MemoryKind::kFile).ok());
+  }
   EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->wait(read, Time::zero())));
   const absl::Status slow = agent_->release(read, Time::zero());
   EXPECT_TRUE(absl::IsDeadlineExceeded(slow));
@@ -334,6 +343,72 @@ TEST_F(AgentFilesTest, WhatWasAbortedBeforeItsLastByteIsNotDone) {
   replace(instead_of_reading, nullptr);
   ASSERT_TRUE(agent_->post(read).ok());
   EXPECT_TRUE(agent_->wait(read, kPatience).ok());
+}
+
+// Its bytes were all there when the thread heard of it.
+TEST_F(AgentFilesTest, WhatWasAbortedBehindItsLastByteIsDone) {
+  ASSERT_TRUE(moved(Op::kWrite, 16 * kFilePage).ok());
+  hold_reads();
+  const AgentTransferId read = posted(Op::kRead, 16 * kFilePage);
+  await_read();
+  ASSERT_TRUE(agent_->abort(read).ok());
+  gate_.set_value_once();
+  const absl::Status ended = agent_->wait(read, kPatience);
+  EXPECT_TRUE(ended.ok()) << ended;
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kDone);
+  // What does not run is not aborted.
+  ASSERT_TRUE(agent_->abort(read).ok());
+  EXPECT_EQ(*agent_->state(read), AgentTransferState::kDone);
+  const auto idle = make(Op::kRead, kFilePage);
+  ASSERT_TRUE(idle.ok()) << idle.status();
+  ASSERT_TRUE(agent_->abort(*idle).ok());
+  EXPECT_EQ(*agent_->state(*idle), AgentTransferState::kIdle);
+}
+
+// No thread has had it yet: they are all at others.
+TEST_F(AgentFilesTest, WhatIsAbortedInTheQueueEndsAtOnce) {
+  constexpr int kThreads = 4;
+  ASSERT_TRUE(moved(Op::kWrite, kFilePage).ok());
+  std::promise<void> all;
+  std::atomic<int> there{0};
+  replace(instead_of_reading, [&](auto... arguments) {
+    if (++there == kThreads) all.set_value();
+    gate_.opened.wait();
+    return really_read(arguments...);
+  });
+  std::vector<AgentTransferId> held;
+  for (int i = 0; i < kThreads; ++i) held.push_back(posted(Op::kRead, kFilePage));
+  ASSERT_EQ(all.get_future().wait_for(kPatience), std::future_status::ready);
+  const AgentTransferId queued = posted(Op::kRead, kFilePage);
+  const AgentTransferId last = posted(Op::kRead, kFilePage);
+  ASSERT_TRUE(agent_->abort(queued).ok());
+  EXPECT_EQ(*agent_->state(queued), AgentTransferState::kCancelled);
+  EXPECT_TRUE(absl::IsCancelled(agent_->status(queued)));
+  gate_.set_value_once();
+  for (const AgentTransferId id : held) EXPECT_TRUE(agent_->wait(id, kPatience).ok());
+  EXPECT_TRUE(agent_->wait(last, kPatience).ok());
+  EXPECT_EQ(*agent_->state(queued), AgentTransferState::kCancelled);
+}
+
+TEST_F(AgentFilesTest, WhatSystemCallsSayIsToldAsWhatItIs) {
+  int error = 0;
+  replace(instead_of_writing, [&](auto...) { return errno = error, ssize_t{-1}; });
+  const auto said = [&](int number) {
+    error = number;
+    return moved(Op::kWrite, kFilePage);
+  };
+  for (const int full : {ENOSPC, EDQUOT, EFBIG}) {
+    EXPECT_TRUE(absl::IsResourceExhausted(said(full))) << strerror(full);
+  }
+  for (const int other : {EIO, EINVAL}) {
+    EXPECT_TRUE(absl::IsInternal(said(other))) << strerror(other);
+    EXPECT_EQ(said(other).message().find("O_DIRECT"), std::string::npos);
+  }
+  file_.reset(::open(folder_.path("file").c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
+  if (!file_.valid()) return;  // this file system has none such
+  ASSERT_TRUE(agent_->register_memory({whole_file()}, MemoryKind::kFile).ok());
+  EXPECT_NE(said(EINVAL).message().find("O_DIRECT"), std::string::npos) << said(EINVAL);
+  EXPECT_EQ(said(EIO).message().find("O_DIRECT"), std::string::npos) << said(EIO);
 }
 
 TEST_F(AgentFilesTest, ASmallOneDoesNotWaitForALargeOne) {

@@ -109,6 +109,39 @@ TEST_P(AgentKvTest, WritesAndReadsBetweenTwoLayouts) {
   }
 }
 
+// Of a sequence of so many tokens the blocks may have more.
+TEST_P(AgentKvTest, ALengthEndsWhatIsMoved) {
+  std::iota(here_->bytes.begin(), here_->bytes.end(), uint8_t{1});
+  const auto push = plan(Op::kWrite);
+  ASSERT_TRUE(push.ok()) << push.status();
+  AgentKvRequest some = request();
+  some.length = 33;  // of 48 for which both have blocks
+  const auto write = push->make_transfer(*a_, some);
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(run(*write).ok());
+  const uint64_t unit = push->plan().parts()[0].unit;
+  const uint64_t moved = (33 + unit - 1) / unit * unit;
+  EXPECT_EQ(a_->telemetry(*write)->bytes, moved * push->plan().parts()[0].bytes_per_token() * 2);
+  some.tokens = {0, 33};
+  EXPECT_TRUE(push->make_transfer(*a_, some).ok());
+}
+
+// Memory of a device may have the address of some of the host's.
+TEST_P(AgentKvTest, WhatIsRegisteredAsMemoryOfTheHostIsNoDevices) {
+  KvPlacement theirs = there_->place;
+  KvGroup& group = theirs.layout.groups[0];
+  for (KvPlace& place : group.fields[1].places) place.buffer = 1;
+  theirs.layout.buffers.push_back(theirs.layout.buffers[0]);
+  theirs.layout.buffers[1].device = KvDevice::kCuda;
+  theirs.addresses.push_back(theirs.addresses[0]);
+  ASSERT_TRUE(theirs.check().ok()) << theirs.check();
+  const absl::Status status =
+      AgentKvPlan::make(*a_, Op::kWrite, here_->place, "beta", theirs).status();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("buffer 1 of the layout"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("registered VRAM range"));
+}
+
 TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   const auto push = plan(Op::kWrite);
   ASSERT_TRUE(push.ok()) << push.status();
@@ -234,6 +267,27 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   const auto found = KvPlacement::of_addresses(group, {keys, values}, {wide});
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->layout.groups[0].fields[1].places[1].offset, values[1] - wide.address);
+  // Of several buffers, the first that has all of it; one that has its beginning is said to be too
+  // small, also where another one begins later.
+  const Descriptor small{start, 100, 0}, later{values[1] + 8, cache.bytes.size(), 0};
+  const auto whole = KvPlacement::of_addresses(group, {keys, values}, {small, later, wide});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->layout.groups[0].fields[1].places[1].buffer, 2u);
+  EXPECT_EQ(KvPlacement::of_addresses(group, {keys, values}, {wide, small, wide})
+                ->layout.groups[0]
+                .fields[0]
+                .places[0]
+                .buffer,
+            0u);
+  const Descriptor cut{start, cache.bytes.size() - 1, 0};
+  const absl::Status short_of =
+      KvPlacement::of_addresses(group, {keys, values}, {cut, later}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(short_of)) << short_of;
+  EXPECT_THAT(std::string(short_of.message()), ::testing::Not(HasSubstr("in none of")));
+  const std::vector<uint64_t> behind{start + cache.bytes.size(), start + cache.bytes.size()};
+  EXPECT_THAT(
+      std::string(KvPlacement::of_addresses(group, {behind, values}, {wide}).status().message()),
+      HasSubstr("in none of the 1 buffers"));
   const std::vector<uint64_t> nowhere{1, 2};
   EXPECT_THAT(
       std::string(KvPlacement::of_addresses(group, {nowhere, values}, {wide}).status().message()),
@@ -248,6 +302,16 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   EXPECT_TRUE(absl::IsInvalidArgument(
       KvPlacement::of(cache.place.layout, {{start, cache.bytes.size() - 1, 0}}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(KvPlacement::of(cache.place.layout, {}).status()));
+  const auto of = [&](const KvLayout& layout, const std::vector<Descriptor>& buffers) {
+    return std::string(KvPlacement::of(layout, buffers, MemoryKind::kDram).status().message());
+  };
+  EXPECT_THAT(of(cache.place.layout, {wide, wide}), HasSubstr("2 buffers for a layout that has 1"));
+  EXPECT_THAT(of(cache.place.layout, {{start, cache.bytes.size() - 1, 0}}),
+              HasSubstr("but what lies in it takes"));
+  KvLayout bad = cache.place.layout;
+  bad.groups[0].block_tokens = 0;
+  EXPECT_EQ(of(bad, {wide}), std::string(bad.check().message()));
+  EXPECT_TRUE(KvPlacement::of(cache.place.layout, {wide}, MemoryKind::kVram).ok());
 }
 
 // Buffers are two of the caller's, and may be one and the same memory.

@@ -192,6 +192,44 @@ struct HurriedAgent {
   std::unique_ptr<Agent> agent;
 };
 
+// It has had 64 MiB, and says nothing.
+TEST(Agent, ALargeMessageForWhichNoRoomComesIsRefused) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.settings = {{"tcp.stall_ms", "3600000"}, {"tcp.handshake_ms", "3600000"}};
+  HurriedAgent a(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a.agent, *b);
+  for (size_t i = 0; i < AgentAssembler::kMaxHeld / kMaxAgentMessage; ++i) {
+    const absl::Status sent = a.agent->notify("beta", std::string(kMaxAgentMessage, 'l'));
+    ASSERT_TRUE(sent.ok()) << sent;
+  }
+  const absl::Status refused = a.notify("beta", std::string(kMaxAgentMessage, 'm'));
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(refused.message().find("on their way to this agent"), std::string::npos) << refused;
+}
+
+TEST(Agent, WhoWaitsForMessagesGetsNoMoreThanItAskedFor) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp"));
+  introduce(*b, *a);
+  EXPECT_TRUE(a->wait_messages(Time::zero(), 5).empty());
+  for (const char* words : {"one", "two", "three"}) ASSERT_TRUE(b->notify("alpha", words).ok());
+  run_agents(*a, *a, [&] { return a->stats().worker.notifications_waiting == 3; });
+  std::vector<AgentMessage> heard = a->wait_messages(kLong, 2);
+  ASSERT_EQ(heard.size(), 2u);
+  EXPECT_EQ(heard[1].payload, "two");
+  heard = a->wait_messages(kLong, 2);
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].payload, "three");
+  EXPECT_TRUE(a->wait_messages(Time::zero(), 5).empty());
+  // It sleeps, and is told.
+  std::thread waiting([&] { heard = a->wait_messages(kLong, 2); });
+  ASSERT_TRUE(b->notify("alpha", "four").ok());
+  waiting.join();
+  ASSERT_EQ(heard.size(), 1u);
+  EXPECT_EQ(heard[0].payload, "four");
+}
+
 // Of what was refused half-way the other agent keeps nothing, so that others find room there.
 TEST(Agent, LargeMessagesArriveAfterSomeThatWereRefusedHalfWay) {
   AgentOptions options = agent_options("alpha", "tcp", false);

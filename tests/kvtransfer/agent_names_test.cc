@@ -34,6 +34,15 @@ void use(Agent& agent) {
   EXPECT_TRUE(agent.deregister_memory({range}).ok());
 }
 
+TEST(AgentNames, NamesOfHostsAreAsked) {
+  for (const char* name : {"host:80", "a.b:1", "10.example:80"})
+    EXPECT_TRUE(asks_dns(name)) << name;
+  for (const char* none :
+       {"", "host", "80", "host:", "host:80x", "127.0.0.1:80", "[::1]:80", "[fe80::1%eth0]:80"}) {
+    EXPECT_FALSE(asks_dns(none)) << none;
+  }
+}
+
 TEST(AgentNames, NobodyElseWaitsForDns) {
   const auto a = make_agent(agent_options("alpha"));
   const auto there = server();

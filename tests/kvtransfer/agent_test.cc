@@ -219,6 +219,16 @@ TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
   ASSERT_TRUE(run(*write).ok());
   EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data(), 99), 0);
   EXPECT_TRUE(absl::IsNotFound(c->partial_metadata({mine_->whole()}, true).status()));
+  // Of what it names again the last counts, here and in one part.
+  ASSERT_TRUE(c->deregister_memory({second.whole()}).ok());
+  ASSERT_TRUE(c->register_memory({second.whole()}).ok());
+  ASSERT_TRUE(
+      a_->add_remote(*c->partial_metadata({second.whole(), first.whole(), second.whole()}, false))
+          .ok());
+  const auto again = a_->make_transfer(Op::kWrite, std::vector<Descriptor>{{mine_->address(9), 99}},
+                                       std::vector<Descriptor>{{second.address(), 99}}, "gamma");
+  ASSERT_TRUE(run(*again).ok());
+  EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data() + 9, 99), 0);
 }
 
 TEST_P(AgentTest, ReleaseFencesWhatRuns) {
@@ -544,6 +554,77 @@ TEST(Agent, LocalMemoryOfWhatWasAbortedIsFreeBeforeTheOtherAgentSpeaks) {
   EXPECT_FALSE(a->local_free(*write).ok());
 }
 
+// Posted, waited for and released in one call; not where it runs already.
+TEST(Agent, RunIsPostWaitAndRelease) {
+  const auto a = make_agent(agent_options("alpha", "tcp"));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  AgentMemory mine(*a, 4096, 1);
+  AgentMemory theirs(*b, 4096, 2);
+  introduce(*a, *b);
+  const auto make = [&] {
+    return a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                            std::vector<Descriptor>{theirs.whole()}, "beta");
+  };
+  const auto runs = make();  // beta stands still
+  ASSERT_TRUE(a->post(*runs).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(a->run(*runs, Time::zero())));
+  EXPECT_EQ(*a->state(*runs), AgentTransferState::kRunning) << "it was aborted";
+  const auto late = make();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(a->run(*late, Time::zero())));
+  run_agents(*a, *b, [&] { return *a->state(*runs) == AgentTransferState::kDone; });
+  a->release(*late, kLong).IgnoreError();
+  const auto whole = make();
+  absl::Status ran;
+  std::thread runner([&] { ran = a->run(*whole, kLong); });
+  run_agents(*b, *b, [&] { return absl::IsNotFound(a->status(*whole)); });
+  runner.join();
+  EXPECT_TRUE(ran.ok()) << ran;
+  EXPECT_EQ(theirs.bytes, mine.bytes);
+  a->remove_remote("beta");
+  const auto gone = make();
+  EXPECT_TRUE(absl::IsNotFound(gone.status()));
+}
+
+// With another agent, or with the one that had the name before, a transfer may run: that holds up
+// no word that this one is given up.
+TEST(Agent, WhoIsRemovedIsWaitedForOnlyIfATransferWithItRuns) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.settings = {{"peer.answer_ms", "3600000"}};
+  const auto a = make_agent(options);
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  const auto c = make_agent(agent_options("gamma", "tcp", false));
+  AgentMemory mine(*a, 4096, 1), at_beta(*b, 4096, 2), at_gamma(*c, 4096, 3);
+  introduce(*a, *b);
+  introduce(*a, *c);
+  const auto post = [&](const AgentMemory& to, const char* agent) {
+    const auto id = a->make_transfer(Op::kWrite, std::vector<Descriptor>{mine.whole()},
+                                     std::vector<Descriptor>{to.whole()}, agent);
+    EXPECT_TRUE(a->post(*id).ok());
+    return *id;
+  };
+  const auto lost = [&] {
+    for (int i = 0; i < 100; ++i) a->progress();
+    return a->lost_messages().size();
+  };
+  const auto with_gamma = post(at_gamma, "gamma");
+  ASSERT_TRUE(a->notify("beta", "words").ok());
+  a->remove_remote("beta");
+  EXPECT_EQ(lost(), 1u);
+  introduce(*a, *b);
+  const auto with_beta = post(at_beta, "beta");
+  run_agents(*a, *b, [&] { return *a->state(with_beta) == AgentTransferState::kDone; });
+  ASSERT_TRUE(a->post(with_beta).ok());
+  a->remove_remote("beta");
+  introduce(*a, *b);  // another one now
+  ASSERT_TRUE(a->notify("beta", "words").ok());
+  a->remove_remote("beta");
+  EXPECT_EQ(lost(), 1u);
+  EXPECT_EQ(*a->state(with_beta), AgentTransferState::kRunning) << "beta has not spoken";
+  EXPECT_EQ(*a->state(with_gamma), AgentTransferState::kRunning);
+  run_agents(*a, *b, [&] { return *a->state(with_beta) != AgentTransferState::kRunning; });
+  run_agents(*a, *c, [&] { return *a->state(with_gamma) == AgentTransferState::kDone; });
+}
+
 // What was found to be quiet stays so, whichever thread posts it meanwhile.
 TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
@@ -589,6 +670,28 @@ TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
   run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
   EXPECT_TRUE(a->status(*write).ok()) << a->status(*write);
   EXPECT_TRUE(a->deregister_memory({local[599]}).ok());
+}
+
+TEST(Agent, OfAnAbortedTransferNoMorePartsAreSubmitted) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  std::vector<std::unique_ptr<AgentMemory>> mine;
+  std::vector<Descriptor> local, remote;
+  AgentMemory theirs(*b, 600 * 256, 2);
+  for (size_t i = 0; i < 600; ++i) {
+    mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
+    local.push_back(mine.back()->whole());
+    remote.push_back({theirs.address(i * 256), 256, 0});
+  }
+  introduce(*a, *b);
+  const auto write = a->make_transfer(Op::kWrite, local, remote, "beta");
+  ASSERT_TRUE(write.ok()) << write.status();
+  ASSERT_TRUE(a->post(*write).ok());
+  EXPECT_EQ(a->stats().worker.transfers_submitted, 256u) << "others need slots too";
+  ASSERT_TRUE(a->abort(*write).ok());
+  run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(absl::IsCancelled(a->status(*write))) << a->status(*write);
+  EXPECT_EQ(a->stats().worker.transfers_submitted, 256u);
 }
 
 }  // namespace

@@ -183,7 +183,7 @@ void AgentRequantiseTransfer::stop(absl::Status why) {
 }
 
 void AgentRequantiseTransfer::end_if_over() {
-  if (state_ != AgentTransferState::kRunning || !pieces_.empty() || saying_ != nullptr) return;
+  if (!pieces_.empty() || saying_ != nullptr) return;
   if (!stop_ && (next_chunk_ < job_.chunks.size() || !said_)) return;
   ended_ = converter_.worker_.clock().now();
   if (why_.ok()) {

@@ -83,7 +83,6 @@ absl::StatusOr<RequantiseRoute> RequantiseRoute::make(Op op, const KvLayout& sou
     made.unit_bytes = group.fields[0].block_stride;
     made.slot_units = std::min<uint64_t>(slot_bytes / made.unit_bytes, 1 << 20);
     if (made.unit_bytes > largest.unit_bytes) largest = made;
-    if (largest.unit_bytes > slot_bytes) continue;  // an error: which part needs most is said
     made.base = end;
     made.layer_stride = made.unit_bytes * made.slot_units;
     group.blocks = static_cast<uint32_t>(made.slot_units);
@@ -129,7 +128,6 @@ void RequantiseRoute::cut(uint32_t part, KvTokens tokens, KvTokens layers,
                           std::vector<RequantiseChunk>& out) const {
   const Part& of = parts_[part];
   layers.end = std::min<uint64_t>(layers.end, whole_.parts()[of.whole].layers.size());
-  if (tokens.empty() || layers.empty()) return;
   const uint64_t first = tokens.begin / of.unit;
   const uint64_t end = (tokens.end - 1) / of.unit + 1;
   const uint64_t units = std::min(end - first, of.slot_units);

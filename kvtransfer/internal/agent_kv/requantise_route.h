@@ -51,7 +51,7 @@ class RequantiseRoute {
   };
   absl::Span<const Part> parts() const { return parts_; }
 
-  // `tokens` and `layers` of a part, in chunks that fit a slot, appended to `out`.
+  // `tokens` and `layers` of a part, some of each, in chunks that fit a slot, appended to `out`.
   void cut(uint32_t part, KvTokens tokens, KvTokens layers,
            std::vector<RequantiseChunk>& out) const;
   uint64_t bytes(const RequantiseChunk& chunk) const;  // that travel

@@ -136,6 +136,7 @@ TEST_F(AgentBadInput, WhoIsNotKnown) {
   }
   a_->remove_remote("alpha");  // oneself is not forgotten
   EXPECT_TRUE(a_->has_remote("alpha"));
+  EXPECT_TRUE(a_->has_remote("alpha", {mine_.whole()}));
 }
 
 // A member of the cluster that says where it is wrongly.

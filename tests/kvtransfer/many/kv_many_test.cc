@@ -11,6 +11,8 @@
 #include "tests/kvtransfer/kv_engines.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/manual_clock.h"
+#include "transport/address.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -55,16 +57,17 @@ struct KvMany : ::testing::Test {
     decode.worker = nullptr;  // before what its callbacks use
     prefill.worker = nullptr;
   }
-  absl::Status start(KvRequestId id, bool pull, Time timeout = hours(1), Time silence = Time{}) {
+  absl::Status start(KvRequestId id, bool pull, Time timeout = hours(1), Time silence = Time{},
+                     const std::string& where = "") {
     KvLoad load;
     load.id = id;
-    load.prefill = prefill.worker->address();
+    load.prefill = where.empty() ? prefill.worker->address() : where;
     load.tokens = {static_cast<int32_t>(id)};
     load.blocks = {static_cast<uint32_t>(id)};
     load.timeout = timeout;
     load.silence = silence;
     load.pull = pull;
-    load.lease = hours(3);
+    load.lease = lease;
     return loads.start(std::move(load));
   }
   void move() {
@@ -77,6 +80,7 @@ struct KvMany : ::testing::Test {
       }
     }
     while (decode.mailbox.receive(message)) {
+      peer_ = message.peer;
       if (message.kind == KvMessageKind::kOffer) {
         loads.on_offer(message.peer, message.load, message.body);
       } else if (message.kind == KvMessageKind::kFailed) {
@@ -97,7 +101,16 @@ struct KvMany : ::testing::Test {
     }
   }
   uint64_t looks() const { return loads.looked_at() + jobs.looked_at(); }
+  // Loads that are looked at when so much time has gone by.
+  uint64_t looked_at_after(Time span) {
+    const uint64_t before = loads.looked_at();
+    clock.advance(span);
+    loads.progress();
+    return loads.looked_at() - before;
+  }
   ManualClock clock;
+  Time lease = hours(3);
+  PeerId peer_;  // prefill
   Node decode{"decode", clock}, prefill{"prefill", clock};
   KvLoads loads{*decode.worker, decode.mailbox, nullptr, "decode"};
   KvJobs jobs{*prefill.worker,
@@ -142,6 +155,52 @@ TEST_F(KvMany, ARoundLooksAtNoneToWhichNothingHappened) {
   clock.advance(hours(1));
   rounds(1);
   EXPECT_EQ(loads.loads_failed(), kMany);
+}
+
+TEST_F(KvMany, WhatHasFailedOrIsEndedIsNotLookedAtInItsTime) {
+  ASSERT_TRUE(start(1, false, minutes(5)).ok());
+  ASSERT_TRUE(start(2, false, minutes(10)).ok());
+  EXPECT_FALSE(loads.end(2)) << "prefill has not said that it sends nothing";
+  clock.advance(minutes(5));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(loads.status(1))) << "who asks is told";
+  EXPECT_EQ(looked_at_after(Time{}), 0U);
+  EXPECT_EQ(looked_at_after(hours(1)), 0U);
+}
+
+// Its lease has to be renewed in time: from when its prefill was found, though that says nothing.
+TEST_F(KvMany, ALoadWhosePrefillWasLookedUpIsLookedAtInItsTime) {
+  std::string port;
+  const absl::StatusOr<Address> address = Address::decode(prefill.worker->address());
+  for (const auto& [provider, where] : address->providers) {
+    const auto at = net::literal(where);
+    if (provider != "tcp" || !at.ok()) continue;
+    const std::string text = at->front().text();
+    port = text.substr(text.rfind(':'));
+  }
+  ASSERT_TRUE(start(1, true, hours(100), Time{}, "localhost" + port).ok());
+  const Time end = Clock::steady().now() + kLongEnough;
+  while (decode.worker->stats().transfers_submitted == 0 && Clock::steady().now() < end) {
+    loads.progress();
+    decode.mailbox.flush();
+  }
+  EXPECT_EQ(looked_at_after(minutes(59)), 0U);
+  EXPECT_EQ(looked_at_after(minutes(1)), 1U);
+  EXPECT_EQ(looked_at_after(minutes(59)), 0U);
+  EXPECT_EQ(looked_at_after(minutes(1)), 1U);
+}
+
+// Prefill grants less than it is asked for, and less again.
+TEST_F(KvMany, ALoadIsLookedAtByTheLeaseThatItWasGranted) {
+  lease = hours(30);
+  ASSERT_TRUE(start(1, true, hours(100)).ok());
+  const Time end = Clock::steady().now() + kLongEnough;
+  while (!jobs.next_job().has_value() && Clock::steady().now() < end) move();
+  while (peer_.generation == 0 && Clock::steady().now() < end) move();
+  EXPECT_EQ(looked_at_after(minutes(59)), 0U);
+  EXPECT_EQ(looked_at_after(minutes(1)), 1U) << "it is to be renewed";
+  loads.on_lease_renewed(peer_, 1, encode_kv_lease({1, minutes(30)}));
+  EXPECT_EQ(looked_at_after(minutes(9)), 0U);
+  EXPECT_EQ(looked_at_after(minutes(1)), 1U);
 }
 
 TEST_F(KvMany, SilenceIsLookedForNowAndThen) {

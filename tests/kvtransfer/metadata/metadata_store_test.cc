@@ -12,6 +12,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -353,11 +354,25 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
   const absl::Status file = opened(folder.path("file"));
   EXPECT_TRUE(absl::IsFailedPrecondition(file)) << file;
   EXPECT_THAT(std::string(file.message()), HasSubstr("it is no folder"));
+  ASSERT_EQ(chmod(folder.path("file").c_str(), 0700), 0);  // which may be run
+  EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path("file"))));
+  const absl::Status within = opened(folder.path("file/folder"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(within)) << within;
+  EXPECT_THAT(std::string(within.message()), HasSubstr("Not a directory"));
   EXPECT_TRUE(opened(folder.path()).ok());
   if (geteuid() == 0) return;  // who may write everywhere
   ASSERT_EQ(chmod(folder.path().c_str(), 0500), 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path()))) << opened(folder.path());
   ASSERT_EQ(chmod(folder.path().c_str(), 0700), 0);
+}
+
+TEST(MetadataStore, OfWhatIsTakenBackNoFileIsLeft) {
+  const TemporaryFolder folder;
+  FileStore store(folder.path());
+  ASSERT_TRUE(store.put("alpha", "metadata").ok());
+  EXPECT_FALSE(std::filesystem::is_empty(folder.path()));
+  EXPECT_TRUE(store.remove("alpha").ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 // Whoever may write the folder can put links and pipes there, in the place of every file.

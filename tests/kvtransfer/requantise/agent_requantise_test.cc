@@ -411,8 +411,8 @@ TEST(AgentRequantise, OfAWindowTheLastTokensAreConverted) {
   window.groups[0].window = 8;
   window.groups[0].layers = {1};
   PagedMemory near_there(*b, window);
-  KvPlacement target = full_there.place;
-  ASSERT_TRUE(target.append(near_there.place).ok());
+  KvPlacement target = near_there.place;  // its groups are in another order
+  ASSERT_TRUE(target.append(full_there.place).ok());
   full.fill(1);
   near.fill(2);
   introduce(*a, *b);
@@ -424,7 +424,7 @@ TEST(AgentRequantise, OfAWindowTheLastTokensAreConverted) {
   const auto want_near = expected_of(near, near_there, blocks, blocks, {16, 24}, {0, 9});
   const std::vector<int64_t> last{4, 5};
   const auto id = plan->make_transfer(
-      *a, {.tokens = {0, 24}, .local = {{blocks}, {blocks}}, .remote = {{blocks}, {last, 4}}});
+      *a, {.tokens = {0, 24}, .local = {{blocks}, {blocks}}, .remote = {{last, 4}, {blocks}}});
   ASSERT_TRUE(id.ok()) << id.status();
   ASSERT_TRUE(a->post(*id).ok());
   ASSERT_TRUE(a->wait(*id, kLong).ok());
@@ -494,6 +494,85 @@ TEST(AgentRequantise, FencesAndEndsWithAnAgentThatIsSilentAndGoes) {
   EXPECT_FALSE(gone.ok());
   a->release(*third, kLong).IgnoreError();
   EXPECT_TRUE(absl::IsNotFound(a->status(*third)));
+}
+
+// More than there is address space for.
+TEST(AgentRequantise, StagingForWhichThereIsNoMemoryIsRefused) {
+  AgentOptions options = agent_options("alpha", "tcp");
+  options.staging_bytes = uint64_t{1} << 60;
+  const auto a = make_agent(std::move(options));
+  const auto b = make_agent(agent_options("beta", "tcp"));
+  const KvShape shape{
+      .layers = 1, .blocks = 1, .block_tokens = 4, .total_heads = 2, .heads = 2, .head_size = 8};
+  PagedMemory from(*a, KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true));
+  PagedMemory to(*b, fp8_layout(shape, KvLayout::Order::kNhd, 1));
+  introduce(*a, *b);
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status full =
+        AgentKvPlan::make_requantising(*a, Op::kWrite, from.place, "beta", to.place).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+    EXPECT_THAT(std::string(full.message()), HasSubstr("AgentOptions::staging_bytes"));
+  }
+}
+
+// Its own thread converts; what is sent waits for the other agent, which is driven by the test.
+TEST(AgentRequantise, WhileTheOtherAgentIsSilent) {
+  const auto a = make_agent(agent_options("alpha", "tcp", false));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  const KvShape shape{
+      .layers = 2, .blocks = 40, .block_tokens = 16, .total_heads = 2, .heads = 2, .head_size = 16};
+  PagedMemory from(*a, KvLayout::paged(shape, KvLayout::Order::kNhd, KvLayout::Pair::kSplit, true));
+  PagedMemory to(*b, fp8_layout(shape, KvLayout::Order::kNhd, 1));
+  from.fill(3);
+  introduce(*a, *b);
+  const auto plan = AgentKvPlan::make_requantising(*a, Op::kWrite, from.place, "beta", to.place);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<int64_t> blocks(40);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  const AgentKvRequest all{.local = {{blocks}}, .remote = {{blocks}}};
+  const auto until = [&](const auto& ready) { run_agents(*a, *a, ready); };
+
+  const auto id = plan->make_transfer(*a, all);
+  EXPECT_TRUE(*a->local_free(*id)) << "it does not run";
+  ASSERT_TRUE(a->post(*id).ok());
+  EXPECT_FALSE(*a->local_free(*id));
+  until([&] { return a->telemetry(*id)->descriptors > 0; });
+  EXPECT_FALSE(*a->local_free(*id));
+  AgentMemory other(*a, 64, 1);
+  EXPECT_TRUE(a->deregister_memory({other.whole()}).ok()) << "it is none of its";
+  EXPECT_TRUE(absl::IsFailedPrecondition(a->deregister_memory(from.ranges)));
+  const absl::Status early = a->release(*id, Time::zero());
+  EXPECT_TRUE(early.ok() || absl::IsDeadlineExceeded(early)) << early;
+  if (!early.ok()) {
+    const absl::Status posted = a->post(*id);
+    EXPECT_TRUE(absl::IsFailedPrecondition(posted)) << posted;
+    EXPECT_THAT(std::string(posted.message()), HasSubstr("is being released"));
+    until([&] { return *a->local_free(*id); });
+    run_agents(*a, *b, [&] { return *a->state(*id) != AgentTransferState::kRunning; });
+    EXPECT_TRUE(absl::IsCancelled(a->status(*id))) << a->status(*id);
+    EXPECT_TRUE(a->release(*id).ok());
+  }
+
+  // Of no tokens, but with words: they are said; and aborted while they are.
+  AgentKvRequest none = all;
+  none.tokens = {0, 0};
+  const auto words = plan->make_transfer(*a, none, "words");
+  ASSERT_TRUE(words.ok()) << words.status();
+  ASSERT_TRUE(a->post(*words).ok());
+  EXPECT_EQ(*a->state(*words), AgentTransferState::kRunning);
+  run_agents(*a, *b, [&] { return *a->state(*words) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(a->status(*words).ok()) << a->status(*words);
+  EXPECT_EQ(b->messages().size(), 1u);
+  a->remove_remote("beta");
+  introduce(*a, *b);  // nobody has answered there yet
+  const auto anew = AgentKvPlan::make_requantising(*a, Op::kWrite, from.place, "beta", to.place);
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  const auto unsaid = anew->make_transfer(*a, none, "words");
+  ASSERT_TRUE(a->post(*unsaid).ok());
+  until([&] { return a->stats().worker.open_transfers == 1; });
+  ASSERT_TRUE(a->abort(*unsaid).ok());
+  until([&] { return *a->state(*unsaid) != AgentTransferState::kRunning; });
+  EXPECT_TRUE(absl::IsCancelled(a->status(*unsaid))) << a->status(*unsaid);
 }
 
 // Without a thread of their own the bytes move inside of the calls; the agent converts all the
