@@ -100,7 +100,7 @@ class Agent::Impl {
   void forget_told(RemoteAgent& remote);                      // locked
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
-  void part_from(std::string_view name, const RemoteAgent& remote);  // locked
+  void part_from(const RemoteAgent& remote);                         // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
   bool is_up(PeerId peer) const;

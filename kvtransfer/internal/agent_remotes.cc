@@ -127,7 +127,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
   RemoteAgent& remote = remotes[metadata->name];
   if (from == nullptr) forget_told(remote);  // the application wants it
   if (!same) {
-    part_from(metadata->name, remote);
+    part_from(remote);
     remote.peer = {};
     remote.epoch = next_agent_id();
     remote.uid = metadata->uid;
@@ -162,7 +162,7 @@ void Agent::Impl::remember_told(const std::string& agent, uint64_t by) {
     if (here) {
       remember(oldest);
     } else {
-      part_from(oldest->first, remote);
+      part_from(remote);
       remotes.erase(oldest);
     }
   }
@@ -178,7 +178,7 @@ void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
   const auto known = remotes.find(agent);
   if (known == remotes.end() || agent == options.name) return;
   if (only != nullptr && known->second.uid != *only) return;
-  part_from(known->first, known->second);
+  part_from(known->second);
   forget_told(known->second);
   remotes.erase(known);
 }
@@ -187,11 +187,11 @@ void Agent::Impl::remove_remote(std::string_view agent, const WorkerUid* only) {
 // that runs must not be called ended before its bytes have stopped there too, since release() says
 // so of whatever has ended. Without one, there is nothing of ours to stop there, and the connection
 // can be closed without asking.
-void Agent::Impl::part_from(std::string_view name, const RemoteAgent& remote) {
+void Agent::Impl::part_from(const RemoteAgent& remote) {
   if (remote.peer.generation == 0) return;
   const bool moving = std::any_of(transfers.begin(), transfers.end(), [&](const auto& entry) {
     const AgentTransfer& transfer = *entry.second;
-    return transfer.agent() == name && transfer.epoch() == remote.epoch && !transfer.quiet();
+    return transfer.epoch() == remote.epoch && !transfer.quiet();
   });
   worker->begin_disconnect(remote.peer, moving ? kNever : Time::zero());
 }
