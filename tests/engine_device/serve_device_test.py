@@ -179,7 +179,7 @@ def lost_decode(model, folder, words, expected):
     router.model = model.name
 
     def lose():
-        while running(lost) < 4:
+        while running(lost) == 0:
             time.sleep(0.005)
         tell_device(pipe, words)
 
