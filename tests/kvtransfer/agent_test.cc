@@ -652,44 +652,43 @@ TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
   EXPECT_TRUE(a->release(*write).ok());
 }
 
-// The worker has 256 parts at a time, and knows of no others.
+// 600 regions, each a part of a transfer: the worker has 256 at a time, and knows of no others.
+struct ManyParts {
+  ManyParts(Agent& a, Agent& b) : theirs(b, 600 * 256, 2) {
+    for (size_t i = 0; i < 600; ++i) {
+      mine.push_back(std::make_unique<AgentMemory>(a, 256, static_cast<int>(i)));
+      local.push_back(mine.back()->whole());
+      remote.push_back({theirs.address(i * 256), 256, 0});
+    }
+  }
+  AgentMemory theirs;
+  std::vector<std::unique_ptr<AgentMemory>> mine;
+  std::vector<Descriptor> local, remote;
+};
+
 TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
-  std::vector<std::unique_ptr<AgentMemory>> mine;
-  std::vector<Descriptor> local, remote;
-  AgentMemory theirs(*b, 600 * 256, 2);
-  for (size_t i = 0; i < 600; ++i) {
-    mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
-    local.push_back(mine.back()->whole());
-    remote.push_back({theirs.address(i * 256), 256, 0});
-  }
+  const ManyParts parts(*a, *b);
   introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, local, remote, "beta");
+  const auto write = a->make_transfer(Op::kWrite, parts.local, parts.remote, "beta");
   ASSERT_TRUE(write.ok()) << write.status();
   ASSERT_TRUE(a->post(*write).ok());
   for (const size_t i : {size_t{0}, size_t{599}}) {
-    const absl::Status gone = a->deregister_memory({local[i]});
+    const absl::Status gone = a->deregister_memory({parts.local[i]});
     EXPECT_TRUE(absl::IsFailedPrecondition(gone)) << i << ": " << gone;
   }
   run_agents(*a, *b, [&] { return *a->state(*write) != AgentTransferState::kRunning; });
   EXPECT_TRUE(a->status(*write).ok()) << a->status(*write);
-  EXPECT_TRUE(a->deregister_memory({local[599]}).ok());
+  EXPECT_TRUE(a->deregister_memory({parts.local[599]}).ok());
 }
 
 TEST(Agent, OfAnAbortedTransferNoMorePartsAreSubmitted) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
-  std::vector<std::unique_ptr<AgentMemory>> mine;
-  std::vector<Descriptor> local, remote;
-  AgentMemory theirs(*b, 600 * 256, 2);
-  for (size_t i = 0; i < 600; ++i) {
-    mine.push_back(std::make_unique<AgentMemory>(*a, 256, static_cast<int>(i)));
-    local.push_back(mine.back()->whole());
-    remote.push_back({theirs.address(i * 256), 256, 0});
-  }
+  const ManyParts parts(*a, *b);
   introduce(*a, *b);
-  const auto write = a->make_transfer(Op::kWrite, local, remote, "beta");
+  const auto write = a->make_transfer(Op::kWrite, parts.local, parts.remote, "beta");
   ASSERT_TRUE(write.ok()) << write.status();
   ASSERT_TRUE(a->post(*write).ok());
   EXPECT_EQ(a->stats().worker.transfers_submitted, 256u) << "others need slots too";
