@@ -1,13 +1,12 @@
 """Two halves of a pair for a test: a `baton serve` process, and what a worker of another engine has of baton.hand_off, over
 a cache whose blocks are packed as one likes."""
-import contextlib
 import json
 import pathlib
-import random
-import socket
 import subprocess
 import urllib.error
 import urllib.request
+
+from ports import free_ports
 
 import baton
 from baton import weights
@@ -99,7 +98,7 @@ class Server:
     def __init__(self, binary, name, *flags, model=MODEL):
         self.process = subprocess.Popen(
             [binary, "serve", "--model", str(model), "--served-model-name", "m", "--port", "0", "--blocks", "128",
-             "--min-remote-tokens", "16", "--kv-agent", name, "--kv-agent-address", f"127.0.0.1:{free_port()}", *flags],
+             "--min-remote-tokens", "16", "--kv-agent", name, "--kv-agent-address", f"127.0.0.1:{free_ports(1)}", *flags],
             stdout=subprocess.PIPE, text=True)
         self.url = self.address = ""
         for line in self.process.stdout:
@@ -150,12 +149,3 @@ class Router:
         self.process.terminate()
         self.process.wait()
         self.process.stdout.close()
-
-
-def free_port():
-    """One of those that the kernel gives to nobody: it is free until the server has it."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port

@@ -1,10 +1,7 @@
 """The class that vLLM makes, without vLLM: its scheduler half with what vLLM's scheduler would hand it, and both halves
 together, as vLLM's engine calls them."""
-import contextlib
 import logging
 import pathlib
-import random
-import socket
 import sys
 import tempfile
 import types
@@ -14,18 +11,9 @@ import unittest.mock
 from baton.hand_off import Order, Run
 from baton.vllm.groups import Group, groups_of, there
 from baton.vllm.scheduler import Scheduler
+from ports import free_ports
 from vllm_fakes import (FullAttentionSpec, MambaSpec, SlidingWindowSpec, Tensor, UniformTypeKVCacheSpecs, blocks,
                         cache_config, config, fake_vllm, request, scheduled)
-
-
-def free_ports(count):
-    """The first of so many side by side, below those that the kernel gives to others meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for number in range(port, port + count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", number))
-            return port
 
 
 class Scheduling(unittest.TestCase):
