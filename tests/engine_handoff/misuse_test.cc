@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/engine_handoff/bare_hand_off.h"
+#include "tests/sanitized.h"
 
 namespace baton::engine::handoff {
 namespace {
@@ -482,24 +483,24 @@ TEST_F(Misuse, ACacheIsUsedOnceAndBeforeAllElse) {
 // --- many, and threads
 
 TEST_F(Misuse, TenThousandLoadsAtOnce) {
-  constexpr uint64_t kLoads = 10'000;
+  const auto loads = static_cast<uint64_t>(rounds_of(10'000, 2500));
   p_->fill(1, 3);
-  for (uint64_t id = 1; id <= kLoads; ++id) {
+  for (uint64_t id = 1; id <= loads; ++id) {
     ASSERT_TRUE(d_->load(id, p_->at(absl::StrCat(id)), {static_cast<uint32_t>(id % 64)}).ok());
   }
   std::vector<uint64_t> sends;
-  for (uint64_t id = 1; id <= kLoads; ++id) {
+  for (uint64_t id = 1; id <= loads; ++id) {
     sends.push_back(p_->save(absl::StrCat(id), {1}));
     (*p_)->hold(sends.back());
   }
   uint64_t here = 0;
   size_t free = 0;
   until([&] {
-    for (; here < kLoads && d_->ended(here + 1); ++here) {
+    for (; here < loads && d_->ended(here + 1); ++here) {
       EXPECT_TRUE(d_->complete(here + 1)) << d_->why(here + 1);
     }
     free += (*p_)->released().size();
-    return here == kLoads && free == kLoads;
+    return here == loads && free == loads;
   });
 }
 

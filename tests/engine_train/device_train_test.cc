@@ -16,6 +16,7 @@
 #include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::engine::train {
@@ -263,7 +264,7 @@ TEST(DeviceTrain, SaysWhicheverCallFails) {
   options.batch_tokens = options.length = options.long_length = 16;
   options.runner = on_fake();
   int failed = 0, fine = 0;
-  for (uint64_t call = 1; fine == 0 && call < 4000; call += call < 40 ? 1 : 7) {
+  for (uint64_t call = 1; fine == 0 && call < 4000; call += call < 40 ? 1 : kSanitized ? 21 : 7) {
     FakeDriver fake;
     fake.fail_call_in(call, gpudirect::kOutOfMemory);
     {

@@ -6,16 +6,18 @@
 #include <string>
 
 #include "tests/gpudirect/mutants/flows.h"
+#include "tests/sanitized.h"
 
 namespace baton::gpudirect {
 namespace {
 
 TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
+  const uint64_t every = kSanitized ? 3 : 1;
   for (const Flow& flow : flows()) {
     uint64_t calls = 0;
     size_t said = 0;
     for (uint64_t k = 0; k <= calls; ++k) {
-      if (k == 1) continue;  // cuInit
+      if (k == 1 || (k != 0 && k % every != 0)) continue;  // the first is cuInit
       SCOPED_TRACE(testing::Message() << flow.name << ", call " << k);
       FakeDriver fake({.attributes = flow.attributes(), .fail_call = k});
       const absl::Status status = flow.run(fake, FakeDriver::driver());
@@ -28,7 +30,7 @@ TEST(EveryCall, ThatFailsIsSaidOrDoneAllTheSameAndLeavesNothingBehind) {
       }
       said += status.ok() ? 0 : 1;
     }
-    EXPECT_GT(said, 30u) << flow.name;
+    EXPECT_GT(said, 30u / every) << flow.name;
     std::printf("%s: %zu calls, %zu errors said\n", flow.name, static_cast<size_t>(calls), said);
   }
 }
