@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "gpudirect/flush_policy.h"
 
 namespace baton::gpudirect {
@@ -31,6 +32,19 @@ std::string DeviceFacts::text() const {
     }
   }
   absl::StrAppend(&out, ", writes of adapters are ", words(flush_policy(*this)));
+  return out;
+}
+
+std::string DeviceFacts::json() const {
+  std::string out = absl::StrFormat(
+      R"({"ordinal": %d, "name": "%s", "pci": "%s", "memory_bytes": %u, "driver_version": %d)",
+      ordinal, absl::StrReplaceAll(name, {{"\\", "\\\\"}, {"\"", "\\\""}}), pci, memory_bytes,
+      driver_version);
+  for (size_t i = 0; i < kFactNames.size(); ++i) {
+    absl::StrAppendFormat(&out, R"(, "%s": %s)", kFactNames[i].name,
+                          values[i].has_value() ? absl::StrCat(*values[i]) : "null");
+  }
+  absl::StrAppendFormat(&out, R"(, "writes_of_adapters": "%s"})", words(flush_policy(*this)));
   return out;
 }
 

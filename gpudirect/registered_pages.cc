@@ -1,7 +1,9 @@
 // Pages of the host, registered with the driver for as long as they are there.
 #include "gpudirect/registered_pages.h"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,6 +17,15 @@ constexpr std::chrono::seconds kCopyTime{1};
 
 }  // namespace
 
+void place_near(const Device& device, void* data, size_t bytes) {
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  const int node = device.facts().value(kHostNumaId).value_or(-1);
+  if (node < 0 || node >= kBits) return;
+  const unsigned long nodes = 1UL << node;
+  // Preferred: a node that is full gives way to others. Containers may forbid the call.
+  syscall(SYS_mbind, data, bytes, MPOL_PREFERRED, &nodes, kBits + 1, 0);
+}
+
 absl::StatusOr<std::unique_ptr<RegisteredPages>> RegisteredPages::make(const Device& device,
                                                                        size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -26,6 +37,7 @@ absl::StatusOr<std::unique_ptr<RegisteredPages>> RegisteredPages::make(const Dev
         absl::StrCat("no ", size, " bytes of host memory for a CUDA device to read"));
   }
   std::unique_ptr<RegisteredPages> pages(new RegisteredPages(device, data, size));
+  place_near(device, data, size);
   const Device::Current current(device);
   absl::Status status = current.status();
   if (status.ok()) {

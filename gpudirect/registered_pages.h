@@ -9,6 +9,10 @@
 
 namespace baton::gpudirect {
 
+// Whole pages that nobody has touched yet: they will be on the NUMA node that the device is at,
+// where it says which and this process may choose; else wherever they would have been.
+void place_near(const Device& device, void* data, size_t bytes);
+
 class RegisteredPages {
  public:
   // At least `bytes`, all zero. Slow; the device outlives it.

@@ -14,7 +14,8 @@ namespace baton::bench {
 // that fits into the MTU of the network device.
 Json rdma_devices(const SystemRoot& root);
 
-// NVIDIA GPUs: [{"pci","numa_node","driver"}].
+// NVIDIA GPUs: [{"pci","numa_node","driver","link","best_link","bar1_bytes","iommu"}]. A link is
+// slower while its GPU has nothing to do.
 Json gpus(const SystemRoot& root);
 
 // [{"rdma","gpu","distance"}] for every pair that has a place on the PCI bus.

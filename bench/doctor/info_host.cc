@@ -124,6 +124,7 @@ Json kernel_info(const SystemRoot& root) {
   int major = 0, minor = 0;
   const bool known = std::sscanf(release.c_str(), "%d.%d", &major, &minor) == 2;
   out["dma_buf_registration"] = known && (major > 5 || (major == 5 && minor >= 12));
+  out["virtual"] = absl::StrContains(root.text("/proc/cpuinfo"), " hypervisor");
   return out;
 }
 

@@ -7,7 +7,7 @@
 namespace baton::bench {
 
 // {"release","modules":{NAME:"loaded"|"available"|"missing"},"ptrace_scope",
-//  "dma_buf_registration"}
+//  "dma_buf_registration","virtual"}; virtual: below a hypervisor.
 Json kernel_info(const SystemRoot& root);
 // {"memlock":{"soft","hard"},"ipc_lock","open_files","cgroup_memory","cgroup_rdma","uverbs"};
 // null: no limit.

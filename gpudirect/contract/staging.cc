@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "gpudirect/registered_pages.h"
 #include "transport/base/memory_left.h"
 
 namespace baton::gpudirect {
@@ -48,6 +49,7 @@ absl::Status PinnedRing::map(size_t bytes) {
   }
   base_ = static_cast<std::byte*>(at);
   size_ = bytes;
+  place_near(device_, base_, size_);
   return absl::OkStatus();
 }
 

@@ -102,14 +102,14 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
   const CopyShape shape = shape_of(merged_);
   if (shape.pieces == 0) return absl::OkStatus();
   const CopyWays possible = ways(route, shape);
-  if (!way.has_value()) return run(cheapest(table_, route, shape, possible), route, merged_);
+  if (!way.has_value()) way = cheapest(table_, route, shape, possible);
   if (!possible.has(*way)) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "this list cannot be copied %s by '%s': the list has no such shape, or the device, its "
         "driver or this build no such way",
         name_of(route), name_of(*way)));
   }
-  return run(*way, route, merged_);
+  return run(*way, route, shape, merged_);
 }
 
 CopyWay Copier::cheapest_way(CopyRoute route, const CopyShape& shape) {
@@ -125,12 +125,13 @@ std::string Copier::explain(CopyRoute route, absl::Span<const CopyPiece> pieces)
   return gpudirect::explain(table_, route, shape, ways(route, shape));
 }
 
-absl::Status Copier::run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
+absl::Status Copier::run(CopyWay way, CopyRoute route, const CopyShape& shape,
+                         absl::Span<const CopyPiece> pieces) {
   switch (way) {
     case CopyWay::kSingle:
       return run_single(route, pieces);
     case CopyWay::kRows:
-      return run_rows(route, pieces);
+      return run_rows(route, shape.plane, pieces);
     case CopyWay::kBatch:
       return run_batch(route, pieces);
     case CopyWay::kPacked:
@@ -142,9 +143,9 @@ absl::Status Copier::run(CopyWay way, CopyRoute route, absl::Span<const CopyPiec
   if (!done.ok() || *done == pieces.size()) return done.status();
   // All lists are in use: the rest goes without a kernel.
   const absl::Span<const CopyPiece> rest = pieces.subspan(*done);
-  const CopyShape shape = shape_of(rest);
+  const CopyShape left = shape_of(rest);
   CopyWays plain = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBatch};
-  return run(cheapest(table_, route, shape, plain & ways(route, shape)), route, rest);
+  return run(cheapest(table_, route, left, plain & ways(route, left)), route, left, rest);
 }
 
 absl::Status Copier::run_single(CopyRoute route, absl::Span<const CopyPiece> pieces) {
@@ -162,17 +163,18 @@ absl::Status Copier::run_single(CopyRoute route, absl::Span<const CopyPiece> pie
   return absl::OkStatus();
 }
 
-absl::Status Copier::run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces) {
+absl::Status Copier::run_rows(CopyRoute route, size_t plane_pieces,
+                              absl::Span<const CopyPiece> pieces) {
   const size_t width = pieces[0].bytes;
-  const size_t most = route == CopyRoute::kOnDevice ? pieces.size() : kMostBytes / width;
+  const size_t most = route == CopyRoute::kOnDevice ? plane_pieces : kMostBytes / width;
   PlaneCopy plane;
   plane.width = width;
   plane.from.pitch = pieces.size() > 1 ? pieces[1].from - pieces[0].from : width;
   plane.to.pitch = pieces.size() > 1 ? pieces[1].to - pieces[0].to : width;
-  for (size_t i = 0; i < pieces.size(); i += most) {
+  for (size_t i = 0; i < pieces.size(); i += plane.height) {
     plane.from.device = pieces[i].from;
     plane.to.device = pieces[i].to;
-    plane.height = std::min(most, pieces.size() - i);
+    plane.height = std::min(most, plane_pieces - i % plane_pieces);
     absl::Status status =
         device_.check(device_.driver().cuMemcpy2DAsync(&plane, stream_), "a copy of rows");
     if (!status.ok()) return status;

@@ -79,9 +79,10 @@ class Copier {
                        absl::Span<const CopyPiece> pieces);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
   List* free_list();
-  absl::Status run(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status run(CopyWay way, CopyRoute route, const CopyShape& shape,
+                   absl::Span<const CopyPiece> pieces);
   absl::Status run_single(CopyRoute route, absl::Span<const CopyPiece> pieces);
-  absl::Status run_rows(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  absl::Status run_rows(CopyRoute route, size_t plane_pieces, absl::Span<const CopyPiece> pieces);
   absl::Status run_batch(CopyRoute route, absl::Span<const CopyPiece> pieces);
   bool batch_overlaps();
   absl::Status flush_batch();

@@ -14,6 +14,18 @@ namespace {
 
 constexpr CopyWay way_of(size_t number) { return static_cast<CopyWay>(number); }
 
+// Logarithms, of all ways. Of planes a copy of rows each, at what one alone costs.
+CopyTable::Costs costs_of(const CopyTable& table, CopyRoute route, const CopyShape& shape) {
+  constexpr auto kRows = static_cast<size_t>(CopyWay::kRows);
+  CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
+  if (!shape.rows && shape.plane > 0) {
+    const size_t planes = shape.pieces / shape.plane;
+    costs[kRows] = table.logarithms(route, shape.plane, shape.bytes / planes)[kRows] +
+                   std::log2(static_cast<double>(planes));
+  }
+  return costs;
+}
+
 // Between two of the values of a table: from the one at `at` so much of the way to the next, and so
 // far past the last one; of their logarithms.
 struct Place {
@@ -74,25 +86,32 @@ double CopyTable::nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_
 
 CopyShape shape_of(absl::Span<const CopyPiece> pieces) {
   constexpr DevicePointer kLargest = std::numeric_limits<int32_t>::max();
-  CopyShape shape{.pieces = pieces.size(), .rows = true, .from_in_row = true, .to_in_row = true};
+  CopyShape shape{.pieces = pieces.size(), .from_in_row = true, .to_in_row = true};
+  bool even = !pieces.empty() && pieces[0].bytes <= kLargest;
+  size_t plane = 0;  // the first piece that is no row of those before; 0: none was
   for (size_t i = 0; i < pieces.size(); ++i) {
     shape.bytes += pieces[i].bytes;
     shape.largest = std::max(shape.largest, pieces[i].bytes);
-    if (i == 0) {
-      shape.rows = pieces[i].bytes <= kLargest;
-      continue;
-    }
+    if (i == 0) continue;
     const CopyPiece& before = pieces[i - 1];
     const CopyPiece& here = pieces[i];
     shape.from_in_row = shape.from_in_row && before.from + before.bytes == here.from;
     shape.to_in_row = shape.to_in_row && before.to + before.bytes == here.to;
     // Unsigned: backwards is a distance too large.
     const DevicePointer from_step = here.from - before.from, to_step = here.to - before.to;
-    shape.rows = shape.rows && here.bytes == before.bytes && from_step >= here.bytes &&
-                 to_step >= here.bytes && from_step <= kLargest && to_step <= kLargest &&
-                 from_step == pieces[1].from - pieces[0].from &&
-                 to_step == pieces[1].to - pieces[0].to;
+    const bool row = from_step >= here.bytes && to_step >= here.bytes && from_step <= kLargest &&
+                     to_step <= kLargest && from_step == pieces[1].from - pieces[0].from &&
+                     to_step == pieces[1].to - pieces[0].to;
+    even = even && here.bytes == before.bytes;
+    if (plane == 0) {
+      if (!row) plane = i;
+    } else if (i % plane != 0) {
+      even = even && row;
+    }
   }
+  shape.rows = even && plane == 0;
+  const bool planes = even && plane >= kLeastPlane && pieces.size() % plane == 0;
+  shape.plane = shape.rows ? pieces.size() : planes ? plane : 0;
   return shape;
 }
 
@@ -111,7 +130,7 @@ void merge_pieces(absl::Span<const CopyPiece> pieces, std::vector<CopyPiece>& ou
 
 CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
   CopyWays ways = {CopyWay::kSingle, CopyWay::kBatch, CopyWay::kKernel};
-  if (shape.rows) ways.add(CopyWay::kRows);
+  if (shape.rows || shape.plane > 0) ways.add(CopyWay::kRows);
   const bool host_in_row = route == CopyRoute::kToHost ? shape.to_in_row : shape.from_in_row;
   if (route != CopyRoute::kOnDevice && host_in_row) ways.add(CopyWay::kPacked);
   return ways;
@@ -120,7 +139,7 @@ CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
 CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape, CopyWays ways) {
   CopyWay best = CopyWay::kSingle;
   double least = std::numeric_limits<double>::infinity();
-  const CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
+  const CopyTable::Costs costs = costs_of(table, route, shape);
   for (size_t i = 0; i < kCopyWays; ++i) {
     if (!ways.has(way_of(i)) || costs[i] >= least) continue;
     least = costs[i];
@@ -132,9 +151,9 @@ CopyWay cheapest(const CopyTable& table, CopyRoute route, const CopyShape& shape
 std::string explain(const CopyTable& table, CopyRoute route, const CopyShape& shape,
                     CopyWays ways) {
   std::vector<std::pair<double, CopyWay>> sorted;
+  const CopyTable::Costs costs = costs_of(table, route, shape);
   for (size_t i = 0; i < kCopyWays; ++i) {
-    if (!ways.has(way_of(i))) continue;
-    sorted.emplace_back(table.nanoseconds(route, way_of(i), shape.pieces, shape.bytes), way_of(i));
+    if (ways.has(way_of(i))) sorted.emplace_back(std::exp2(costs[i]), way_of(i));
   }
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -31,7 +31,7 @@ inline constexpr size_t kCopyRoutes = 3;
 
 enum class CopyWay : uint8_t {
   kSingle,  // a copy for each piece
-  kRows,    // one copy of rows: pieces of one size, at equal distances
+  kRows,    // copies of rows: pieces of one size, at equal distances; of planes of rows, one each
   kBatch,   // calls with many descriptors
   kPacked,  // a kernel packs or unpacks on the device, the copy engine moves one piece
   kKernel,  // a kernel does it all, over the host's link too
@@ -91,11 +91,13 @@ class CopyTable {
 struct CopyShape {
   size_t pieces = 0;
   size_t bytes = 0;
-  size_t largest = 0;        // piece
-  bool rows = false;         // of one size, at equal distances at both ends that are no less
+  size_t largest = 0;  // piece
+  bool rows = false;   // of one size, at equal distances at both ends that are no less
+  size_t plane = 0;    // so many after the other are rows, wherever the next ones lie; 0: none
   bool from_in_row = false;  // the sources follow each other without gaps: one piece
   bool to_in_row = false;
 };
+inline constexpr size_t kLeastPlane = 4;  // pieces: any two are rows, by chance
 CopyShape shape_of(absl::Span<const CopyPiece> pieces);
 
 // Appends to `out`, with neighbours at both ends made one; empty pieces are left out.

@@ -12,8 +12,10 @@ namespace baton::gpudirect {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 TEST(Facts, AreAskedForOnceAndPrinted) {
   FakeDriver fake;
@@ -44,6 +46,10 @@ TEST(Facts, WhatAnOldDriverDoesNotKnowIsUnknown) {
   EXPECT_FALSE(facts->value(kHostAllocDmaBuf).has_value());
   EXPECT_FALSE(facts->has(kHostAllocDmaBuf));
   EXPECT_THAT(facts->text(), HasSubstr("host_dma_buf unknown"));
+  EXPECT_THAT(facts->json(),
+              AllOf(StartsWith(R"({"ordinal": 0, "name": "Fake GPU", )"),
+                    HasSubstr(R"("dma_buf": 1, )"), HasSubstr(R"("host_dma_buf": null, )"),
+                    EndsWith(R"(, "writes_of_adapters": "ordered"})")));
 }
 
 TEST(Facts, OfADeviceThatIsNotThere) {

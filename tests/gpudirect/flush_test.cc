@@ -140,6 +140,14 @@ TEST_F(LateWrites, AreSeenBeforeAnybodyIsTold) {
   EXPECT_GT(gpu_->calls_of("cuFlushGPUDirectRDMAWrites"), 10'000u);
 }
 
+// Two ways to the device, of which the one knows nothing of what the other has written.
+TEST_F(LateWrites, OfTwoAdaptersAreSeenBeforeAnybodyIsTold) {
+  start(gpudirect::unordered_writes(), 5, 2);
+  EXPECT_EQ(stale_of(1'000, 5), 0);
+  EXPECT_GT(pair_->fake->moved(0), 0u);
+  EXPECT_GT(pair_->fake->moved(1), 0u);
+}
+
 // The same adapter, and a device that says it orders what it does not: nothing is flushed.
 TEST_F(LateWrites, AreFoundStaleWithoutTheFlush) {
   start(gpudirect::h100(), 0);

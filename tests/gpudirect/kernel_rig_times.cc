@@ -281,6 +281,50 @@ void time_prefill(Times& times, KernelRig& rig, const Launcher& launcher, Stream
       4.0 * 128 * 32 * tokens * (length - tokens / 2.0));
 }
 
+// What a step of decoding, and one of a prompt, do beside products and attention: K and V go to
+// their pages with q and k rotated, 32 query and 8 KV heads of 128; and a token is drawn for each
+// of 64 rows, from a vocabulary of up to 131,072.
+void time_steps(Times& times, KernelRig& rig, const Launcher& launcher, Stream stream,
+                DevicePointer from, DevicePointer other, DevicePointer to, size_t bytes) {
+  constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128;
+  constexpr size_t kOfToken = kDim * sizeof(float);
+  for (const uint32_t most : {64u, 8192u}) {
+    const auto tokens = static_cast<uint32_t>(std::min<size_t>(most, bytes / (kHeads * kOfToken)));
+    std::vector<uint32_t> slots(tokens);
+    std::iota(slots.begin(), slots.end(), 0u);
+    const size_t pages = (tokens + 15) / 16 * 16;
+    const kernels::RopeStore arguments{
+        .q = pointer_of<float>(to),
+        .k = pointer_of<float>(other),
+        .v = pointer_of<const float>(from),
+        .cos = pointer_of<const float>(from),
+        .sin = pointer_of<const float>(from),
+        .slots = times.table(slots),
+        .cache = {pointer_of<uint16_t>(rig.allocate(pages * kKvHeads * 2 * kDim * 2)), kKvHeads,
+                  kDim},
+        .tokens = tokens,
+        .heads = kHeads};
+    // q and k there and back, v, and what is stored as bf16.
+    const size_t moved = tokens * kOfToken * (2 * kHeads + 2 * kKvHeads + kKvHeads + kKvHeads);
+    times.row("rope and store", absl::StrFormat("%u tokens", tokens), moved, [&] {
+      return launcher.rope_store(arguments, uint64_t{tokens} * (kHeads + kKvHeads), stream);
+    });
+  }
+  constexpr uint32_t kRows = 64;
+  const auto vocabulary =
+      static_cast<uint32_t>(std::min<size_t>(131'072, bytes / kRows / sizeof(float)));
+  for (const kernels::SampleRow& how : {kernels::SampleRow{}, {0.7, 0.9, 0.6, 40}}) {
+    const kernels::Sample draw{
+        pointer_of<const float>(from), times.table(std::vector<kernels::SampleRow>(kRows, how)),
+        pointer_of<int32_t>(rig.allocate(kRows * sizeof(int32_t))), kRows, vocabulary};
+    times.row("sample",
+              absl::StrFormat("%u x %u, %s", kRows, vocabulary,
+                              how.temperature > 0 ? "the likeliest 40, 0.9 of them" : "greedy"),
+              size_t{kRows} * vocabulary * sizeof(float),
+              [&] { return launcher.sample(draw, kRows, stream); });
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launcher& launcher,
@@ -304,8 +348,11 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
     time_attention(times, rig, launcher, stream, from, 2 * bytes, 4096, group, 0.80);
   }
   time_attention(times, rig, launcher, stream, from, bytes, 32768, 4, 0);
+  constexpr size_t kOneContext = 4096 * 8 * 2 * 128 * 2;  // that of one sequence
+  time_attention(times, rig, launcher, stream, from, std::min(bytes, kOneContext), 4096, 4, 0);
   time_products(times, rig, launcher, stream, from, to, bytes, blas);
   time_prefill(times, rig, launcher, stream, from, bytes);
+  time_steps(times, rig, launcher, stream, from, other, to, bytes);
   if (!times.status.ok()) return times.status;
   return times.rows;
 }

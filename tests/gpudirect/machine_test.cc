@@ -54,7 +54,7 @@ class OnThisMachine : public testing::Test {
 };
 
 TEST_F(OnThisMachine, TheFacts) {
-  std::printf("%s\n", device_->facts().text().c_str());
+  std::printf("%s\nfacts %s\n", device_->facts().text().c_str(), device_->facts().json().c_str());
   EXPECT_GT(device_->facts().memory_bytes, 0u);
 }
 

@@ -3,12 +3,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <bit>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
 
+#include "gpudirect/contract/staging.h"
+#include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
 namespace baton::gpudirect {
@@ -95,6 +102,46 @@ TEST(DeviceSlab, OfALostDeviceIsRefusedAtOnce) {
   const uint64_t calls = opened.fake.calls();
   EXPECT_EQ(DeviceSlab::create(*opened.device, kMiB).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(opened.fake.calls(), calls);
+}
+
+// Which node pages of the host are to be on; nothing: wherever.
+std::optional<int> wanted_node(const void* data) {
+  int mode = -1;
+  unsigned long nodes = 0;
+  const long asked = syscall(SYS_get_mempolicy, &mode, &nodes, 8 * sizeof nodes + 1, data,
+                             static_cast<unsigned long>(MPOL_F_ADDR));
+  if (asked != 0 || mode != MPOL_PREFERRED || nodes == 0) return std::nullopt;
+  return std::countr_zero(nodes);
+}
+
+TEST(HostPages, LieAtTheNodeThatTheDeviceIsAt) {
+  int mode = 0;
+  unsigned long nodes = 1;
+  if (syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) != 0) {
+    GTEST_SKIP() << "this process may not ask where its memory lies";
+  }
+  Opened near;
+  const auto ring = PinnedRing::create(*near.device, kMiB);
+  const auto pages = RegisteredPages::make(*near.device, 4096);
+  ASSERT_TRUE(ring.ok() && pages.ok()) << ring.status() << pages.status();
+  if (syscall(SYS_mbind, (*pages)->as<void>(), 4096, MPOL_PREFERRED, &nodes, 2, 0) != 0) {
+    GTEST_SKIP() << "this process may not choose where its memory lies";
+  }
+  EXPECT_EQ(wanted_node((*ring)->memory().data()), 0);
+  EXPECT_EQ(wanted_node((*ring)->memory().data() + kMiB - 1), 0);
+}
+
+TEST(HostPages, OfADeviceThatIsAtNoNodeOfThisMachineLieWhereverTheyDo) {
+  for (const int node : {-1, 63, 1 << 20}) {
+    Attributes attributes = h100();
+    attributes[kHostNumaId] = node;
+    Opened far({.attributes = attributes});
+    const auto ring = PinnedRing::create(*far.device, kMiB);
+    const auto pages = RegisteredPages::make(*far.device, 4096);
+    ASSERT_TRUE(ring.ok() && pages.ok()) << ring.status() << pages.status();
+    EXPECT_EQ(wanted_node((*ring)->memory().data()), std::nullopt) << node;
+    EXPECT_EQ(wanted_node((*pages)->as<void>()), std::nullopt) << node;
+  }
 }
 
 TEST(DevicePool, BlocksDoNotOverlapAndComeBack) {

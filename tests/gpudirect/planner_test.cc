@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -53,6 +54,49 @@ TEST(Planner, ShapesSayWhichWaysThereAre) {
   // No row may be further from the next one than the driver counts, also where there is none.
   EXPECT_TRUE(shape_of(std::vector<CopyPiece>{{0, 0, (1u << 31) - 1}}).rows);
   EXPECT_FALSE(shape_of(std::vector<CopyPiece>{{0, 0, 1u << 31}}).rows);
+}
+
+// `planes` of so many rows, one row in three; the planes at places that nothing orders at one end.
+std::vector<CopyPiece> planes_of(DevicePointer from, DevicePointer to, size_t row, size_t rows,
+                                 size_t planes) {
+  std::vector<CopyPiece> out;
+  for (size_t p = 0; p < planes; ++p) {
+    const size_t place = p % 2 == 0 ? p : planes - p;  // there and back
+    for (size_t r = 0; r < rows; ++r) {
+      out.push_back({from + (place * rows + r) * 3 * row, to + (p * rows + r) * row, row});
+    }
+  }
+  return out;
+}
+
+TEST(Planner, PlanesOfRowsAreCopiedOneByOne) {
+  std::vector<CopyPiece> planes = planes_of(0, 1 << 20, 10, 8, 6);
+  CopyShape shape = shape_of(planes);
+  EXPECT_FALSE(shape.rows);
+  EXPECT_EQ(shape.plane, 8u);
+  EXPECT_TRUE(ways_for(CopyRoute::kToHost, shape).has(CopyWay::kRows));
+  EXPECT_EQ(shape_of(planes_of(0, 1 << 20, 10, 8, 1)).plane, 8u) << "one is rows";
+  // A table in which a copy of 8 rows costs 100, whatever it is that costs in other ways.
+  CopyTable table;
+  for (const CopyWay way : kAll) {
+    table.fill(CopyRoute::kToHost, way, [](size_t, size_t) { return 601.0; });
+  }
+  table.fill(CopyRoute::kToHost, CopyWay::kRows,
+             [](size_t, size_t count) { return count <= 8 ? 100.0 : 1e6; });
+  const CopyWays ways = ways_for(CopyRoute::kToHost, shape);
+  EXPECT_EQ(cheapest(table, CopyRoute::kToHost, shape, ways), CopyWay::kRows);
+  EXPECT_THAT(explain(table, CopyRoute::kToHost, shape, ways), HasSubstr("to host: rows 0.6 us, "));
+  const std::vector<CopyPiece> seven = planes_of(0, 1 << 20, 10, 8, 7);
+  EXPECT_NE(cheapest(table, CopyRoute::kToHost, shape_of(seven), ways), CopyWay::kRows);
+
+  planes.pop_back();
+  EXPECT_EQ(shape_of(planes).plane, 0u) << "the last one lacks a row";
+  planes.push_back(planes[0]);
+  EXPECT_EQ(shape_of(planes).plane, 0u) << "its last row is elsewhere";
+  planes = planes_of(0, 1 << 20, 10, 8, 6);
+  planes[20].bytes = 9;
+  EXPECT_EQ(shape_of(planes).plane, 0u) << "a row is shorter";
+  EXPECT_EQ(shape_of(planes_of(0, 1 << 20, 10, kLeastPlane - 1, 6)).plane, 0u) << "too few rows";
 }
 
 TEST(Planner, PricesLieBetweenThoseOfTheTable) {
@@ -212,6 +256,32 @@ TEST_F(CopierTest, EveryWayMovesTheSameBytes) {
       expect_copied(route, pieces, &way);
     }
   }
+  EXPECT_LE(fake_.largest_copy(), Copier::kMostBytes);
+}
+
+TEST_F(CopierTest, PlanesOfRowsTakeACallEach) {
+  const CopyWay rows = CopyWay::kRows;
+  for (const CopyRoute route : kRoutes) {
+    SCOPED_TRACE(name_of(route));
+    fill(from(route), 1);
+    for (const auto& [row, count, planes, calls] :
+         std::vector<std::array<size_t, 4>>{{512, 16, 30, 30}, {96 << 10, 12, 3, 3}}) {
+      fill(to(route), 2);
+      const uint64_t before = fake_.calls_of("cuMemcpy2DAsync");
+      expect_copied(route, planes_of(from(route), to(route), row, count, planes), &rows);
+      EXPECT_EQ(fake_.calls_of("cuMemcpy2DAsync") - before, calls);
+    }
+  }
+  // Planes of more than a copy may have.
+  fill(to(CopyRoute::kToHost), 2);
+  std::vector<CopyPiece> large;
+  for (size_t i = 0; i < 10; ++i) {
+    const DevicePointer gap = i < 5 ? 0 : 4096;
+    large.push_back({from(CopyRoute::kToHost) + i * (1 << 20) + gap,
+                     to(CopyRoute::kToHost) + i * (1 << 20), 1'000'000});
+  }
+  EXPECT_EQ(shape_of(large).plane, 5u);
+  expect_copied(CopyRoute::kToHost, large, &rows);
   EXPECT_LE(fake_.largest_copy(), Copier::kMostBytes);
 }
 

@@ -36,7 +36,13 @@ const std::set<std::string> kQuestionsOfDevices = {"cuDriverGetVersion",
                                                    "cuMemGetAllocationGranularity",
                                                    "cuDeviceCanAccessPeer",
                                                    "cuStreamIsCapturing"};
-const std::set<std::string> kQuestionsOfStreams = {"cuEventQuery", "cuStreamQuery"};
+// Of these one asks how many blocks fit: any answer does, for no kernel counts on blocks that run
+// at once.
+const std::set<std::string> kQuestions = {"cuEventQuery", "cuStreamQuery",
+                                          "cuOccupancyMaxActiveBlocksPerMultiprocessor"};
+// What is done for each kernel before it is launched.
+const std::set<std::string> kOfKernels = {"cuModuleGetFunction", "cuFuncLoad",
+                                          "cuFuncSetAttribute"};
 // These ask for no context either.
 const std::set<std::string> kWithoutAContext = {"cuInit",
                                                 "cuDevicePrimaryCtxRetain",
@@ -57,7 +63,6 @@ const std::set<std::string> kWithoutAContext = {"cuInit",
 const std::set<std::string> kIdempotent = {"cuInit",
                                            "cuMemSetAccess",
                                            "cuFuncLoad",
-                                           "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                                            "cuFuncSetAttribute",
                                            "cuFlushGPUDirectRDMAWrites",
                                            "cuStreamWaitEvent",
@@ -140,7 +145,7 @@ struct Mutated<Entry> {
   static Result mutated(const Make& make, Args... args) {
     constexpr bool kValues = (kPlain<Args> && ...);
     const bool of_device = kQuestionsOfDevices.contains(name);
-    const bool question = of_device || kQuestionsOfStreams.contains(name);
+    const bool question = of_device || kQuestions.contains(name);
     if (!of_device && !kWithoutAContext.contains(name) && chance(Mistake::kWithoutContext)) {
       std::vector<Context> contexts;
       while (FakeDriver::has_current()) {
@@ -222,8 +227,15 @@ Mutator::~Mutator() {
 }
 
 std::vector<Chance> Mutator::chances() const {
+  // Kernels that nobody launches may be there twice, or half.
+  const bool launches = counts.contains({"cuLaunchKernel", Mistake::kWithoutContext});
   std::vector<Chance> out;
-  for (const auto& [what, times] : counts) out.push_back({what.first, what.second, times});
+  for (const auto& [what, times] : counts) {
+    const auto& [call, mistake] = what;
+    const bool idle = !launches && kOfKernels.contains(call);
+    if (idle && (mistake == Mistake::kLeftOut || mistake == Mistake::kTwice)) continue;
+    out.push_back({call, mistake, times});
+  }
   return out;
 }
 
