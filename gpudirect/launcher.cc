@@ -43,9 +43,12 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
   absl::Status status = device.check(loaded, "loading the kernels");
   if (status.ok()) status = launcher->find_all();
   if (!status.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat("no kernels: ", status.message(),
-                     "; they are for devices of compute capability 8.0, 9.0 and newer than that"));
+    // Of a device without room, or that is lost, the driver's words say it all.
+    const bool may_be_too_old = !absl::IsResourceExhausted(status) && !absl::IsAborted(status);
+    return absl::UnavailableError(absl::StrCat(
+        "no kernels: ", status.message(),
+        may_be_too_old ? "; they are for devices of compute capability 8.0, 9.0 and newer than that"
+                       : ""));
   }
   return launcher;
 }

@@ -234,7 +234,7 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> CudaMemory::map(
   if (driver == nullptr) return absl::UnavailableError("no CUDA IPC: there is no CUDA driver");
   const absl::StatusOr<int> ordinal = device_with(*driver, memory.device_uuid);
   if (!ordinal.ok()) return ordinal.status();
-  const absl::StatusOr<const Device*> device = device_of(*driver, *ordinal);
+  const absl::StatusOr<const Device*> device = device_of(*driver, *ordinal, Kernels::kNotNeeded);
   if (!device.ok()) return device.status();
   if (memory.by_handle && memory.same_process) return own_allocation(**device, memory);
   if (memory.by_handle) return handles_.map(**device, memory);
@@ -276,7 +276,7 @@ absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int devic
   const CopyMeans means = means_of(**found);
   const std::lock_guard lock(mutex_);
   Opened& opened = devices_[device];
-  if (means.launcher == nullptr) return opened.no_kernels;
+  if (means.launcher == nullptr) return *opened.no_kernels;
   if (!opened.sums.has_value()) {
     const auto costs = measure_sums(**found, *means.launcher);
     if (!costs.ok()) {
@@ -297,7 +297,8 @@ absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int
   return SlabBuffer::create(**opened, bytes);
 }
 
-absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal) const {
+absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal,
+                                                    Kernels kernels) const {
   const std::lock_guard lock(mutex_);
   Opened& opened = devices_[ordinal];
   if (opened.device == nullptr) {
@@ -306,6 +307,8 @@ absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int or
     opened.device = *std::move(device);
     opened.table = options_.table;
     opened.sums = options_.sums;
+  }
+  if (kernels == Kernels::kLoaded && !opened.no_kernels.has_value()) {
     auto launcher = Launcher::load(*opened.device, options_.kernels);
     opened.no_kernels = launcher.status();
     if (launcher.ok()) opened.launcher = *std::move(launcher);

@@ -63,7 +63,11 @@ class CudaMemory final : public internal::DeviceMemory {
 
  private:
   absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
-  absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal) const;
+  // Of one whose memory peers share, and that nobody uses here, no kernels are needed: it is opened
+  // in a round of progress.
+  enum class Kernels : uint8_t { kLoaded, kNotNeeded };
+  absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,
+                                          Kernels kernels = Kernels::kLoaded) const;
   CopyMeans means_of(const Device& device) const;
 
   struct Opened {
@@ -71,7 +75,7 @@ class CudaMemory final : public internal::DeviceMemory {
     // Loaded with the device: later it might wait for kernels, and make others' copies wait.
     std::unique_ptr<Launcher> launcher;
     std::optional<CopyTable> table;
-    absl::Status no_kernels;  // why there is no launcher
+    std::optional<absl::Status> no_kernels;  // why there is no launcher; nothing: not asked yet
     std::optional<SumCosts> sums;
   };
   const FindDriver find_;

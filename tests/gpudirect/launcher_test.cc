@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gpudirect/device_memory.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 
@@ -117,6 +118,21 @@ TEST_F(LauncherTest, WithoutAnImageItSaysWhatToDo) {
   const absl::Status status = Launcher::load(*device_, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr("install CUDA's toolkit and build again"));
+}
+
+TEST(Launcher, WithoutRoomItDoesNotSayThatTheDeviceIsTooOld) {
+  FakeDriver fake;
+  {
+    const auto device = Device::open(FakeDriver::driver(), 0);
+    for (const Result result : {kNotSupported, kOutOfMemory, kLaunchFailed}) {
+      fake.fail_next("cuModuleLoadData", result);
+      const absl::Status status = Launcher::load(**device, FakeDriver::image()).status();
+      EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+      EXPECT_EQ(absl::StrContains(status.message(), "compute capability"), result == kNotSupported)
+          << status;
+    }
+  }
+  EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
 TEST(Launcher, AnErrorAtEveryCallLeavesNothingBehind) {

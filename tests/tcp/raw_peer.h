@@ -92,7 +92,7 @@ class RawPeer {
     EXPECT_EQ(net::Opener::Found::kHead, opener_->head(in.data(), in.size(), bytes, head));
     return std::string(head) + in.substr(in.size() - payload);
   }
-  // The next frame and the text behind it, of one that has no payload; nothing: the end.
+  // The next frame and the text behind it, without its payload; nothing: the end.
   std::optional<std::pair<framed::Frame, std::string>> receive_words(const Run& run) {
     std::string in = receive(run, net::kSealPrefix);
     uint32_t bytes = 0;
@@ -105,6 +105,9 @@ class RawPeer {
     }
     const auto frame = framed::decode_header(head.substr(0, framed::kHeaderBytes));
     if (!frame.ok()) return std::nullopt;
+    if (frame->type == framed::FrameType::kWrite || frame->type == framed::FrameType::kReadData) {
+      receive(run, frame->bytes);
+    }
     return std::pair{*frame,
                      std::string(framed::frame_text(*frame, head.substr(framed::kHeaderBytes)))};
   }

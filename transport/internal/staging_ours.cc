@@ -244,10 +244,18 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
 // Room that nobody waits for any more goes back.
 void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
-  if (chunk == nullptr || !chunk->asked || stopped || message.bytes < chunk->end - chunk->begin) {
+  // Of a ring, as every correct one's. What is on a device would be staged itself, and so on.
+  const bool room = chunk != nullptr && message.room.generation != 0 &&
+                    message.region.kind == MemoryKind::kHost &&
+                    message.bytes >= chunk->end - chunk->begin;
+  if (chunk == nullptr || !chunk->asked || stopped || !room) {
     say(peer, {.kind = Message::Kind::kRelease, .chunk = message.chunk, .room = message.room});
-    if (stopped) retire(*chunk);
-    return;
+    if (stopped) return retire(*chunk);
+    if (chunk == nullptr || !chunk->asked) return;
+    chunk->asked = false;
+    return fail(*chunk, absl::InvalidArgumentError(
+                            "the peer answered with room for staged memory that is none: run the "
+                            "same release on both sides"));
   }
   chunk->asked = false;
   chunk->granted = true;
@@ -259,6 +267,13 @@ void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& me
 
 void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
   if (chunk.parent.generation == 0) return retire(chunk);
+  // Nothing went there yet, so nothing can be there.
+  const bool active = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
+  if (status.ok() && active && !chunk.touched && !chunk.landing) {
+    status = absl::InvalidArgumentError(
+        "the peer says of staged memory that it is there, which was not sent: run the same release "
+        "on both sides");
+  }
   chunk.landing = chunk.asked = false;
   chunk.far = {};
   if (!status.ok()) return fail(chunk, std::move(status));

@@ -38,8 +38,12 @@ absl::Status Worker::Impl::add_region(RegionEntry& row,
     absl::Status status = provider->takes(row);
     if (!status.ok()) {
       reasons.emplace_back(status.message());
-      if (provider->shares(row) && provider->add_region(row).ok())
+      if (!provider->shares(row)) continue;
+      if (status = provider->add_region(row); status.ok()) {
         sharing.push_back(provider.get());
+      } else {
+        reasons.emplace_back(status.message());
+      }
       continue;
     }
     status = provider->add_region(row);

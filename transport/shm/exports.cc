@@ -8,8 +8,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/worker_keys.h"
+#include "transport/shm/kept_fds.h"
 
 namespace baton::shm {
 
@@ -82,6 +84,10 @@ absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
     if (!shared.by_handle && !fd.valid()) {
       return absl::ResourceExhaustedError(absl::StrFormat(
           "no descriptor for memory of a device: %s; raise `ulimit -n`", strerror(errno)));
+    }
+    const absl::Status kept = fd.valid() ? may_be_kept(fd.get()) : absl::OkStatus();
+    if (!kept.ok()) {
+      return absl::ResourceExhaustedError(absl::StrCat("no CUDA IPC: ", kept.message()));
     }
     number = fresh = next_number_++;
     files_.push_back({number, shared.allocation[0], shared.allocation[1], shared.bytes,

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "transport/shm/kept_fds.h"
 
 namespace baton::shm {
 namespace {
@@ -150,8 +151,14 @@ absl::Status PeerMemory::add_device_file(uint64_t number, base::UniqueFd fd,
   }
   File file;
   file.on_device = true;
-  file.fd = std::move(fd);
   file.memory = memory;
+  // It is open until the memory is first used, and most never is: none that is too many.
+  const absl::Status kept = fd.valid() ? may_be_kept(fd.get()) : absl::OkStatus();
+  if (kept.ok()) {
+    file.fd = std::move(fd);
+  } else {
+    file.status = absl::FailedPreconditionError(absl::StrCat("no CUDA IPC: ", kept.message()));
+  }
   files_.emplace(number, std::move(file));
   return absl::OkStatus();
 }

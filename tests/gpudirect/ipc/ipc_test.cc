@@ -254,5 +254,36 @@ TEST(CudaIpc, ADeviceWithoutAccessToItsPeerIsNamed) {
   }
 }
 
+// What a peer shares is mapped in a round of progress, where no module may be loaded: that waits
+// for kernels that run, and they may wait for the round.
+TEST(CudaIpc, MemoryOfADeviceThatIsNobodysHereIsMappedWithoutKernels) {
+  const gpudirect::CudaMemory::Options with_kernels{.kernels = gpudirect::FakeDriver::image(),
+                                                    .table = gpudirect::CopyTable{},
+                                                    .root = "/nowhere"};
+  gpudirect::InstalledFake fake({.devices = 2}, with_kernels);
+  {
+    const gpudirect::Driver driver = gpudirect::FakeDriver::driver();
+    // As another process has it.
+    const gpudirect::CudaMemory other([&] { return &driver; }, with_kernels);
+    const auto buffer = *other.allocate(1, gpudirect::kMiB);
+    const auto shared = other.share(buffer->data(), gpudirect::kMiB);
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    const auto loaded = [&] { return fake.fake().calls_of("cuModuleLoadData"); };
+    const uint64_t before = loaded();
+    {
+      const auto mapped = fake.memory().map(*shared);
+      close(shared->fd);
+      ASSERT_TRUE(mapped.ok()) << mapped.status();
+      EXPECT_EQ(loaded(), before);
+    }
+    // For memory of its own it has them, once.
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(fake.memory().place(buffer->data(), gpudirect::kMiB).ok());
+      EXPECT_EQ(loaded(), before + 1);
+    }
+  }
+  fake.expect_clean();
+}
+
 }  // namespace
 }  // namespace baton

@@ -288,6 +288,24 @@ TEST_F(Triggered, WhatFailsIsCountedWithItsReason) {
   EXPECT_FALSE(transfers_->state(number).last_failure.ok());
 }
 
+// Nor does other memory move that is registered in its place, at either side.
+TEST_F(Triggered, OfMemoryThatWasTakenBackNothingMoves) {
+  begin();
+  const uint32_t number = *transfers_->prepare(pages());
+  for (Side* side : {&b_, &a_}) {
+    ASSERT_TRUE(side->worker->deregister_memory(side->device_region).ok());
+    side->device_region =
+        *side->worker->register_memory(gpudirect::pointer_of<void>(side->at), kBytes);
+    push({{number, 0, 4, 0}});
+    const uint64_t before = transfers_->state(number).failed;
+    ASSERT_TRUE(drive_until_idle());
+    EXPECT_EQ(transfers_->state(number).failed, before + 1);
+    EXPECT_TRUE(absl::IsNotFound(transfers_->state(number).last_failure))
+        << transfers_->state(number).last_failure;
+  }
+  expect_pages(0, 0);
+}
+
 TEST_F(Triggered, AStateIsReadWhileMoreArePrepared) {
   begin();
   ASSERT_EQ(*transfers_->prepare(pages()), 0u);
