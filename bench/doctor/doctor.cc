@@ -110,8 +110,7 @@ Json doctor_json(absl::Span<const Check> checks) {
 int doctor_main(int argc, char** argv) {
   InfoOptions options;
   if (const int leave = parse_info(argc, argv, true, options); leave >= 0) return leave;
-  const std::vector<Check> checks =
-      examine(collect_info(SystemRoot(options.root), probe_providers()), options.provider);
+  const std::vector<Check> checks = examine(machine_info(options.root), options.provider);
   if (options.json) {
     if (absl::Status status = print_json(options, doctor_json(checks)); !status.ok()) {
       std::cerr << "baton doctor: " << status.message() << "\n";

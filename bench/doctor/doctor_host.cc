@@ -109,13 +109,16 @@ void check_cuda(const Json& cuda, std::vector<Check>& out) {
     const std::string why = device["why_staged"].get<std::string>();
     const std::string name = absl::StrCat("cuda device ", device["ordinal"].get<int>());
     if (why.empty()) {
-      out.push_back(
-          {Grade::kOk, name, "",
-           absl::StrCat("adapters reach it by ", device["path"].get<std::string>(),
-                        "; what they write is ", device["writes_of_adapters"].get<std::string>()),
-           ""});
+      out.push_back({Grade::kOk, name, "",
+                     absl::StrCat(device["name"].get<std::string>(), ": adapters reach it by ",
+                                  device["path"].get<std::string>(), "; what they write is ",
+                                  device["writes_of_adapters"].get<std::string>()),
+                     ""});
     } else {
-      out.push_back({Grade::kWarn, name, "", absl::StrCat("staged through the host: ", why), ""});
+      out.push_back(
+          {Grade::kWarn, name, "",
+           absl::StrCat(device["name"].get<std::string>(), ": staged through the host: ", why),
+           ""});
     }
   }
 }
@@ -161,13 +164,14 @@ void check_gpus(const Json& info, std::vector<Check>& out) {
   if (info["rdma_devices"].empty()) return;
   const bool dma_buf =
       nvidia["open_module"].get<bool>() && info["kernel"]["dma_buf_registration"].get<bool>();
-  if (dma_buf) {
-    out.push_back({Grade::kOk, "gpu memory over rdma", "verbs", "dma-buf", ""});
+  if (dma_buf || nvidia["peermem"].get<bool>()) {
+    out.push_back({Grade::kOk, "gpu memory over rdma", "verbs",
+                   dma_buf ? "dma-buf" : "by its address, with nvidia-peermem", ""});
   } else {
     out.push_back({Grade::kWarn, "gpu memory over rdma", "verbs",
-                   "no dma-buf (open kernel module, Linux 5.12), and nvidia_peermem is not used: "
-                   "GPU memory cannot be registered",
-                   "install nvidia-open, and Linux 5.12 or newer"});
+                   "no dma-buf (open kernel module, Linux 5.12) and no nvidia-peermem: staged "
+                   "through the host",
+                   "install nvidia-open and Linux 5.12 or newer, or `modprobe nvidia-peermem`"});
   }
 }
 

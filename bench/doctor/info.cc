@@ -133,6 +133,11 @@ Json collect_info(const SystemRoot& root, Json providers, Json cuda) {
   return info;
 }
 
+Json machine_info(const std::string& folder) {
+  return collect_info(SystemRoot(folder), probe_providers(),
+                      folder.empty() ? cuda_info(gpudirect::machine_driver()) : Json());
+}
+
 std::string info_text(const Json& info) {
   std::string out = absl::StrFormat("baton %s on Linux %s\n", plain(info["baton"]),
                                     plain(info["kernel"]["release"]));
@@ -214,11 +219,7 @@ absl::Status print_json(const InfoOptions& options, const Json& json) {
 int info_main(int argc, char** argv) {
   InfoOptions options;
   if (const int leave = parse_info(argc, argv, false, options); leave >= 0) return leave;
-  const Json info =
-      options.settings
-          ? settings_info()
-          : collect_info(SystemRoot(options.root), probe_providers(),
-                         options.root.empty() ? cuda_info(gpudirect::machine_driver()) : Json());
+  const Json info = options.settings ? settings_info() : machine_info(options.root);
   if (!options.json) {
     std::cout << (options.markdown   ? settings_markdown(info)
                   : options.settings ? settings_text(info)

@@ -13,6 +13,9 @@ namespace baton::bench {
 // "distances","limits","memory","network","numa"}. `providers` comes from probe_providers().
 // `cuda` from cuda_info(); null: nobody asked, as for another machine's tree.
 Json collect_info(const SystemRoot& root, Json providers, Json cuda = nullptr);
+// The same of this machine, with its CUDA devices; or of another one's /proc and /sys, which lie
+// below `folder`.
+Json machine_info(const std::string& folder);
 
 std::string info_text(const Json& info);
 

@@ -120,6 +120,7 @@ absl::Status listen(const KvBwOptions& options) {
   worker_options.listen_host = options.listen_host;
   worker_options.listen_port = options.listen_port;
   worker_options.settings = options.settings;
+  if (absl::Status there = device_is_there(options.cuda); !there.ok()) return there;
   if (const Cores cores = choose_cores(options); cores.target >= 0) pin_to(cores.target);
   const auto worker = Worker::create(std::move(worker_options));
   if (!worker.ok()) return worker.status();

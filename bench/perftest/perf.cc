@@ -47,6 +47,7 @@ WorkerOptions server_options(const PerfOptions& options) {
 }
 
 int run_server(const PerfOptions& options) {
+  if (absl::Status there = device_is_there(options.cuda); !there.ok()) return fail(options, there);
   const auto worker = Worker::create(server_options(options));
   if (!worker.ok()) return fail(options, worker.status());
   std::vector<std::string> providers;

@@ -26,6 +26,19 @@ std::string memory_kind(std::optional<int> device) {
   return device ? absl::StrCat("cuda:", *device) : "host";
 }
 
+absl::Status device_is_there(std::optional<int> device) {
+  if (!device) return absl::OkStatus();
+  if (internal::device_memory() == nullptr) {
+    return absl::UnimplementedError("this program was built without memory of CUDA devices");
+  }
+  const absl::StatusOr<int> count = internal::device_memory()->count();
+  if (!count.ok() || *device < *count) return count.status();
+  return absl::NotFoundError(
+      absl::StrFormat("there is no CUDA device %d: this process sees %d, from 0 on "
+                      "(CUDA_VISIBLE_DEVICES)",
+                      *device, *count));
+}
+
 absl::StatusOr<std::unique_ptr<BenchMemory>> BenchMemory::make(Worker& worker, size_t bytes,
                                                                std::optional<int> device) {
   std::unique_ptr<BenchMemory> memory(new BenchMemory(worker));
@@ -42,9 +55,7 @@ absl::StatusOr<std::unique_ptr<BenchMemory>> BenchMemory::make(Worker& worker, s
     memory->backing_ = memory->pool_->backing();
     return memory;
   }
-  if (internal::device_memory() == nullptr) {
-    return absl::UnimplementedError("this program was built without memory of CUDA devices");
-  }
+  if (absl::Status there = device_is_there(device); !there.ok()) return there;
   auto buffer = internal::device_memory()->allocate(*device, bytes);
   if (!buffer.ok()) return buffer.status();
   memory->device_ = *std::move(buffer);

@@ -20,6 +20,8 @@ namespace baton::bench {
 absl::StatusOr<std::optional<int>> parse_memory_kind(const std::string& text);
 // "host" or "cuda:N".
 std::string memory_kind(std::optional<int> device);
+// OK for no device, and for one that is there: for servers, before they wait for a client.
+absl::Status device_is_there(std::optional<int> device);
 
 // Not thread-safe. The worker outlives it. No transfer of it is open when it ends.
 class BenchMemory {

@@ -145,7 +145,9 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
     EXPECT_THAT(text, HasSubstr(remedy));
   }
   tree.file("/proc/driver/nvidia/version", "NVRM version: NVIDIA Kernel Module  535.1  x");
-  EXPECT_THAT(doctor_text(checks_of(tree, "")), HasSubstr("nvidia_peermem"));
+  EXPECT_THAT(doctor_text(checks_of(tree, "")), HasSubstr("modprobe nvidia-peermem"));
+  tree.file("/sys/module/nvidia_peermem/refcnt", "0");
+  EXPECT_THAT(doctor_text(checks_of(tree, "")), HasSubstr("by its address, with nvidia-peermem"));
 }
 
 TEST(Doctor, AnUnknownProviderFails) {

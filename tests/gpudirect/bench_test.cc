@@ -210,6 +210,18 @@ TEST(BenchOnDevices, OneLineWhereThereIsNoSuchMemory) {
   }
 }
 
+TEST(BenchOnDevices, AServerWithoutSuchADeviceWaitsForNobody) {
+  InstalledFake gpu({.devices = 1});
+  for (const auto& [command, line] :
+       {std::pair{&perf_main, "write_bw -p 0 --use_cuda=3"},
+        std::pair{&kv_bw_main, "kv_bw --listen 127.0.0.1:0 --memory cuda:3"}}) {
+    const Ran ran = run(command, line);
+    EXPECT_EQ(ran.status, 1) << line;
+    EXPECT_EQ(ran.out, "") << line;
+    EXPECT_THAT(ran.err, HasSubstr("there is no CUDA device 3: this process sees 1")) << line;
+  }
+}
+
 TEST(BenchOnDevices, KindsOfMemory) {
   EXPECT_EQ(*parse_memory_kind("host"), std::nullopt);
   EXPECT_EQ(*parse_memory_kind("cuda"), 0);
