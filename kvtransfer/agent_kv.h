@@ -19,17 +19,20 @@
 //
 // Element types may differ in one way: the source keeps K and V as bf16 or fp32, and the target as
 // fp8 e4m3 with scales (kvtransfer/kv_requantise.h). AgentKvPlan::make_requantising() makes such a
-// plan, because what it moves is not what it was. This agent's processor does the work, in a thread
-// of the agent's, whichever side it is on:
+// plan, because what it moves is not what it was. This agent does the work, whichever side it is
+// on: its processor, in a thread of the agent's, or a kernel of the device that its cache lies on,
+// to the same bits:
 //
 //   Op::kWrite  prefill converts and sends fp8: half of bf16's bytes travel, a quarter of fp32's
-//   Op::kRead   decode reads bf16 or fp32 and converts: prefill's processor does nothing, and all
-//               its bytes travel. Where prefill can push, push.
+//   Op::kRead   decode reads bf16 or fp32 and converts: prefill does nothing, and all its bytes
+//               travel. Where prefill can push, push.
 //
 // Either way the KV goes through staging memory of the agent's, piece after piece, of which there
-// is no more than AgentOptions::staging_bytes for all its plans. The cache on this side is host
-// memory; the other one may be a device's. A transfer of such a plan is one like others: abort,
-// release (which fences), messages, deadlines and being posted again are as said of Agent.
+// is no more than AgentOptions::staging_bytes for all its plans whose caches are in one place: the
+// host, or a device, where it is the device's memory. The other cache may be anywhere. A device's
+// cache is complete on the device when a transfer is posted: kernels begin at once, on a stream of
+// their own. A transfer of such a plan is one like others: abort, release (which fences), messages,
+// deadlines and being posted again are as said of Agent.
 #pragma once
 
 #include <cstdint>
@@ -115,9 +118,10 @@ class AgentKvPlan {
                                           const KvShare& share = {});
 
   // The same where element types differ, as said above; where they do not, what make() gives.
-  // Unimplemented: the cache on this side is memory of a device. ResourceExhausted: no memory or no
-  // thread for the staging, or AgentOptions::staging_bytes is too little for a block: the text says
-  // how much is not.
+  // Unimplemented: the cache on this side lies in several places, or on a device and its numbers
+  // not at multiples of their size. Unavailable: no kernels for that device. ResourceExhausted: no
+  // memory or no thread for the staging, or AgentOptions::staging_bytes is too little for a block:
+  // the text says how much is not.
   static absl::StatusOr<AgentKvPlan> make_requantising(Agent& agent, Op op,
                                                        const KvPlacement& local,
                                                        std::string_view remote_agent,

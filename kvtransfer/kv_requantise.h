@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -27,6 +28,20 @@ namespace baton::kvtransfer {
 // ties to even. Larger magnitudes become 448; infinities and NaN become NaN.
 uint8_t fp8_e4m3_of(float value);
 float float_of_fp8_e4m3(uint8_t code);
+
+// Rows that a plan converts: tokens of one block on either side, times heads.
+struct KvRowBox {
+  // Of the first token and head.
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::byte* scales = nullptr;
+  size_t tokens = 0;
+  size_t heads = 0;
+  // Whose distances are those of the rows at the three places, and of their elements.
+  const KvField* source = nullptr;
+  const KvField* values = nullptr;
+  const KvField* scale = nullptr;
+};
 
 class KvRequantisePlan {
  public:
@@ -56,12 +71,14 @@ class KvRequantisePlan {
                              absl::Span<std::byte* const> to,
                              KvTokens layers = KvPlan::kAllLayers) const;
 
- private:
-  template <typename Convert>
-  absl::Status for_rows(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
-                        absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
-                        KvTokens layers, const Convert& convert) const;
+  // For who converts elsewhere: what run() would, where it lies. Of `from` and `to` nothing is
+  // touched.
+  absl::Status for_each_box(size_t part, KvTokens tokens, const KvPages& source,
+                            const KvPages& target, absl::Span<const std::byte* const> from,
+                            absl::Span<std::byte* const> to, KvTokens layers,
+                            absl::FunctionRef<void(const KvRowBox&)> sink) const;
 
+ private:
   KvLayout source_;
   KvLayout target_;
   std::vector<KvPart> parts_;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/contract/kernel_conversions.h"
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
@@ -286,6 +287,22 @@ absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int devic
     opened.sums = *costs;
   }
   return KernelSums::create(**found, *means.launcher, means.table, *opened.sums);
+}
+
+absl::StatusOr<std::unique_ptr<internal::RowConversions>> CudaMemory::conversions(
+    int device) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
+  const absl::StatusOr<const Device*> found = device_of(*driver, device);
+  if (!found.ok()) return found.status();
+  const Launcher* launcher = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const Opened& opened = devices_[device];
+    if (opened.launcher == nullptr) return *opened.no_kernels;
+    launcher = opened.launcher.get();
+  }
+  return KernelConversions::create(**found, *launcher);
 }
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,

@@ -38,44 +38,62 @@ BATON_DEVICE uint32_t finite_magnitude(uint32_t half) {
   return bits < 0x7f800000u ? bits : 0;
 }
 
-// Of the elements of a span that are this lane's: four at a time where the span allows it.
+// The bits of a magnitude, as above.
+BATON_DEVICE uint32_t finite_magnitude_of(float x) {
+  const uint32_t bits = bits_of(x) & 0x7fffffffu;
+  return bits < 0x7f800000u ? bits : 0;
+}
+
 template <class Block>
-BATON_DEVICE uint32_t largest_of_lane(Block& block, const std::byte* from, uint32_t span,
-                                      uint32_t lane, bool by_four) {
+BATON_DEVICE float element_of_row(Block& block, const Reshard& a, const std::byte* row,
+                                  uint32_t number) {
+  const std::byte* const at = row + uint64_t{number} * a.from_element;
+  return a.conversion == Conversion::kF32ToFp8E4m3
+             ? block.load(reinterpret_cast<const float*>(at))
+             : from_bf16(block.load(reinterpret_cast<const uint16_t*>(at)));
+}
+
+// Of the elements of a span, from `first` of the row on, that are this lane's: four at a time where
+// the span allows it.
+template <class Block>
+BATON_DEVICE uint32_t largest_of_lane(Block& block, const Reshard& a, const std::byte* row,
+                                      uint32_t first, uint32_t lane, bool by_four) {
   uint32_t largest = 0;
   if (by_four) {
-    for (uint32_t i = lane; i < span / 4; i += 32) {
-      const Vector8 four = block.load(reinterpret_cast<const Vector8*>(from) + i);
+    const auto* const from = reinterpret_cast<const Vector8*>(row + first * 2);
+    for (uint32_t i = lane; i < a.span / 4; i += 32) {
+      const Vector8 four = block.load(from + i);
       for (const uint32_t two : four.word) {
         largest =
             larger(largest, larger(finite_magnitude(two & 0xffffu), finite_magnitude(two >> 16)));
       }
     }
   } else {
-    for (uint32_t i = lane; i < span; i += 32) {
-      largest = larger(largest,
-                       finite_magnitude(block.load(reinterpret_cast<const uint16_t*>(from) + i)));
+    for (uint32_t i = lane; i < a.span; i += 32) {
+      largest = larger(largest, finite_magnitude_of(element_of_row(block, a, row, first + i)));
     }
   }
   return largest;
 }
 
 template <class Block>
-BATON_DEVICE void convert_lane(Block& block, std::byte* to, const std::byte* from, uint32_t span,
+BATON_DEVICE void convert_lane(Block& block, const Reshard& a, const RowPlace& row, uint32_t first,
                                float scale, uint32_t lane, bool by_four) {
-  const auto code = [&](uint32_t half) { return to_e4m3_of_span(half, scale); };
   if (by_four) {
-    for (uint32_t i = lane; i < span / 4; i += 32) {
-      const Vector8 four = block.load(reinterpret_cast<const Vector8*>(from) + i);
-      block.store(reinterpret_cast<uint32_t*>(to) + i,
+    const auto code = [&](uint32_t half) { return to_e4m3_of_span(half, scale); };
+    const auto* const from = reinterpret_cast<const Vector8*>(row.from + first * 2);
+    for (uint32_t i = lane; i < a.span / 4; i += 32) {
+      const Vector8 four = block.load(from + i);
+      block.store(reinterpret_cast<uint32_t*>(row.to + first) + i,
                   code(four.word[0] & 0xffffu) | code(four.word[0] >> 16) << 8 |
                       code(four.word[1] & 0xffffu) << 16 | code(four.word[1] >> 16) << 24);
     }
   } else {
-    for (uint32_t i = lane; i < span; i += 32) {
-      block.store(
-          reinterpret_cast<uint8_t*>(to) + i,
-          static_cast<uint8_t>(code(block.load(reinterpret_cast<const uint16_t*>(from) + i))));
+    for (uint32_t i = first + lane; i < first + a.span; i += 32) {
+      const uint32_t bits = bits_of(element_of_row(block, a, row.from, i));
+      const uint32_t code = to_e4m3(gpu_quotient(float_of(bits & 0x7fffffffu), scale));
+      block.store(reinterpret_cast<uint8_t*>(row.to + uint64_t{i} * a.to_element),
+                  static_cast<uint8_t>(code | (bits >> 24 & 0x80u)));
     }
   }
 }
@@ -84,6 +102,7 @@ template <class Block>
 BATON_DEVICE void convert_rows(Block& block, const Reshard& a) {
   const uint32_t warps = block.threads() / 32;
   const uint64_t items = uint64_t{a.count} * a.rows;
+  const bool close = is_close_bf16(a) && a.span % 4 == 0;
   auto place = block.template per_thread<RowPlace>();
   auto largest = block.template per_thread<uint32_t>();
   for (uint64_t base = uint64_t{block.index()} * warps; base < items;
@@ -92,24 +111,25 @@ BATON_DEVICE void convert_rows(Block& block, const Reshard& a) {
         [&](uint32_t thread) { place[thread] = place_of_row(block, a, base + thread / 32); });
     for (uint32_t first = 0; first < a.elements; first += a.span) {
       const auto by_four = [&](uint32_t thread) {
-        return a.span % 4 == 0 && reinterpret_cast<uint64_t>(place[thread].from) % 8 == 0 &&
+        return close && reinterpret_cast<uint64_t>(place[thread].from) % 8 == 0 &&
                reinterpret_cast<uint64_t>(place[thread].to) % 4 == 0;
       };
       block.each_warp([&](uint32_t thread) {
         largest[thread] = 0;
         if (place[thread].to == nullptr) return;
-        largest[thread] = largest_of_lane(block, place[thread].from + first * 2, a.span,
-                                          thread % 32, by_four(thread));
+        largest[thread] =
+            largest_of_lane(block, a, place[thread].from, first, thread % 32, by_four(thread));
       });
       block.warp_max(largest);
       block.each_warp([&](uint32_t thread) {
         if (place[thread].to == nullptr) return;
         const float scale = e4m3_scale(float_of(largest[thread]));
         if (thread % 32 == 0) {
-          block.store(reinterpret_cast<float*>(place[thread].scales) + first / a.span, scale);
+          block.store(reinterpret_cast<float*>(place[thread].scales +
+                                               uint64_t{first / a.span} * a.scale_element),
+                      scale);
         }
-        convert_lane(block, place[thread].to + first, place[thread].from + first * 2, a.span, scale,
-                     thread % 32, by_four(thread));
+        convert_lane(block, a, place[thread], first, scale, thread % 32, by_four(thread));
       });
     }
   }
@@ -118,7 +138,6 @@ BATON_DEVICE void convert_rows(Block& block, const Reshard& a) {
 // Spans that a warp holds at once: each in a group of lanes, eight elements in a lane, and several
 // in each group.
 inline constexpr uint32_t kSpanRounds = 4;
-inline constexpr uint32_t kMostHeldSpan = 256;
 struct HeldSpans {
   Vector16 of[kSpanRounds];
 };
@@ -248,14 +267,8 @@ BATON_DEVICE void convert_held_spans(Block& block, const Reshard& a) {
 
 template <class Block>
 BATON_DEVICE void reshard(Block& block, const Reshard& a) {
-  if (a.conversion == Conversion::kBf16ToFp8E4m3) {
-    if (a.span % 8 == 0 && a.span <= kMostHeldSpan) {
-      convert_held_spans(block, a);
-    } else {
-      convert_rows(block, a);
-    }
-    return;
-  }
+  if (holds_spans(a)) return convert_held_spans(block, a);
+  if (a.conversion != Conversion::kNone) return convert_rows(block, a);
   block.each([&](uint32_t thread) {
     const uint32_t warps = block.threads() / 32;
     const uint64_t items = uint64_t{a.count} * a.rows;

@@ -100,6 +100,42 @@ absl::Status check_groups(const KvGroup& from, const KvGroup& to) {
   return absl::OkStatus();
 }
 
+// A box in rows that lie at equal distances.
+template <typename Convert>
+void for_rows(const KvRowBox& box, const Convert& convert) {
+  const KvField &field = *box.source, &value = *box.values, &scale = *box.scale;
+  // Rows that lie next to each other follow each other: tokens of a head, or heads of a token.
+  const bool by_tokens = box.heads == 1 || field.token_stride <= field.head_stride;
+  // Where a token's last head lies before the next token's first, they are rows of one turn.
+  const auto chains = [&](const KvField& x) { return x.token_stride == box.heads * x.head_stride; };
+  const bool heads_chain = chains(field) && chains(value) && chains(scale);
+  Fp8Rows rows = {.from = box.from,
+                  .to = box.to,
+                  .scales = box.scales,
+                  .rows = by_tokens     ? box.tokens
+                          : heads_chain ? box.tokens * box.heads
+                                        : box.heads,
+                  .from_step = by_tokens ? field.token_stride : field.head_stride,
+                  .to_step = by_tokens ? value.token_stride : value.head_stride,
+                  .scales_step = by_tokens ? scale.token_stride : scale.head_stride,
+                  .from_element = field.element_stride,
+                  .to_element = value.element_stride,
+                  .scale_element = scale.element_stride,
+                  .width = field.width,
+                  .scales_of_row = scale.width,
+                  .is_fp32 = field.dtype == KvDtype::kFloat32,
+                  .ahead = by_tokens && box.heads > 1
+                               ? field.head_stride
+                               : 16 * (by_tokens ? field.token_stride : field.head_stride)};
+  for (size_t left = box.tokens * box.heads;; left -= rows.rows) {
+    convert(rows);
+    if (left == rows.rows) return;
+    rows.from += by_tokens ? field.head_stride : field.token_stride;
+    rows.to += by_tokens ? value.head_stride : value.token_stride;
+    rows.scales += by_tokens ? scale.head_stride : scale.token_stride;
+  }
+}
+
 }  // namespace
 
 uint8_t fp8_e4m3_of(float value) { return e4m3_of(value); }
@@ -146,12 +182,11 @@ absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
   return out;
 }
 
-template <typename Convert>
-absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, const KvPages& source,
-                                        const KvPages& target,
-                                        absl::Span<const std::byte* const> from,
-                                        absl::Span<std::byte* const> to, KvTokens layers,
-                                        const Convert& convert) const {
+absl::Status KvRequantisePlan::for_each_box(size_t part_number, KvTokens tokens,
+                                            const KvPages& source, const KvPages& target,
+                                            absl::Span<const std::byte* const> from,
+                                            absl::Span<std::byte* const> to, KvTokens layers,
+                                            absl::FunctionRef<void(const KvRowBox&)> sink) const {
   if (part_number >= parts_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("part ", part_number, " of a plan that has ", parts_.size()));
@@ -163,7 +198,7 @@ absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, con
   }
   const KvPart& part = parts_[part_number];
   layers.end = std::min<uint64_t>(layers.end, part.layers.size());
-  if (tokens.empty() || layers.empty()) return absl::OkStatus();
+  if (tokens.empty() || layers.empty() || part.heads.empty()) return absl::OkStatus();
   const KvGroup& from_group = source_.groups[part.source_group];
   const KvGroup& to_group = target_.groups[part.target_group];
   for (const auto& [group, pages, side] :
@@ -182,56 +217,28 @@ absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, con
                                         token % group.block_tokens * field.token_stride +
                                         (head - group.first_head) * field.head_stride);
   };
-  const uint32_t heads = part.heads.end - part.heads.first;
   for (const KvField& field : from_group.fields) {
-    const KvField& value = *find_role(to_group, field.role);
+    const KvField& values = *find_role(to_group, field.role);
     const KvField& scale = *find_role(to_group, scale_of(field.role));
-    // Rows that lie next to each other follow each other: tokens of a head, or heads of a token.
-    const bool by_tokens = heads == 1 || field.token_stride <= field.head_stride;
-    // Where a token's last head lies before the next token's first, they are rows of one turn.
-    const auto chains = [heads](const KvField& x) {
-      return x.token_stride == heads * x.head_stride;
-    };
-    const bool heads_chain = chains(field) && chains(value) && chains(scale);
-    Fp8Rows rows = {.from_step = by_tokens ? field.token_stride : field.head_stride,
-                    .to_step = by_tokens ? value.token_stride : value.head_stride,
-                    .scales_step = by_tokens ? scale.token_stride : scale.head_stride,
-                    .from_element = field.element_stride,
-                    .to_element = value.element_stride,
-                    .scale_element = scale.element_stride,
-                    .width = field.width,
-                    .scales_of_row = scale.width,
-                    .is_fp32 = field.dtype == KvDtype::kFloat32,
-                    .ahead = by_tokens && heads > 1
-                                 ? field.head_stride
-                                 : 16 * (by_tokens ? field.token_stride : field.head_stride)};
+    KvRowBox box{.heads = part.heads.end - part.heads.first,
+                 .source = &field,
+                 .values = &values,
+                 .scale = &scale};
     for (uint64_t layer = layers.begin; layer < layers.end; ++layer) {
       const KvPlace& at = field.places[part.layers[layer].source_index];
-      const KvPlace& value_at = value.places[part.layers[layer].target_index];
+      const KvPlace& value_at = values.places[part.layers[layer].target_index];
       const KvPlace& scale_at = scale.places[part.layers[layer].target_index];
-      const auto convert_from = [&](uint64_t token, uint32_t head, size_t count) {
-        rows.from = locate(from[at.buffer], from_group, field, source, at, token, head);
-        rows.to = locate(to[value_at.buffer], to_group, value, target, value_at, token, head);
-        rows.scales = locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head);
-        rows.rows = count;
-        convert(rows);
-      };
+      const uint32_t head = part.heads.first;
       // In turns of tokens that lie in one block on either side.
       for (uint64_t token = tokens.begin, next; token < tokens.end; token = next) {
         next =
             std::min({tokens.end, token + from_group.block_tokens - token % from_group.block_tokens,
                       token + to_group.block_tokens - token % to_group.block_tokens});
-        if (by_tokens) {
-          for (uint32_t head = part.heads.first; head < part.heads.end; ++head) {
-            convert_from(token, head, next - token);
-          }
-        } else if (heads_chain) {
-          convert_from(token, part.heads.first, (next - token) * heads);
-        } else {
-          for (uint64_t one = token; one < next; ++one) {
-            convert_from(one, part.heads.first, heads);
-          }
-        }
+        box.from = locate(from[at.buffer], from_group, field, source, at, token, head);
+        box.to = locate(to[value_at.buffer], to_group, values, target, value_at, token, head);
+        box.scales = locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head);
+        box.tokens = next - token;
+        sink(box);
       }
     }
   }
@@ -241,8 +248,9 @@ absl::Status KvRequantisePlan::for_rows(size_t part_number, KvTokens tokens, con
 absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
                                    const KvPages& target, absl::Span<const std::byte* const> from,
                                    absl::Span<std::byte* const> to, KvTokens layers) const {
-  return for_rows(part, tokens, source, target, from, to, layers,
-                  [](const Fp8Rows& rows) { rows_to_fp8(rows); });
+  return for_each_box(part, tokens, source, target, from, to, layers, [](const KvRowBox& box) {
+    for_rows(box, [](const Fp8Rows& rows) { rows_to_fp8(rows); });
+  });
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,
@@ -283,7 +291,8 @@ absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const
       convert_row(x, x.from + i * x.from_step, x.to + i * x.to_step, x.scales + i * x.scales_step);
     }
   };
-  return for_rows(part, tokens, source, target, from, to, layers, convert);
+  return for_each_box(part, tokens, source, target, from, to, layers,
+                      [&](const KvRowBox& box) { for_rows(box, convert); });
 }
 
 }  // namespace baton::kvtransfer

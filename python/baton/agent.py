@@ -186,7 +186,7 @@ class Agent:
     cluster share (empty: the user's own); `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
     `metadata_store` is where agents leave metadata for each other ("etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
     "file:///FOLDER", of a folder that is there: else NotFoundError), which is gone `metadata_lease` seconds after its agent. `staging_bytes`: memory through which KV goes
-    that is requantised on its way (KvPlan), 16 MiB if 0, for all transfers together."""
+    that is requantised on its way (KvPlan), 16 MiB if 0, for all transfers together (once for caches of the host, and once for those of each device)."""
 
     def __init__(self, name: Name, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "",
                  listen_host: str = "", listen_port: int = 0, progress_thread: bool = True,

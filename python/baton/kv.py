@@ -236,9 +236,9 @@ class KvPlan(_Owner):
 
     `requantise`: where the source keeps K and V as bfloat16 or float32 and the target as float8_e4m3 with scales (roles
     "key_scale" and "value_scale" of add_views(), float32), values become fp8 on their way: a row, or each part of it
-    that has a scale, by its largest magnitude / 448. This agent's processor converts: before it writes, so that half as
-    many bytes travel, or after it has read. Its own cache is the host's. Where types are equal, bytes move as they
-    are. What moves passes staging memory of the agent's (Agent(staging_bytes=...)), piece by piece."""
+    that has a scale, by its largest magnitude / 448. This agent converts, on a processor or by a kernel of the device
+    that its own cache is on: before it writes, so that half as many bytes travel, or after it has read. A device's
+    cache is complete when a transfer is posted. Where types are equal, bytes move as they are. What moves passes staging memory of the agent's (Agent(staging_bytes=...)), piece by piece."""
 
     def __init__(self, agent: Agent, op: int, local: KvLayout, remote_agent: Name, remote: KvLayout, *,
                  share: Optional[KvShare] = None, requantise: bool = False) -> None:

@@ -113,7 +113,8 @@ typedef struct baton_agent_options {
   // cannot be written BATON_ERR_NOT_ALLOWED.
   const char* metadata_store;
   uint32_t metadata_lease_ms;  // what is there is gone so long after its agent; 0: the default
-  // Memory through which KV goes that is requantised on its way; 0: the default, 16 MiB.
+  // Memory through which KV goes that is requantised on its way, for caches of the host and of each
+  // device; 0: the default, 16 MiB.
   uint64_t staging_bytes;
 } baton_agent_options;
 // Fills in the defaults. `size`: sizeof(baton_agent_options).
@@ -482,11 +483,13 @@ int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layo
 // The same where the source keeps K and V (or MLA's latent) as bf16 or fp32, and the target as fp8
 // e4m3 with scales: fields of roles ..._SCALE in float32, one for each token and head or for each
 // part of a row. What is scaled how: kvtransfer/kv_requantise.h. A thread of this agent converts,
-// piece by piece through staging memory of the agent's (staging_bytes): with BATON_WRITE before it
-// sends, so that half of bf16's bytes travel; with BATON_READ after it has read. The local cache is
-// BATON_DRAM (else BATON_ERR_NOT_SUPPORTED). Where types are equal, what baton_kv_plan_create()
-// gives. BATON_ERR_BACKEND also where staging_bytes is too little for a block. What is said of
-// transfers holds for those of this plan.
+// or a kernel of the device that the local cache is on, piece by piece through staging memory of
+// the agent's (staging_bytes): with BATON_WRITE before it sends, so that half of bf16's bytes
+// travel; with BATON_READ after it has read. A local cache in several places is
+// BATON_ERR_NOT_SUPPORTED; a device's is complete when a transfer is posted. Where types are equal,
+// what baton_kv_plan_create() gives. BATON_ERR_BACKEND where there are no kernels for the device,
+// and also where staging_bytes is too little for a block. What is said of transfers holds for those
+// of this plan.
 int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
                                           const baton_kv_layout* local, const char* remote,
                                           const baton_kv_layout* remote_layout,

@@ -1,5 +1,6 @@
 // What an agent has to requantise KV on its way: staging memory, in a few slots, and one thread
-// that converts for all transfers in turns (agent_requantise_transfer.h).
+// that converts for all transfers in turns (agent_requantise_transfer.h). For caches on a device
+// the slots are memory of it and a kernel converts, which the thread begins and asks about.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kvtransfer/internal/agent_transfer.h"
+#include "transport/internal/device_memory.h"
 #include "transport/region.h"
 #include "transport/worker.h"
 
@@ -40,14 +43,34 @@ class AgentConverter final : public AgentStaging {
     return (slot_bytes + kSlotUnit - 1) / kSlotUnit * kSlotUnit * kSlots;
   }
 
-  // Staging memory and a thread, where they are not there yet. ResourceExhausted.
-  absl::Status prepare();
+  // Slots in one place, and who converts there.
+  struct Room {
+    MemoryPlace place;
+    std::byte* memory = nullptr;  // of the host's
+    MemoryRegion region;
+    std::vector<uint32_t> free_slots;
+    std::unique_ptr<internal::DeviceBuffer> device_memory;  // of a device's
+    std::unique_ptr<internal::RowConversions> kernel;       // null: the processor
+
+    std::byte* slot(uint32_t number, uint64_t bytes) const { return region.base + number * bytes; }
+  };
+
+  // The room for caches in a place, and a thread, where they are not there yet. It stays as long as
+  // this. ResourceExhausted; of a device also Unavailable, or the driver's words.
+  absl::StatusOr<Room*> prepare(const MemoryPlace& place);
   void stop() override;
   bool uses(const MemoryRegion& memory) override;
 
  private:
   friend class AgentRequantiseTransfer;
+  static_assert(kSlots <= internal::RowConversions::kSlots);
+
+  Room* find(const MemoryPlace& place);  // locked, or while rooms are made; null: not there yet
+  absl::StatusOr<std::unique_ptr<Room>> make(const MemoryPlace& place) const;
+  absl::Status fill_host(Room& room) const;
+  absl::Status fill_device(Room& room) const;
   void work();
+  void sleep(bool ask);  // until poked; with `ask`, not for long
   // Tells the thread to look. Whoever calls may have whatever lock but poke_mutex_.
   void poke();
   // Of transfers that have ended, those who sleep are told: not under the lock, which they take.
@@ -57,15 +80,15 @@ class AgentConverter final : public AgentStaging {
   AgentOutbox& outbox_;
   const uint64_t slot_bytes_;
 
-  std::mutex mutex_;  // of what follows, and of all transfers' states
+  std::mutex make_mutex_;  // so that a room is made once; before mutex_
+  std::mutex mutex_;       // of what follows, and of all transfers' states
   std::condition_variable converted_;
-  std::byte* staging_ = nullptr;
-  MemoryRegion region_;
-  std::vector<uint32_t> free_slots_;
+  std::vector<std::unique_ptr<Room>> rooms_;                       // changed with both locks
   std::vector<std::shared_ptr<AgentRequantiseTransfer>> running_;  // until nothing of them moves
   size_t turn_ = 0;                                                // of these, whose is next
   bool stop_ = false;
-  bool wake_ = false;  // one has ended, or something was submitted, and nobody was woken yet
+  bool wake_ = false;      // one has ended, or something was submitted, and nobody was woken yet
+  size_t at_kernels_ = 0;  // pieces that kernels convert
   std::thread thread_;
 
   // By itself, so that whoever has whatever lock can say that there is something to do.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
 #include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
+#include "kvtransfer/internal/agent_kv/device_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "kvtransfer/plans/kv_numbers.h"
 #include "kvtransfer/plans/kv_sides.h"
@@ -98,7 +99,8 @@ struct AgentKvPlan::Inside {
   KvPlan plan;
   std::shared_ptr<const RequantiseRoute> requantise;  // null: bytes move as they are
   AgentConverter* converter = nullptr;  // then; the agent's: not to be touched but in calls with it
-  WorkerUid owner;                      // the agent's
+  AgentConverter::Room* room = nullptr;  // likewise
+  WorkerUid owner;                       // the agent's
   std::string remote_agent;
   uint64_t epoch = 0;  // of its metadata
   std::vector<KvLocalBuffer> local;
@@ -302,14 +304,17 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::make_requantising(Agent& agent, Op op,
       op, writes ? local.layout : remote.layout, writes ? remote.layout : local.layout, share,
       AgentConverter::slot_bytes(agent.impl_->options.staging_bytes));
   if (!route.ok()) return route.status();
-  for (const KvBuffer& buffer : local.layout.buffers) {
-    if (buffer.device == KvDevice::kHost) continue;
-    return absl::UnimplementedError(
-        "a processor requantises, and the cache on this side is memory of a device: make the plan "
-        "on the side whose cache is host memory, or requantise on the device and make a plan of "
-        "equal types");
+  auto inside = std::make_shared<Inside>();
+  inside->op = op;
+  inside->plan = route->wire();
+  inside->requantise = std::make_shared<const RequantiseRoute>(*std::move(route));
+  absl::StatusOr<AgentKvPlan> made = bind(agent, inside, local, remote_agent, remote);
+  if (!made.ok()) return made;
+  const absl::StatusOr<MemoryPlace> place = place_of(inside->local);
+  if (!place.ok()) return place.status();
+  if (place->kind == baton::MemoryKind::kDevice) {
+    if (absl::Status good = check_device_rows(local.layout, inside->local); !good.ok()) return good;
   }
-  AgentConverter* converter = nullptr;
   {
     std::unique_ptr<AgentStaging>& staging = agent.impl_->staging;
     std::lock_guard lock(agent.impl_->mutex);
@@ -317,15 +322,12 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::make_requantising(Agent& agent, Op op,
       staging = std::make_unique<AgentConverter>(*agent.impl_->worker, *agent.impl_->outbox,
                                                  agent.impl_->options.staging_bytes);
     }
-    converter = static_cast<AgentConverter*>(staging.get());
+    inside->converter = static_cast<AgentConverter*>(staging.get());
   }
-  if (absl::Status ready = converter->prepare(); !ready.ok()) return ready;
-  auto inside = std::make_shared<Inside>();
-  inside->op = op;
-  inside->plan = route->wire();
-  inside->converter = converter;
-  inside->requantise = std::make_shared<const RequantiseRoute>(*std::move(route));
-  return bind(agent, std::move(inside), local, remote_agent, remote);
+  const absl::StatusOr<AgentConverter::Room*> room = inside->converter->prepare(*place);
+  if (!room.ok()) return room.status();
+  inside->room = *room;
+  return made;
 }
 
 const KvPlan& AgentKvPlan::plan() const { return inside_->plan; }
@@ -355,7 +357,8 @@ absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
         inside_->made_of<RequantiseJob>(request, &Inside::add_chunks);
     if (!job.ok()) return job.status();
     return impl.keep(std::make_shared<AgentRequantiseTransfer>(
-        *inside_->converter, *std::move(job), inside_->remote_agent, inside_->epoch, message));
+        *inside_->converter, *inside_->room, *std::move(job), inside_->remote_agent, inside_->epoch,
+        message));
   }
   absl::StatusOr<AgentPlan> plan = inside_->made_of<AgentPlan>(request, &Inside::add_parts);
   if (!plan.ok()) return plan.status();

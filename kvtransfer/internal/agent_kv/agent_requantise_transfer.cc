@@ -1,19 +1,23 @@
 // A chunk is converted and moved, or moved and converted; two at a time, so that one travels while
-// the other one is at the processor.
+// the other one is at the processor, or the kernel.
 #include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvtransfer/internal/agent_kv/device_rows.h"
 
 namespace baton::kvtransfer {
 
-AgentRequantiseTransfer::AgentRequantiseTransfer(AgentConverter& converter, RequantiseJob job,
+AgentRequantiseTransfer::AgentRequantiseTransfer(AgentConverter& converter,
+                                                 AgentConverter::Room& room, RequantiseJob job,
                                                  std::string agent, uint64_t epoch,
                                                  std::string_view message)
     : AgentTransfer(std::move(agent), epoch),
       converter_(converter),
+      room_(room),
       job_(std::move(job)),
       message_(message) {
   for (const KvLocalBuffer& buffer : job_.local) {
@@ -58,15 +62,16 @@ absl::Status AgentRequantiseTransfer::post(PeerId peer, const std::string_view* 
 
 bool AgentRequantiseTransfer::step(std::unique_lock<std::mutex>& lock) {
   bool did_something = look_at_moves();
+  did_something |= look_at_kernel();
   if (!stop_) did_something |= begin_piece();
   if (!stop_) did_something |= convert_one(lock);
   if (!stop_) did_something |= say_message();
   if (stop_) {
-    const auto waits = [](const Piece& piece) { return piece.moving == nullptr; };
     for (const Piece& piece : pieces_) {
-      if (waits(piece)) converter_.free_slots_.push_back(piece.slot);
+      if (piece.waits()) give_back(piece);
     }
-    did_something |= std::erase_if(pieces_, waits) > 0;  // others may wait for their slots
+    // Others may wait for their slots.
+    did_something |= std::erase_if(pieces_, [](const Piece& piece) { return piece.waits(); }) > 0;
   }
   end_if_over();
   return did_something;
@@ -83,7 +88,7 @@ bool AgentRequantiseTransfer::look_at_moves() {
   }
   std::erase_if(pieces_, [this](const Piece& piece) {
     if (piece.moving != nullptr || !piece.chunk.layers.empty()) return false;
-    converter_.free_slots_.push_back(piece.slot);
+    give_back(piece);
     return true;
   });
   if (saying_ != nullptr && has_ended(saying_)) {
@@ -103,44 +108,87 @@ bool AgentRequantiseTransfer::has_ended(const Moving& moving) {
 }
 
 bool AgentRequantiseTransfer::begin_piece() {
-  if (next_chunk_ == job_.chunks.size() || converter_.free_slots_.empty() ||
+  if (next_chunk_ == job_.chunks.size() || room_.free_slots.empty() ||
       pieces_.size() == AgentConverter::kSlotsOfTransfer) {
     return false;
   }
   Piece& piece =
-      pieces_.emplace_back(Piece{job_.chunks[next_chunk_++], converter_.free_slots_.back(), {}});
-  converter_.free_slots_.pop_back();
+      pieces_.emplace_back(Piece{job_.chunks[next_chunk_++], room_.free_slots.back(), {}});
+  room_.free_slots.pop_back();
   if (job_.route->op() == Op::kRead) move(piece);
   return true;
 }
 
 bool AgentRequantiseTransfer::convert_one(std::unique_lock<std::mutex>& lock) {
   const auto at = std::find_if(pieces_.begin(), pieces_.end(),
-                               [](const Piece& piece) { return piece.moving == nullptr; });
+                               [](const Piece& piece) { return piece.waits(); });
   if (at == pieces_.end()) return false;
+  const bool by_kernel = room_.kernel != nullptr;
   // Nobody else changes pieces_, but abort() may come.
-  converting_ = true;
+  ++converting_;
   lock.unlock();
   const absl::Status status =
-      job_.route->convert(at->chunk, job_.local_pages[at->chunk.part], bases_,
-                          converter_.staging_ + at->slot * converter_.slot_bytes_);
+      by_kernel ? begin_kernel(*at)
+                : job_.route->convert(at->chunk, job_.local_pages[at->chunk.part], bases_,
+                                      room_.slot(at->slot, converter_.slot_bytes_));
   lock.lock();
-  converting_ = false;
+  if (by_kernel && status.ok()) {
+    at->at_kernel = true;
+    ++converter_.at_kernels_;
+    return true;
+  }
+  --converting_;
   converter_.converted_.notify_all();
   if (!status.ok()) stop(status);
-  if (stop_) return true;
-  if (job_.route->op() == Op::kWrite) {
-    move(*at);
-  } else {
-    converter_.free_slots_.push_back(at->slot);
-    pieces_.erase(at);
-  }
+  if (!stop_) converted(at);
   return true;
+}
+
+void AgentRequantiseTransfer::converted(std::vector<Piece>::iterator at) {
+  if (job_.route->op() == Op::kWrite) return move(*at);
+  give_back(*at);
+  pieces_.erase(at);
+}
+
+absl::Status AgentRequantiseTransfer::begin_kernel(const Piece& piece) const {
+  std::vector<internal::RowBox> boxes;
+  absl::Status status =
+      job_.route->for_each_box(piece.chunk, job_.local_pages[piece.chunk.part], bases_,
+                               room_.slot(piece.slot, converter_.slot_bytes_),
+                               [&](const KvRowBox& box) { boxes.push_back(device_rows(box)); });
+  if (status.ok()) status = room_.kernel->begin(piece.slot, boxes);
+  return status;
+}
+
+bool AgentRequantiseTransfer::look_at_kernel() {
+  bool ended = false;
+  for (auto at = pieces_.begin(); at != pieces_.end();) {
+    std::optional<absl::Status> status;
+    if (at->at_kernel) status = room_.kernel->ended(at->slot);
+    if (!status.has_value()) {
+      ++at;
+      continue;
+    }
+    ended = true;
+    at->at_kernel = false;
+    --converter_.at_kernels_;
+    --converting_;
+    converter_.converted_.notify_all();
+    if (!status->ok()) stop(*status);
+    if (stop_ || job_.route->op() == Op::kWrite) {
+      if (!stop_) move(*at);
+      ++at;
+    } else {
+      give_back(*at);
+      at = pieces_.erase(at);
+    }
+  }
+  return ended;
 }
 
 void AgentRequantiseTransfer::move(Piece& piece) {
   const bool writes = job_.route->op() == Op::kWrite;
-  const KvLocalBuffer slot{converter_.region_, piece.slot * converter_.slot_bytes_};
+  const KvLocalBuffer slot{room_.region, piece.slot * converter_.slot_bytes_};
   AgentPlan plan;
   const absl::Status status = job_.route->for_each_move(
       piece.chunk, job_.remote_pages[piece.chunk.part], [&](const KvMove& move) {
@@ -246,7 +294,7 @@ absl::StatusOr<AgentTelemetry> AgentRequantiseTransfer::telemetry() const {
 
 bool AgentRequantiseTransfer::local_free() const {
   const std::lock_guard lock(converter_.mutex_);
-  return state_ != AgentTransferState::kRunning || (stop_ && !converting_);
+  return state_ != AgentTransferState::kRunning || (stop_ && converting_ == 0);
 }
 
 bool AgentRequantiseTransfer::quiet() const {

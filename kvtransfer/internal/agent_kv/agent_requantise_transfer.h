@@ -3,6 +3,9 @@
 //
 //   Op::kWrite  a slot, converted into, sent, free again
 //   Op::kRead   a slot, read into, converted from, free again
+//
+// The processor converts while the converter's thread waits for it; a kernel of a device does while
+// that goes on to others.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +44,8 @@ struct RequantiseJob {
 class AgentRequantiseTransfer final : public AgentTransfer,
                                       public std::enable_shared_from_this<AgentRequantiseTransfer> {
  public:
-  AgentRequantiseTransfer(AgentConverter& converter, RequantiseJob job, std::string agent,
-                          uint64_t epoch, std::string_view message);
+  AgentRequantiseTransfer(AgentConverter& converter, AgentConverter::Room& room, RequantiseJob job,
+                          std::string agent, uint64_t epoch, std::string_view message);
 
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId peer, const std::string_view* message) override;
@@ -63,7 +66,9 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   struct Piece {
     RequantiseChunk chunk;
     uint32_t slot = 0;
-    Moving moving;  // null: it waits to be converted
+    Moving moving;           // null: it waits to be converted,
+    bool at_kernel = false;  // or is
+    bool waits() const { return moving == nullptr && !at_kernel; }
   };
 
   // Locked, all of these.
@@ -72,7 +77,11 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   // lock released.
   bool step(std::unique_lock<std::mutex>& lock);
   bool look_at_moves();
+  bool look_at_kernel();
   bool convert_one(std::unique_lock<std::mutex>& lock);
+  absl::Status begin_kernel(const Piece& piece) const;  // without the lock
+  void converted(std::vector<Piece>::iterator at);
+  void give_back(const Piece& piece) { room_.free_slots.push_back(piece.slot); }
   bool begin_piece();
   bool say_message();
   Moving move(AgentPlan plan, std::string_view message);
@@ -84,6 +93,7 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   bool uses(const MemoryRegion& memory) const;
 
   AgentConverter& converter_;
+  AgentConverter::Room& room_;  // the converter's
   const RequantiseJob job_;
   std::vector<std::byte*> bases_;  // of this agent's buffers
   std::string message_;
@@ -91,10 +101,10 @@ class AgentRequantiseTransfer final : public AgentTransfer,
 
   AgentTransferState state_ = AgentTransferState::kIdle;
   absl::Status why_;
-  bool stop_ = false;    // begin nothing more
-  bool closed_ = false;  // nor post it again
-  bool converting_ = false;
-  bool said_ = false;  // the message, if there is one
+  bool stop_ = false;      // begin nothing more
+  bool closed_ = false;    // nor post it again
+  size_t converting_ = 0;  // pieces that somebody converts at the moment
+  bool said_ = false;      // the message, if there is one
   PeerId peer_;
   PeerId moves_at_;
   size_t next_chunk_ = 0;

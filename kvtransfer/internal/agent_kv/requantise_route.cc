@@ -161,22 +161,46 @@ KvPages RequantiseRoute::slot_pages(const RequantiseChunk& chunk) const {
           absl::MakeConstSpan(pages_).first(units(chunk))};
 }
 
-absl::Status RequantiseRoute::convert(const RequantiseChunk& chunk, const KvPages& local_pages,
-                                      absl::Span<std::byte* const> local, std::byte* slot) const {
+template <typename One>
+absl::Status RequantiseRoute::for_each_layer(const RequantiseChunk& chunk,
+                                             const KvPages& local_pages,
+                                             absl::Span<std::byte* const> local, std::byte* slot,
+                                             const One& one) const {
   const std::vector<const std::byte*> readable(local.begin(), local.end());
   const KvPages staged = slot_pages(chunk);
   for (uint64_t layer = chunk.layers.begin; layer < chunk.layers.end; ++layer) {
     auto* const shifted = reinterpret_cast<std::byte*>(
         static_cast<uintptr_t>(reinterpret_cast<uintptr_t>(slot) + shift(chunk, layer)));
     const size_t part = parts_[chunk.part].convert;
-    const KvTokens one{layer, layer + 1};
+    const KvTokens number{layer, layer + 1};
     absl::Status status =
         op_ == Op::kWrite
-            ? convert_.run(part, chunk.tokens, local_pages, staged, readable, {shifted}, one)
-            : convert_.run(part, chunk.tokens, staged, local_pages, {shifted}, local, one);
+            ? one(part, chunk.tokens, local_pages, staged, readable, {shifted}, number)
+            : one(part, chunk.tokens, staged, local_pages, {shifted}, local, number);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status RequantiseRoute::convert(const RequantiseChunk& chunk, const KvPages& local_pages,
+                                      absl::Span<std::byte* const> local, std::byte* slot) const {
+  return for_each_layer(
+      chunk, local_pages, local, slot,
+      [&](size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
+          absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
+          KvTokens layer) { return convert_.run(part, tokens, source, target, from, to, layer); });
+}
+
+absl::Status RequantiseRoute::for_each_box(const RequantiseChunk& chunk, const KvPages& local_pages,
+                                           absl::Span<std::byte* const> local, std::byte* slot,
+                                           absl::FunctionRef<void(const KvRowBox&)> sink) const {
+  return for_each_layer(chunk, local_pages, local, slot,
+                        [&](size_t part, KvTokens tokens, const KvPages& source,
+                            const KvPages& target, absl::Span<const std::byte* const> from,
+                            absl::Span<std::byte* const> to, KvTokens layer) {
+                          return convert_.for_each_box(part, tokens, source, target, from, to,
+                                                       layer, sink);
+                        });
 }
 
 absl::Status RequantiseRoute::for_each_move(

@@ -59,6 +59,10 @@ class RequantiseRoute {
   // Converts a chunk between this agent's cache, whose buffers are at `local`, and a slot.
   absl::Status convert(const RequantiseChunk& chunk, const KvPages& local_pages,
                        absl::Span<std::byte* const> local, std::byte* slot) const;
+  // For who converts elsewhere: what convert() would, where it lies. Nothing there is touched.
+  absl::Status for_each_box(const RequantiseChunk& chunk, const KvPages& local_pages,
+                            absl::Span<std::byte* const> local, std::byte* slot,
+                            absl::FunctionRef<void(const KvRowBox&)> sink) const;
   // The moves between a slot and the other agent's cache. In the side that is staging memory,
   // offsets count from the slot's beginning.
   absl::Status for_each_move(const RequantiseChunk& chunk, const KvPages& remote_pages,
@@ -69,6 +73,11 @@ class RequantiseRoute {
   // What is added to an offset in the staging layout to have it in a slot, for one of the layers.
   uint64_t shift(const RequantiseChunk& chunk, uint64_t layer) const;
   KvPages slot_pages(const RequantiseChunk& chunk) const;
+  // Calls `one`, which has the arguments of convert_.run(), for each layer of a chunk.
+  template <typename One>
+  absl::Status for_each_layer(const RequantiseChunk& chunk, const KvPages& local_pages,
+                              absl::Span<std::byte* const> local, std::byte* slot,
+                              const One& one) const;
 
   Op op_ = Op::kWrite;
   KvRequantisePlan whole_;

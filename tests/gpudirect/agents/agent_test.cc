@@ -14,69 +14,6 @@ namespace {
 using ::testing::HasSubstr;
 using Of = Block::Of;
 
-struct Way {
-  const char* name;
-  const char* provider;
-  Of device;              // what memory of a device is
-  const char* explained;  // how it goes, in explain()
-};
-const Way kWays[] = {{"ipc", "shm", Of::kSlab, "CUDA IPC"},
-                     {"ipc_handles", "shm", Of::kDevice, "CUDA IPC"},
-                     {"shm", "shm", Of::kDevice, "staged through 16 MiB"},
-                     {"tcp", "tcp", Of::kDevice, "staged through 16 MiB"},
-                     {"verbs", "verbs_fake", Of::kDevice, "verbs fake0"}};  // by a dma-buf
-
-class DeviceAgents : public testing::TestWithParam<Way> {
- protected:
-  static constexpr size_t kBytes = 3 << 20;
-  void start(gpudirect::FakeOptions options = {}) {
-    if (adapters()) {
-      adapters_ = fake_verbs_surroundings();
-      if (adapters_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
-    } else {
-      options.attributes.erase(gpudirect::kDmaBufSupported);
-    }
-    options.ipc_handles = !std::string_view(GetParam().explained).starts_with("staged");
-    driver_ = std::make_unique<InstalledFake>(std::move(options));
-    a_ = agent("alpha");
-    b_ = agent("beta");
-  }
-  std::unique_ptr<Agent> agent(const char* name, bool thread = false, const char* shape = nullptr) {
-    return device_agent(name, GetParam().provider, thread, shape, adapters_.get());
-  }
-  void TearDown() override {
-    a_.reset();
-    b_.reset();
-    if (driver_ != nullptr) driver_->expect_clean();
-    driver_.reset();
-    if (adapters_ != nullptr) adapters_->check();
-    adapters_.reset();
-  }
-  static bool adapters() { return std::string_view(GetParam().provider) == "verbs_fake"; }
-  Of of(bool device) const { return device ? GetParam().device : Of::kHost; }
-  std::unique_ptr<Block> block(bool device, Agent& agent, int seed, size_t bytes = kBytes,
-                               int ordinal = 0) {
-    return std::make_unique<Block>(of(device), agent, *driver_, bytes, seed, ordinal);
-  }
-  absl::Status run(AgentTransferId id) {
-    if (absl::Status status = a_->post(id); !status.ok()) return status;
-    run_agents(*a_, *b_, [&] { return *a_->state(id) != AgentTransferState::kRunning; });
-    return a_->status(id);
-  }
-  // Until nothing of the driver's is queued, and long enough for what is on its way.
-  void settle() {
-    for (int i = 0; i < 100; ++i) {
-      a_->progress();
-      b_->progress();
-      driver_->fake().run_all();
-    }
-  }
-
-  std::unique_ptr<Surroundings> adapters_;
-  std::unique_ptr<InstalledFake> driver_;
-  std::unique_ptr<Agent> a_, b_;
-};
-
 // Between two agents, and of one with itself.
 TEST_P(DeviceAgents, EveryPairOfKindsMovesThePagesItNamesAndNoOthers) {
   start();
@@ -346,7 +283,7 @@ TEST_P(DeviceAgents, ReleaseOfOneThatRunsWaitsForItsEnd) {
   EXPECT_TRUE(b_->messages().empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, DeviceAgents, testing::ValuesIn(kWays),
+INSTANTIATE_TEST_SUITE_P(Ways, DeviceAgents, testing::ValuesIn(kDeviceWays),
                          [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace

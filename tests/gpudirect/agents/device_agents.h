@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,7 +39,9 @@ class Block {
       slab_ = *driver.memory().allocate(device, bytes);
       whole_ = {reinterpret_cast<uint64_t>(slab_->data()), bytes, ordinal};
     } else {
-      taken_ = fake_.allocate(bytes, device);
+      // Whole pages of the device: what an adapter is given is rounded up to the host's.
+      constexpr size_t kPage = 64 << 10;
+      taken_ = fake_.allocate((bytes + kPage - 1) / kPage * kPage, device);
       whole_ = {taken_, bytes, ordinal};
     }
     if (view_ == nullptr) view_ = fake_.view(whole_.address, bytes);
@@ -59,6 +62,12 @@ class Block {
     registered_ = false;
     free_it();
   }
+  // The agent has ended before it.
+  void leave_agent() {
+    registered_ = false;
+    free_it();
+  }
+  void put(absl::Span<const std::byte> bytes) { std::copy(bytes.begin(), bytes.end(), view_); }
   void fill(int seed) {
     for (size_t i = 0; i < whole_.bytes; ++i) view_[i] = std::byte((i * 7 + seed) % 251);
   }
@@ -93,8 +102,10 @@ class Block {
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
                                            bool thread = false, const char* shape = nullptr,
-                                           Surroundings* around = nullptr) {
+                                           Surroundings* around = nullptr,
+                                           uint64_t staging_bytes = AgentOptions().staging_bytes) {
   AgentOptions options = agent_options(name, provider, thread);
+  options.staging_bytes = staging_bytes;
   if (shape != nullptr) options.worker.shape = *LinkShape::parse(shape);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
   if (around != nullptr) {
@@ -104,5 +115,74 @@ inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::s
   }
   return make_agent(std::move(options));
 }
+
+// How memory of devices goes from one agent to another.
+struct DeviceWay {
+  const char* name;
+  const char* provider;
+  Block::Of device;       // what memory of a device is
+  const char* explained;  // how it goes, in explain()
+};
+inline const DeviceWay kDeviceWays[] = {
+    {"ipc", "shm", Block::Of::kSlab, "CUDA IPC"},
+    {"ipc_handles", "shm", Block::Of::kDevice, "CUDA IPC"},
+    {"shm", "shm", Block::Of::kDevice, "staged through 16 MiB"},
+    {"tcp", "tcp", Block::Of::kDevice, "staged through 16 MiB"},
+    {"verbs", "verbs_fake", Block::Of::kDevice, "verbs fake0"}};  // by a dma-buf
+
+class DeviceAgents : public testing::TestWithParam<DeviceWay> {
+ protected:
+  static constexpr size_t kBytes = 3 << 20;
+  // `kernels`: always; else in one test of four.
+  void start(gpudirect::FakeOptions options = {}, bool kernels = false) {
+    if (adapters()) {
+      adapters_ = fake_verbs_surroundings();
+      if (adapters_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
+    } else {
+      options.attributes.erase(gpudirect::kDmaBufSupported);
+    }
+    options.ipc_handles = !std::string_view(GetParam().explained).starts_with("staged");
+    gpudirect::CudaMemory::Options memory = gpudirect::options_of_this_test();
+    if (kernels) memory.kernels = FakeDriver::image();
+    driver_ = std::make_unique<InstalledFake>(std::move(options), memory);
+    a_ = agent("alpha");
+    b_ = agent("beta");
+  }
+  std::unique_ptr<Agent> agent(const char* name, bool thread = false, const char* shape = nullptr) {
+    return device_agent(name, GetParam().provider, thread, shape, adapters_.get(), staging_bytes_);
+  }
+  void TearDown() override {
+    a_.reset();
+    b_.reset();
+    if (driver_ != nullptr) driver_->expect_clean();
+    driver_.reset();
+    if (adapters_ != nullptr) adapters_->check();
+    adapters_.reset();
+  }
+  static bool adapters() { return std::string_view(GetParam().provider) == "verbs_fake"; }
+  Block::Of of(bool device) const { return device ? GetParam().device : Block::Of::kHost; }
+  std::unique_ptr<Block> block(bool device, Agent& agent, int seed, size_t bytes = kBytes,
+                               int ordinal = 0) {
+    return std::make_unique<Block>(of(device), agent, *driver_, bytes, seed, ordinal);
+  }
+  absl::Status run(AgentTransferId id) {
+    if (absl::Status status = a_->post(id); !status.ok()) return status;
+    run_agents(*a_, *b_, [&] { return *a_->state(id) != AgentTransferState::kRunning; });
+    return a_->status(id);
+  }
+  // Until nothing of the driver's is queued, and long enough for what is on its way.
+  void settle() {
+    for (int i = 0; i < 100; ++i) {
+      a_->progress();
+      b_->progress();
+      driver_->fake().run_all();
+    }
+  }
+
+  uint64_t staging_bytes_ = AgentOptions().staging_bytes;  // of agents, to requantise
+  std::unique_ptr<Surroundings> adapters_;
+  std::unique_ptr<InstalledFake> driver_;
+  std::unique_ptr<Agent> a_, b_;
+};
 
 }  // namespace baton::kvtransfer

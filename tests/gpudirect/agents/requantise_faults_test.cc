@@ -1,0 +1,172 @@
+// Plans of agents that requantise on a device, where that cannot be had, and where a call of the
+// driver fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <string_view>
+
+#include "tests/gpudirect/agents/device_cache.h"
+#include "tests/sanitized.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Of = Block::Of;
+
+constexpr char kRemedy[] = "make the plan on the side whose cache is host memory";
+
+// Two agents over tcp, a cache of bf16 on a device, and one of fp8 in the host's memory.
+struct DevicePair {
+  explicit DevicePair(InstalledFake& driver, uint64_t staging_bytes = 128 << 10)
+      : a(device_agent("alpha", "tcp", false, nullptr, nullptr, staging_bytes)),
+        b(device_agent("beta", "tcp")),
+        of(random_pair(1)),
+        source(*a, driver, of.source, Of::kDevice),
+        target(*b, driver, of.target, Of::kHost) {
+    source.fill(1);
+    introduce(*a, *b);
+  }
+  absl::StatusOr<AgentKvPlan> plan(const KvPlacement& local) {
+    return AgentKvPlan::make_requantising(*a, Op::kWrite, local, "beta", target.place,
+                                          of.blocks.share);
+  }
+  absl::Status status(const KvPlacement& local) { return plan(local).status(); }
+  absl::Status run() {
+    const auto made = plan(source.place);
+    if (!made.ok()) return made.status();
+    const auto id = made->make_transfer(*a, request_of(Op::kWrite, of.blocks));
+    if (!id.ok()) return id.status();
+    absl::Status status = a->post(*id);
+    if (status.ok()) {
+      run_agents(*a, *b, [&] { return *a->state(*id) != AgentTransferState::kRunning; });
+      status = a->status(*id);
+    }
+    EXPECT_TRUE(a->release(*id).ok());
+    return status;
+  }
+  CacheBytes want() const {
+    return requantised(of.source, source.bytes(), of.target, target.bytes(), of.blocks);
+  }
+
+  std::unique_ptr<Agent> a, b;
+  const RequantisedPair of;
+  DeviceCache source, target;
+};
+
+// What lies in several allocations has no dma-buf, and the fake says who asks.
+gpudirect::FakeOptions without_dma_buf(gpudirect::FakeOptions options = {}) {
+  options.attributes.erase(gpudirect::kDmaBufSupported);
+  return options;
+}
+
+gpudirect::CudaMemory::Options with_kernels() {
+  gpudirect::CudaMemory::Options options = gpudirect::options_of_this_test();
+  options.kernels = FakeDriver::image();
+  return options;
+}
+
+TEST(RequantisingOnDevices, WithoutKernelsThePlanIsRefusedWithTheRemedy) {
+  gpudirect::CudaMemory::Options options = with_kernels();
+  options.kernels = {};
+  InstalledFake driver(without_dma_buf(), options);
+  {
+    DevicePair pair(driver);
+    const absl::Status none = pair.status(pair.source.place);
+    EXPECT_TRUE(absl::IsUnavailable(none)) << none;
+    EXPECT_THAT(std::string(none.message()),
+                AllOf(HasSubstr("no kernel requantises on CUDA device 0: no kernels: this build"),
+                      HasSubstr("build again"), HasSubstr(kRemedy)));
+  }
+  driver.expect_clean();
+}
+
+TEST(RequantisingOnDevices, WithoutMemoryForTheSlotsThePlanIsRefusedWithTheRemedy) {
+  InstalledFake driver(without_dma_buf({.memory_bytes = 64 << 20}), with_kernels());
+  {
+    DevicePair pair(driver, 128 << 20);
+    for (int i = 0; i < 2; ++i) {
+      const absl::Status full = pair.status(pair.source.place);
+      EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+      EXPECT_THAT(std::string(full.message()),
+                  AllOf(HasSubstr("no 134217728 bytes of staging memory on CUDA device 0"),
+                        HasSubstr("AgentOptions::staging_bytes")));
+    }
+  }
+  driver.expect_clean();
+}
+
+TEST(RequantisingOnDevices, CachesInSeveralPlacesOrNotAlignedAreRefusedWithTheRemedy) {
+  InstalledFake driver(without_dma_buf({.devices = 2}), with_kernels());
+  {
+    DevicePair pair(driver);
+    const auto refused = [&](const KvPlacement& local) {
+      const absl::Status status = pair.status(local);
+      EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(kRemedy));
+      return std::string(status.message());
+    };
+    ASSERT_GT(pair.of.source.buffers.size(), 1u);
+    DeviceCache other(*pair.a, driver, pair.of.source, Of::kDevice, 1);
+    DeviceCache host(*pair.a, driver, pair.of.source, Of::kHost);
+    for (const auto& [elsewhere, name] :
+         {std::pair{&other, "CUDA device 1"}, std::pair{&host, "the host"}}) {
+      KvPlacement mixed = pair.source.place;
+      mixed.addresses[0] = elsewhere->place.addresses[0];
+      mixed.layout.buffers[0] = elsewhere->place.layout.buffers[0];
+      EXPECT_THAT(refused(mixed), AllOf(HasSubstr(name), HasSubstr("CUDA device 0")));
+    }
+    KvPlacement odd = pair.source.place;
+    KvField& values = odd.layout.groups[0].fields[1];
+    values.block_stride += 1;
+    odd.layout.groups[0].blocks -= 1;
+    EXPECT_THAT(refused(odd), HasSubstr("multiples of their size"));
+    EXPECT_TRUE(pair.status(pair.source.place).ok());
+  }
+  driver.expect_clean();
+}
+
+// Whichever call fails from the plan's making on: it is said, or all is done, and afterwards the
+// agent makes the same plan and transfer. Every seventh call; BATON_CASES=all is every one.
+TEST(RequantisingOnDevices, ACallThatFailsIsSaidAndTheAgentGoesOn) {
+  uint64_t calls = 0, said = 0;
+  const char* const cases = std::getenv("BATON_CASES");
+  const uint64_t every = cases != nullptr && std::string_view(cases) == "all" ? 1
+                         : kSanitized                                         ? 41
+                                                                              : 7;
+  for (uint64_t k = 0; k <= calls; k += k == 0 ? 1 : every) {
+    SCOPED_TRACE(testing::Message() << "call " << k);
+    InstalledFake driver(without_dma_buf({.seed = k + 1}), with_kernels());
+    {
+      DevicePair pair(driver);
+      const CacheBytes want = pair.want();
+      const uint64_t before = driver.fake().calls();
+      driver.fake().fail_call_in(k, gpudirect::kOutOfMemory);
+      const absl::Status status = pair.run();
+      driver.fake().fail_call_in(0, gpudirect::kSuccess);
+      if (k == 0) {
+        ASSERT_TRUE(status.ok()) << status;
+        calls = driver.fake().calls() - before;
+      }
+      if (status.ok()) {
+        EXPECT_TRUE(pair.target.bytes() == want);
+      } else {
+        ++said;
+        EXPECT_FALSE(absl::IsDeadlineExceeded(status)) << status;
+        const absl::Status again = pair.run();
+        ASSERT_TRUE(again.ok()) << again << " after " << status;
+        EXPECT_TRUE(pair.target.bytes() == want);
+      }
+    }
+    driver.expect_clean();
+  }
+  EXPECT_GT(said, 200u / every);
+  std::cout << calls << " calls, " << said << " errors said\n";
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
