@@ -487,9 +487,9 @@ int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layo
 // the agent's (staging_bytes): with BATON_WRITE before it sends, so that half of bf16's bytes
 // travel; with BATON_READ after it has read. A local cache in several places is
 // BATON_ERR_NOT_SUPPORTED; a device's is complete when a transfer is posted. Where types are equal,
-// what baton_kv_plan_create() gives. BATON_ERR_BACKEND where there are no kernels for the device,
-// and also where staging_bytes is too little for a block. What is said of transfers holds for those
-// of this plan.
+// what baton_kv_plan_create() gives. BATON_ERR_REMOTE_DISCONNECT, with the reason, where there are
+// no kernels for the device; BATON_ERR_BACKEND also where staging_bytes is too little for a block.
+// What is said of transfers holds for those of this plan.
 int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
                                           const baton_kv_layout* local, const char* remote,
                                           const baton_kv_layout* remote_layout,
