@@ -31,7 +31,7 @@ constexpr KernelEntry kEntries[] = {
 absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
                                                          absl::Span<const std::byte> image) {
   if (image.empty()) {
-    return absl::UnavailableError(
+    return absl::UnimplementedError(
         "no kernels: this build has none, for nvcc was not found when it was configured; install "
         "CUDA's toolkit and build again");
   }
@@ -45,10 +45,13 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
   if (!status.ok()) {
     // Of a device without room, or that is lost, the driver's words say it all.
     const bool may_be_too_old = !absl::IsResourceExhausted(status) && !absl::IsAborted(status);
-    return absl::UnavailableError(absl::StrCat(
-        "no kernels: ", status.message(),
-        may_be_too_old ? "; they are for devices of compute capability 8.0, 9.0 and newer than that"
-                       : ""));
+    return absl::Status(
+        may_be_too_old ? absl::StatusCode::kUnimplemented : status.code(),
+        absl::StrCat(
+            "no kernels: ", status.message(),
+            may_be_too_old
+                ? "; they are for devices of compute capability 8.0, 9.0 and newer than that"
+                : ""));
   }
   return launcher;
 }

@@ -20,13 +20,14 @@ namespace baton::gpudirect {
 // Thread-safe but for its end. The device outlives it, and nothing that it launched runs any more.
 class Launcher {
  public:
-  // Unavailable: this build has no kernels, or none for this device; with the remedy.
+  // Unimplemented: this build has no kernels, or none for this device; with the remedy.
   static absl::StatusOr<std::unique_ptr<Launcher>> load(
       const Device& device, absl::Span<const std::byte> image = kernels::image());
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
+  const Device& device() const { return device_; }
   // One call for each kernel: launcher.reduce_sum(arguments, blocks, stream). Every kernel does all
   // its work with any number of blocks; more than the device can hold at once are not launched, nor
   // fewer than one. The arguments are copied; what they point to stays until the stream has passed.

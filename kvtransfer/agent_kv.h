@@ -118,10 +118,10 @@ class AgentKvPlan {
                                           const KvShare& share = {});
 
   // The same where element types differ, as said above; where they do not, what make() gives.
-  // Unimplemented: the cache on this side lies in several places, or on a device and its numbers
-  // not at multiples of their size. Unavailable: no kernels for that device. ResourceExhausted: no
-  // memory or no thread for the staging, or AgentOptions::staging_bytes is too little for a block:
-  // the text says how much is not.
+  // Unimplemented: the cache on this side lies in several places, or on a device that there are no
+  // kernels for, or its numbers there not at multiples of their size. ResourceExhausted: no memory
+  // or no thread for the staging, or AgentOptions::staging_bytes is too little for a block: the
+  // text says how much is not.
   static absl::StatusOr<AgentKvPlan> make_requantising(Agent& agent, Op op,
                                                        const KvPlacement& local,
                                                        std::string_view remote_agent,

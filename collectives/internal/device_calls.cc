@@ -288,7 +288,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
 
 executor::DeviceSums* DeviceCalls::sums_of(Ring& ring, int device) {
   // Where there are no kernels there will be none; anything else may go better next time.
-  if (ring.sums != nullptr || absl::IsUnavailable(ring.no_sums)) return ring.sums.get();
+  if (ring.sums != nullptr || absl::IsUnimplemented(ring.no_sums)) return ring.sums.get();
   auto made = baton::internal::device_memory()->sums(device);
   if (made.ok()) {
     ring.sums = std::make_unique<executor::DeviceSums>(*std::move(made), mesh_.memory());

@@ -16,8 +16,8 @@ namespace baton::engine::device {
 // "cpu": nothing. "cuda" and "cuda:N": the device's number. InvalidArgument for other words.
 absl::StatusOr<std::optional<int>> parse_device(std::string_view text);
 
-// A model on that device of this machine. Unavailable, in one line with the remedy: no driver, no
-// such device, no kernels.
+// A model on that device of this machine. In one line with the remedy, Unavailable: no driver, no
+// such device. Unimplemented: no kernels for it.
 absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
                                                            const Checkpoint& checkpoint,
                                                            Arithmetic arithmetic);

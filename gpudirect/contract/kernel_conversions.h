@@ -11,52 +11,37 @@
 #include <memory>
 #include <vector>
 
-#include "gpudirect/device_memory.h"
+#include "gpudirect/contract/kernel_parts.h"
 #include "gpudirect/launcher.h"
-#include "gpudirect/registered_pages.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 
 // Ends after its conversions have; the device and the launcher outlive it.
-class KernelConversions final : public internal::RowConversions {
+class KernelConversions final : public internal::RowConversions, private KernelParts {
  public:
   static constexpr size_t kShareBoxes = 2048;  // of a slot, at a time
 
   static absl::StatusOr<std::unique_ptr<KernelConversions>> create(const Device& device,
                                                                    const Launcher& launcher);
-  ~KernelConversions() override;
-  KernelConversions(const KernelConversions&) = delete;
-  KernelConversions& operator=(const KernelConversions&) = delete;
+  ~KernelConversions() override { wait_for_all(); }
 
   absl::Status begin(size_t slot, absl::Span<const internal::RowBox> boxes) override;
-  std::optional<absl::Status> ended(size_t slot) override;
+  std::optional<absl::Status> ended(size_t slot) override { return parts_ended(slot); }
 
  private:
-  struct Slot {
-    Event event = nullptr;
-    bool busy = false;
-    bool recorded = false;  // else the stream itself is asked
-    uint32_t errors = 0;    // of asking, one after the other
-    absl::Status status;
-    std::vector<internal::RowBox> boxes;  // those of one form one behind the other
-    size_t done = 0;                      // boxes that are queued, or have been
+  struct Boxes {
+    std::vector<internal::RowBox> all;  // those of one form one behind the other
+    size_t done = 0;                    // so many are queued, or have been
   };
 
   KernelConversions(const Device& device, const Launcher& launcher)
-      : device_(device), launcher_(launcher) {}
-  absl::Status start();
-  Stream stream(size_t slot) const { return streams_[slot % streams_.size()]; }
-  // Queues the next part. False: an error before anything was queued.
-  bool queue_part(size_t slot);
-  absl::Status queue_part(size_t number, bool& any);
+      : KernelParts(device, "a conversion"), launcher_(launcher) {}
+  absl::Status queue_part(size_t slot, bool& any) override;
+  bool part_ended(size_t slot) override { return boxes_[slot].done < boxes_[slot].all.size(); }
 
-  const Device& device_;
   const Launcher& launcher_;
-  std::unique_ptr<DeviceSlab> slab_;
-  std::unique_ptr<RegisteredPages> pages_;  // that boxes are copied from
-  std::array<Stream, 2> streams_{};         // so that one slot's boxes pass by another's kernel
-  std::array<Slot, kSlots> slots_;
+  std::array<Boxes, kSlots> boxes_;
 };
 
 }  // namespace baton::gpudirect

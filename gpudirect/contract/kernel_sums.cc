@@ -1,4 +1,4 @@
-// Copies to the device, a kernel, and a copy back, on a stream; an event behind each part.
+// Copies to the device, a kernel, and a copy back.
 #include "gpudirect/contract/kernel_sums.h"
 
 #include <algorithm>
@@ -11,9 +11,6 @@ namespace baton::gpudirect {
 namespace {
 
 using Sum = internal::VectorSum;
-
-// A driver that answers so often with an error, and never that the sum is over, has lost it.
-constexpr uint32_t kMostErrorsOfASum = 1000;
 
 static_assert(kernels::kMaxSources == internal::VectorSums::kMostSources);
 
@@ -44,52 +41,14 @@ absl::StatusOr<std::unique_ptr<KernelSums>> KernelSums::create(const Device& dev
                                                                const SumCosts& sums) {
   if (absl::Status status = device.alive(); !status.ok()) return status;
   std::unique_ptr<KernelSums> made(new KernelSums(device, launcher, copies, sums));
-  if (absl::Status status = made->start(); !status.ok()) return status;
+  if (absl::Status status = made->start(kSlots, kShare); !status.ok()) return status;
+  for (Work& work : made->work_) work.sources.reserve(kMostSources);
   return made;
 }
 
-absl::Status KernelSums::start() {
-  auto slab = DeviceSlab::create(device_, kSlots * kShare, {.rdma = false, .shareable = false});
-  if (!slab.ok()) return slab.status();
-  slab_ = *std::move(slab);
-  auto bounce = RegisteredPages::make(device_, kSlots * kShare);
-  if (!bounce.ok()) return bounce.status();
-  bounce_ = *std::move(bounce);
-  const Device::Current current(device_);
-  absl::Status status = current.status();
-  for (Stream& stream : streams_) {
-    if (!status.ok()) break;
-    Stream made = nullptr;
-    status =
-        device_.check(device_.driver().cuStreamCreateWithPriority(&made, kStreamNonBlocking, 0),
-                      "making a stream for sums");
-    if (status.ok()) stream = made;
-  }
-  for (Slot& slot : slots_) {
-    if (!status.ok()) break;
-    Event event = nullptr;
-    status = device_.check(device_.driver().cuEventCreate(&event, kEventDisableTiming),
-                           "making an event for sums");
-    if (status.ok()) slot.event = event;
-    slot.sources.reserve(kMostSources);
-  }
-  return status;
-}
-
 KernelSums::~KernelSums() {
-  for (size_t slot = 0; slot < kSlots; ++slot) {
-    while (slots_[slot].busy) {
-      slots_[slot].sum.count = 0;  // no part behind this one
-      ended(slot);
-    }
-  }
+  wait_for_all();
   device_.give_back([&] {
-    for (const Slot& slot : slots_) {
-      if (slot.event != nullptr) device_.driver().cuEventDestroy(slot.event);
-    }
-    for (const Stream stream : streams_) {
-      if (stream != nullptr) device_.driver().cuStreamDestroy(stream);
-    }
     for (const Pin& pin : pins_) {
       if (pin.ours) device_.driver().cuMemHostUnregister(pin.memory.data());
     }
@@ -119,60 +78,40 @@ bool KernelSums::pinned(const std::byte* at, size_t bytes) const {
 
 absl::Status KernelSums::begin(size_t number, const Sum& sum) {
   if (absl::Status status = device_.alive(); !status.ok()) return status;
-  Slot& slot = slots_[number];
-  slot.sum = sum;
-  slot.sources.assign(sum.sources.begin(), sum.sources.end());
-  slot.sum.sources = slot.sources;
-  slot.done = slot.part = 0;
-  slot.status = absl::OkStatus();
-  if (sum.count == 0 || queue_part(number)) return absl::OkStatus();
-  return slot.status;
-}
-
-bool KernelSums::queue_part(size_t number) {
-  Slot& slot = slots_[number];
-  bool any = false;
-  slot.status.Update(queue_part(number, any));
-  if (!any) return false;
-  // Part of it may be on its way also after an error.
-  const Device::Current current(device_);
-  absl::Status recorded = current.status();
-  if (recorded.ok()) {
-    recorded = device_.check(device_.driver().cuEventRecord(slot.event, stream(number)),
-                             "waiting for a sum");
-  }
-  slot.recorded = recorded.ok();
-  slot.status.Update(recorded);
-  slot.errors = 0;
-  return slot.busy = true;
+  Work& work = work_[number];
+  work.sum = sum;
+  work.sources.assign(sum.sources.begin(), sum.sources.end());
+  work.sum.sources = work.sources;
+  work.done = work.part = 0;
+  return begin_parts(number, sum.count != 0);
 }
 
 absl::Status KernelSums::queue_part(size_t number, bool& any) {
-  Slot& slot = slots_[number];
-  const Sum& sum = slot.sum;
+  Work& work = work_[number];
+  const Sum& sum = work.sum;
   const Driver& driver = device_.driver();
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
   const size_t element = bytes_of(sum.element);
   const size_t room = room_of(sum);
-  slot.part = std::min(sum.count - slot.done, room / element);
-  const size_t from = slot.done * element, bytes = slot.part * element;
-  const DevicePointer slab = slab_->span().data + number * kShare;
+  work.part = std::min(sum.count - work.done, room / element);
+  const size_t from = work.done * element, bytes = work.part * element;
+  const DevicePointer slab = device_share(number);
   const auto queued = [&](Result result) {
     any |= result == kSuccess;
     return device_.check(
         result, absl::StrFormat("summing %u bytes on CUDA device %d", bytes, device_.ordinal()));
   };
 
-  kernels::ReduceSum arguments{.count = slot.part,
-                               .source_count = static_cast<uint32_t>(slot.sources.size()),
+  kernels::ReduceSum arguments{.count = work.part,
+                               .source_count = static_cast<uint32_t>(work.sources.size()),
                                .divide_by = sum.divide_by,
                                .element = static_cast<kernels::SumElement>(sum.element),
                                .operation = static_cast<kernels::SumOperation>(sum.operation)};
   size_t at = 0;  // in the shares
-  for (size_t i = 0; i < slot.sources.size(); ++i) {
-    const std::byte* source = slot.sources[i].data + from;
-    if (slot.sources[i].on_device) {
+  for (size_t i = 0; i < work.sources.size(); ++i) {
+    const std::byte* source = work.sources[i].data + from;
+    if (work.sources[i].on_device) {
       arguments.sources[i] = source;
       continue;
     }
@@ -194,45 +133,22 @@ absl::Status KernelSums::queue_part(size_t number, bool& any) {
     return absl::Status(status.code(), absl::StrCat("summing ", bytes, " bytes on CUDA device ",
                                                     device_.ordinal(), ": ", status.message()));
   }
-  slot.target_pinned = sum.target_on_device || pinned(target, bytes);
+  work.target_pinned = sum.target_on_device || pinned(target, bytes);
   if (sum.target_on_device) return absl::OkStatus();
-  if (!slot.target_pinned) target = pinned_share(number) + at;
+  if (!work.target_pinned) target = pinned_share(number) + at;
   return queued(driver.cuMemcpyAsync(vector_address(target), slab + at, bytes, stream(number)));
 }
 
-std::optional<absl::Status> KernelSums::ended(size_t number) {
-  Slot& slot = slots_[number];
-  if (!slot.busy) return slot.status;
-  absl::Status status;
-  {
-    const Device::Current current(device_);
-    status = current.status();
-    if (status.ok()) {
-      const Result result = slot.recorded ? device_.driver().cuEventQuery(slot.event)
-                                          : device_.driver().cuStreamQuery(stream(number));
-      if (result == kNotReady) {
-        slot.errors = 0;
-        return std::nullopt;
-      }
-      status = device_.check(result, "waiting for a sum");
-    }
+bool KernelSums::part_ended(size_t number) {
+  Work& work = work_[number];
+  if (!work.target_pinned) {
+    const size_t element = bytes_of(work.sum.element);
+    const size_t at = of_the_host(work.sources) * room_of(work.sum);
+    std::memcpy(work.sum.target + work.done * element, pinned_share(number) + at,
+                work.part * element);
   }
-  slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && ++slot.errors < kMostErrorsOfASum) {
-    return std::nullopt;
-  }
-  slot.busy = false;
-  slot.status.Update(device_.alive());
-  if (!slot.status.ok()) return slot.status;
-  const size_t element = bytes_of(slot.sum.element);
-  if (!slot.target_pinned) {
-    const size_t at = of_the_host(slot.sources) * room_of(slot.sum);
-    std::memcpy(slot.sum.target + slot.done * element, pinned_share(number) + at,
-                slot.part * element);
-  }
-  slot.done += slot.part;
-  if (slot.done >= slot.sum.count || !queue_part(number)) return slot.status;
-  return std::nullopt;
+  work.done += work.part;
+  return work.done < work.sum.count;
 }
 
 double KernelSums::seconds(const Sum& sum) const {

@@ -269,40 +269,40 @@ absl::StatusOr<std::unique_ptr<internal::TransferGates>> CudaMemory::gates(int d
   return CudaGates::open(**opened, count);
 }
 
-absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int device) const {
+absl::StatusOr<const Launcher*> CudaMemory::kernels_of(int device) const {
   const Driver* const driver = find_();
-  if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
+  if (driver == nullptr) return absl::UnimplementedError("no CUDA driver in this process");
   const absl::StatusOr<const Device*> found = device_of(*driver, device);
   if (!found.ok()) return found.status();
-  const CopyMeans means = means_of(**found);
   const std::lock_guard lock(mutex_);
-  Opened& opened = devices_[device];
-  if (means.launcher == nullptr) return *opened.no_kernels;
-  if (!opened.sums.has_value()) {
-    const auto costs = measure_sums(**found, *means.launcher);
+  const Opened& opened = devices_[device];
+  if (opened.launcher == nullptr) return *opened.no_kernels;
+  return opened.launcher.get();
+}
+
+absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int device) const {
+  const absl::StatusOr<const Launcher*> kernels = kernels_of(device);
+  if (!kernels.ok()) return kernels.status();
+  const Device& there = (*kernels)->device();
+  const CopyMeans means = means_of(there);
+  const std::lock_guard lock(mutex_);
+  std::optional<SumCosts>& sums = devices_[device].sums;
+  if (!sums.has_value()) {
+    const auto costs = measure_sums(there, **kernels);
     if (!costs.ok()) {
       return absl::Status(costs.status().code(), absl::StrCat("what sums cost was not measured: ",
                                                               costs.status().message()));
     }
-    opened.sums = *costs;
+    sums = *costs;
   }
-  return KernelSums::create(**found, *means.launcher, means.table, *opened.sums);
+  return KernelSums::create(there, **kernels, means.table, *sums);
 }
 
 absl::StatusOr<std::unique_ptr<internal::RowConversions>> CudaMemory::conversions(
     int device) const {
-  const Driver* const driver = find_();
-  if (driver == nullptr) return absl::UnavailableError("no CUDA driver in this process");
-  const absl::StatusOr<const Device*> found = device_of(*driver, device);
-  if (!found.ok()) return found.status();
-  const Launcher* launcher = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    const Opened& opened = devices_[device];
-    if (opened.launcher == nullptr) return *opened.no_kernels;
-    launcher = opened.launcher.get();
-  }
-  return KernelConversions::create(**found, *launcher);
+  const absl::StatusOr<const Launcher*> kernels = kernels_of(device);
+  if (!kernels.ok()) return kernels.status();
+  return KernelConversions::create((*kernels)->device(), **kernels);
 }
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,

@@ -70,6 +70,8 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,
                                           Kernels kernels = Kernels::kLoaded) const;
   CopyMeans means_of(const Device& device) const;
+  // Unimplemented, with the reason, where there are none for it.
+  absl::StatusOr<const Launcher*> kernels_of(int device) const;
 
   struct Opened {
     std::unique_ptr<Device> device;

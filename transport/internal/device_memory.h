@@ -287,16 +287,16 @@ class DeviceMemory {
     return absl::UnimplementedError("nobody here drives devices");
   }
   // Sums by a kernel of a device. Takes 10 MiB of it and 10 MiB of pinned memory. Blocks for a
-  // fraction of a second for a device's first: what sums cost is measured. Unavailable, with the
+  // fraction of a second for a device's first: what sums cost is measured. Unimplemented, with the
   // reason, where there are no kernels for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<VectorSums>> sums(int /*device*/) const {
-    return absl::UnavailableError("nobody here computes on devices");
+    return absl::UnimplementedError("nobody here computes on devices");
   }
   // Conversions of rows by a kernel of a device. Takes about a MiB of it, and of pinned memory.
-  // Blocks while the driver makes them. Unavailable, with the reason, where there are no kernels
+  // Blocks while the driver makes them. Unimplemented, with the reason, where there are no kernels
   // for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<RowConversions>> conversions(int /*device*/) const {
-    return absl::UnavailableError("nobody here computes on devices");
+    return absl::UnimplementedError("nobody here computes on devices");
   }
   // At least `bytes` of a device's memory, which adapters may be given where the device can do
   // that. Loads the driver if need be, and says in one line why there is none.

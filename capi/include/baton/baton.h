@@ -485,11 +485,11 @@ int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layo
 // part of a row. What is scaled how: kvtransfer/kv_requantise.h. A thread of this agent converts,
 // or a kernel of the device that the local cache is on, piece by piece through staging memory of
 // the agent's (staging_bytes): with BATON_WRITE before it sends, so that half of bf16's bytes
-// travel; with BATON_READ after it has read. A local cache in several places is
-// BATON_ERR_NOT_SUPPORTED; a device's is complete when a transfer is posted. Where types are equal,
-// what baton_kv_plan_create() gives. BATON_ERR_REMOTE_DISCONNECT, with the reason, where there are
-// no kernels for the device; BATON_ERR_BACKEND also where staging_bytes is too little for a block.
-// What is said of transfers holds for those of this plan.
+// travel; with BATON_READ after it has read. A local cache in several places, or
+// on a device that there are no kernels for, is BATON_ERR_NOT_SUPPORTED, with the reason; a
+// device's is complete when a transfer is posted. Where types are equal, what
+// baton_kv_plan_create() gives. BATON_ERR_BACKEND also where staging_bytes is too little for a
+// block. What is said of transfers holds for those of this plan.
 int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
                                           const baton_kv_layout* local, const char* remote,
                                           const baton_kv_layout* remote_layout,

@@ -96,7 +96,7 @@ absl::Status AgentConverter::fill_device(Room& room) const {
   const uint64_t bytes = kSlots * slot_bytes_;
   const internal::DeviceMemory* const devices = internal::device_memory();
   if (devices == nullptr) {
-    return absl::UnavailableError(
+    return absl::UnimplementedError(
         on_another_side("nobody drives devices here, so that no kernel can requantise"));
   }
   auto kernel = devices->conversions(room.place.device);
@@ -107,7 +107,7 @@ absl::Status AgentConverter::fill_device(Room& room) const {
   }
   auto memory = devices->allocate(room.place.device, bytes);
   absl::Status status = memory.status();
-  absl::StatusOr<MemoryRegion> region = absl::UnavailableError("");
+  absl::StatusOr<MemoryRegion> region = absl::UnknownError("");
   if (status.ok()) {
     region = worker_.register_memory((*memory)->data(), bytes, Access::kLocal);
     status = region.status();

@@ -56,7 +56,7 @@ class AgentConverter final : public AgentStaging {
   };
 
   // The room for caches in a place, and a thread, where they are not there yet. It stays as long as
-  // this. ResourceExhausted; of a device also Unavailable, or the driver's words.
+  // this. ResourceExhausted; of a device also Unimplemented, or the driver's words.
   absl::StatusOr<Room*> prepare(const MemoryPlace& place);
   void stop() override;
   bool uses(const MemoryRegion& memory) override;
