@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -41,6 +43,12 @@ const internal::DeviceMemory* make() {
 // Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
 extern "C" const internal::DeviceMemory* const baton_provider_gpudirect;
 const internal::DeviceMemory* const baton_provider_gpudirect = make();
+
+CudaMemory::~CudaMemory() {
+  for (auto& [ordinal, opened] : devices_) {
+    if (opened.opener.joinable()) opened.opener.join();
+  }
+}
 
 absl::StatusOr<const Driver*> CudaMemory::loaded() const {
   if (const Driver* const driver = find_(); driver != nullptr) return driver;
@@ -229,6 +237,36 @@ absl::StatusOr<DeviceExport> CudaMemory::share(const void* data, size_t size) co
   return export_allocation(**device, address(data), *facts);
 }
 
+absl::Status CudaMemory::may_map(const DeviceExport& memory) const {
+  const Driver* const driver = find_();
+  if (driver == nullptr) return absl::OkStatus();
+  const absl::StatusOr<int> ordinal = device_with(*driver, memory.device_uuid);
+  if (!ordinal.ok()) return absl::OkStatus();
+  const std::lock_guard lock(mutex_);
+  Opened& opened = devices_[*ordinal];
+  if (opened.device != nullptr || opened.behind) return absl::OkStatus();
+  if (!opened.opener.joinable()) {
+    try {
+      opened.opener =
+          std::thread([this, driver, number = *ordinal] { open_behind(*driver, number); });
+    } catch (const std::system_error&) {
+      return absl::OkStatus();  // no thread: map() opens it
+    }
+  }
+  return absl::UnavailableError(
+      absl::StrFormat("CUDA device %d is being opened for the peer's memory: ask again", *ordinal));
+}
+
+// What cannot be opened map() will try itself, and say why.
+void CudaMemory::open_behind(const Driver& driver, int ordinal) const {
+  auto device = Device::open(driver, ordinal);
+  const std::lock_guard lock(mutex_);
+  Opened& opened = devices_[ordinal];
+  opened.behind = true;
+  // Somebody else may have come first.
+  if (device.ok() && opened.device == nullptr) take(opened, *std::move(device));
+}
+
 absl::StatusOr<std::unique_ptr<internal::PeerMapping>> CudaMemory::map(
     const DeviceExport& memory) const {
   const Driver* const driver = find_();
@@ -314,6 +352,12 @@ absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int
   return SlabBuffer::create(**opened, bytes);
 }
 
+void CudaMemory::take(Opened& opened, std::unique_ptr<Device> device) const {
+  opened.device = std::move(device);
+  opened.table = options_.table;
+  opened.sums = options_.sums;
+}
+
 absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int ordinal,
                                                     Kernels kernels) const {
   const std::lock_guard lock(mutex_);
@@ -321,9 +365,7 @@ absl::StatusOr<const Device*> CudaMemory::device_of(const Driver& driver, int or
   if (opened.device == nullptr) {
     absl::StatusOr<std::unique_ptr<Device>> device = Device::open(driver, ordinal);
     if (!device.ok()) return device.status();
-    opened.device = *std::move(device);
-    opened.table = options_.table;
-    opened.sums = options_.sums;
+    take(opened, *std::move(device));
   }
   if (kernels == Kernels::kLoaded && !opened.no_kernels.has_value()) {
     auto launcher = Launcher::load(*opened.device, options_.kernels);

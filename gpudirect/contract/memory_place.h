@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "gpudirect/contract/ipc_handles.h"
 #include "gpudirect/contract/staging.h"
@@ -33,6 +34,7 @@ class CudaMemory final : public internal::DeviceMemory {
   explicit CudaMemory(FindDriver find, Options options)
       : find_(std::move(find)), options_(std::move(options)) {}
   explicit CudaMemory(FindDriver find) : CudaMemory(std::move(find), Options{}) {}
+  ~CudaMemory() override;
 
   absl::StatusOr<int> count() const override;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
@@ -50,6 +52,7 @@ class CudaMemory final : public internal::DeviceMemory {
   // By a descriptor: memory of virtual memory management that was made to be shared, as our slabs
   // are. By a handle: memory of cudaMalloc.
   absl::StatusOr<DeviceExport> share(const void* data, size_t size) const override;
+  absl::Status may_map(const DeviceExport& memory) const override;
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> map(
       const DeviceExport& memory) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> copies(int device,
@@ -64,11 +67,11 @@ class CudaMemory final : public internal::DeviceMemory {
 
  private:
   absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
-  // Of one whose memory peers share, and that nobody uses here, no kernels are needed: it is opened
-  // in a round of progress.
+  // Of one whose memory peers share, and that nobody uses here, no kernels are needed.
   enum class Kernels : uint8_t { kLoaded, kNotNeeded };
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,
                                           Kernels kernels = Kernels::kLoaded) const;
+  void open_behind(const Driver& driver, int ordinal) const;
   CopyMeans means_of(const Device& device) const;
   // Unimplemented, with the reason, where there are none for it.
   absl::StatusOr<const Launcher*> kernels_of(int device) const;
@@ -80,7 +83,11 @@ class CudaMemory final : public internal::DeviceMemory {
     std::optional<CopyTable> table;
     std::optional<absl::Status> no_kernels;  // why there is no launcher; nothing: not asked yet
     std::optional<SumCosts> sums;
+    std::thread opener;   // for peers' memory
+    bool behind = false;  // it has been opened so, or could not be
   };
+  void take(Opened& opened, std::unique_ptr<Device> device) const;
+
   const FindDriver find_;
   const Options options_;
   mutable std::mutex mutex_;

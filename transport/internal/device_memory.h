@@ -267,6 +267,9 @@ class DeviceMemory {
   virtual absl::StatusOr<DeviceExport> share(const void* /*data*/, size_t /*size*/) const {
     return absl::UnimplementedError("nobody here exports memory of devices");
   }
+  // Unavailable: the device that it lies on is nobody's here yet, and is opened meanwhile, which
+  // takes the driver a fraction of a second; ask again. Else map() can be called. Never blocks.
+  virtual absl::Status may_map(const DeviceExport& /*memory*/) const { return absl::OkStatus(); }
   // Maps what another process has shared; its descriptor can be closed afterwards. Takes the driver
   // about a millisecond, once for each allocation.
   virtual absl::StatusOr<std::unique_ptr<PeerMapping>> map(const DeviceExport& /*memory*/) const {

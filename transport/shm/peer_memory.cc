@@ -173,6 +173,10 @@ std::atomic<uint64_t>* PeerMemory::free_mark() const {
 
 // Once: what could not be mapped is not tried again.
 absl::Status PeerMemory::map(uint64_t number, File& file, const RemoteRegion& remote) const {
+  const internal::DeviceMemory* devices = internal::device_memory();
+  if (devices != nullptr) {
+    if (absl::Status status = devices->may_map(file.memory); !status.ok()) return status;
+  }
   std::atomic<uint64_t>* mark = nullptr;
   if (file.memory.by_handle && !file.memory.same_process) {
     mark = free_mark();
@@ -190,7 +194,6 @@ absl::Status PeerMemory::map(uint64_t number, File& file, const RemoteRegion& re
       return stale();
     }
   }
-  const internal::DeviceMemory* devices = internal::device_memory();
   file.memory.fd = file.fd.get();
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> mapped =
       devices == nullptr ? absl::UnimplementedError("no CUDA IPC: nobody drives devices here")

@@ -29,6 +29,8 @@ class InstalledFake {
 
   FakeDriver& fake() { return fake_; }
   const CudaMemory& memory() const { return *memory_; }
+  // What that calls: a test may have something else called before anybody does.
+  Driver& driver() { return driver_; }
   // Everything that used devices has ended: no violation, and nothing is left.
   void expect_clean() {
     memory_.reset();

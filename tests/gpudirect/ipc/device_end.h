@@ -31,8 +31,8 @@ class End {
     worker = *Worker::create(std::move(options));
   }
   // By virtual memory management.
-  void make() {
-    buffer = *internal::device_memory()->allocate(0, kSharedBytes);
+  void make(int device = 0) {
+    buffer = *internal::device_memory()->allocate(device, kSharedBytes);
     region = *worker->register_memory(buffer->data(), kSharedBytes);
   }
   // As cudaMalloc does.

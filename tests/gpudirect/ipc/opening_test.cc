@@ -1,0 +1,177 @@
+// A peer shares memory of a device that nobody uses here. The driver takes a fraction of a second
+// to open one: meanwhile rounds of progress go on.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "tests/gpudirect/ipc/device_end.h"
+#include "transport/base/child.h"
+
+namespace baton {
+namespace {
+
+using gpudirect::Context;
+using gpudirect::FakeDriver;
+using gpudirect::Result;
+
+// Where calls that make a context wait, but those of the test's own thread: it would wait for
+// itself.
+struct Gate {
+  static Result retain(Context* context, int device) {
+    {
+      std::unique_lock lock(mutex);
+      if (std::this_thread::get_id() == own) {
+        ++by_own;
+      } else {
+        ++others;
+        changed.notify_all();
+        changed.wait(lock, [] { return open; });
+      }
+    }
+    return FakeDriver::driver().cuDevicePrimaryCtxRetain(context, device);
+  }
+  static void close(std::thread::id of) {
+    const std::lock_guard lock(mutex);
+    own = of;
+    by_own = others = 0;
+    open = false;
+  }
+  static void let_through() {
+    const std::lock_guard lock(mutex);
+    open = true;
+    changed.notify_all();
+  }
+  inline static std::mutex mutex;
+  inline static std::condition_variable changed;
+  inline static std::thread::id own;
+  inline static int by_own = 0, others = 0;
+  inline static bool open = true;
+};
+
+[[noreturn]] void offer_of_the_second_device(Pipe& down, Pipe& up) {
+  {
+    InstalledFake fake({.devices = 2});
+    {
+      End end(fake, "shm");
+      end.make(1);
+      up.say(end.offer());
+      fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
+      EXPECT_TRUE(end.drive([&] { return !down.hear().empty(); }));
+      end.give_back();
+      end.worker.reset();
+    }
+    fake.expect_clean();
+  }
+  _exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+class OpeningDevices : public testing::Test {
+ protected:
+  OpeningDevices() {
+    child_ = base::fork_child();
+    if (child_ == 0) {
+      down_.close_end(1);
+      up_.close_end(0);
+      offer_of_the_second_device(down_, up_);
+    }
+    up_.close_end(1);
+    offered_ = up_.hear();
+  }
+  void end_child() {
+    down_.say("out");
+    int how = 0;
+    EXPECT_EQ(waitpid(child_, &how, 0), child_);
+    EXPECT_EQ(how, 0);
+  }
+  pid_t child_ = -1;
+  Pipe down_, up_;
+  std::string offered_;
+};
+
+TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
+  InstalledFake fake({.devices = 2});
+  fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
+  {
+    End end(fake, "shm");
+    end.make();
+    Gate::close(std::this_thread::get_id());
+    const auto remote = *RemoteRegion::decode(offered_.substr(0, RemoteRegion::kEncodedBytes));
+    const PeerId peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
+    const auto id = end.worker->submit({.op = Op::kWrite,
+                                        .peer = peer,
+                                        .local = end.region,
+                                        .local_layout = Layout::contiguous(0, kSharedBytes),
+                                        .remote = remote,
+                                        .remote_layout = Layout::contiguous(0, kSharedBytes)});
+    ASSERT_TRUE(id.ok()) << id.status();
+    EXPECT_TRUE(end.drive([] {
+      const std::lock_guard lock(Gate::mutex);
+      return Gate::others + Gate::by_own != 0;
+    }));
+    for (int round = 0; round < 1000; ++round) end.worker->progress();
+    EXPECT_EQ(*end.worker->state(*id), TransferState::kActive);
+    Gate::let_through();
+    EXPECT_TRUE(end.drive([&] { return ended(*end.worker->state(*id)); }));
+    EXPECT_TRUE(end.worker->status(*id).ok()) << end.worker->status(*id);
+    EXPECT_EQ(Gate::by_own, 0) << "the device was opened in a round of progress";
+    EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
+    end.peer = peer;
+    EXPECT_TRUE(end.exchange_again(offered_));
+    end.give_back();
+    end.worker.reset();
+  }
+  fake.expect_clean();
+  end_child();
+}
+
+// One that cannot be opened is said to be so, and its memory staged.
+TEST_F(OpeningDevices, WhatCannotBeOpenedIsStaged) {
+  InstalledFake fake({.devices = 2});
+  {
+    End end(fake, "shm");
+    end.make();
+    fake.fake().fail_next("cuDevicePrimaryCtxRetain", gpudirect::kOutOfMemory, 100);
+    EXPECT_TRUE(end.exchange(offered_));
+    EXPECT_THAT(end.worker->explain(end.peer), testing::HasSubstr("no CUDA IPC"));
+    end.give_back();
+    end.worker.reset();
+  }
+  fake.expect_clean();
+  end_child();
+}
+
+// Workers end, and who drives devices does, while one is being opened.
+TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
+  InstalledFake fake({.devices = 2});
+  fake.driver().cuDevicePrimaryCtxRetain = Gate::retain;
+  {
+    End end(fake, "shm");
+    end.make();
+    Gate::close(std::this_thread::get_id());
+    const auto remote = *RemoteRegion::decode(offered_.substr(0, RemoteRegion::kEncodedBytes));
+    const PeerId peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
+    const auto id = end.worker->submit({.op = Op::kRead,
+                                        .peer = peer,
+                                        .local = end.region,
+                                        .local_layout = Layout::contiguous(0, kSharedBytes),
+                                        .remote = remote,
+                                        .remote_layout = Layout::contiguous(0, kSharedBytes)});
+    ASSERT_TRUE(id.ok()) << id.status();
+    EXPECT_TRUE(end.drive([] {
+      const std::lock_guard lock(Gate::mutex);
+      return Gate::others != 0;
+    }));
+    end.worker.reset();
+    end.free();
+  }
+  Gate::let_through();
+  fake.expect_clean();
+  end_child();
+}
+
+}  // namespace
+}  // namespace baton
