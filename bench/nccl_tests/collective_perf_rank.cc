@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "bench/nccl_tests/collective_perf_run.h"
+#include "bench/report/bench_memory.h"
 #include "bench/report/child_process.h"
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
@@ -162,6 +163,9 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
     return complain(options, place,
                     absl::InvalidArgumentError(absl::StrFormat("-r %d: there are ranks 0 to %d",
                                                                options.root, place.ranks - 1)));
+  }
+  if (absl::Status there = device_is_there(options.cuda); !there.ok()) {
+    return complain(options, place, there);
   }
   NcclDocument document{.arguments = arguments, .start_time = now_text()};
   for (char** variable = environ; *variable != nullptr; ++variable) {

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "bench/nccl_tests/collective_check.h"
+#include "bench/report/bench_memory.h"
 #include "transport/clock.h"
 #include "transport/internal/device_memory.h"
 
@@ -31,9 +32,7 @@ class Buffer {
                                                       const CollectivePerfOptions& options) {
     std::unique_ptr<Buffer> buffer(new Buffer(group));
     if (options.cuda) {
-      if (internal::device_memory() == nullptr) {
-        return absl::UnimplementedError("this program was built without memory of CUDA devices");
-      }
+      if (absl::Status there = device_is_there(options.cuda); !there.ok()) return there;
       auto device = internal::device_memory()->allocate(*options.cuda, bytes);
       if (!device.ok()) return device.status();
       buffer->device_ = *std::move(device);
