@@ -51,8 +51,11 @@ absl::Status check_device_rows(const KvLayout& layout, absl::Span<const KvLocalB
 }
 
 absl::Status still_on_device(absl::Span<const KvLocalBuffer> buffers, const MemoryPlace& place) {
+  const MemoryRegion* last = nullptr;  // layers lie in one, often
   for (const KvLocalBuffer& buffer : buffers) {
     const MemoryRegion& region = buffer.region;
+    if (last != nullptr && last->index == region.index) continue;
+    last = &region;
     const auto now = internal::device_memory()->place(region.base, region.size);
     if (!now.ok()) return now.status();
     if (*now == place) continue;
