@@ -380,7 +380,8 @@ class Agent {
   // behind a network that is not. Nothing moves here any more; bytes that were on their way may
   // land there until it hears of the end.
   absl::Status release(AgentTransferId transfer, Time timeout = kNever);
-  // For destructors: aborts, returns at once, and gives the id back. The fence comes later.
+  // For destructors: aborts, returns at once, and gives the id back. The fence comes later, and
+  // until then deregister_memory() of its memory is FailedPrecondition.
   void abandon(AgentTransferId transfer);
   // FailedPrecondition before post().
   absl::StatusOr<AgentTelemetry> telemetry(AgentTransferId transfer) const;

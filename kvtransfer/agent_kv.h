@@ -99,7 +99,8 @@ struct AgentKvRequest {
   uint64_t length = 0;
   // The model's numbers of the layers that move: [first, end).
   KvTokens layers = KvPlan::kAllLayers;
-  // One for each group of that side's layout. They are copied.
+  // One for each group of that side's layout. They are copied. Blocks of the source may be named
+  // again; one of the target that is named twice holds a mixture of both.
   std::vector<AgentKvBlocks> local;
   std::vector<AgentKvBlocks> remote;
 };

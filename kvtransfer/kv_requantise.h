@@ -61,7 +61,7 @@ class KvRequantisePlan {
 
   // Converts `tokens`, exactly those, of layers [layers.begin, layers.end) of a part (indices into
   // KvPart::layers). `from` and `to`: where the layouts' buffers lie in this process. Ranges and
-  // pages are checked as KvPlan does.
+  // pages are checked as KvPlan does. FailedPrecondition where some of that memory is not mapped.
   absl::Status run(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
                    absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
                    KvTokens layers = KvPlan::kAllLayers) const;

@@ -78,7 +78,7 @@ class AgentStaging {
   // No transfer starts afterwards; what they have under way, the worker ends.
   virtual void stop() = 0;
   // Whether a transfer that runs converts this memory, from or to. Waits for one that was aborted
-  // while the processor is at it: milliseconds.
+  // while the processor is at it: milliseconds. Where a kernel is, it does not wait.
   virtual bool uses(const MemoryRegion& memory) = 0;
 };
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/plans/fp8_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
+#include "transport/base/copies/fault_guard.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -248,9 +249,17 @@ absl::Status KvRequantisePlan::for_each_box(size_t part_number, KvTokens tokens,
 absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
                                    const KvPages& target, absl::Span<const std::byte* const> from,
                                    absl::Span<std::byte* const> to, KvTokens layers) const {
-  return for_each_box(part, tokens, source, target, from, to, layers, [](const KvRowBox& box) {
-    for_rows(box, [](const Fp8Rows& rows) { rows_to_fp8(rows); });
-  });
+  bool there = true;
+  const absl::Status status =
+      for_each_box(part, tokens, source, target, from, to, layers, [&there](const KvRowBox& box) {
+        there = there && base::guarded([&box] {
+                  for_rows(box, [](const Fp8Rows& rows) { rows_to_fp8(rows); });
+                });
+      });
+  if (there) return status;
+  return absl::FailedPreconditionError(
+      "memory of what is requantised is not mapped any more, or was never mapped for writing: keep "
+      "memory until it is deregistered");
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,

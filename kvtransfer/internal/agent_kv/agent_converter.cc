@@ -34,6 +34,13 @@ AgentConverter::~AgentConverter() {
   }
 }
 
+uint32_t AgentConverter::Room::slot_for(std::string_view agent) const {
+  const auto free = std::find(users.begin(), users.end(), "");
+  const bool last = std::count(users.begin(), users.end(), "") == 1;
+  const bool has_some = std::find(users.begin(), users.end(), agent) != users.end();
+  return last && has_some ? kSlots : static_cast<uint32_t>(free - users.begin());
+}
+
 AgentConverter::Room* AgentConverter::find(const MemoryPlace& place) {
   const auto at = std::find_if(rooms_.begin(), rooms_.end(),
                                [&](const auto& room) { return room->place == place; });
@@ -68,7 +75,6 @@ absl::StatusOr<std::unique_ptr<AgentConverter::Room>> AgentConverter::make(
   absl::Status status =
       place.kind == baton::MemoryKind::kHost ? fill_host(*room) : fill_device(*room);
   if (!status.ok()) return status;
-  for (uint32_t slot = 0; slot < kSlots; ++slot) room->free_slots.push_back(slot);
   return room;
 }
 
@@ -139,11 +145,11 @@ void AgentConverter::stop() {
 bool AgentConverter::uses(const MemoryRegion& memory) {
   std::unique_lock lock(mutex_);
   const auto busy = [&](const auto& transfer) {
-    return transfer->stop_ && transfer->converting_ != 0 && transfer->uses(memory);
+    return transfer->at_processor() && transfer->stop_ && transfer->uses(memory);
   };
   converted_.wait(lock, [&] { return std::none_of(running_.begin(), running_.end(), busy); });
   return std::any_of(running_.begin(), running_.end(), [&](const auto& transfer) {
-    return !transfer->stop_ && transfer->uses(memory);
+    return (!transfer->stop_ || transfer->converting_ != 0) && transfer->uses(memory);
   });
 }
 
@@ -153,7 +159,9 @@ void AgentConverter::work() {
     bool did_something = false;
     const size_t transfers = running_.size();
     for (size_t i = 0; i < transfers && !running_.empty() && !stop_; ++i) {
-      const std::shared_ptr<AgentRequantiseTransfer> transfer = running_[turn_++ % running_.size()];
+      const auto& next = running_[turn_++ % running_.size()];
+      if (next->waits_for_slot()) continue;  // as thousands may
+      const std::shared_ptr<AgentRequantiseTransfer> transfer = next;
       did_something |= transfer->step(lock);
       unlock_and_wake(lock);
       lock.lock();

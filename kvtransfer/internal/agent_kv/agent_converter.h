@@ -3,11 +3,13 @@
 // the slots are memory of it and a kernel converts, which the thread begins and asks about.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -30,8 +32,8 @@ class AgentConverter final : public AgentStaging {
   AgentConverter(const AgentConverter&) = delete;
   AgentConverter& operator=(const AgentConverter&) = delete;
 
-  // A transfer has two at most, to convert one while the other one travels: one whose agent is
-  // silent leaves some for others.
+  // A transfer has two at most, to convert one while the other one travels. Those with one agent
+  // leave one for others: it may be silent, and keeps what it has.
   static constexpr size_t kSlots = 4;
   static constexpr size_t kSlotsOfTransfer = 2;
   static constexpr uint64_t kSlotUnit = 4096;
@@ -48,11 +50,13 @@ class AgentConverter final : public AgentStaging {
     MemoryPlace place;
     std::byte* memory = nullptr;  // of the host's
     MemoryRegion region;
-    std::vector<uint32_t> free_slots;
+    std::array<std::string_view, kSlots> users;  // with which agent a slot is used; "": it is free
     std::unique_ptr<internal::DeviceBuffer> device_memory;  // of a device's
     std::unique_ptr<internal::RowConversions> kernel;       // null: the processor
 
     std::byte* slot(uint32_t number, uint64_t bytes) const { return region.base + number * bytes; }
+    // A free slot for a transfer with that agent, if it may have one: kSlots where not.
+    uint32_t slot_for(std::string_view agent) const;
   };
 
   // The room for caches in a place, and a thread, where they are not there yet. It stays as long as

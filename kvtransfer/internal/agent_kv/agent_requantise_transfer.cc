@@ -49,6 +49,7 @@ absl::Status AgentRequantiseTransfer::post(PeerId peer, const std::string_view* 
     why_ = absl::OkStatus();
     stop_ = false;
     said_ = message_.empty();
+    looked_ = false;
     next_chunk_ = 0;
     descriptors_ = 0;
     started_ = now;
@@ -108,13 +109,13 @@ bool AgentRequantiseTransfer::has_ended(const Moving& moving) {
 }
 
 bool AgentRequantiseTransfer::begin_piece() {
-  if (next_chunk_ == job_.chunks.size() || room_.free_slots.empty() ||
-      pieces_.size() == AgentConverter::kSlotsOfTransfer) {
+  if (next_chunk_ == job_.chunks.size() || pieces_.size() == AgentConverter::kSlotsOfTransfer) {
     return false;
   }
-  Piece& piece =
-      pieces_.emplace_back(Piece{job_.chunks[next_chunk_++], room_.free_slots.back(), {}});
-  room_.free_slots.pop_back();
+  const uint32_t slot = room_.slot_for(agent());
+  if (slot == AgentConverter::kSlots) return false;
+  room_.users[slot] = agent();
+  Piece& piece = pieces_.emplace_back(Piece{job_.chunks[next_chunk_++], slot, {}});
   if (job_.route->op() == Op::kRead) move(piece);
   return true;
 }
@@ -150,9 +151,13 @@ void AgentRequantiseTransfer::converted(std::vector<Piece>::iterator at) {
   pieces_.erase(at);
 }
 
-absl::Status AgentRequantiseTransfer::begin_kernel(const Piece& piece) const {
+absl::Status AgentRequantiseTransfer::begin_kernel(const Piece& piece) {
+  absl::Status status;
+  if (!looked_) status = still_on_device(job_.local, room_.place);
+  if (!status.ok()) return status;
+  looked_ = true;
   std::vector<internal::RowBox> boxes;
-  absl::Status status =
+  status =
       job_.route->for_each_box(piece.chunk, job_.local_pages[piece.chunk.part], bases_,
                                room_.slot(piece.slot, converter_.slot_bytes_),
                                [&](const KvRowBox& box) { boxes.push_back(device_rows(box)); });

@@ -79,9 +79,9 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   bool look_at_moves();
   bool look_at_kernel();
   bool convert_one(std::unique_lock<std::mutex>& lock);
-  absl::Status begin_kernel(const Piece& piece) const;  // without the lock
+  absl::Status begin_kernel(const Piece& piece);  // without the lock
   void converted(std::vector<Piece>::iterator at);
-  void give_back(const Piece& piece) { room_.free_slots.push_back(piece.slot); }
+  void give_back(const Piece& piece) { room_.users[piece.slot] = {}; }
   bool begin_piece();
   bool say_message();
   Moving move(AgentPlan plan, std::string_view message);
@@ -91,6 +91,13 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   void stop(absl::Status why);
   void end_if_over();
   bool uses(const MemoryRegion& memory) const;
+  // Whether there is nothing else to do for it.
+  bool waits_for_slot() const {
+    return pieces_.empty() && !stop_ && next_chunk_ < job_.chunks.size() &&
+           room_.slot_for(agent()) == AgentConverter::kSlots;
+  }
+  // Its end is a matter of milliseconds; a kernel's is not: other work of the device may be first.
+  bool at_processor() const { return converting_ != 0 && room_.kernel == nullptr; }
 
   AgentConverter& converter_;
   AgentConverter::Room& room_;  // the converter's
@@ -105,6 +112,7 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   bool closed_ = false;    // nor post it again
   size_t converting_ = 0;  // pieces that somebody converts at the moment
   bool said_ = false;      // the message, if there is one
+  bool looked_ = false;    // whether the device's memory is still there, since it was posted
   PeerId peer_;
   PeerId moves_at_;
   size_t next_chunk_ = 0;

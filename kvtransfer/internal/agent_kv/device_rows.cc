@@ -50,6 +50,22 @@ absl::Status check_device_rows(const KvLayout& layout, absl::Span<const KvLocalB
   return absl::OkStatus();
 }
 
+absl::Status still_on_device(absl::Span<const KvLocalBuffer> buffers, const MemoryPlace& place) {
+  const MemoryRegion* last = nullptr;  // layers lie in one, often
+  for (const KvLocalBuffer& buffer : buffers) {
+    const MemoryRegion& region = buffer.region;
+    if (last != nullptr && last->index == region.index) continue;
+    last = &region;
+    const auto now = internal::device_memory()->place(region.base, region.size);
+    if (!now.ok()) return now.status();
+    if (*now == place) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%u bytes at %p are not memory of %s any more: deregister memory before it is freed",
+        region.size, region.base, place.name()));
+  }
+  return absl::OkStatus();
+}
+
 internal::RowBox device_rows(const KvRowBox& box) {
   const KvField &from = *box.source, &to = *box.values, &scale = *box.scale;
   // Rows that follow each other are those that lie close to each other at the source.

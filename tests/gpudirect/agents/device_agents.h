@@ -62,6 +62,8 @@ class Block {
     registered_ = false;
     free_it();
   }
+  // What is of a device is freed though it is registered.
+  void free_registered() { free_it(); }
   // The agent has ended before it.
   void leave_agent() {
     registered_ = false;

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "tests/gpudirect/agents/device_cache.h"
+#include "tests/gpudirect/agents/device_pair.h"
 #include "tests/sanitized.h"
 
 namespace baton::kvtransfer {
@@ -19,56 +19,6 @@ using ::testing::HasSubstr;
 using Of = Block::Of;
 
 constexpr char kRemedy[] = "make the plan on the side whose cache is host memory";
-
-// Two agents over tcp, a cache of bf16 on a device, and one of fp8 in the host's memory.
-struct DevicePair {
-  explicit DevicePair(InstalledFake& driver, uint64_t staging_bytes = 128 << 10)
-      : a(device_agent("alpha", "tcp", false, nullptr, nullptr, staging_bytes)),
-        b(device_agent("beta", "tcp")),
-        of(random_pair(1)),
-        source(*a, driver, of.source, Of::kDevice),
-        target(*b, driver, of.target, Of::kHost) {
-    source.fill(1);
-    introduce(*a, *b);
-  }
-  absl::StatusOr<AgentKvPlan> plan(const KvPlacement& local) {
-    return AgentKvPlan::make_requantising(*a, Op::kWrite, local, "beta", target.place,
-                                          of.blocks.share);
-  }
-  absl::Status status(const KvPlacement& local) { return plan(local).status(); }
-  absl::Status run() {
-    const auto made = plan(source.place);
-    if (!made.ok()) return made.status();
-    const auto id = made->make_transfer(*a, request_of(Op::kWrite, of.blocks));
-    if (!id.ok()) return id.status();
-    absl::Status status = a->post(*id);
-    if (status.ok()) {
-      run_agents(*a, *b, [&] { return *a->state(*id) != AgentTransferState::kRunning; });
-      status = a->status(*id);
-    }
-    EXPECT_TRUE(a->release(*id).ok());
-    return status;
-  }
-  CacheBytes want() const {
-    return requantised(of.source, source.bytes(), of.target, target.bytes(), of.blocks);
-  }
-
-  std::unique_ptr<Agent> a, b;
-  const RequantisedPair of;
-  DeviceCache source, target;
-};
-
-// What lies in several allocations has no dma-buf, and the fake says who asks.
-gpudirect::FakeOptions without_dma_buf(gpudirect::FakeOptions options = {}) {
-  options.attributes.erase(gpudirect::kDmaBufSupported);
-  return options;
-}
-
-gpudirect::CudaMemory::Options with_kernels() {
-  gpudirect::CudaMemory::Options options = gpudirect::options_of_this_test();
-  options.kernels = FakeDriver::image();
-  return options;
-}
 
 TEST(RequantisingOnDevices, WithoutKernelsThePlanIsRefusedWithTheRemedy) {
   gpudirect::CudaMemory::Options options = with_kernels();
