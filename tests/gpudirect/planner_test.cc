@@ -421,6 +421,23 @@ TEST_F(CopierTest, ABatchHas1024PlanesOr4MiB) {
   EXPECT_LE(fake_.largest_copy(), Copier::kMostBytes);
 }
 
+// Layers of a box must not lie in each other, not even where they are read.
+TEST_F(CopierTest, PlanesThatReadTheSameRowsAreNoBox) {
+  const CopyWay boxes = CopyWay::kBoxes;
+  for (const CopyRoute route : kRoutes) {
+    for (const size_t apart : {0, 2, 4, 5}) {  // rows from plane to plane, which have four
+      SCOPED_TRACE(std::string(name_of(route)) + ", " + std::to_string(apart));
+      fill(from(route), apart);
+      std::vector<CopyPiece> pieces;
+      for (size_t i = 0; i < 12; ++i) {
+        const size_t source = i / 4 * apart + i % 4;
+        pieces.push_back({from(route) + source * 100, to(route) + (i + i / 4) * 100, 64});
+      }
+      expect_copied(route, pieces, &boxes);
+    }
+  }
+}
+
 // Planes that lie in each other are one batch; those that write the same bytes are none, and the
 // last one's bytes stay.
 TEST_F(CopierTest, PlanesThatWriteTheSameBytesAreNoBatch) {
