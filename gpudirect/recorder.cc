@@ -1,6 +1,7 @@
 // Puts a call between whoever calls the driver and the driver, which writes it down.
 #include "gpudirect/recorder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +14,8 @@
 
 namespace baton::gpudirect {
 namespace {
+
+constexpr size_t kRecordedBoxes = 8;  // of a batch: a line has an end
 
 struct Recording {
   std::mutex mutex;
@@ -86,6 +89,9 @@ struct Recorded<Entry> {
     if constexpr (std::is_same_v<std::tuple<Args...>,
                                  std::tuple<unsigned, PointerAttribute*, void**, DevicePointer>>) {
       pointer(line, result, args...);
+    } else if constexpr (std::is_same_v<std::tuple<Args...>,
+                                        std::tuple<size_t, BoxCopy*, unsigned long long, Stream>>) {
+      boxes(line, args...);
     } else {
       bool first = true;
       const auto one = [&](const auto& arg) {
@@ -112,6 +118,18 @@ struct Recorded<Entry> {
       std::fflush(to.file);
     }
     return result;
+  }
+
+  // How many, and the first few of them.
+  static void boxes(std::string& line, size_t count, const BoxCopy* boxes, unsigned long long flags,
+                    Stream stream) {
+    absl::StrAppend(&line, " ", text(count), " ", text(flags), " ", text(stream));
+    for (size_t i = 0; i < std::min(count, kRecordedBoxes); ++i) {
+      const BoxCopy& box = boxes[i];
+      absl::StrAppendFormat(&line, " {%#x,%u,%u,%#x,%u,%u,%u,%u,%u}", box.from.at, box.from.pitch,
+                            box.from.height, box.to.at, box.to.pitch, box.to.height, box.width,
+                            box.height, box.depth);
+    }
   }
 
   // Each attribute and what was said of it; a boolean may be one byte or four.

@@ -14,15 +14,21 @@ namespace {
 
 constexpr CopyWay way_of(size_t number) { return static_cast<CopyWay>(number); }
 
-// Logarithms, of all ways. Of planes a copy of rows each, at what one alone costs.
+// Logarithms, of all ways. Of planes a copy of rows each, at what one alone costs; and of boxes
+// what as many planes of few rows do, and the other rows what they cost more in one copy of all
+// rows.
 CopyTable::Costs costs_of(const CopyTable& table, CopyRoute route, const CopyShape& shape) {
   constexpr auto kRows = static_cast<size_t>(CopyWay::kRows);
+  constexpr auto kBoxes = static_cast<size_t>(CopyWay::kBoxes);
   CopyTable::Costs costs = table.logarithms(route, shape.pieces, shape.bytes);
-  if (!shape.rows && shape.plane > 0) {
-    const size_t planes = shape.pieces / shape.plane;
-    costs[kRows] = table.logarithms(route, shape.plane, shape.bytes / planes)[kRows] +
-                   std::log2(static_cast<double>(planes));
-  }
+  if (shape.rows || shape.plane == 0) return costs;
+  const size_t planes = shape.pieces / shape.plane;
+  const size_t few = planes * kLeastPlane;
+  const CopyTable::Costs of_few = table.logarithms(route, few, few * (shape.bytes / shape.pieces));
+  const double more_rows = std::exp2(costs[kRows]) - std::exp2(of_few[kRows]);
+  costs[kBoxes] = std::log2(std::exp2(of_few[kBoxes]) + std::max(0.0, more_rows));
+  costs[kRows] = table.logarithms(route, shape.plane, shape.bytes / planes)[kRows] +
+                 std::log2(static_cast<double>(planes));
   return costs;
 }
 
@@ -52,8 +58,8 @@ std::string_view name_of(CopyRoute route) {
   return kNames[static_cast<size_t>(route)];
 }
 std::string_view name_of(CopyWay way) {
-  constexpr std::array<std::string_view, kCopyWays> kNames = {"single", "rows", "batch", "packed",
-                                                              "kernel"};
+  constexpr std::array<std::string_view, kCopyWays> kNames = {"single", "rows",   "3D batch",
+                                                              "batch",  "packed", "kernel"};
   return kNames[static_cast<size_t>(way)];
 }
 
@@ -131,6 +137,7 @@ void merge_pieces(absl::Span<const CopyPiece> pieces, std::vector<CopyPiece>& ou
 CopyWays ways_for(CopyRoute route, const CopyShape& shape) {
   CopyWays ways = {CopyWay::kSingle, CopyWay::kBatch, CopyWay::kKernel};
   if (shape.rows || shape.plane > 0) ways.add(CopyWay::kRows);
+  if (!shape.rows && shape.plane > 0) ways.add(CopyWay::kBoxes);  // of one plane, rows are a call
   const bool host_in_row = route == CopyRoute::kToHost ? shape.to_in_row : shape.from_in_row;
   if (route != CopyRoute::kOnDevice && host_in_row) ways.add(CopyWay::kPacked);
   return ways;

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -32,11 +33,12 @@ inline constexpr size_t kCopyRoutes = 3;
 enum class CopyWay : uint8_t {
   kSingle,  // a copy for each piece
   kRows,    // copies of rows: pieces of one size, at equal distances; of planes of rows, one each
+  kBoxes,   // calls with many planes of rows each: the driver's 3D batch
   kBatch,   // calls with many descriptors
   kPacked,  // a kernel packs or unpacks on the device, the copy engine moves one piece
   kKernel,  // a kernel does it all, over the host's link too
 };
-inline constexpr size_t kCopyWays = 5;
+inline constexpr size_t kCopyWays = 6;
 std::string_view name_of(CopyRoute route);
 std::string_view name_of(CopyWay way);
 
@@ -58,7 +60,10 @@ class CopyWays {
   unsigned bits_ = 0;
 };
 
-// What ways cost, in nanoseconds: for pieces of some sizes, so many of them.
+inline constexpr size_t kLeastPlane = 4;  // rows of a plane: any two pieces are rows, by chance
+
+// What ways cost, in nanoseconds: for pieces of some sizes, so many of them. Boxes: in planes of
+// kLeastPlane rows, two and more of them.
 class CopyTable {
  public:
   static constexpr std::array<size_t, 7> kSizes = {1 << 10,  4 << 10,   16 << 10, 32 << 10,
@@ -83,8 +88,16 @@ class CopyTable {
   // Of all ways, the logarithms to the base of 2.
   Costs logarithms(CopyRoute route, size_t pieces, size_t bytes) const;
 
+  // Why a way is taken no more that the driver has: what it said when it was asked to. Empty: it
+  // is.
+  void leave_out(CopyWay way, std::string why) {
+    left_out_[static_cast<size_t>(way)] = std::move(why);
+  }
+  const std::string& why_left_out(CopyWay way) const { return left_out_[static_cast<size_t>(way)]; }
+
  private:
   std::array<std::array<std::array<Costs, kCounts.size()>, kSizes.size()>, kCopyRoutes> costs_{};
+  std::array<std::string, kCopyWays> left_out_;
 };
 
 // What matters of a list: after neighbours were merged.
@@ -97,7 +110,6 @@ struct CopyShape {
   bool from_in_row = false;  // the sources follow each other without gaps: one piece
   bool to_in_row = false;
 };
-inline constexpr size_t kLeastPlane = 4;  // pieces: any two are rows, by chance
 CopyShape shape_of(absl::Span<const CopyPiece> pieces);
 
 // Appends to `out`, with neighbours at both ends made one; empty pieces are left out.

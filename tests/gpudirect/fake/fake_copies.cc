@@ -1,4 +1,5 @@
-// The fake's copies of many pieces: planes and batches, whose pieces move in any order.
+// The fake's copies of many pieces: planes, batches of pieces and of boxes, whose pieces move in
+// any order.
 #include <algorithm>
 #include <cstring>
 
@@ -109,17 +110,69 @@ struct FakeCopyCalls {
                                 : first_of_attributes[i] > first_of_attributes[i - 1];
       if (!rises || first_of_attributes[i] >= count)
         call.violate(Rule::kCopy, "attributes' indices");
-      if (attributes[i].source_order != kSourceInStreamOrder) {
-        call.violate(Rule::kCopy, "the sources are not read in the stream's order");
-        if (attributes[i].source_order == 0) return kInvalidValue;
-        // And so they may be read at once, before the stream has written them.
-        for (size_t piece = first_of_attributes[i]; piece < count; ++piece) {
-          Copy& copy = copies[piece];
-          if (const std::byte* const from_now = call.fake.reach(copy.from, copy.bytes)) {
-            copy.early = std::make_shared<const std::string>(
-                reinterpret_cast<const char*>(from_now), copy.bytes);
-          }
+      const size_t first = std::min(first_of_attributes[i], count);
+      if (!ordered(call, attributes[i].source_order, absl::MakeSpan(copies).subspan(first))) {
+        return kInvalidValue;
+      }
+    }
+    return put(call, stream, std::move(copies));
+  }
+
+  // Whether there is such an order at all. In any but the stream's the sources may be read at once,
+  // before the stream has written them.
+  static bool ordered(const FakeCall& call, int order, absl::Span<Copy> copies) {
+    if (order == kSourceInStreamOrder) return true;
+    call.violate(Rule::kCopy, "the sources are not read in the stream's order");
+    if (order == 0) return false;
+    for (Copy& copy : copies) {
+      if (const std::byte* const from_now = call.fake.reach(copy.from, copy.bytes)) {
+        copy.early = std::make_shared<const std::string>(reinterpret_cast<const char*>(from_now),
+                                                         copy.bytes);
+      }
+    }
+    return true;
+  }
+
+  // What is wrong with a side of a box; null: nothing. A pitch or height of 0 is the box's own.
+  static const char* wrong_side(const BoxCopy& box, const BoxSide& side) {
+    if (side.type != kBoxOfPointer) return "a side is no pointer";
+    if (side.pitch != 0 && side.pitch < box.width) return "its rows overlap";
+    if (side.height != 0 && side.height < box.height) return "its layers overlap";
+    return nullptr;
+  }
+  static Result boxes(size_t count, BoxCopy* boxes, unsigned long long flags, Stream stream) {
+    const FakeCall call("cuMemcpy3DBatchAsync", Needs::kContext);
+    if (call.refused() != kSuccess) return call.refused();
+    if (count == 0 || count > kMostDescriptors) {
+      call.violate(Rule::kCopy, absl::StrFormat("%u descriptors", count));
+    }
+    if (flags != 0) {
+      call.violate(Rule::kCopy, "flags of the call, which has none");
+      return kInvalidValue;
+    }
+    std::vector<Copy> copies;
+    for (const BoxCopy& box : absl::MakeSpan(boxes, count)) {
+      const char* wrong = wrong_side(box, box.from);
+      if (wrong == nullptr) wrong = wrong_side(box, box.to);
+      if (box.width == 0 || box.height == 0 || box.depth == 0) wrong = "a box of no bytes";
+      if ((box.flags & ~kPreferOverlapWithCompute) != 0) wrong = "a box with unknown flags";
+      if (wrong != nullptr) {
+        call.violate(Rule::kCopy, wrong);
+        return kInvalidValue;
+      }
+      const size_t first = copies.size();
+      const auto place = [&](const BoxSide& side, size_t layer, size_t row) {
+        const size_t pitch = side.pitch != 0 ? side.pitch : box.width;
+        const size_t height = side.height != 0 ? side.height : box.height;
+        return side.at + (layer * height + row) * pitch;
+      };
+      for (size_t layer = 0; layer < box.depth; ++layer) {
+        for (size_t row = 0; row < box.height; ++row) {
+          copies.push_back({place(box.to, layer, row), place(box.from, layer, row), box.width});
         }
+      }
+      if (!ordered(call, box.source_order, absl::MakeSpan(copies).subspan(first))) {
+        return kInvalidValue;
       }
     }
     return put(call, stream, std::move(copies));
@@ -129,6 +182,7 @@ struct FakeCopyCalls {
 void add_fake_copy_calls(FakeEntries& out) {
   out["cuMemcpy2DAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::plane), 3020};
   out["cuMemcpyBatchAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::batch), 13000};
+  out["cuMemcpy3DBatchAsync"] = {reinterpret_cast<void*>(FakeCopyCalls::boxes), 13000};
 }
 
 }  // namespace baton::gpudirect

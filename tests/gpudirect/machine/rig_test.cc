@@ -76,6 +76,7 @@ TEST(MachineRig, TakesEveryFigure) {
     EXPECT_THAT(names_of(take_planner_figures(**device, **launcher, kFewTransfers)),
                 ElementsAre("planner within 1.10 of the best fixed way",
                             "planner within 1.10 of the best fixed way, uneven lists",
+                            "planner within 1.10 of the best fixed way, planes of rows",
                             "planner's measurement"));
     EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, kFewTransfers)),
                 ElementsAre("triggers", "trigger, half a round trip, p50"));

@@ -91,6 +91,19 @@ struct World {
     return driver.cuMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(), &attributes,
                                      &first, 1, stream());
   }
+  // Two layers of two rows from the host to the device, but for what is changed.
+  Result boxes(const std::function<void(BoxCopy&)>& change, size_t count = 1,
+               unsigned long long flags = 0) const {
+    BoxCopy box{.from = {.at = here(), .pitch = 32, .height = 2},
+                .to = {.at = at, .pitch = 64, .height = 2},
+                .width = 8,
+                .height = 2,
+                .depth = 2};
+    change(box);
+    std::vector<BoxCopy> all(count, box);
+    for (size_t i = 0; i < count; ++i) all[i].to.at += 512 * i;
+    return driver.cuMemcpy3DBatchAsync(count, all.data(), flags, stream());
+  }
   // The kernel of sums, not loaded yet.
   Function kernel(Module* module) const {
     driver.cuModuleLoadData(module, FakeDriver::image().data());
@@ -448,6 +461,78 @@ const Broken kBroken[] = {
        }
        w.inside([&] { w.batch(to, from, std::vector<size_t>(1025, 8)); });
      }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "not all of them are reachable",
+     [](World& w) {  // its last row
+       w.inside([&] { w.boxes([&](BoxCopy& box) { box.to.at += 2 * kMiB - 3 * 64 - 4; }); });
+     }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "not all of them are reachable",
+     [](World& w) {
+       static std::byte pageable[256];
+       w.inside([&] {
+         w.boxes([&](BoxCopy& box) { box.from.at = reinterpret_cast<uintptr_t>(pageable); });
+       });
+     }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "rows overlap",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.to.pitch = 7; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "layers overlap",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.from.height = 1; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "no pointer",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.from.type = 2; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "no bytes",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.width = 0; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "no bytes",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.height = 0; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "no bytes",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.depth = 0; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "unknown flags",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.flags = 2; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "flags of the call",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy&) {}, 1, 1); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "stream's order",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.source_order = 3; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "stream's order",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy& box) { box.source_order = 0; }); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "1025 descriptors",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy&) {}, 1025); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "0 descriptors",
+     [](World& w) { w.inside([&] { w.boxes([](BoxCopy&) {}, 0); }); }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "same bytes",
+     [](World& w) {  // the second box begins where the first one's second layer does
+       w.inside([&] { w.boxes([](BoxCopy& box) { box.to.height = 8; }, 2); });
+     }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "what one reads",
+     [](World& w) {  // its second row is what the first one writes
+       w.inside([&] { w.boxes([&](BoxCopy& box) { box.from.at = w.at + 32; }); });
+     }},
+    {Rule::kCopy, "cuMemcpy3DBatchAsync", "legacy stream",
+     [](World& w) {
+       BoxCopy box{.from = {.at = w.here(), .pitch = 8, .height = 1},
+                   .to = {.at = w.at, .pitch = 8, .height = 1},
+                   .width = 8,
+                   .height = 1,
+                   .depth = 1};
+       w.inside([&] { w.driver.cuMemcpy3DBatchAsync(1, &box, 0, nullptr); });
+     }},
+    {Rule::kCapture, "cuMemcpy3DBatchAsync", "being recorded by this thread",
+     [](World& w) {
+       w.inside([&] {
+         w.driver.cuStreamBeginCapture(w.stream(), kCaptureThreadLocal);
+         w.boxes([](BoxCopy&) {});
+       });
+     }},
+    {Rule::kStale, "cuMemcpy3DBatchAsync", "no such stream",
+     [](World& w) {
+       w.inside([&] {
+         BoxCopy box{.from = {.at = w.here(), .pitch = 8, .height = 1},
+                     .to = {.at = w.at, .pitch = 8, .height = 1},
+                     .width = 8,
+                     .height = 1,
+                     .depth = 1};
+         const Stream stream = w.another();
+         w.driver.cuStreamDestroy(stream);
+         w.driver.cuMemcpy3DBatchAsync(1, &box, 0, stream);
+       });
+     }},
     {Rule::kCopy, "cuMemcpy2DAsync", "rows overlap",
      [](World& w) {
        PlaneCopy plane{.width = 64, .height = 2};
@@ -562,6 +647,12 @@ const Broken kBroken[] = {
        void* entry = nullptr;
        int found = 0;
        FakeDriver::get_proc_address()("cuMemcpyAsync", &entry, 5000, 0, &found);
+     }},
+    {Rule::kEntry, "cuMemcpy3DBatchAsync", "asked for as of 12080",
+     [](World&) {  // with one argument more
+       void* entry = nullptr;
+       int found = 0;
+       FakeDriver::get_proc_address()("cuMemcpy3DBatchAsync", &entry, 12080, 0, &found);
      }},
     {Rule::kEntry, "cuMemcpyBatchAsync", "asked for as of 12080",
      [](World&) {  // with one argument more
@@ -747,6 +838,9 @@ TEST(FakeRules, NothingIsReportedOfWhatIsRight) {
   world.inside([&] {
     world.copy(world.at, world.here(), 8);
     world.batch({world.at + 64, world.at + 128}, {world.here(64), world.at + 256}, {8, 8});
+    world.boxes([](BoxCopy&) {}, 3);
+    // As the box itself is: rows and layers without gaps.
+    world.boxes([](BoxCopy& box) { box.to.pitch = box.to.height = 0; });
   });
   world.fake.run_all();
   world.inside([&] { world.driver.cuMemHostUnregister(world.host.data()); });
@@ -764,6 +858,10 @@ TEST(FakeRules, SourcesInAnyOrderAreReadAtTheCall) {
   std::fill(world.host.begin(), world.host.end(), std::byte{'n'});
   world.fake.run_all();
   EXPECT_EQ(world.fake.read(world.at, 4), "oooo");
+  world.inside([&] { world.boxes([](BoxCopy& box) { box.source_order = 3; }); });
+  std::fill(world.host.begin(), world.host.end(), std::byte{'m'});
+  world.fake.run_all();
+  EXPECT_EQ(world.fake.read(world.at + 3 * 64, 8), "nnnnnnnn");
 }
 
 }  // namespace

@@ -275,6 +275,7 @@ class Player {
       return driver_.cuMemcpyAsync(address(value(0)), address(value(1)), value(2),
                                    object<Stream>(3));
     }
+    if (line_->name == "cuMemcpy3DBatchAsync") return boxes_call();
     if (line_->name != "cuMemcpy2DAsync") return std::nullopt;  // lists are not recorded
     const std::vector<uint64_t> plane = numbers(word(0));
     if (plane.size() != 6) throw Unknown{};
@@ -286,6 +287,23 @@ class Player {
     copy.width = plane[4];
     copy.height = plane[5];
     return driver_.cuMemcpy2DAsync(&copy, object<Stream>(1));
+  }
+
+  std::optional<Result> boxes_call() {
+    constexpr size_t kBefore = 3;  // words before the boxes
+    if (line_->arguments.size() - kBefore != value(0)) return std::nullopt;  // of many some
+    std::vector<BoxCopy> boxes(value(0));
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      const std::vector<uint64_t> said = numbers(word(kBefore + i));
+      if (said.size() != 9) throw Unknown{};
+      BoxCopy& box = boxes[i];
+      box.from = {.at = address(said[0]), .pitch = said[1], .height = said[2]};
+      box.to = {.at = address(said[3]), .pitch = said[4], .height = said[5]};
+      box.width = said[6];
+      box.height = said[7];
+      box.depth = said[8];
+    }
+    return driver_.cuMemcpy3DBatchAsync(boxes.size(), boxes.data(), value(1), object<Stream>(2));
   }
 
   Result pointer_call() {

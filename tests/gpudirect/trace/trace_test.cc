@@ -5,6 +5,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "gpudirect/contract/peer_mapping.h"
+#include "gpudirect/copies/copier.h"
 #include "gpudirect/recorder.h"
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/gpudirect/trace/replayer.h"
@@ -50,6 +52,47 @@ TEST(Trace, RecordedOverTheFakeItReplaysWithoutADifference) {
   const std::string text = read(folder.path("trace.buffer"));
   EXPECT_THAT(text, testing::StartsWith("baton-gpu-trace 2 13000\n"));
   EXPECT_THAT(text, HasSubstr("\n1 cuMemCreate 0 >0x"));
+}
+
+// A batch of planes is written down with the planes, if they are few, and made again with them.
+TEST(Trace, BatchesOfPlanesAreReplayed) {
+  TemporaryFolder folder;
+  const std::string file = folder.path("planes");
+  {
+    FakeDriver fake;
+    const auto driver = record_calls(FakeDriver::driver(), file);
+    ASSERT_TRUE(driver.ok()) << driver.status();
+    {
+      const auto device = Device::open(*driver, 0);
+      const auto slab = DeviceSlab::create(**device, kMiB);
+      const auto copier = Copier::open(**device, nullptr, (*device)->stream(Direction::kToHost));
+      const DevicePointer at = (*slab)->span().data;
+      for (const size_t planes : {3, 30}) {
+        std::vector<CopyPiece> pieces;
+        for (size_t i = 0; i < 4 * planes; ++i) {
+          pieces.push_back({at + (i + i / 4) * 100 + i / 4, at + kMiB / 2 + i * 64, 64});
+        }
+        ASSERT_TRUE((*copier)->copy_by(CopyWay::kBoxes, CopyRoute::kOnDevice, pieces).ok());
+      }
+      wait_for_stream(**device, Direction::kToHost);
+    }
+    stop_recording();
+    EXPECT_THAT(fake.finish(), testing::IsEmpty());
+  }
+  const std::string text = read(file);
+  EXPECT_THAT(text, HasSubstr("cuMemcpy3DBatchAsync 0 3 0 0x"));
+  EXPECT_THAT(text, HasSubstr("cuMemcpy3DBatchAsync 0 30 0 0x"));
+  const auto replayed = replay(file);
+  ASSERT_TRUE(replayed.ok()) << replayed.status();
+  EXPECT_EQ(replayed->differences.size(), 0u) << replayed->text("planes");
+  EXPECT_EQ(replayed->left_out, 1u);  // the 30 planes
+  // Rows that are longer than the distance between them: the fake sees that.
+  std::string other = text;
+  const size_t width = other.find(",64,4,1}");
+  ASSERT_NE(width, std::string::npos);
+  other.replace(width, 3, ",65");
+  std::ofstream(folder.path("other")) << other;
+  EXPECT_THAT(replay(folder.path("other"))->text("other"), HasSubstr("its rows overlap"));
 }
 
 // A line that was changed by hand is noticed, and in which direction.
