@@ -91,7 +91,6 @@ function(baton_library name)
   baton_counted(counted)
   if(counted)
     target_compile_options(${name} PRIVATE --coverage -O0)  # and so not with the precompiled header
-    set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   elseif(ARG_WAITS AND BATON_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
     baton_precompile(${name} baton_precompiled_waits)

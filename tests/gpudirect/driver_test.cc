@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/gpudirect/fake/fake_driver.h"
@@ -30,7 +31,8 @@ TEST(DriverTable, ALibraryThatIsNoDriverSaysSo) {
 }
 
 TEST(DriverTable, TheOldestDriverThatWillDoIsOf11Point3) {
-  const auto driver = load_driver(OLD_CUDA);
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe").replace_filename(OLD_CUDA);
+  const auto driver = load_driver(beside.c_str());
   ASSERT_TRUE(driver.ok()) << driver.status();
   EXPECT_EQ(driver->version, 11030);
   EXPECT_NE(driver->cuFlushGPUDirectRDMAWrites, nullptr);

@@ -212,7 +212,8 @@ class FakeDriver {
     bool by_handle = false;  // created or imported, so that its handle can be had
     uint64_t file = 0;       // the inode: of an import the same as of what was exported
     bool imported = false;
-    bool rdma = false;  // for adapters
+    bool rdma = false;      // for adapters
+    bool exported = false;  // somebody got its descriptor
   };
   struct Mapping {
     size_t size = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "tests/gpudirect/fake/fake_driver.h"
@@ -15,17 +16,48 @@ constexpr int kSharedOfBlock = 163 << 10;  // of compute capability 8.0, on requ
 
 }  // namespace
 
-// What a kernel may touch: accessible device memory, and registered memory of the host.
+// What a kernel may touch: accessible device memory, and registered memory of the host. Nothing is
+// mapped or unmapped while one runs, so where it touched last is kept: most of what emulated copies
+// took was to look.
 class FakeMemoryView : public kernels::MemoryView {
  public:
   FakeMemoryView(FakeDriver& fake, Context context) : fake_(fake), context_(context) {}
   std::byte* find(uint64_t at, size_t bytes, bool) override {
-    return fake_.reached_from(context_, at) ? fake_.reach(at, bytes) : nullptr;
+    for (const Range& range : kept_) {
+      const uint64_t offset = at - range.begin;
+      if (at >= range.begin && offset < range.size && bytes <= range.size - offset) {
+        return range.view + offset;
+      }
+    }
+    if (!fake_.reached_from(context_, at)) return nullptr;
+    std::byte* const found = fake_.reach(at, bytes);
+    if (found != nullptr) keep(at, bytes, found);
+    return found;
   }
 
  private:
+  struct Range {
+    uint64_t begin = 0, size = 0;
+    std::byte* view = nullptr;  // of its beginning
+  };
+  void keep(uint64_t at, size_t bytes, std::byte* found) {
+    const auto mapping = fake_.mapping_at(at);
+    Range range;
+    if (mapping != fake_.mappings_.end()) {
+      if (fake_.pinned(at, bytes)) return;  // a part of it, that is the host's own
+      range = {mapping->first, mapping->second.size};
+    } else {
+      const auto pinned = std::prev(fake_.pinned_.upper_bound(at));
+      range = {pinned->first, pinned->second};
+    }
+    range.view = found - (at - range.begin);
+    kept_[next_++ % kept_.size()] = range;
+  }
+
   FakeDriver& fake_;
   const Context context_;
+  std::array<Range, 4> kept_;
+  size_t next_ = 0;
 };
 
 absl::Span<const std::byte> FakeDriver::image() {

@@ -55,7 +55,9 @@ int FakeDriver::descriptor_for_adapters(const void* address, size_t bytes, uint6
     violate(Rule::kLifetime, "an adapter", "memory that may not be written yet when it reads");
   }
   *offset = at - found->first;
-  return fcntl(allocations_[found->second.allocation].fd, F_DUPFD_CLOEXEC, 0);
+  Allocation& allocation = allocations_[found->second.allocation];
+  allocation.exported = true;
+  return fcntl(allocation.fd, F_DUPFD_CLOEXEC, 0);
 }
 
 AllocationHandle FakeDriver::make_allocation(size_t bytes, int device, int imported) {
@@ -185,9 +187,9 @@ size_t FakeDriver::foreign_descriptors() const {
 }
 
 // An allocation goes: nobody else may have it, for whom these addresses would mean nothing any
-// more.
+// more. Who could, of what was never exported? To look costs more than all else of a free().
 void FakeDriver::check_exports(std::string_view call, const Allocation& allocation) {
-  if (allocation.imported) return;
+  if (allocation.imported || !allocation.exported) return;
   if (foreign_mappings(allocation.file) > 0) {
     violate(Rule::kLifetime, call, "an adapter still has it registered");
   }
@@ -420,6 +422,7 @@ struct FakeMemoryCalls {
     }
     if (found->second.imported) call.violate(Rule::kSharing, "it is a peer's, not ours to share");
     if (!found->second.shareable) return kInvalidValue;
+    found->second.exported = true;
     *static_cast<int*>(shared) = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
     return kSuccess;
   }
@@ -624,7 +627,8 @@ struct FakeMemoryCalls {
     if (bytes > call.fake.options_.window_bytes) return kOutOfMemory;
     // A part of a memfd has no file of its own, so the position says where this one begins. The
     // fake of the verbs calls knows.
-    const auto& allocation = call.fake.allocations_[mapping->second.allocation];
+    auto& allocation = call.fake.allocations_[mapping->second.allocation];
+    allocation.exported = true;
     const std::string path = absl::StrFormat("/proc/self/fd/%d", allocation.fd);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | kDmaBufMark);
     lseek(fd, static_cast<off_t>(at - mapping->first), SEEK_SET);
