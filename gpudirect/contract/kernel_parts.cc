@@ -6,12 +6,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace baton::gpudirect {
-namespace {
-
-// A driver that answers so often with an error, and never that it is over, has lost the part.
-constexpr uint32_t kMostErrorsOfAPart = 1000;
-
-}  // namespace
 
 absl::Status KernelParts::start(size_t slots, size_t share) {
   share_ = share;
@@ -79,7 +73,7 @@ bool KernelParts::queue(size_t number) {
   }
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
-  slot.errors = 0;
+  slot.asking.answered();
   return slot.busy = true;
 }
 
@@ -94,14 +88,14 @@ std::optional<absl::Status> KernelParts::parts_ended(size_t number) {
       const Result result = slot.recorded ? device_.driver().cuEventQuery(slot.event)
                                           : device_.driver().cuStreamQuery(stream(number));
       if (result == kNotReady) {
-        slot.errors = 0;
+        slot.asking.answered();
         return std::nullopt;
       }
       if (result != kSuccess) status = device_.check(result, absl::StrCat("waiting for ", what_));
     }
   }
   slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && ++slot.errors < kMostErrorsOfAPart) {
+  if (!status.ok() && device_.alive().ok() && !slot.asking.hopeless()) {
     return std::nullopt;
   }
   slot.busy = false;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gpudirect/contract/failing_questions.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 
@@ -53,7 +54,7 @@ class KernelParts {
     Event event = nullptr;
     bool busy = false;
     bool recorded = false;  // else the stream itself is asked
-    uint32_t errors = 0;    // of asking, one after the other
+    FailingQuestions asking;
     absl::Status status;
   };
   // False: an error before anything was queued.

@@ -11,9 +11,6 @@
 namespace baton::gpudirect {
 namespace {
 
-// A driver that answers so often with an error, and never that the copy is over, has lost it.
-constexpr uint32_t kMostErrorsOfAsking = 1000;
-
 DevicePointer device_address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
 
 }  // namespace
@@ -199,7 +196,7 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
   slot.busy = true;
-  slot.errors = 0;
+  slot.asking.answered();
   return absl::OkStatus();
 }
 
@@ -216,27 +213,28 @@ std::optional<absl::Status> StreamCopies::ended(size_t number) {
                                 ? driver.cuEventQuery(slot.event)
                                 : driver.cuStreamQuery(device_.stream(Direction::kBetween));
       if (result == kNotReady) {
-        slot.errors = 0;
+        slot.asking.answered();
         return std::nullopt;
       }
       status = device_.check(result, "waiting for a copy");
     }
   }
   slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && ++slot.errors < kMostErrorsOfAsking)
-    return std::nullopt;
+  if (!status.ok() && device_.alive().ok() && !slot.asking.hopeless()) return std::nullopt;
   slot.busy = false;
   slot.status.Update(device_.alive());
   return slot.status;
 }
 
 void wait_for_stream(const Device& device, Direction direction) {
-  for (uint32_t errors = 0; errors < kMostErrorsOfAsking && device.alive().ok();) {
+  FailingQuestions asking;
+  while (device.alive().ok()) {
     const Device::Current current(device);
     const Result result =
         current.status().ok() ? device.driver().cuStreamQuery(device.stream(direction)) : kUnknown;
     if (result == kSuccess) return;
-    if (result != kNotReady && !device.check(result, "waiting for copies").ok()) ++errors;
+    if (result == kNotReady || device.check(result, "waiting for copies").ok()) continue;
+    if (asking.hopeless()) return;
   }
 }
 

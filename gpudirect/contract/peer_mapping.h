@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "gpudirect/contract/failing_questions.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
@@ -75,7 +76,7 @@ class StreamCopies final : public internal::DeviceCopies {
     Event event = nullptr;
     bool busy = false;
     bool recorded = false;  // else the stream itself is asked
-    uint32_t errors = 0;    // of asking, one after the other
+    FailingQuestions asking;
     absl::Status status;
   };
   explicit StreamCopies(const Device& device) : device_(device) {}

@@ -15,9 +15,6 @@
 namespace baton::gpudirect {
 namespace {
 
-// A driver that answers so often with an error, and never that the copy is over, has lost it.
-constexpr uint32_t kMostErrors = 1000;
-
 DevicePointer address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
 
 }  // namespace
@@ -249,12 +246,12 @@ bool PinnedRing::over(Lane& lane, Flight& flight) {
   const Result result = flight.event != nullptr ? driver.cuEventQuery(flight.event)
                                                 : driver.cuStreamQuery(stream(lane));
   if (result == kNotReady) {
-    flight.errors = 0;
+    flight.asking.answered();
     return false;
   }
   const absl::Status status = device_.check(result, "waiting for a copy");
   if (!status.ok()) flight.copy.status.Update(status);
-  return status.ok() || !device_.alive().ok() || ++flight.errors >= kMostErrors;
+  return status.ok() || !device_.alive().ok() || flight.asking.hopeless();
 }
 
 // An error of a part is its copy's.
@@ -298,9 +295,9 @@ bool PinnedRing::progress(const Ended& ended) {
   {
     const Device::Current current(device_);
     if (current.status().ok()) {
-      unasked_ = 0;
+      making_current_.answered();
       for (Lane& lane : lanes_) work(lane);
-    } else if (!device_.alive().ok() || ++unasked_ >= kMostErrors) {
+    } else if (!device_.alive().ok() || making_current_.hopeless()) {
       // Nothing can be asked, and nothing moves any more.
       for (Lane& lane : lanes_) {
         for (Flight& flight : lane.flying) {

@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpudirect/contract/failing_questions.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"
@@ -82,7 +83,7 @@ class PinnedRing final : public internal::StagingRing {
     Copy copy;  // of a part that others follow: its cookie and status
     bool last = true;
     Event event = nullptr;  // null: it could not be recorded, so the stream itself is asked
-    uint32_t errors = 0;    // of asking, one after the other
+    FailingQuestions asking;
   };
   struct Lane {
     std::deque<Copy> urgent;
@@ -111,7 +112,7 @@ class PinnedRing final : public internal::StagingRing {
   int fd_ = -1;
   bool pinned_ = false;
   std::array<Lane, 2> lanes_;  // by CopyDirection
-  uint32_t unasked_ = 0;  // how often, one after the other, the context could not be made current
+  FailingQuestions making_current_;
   std::vector<Event> made_;
   std::vector<CopyPiece> pieces_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet

@@ -12,6 +12,7 @@
 
 #include "kvtransfer/kv_requantise.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "transport/clock.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -178,6 +179,24 @@ TEST_F(KernelConversionsTest, AnErrorIsToldAndTheNextOneWorks) {
         EXPECT_THAT(std::string(status.message()), testing::HasSubstr("fake")) << call << after;
       }
     }
+    ASSERT_TRUE(conversions_->begin(0, rows.boxes()).ok());
+    ASSERT_TRUE(wait(0).ok());
+    rows.expect_converted();
+  }
+  expect_clean();
+}
+
+// What is asked may fail while the kernel runs: nobody is told that the rows are his again before
+// there is no hope of an answer.
+TEST_F(KernelConversionsTest, QuestionsThatFailDoNotEndIt) {
+  {
+    const Rows rows(fake_, 8, 1);
+    const Time begin = Clock::steady().now();
+    fake_.fail_next("cuEventQuery", kNotSupported, SIZE_MAX);
+    ASSERT_TRUE(conversions_->begin(0, rows.boxes()).ok());
+    EXPECT_FALSE(wait(0).ok());
+    EXPECT_GE(Clock::steady().now() - begin, std::chrono::seconds(1));
+    fake_.fail_next("cuEventQuery", kSuccess, 0);
     ASSERT_TRUE(conversions_->begin(0, rows.boxes()).ok());
     ASSERT_TRUE(wait(0).ok());
     rows.expect_converted();
