@@ -30,6 +30,10 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
+// Of memory of cudaMalloc the driver lets other devices' kernels reach nothing, unless the
+// application turns that on for a whole context. Copies need no such thing.
+bool own_kernels(const Device& device, int from) { return from == device.ordinal(); }
+
 class OwnAllocation final : public internal::PeerMapping {
  public:
   OwnAllocation(const Device& device, DevicePointer at, size_t bytes)
@@ -38,6 +42,7 @@ class OwnAllocation final : public internal::PeerMapping {
   size_t size() const override { return bytes_; }
   int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
+  bool reached_by_kernels(int device) const override { return own_kernels(device_, device); }
 
  private:
   const Device& device_;
@@ -89,6 +94,7 @@ class IpcHandles::Mapping final : public internal::PeerMapping {
   size_t size() const override { return bytes_; }
   int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override { return reached(device_, device); }
+  bool reached_by_kernels(int device) const override { return own_kernels(device_, device); }
 
  private:
   IpcHandles& handles_;

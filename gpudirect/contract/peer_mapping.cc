@@ -178,7 +178,8 @@ StreamCopies::~StreamCopies() {
   });
 }
 
-absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::DeviceRun> runs) {
+absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::DeviceRun> runs,
+                                 bool kernels) {
   if (absl::Status status = device_.alive(); !status.ok()) return status;
   const Driver& driver = device_.driver();
   const Device::Current current(device_);
@@ -189,7 +190,7 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
     pieces_.push_back({device_address(run.from), device_address(run.to), run.bytes});
   }
   // Part of it may be on its way also after an error: then ended() tells it.
-  slot.status = copier_->copy(CopyRoute::kOnDevice, pieces_);
+  slot.status = copier_->copy(CopyRoute::kOnDevice, pieces_, kernels);
   if (absl::Status status = device_.alive(); !status.ok()) return status;
   const absl::Status recorded = device_.check(
       driver.cuEventRecord(slot.event, device_.stream(Direction::kBetween)), "waiting for a copy");

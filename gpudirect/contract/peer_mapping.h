@@ -41,6 +41,7 @@ class ImportedAllocation final : public internal::PeerMapping {
   size_t size() const override { return size_; }
   int device() const override { return device_.ordinal(); }
   absl::Status reached_by(int device) const override;
+  bool reached_by_kernels(int device) const override { return reached_by(device).ok(); }
 
  private:
   explicit ImportedAllocation(const Device& device) : device_(device) {}
@@ -65,7 +66,8 @@ class StreamCopies final : public internal::DeviceCopies {
   StreamCopies(const StreamCopies&) = delete;
   StreamCopies& operator=(const StreamCopies&) = delete;
 
-  absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs) override;
+  absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs,
+                     bool kernels = true) override;
   std::optional<absl::Status> ended(size_t slot) override;
   double seconds(size_t bytes) const override {
     return copier_->table().nanoseconds(CopyRoute::kOnDevice, CopyWay::kSingle, 1, bytes) * 1e-9;

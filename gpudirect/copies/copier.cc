@@ -9,6 +9,9 @@
 namespace baton::gpudirect {
 namespace {
 
+constexpr CopyWays kPlainWays = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBoxes,
+                                 CopyWay::kBatch};  // without kernels
+
 // Whether a plane of as many rows as the box's layers have is its next layer: as far from the last
 // one as those are from each other, and so far that rows are counted whole.
 bool next_layer(BoxCopy& box, DevicePointer from, DevicePointer to) {
@@ -120,17 +123,17 @@ Copier::List* Copier::free_list() {
   return nullptr;
 }
 
-absl::Status Copier::copy(CopyRoute route, absl::Span<const CopyPiece> pieces) {
-  return copy_as(std::nullopt, route, pieces);
+absl::Status Copier::copy(CopyRoute route, absl::Span<const CopyPiece> pieces, bool kernels) {
+  return copy_as(std::nullopt, route, pieces, kernels);
 }
 
 absl::Status Copier::copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces) {
-  return copy_as(way, route, pieces);
+  return copy_as(way, route, pieces, true);
 }
 
 // Nothing for `way`: the cheapest one.
 absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
-                             absl::Span<const CopyPiece> pieces) {
+                             absl::Span<const CopyPiece> pieces, bool kernels) {
   if (absl::Status status = device_.alive(); !status.ok()) return status;
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
@@ -138,7 +141,8 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
   merge_pieces(pieces, merged_);
   const CopyShape shape = shape_of(merged_);
   if (shape.pieces == 0) return absl::OkStatus();
-  const CopyWays possible = ways(route, shape);
+  CopyWays possible = ways(route, shape);
+  if (!kernels) possible = possible & kPlainWays;
   if (!way.has_value()) return run_cheapest(route, shape, merged_, possible);
   if (!possible.has(*way)) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -199,8 +203,7 @@ absl::Status Copier::run(CopyWay way, CopyRoute route, const CopyShape& shape,
   // All lists are in use: the rest goes without a kernel.
   const absl::Span<const CopyPiece> rest = pieces.subspan(*done);
   const CopyShape left = shape_of(rest);
-  const CopyWays plain = {CopyWay::kSingle, CopyWay::kRows, CopyWay::kBoxes, CopyWay::kBatch};
-  return run_cheapest(route, left, rest, plain & ways(route, left));
+  return run_cheapest(route, left, rest, kPlainWays & ways(route, left));
 }
 
 absl::Status Copier::run_single(CopyRoute route, absl::Span<const CopyPiece> pieces) {

@@ -43,8 +43,9 @@ class Copier {
   // write the same byte (layouts may ask for that), it is one of theirs, whichever. To and from the
   // host no single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies
   // wait for what is before them. After an error part of the list may still be copied. A 3D batch
-  // that the driver refuses is copied otherwise, and none is tried again.
-  absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces);
+  // that the driver refuses is copied otherwise, and none is tried again. No `kernels`: where those
+  // of this device do not reach all of the memory.
+  absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces, bool kernels = true);
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
 
@@ -79,7 +80,7 @@ class Copier {
       : device_(device), launcher_(launcher), stream_(stream) {}
   absl::Status start(bool packs);
   absl::Status copy_as(std::optional<CopyWay> way, CopyRoute route,
-                       absl::Span<const CopyPiece> pieces);
+                       absl::Span<const CopyPiece> pieces, bool kernels);
   CopyWays ways(CopyRoute route, const CopyShape& shape);
   List* free_list();
   absl::Status run(CopyWay way, CopyRoute route, const CopyShape& shape,

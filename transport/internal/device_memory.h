@@ -76,9 +76,11 @@ class DeviceCopies {
   static constexpr size_t kSlots = 4;  // so many at a time
   virtual ~DeviceCopies() = default;
 
-  // Puts a copy on the stream; `slot` is free. An error: nothing of it has begun, and the slot
-  // stays free. Never blocks.
-  virtual absl::Status begin(size_t slot, absl::Span<const DeviceRun> runs) = 0;
+  // Puts a copy on the stream; `slot` is free. No `kernels`: those of this device do not reach all
+  // of the memory (PeerMapping::reached_by_kernels()), copy engines do. An error: nothing of it has
+  // begun, and the slot stays free. Never blocks.
+  virtual absl::Status begin(size_t slot, absl::Span<const DeviceRun> runs,
+                             bool kernels = true) = 0;
   // How the copy in the slot ended, which is then free; nothing as long as it may move bytes.
   // Never blocks.
   virtual std::optional<absl::Status> ended(size_t slot) = 0;
@@ -181,6 +183,8 @@ class PeerMapping {
   virtual int device() const = 0;
   // Whether copies on that device's stream reach it; the reason where not.
   virtual absl::Status reached_by(int device) const = 0;
+  // Whether that device's kernels may read and write it too: else they would lose it.
+  virtual bool reached_by_kernels(int device) const = 0;
 };
 
 // Memory of a device that is ours: for programs that no framework gives any. Not thread-safe.

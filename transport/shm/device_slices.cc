@@ -123,7 +123,7 @@ absl::Status DeviceSlices::begin(Item& item, size_t slot) {
   } else if (out_.closed.load(std::memory_order_seq_cst) != 0) {
     status = absl::UnavailableError("the peer is closing the connection");
   } else {
-    status = (*copies)->begin(slot, runs_);
+    status = (*copies)->begin(slot, runs_, item.target.device->reached_by_kernels(item.device));
   }
   if (status.ok()) {
     slots_[slot] = {&item, *copies};

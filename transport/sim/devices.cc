@@ -181,7 +181,8 @@ class SimCopies final : public internal::DeviceCopies {
   SimCopies(const SimCopies&) = delete;
   SimCopies& operator=(const SimCopies&) = delete;
 
-  absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs) override {
+  absl::Status begin(size_t slot, absl::Span<const internal::DeviceRun> runs,
+                     bool /*kernels*/) override {
     size_t bytes = 0;
     for (const internal::DeviceRun& run : runs) {
       if (devices_.view(run.to, run.bytes) == nullptr ||

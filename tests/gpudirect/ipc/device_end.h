@@ -36,8 +36,8 @@ class End {
     region = *worker->register_memory(buffer->data(), kSharedBytes);
   }
   // As cudaMalloc does.
-  void make_by_malloc() {
-    malloced = installed_.fake().allocate(kSharedBytes);
+  void make_by_malloc(int device = 0) {
+    malloced = installed_.fake().allocate(kSharedBytes, device);
     region = *worker->register_memory(address(), kSharedBytes);
   }
   void give_back() {

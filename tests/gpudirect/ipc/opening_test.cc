@@ -1,8 +1,9 @@
-// A peer shares memory of a device that nobody uses here. The driver takes a fraction of a second
-// to open one: meanwhile rounds of progress go on.
+// A peer shares memory of another device. If nobody uses that here, the driver takes a fraction of
+// a second to open it: meanwhile rounds of progress go on. Not every kernel reaches it.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -171,6 +172,31 @@ TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
   Gate::let_through();
   fake.expect_clean();
   end_child();
+}
+
+// A kernel at what its device does not reach is the end of that device in this process.
+TEST(PeersDevices, KernelsCopyOnlyWhatTheyReach) {
+  for (const bool by_malloc : {false, true}) {
+    const gpudirect::CudaMemory::Options favoured{
+        .kernels = FakeDriver::image(),
+        .table = gpudirect::costs_that_favour(gpudirect::CopyWay::kKernel),
+        .root = "/nowhere"};
+    InstalledFake fake({.devices = 2}, favoured);
+    {
+      End near(fake, "shm"), far(fake, "shm");
+      near.make();
+      by_malloc ? far.make_by_malloc(1) : far.make(1);
+      std::fill_n(near.view(), kSharedBytes, std::byte{7});
+      EXPECT_TRUE(near.exchange(far.offer(), far.worker.get()));
+      EXPECT_EQ(std::count(far.view(), far.view() + kSharedBytes, std::byte{7}), kSharedBytes);
+      EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") > 0, !by_malloc);
+      EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
+      for (End* end : {&near, &far}) end->give_back();
+      near.worker.reset();
+      far.worker.reset();
+    }
+    fake.expect_clean();
+  }
 }
 
 }  // namespace
