@@ -137,8 +137,9 @@ bool DeviceCalls::can_exchange(const Request& request) {
        .told = [this](uint32_t rank) { return std::string_view(mesh_.member(rank).slab); }},
       *from, sums->kernel());
   no_exchange_ = !made.ok();
-  if (made.ok()) exchange_ = *std::move(made);
-  return made.ok();
+  if (no_exchange_) return false;
+  exchange_ = *std::move(made);
+  return true;
 }
 
 void DeviceCalls::say_whether(uint64_t sequence, bool can) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -97,7 +98,9 @@ class Rows {
         for (size_t e = 0; e < elements(i); ++e) values[e] = value(i, row, e);
         const float largest = *std::max_element(values.begin(), values.end());
         const float scale = largest == 0 ? 1.0f : std::max(largest / 448.0f, 0x1p-126f);
-        ASSERT_EQ(std::memcmp(fake_.view(scales_ + i * kScales + row * 4, 4), &scale, 4), 0)
+        float written = 0;
+        std::memcpy(&written, fake_.view(scales_ + i * kScales + row * 4, 4), 4);
+        ASSERT_EQ(std::bit_cast<uint32_t>(written), std::bit_cast<uint32_t>(scale))
             << "box " << i << " row " << row;
         for (size_t e = 0; e < elements(i); ++e) {
           ASSERT_EQ(static_cast<uint8_t>(to[e]), fp8_e4m3_of(values[e] / scale))

@@ -24,33 +24,33 @@ using gpudirect::Result;
 struct Gate {
   static Result retain(Context* context, int device) {
     {
-      std::unique_lock lock(mutex);
-      if (std::this_thread::get_id() == own) {
-        ++by_own;
+      std::unique_lock lock(mutex_);
+      if (std::this_thread::get_id() == own_) {
+        ++by_own_;
       } else {
-        ++others;
-        changed.notify_all();
-        changed.wait(lock, [] { return open; });
+        ++others_;
+        changed_.notify_all();
+        changed_.wait(lock, [] { return open_; });
       }
     }
     return FakeDriver::driver().cuDevicePrimaryCtxRetain(context, device);
   }
   static void close(std::thread::id of) {
-    const std::lock_guard lock(mutex);
-    own = of;
-    by_own = others = 0;
-    open = false;
+    const std::lock_guard lock(mutex_);
+    own_ = of;
+    by_own_ = others_ = 0;
+    open_ = false;
   }
   static void let_through() {
-    const std::lock_guard lock(mutex);
-    open = true;
-    changed.notify_all();
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
   }
-  inline static std::mutex mutex;
-  inline static std::condition_variable changed;
-  inline static std::thread::id own;
-  inline static int by_own = 0, others = 0;
-  inline static bool open = true;
+  inline static std::mutex mutex_;
+  inline static std::condition_variable changed_;
+  inline static std::thread::id own_;
+  inline static int by_own_ = 0, others_ = 0;
+  inline static bool open_ = true;
 };
 
 [[noreturn]] void offer_of_the_second_device(Pipe& down, Pipe& up) {
@@ -110,15 +110,15 @@ TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
                                         .remote_layout = Layout::contiguous(0, kSharedBytes)});
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(end.drive([] {
-      const std::lock_guard lock(Gate::mutex);
-      return Gate::others + Gate::by_own != 0;
+      const std::lock_guard lock(Gate::mutex_);
+      return Gate::others_ + Gate::by_own_ != 0;
     }));
     for (int round = 0; round < 1000; ++round) end.worker->progress();
     EXPECT_EQ(*end.worker->state(*id), TransferState::kActive);
     Gate::let_through();
     EXPECT_TRUE(end.drive([&] { return ended(*end.worker->state(*id)); }));
     EXPECT_TRUE(end.worker->status(*id).ok()) << end.worker->status(*id);
-    EXPECT_EQ(Gate::by_own, 0) << "the device was opened in a round of progress";
+    EXPECT_EQ(Gate::by_own_, 0) << "the device was opened in a round of progress";
     EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
     end.peer = peer;
     EXPECT_TRUE(end.exchange_again(offered_));
@@ -163,8 +163,8 @@ TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
                                         .remote_layout = Layout::contiguous(0, kSharedBytes)});
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(end.drive([] {
-      const std::lock_guard lock(Gate::mutex);
-      return Gate::others != 0;
+      const std::lock_guard lock(Gate::mutex_);
+      return Gate::others_ != 0;
     }));
     end.worker.reset();
     end.free();
