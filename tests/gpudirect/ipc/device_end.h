@@ -77,6 +77,17 @@ class End {
            }) &&
            there;
   }
+  // All of it, with the peer of the last time.
+  absl::StatusOr<TransferId> submit(Op op, const std::string& offered) const {
+    const auto remote =
+        RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
+    return worker->submit({.op = op,
+                           .peer = peer,
+                           .local = region,
+                           .local_layout = Layout::contiguous(0, kSharedBytes),
+                           .remote = *remote,
+                           .remote_layout = Layout::contiguous(0, kSharedBytes)});
+  }
   // Writes all there, and reads it back; false: that did not work.
   bool exchange(const std::string& offered, Worker* owner = nullptr) const {
     peer = *worker->connect(offered.substr(RemoteRegion::kEncodedBytes));
@@ -84,15 +95,8 @@ class End {
   }
   // With the peer of the last time.
   bool exchange_again(const std::string& offered, Worker* owner = nullptr) const {
-    const auto remote =
-        RemoteRegion::decode(std::string_view(offered).substr(0, RemoteRegion::kEncodedBytes));
     for (const Op op : {Op::kWrite, Op::kRead}) {
-      const auto id = worker->submit({.op = op,
-                                      .peer = peer,
-                                      .local = region,
-                                      .local_layout = Layout::contiguous(0, kSharedBytes),
-                                      .remote = *remote,
-                                      .remote_layout = Layout::contiguous(0, kSharedBytes)});
+      const auto id = submit(op, offered);
       if (!id.ok()) return false;
       EXPECT_TRUE(drive([&] {
         if (owner != nullptr) owner->progress();

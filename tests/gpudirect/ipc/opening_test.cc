@@ -100,14 +100,8 @@ TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
     End end(fake, "shm");
     end.make();
     Gate::close(std::this_thread::get_id());
-    const auto remote = *RemoteRegion::decode(offered_.substr(0, RemoteRegion::kEncodedBytes));
-    const PeerId peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
-    const auto id = end.worker->submit({.op = Op::kWrite,
-                                        .peer = peer,
-                                        .local = end.region,
-                                        .local_layout = Layout::contiguous(0, kSharedBytes),
-                                        .remote = remote,
-                                        .remote_layout = Layout::contiguous(0, kSharedBytes)});
+    end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
+    const auto id = end.submit(Op::kWrite, offered_);
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(end.drive([] {
       const std::lock_guard lock(Gate::mutex_);
@@ -120,7 +114,6 @@ TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
     EXPECT_TRUE(end.worker->status(*id).ok()) << end.worker->status(*id);
     EXPECT_EQ(Gate::by_own_, 0) << "the device was opened in a round of progress";
     EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
-    end.peer = peer;
     EXPECT_TRUE(end.exchange_again(offered_));
     end.give_back();
     end.worker.reset();
@@ -153,14 +146,8 @@ TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
     End end(fake, "shm");
     end.make();
     Gate::close(std::this_thread::get_id());
-    const auto remote = *RemoteRegion::decode(offered_.substr(0, RemoteRegion::kEncodedBytes));
-    const PeerId peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
-    const auto id = end.worker->submit({.op = Op::kRead,
-                                        .peer = peer,
-                                        .local = end.region,
-                                        .local_layout = Layout::contiguous(0, kSharedBytes),
-                                        .remote = remote,
-                                        .remote_layout = Layout::contiguous(0, kSharedBytes)});
+    end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
+    const auto id = end.submit(Op::kRead, offered_);
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(end.drive([] {
       const std::lock_guard lock(Gate::mutex_);
