@@ -22,6 +22,14 @@ if(BATON_MOLD)
   endif()
 endif()
 
+# __FILE__ and debug information name sources relative to the tree: ccache then finds what another checkout compiled.
+add_compile_options("-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=")
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # Without it GCC collects its garbage four times in a source with many templates, a sixth of the time of a
+  # test's source; with it never, for 80 MB more.
+  add_compile_options("SHELL:--param ggc-min-heapsize=1048576")
+endif()
+
 add_library(baton_options INTERFACE)
 target_compile_options(baton_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                                -Wno-missing-field-initializers -fno-math-errno)
