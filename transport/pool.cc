@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/environment.h"
 #include "transport/base/log.h"
 #include "transport/base/memory_left.h"
 #include "transport/worker.h"
@@ -153,7 +154,7 @@ absl::StatusOr<MemoryPool::Slab*> MemoryPool::slab_with(size_t bytes, size_t ali
   for (Slab& slab : slabs_) {
     if (round_up(slab.used, alignment) + bytes <= slab.size) return &slab;
   }
-  auto slab = make_slab(std::max(bytes, options_.slab_bytes));
+  auto slab = make_slab(std::max(bytes, std::min(options_.slab_bytes, base::most_slab_bytes())));
   if (!slab.ok()) return slab.status();
   slabs_.push_back(*slab);
   return &slabs_.back();

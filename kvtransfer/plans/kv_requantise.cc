@@ -2,6 +2,7 @@
 #include "kvtransfer/kv_requantise.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -137,17 +138,26 @@ void for_rows(const KvRowBox& box, const Convert& convert) {
   }
 }
 
-}  // namespace
-
-uint8_t fp8_e4m3_of(float value) { return e4m3_of(value); }
-
-float float_of_fp8_e4m3(uint8_t code) {
+float decode_e4m3(uint8_t code) {
   const int exponent = code >> 3 & 15;
   const int mantissa = code & 7;
   float value = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
                               : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
   if ((code & 0x7f) == kNan) value = std::numeric_limits<float>::quiet_NaN();
   return (code & 0x80) != 0 ? -value : value;
+}
+
+}  // namespace
+
+uint8_t fp8_e4m3_of(float value) { return e4m3_of(value); }
+
+float float_of_fp8_e4m3(uint8_t code) {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> all{};
+    for (int i = 0; i < 256; ++i) all[i] = decode_e4m3(static_cast<uint8_t>(i));
+    return all;
+  }();
+  return values[code];
 }
 
 absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,

@@ -166,6 +166,8 @@ def run(name, topology, url):
 
 
 wanted = sys.argv[3:] or list(CLIENTS)
+if unknown := [name for name in wanted if name not in CLIENTS]:
+    sys.exit(f"there is no client {', '.join(unknown)}; there are: {', '.join(CLIENTS)}")
 installed = [name for name in wanted if (venvs / CLIENTS[name][0] / "ready").exists()]
 for name in wanted:
     if name not in installed:

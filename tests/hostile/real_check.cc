@@ -4,16 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "absl/status/status.h"
 
 namespace baton {
-
-uint64_t number_of(const char* variable, uint64_t otherwise) {
-  const char* given = std::getenv(variable);
-  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 10);
-}
 
 size_t check_real_item(const RealSchedule& schedule, size_t number, size_t dead) {
   const RealItem& item = schedule.shared->items[number];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/hostile/real_schedule.h"
+#include "tests/seeds.h"
 
 namespace baton {
 
@@ -9,8 +10,5 @@ namespace baton {
 // way that nobody asked for. `dead`: the side that was killed; 2: neither. 1 if it was done, else
 // 0.
 size_t check_real_item(const RealSchedule& schedule, size_t number, size_t dead);
-
-// BATON_SEEDS and BATON_SEED.
-uint64_t number_of(const char* variable, uint64_t otherwise);
 
 }  // namespace baton

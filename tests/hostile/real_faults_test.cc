@@ -4,7 +4,7 @@
 // repeated, late or hung. What the kernel does with the processes is its own, so that a seed says
 // what was tried, not what came of it.
 //
-// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
+// tests/seeds.h says which ones run.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -126,11 +126,10 @@ class RealFaults : public testing::TestWithParam<std::string> {};
 
 TEST_P(RealFaults, EveryTransferEndsExactlyOnce) {
   if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
-  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
-  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 5 : 100);
+  const Seeds seeds(kSanitized ? 5 : 100);
   size_t done = 0, cuts = 0, killed = 0;
   uint64_t resumed = 0;
-  for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     TwoProcesses run(GetParam(), seed);
     run.run();
@@ -139,8 +138,8 @@ TEST_P(RealFaults, EveryTransferEndsExactlyOnce) {
     cuts += run.cuts();
     resumed += run.resumed();
     killed += run.killed() ? 1 : 0;
-    if (seed == only) return;
   }
+  if (seeds.one) return;
   std::cout << done << " done, " << cuts << " connections cut, " << resumed
             << " peers called again, " << killed << " processes killed\n";
   // How many is a matter of time: on a busy machine more are late, or cancelled, or cut once only.

@@ -2,14 +2,14 @@
 // is exact, after its end no byte of a transfer moves, and none after its target has heard that it
 // is there: from then on the target uses the memory for something else.
 //
-// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many in all.
+// tests/seeds.h says which ones run.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/sim/schedule.h"
 
 namespace baton::sim {
@@ -53,21 +53,18 @@ void expect_all_of_it(const Seen& seen, uint64_t schedules) {
 class FaultSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(FaultSchedules, EveryTransferEndsExactly) {
-  const char* only = std::getenv("BATON_SEED");
-  const char* in_all = std::getenv("BATON_SEEDS");
-  const uint64_t per_shard =
-      in_all == nullptr ? kPerShard : std::strtoull(in_all, nullptr, 10) / kShards + 1;
+  const Seeds seeds(kPerShard * kShards);
+  const auto shard = static_cast<uint64_t>(GetParam());
   Seen sum;
-  for (uint64_t i = 0; i < per_shard; ++i) {
-    const uint64_t seed = static_cast<uint64_t>(GetParam()) * per_shard + i;
-    if (only != nullptr && seed != std::strtoull(only, nullptr, 10)) continue;
+  uint64_t schedules = 0;
+  for (uint64_t seed = seeds.begin + shard; seed < seeds.end; seed += kShards, ++schedules) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     auto schedule = std::make_unique<Schedule>(seed);
     schedule->run(sum);
     if (HasFailure()) return;
   }
   // A few dozen need not reach them all.
-  if (only == nullptr && per_shard >= kEnough) expect_all_of_it(sum, per_shard);
+  if (schedules >= kEnough) expect_all_of_it(sum, schedules);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, FaultSchedules, testing::Range(0, kShards));

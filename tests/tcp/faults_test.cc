@@ -2,19 +2,19 @@
 // back, either side sleeps, transfers are cancelled and run out of time, and a target reuses its
 // memory as soon as it has been told that it may. Nothing is lost, repeated, late or hung.
 //
-// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
+// tests/seeds.h says which ones run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/tcp/faulty_network.h"
 #include "tests/tcp/tcp_pair.h"
 #include "transport/worker.h"
@@ -315,17 +315,11 @@ class Schedule {
   std::array<Side, 2> sides_;
 };
 
-uint64_t number_of(const char* variable, uint64_t otherwise) {
-  const char* given = std::getenv(variable);
-  return given == nullptr ? otherwise : std::strtoull(given, nullptr, 10);
-}
-
 TEST(TcpFaults, EveryTransferEndsExactlyOnce) {
-  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
-  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 40 : 300);
+  const Seeds seeds(kSanitized ? 40 : 300);
   size_t done = 0, cuts = 0;
   uint64_t resumed = 0, moved = 0;
-  for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     auto schedule = std::make_unique<Schedule>(seed);
     schedule->run();
@@ -334,11 +328,11 @@ TEST(TcpFaults, EveryTransferEndsExactlyOnce) {
     cuts += schedule->cuts();
     resumed += schedule->resumed();
     moved += schedule->moved();
-    if (seed == only) return;
   }
+  if (seeds.one) return;
   // The schedules did what they are for.
-  EXPECT_GT(done, seeds * kTransfers / 2);
-  EXPECT_GT(cuts, seeds);
+  EXPECT_GT(done, seeds.count() * kTransfers / 2);
+  EXPECT_GT(cuts, seeds.count());
   EXPECT_GT(resumed, 0u);
   EXPECT_GT(moved, 0u);
 }

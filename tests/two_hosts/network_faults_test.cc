@@ -4,7 +4,7 @@
 // another address or another MTU, routes go. Beside it all that real_faults_test does. Nothing is
 // lost, repeated, late or hung.
 //
-// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many.
+// tests/seeds.h says which ones run.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -239,11 +239,10 @@ class NetworkFaults : public testing::TestWithParam<std::string> {};
 
 TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
   if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
-  const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
-  const uint64_t seeds = number_of("BATON_SEEDS", kSanitized ? 4 : 5);
+  const Seeds seeds(kSanitized ? 4 : 5);
   size_t done = 0, killed = 0;
   uint64_t resumed = 0;
-  for (uint64_t seed = only == UINT64_MAX ? 0 : only; seed < seeds || seed == only; ++seed) {
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     const auto hosts = Hosts::create(1 + seed / 4 % 2, seed);
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
@@ -254,8 +253,8 @@ TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
     done += run.done();
     resumed += run.resumed();
     killed += run.killed() ? 1 : 0;
-    if (seed == only) return;
   }
+  if (seeds.one) return;
   std::cout << done << " done, " << resumed << " peers called again, " << killed
             << " processes killed\n";
   EXPECT_GT(done, 0u);

@@ -2,11 +2,11 @@
 // as it has been told that its bytes are there. Adapters write without the target's processor: what
 // is repeated after that, or still moves on a lost rail, would be found in memory that is in use.
 //
-// BATON_SEED=n runs only schedule n, BATON_SEEDS=n so many in all.
+// tests/seeds.h says which ones run.
 #include <array>
-#include <cstdlib>
 
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -312,19 +312,17 @@ class Schedule {
 class Reuse : public testing::TestWithParam<int> {};
 
 TEST_P(Reuse, OfWhatTheTargetWasToldOf) {
-  const char* const only = std::getenv("BATON_SEED");
-  const char* const in_all = std::getenv("BATON_SEEDS");
-  const uint64_t seeds = in_all == nullptr ? kSeeds : std::strtoull(in_all, nullptr, 10);
+  const Seeds seeds(kSeeds);
   Seen seen;
-  for (auto seed = static_cast<uint64_t>(GetParam()); seed < seeds; seed += kShards) {
-    if (only != nullptr && seed != std::strtoull(only, nullptr, 10)) continue;
+  for (uint64_t seed = seeds.begin + static_cast<uint64_t>(GetParam()); seed < seeds.end;
+       seed += kShards) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     auto schedule = std::make_unique<Schedule>(seed);
     schedule->run(seen);
     if (HasFailure()) return;
   }
   // The schedules did what they are for; a few dozen need not.
-  if (only != nullptr || seeds < kEnough) return;
+  if (seeds.count() < kEnough) return;
   EXPECT_GT(seen.told_before_the_end, 0u);
   EXPECT_GT(seen.stopped, 0u);
   EXPECT_GT(seen.rails_lost, 0u);

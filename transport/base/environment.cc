@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "transport/base/log.h"
 #include "transport/base/nearest_name.h"
@@ -15,6 +17,12 @@ namespace baton::base {
 namespace {
 
 constexpr std::string_view kPrefix = "BATON_";
+
+constexpr int64_t kSlabKib = 64 << 10;
+
+absl::StatusOr<int64_t> slab_kib() {
+  return number_from_environment("BATON_SLAB_KIB", kSlabKib, 4, int64_t{1} << 30);
+}
 
 constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_API_KEY", "none", "key that clients of `baton serve` must send"},
@@ -28,6 +36,10 @@ constexpr std::array kVariables = {
         "the file of the library that multiplies in bf16 on a GPU; none: our own kernel does"},
     EnvironmentVariable{"BATON_CUDA_GRAPHS", "yes",
                         "no: a GPU's steps of decoding are launched kernel by kernel"},
+    EnvironmentVariable{"BATON_CI", "what is owed",
+                        "full: .ci/run runs every test, whatever a change reaches"},
+    EnvironmentVariable{"BATON_FIRST_SEED", "0",
+                        "the seed that tests with random faults begin with"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
                         "where a failed collective writes its last events: this and .RANK.json; "
                         "none: nowhere"},
@@ -59,11 +71,29 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_SEED", "all", "the one seed that tests with random faults run"},
     EnvironmentVariable{"BATON_SEEDS", "a few hundred or thousand",
                         "how many seeds those tests run"},
+    EnvironmentVariable{"BATON_SLAB_KIB", "65536",
+                        "the most that a slab of a memory pool takes, unless one block needs more; "
+                        "less makes many small processes on one machine start sooner"},
 };
 
 }  // namespace
 
 absl::Span<const EnvironmentVariable> known_environment() { return kVariables; }
+
+absl::StatusOr<int64_t> number_from_environment(const char* name, int64_t standard, int64_t least,
+                                                int64_t most) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == 0) return standard;
+  int64_t number = 0;
+  if (absl::SimpleAtoi(text, &number) && number >= least && number <= most) return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, "=", text, ": give a whole number from ", least, " to ", most));
+}
+
+size_t most_slab_bytes() {
+  static const size_t bytes = static_cast<size_t>(slab_kib().value_or(kSlabKib)) << 10;
+  return bytes;
+}
 
 std::vector<std::string> wrong_environment() {
   std::vector<std::string> known, wrong;
@@ -80,7 +110,7 @@ std::vector<std::string> wrong_environment() {
             ? absl::StrCat("; `env -u ", name, " baton info --settings` lists those it does")
             : hint));
   }
-  for (const absl::Status& status : {log_level_status(), patience_status()}) {
+  for (const absl::Status& status : {log_level_status(), patience_status(), slab_kib().status()}) {
     if (!status.ok()) wrong.emplace_back(status.message());
   }
   std::sort(wrong.begin(), wrong.end());

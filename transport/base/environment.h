@@ -1,11 +1,13 @@
 // The environment variables that Baton reads: BATON_*, one table.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace baton::base {
@@ -19,9 +21,17 @@ struct EnvironmentVariable {
 // Those of all of Baton, whatever of it a program links: a launcher sets some for others.
 absl::Span<const EnvironmentVariable> known_environment();
 
-// What is wrong with this process's environment, one line each: BATON_* that nobody reads, with the
-// nearest that somebody does, and a BATON_LOG or BATON_PATIENCE that is none. The `baton` command
-// refuses to run then; a worker writes them into the log.
+// The whole number of a variable, `standard` where it is not set or empty. InvalidArgument, naming
+// the variable and the range: the value is not a whole number from `least` to `most`.
+absl::StatusOr<int64_t> number_from_environment(const char* name, int64_t standard, int64_t least,
+                                                int64_t most);
+
+// BATON_SLAB_KIB in bytes, read once; 64 MiB where it is not set, or wrong. Any thread.
+size_t most_slab_bytes();
+
+// What is wrong with this process's environment, one line each: BATON_* variables that Baton does
+// not read, with the nearest that it does, and values of BATON_LOG and of numbers that it cannot
+// use. The `baton` command refuses to run then; a worker writes them into the log.
 std::vector<std::string> wrong_environment();
 
 }  // namespace baton::base
