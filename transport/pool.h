@@ -21,8 +21,7 @@ namespace baton {
 class Worker;
 
 struct PoolOptions {
-  size_t slab_bytes =
-      64 << 20;  // a block larger than this gets a slab of its own; BATON_SLAB_KIB may make it less
+  size_t slab_bytes = 64 << 20;   // a block larger than this gets a slab of its own
   size_t limit_bytes = SIZE_MAX;  // of all slabs together
   Access access = Access::kRemoteReadWrite;
   bool huge_pages = true;  // try them; false: ordinary pages only
