@@ -13,8 +13,10 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "collectives/launch/pmi.h"
 
@@ -86,12 +88,15 @@ TEST(Environment, Contradictions) {
                            {"SLURM_STEP_TASKS_PER_NODE", "2"}};
   const Variables one = {{"BATON_RANK", "0"}, {"BATON_RANKS", "1"}};
   for (const Variables& said : {pod, one, with(pod, {{"TORCHELASTIC_RUN_ID", "x"}})}) {
-    for (const Variables& launcher : {open_mpi, pmi, slurm}) {
+    for (const auto& [launcher, name] : {std::pair(open_mpi, "OMPI_COMM_WORLD_"),
+                                         std::pair(pmi, "PMI_"), std::pair(slurm, "SLURM_")}) {
+      const bool slurms = launcher.contains("SLURM_PROCID");
       const Variables both = with(said, launcher);
-      const std::string first = said.contains("RANK") ? "RANK=0 WORLD_SIZE=1" : "BATON_RANK=0";
-      expect_refused(both, first);
-      expect_refused(both, launcher.begin()->first);
-      expect_refused(both, "contradict");
+      expect_refused(both,
+                     said.contains("RANK") ? "RANK=0 WORLD_SIZE=1" : "BATON_RANK=0 BATON_RANKS=1");
+      expect_refused(both, slurms ? "SLURM_PROCID=1 SLURM_NTASKS=2"
+                                  : absl::StrCat(name, "RANK=1 ", name, "SIZE=2"));
+      expect_refused(both, "contradict each other");
     }
   }
   expect_refused(with(open_mpi, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), "PMI_RANK=0 PMI_SIZE=2");
