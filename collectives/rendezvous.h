@@ -44,8 +44,9 @@ class RendezvousServer {
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
                                                                  uint16_t port, uint32_t ranks);
-  // Listens so that all ranks reach it at `rendezvous` ("host:port"): on loopback alone if that is
-  // a loopback address, else on every interface. AlreadyExists: another process has the port.
+  // Listens so that all ranks reach it at `rendezvous` ("host:port", or several of one port with
+  // commas between): on loopback alone if that is a loopback address, else on every interface.
+  // AlreadyExists: another process has the port.
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start_at(const ClusterKey& key,
                                                                     const std::string& rendezvous,
                                                                     uint32_t ranks);

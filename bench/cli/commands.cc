@@ -1,6 +1,10 @@
 // Finds a command of the `baton` tool by name, prints help, suggests what may have been meant.
 #include "bench/cli/commands.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -15,6 +19,25 @@ namespace {
 
 constexpr int kUsage = 2;
 
+// A standard stream that is closed gets a descriptor all the same, or the next file or connection
+// would be taken for it. It is one that refuses what is printed, as a closed one does.
+void open_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) >= 0) continue;
+    const int null = open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    if (null != stream && null >= 0) close(null);
+  }
+}
+
+// The exit status of a command: what could not be printed is a failure.
+int printed(const std::string& name, int status) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return status;
+  std::cerr << "baton " << name
+            << ": standard output could not be written: is its disk full, or is it closed?\n";
+  return status == 0 ? 1 : status;
+}
+
 }  // namespace
 
 std::string help(absl::Span<const Command> commands) {
@@ -28,7 +51,9 @@ std::string help(absl::Span<const Command> commands) {
   return out;
 }
 
-int run_command(absl::Span<const Command> commands, int argc, char** argv) {
+namespace {
+
+int run_named(absl::Span<const Command> commands, int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h" || name == "help") {
     std::cout << help(commands);
@@ -55,6 +80,13 @@ int run_command(absl::Span<const Command> commands, int argc, char** argv) {
   std::cerr << "baton: there is no command \"" << name << "\""
             << (hint.empty() ? "; `baton --help` lists them" : hint) << "\n";
   return kUsage;
+}
+
+}  // namespace
+
+int run_command(absl::Span<const Command> commands, int argc, char** argv) {
+  open_closed_streams();
+  return printed(argc > 1 ? argv[1] : "", run_named(commands, argc, argv));
 }
 
 }  // namespace baton::bench

@@ -81,6 +81,15 @@ bool failed(absl::Span<const Check> checks) {
                      [](const Check& check) { return check.grade == Grade::kFail; });
 }
 
+namespace {
+
+size_t count(absl::Span<const Check> checks, Grade grade) {
+  return static_cast<size_t>(std::count_if(
+      checks.begin(), checks.end(), [grade](const Check& check) { return check.grade == grade; }));
+}
+
+}  // namespace
+
 std::string doctor_text(absl::Span<const Check> checks) {
   size_t width = 0;
   for (const Check& check : checks) width = std::max(width, check.name.size());
@@ -92,6 +101,10 @@ std::string doctor_text(absl::Span<const Check> checks) {
       absl::StrAppend(&out, std::string(width + 8, ' '), "-> ", check.remedy, "\n");
     }
   }
+  absl::StrAppendFormat(&out, "summary: %u ok, %u warn, %u fail: %s\n", count(checks, Grade::kOk),
+                        count(checks, Grade::kWarn), count(checks, Grade::kFail),
+                        failed(checks) ? "what failed must be mended first"
+                                       : "nothing is in the way of what was asked");
   return out;
 }
 
@@ -104,7 +117,12 @@ Json doctor_json(absl::Span<const Check> checks) {
     if (!check.remedy.empty()) entry["remedy"] = check.remedy;
     list.push_back(std::move(entry));
   }
-  return {{"ok", !failed(checks)}, {"checks", std::move(list)}};
+  return {{"ok", !failed(checks)},
+          {"summary",
+           {{"ok", count(checks, Grade::kOk)},
+            {"warn", count(checks, Grade::kWarn)},
+            {"fail", count(checks, Grade::kFail)}}},
+          {"checks", std::move(list)}};
 }
 
 int doctor_main(int argc, char** argv) {

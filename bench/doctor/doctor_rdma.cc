@@ -1,5 +1,6 @@
 // The checks of `baton doctor` on RDMA devices: present, permitted, port up, with an address.
 #include <algorithm>
+#include <regex>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -32,11 +33,18 @@ std::string soft_roce(const Json& info) {
   if (state == "available") {
     return absl::StrFormat("`modprobe rdma_rxe && %s` adds a software one (soft-RoCE)", add);
   }
+  // Only a distribution's own kernel has packages that bear its name.
+  static const std::regex ubuntu(
+      R"(\d+\.\d+\.\d+-\d+-(generic|lowlatency|aws|azure|gcp|gke|ibm|kvm|nvidia|oracle)(-64k)?)");
+  const std::string release = info["kernel"]["release"].get<std::string>();
+  const std::string kernel =
+      std::regex_match(release, ubuntu)
+          ? absl::StrCat("`apt-get install linux-modules-extra-", release, "`")
+          : "run a kernel that has rdma_rxe (Debian: linux-image-amd64)";
   return absl::StrFormat(
-      "no NIC: install a kernel with rdma_rxe (Debian: linux-image-amd64; Ubuntu: "
-      "linux-modules-extra-%s), then `modprobe rdma_rxe && %s`; or `./run softroce`, which brings "
-      "its own kernel",
-      info["kernel"]["release"].get<std::string>(), add);
+      "no NIC: %s, then `modprobe rdma_rxe && %s`; or `./run softroce`, which brings its own "
+      "kernel",
+      kernel, add);
 }
 
 void check_access(const Json& info, std::vector<Check>& out) {

@@ -13,7 +13,7 @@
 #include "bench/doctor/info_host.h"
 #include "bench/doctor/info_providers.h"
 #include "bench/doctor/info_settings.h"
-#include "bench/perftest/perf_output.h"
+#include "bench/report/report.h"
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"

@@ -53,6 +53,11 @@ class Runner {
           "baselines cannot pretend to have a link: --baselines without --link");
       return std::move(report_);
     }
+    if (is_composed(options_.collective)) {
+      report_.missing.push_back(
+          absl::StrCat("no baseline has ", std::string(name_of(options_.collective))));
+      return std::move(report_);
+    }
     if (options_.cuda) {
       nccl();  // the others have no memory of devices
       return std::move(report_);
@@ -65,7 +70,7 @@ class Runner {
 
  private:
   void one_copy() {
-    if (ranks_ != 2 || options_.collective != Collective::kAllReduce || type_ != DataType::kF32 ||
+    if (ranks_ != 2 || options_.collective != Measured::kAllReduce || type_ != DataType::kF32 ||
         op_ != ReduceOp::kSum) {
       return;  // it is that loop and no other
     }
@@ -118,11 +123,11 @@ class Runner {
       return report_.missing.push_back(absl::StrCat("no Gloo: ", kInstall));
     }
     if (type_ != DataType::kF32 || op_ != ReduceOp::kSum ||
-        options_.collective == Collective::kSendReceive) {
+        collective_of(options_.collective) == Collective::kSendReceive) {
       report_.missing.emplace_back("Gloo is only compared by sums of float");
       return;
     }
-    const bool two_ways = options_.collective == Collective::kAllReduce;
+    const bool two_ways = options_.collective == Measured::kAllReduce;
     for (const char* algorithm : {"ring", "halving_doubling"}) {
       std::vector<std::string> argv = {program.string(), absl::StrCat(ranks_)};
       add_job(argv, algorithm);
@@ -144,7 +149,7 @@ class Runner {
   void add_job(std::vector<std::string>& argv, const char* algorithm) const {
     argv.insert(argv.end(),
                 {std::string(name_of(options_.collective)), algorithm, std::string(name_of(type_)),
-                 std::string(name_of(op_)), absl::StrCat(options_.root),
+                 std::string(name_of(op_)), absl::StrCat(std::max(0, options_.root)),
                  absl::StrCat(options_.iterations), absl::StrCat(options_.warmup)});
     for (const size_t count : counts_) argv.push_back(absl::StrCat(count));
   }

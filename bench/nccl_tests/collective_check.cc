@@ -123,9 +123,9 @@ template <class T>
 struct Values {
   const CollectiveCase& c;
   const Budget<T> budget{c.ranks};
-  const bool reduces = c.collective == Collective::kAllReduce ||
-                       c.collective == Collective::kReduceScatter ||
-                       c.collective == Collective::kReduce;
+  const bool reduces = c.collective == Measured::kAllReduce ||
+                       c.collective == Measured::kReduceScatter ||
+                       c.collective == Measured::kReduce;
 
   double contribution(uint64_t shared, int rank) const {
     return c.op == ReduceOp::kProd ? factor(budget, shared, rank, c.ranks)
@@ -181,16 +181,20 @@ struct Values {
   // Element `index` of the output of `rank`.
   T output(int rank, size_t index, size_t count) const {
     switch (c.collective) {
-      case Collective::kReduceScatter:
+      case Measured::kReduceScatter:
         return reduced(static_cast<size_t>(rank) * count + index);
-      case Collective::kAllGather:
+      case Measured::kAllGather:
+      case Measured::kGather:
+      case Measured::kHypercube:
         return input(static_cast<int>(index / count), index % count);
-      case Collective::kAllToAll:
+      case Measured::kScatter:
+        return input(c.root, static_cast<size_t>(rank) * count + index);
+      case Measured::kAllToAll:
         return input(static_cast<int>(index / count),
                      static_cast<size_t>(rank) * count + index % count);
-      case Collective::kBroadcast:
+      case Measured::kBroadcast:
         return input(c.root, index);
-      case Collective::kSendReceive:
+      case Measured::kSendReceive:
         return input((rank + c.ranks - 1) % c.ranks, index);
       default:
         return reduced(index);
@@ -248,10 +252,11 @@ uint64_t count_changed(const CollectiveCase& the_case, int rank, const void* inp
 }
 
 uint64_t count_wrong(const CollectiveCase& the_case, int rank, const void* output, size_t count) {
-  const bool wide =
-      the_case.collective == Collective::kAllGather || the_case.collective == Collective::kAllToAll;
-  if (the_case.collective == Collective::kReduce && rank != the_case.root) return 0;
-  const size_t elements = wide ? count * static_cast<size_t>(the_case.ranks) : count;
+  const bool at_root =
+      the_case.collective == Measured::kReduce || the_case.collective == Measured::kGather;
+  if (at_root && rank != the_case.root) return 0;
+  const size_t elements =
+      wide_output(the_case.collective) ? count * static_cast<size_t>(the_case.ranks) : count;
   return with_type(the_case, [&]<class T>(const Values<T>& values) {
     return differing<T>(output, elements, [&](size_t i) { return values.output(rank, i, count); });
   });

@@ -9,12 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "collectives/types.h"
+#include "bench/nccl_tests/measured.h"
 
 namespace baton::bench {
 
 struct CollectiveCase {
-  Collective collective = Collective::kAllReduce;
+  Measured collective = Measured::kAllReduce;
   DataType type = DataType::kF32;
   ReduceOp op = ReduceOp::kSum;
   int ranks = 1;
@@ -29,7 +29,7 @@ void fill_input(const CollectiveCase& the_case, int rank, void* input, size_t co
 uint64_t count_changed(const CollectiveCase& the_case, int rank, const void* input, size_t count);
 
 // How many elements of the output of `rank` are wrong; `count` is the call's argument. 0 where the
-// rank has no output (reduce, not the root). Send and receive: from the rank before.
+// rank has no output (reduce and gather, not the root). Send and receive: from the rank before.
 uint64_t count_wrong(const CollectiveCase& the_case, int rank, const void* output, size_t count);
 
 }  // namespace baton::bench

@@ -93,15 +93,15 @@ int write_files(const CollectivePerfOptions& options, const PerfResults& results
   return status;
 }
 
-int perf_main(Collective collective, int argc, char** argv) {
+int perf_main(Measured collective, int argc, char** argv) {
   const CollectivePerfCommand command = parse_collective_perf(collective, argc, argv);
   if (!command.options) return command.exit_status;
   const CollectivePerfOptions& options = *command.options;
   const std::vector<std::string> arguments(argv, argv + argc);
 
-  const auto place = launch::from_environment();
+  const auto place = launch::place_for(options.one_each ? 0 : options.ranks);
   if (!place.ok()) return complain(options, place.status());
-  if (place->has_value() && options.ranks == 0) {
+  if (place->has_value()) {
     PerfResults results;
     int status = run_perf_rank(options, arguments, **place, results);
     if ((*place)->rank != 0) return status;
@@ -109,11 +109,6 @@ int perf_main(Collective collective, int argc, char** argv) {
       std::cout << "# --baselines needs --ranks: the launcher's cores are taken\n";
     const int files = write_files(options, results);
     return status != 0 ? status : files;
-  }
-  if (place->has_value() && (*place)->ranks > 1) {
-    return complain(options, absl::InvalidArgumentError(
-                                 (*place)->launcher +
-                                 " has started several ranks: leave out --ranks, which forks"));
   }
 
   const int ranks = options.ranks > 0 ? options.ranks : 2;
@@ -135,23 +130,26 @@ int perf_main(Collective collective, int argc, char** argv) {
 }  // namespace
 
 int all_reduce_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kAllReduce, argc, argv);
+  return perf_main(Measured::kAllReduce, argc, argv);
 }
 int all_gather_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kAllGather, argc, argv);
+  return perf_main(Measured::kAllGather, argc, argv);
 }
 int reduce_scatter_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kReduceScatter, argc, argv);
+  return perf_main(Measured::kReduceScatter, argc, argv);
 }
 int broadcast_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kBroadcast, argc, argv);
+  return perf_main(Measured::kBroadcast, argc, argv);
 }
-int reduce_perf_main(int argc, char** argv) { return perf_main(Collective::kReduce, argc, argv); }
-int alltoall_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kAllToAll, argc, argv);
-}
+int reduce_perf_main(int argc, char** argv) { return perf_main(Measured::kReduce, argc, argv); }
+int alltoall_perf_main(int argc, char** argv) { return perf_main(Measured::kAllToAll, argc, argv); }
 int sendrecv_perf_main(int argc, char** argv) {
-  return perf_main(Collective::kSendReceive, argc, argv);
+  return perf_main(Measured::kSendReceive, argc, argv);
+}
+int gather_perf_main(int argc, char** argv) { return perf_main(Measured::kGather, argc, argv); }
+int scatter_perf_main(int argc, char** argv) { return perf_main(Measured::kScatter, argc, argv); }
+int hypercube_perf_main(int argc, char** argv) {
+  return perf_main(Measured::kHypercube, argc, argv);
 }
 
 }  // namespace baton::bench

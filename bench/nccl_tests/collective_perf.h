@@ -11,5 +11,8 @@ int broadcast_perf_main(int argc, char** argv);
 int reduce_perf_main(int argc, char** argv);
 int alltoall_perf_main(int argc, char** argv);
 int sendrecv_perf_main(int argc, char** argv);
+int gather_perf_main(int argc, char** argv);
+int scatter_perf_main(int argc, char** argv);
+int hypercube_perf_main(int argc, char** argv);
 
 }  // namespace baton::bench

@@ -4,20 +4,16 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/report/bench_memory.h"
+#include "engine/files/files.h"
 
 namespace baton::bench {
 namespace {
 
 constexpr int kNcclVersion = 3;  // of its JSON
-
-std::string dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
 
 // nccl-tests writes truth as text.
 const char* word(bool truth) { return truth ? "true" : "false"; }
@@ -67,7 +63,7 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
         {"algorithm",
          options.call.algorithm ? std::string(name_of(*options.call.algorithm)) : "chosen"},
         {"ordered", options.call.ordered.value_or(false)}};
-    if (options.has_root()) json["params"]["root"] = options.root;
+    if (options.has_root()) json["params"]["root"] = row.point.root;
     if (options.call.channels > 0) json["params"]["channels"] = options.call.channels;
     if (options.call.chunk_bytes > 0) json["params"]["chunk"] = options.call.chunk_bytes;
     if (!options.link.empty()) json["params"]["link"] = options.link;
@@ -98,7 +94,7 @@ Json nccl_result(const CollectivePerfOptions& options, const PerfRow& row) {
                {"count", row.point.count},
                {"type", nccl_name(row.point.type)},
                {"redop", redop_name(options, row.point.op)},
-               {"root", absl::StrFormat("%6d", options.has_root() ? options.root : -1)}};
+               {"root", absl::StrFormat("%6d", options.has_root() ? row.point.root : -1)}};
   constexpr std::array kKeys = {"out_of_place", "in_place"};
   for (size_t i = 0; i < row.halves.size(); ++i) {
     json[kKeys[i]] = nccl_half(row.halves[i], options.cpu_time);
@@ -149,7 +145,8 @@ Json nccl_json(const CollectivePerfOptions& options, const NcclDocument& documen
           {"nccl_version", 0},
           {"config", std::move(config)},
           {"results", document.results},
-          {"out_of_bounds", {{"count", document.wrong}, {"okay", word(document.wrong == 0)}}},
+          {"out_of_bounds",
+           {{"count", document.wrong}, {"okay", word(document.wrong == 0 && document.whole)}}},
           {"average_bus_bandwidth",
            {{"bandwidth", document.average_bus},
             {"okay", document.least_bus ? word(!slow) : "unchecked"}}},
@@ -157,10 +154,14 @@ Json nccl_json(const CollectivePerfOptions& options, const NcclDocument& documen
 }
 
 absl::StatusOr<std::string> write_new_file(const std::string& path, const Json& json) {
+  const std::string text = dump(json, 1) + "\n";
+  if (!engine::is_replaced(path)) {
+    if (absl::Status status = write_text(path, text, "-J"); !status.ok()) return status;
+    return path;
+  }
   std::string name = path;
   for (int i = 0; i < 1000; ++i) {
     if (std::FILE* const file = std::fopen(name.c_str(), "wx"); file != nullptr) {
-      const std::string text = dump(json, 1) + "\n";
       const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
       if (std::fclose(file) == 0 && whole) return name;
       return absl::ResourceExhaustedError(absl::StrFormat("%s could not be written whole", name));
@@ -170,15 +171,6 @@ absl::StatusOr<std::string> write_new_file(const std::string& path, const Json& 
   }
   return absl::PermissionDeniedError(absl::StrFormat(
       "cannot write %s (%s): name a file that can be written after -J", name, strerror(errno)));
-}
-
-absl::Status write_lines(const std::string& path, const std::vector<Json>& rows) {
-  std::ofstream file(path, std::ios::trunc);
-  for (const Json& row : rows) file << dump(row, -1) << '\n';
-  file.flush();
-  if (file.good()) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrFormat(
-      "cannot write %s (%s): name a file that can be written after --json", path, strerror(errno)));
 }
 
 }  // namespace baton::bench

@@ -35,15 +35,14 @@ struct NcclDocument {
   std::vector<RankInfo> ranks;
   Json results = Json::array();
   double wrong = 0;
+  bool whole = true;  // false: an error ended it
   double average_bus = 0;
   std::optional<double> least_bus;
 };
 Json nccl_json(const CollectivePerfOptions& options, const NcclDocument& document);
 
 // Writes to a file that does not exist yet: `path`, or as nccl-tests does `path`.0, .1, ...; says
-// which.
+// which. A device or a FIFO is written to.
 absl::StatusOr<std::string> write_new_file(const std::string& path, const Json& json);
-// One object per line.
-absl::Status write_lines(const std::string& path, const std::vector<Json>& rows);
 
 }  // namespace baton::bench

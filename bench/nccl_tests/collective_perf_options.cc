@@ -28,15 +28,13 @@ constexpr const char* kFooter = R"(Examples:
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit status 1: a wrong
 value, an error, or less than NCCL_TESTS_MIN_BW.)";
 
-// What nccl-tests has and a library without GPUs has not.
+// What nccl-tests has and a library without GPUs has not. 0, which is the default there too, is
+// accepted.
 struct UnsupportedFlag {
   const char* flags;
   const char* instead;
 };
 constexpr std::array kUnsupported = {
-    UnsupportedFlag{"-t,--nthreads", "every rank is a process: use --ranks N"},
-    UnsupportedFlag{"-g,--ngpus", "every rank is a process: use --ranks N"},
-    UnsupportedFlag{"-p,--parallel_init", "ranks always start in parallel: leave it out"},
     UnsupportedFlag{"-y,--stream_null",
                     "there are no streams: see -z for how calls are waited for"},
     UnsupportedFlag{"-G,--cudagraph", "there are no graphs: -m N puts N calls in flight at once"},
@@ -88,7 +86,7 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
   if (options.per_iteration_skip >= options.iterations) {
     return absl::InvalidArgumentError("-K leaves no iteration: it must be less than -n");
   }
-  if (options.ranks > 0 && options.root >= options.ranks) {
+  if (options.ranks > 0 && !options.one_each && options.root >= options.ranks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("-r %d: there are ranks 0 to %d", options.root, options.ranks - 1));
   }
@@ -104,19 +102,20 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
 }  // namespace
 
 bool CollectivePerfOptions::reduces() const {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
-         collective == Collective::kReduce;
+  return collective == Measured::kAllReduce || collective == Measured::kReduceScatter ||
+         collective == Measured::kReduce;
 }
 
 bool CollectivePerfOptions::has_root() const {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce;
+  return collective == Measured::kBroadcast || collective == Measured::kReduce ||
+         collective == Measured::kGather || collective == Measured::kScatter;
 }
 
 bool CollectivePerfOptions::can_be_in_place() const {
-  return collective != Collective::kAllToAll && collective != Collective::kSendReceive;
+  return collective != Measured::kAllToAll && collective != Measured::kSendReceive;
 }
 
-CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
+CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
                                             const char* const* argv) {
   CollectivePerfOptions options;
   options.collective = collective;
@@ -153,7 +152,8 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   app.add_option("-o,--op", texts.op, "sum, prod, min, max, avg or all (default sum)");
   app.add_option("-d,--datatype", texts.type,
                  "float, half, bfloat16, double, int8, uint8, int32, int64 or all");
-  number("-r,--root", options.root, 0, kMost, "of broadcast and reduce (default 0)");
+  number("-r,--root", options.root, CollectivePerfOptions::kEveryRoot, kMost,
+         "of broadcast, reduce, gather and scatter (default 0); -1: every rank in turn");
   number(
       "-z,--blocking", options.blocking, 0, 3,
       "calls are always waited for; 1: a barrier after each -m too, 3: after each -n, not timed");
@@ -182,6 +182,9 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
       ->type_name("S")
       ->check(real_number(0.001, 1e6));
 
+  int threads = 1, gpus = 1;
+  number("-t,--nthreads", threads, 1, 1024, "ranks to fork, with -g: -t times -g");
+  number("-g,--ngpus", gpus, 1, 1024, "ranks to fork; 1 (default): of each that mpirun started");
   app.add_option("--ranks", options.ranks,
                  "fork so many (default: what started this, mpirun, srun, torchrun; else 2)")
       ->type_name("N")
@@ -211,7 +214,9 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
       ->type_name("FILE");
 
   std::vector<CLI::Option*> unsupported;
-  std::string ignored;
+  std::string ignored, no_effect;
+  app.add_option("-p,--parallel_init", no_effect, "no effect: ranks always start in parallel")
+      ->type_name("0/1");
   for (const UnsupportedFlag& flag : kUnsupported) {
     unsupported.push_back(app.add_option(flag.flags, ignored)->group(""));
   }
@@ -224,12 +229,22 @@ CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
   }
   absl::Status status;
   for (size_t i = 0; i < unsupported.size(); ++i) {
-    if (unsupported[i]->count() == 0) continue;
+    if (unsupported[i]->count() == 0 || unsupported[i]->results().back() == "0") continue;
     status = absl::InvalidArgumentError(absl::StrFormat(
         "%s means nothing here: %s", kUnsupported[i].flags, kUnsupported[i].instead));
   }
   if (most_bytes->count() == 0) options.max_bytes = std::max(options.max_bytes, options.min_bytes);
   if (ordered) options.call.ordered = true;
+  if (app.count("-t") + app.count("-g") > 0) {
+    const int product = threads * gpus;
+    if (app.count("--ranks") > 0 && options.ranks != product) {
+      status = absl::InvalidArgumentError(absl::StrFormat(
+          "--ranks %d and -t %d -g %d, which are %d ranks, contradict each other: leave one out",
+          options.ranks, threads, gpus, product));
+    }
+    options.one_each = product == 1 && app.count("--ranks") == 0;
+    options.ranks = product;
+  }
   if (status.ok()) status = finish(options, texts);
   if (!status.ok()) {
     std::cerr << name << ": " << status.message() << " (see " << name << " --help)\n";

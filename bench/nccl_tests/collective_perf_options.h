@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/nccl_tests/measured.h"
 #include "collectives/communicator.h"
-#include "collectives/types.h"
 #include "transport/settings.h"
 
 namespace baton::bench {
@@ -16,7 +16,7 @@ enum class Average : uint8_t { kRank0, kMean, kMin, kMax };
 
 struct CollectivePerfOptions {
   std::string command;  // "all_reduce_perf"
-  Collective collective = Collective::kAllReduce;
+  Measured collective = Measured::kAllReduce;
 
   // nccl-tests'
   size_t min_bytes = 32 << 20;
@@ -30,7 +30,8 @@ struct CollectivePerfOptions {
   int checks = 1;
   std::vector<DataType> types = {DataType::kF32};
   std::vector<ReduceOp> ops = {ReduceOp::kSum};
-  int root = 0;
+  int root = 0;  // kEveryRoot: all ranks in turn
+  static constexpr int kEveryRoot = -1;
   int blocking = 0;
   Average average = Average::kMean;
   bool cpu_time = false;
@@ -42,7 +43,9 @@ struct CollectivePerfOptions {
   double timeout_s = 60;  // of each call
 
   // Ours
-  int ranks = 0;  // 0: from the launcher's environment, or 2
+  // From --ranks, or -t times -g. 0: what a launcher started, or 2.
+  int ranks = 0;
+  bool one_each = false;  // -t 1 -g 1: of each process that a launcher started, or of this one
   std::string provider;
   SettingValues settings;
   std::string link;
@@ -65,7 +68,6 @@ struct CollectivePerfCommand {
   std::optional<CollectivePerfOptions> options;
   int exit_status = 0;
 };
-CollectivePerfCommand parse_collective_perf(Collective collective, int argc,
-                                            const char* const* argv);
+CollectivePerfCommand parse_collective_perf(Measured collective, int argc, const char* const* argv);
 
 }  // namespace baton::bench

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -159,6 +160,11 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
     cpu = cpus[static_cast<size_t>(place.local_rank)];
     if (!pin_to(cpu)) cpu = -1;
   }
+  if (options.collective == Measured::kHypercube && !std::has_single_bit(unsigned(place.ranks))) {
+    return complain(options, place,
+                    absl::InvalidArgumentError(absl::StrFormat(
+                        "a hypercube has 2, 4, 8, ... corners: there are %d ranks", place.ranks)));
+  }
   if (options.root >= place.ranks) {
     return complain(options, place,
                     absl::InvalidArgumentError(absl::StrFormat("-r %d: there are ranks 0 to %d",
@@ -196,7 +202,7 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
     if (!speaks) return;
     print(table_row(options, row, now_text()));
     const std::string explained =
-        (*group)->explain(options.collective, row.point.bytes, options.call);
+        (*group)->explain(collective_of(options.collective), row.point.bytes, options.call);
     const std::string sums = sums_of(explained, row.point.type);
     print(commented(options.explain ? explained : sums, "#   "));
     for (Json& json : house_rows(options, place.ranks, route_of(routes), row)) {
@@ -208,11 +214,12 @@ int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::s
   });
   document.average_bus = halves > 0 ? bus_total / static_cast<double>(halves) : 0;
   document.end_time = now_text();
+  document.whole = measured.ok();
+  if (speaks) results.nccl_json = nccl_json(options, document);
+  if (!measured.ok()) return complain(options, place, measured);  // and no verdict
   if (speaks) {
     print(table_footer(options, document.wrong, document.average_bus, document.least_bus));
-    results.nccl_json = nccl_json(options, document);
   }
-  if (!measured.ok()) return complain(options, place, measured);
   return footer_fails(document.wrong, document.average_bus, document.least_bus) ? 1 : 0;
 }
 

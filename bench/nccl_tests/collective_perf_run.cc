@@ -60,6 +60,18 @@ class Buffer {
   std::byte* place(std::byte* at) const {
     return device_ == nullptr ? at : device_->data() + (at - data_);
   }
+  // Copies `bytes` from `from`, of `source`, to `to`, of this buffer, for a rank's own part.
+  absl::Status copy(std::byte* to, Buffer& source, std::byte* from, size_t bytes) {
+    if (device_ == nullptr) {
+      std::memmove(to, from, bytes);
+      return absl::OkStatus();
+    }
+    std::vector<std::byte> part(bytes);
+    absl::Status status =
+        source.device_->get(static_cast<size_t>(from - source.data_), absl::MakeSpan(part));
+    if (status.ok()) status = device_->put(static_cast<size_t>(to - data_), part);
+    return status;
+  }
   absl::Status load(size_t bytes) {
     return device_ == nullptr ? absl::OkStatus() : device_->put(0, {data_, bytes});
   }
@@ -129,7 +141,8 @@ class Measurement {
   std::byte* out(int slot) const {
     std::byte* const start =
         out_->data() + out_stride_ * static_cast<size_t>(slot) + options_.unalign * element();
-    if (!in_place_ || options_.collective != Collective::kReduceScatter) return start;
+    // In place a part lies where it belongs in the larger buffer.
+    if (!in_place_ || !wide_input(options_.collective)) return start;
     return start + static_cast<size_t>(rank_) * point_.count * element();
   }
   std::byte* in(int slot) const {
@@ -138,7 +151,7 @@ class Measurement {
     }
     std::byte* const start =
         out_->data() + out_stride_ * static_cast<size_t>(slot) + options_.unalign * element();
-    if (options_.collective != Collective::kAllGather) return start;
+    if (!wide_output(options_.collective)) return start;
     return start + static_cast<size_t>(rank_) * point_.count * element();
   }
 
@@ -150,28 +163,82 @@ class Measurement {
     const size_t count = point_.count;
     const DataType type = point_.type;
     switch (options_.collective) {
-      case Collective::kAllReduce:
+      case Measured::kAllReduce:
         return keep(group_.all_reduce_async(from, to, count, type, point_.op, call));
-      case Collective::kReduceScatter:
+      case Measured::kReduceScatter:
         return keep(group_.reduce_scatter_async(from, to, count, type, point_.op, call));
-      case Collective::kAllGather:
+      case Measured::kAllGather:
         return keep(group_.all_gather_async(from, to, count, type, call));
-      case Collective::kBroadcast:
-        return keep(group_.broadcast_async(from, to, count, type, options_.root, call));
-      case Collective::kReduce:
-        return keep(group_.reduce_async(from, to, count, type, point_.op, options_.root, call));
-      case Collective::kAllToAll:
+      case Measured::kBroadcast:
+        return keep(group_.broadcast_async(from, to, count, type, point_.root, call));
+      case Measured::kReduce:
+        return keep(group_.reduce_async(from, to, count, type, point_.op, point_.root, call));
+      case Measured::kAllToAll:
         return keep(group_.all_to_all_async(from, to, count, type, call));
-      case Collective::kSendReceive: {
+      case Measured::kSendReceive: {
         const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
         absl::Status status = keep(group_.send_async(from, count, type, after, call));
         if (!status.ok()) return status;
         return keep(group_.receive_async(to, count, type, before, call));
       }
-      case Collective::kBarrier:
+      case Measured::kGather:
+      case Measured::kScatter:
+        return gather_or_scatter(slot);
+      case Measured::kHypercube:
+        return hypercube(slot);
+      case Measured::kBarrier:
         break;
     }
     return keep(group_.barrier_async(call));
+  }
+
+  absl::Status send(const Buffer& buffer, std::byte* at, size_t count, int to) {
+    return keep(group_.send_async(buffer.place(at), count, point_.type, to, options_.call));
+  }
+  absl::Status receive(std::byte* at, size_t count, int from) {
+    return keep(group_.receive_async(out_->place(at), count, point_.type, from, options_.call));
+  }
+  absl::Status copy_own(std::byte* to, std::byte* from) {
+    if (to == from) return absl::OkStatus();  // in place
+    return out_->copy(to, in_place_ ? *out_ : *in_, from, point_.count * element());
+  }
+
+  absl::Status gather_or_scatter(int slot) {
+    const bool gathers = options_.collective == Measured::kGather;
+    const Buffer& source = in_place_ ? *out_ : *in_;
+    const size_t count = point_.count, part = count * element();
+    if (rank_ != point_.root) {
+      return gathers ? send(source, in(slot), count, point_.root)
+                     : receive(out(slot), count, point_.root);
+    }
+    const size_t own = static_cast<size_t>(rank_) * part;
+    // `out` and `in` of a rank in place are its part of the larger buffer.
+    std::byte* const all = gathers ? out(slot) : in(slot);
+    absl::Status status = gathers ? copy_own(all + own, in(slot)) : copy_own(out(slot), all + own);
+    for (int other = 0; status.ok() && other < ranks_; ++other) {
+      if (other == rank_) continue;
+      std::byte* const theirs = all + static_cast<size_t>(other) * part;
+      status = gathers ? receive(theirs, count, other) : send(source, theirs, count, other);
+    }
+    return status;
+  }
+
+  // To its end: a step sends what the one before received.
+  absl::Status hypercube(int slot) {
+    const size_t count = point_.count, part = count * element();
+    std::byte* const all = out(slot);
+    absl::Status status = copy_own(all + static_cast<size_t>(rank_) * part, in(slot));
+    for (int across = 1; status.ok() && across < ranks_; across *= 2) {
+      const int mine = rank_ & ~(across - 1), theirs = mine ^ across, other = rank_ ^ across;
+      const size_t elements = count * static_cast<size_t>(across);
+      status = send(*out_, all + static_cast<size_t>(mine) * part, elements, other);
+      if (status.ok()) {
+        status = receive(all + static_cast<size_t>(theirs) * part, elements, other);
+      }
+      for (const Work& work : works_) status.Update(group_.wait(work));
+      works_.clear();
+    }
+    return status;
   }
 
   // The call on the only copy, to its end: what a program makes that has one call at a time, and
@@ -183,21 +250,24 @@ class Measurement {
     const size_t count = point_.count;
     const DataType type = point_.type;
     switch (options_.collective) {
-      case Collective::kAllReduce:
+      case Measured::kAllReduce:
         return group_.all_reduce(from, to, count, type, point_.op, call);
-      case Collective::kReduceScatter:
+      case Measured::kReduceScatter:
         return group_.reduce_scatter(from, to, count, type, point_.op, call);
-      case Collective::kAllGather:
+      case Measured::kAllGather:
         return group_.all_gather(from, to, count, type, call);
-      case Collective::kBroadcast:
-        return group_.broadcast(from, to, count, type, options_.root, call);
-      case Collective::kReduce:
-        return group_.reduce(from, to, count, type, point_.op, options_.root, call);
-      case Collective::kAllToAll:
+      case Measured::kBroadcast:
+        return group_.broadcast(from, to, count, type, point_.root, call);
+      case Measured::kReduce:
+        return group_.reduce(from, to, count, type, point_.op, point_.root, call);
+      case Measured::kAllToAll:
         return group_.all_to_all(from, to, count, type, call);
-      case Collective::kSendReceive:
-        break;  // two calls
-      case Collective::kBarrier:
+      case Measured::kSendReceive:
+      case Measured::kGather:
+      case Measured::kScatter:
+      case Measured::kHypercube:
+        break;  // several calls
+      case Measured::kBarrier:
         return group_.barrier(call);
     }
     return absl::InternalError("not one call");
@@ -210,7 +280,8 @@ class Measurement {
 
   // One iteration: -m calls, waited for.
   absl::Status iterate() {
-    if (options_.aggregated == 1 && options_.collective != Collective::kSendReceive) {
+    const bool one_call = collective_of(options_.collective) != Collective::kSendReceive;
+    if (options_.aggregated == 1 && one_call) {
       return call_and_wait();
     }
     works_.clear();
@@ -227,7 +298,7 @@ class Measurement {
             .type = point_.type,
             .op = point_.op,
             .ranks = ranks_,
-            .root = options_.root,
+            .root = point_.root,
             .call = call_};
   }
 

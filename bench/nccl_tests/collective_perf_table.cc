@@ -10,25 +10,13 @@
 #include "bench/report/stats.h"
 
 namespace baton::bench {
-namespace {
 
-// Every rank has a part of its own in the input or the output.
-bool cut_among_ranks(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kReduceScatter ||
-         collective == Collective::kAllToAll;
-}
-
-}  // namespace
-
-CollectivePoint point_of(Collective collective, size_t bytes, int ranks, DataType type,
-                         ReduceOp op) {
+CollectivePoint point_of(Measured collective, size_t bytes, int ranks, DataType type, ReduceOp op) {
   const size_t element = size_of(type);
   const size_t n = static_cast<size_t>(ranks);
   CollectivePoint point{.type = type, .op = op, .count = bytes / element};
-  if (cut_among_ranks(collective)) point.count = point.count / n & ~(16 / element - 1);
-  const bool wide_in =
-      collective == Collective::kReduceScatter || collective == Collective::kAllToAll;
-  const bool wide_out = collective == Collective::kAllGather || collective == Collective::kAllToAll;
+  const bool wide_in = wide_input(collective), wide_out = wide_output(collective);
+  if (wide_in || wide_out) point.count = point.count / n & ~(16 / element - 1);
   point.in_elements = wide_in ? point.count * n : point.count;
   point.out_elements = wide_out ? point.count * n : point.count;
   point.bytes = std::max(point.in_elements, point.out_elements) * element;
@@ -36,29 +24,44 @@ CollectivePoint point_of(Collective collective, size_t bytes, int ranks, DataTyp
 }
 
 std::vector<CollectivePoint> sweep(const CollectivePerfOptions& options, int ranks) {
+  std::vector<size_t> sizes;
+  for (size_t bytes = options.min_bytes; bytes <= options.max_bytes;) {
+    sizes.push_back(bytes);
+    const size_t next = options.step_factor > 1 ? std::max<size_t>(bytes, 1) * options.step_factor
+                                                : bytes + options.step_bytes;
+    if (next <= bytes) break;  // no larger size exists
+    bytes = next;
+  }
+  std::vector<int> roots = {options.root};
+  if (options.root == CollectivePerfOptions::kEveryRoot) {
+    roots.resize(options.has_root() ? static_cast<size_t>(ranks) : 1);
+    std::iota(roots.begin(), roots.end(), 0);
+  }
   std::vector<CollectivePoint> points;
   for (const DataType type : options.types) {
     for (const ReduceOp op : options.ops) {
-      for (size_t bytes = options.min_bytes; bytes <= options.max_bytes;) {
-        points.push_back(point_of(options.collective, bytes, ranks, type, op));
-        const size_t next = options.step_factor > 1
-                                ? std::max<size_t>(bytes, 1) * options.step_factor
-                                : bytes + options.step_bytes;
-        if (next <= bytes) break;  // no larger size exists
-        bytes = next;
+      for (const int root : roots) {
+        for (const size_t bytes : sizes) {
+          points.push_back(point_of(options.collective, bytes, ranks, type, op));
+          points.back().root = root;
+        }
       }
     }
   }
   return points;
 }
 
-Bandwidth bandwidth_of(Collective collective, size_t bytes, int ranks, double seconds) {
+Bandwidth bandwidth_of(Measured collective, size_t bytes, int ranks, double seconds) {
   if (seconds <= 0) return {};
   const double n = ranks;
-  const double rate = static_cast<double>(bytes) / 1e9 / seconds;
+  double rate = static_cast<double>(bytes) / 1e9 / seconds;
   double factor = 1;
-  if (collective == Collective::kAllReduce) factor = 2 * (n - 1) / n;
-  if (cut_among_ranks(collective)) factor = (n - 1) / n;
+  if (collective == Measured::kAllReduce) factor = 2 * (n - 1) / n;
+  if (collective == Measured::kHypercube) {
+    rate *= (n - 1) / n;  // nccl-tests counts what moves in both columns
+  } else if (wide_input(collective) || wide_output(collective)) {
+    factor = (n - 1) / n;
+  }
   return {.algorithm = rate, .bus = rate * factor};
 }
 
@@ -150,7 +153,7 @@ std::string table_row(const CollectivePerfOptions& options, const PerfRow& row,
   const CollectivePoint& point = row.point;
   std::string line =
       absl::StrFormat("%12d  %12d  %8s  %6s  %6d", point.bytes, point.count, nccl_name(point.type),
-                      redop_name(options, point.op), options.has_root() ? options.root : -1);
+                      redop_name(options, point.op), options.has_root() ? point.root : -1);
   for (const std::optional<PerfHalf>& half : row.halves) {
     if (!half) {
       absl::StrAppend(&line, absl::StrFormat("  %7s  %6s  %6s  %6s", "N/A", "N/A", "N/A", "N/A"));

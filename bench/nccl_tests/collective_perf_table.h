@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bench/nccl_tests/collective_perf_options.h"
-#include "collectives/types.h"
 
 namespace baton::bench {
 
@@ -20,19 +19,19 @@ struct CollectivePoint {
   size_t in_elements = 0;   // of a rank's input
   size_t out_elements = 0;  // of a rank's output
   size_t bytes = 0;         // the table's column: of the larger of the two
+  int root = 0;
 };
 
 // Counts are those of nccl-tests: where `bytes` is cut among ranks, each part is a multiple of 16
 // bytes.
-CollectivePoint point_of(Collective collective, size_t bytes, int ranks, DataType type,
-                         ReduceOp op);
+CollectivePoint point_of(Measured collective, size_t bytes, int ranks, DataType type, ReduceOp op);
 std::vector<CollectivePoint> sweep(const CollectivePerfOptions& options, int ranks);
 
 struct Bandwidth {
   double algorithm = 0;  // GB/s: the size by the time
   double bus = 0;        // what each link must have carried, whatever the algorithm
 };
-Bandwidth bandwidth_of(Collective collective, size_t bytes, int ranks, double seconds);
+Bandwidth bandwidth_of(Measured collective, size_t bytes, int ranks, double seconds);
 
 // How the calls of one measurement spread.
 struct IterationStats {

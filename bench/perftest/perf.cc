@@ -16,6 +16,7 @@
 #include "bench/perftest/perf_output.h"
 #include "bench/perftest/perf_server.h"
 #include "bench/report/child_process.h"
+#include "engine/files/files.h"
 #include "transport/address.h"
 
 namespace baton::bench {
@@ -93,45 +94,58 @@ class Reporter {
     std::cout << header_text(options_, header_) << column_text(options_) << std::flush;
   }
 
+  ~Reporter() {
+    if (const absl::Status late = write_streams(); !late.ok()) fail(options_, late);
+  }
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
+
   absl::Status add(const PerfResult& result) {
     if (!options_.output.empty()) {
       std::cout << single_text(options_, result) << std::flush;
     } else {
       std::cout << row_text(options_, result) << std::flush;
     }
-    absl::Status status;
-    if (!options_.json.empty()) {
-      absl::StrAppend(&lines_, dump(row_json(options_, header_, result), -1), "\n");
-      status = write_text(options_.json, lines_, "--json");
-    }
-    if (status.ok() && !options_.out_json.empty()) {
-      results_.push_back(result);
-      status =
-          write_text(options_.out_json, dump(perftest_json(options_, header_, results_), 2) + "\n",
-                     "--out_json_file");
-    }
-    if (!status.ok()) return status;
+    if (!options_.json.empty()) lines_.push_back(row_json(options_, header_, result));
+    if (!options_.out_json.empty()) results_.push_back(result);
+    if (absl::Status status = write(true); !status.ok()) return status;
     if (absl::Status limit = check_limits(options_, result); !limit.ok() && limit_.ok()) {
       limit_ = limit;
     }
     return absl::OkStatus();
   }
 
-  absl::Status finish() const {
+  absl::Status finish() {
     if (options_.output.empty()) std::cout << rule() << std::flush;
+    if (absl::Status status = write_streams(); !status.ok()) return status;
     return limit_;
   }
 
  private:
-  static std::string dump(const Json& json, int indent) {
-    return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  // Files that are replaced (`replaced`), or devices and FIFOs, which are written to but once.
+  absl::Status write(bool replaced) {
+    absl::Status status;
+    if (!lines_.empty() && engine::is_replaced(options_.json) == replaced) {
+      status = write_lines(options_.json, lines_);
+    }
+    if (!results_.empty() && engine::is_replaced(options_.out_json) == replaced) {
+      status.Update(write_text(options_.out_json,
+                               dump(perftest_json(options_, header_, results_), 2) + "\n",
+                               "--out_json_file"));
+    }
+    return status;
+  }
+  absl::Status write_streams() {
+    if (std::exchange(streams_written_, true)) return absl::OkStatus();
+    return write(false);
   }
 
   const PerfOptions& options_;
   const PerfHeader header_;
-  std::string lines_;
+  std::vector<Json> lines_;
   std::vector<PerfResult> results_;
   absl::Status limit_;
+  bool streams_written_ = false;
 };
 
 // A line on stderr every second, rewritten in place on a terminal.

@@ -175,7 +175,7 @@ absl::Status PerfClient::drive(PerfSender& sender, const Live& live) {
 
 absl::StatusOr<PerfResult> PerfClient::run(const PerfRun& run, const Live& live) {
   if (absl::Status status = end_->prepare(run); !status.ok()) return status;
-  if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}}); !ready.ok()) {
+  if (auto ready = ask({{"do", "run"}, {"run", run.to_json()}, {"warm_up", !warm_}}); !ready.ok()) {
     return ready.status();
   }
   const CpuMeter cpu;

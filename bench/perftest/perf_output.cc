@@ -4,31 +4,29 @@
 #include <arpa/inet.h>
 
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <regex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 
 namespace baton::bench {
 namespace {
 
 using Verb = PerfTest::Verb;
 
-const char* title_of(const PerfTest& test) {
-  switch (test.verb) {
-    case Verb::kWrite:
-      return "RDMA_Write";
-    case Verb::kRead:
-      return "RDMA_Read";
-    case Verb::kSend:
-      return "Send";
-  }
-  return "";
+// "RDMA_Write Bidirectional BW Test"
+std::string title_of(const PerfOptions& options) {
+  constexpr std::array kVerbs = {"RDMA_Write", "RDMA_Read", "Send"};
+  return absl::StrCat(kVerbs[static_cast<size_t>(options.test.verb)],
+                      options.bidirectional ? " Bidirectional" : "",
+                      options.post_list > 1 ? " Post List" : "",
+                      options.test.latency ? " Latency" : " BW", " Test");
 }
+
+// Of queue pairs alone: other providers have no such thing to print.
+bool over_verbs(const PerfOptions& options) { return options.client_provider() == "verbs"; }
 
 std::string or_auto(const std::optional<uint64_t>& value, const char* unit = "") {
   return value ? absl::StrCat(*value, unit) : "auto";
@@ -43,17 +41,12 @@ bool has_setting(const PerfOptions& options, std::string_view key) {
 }
 
 bool using_srq(const PerfOptions& options) {
-  if (options.client_provider() != "verbs") return false;
   // The last one given holds.
   std::string given;
   for (const auto& [name, value] : options.settings) {
     if (name == "verbs.shared_receives") given = value;
   }
   return given != "0";
-}
-
-bool by_cm(const PerfOptions& options) {
-  return options.rdma_cm && options.client_provider() == "verbs";
 }
 
 // As perftest writes an address: its bytes in decimal.
@@ -82,12 +75,8 @@ std::string addresses_of(const std::string& route) {
 }
 
 std::string device_of(const PerfOptions& options) {
-  const std::string provider = options.client_provider();
-  return options.device.empty() || provider != "verbs" ? provider : options.device;
-}
-
-std::string test_name(const PerfOptions& options) {
-  return absl::StrCat(title_of(options.test), options.test.latency ? "_Latency" : "_BW", "_Test");
+  const bool named = over_verbs(options) && !options.device.empty();
+  return named ? options.device : options.client_provider();
 }
 
 }  // namespace
@@ -101,35 +90,38 @@ std::string rule() {
 std::string header_text(const PerfOptions& options, const PerfHeader& header) {
   const bool lat = options.test.latency;
   std::string out = rule();
-  absl::StrAppend(&out, std::string(20, ' '), title_of(options.test), " ",
-                  options.bidirectional ? "Bidirectional " : "",
-                  options.post_list > 1 ? "Post List " : "", lat ? "Latency " : "BW ", "Test\n");
+  absl::StrAppend(&out, std::string(20, ' '), title_of(options), "\n");
   if (options.events) absl::StrAppend(&out, " Test with events\n");
-  absl::StrAppend(
-      &out,
-      absl::StrFormat(" Dual-port       : %s\t\tDevice         : %s\n", on(options.dual_port),
-                      device_of(options)),
-      absl::StrFormat(" Number of qps   : %d\t\tTransport type : %s\n", options.streams,
-                      options.client_provider()),
-      absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n", on(using_srq(options))),
-      absl::StrFormat(" PCIe relax order: %s\n",
-                      on(!has_setting(options, "verbs.relaxed_ordering"))));
+  absl::StrAppend(&out,
+                  absl::StrFormat(" Dual-port       : %s\t\tDevice         : %s\n",
+                                  on(options.dual_port), device_of(options)),
+                  absl::StrFormat(" Number of qps   : %d\t\tTransport type : %s\n", options.streams,
+                                  options.client_provider()));
+  if (over_verbs(options)) {
+    absl::StrAppend(
+        &out,
+        absl::StrFormat(" Connection type : RC\t\tUsing SRQ      : %s\n", on(using_srq(options))),
+        absl::StrFormat(" PCIe relax order: %s\n",
+                        on(!has_setting(options, "verbs.relaxed_ordering"))));
+  }
   absl::StrAppend(&out, absl::StrFormat(" TX depth        : %d\n", lat ? 1 : options.depth));
   if (options.post_list > 1) {
     absl::StrAppend(&out, absl::StrFormat(" Post List       : %d\n", options.post_list));
   }
-  if (!lat) absl::StrAppend(&out, " CQ Moderation   : auto\n");
-  absl::StrAppend(&out, " Mtu             : ", or_auto(options.mtu, "[B]"), "\n");
-  if (options.gid_index) {
-    absl::StrAppend(&out, absl::StrFormat(" GID index       : %d\n", *options.gid_index));
+  if (over_verbs(options)) {
+    if (!lat) absl::StrAppend(&out, " CQ Moderation   : auto\n");
+    absl::StrAppend(&out, " Mtu             : ", or_auto(options.mtu, "[B]"), "\n");
+    if (options.gid_index) {
+      absl::StrAppend(&out, absl::StrFormat(" GID index       : %d\n", *options.gid_index));
+    }
+    if (options.test.verb != Verb::kRead) {
+      absl::StrAppend(&out, " Max inline data : ", or_auto(options.inline_size, "[B]"), "\n");
+    } else {
+      absl::StrAppend(&out, " Outstand reads  : ", or_auto(options.outs), "\n");
+    }
+    absl::StrAppend(&out, " rdma_cm QPs\t : ", on(options.rdma_cm), "\n");
   }
-  if (options.test.verb != Verb::kRead) {
-    absl::StrAppend(&out, " Max inline data : ", or_auto(options.inline_size, "[B]"), "\n");
-  } else {
-    absl::StrAppend(&out, " Outstand reads  : ", or_auto(options.outs), "\n");
-  }
-  absl::StrAppend(&out, " rdma_cm QPs\t : ", on(by_cm(options)), "\n",
-                  " Data ex. method : Notifications\n", " Memory          : ", header.memory,
+  absl::StrAppend(&out, " Data ex. method : Notifications\n", " Memory          : ", header.memory,
                   options.cold ? ", larger than the caches\n" : "\n",
                   " Route           : ", header.route, "\n");
   for (const std::string& note : options.notes)
@@ -206,21 +198,25 @@ absl::Status check_limits(const PerfOptions& options, const PerfResult& result) 
 
 Json perftest_json(const PerfOptions& options, const PerfHeader& header,
                    const std::vector<PerfResult>& results) {
-  Json info = {{"test", test_name(options)},
+  Json info = {{"test", absl::StrReplaceAll(title_of(options), {{" ", "_"}})},
                {"Dual_port", on(options.dual_port)},
                {"Device", device_of(options)},
                {"Number_of_qps", options.streams},
-               {"Transport_type", options.client_provider()},
-               {"Connection_type", "RC"},
-               {"Using_SRQ", on(using_srq(options))},
-               {"PCIe_relax_order", on(!has_setting(options, "verbs.relaxed_ordering"))},
-               {"TX_depth", options.test.latency ? 1 : options.depth}};
+               {"Transport_type", options.client_provider()}};
+  if (over_verbs(options)) {
+    info["Connection_type"] = "RC";
+    info["Using_SRQ"] = on(using_srq(options));
+    info["PCIe_relax_order"] = on(!has_setting(options, "verbs.relaxed_ordering"));
+  }
+  info["TX_depth"] = options.test.latency ? 1 : options.depth;
   if (options.post_list > 1) info["Post_List"] = options.post_list;
-  if (options.mtu) info["Mtu"] = *options.mtu;
-  if (options.gid_index) info["GID_index"] = *options.gid_index;
-  if (options.inline_size) info["Max_inline_data"] = *options.inline_size;
-  if (options.outs) info["Outstand_reads"] = *options.outs;
-  info["rdma_cm_QPs"] = on(by_cm(options));
+  if (over_verbs(options)) {
+    if (options.mtu) info["Mtu"] = *options.mtu;
+    if (options.gid_index) info["GID_index"] = *options.gid_index;
+    if (options.inline_size) info["Max_inline_data"] = *options.inline_size;
+    if (options.outs) info["Outstand_reads"] = *options.outs;
+    info["rdma_cm_QPs"] = on(options.rdma_cm);
+  }
   info["Data_ex_method"] = "Notifications";
   info["Memory"] = memory_kind(options.cuda);
   info["Route"] = header.route;
@@ -288,16 +284,6 @@ Json row_json(const PerfOptions& options, const PerfHeader& header, const PerfRe
   }
   out["server_cpu_percent"] = result.server_cpu_percent;
   return out;
-}
-
-absl::Status write_text(const std::string& path, const std::string& text, const char* flag) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.flush();
-  if (file.good()) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrFormat("cannot write %s (%s): name a file that can be written after %s", path,
-                      strerror(errno), flag));
 }
 
 }  // namespace baton::bench

@@ -37,7 +37,4 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
 // A house row.
 Json row_json(const PerfOptions& options, const PerfHeader& header, const PerfResult& result);
 
-// Replaces the file. PermissionDenied, naming the file and the flag, where that fails.
-absl::Status write_text(const std::string& path, const std::string& text, const char* flag);
-
 }  // namespace baton::bench

@@ -65,7 +65,7 @@ class Client {
     running_ = true;
     asked_.reset();
     cpu_ = CpuMeter();
-    ++rows_;
+    rows_ += request.value("warm_up", false) ? 0 : 1;
     return Json{{"ok", true}};
   }
 
@@ -106,7 +106,7 @@ class Client {
 
   std::string summary() const {
     if (end_ == nullptr) return "nothing was asked";
-    return absl::StrFormat("%s, %u runs", end_->plan().test.name(), rows_);
+    return absl::StrFormat("%s, %u run%s", end_->plan().test.name(), rows_, rows_ == 1 ? "" : "s");
   }
 
  private:

@@ -3,22 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/files/files.h"
 
 namespace baton::bench {
-namespace {
-
-// Text from the command line may be no UTF-8: replaced instead of thrown at.
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-}  // namespace
 
 double Row::ratio_to(const Reference& reference) const {
   return reference.gb_per_s > 0 ? gb_per_s.median / reference.gb_per_s : 0;
@@ -63,13 +53,28 @@ Json Row::to_json() const {
   return out;
 }
 
+std::string dump(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::Status write_text(const std::string& path, const std::string& text, const char* flag) {
+  const absl::Status status = engine::write_file_atomically(path, text);
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("cannot write ", path, " (", status.message(),
+                                   "): name a file that can be written after ", flag));
+}
+
 absl::Status write_json(const std::string& path, absl::Span<const Row> rows) {
-  std::ofstream file(path, std::ios::trunc);
-  for (const Row& row : rows) file << dump(row.to_json()) << '\n';
-  file.flush();
-  if (file.good()) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrFormat(
-      "cannot write %s (%s): name a file that can be written after --json", path, strerror(errno)));
+  std::vector<Json> all;
+  for (const Row& row : rows) all.push_back(row.to_json());
+  return write_lines(path, all);
+}
+
+absl::Status write_lines(const std::string& path, const std::vector<Json>& rows) {
+  std::string text;
+  for (const Json& row : rows) absl::StrAppend(&text, dump(row), "\n");
+  return write_text(path, text, "--json");
 }
 
 std::string human_bytes(size_t bytes) {

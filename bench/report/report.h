@@ -44,8 +44,15 @@ struct Row {
   Json to_json() const;
 };
 
-// One JSON object per line. NotFound or PermissionDenied, naming the file, where that fails.
+// Text from the command line may be no UTF-8: that is replaced instead of thrown at. `indent` -1:
+// one line.
+std::string dump(const Json& json, int indent = -1);
+
+// Writes what `flag` names ("--json"): write_file_atomically(), with an error that names both.
+absl::Status write_text(const std::string& path, const std::string& text, const char* flag);
+// One JSON object per line, after --json.
 absl::Status write_json(const std::string& path, absl::Span<const Row> rows);
+absl::Status write_lines(const std::string& path, const std::vector<Json>& rows);
 
 // "4.0 KiB", "64 MiB".
 std::string human_bytes(size_t bytes);

@@ -3,18 +3,25 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <climits>
 #include <cstdlib>
+#include <initializer_list>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "collectives/launch/pmi.h"
+#include "collectives/rendezvous.h"
 
 namespace baton::launch {
 namespace {
 
 constexpr int kMostFromEnvironment = 1 << 16;
+constexpr Time kPmiTime = std::chrono::seconds(60);  // until the launcher has started all ranks
 
 // FNV-1a: the same in every process, unlike absl::Hash.
 uint64_t stable_hash(const std::string& text) {
@@ -91,25 +98,28 @@ class Reader {
   const Surroundings& surroundings_;
 };
 
-// "2(x3),1" at node 3: 1. 0: it does not say.
-int tasks_at(const std::string& tasks_per_node, int node) {
+// "2(x3),1": 2, 2, 2, 1. Empty: it does not say.
+std::vector<int> tasks_of_nodes(const std::string& tasks_per_node) {
+  std::vector<int> nodes;
   const std::vector<std::string> parts = absl::StrSplit(tasks_per_node, ',');
   for (const std::string& part : parts) {
     const std::vector<std::string> pieces = absl::StrSplit(part, "(x");
     int tasks = 0;
     int times = 1;
-    if (!absl::SimpleAtoi(pieces[0], &tasks)) return 0;
+    if (!absl::SimpleAtoi(pieces[0], &tasks) || tasks < 0) return {};
     if (pieces.size() == 2 && !absl::SimpleAtoi(pieces[1].substr(0, pieces[1].find(')')), &times)) {
-      return 0;
+      return {};
     }
-    if (node < times) return std::max(tasks, 0);
-    node -= times;
+    if (times < 1 || times > kMostFromEnvironment) return {};
+    nodes.insert(nodes.end(), static_cast<size_t>(times), tasks);
   }
-  return 0;
+  return nodes;
 }
 
 // Where the ranks meet, for launchers that do not say it. `job`: the same at all ranks.
-absl::Status find_rendezvous(const Reader& in, const std::string& job, Place& place) {
+// `node_lists`: variables of Slurm, the first of which that is set names the host of rank 0.
+absl::Status find_rendezvous(const Reader& in, const std::string& job,
+                             std::initializer_list<const char*> node_lists, Place& place) {
   place.serves = place.rank == 0;
   if (const std::string said = in.text("BATON_RENDEZVOUS"); !said.empty()) {
     place.rendezvous = said;
@@ -123,7 +133,7 @@ absl::Status find_rendezvous(const Reader& in, const std::string& job, Place& pl
     place.rendezvous = absl::StrCat("127.0.0.1:", in.port_of(job));
     return absl::OkStatus();
   }
-  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+  for (const char* name : node_lists) {
     if (!in.has(name)) continue;
     auto host = first_host(in.text(name));
     if (!host.ok())
@@ -148,7 +158,7 @@ Found from_baton(const Reader& in) {
     place->local_rank = place->rank;
     place->local_ranks = place->ranks;
   }
-  if (absl::Status good = find_rendezvous(in, "", *place); !good.ok()) return good;
+  if (absl::Status good = find_rendezvous(in, "", {}, *place); !good.ok()) return good;
   return *place;
 }
 
@@ -157,7 +167,7 @@ Found from_torchrun(const Reader& in) {
   if (!place.ok()) return place.status();
   place->serves = place->rank == 0;
   if (in.has("BATON_RENDEZVOUS") || (place->ranks == 1 && !in.has("MASTER_ADDR"))) {
-    if (absl::Status good = find_rendezvous(in, "", *place); !good.ok()) return good;
+    if (absl::Status good = find_rendezvous(in, "", {}, *place); !good.ok()) return good;
     return *place;
   }
   if (!in.has("MASTER_ADDR")) {
@@ -174,8 +184,19 @@ Found from_torchrun(const Reader& in) {
   const std::string host = in.text("MASTER_ADDR");
   const bool v6 = host.find(':') != std::string::npos && host.front() != '[';
   place->rendezvous = absl::StrCat(v6 ? "[" : "", host, v6 ? "]:" : ":", *port);
+  // A script that numbers ranks by hand and leaves LOCAL_RANK out: they meet on this machine alone.
+  if (!in.has("LOCAL_WORLD_SIZE") && collectives::only_this_machine(place->rendezvous)) {
+    place->local_rank = place->rank;
+    place->local_ranks = place->ranks;
+  }
   return *place;
 }
+
+// Under Slurm, mpirun starts its daemons in a step of their own: the list of that step leaves out
+// the node where mpirun runs, and rank 0 with it.
+constexpr std::initializer_list<const char*> kNodesOfJob = {"SLURM_JOB_NODELIST", "SLURM_NODELIST"};
+constexpr std::initializer_list<const char*> kNodesOfStep = {
+    "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"};
 
 Found from_open_mpi(const Reader& in) {
   auto place = in.place("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -183,43 +204,152 @@ Found from_open_mpi(const Reader& in) {
   if (!place.ok()) return place.status();
   const std::string job =
       in.has("PMIX_NAMESPACE") ? in.text("PMIX_NAMESPACE") : in.text("OMPI_MCA_ess_base_jobid");
-  if (absl::Status good = find_rendezvous(in, job, *place); !good.ok()) return good;
+  if (absl::Status good = find_rendezvous(in, job, kNodesOfJob, *place); !good.ok()) return good;
   return *place;
+}
+
+// Several hosts, or an unknown number of them: the ranks tell each other through the launcher.
+absl::Status meet_by_pmi(const Reader& in, Place& place) {
+  const auto fd = in.number("PMI_FD", 0, INT_MAX);
+  if (!fd.ok()) return fd.status();
+  const std::string mine = this_host();
+  const auto told = tell_by_pmi(*fd, place.rank, place.ranks, mine, patient(kPmiTime));
+  if (!told.ok()) {
+    return absl::Status(told.status().code(),
+                        absl::StrCat(told.status().message(),
+                                     "; set BATON_RENDEZVOUS=HOST:PORT for all ranks, with the "
+                                     "host that rank 0 runs on and a free port there"));
+  }
+  const auto first = told->ranks.begin(), me = first + place.rank, end = told->ranks.end();
+  place.local_rank = static_cast<int>(std::count(first, me, mine));
+  place.local_ranks = static_cast<int>(std::count(first, end, mine));
+  place.serves = place.rank == 0;
+  const uint16_t port = in.port_of(told->job);
+  place.rendezvous = in.text("BATON_RENDEZVOUS");
+  if (!place.rendezvous.empty()) return absl::OkStatus();
+  const std::string host = first->substr(0, first->find('|'));
+  const std::vector<std::string> addresses = absl::StrSplit(
+      first->substr(std::min(first->size(), host.size() + 1)), ',', absl::SkipEmpty());
+  for (const std::string& address : addresses) {
+    if (place.local_ranks == place.ranks) break;
+    absl::StrAppend(&place.rendezvous, place.rendezvous.empty() ? "" : ",", address, ":", port);
+  }
+  if (place.rendezvous.empty()) place.rendezvous = absl::StrCat("127.0.0.1:", port);
+  return absl::OkStatus();
 }
 
 Found from_pmi(const Reader& in) {
   auto place = in.place("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   if (!place.ok()) return place.status();
+  const bool local = in.has("MPI_LOCALNRANKS");
+  const bool meets = in.has("BATON_RENDEZVOUS") || place->local_ranks == place->ranks;
+  if (place->ranks > 1 && in.has("PMI_FD") && !(local && meets)) {
+    if (absl::Status good = meet_by_pmi(in, *place); !good.ok()) return good;
+    return *place;
+  }
   // MPICH's Hydra numbers no jobs, but all its ranks of one machine are children of one proxy.
-  const std::string job =
-      in.has("PMI_JOBID") ? in.text("PMI_JOBID") : absl::StrCat("child of ", in.parent());
-  if (absl::Status good = find_rendezvous(in, job, *place); !good.ok()) return good;
+  const std::string job = in.has("PMI_JOBID") ? in.text("PMI_JOBID")
+                          : place->local_ranks == place->ranks
+                              ? absl::StrCat("child of ", in.parent())
+                              : "";
+  if (absl::Status good = find_rendezvous(in, job, kNodesOfJob, *place); !good.ok()) return good;
   return *place;
+}
+
+// Sets local_rank and local_ranks, by what srun says of this task, or else by the list of nodes:
+// srun gives neighbours to a node unless it is told otherwise.
+absl::Status find_local_rank(const Reader& in, Place& place) {
+  const char* const tasks =
+      in.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
+  std::vector<int> nodes = tasks_of_nodes(in.text(tasks));
+  const char* const number =
+      in.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
+  if (nodes.empty()) {
+    if (in.has(tasks)) return makes_no_sense(tasks, in.text(tasks), "not a list such as 2(x3),1");
+    const auto count = in.number(number, 1, kMostFromEnvironment, place.ranks);
+    if (!count.ok()) return count.status();
+    const int each = (place.ranks + *count - 1) / *count;
+    for (int left = place.ranks; left > 0; left -= each) nodes.push_back(std::min(each, left));
+  }
+  size_t node = 0;
+  int before = 0;  // ranks on nodes before this one
+  while (node + 1 < nodes.size() && place.rank >= before + nodes[node]) before += nodes[node++];
+  const auto said =
+      in.number("SLURM_NODEID", 0, static_cast<int>(nodes.size()) - 1, static_cast<int>(node));
+  if (!said.ok())
+    return in.has(tasks)
+               ? makes_no_sense(tasks, in.text(tasks), "it has no node " + in.text("SLURM_NODEID"))
+               : said.status();
+  place.local_ranks = nodes[static_cast<size_t>(*said)];
+  if (place.local_ranks < 1 || place.local_ranks > place.ranks) {
+    return makes_no_sense(
+        tasks, in.text(tasks),
+        absl::StrFormat("node %d must have from 1 to %d ranks", *said, place.ranks));
+  }
+  const int mine = place.rank - before;
+  const auto local = in.number("SLURM_LOCALID", 0, place.local_ranks - 1,
+                               std::clamp(mine, 0, place.local_ranks - 1));
+  if (!local.ok()) return local.status();
+  place.local_rank = *local;
+  return absl::OkStatus();
 }
 
 Found from_slurm(const Reader& in) {
   auto place = in.place("srun", "SLURM_PROCID", "SLURM_NTASKS", "", "");
   if (!place.ok()) return place.status();
-  const char* const tasks =
-      in.has("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
-  if (in.has(tasks)) {
-    const auto node = in.number("SLURM_NODEID", 0, kMostFromEnvironment, 0);
-    if (!node.ok()) return node.status();
-    place->local_ranks = tasks_at(in.text(tasks), *node);
-    if (place->local_ranks < 1 || place->local_ranks > place->ranks) {
-      return makes_no_sense(
-          tasks, in.text(tasks),
-          absl::StrFormat("node %d must have from 1 to %d ranks", *node, place->ranks));
-    }
-    const auto local = in.number("SLURM_LOCALID", 0, place->local_ranks - 1, 0);
-    if (!local.ok()) return local.status();
-    place->local_rank = *local;
-  }
+  if (absl::Status good = find_local_rank(in, *place); !good.ok()) return good;
   const std::string job =
       absl::StrCat(in.text("SLURM_JOB_ID"), ".",
                    in.has("SLURM_STEP_ID") ? in.text("SLURM_STEP_ID") : in.text("SLURM_STEPID"));
-  if (absl::Status good = find_rendezvous(in, job, *place); !good.ok()) return good;
+  if (absl::Status good = find_rendezvous(in, job, kNodesOfStep, *place); !good.ok()) return good;
   return *place;
+}
+
+// The variables by which a launcher numbers its ranks, the first to be asked first.
+enum Source { kBaton, kTorchrun, kOpenMpi, kPmi, kSlurm };
+struct Family {
+  const char* rank;
+  const char* ranks;
+  Found (*place)(const Reader& in);
+};
+constexpr std::array kFamilies = {
+    Family{"BATON_RANK", "BATON_RANKS", from_baton},
+    Family{"RANK", "WORLD_SIZE", from_torchrun},
+    Family{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", from_open_mpi},
+    Family{"PMI_RANK", "PMI_SIZE", from_pmi},
+    Family{"SLURM_PROCID", "SLURM_NTASKS", from_slurm},
+};
+
+// A launcher's claim about this process.
+struct Claim {
+  Source source;
+  int rank = -1;  // -1: no number
+  int ranks = -1;
+  std::string text;  // "RANK=0 WORLD_SIZE=1"
+};
+
+std::optional<Claim> claim_of(const Reader& in, Source source) {
+  const Family& family = kFamilies[source];
+  // Without a step it is a batch script: Slurm has started one process there, not a rank.
+  if (source == kSlurm && !in.has("SLURM_STEP_ID") && !in.has("SLURM_STEPID")) return std::nullopt;
+  if (!in.has(family.rank) || !in.has(family.ranks)) return std::nullopt;
+  const std::string rank = in.text(family.rank), ranks = in.text(family.ranks);
+  Claim claim{source, -1, -1, absl::StrCat(family.rank, "=", rank, " ", family.ranks, "=", ranks)};
+  if (!absl::SimpleAtoi(rank, &claim.rank)) claim.rank = -1;
+  if (!absl::SimpleAtoi(ranks, &claim.ranks)) claim.ranks = -1;
+  return claim;
+}
+
+// Whether `one`, which would be believed, and `other` cannot both be true of one job. A launcher
+// may well have been started by another one: torchrun on each node by srun, mpirun's daemons by
+// srun.
+bool contradict(const Reader& in, const Claim& one, const Claim& other) {
+  if (one.rank == other.rank && one.ranks == other.ranks) return false;
+  if (one.source == kBaton) return one.ranks == 1 && other.ranks > 1;  // said by hand, for us
+  if (one.source == kTorchrun && in.has("TORCHELASTIC_RUN_ID")) return one.ranks < other.ranks;
+  if (other.source != kSlurm) return true;
+  if (one.source == kTorchrun) return one.ranks <= other.ranks;
+  return false;
 }
 
 }  // namespace
@@ -250,13 +380,35 @@ absl::StatusOr<std::string> first_host(const std::string& node_list) {
 
 absl::StatusOr<std::optional<Place>> place_in(const Surroundings& surroundings) {
   const Reader in(surroundings);
-  if (in.has("BATON_RANK") || in.has("BATON_RANKS")) return from_baton(in);
-  if (in.has("RANK") && in.has("WORLD_SIZE")) return from_torchrun(in);
-  if (in.has("OMPI_COMM_WORLD_RANK")) return from_open_mpi(in);
-  if (in.has("PMI_RANK") && in.has("PMI_SIZE")) return from_pmi(in);
-  // Without a step it is a batch script: Slurm has started one process there, not a rank.
-  if (in.has("SLURM_PROCID") && (in.has("SLURM_STEP_ID") || in.has("SLURM_STEPID"))) {
-    return from_slurm(in);
+  std::vector<Claim> claims;
+  for (const Source source : {kBaton, kTorchrun, kOpenMpi, kPmi, kSlurm}) {
+    if (auto claim = claim_of(in, source)) claims.push_back(*std::move(claim));
+  }
+  // `srun --mpi=pmi2` says it twice, and its daemons' PMI reaches the ranks of an mpirun below it.
+  const auto slurm = std::find_if(claims.begin(), claims.end(),
+                                  [](const Claim& claim) { return claim.source == kSlurm; });
+  if (slurm != claims.end()) {
+    const Claim step = *slurm;
+    std::erase_if(claims, [&](const Claim& claim) {
+      return claim.source == kPmi && claim.rank == step.rank && claim.ranks == step.ranks;
+    });
+  }
+  for (size_t i = 1; i < claims.size(); ++i) {
+    if (!contradict(in, claims[0], claims[i])) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the environment variables ", claims[0].text, " and ", claims[i].text,
+        " contradict each other: unset those that are not of this job (env -u ",
+        kFamilies[claims[0].source].rank, " -u ", kFamilies[claims[0].source].ranks, " ...)"));
+  }
+  if (!claims.empty()) return kFamilies[claims[0].source].place(in);
+  for (const Family& family : kFamilies) {
+    if (in.has(family.rank) == in.has(family.ranks) || &family == &kFamilies[kSlurm]) continue;
+    const bool rank = in.has(family.rank);
+    const char* const there = rank ? family.rank : family.ranks;
+    const char* const missing = rank ? family.ranks : family.rank;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the environment variable ", missing, " is not set, but its companion ", there,
+                     "=", in.text(there), " is: set both, or unset ", there));
   }
   return std::nullopt;
 }
@@ -265,6 +417,17 @@ absl::StatusOr<std::optional<Place>> from_environment() {
   return place_in({.variable = [](const char* name) -> const char* { return std::getenv(name); },
                    .user = getuid(),
                    .parent = getppid()});
+}
+
+absl::StatusOr<std::optional<Place>> place_for(int ranks_to_fork) {
+  auto place = from_environment();
+  if (ranks_to_fork == 0 || !place.ok()) return place;
+  if (!place->has_value() || (*place)->ranks == 1) return std::nullopt;
+  const Place& here = **place;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--ranks %d forks ranks, but %s started this process as rank %d of %d: leave out --ranks, or "
+      "start it without %s",
+      ranks_to_fork, here.launcher, here.rank, here.ranks, here.launcher));
 }
 
 }  // namespace baton::launch

@@ -10,10 +10,13 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <iostream>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "collectives/launch.h"
 #include "collectives/launch/gathering.h"
 #include "collectives/launch/line_relay.h"
@@ -62,6 +65,7 @@ class Signals {
 struct Rank {
   pid_t pid = -1;  // -1: not running
   int restarts = 0;
+  std::deque<Time> restarted_at;  // within the last period
   std::vector<LineRelay> output;
 };
 
@@ -102,6 +106,7 @@ class Launcher {
   Signals signals_;
   std::unique_ptr<RendezvousService> service_;
   std::vector<Rank> ranks_;
+  bool done_ = false;    // a rank has returned 0, with `restart`
   bool ending_ = false;  // a rank has failed for good, or we were told to end: no more restarts
   int result_ = 0;
   Time kill_at_ = kNever;
@@ -171,8 +176,13 @@ void Launcher::be(int rank) {
   service_.reset();
   ranks_.clear();
   signals_.restore();
-  const int result = rank_main_(place, restarts);
+  int result = rank_main_(place, restarts);
+  std::cout.flush();
   std::fflush(nullptr);
+  if (std::ferror(stdout) != 0 && result == 0) {
+    std::fprintf(stderr, "baton: rank %d: standard output could not be written\n", rank);
+    result = 1;
+  }
   _exit(result != 0 && (result & 0xff) == 0 ? 1 : result);
 }
 
@@ -210,6 +220,10 @@ absl::Status Launcher::reap() {
     one.pid = -1;
     for (LineRelay& out : one.output) out.finish();
     one.output.clear();
+    if (status == 0 && options_.restart && result_ == 0 && !done_) {
+      done_ = true;
+      service_->close(absl::StrCat("rank ", rank, " has ended, and the work of all with it"));
+    }
     if (status == 0) continue;
     if (absl::Status good = on_end(rank, status); !good.ok()) return good;
   }
@@ -218,10 +232,21 @@ absl::Status Launcher::reap() {
 
 absl::Status Launcher::on_end(int rank, int status) {
   Rank& one = ranks_[static_cast<size_t>(rank)];
-  if (options_.restart && !ending_ && one.restarts < options_.max_restarts) {
+  if (done_) {
+    std::fprintf(stderr, "baton: rank %d %s, after the work of all was done\n", rank,
+                 how_it_ended(status).c_str());
+    return absl::OkStatus();
+  }
+  const Time now = Clock::steady().now();
+  std::deque<Time>& recent = one.restarted_at;
+  while (!recent.empty() && now - recent.front() >= options_.restart_period) recent.pop_front();
+  if (options_.restart && !ending_ && static_cast<int>(recent.size()) < options_.max_restarts) {
     ++one.restarts;
-    std::fprintf(stderr, "baton: rank %d %s; it is started anew (%d of %d)\n", rank,
-                 how_it_ended(status).c_str(), one.restarts, options_.max_restarts);
+    recent.push_back(now);
+    std::fprintf(stderr, "baton: rank %d %s; it is started anew (%d of %d within %s)\n", rank,
+                 how_it_ended(status).c_str(), static_cast<int>(recent.size()),
+                 options_.max_restarts,
+                 absl::FormatDuration(absl::FromChrono(options_.restart_period)).c_str());
     return start(rank);
   }
   ending_ = true;

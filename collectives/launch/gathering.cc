@@ -75,6 +75,10 @@ absl::Status Gathering::check(const RankInfo& info) const {
 void Gathering::join(ConnectionId connection, const Join& join, Time now,
                      std::vector<Answer>& answers) {
   const RankInfo& info = join.info;
+  if (!closed_.ok()) {
+    answers.push_back({connection, refusal(closed_)});
+    return;
+  }
   if (fixed_ranks_ == 0 && waiting_.empty()) ranks_ = std::min(info.ranks, kMostRanks);
   if (info.version == collectives::kCollectivesVersion && info.generation < next_) {
     answers.push_back(
@@ -117,6 +121,11 @@ void Gathering::refuse_all(const absl::Status& why, std::vector<Answer>& answers
   for (const auto& [rank, one] : waiting_) answers.push_back({one.connection, messages});
   waiting_.clear();
   last_failure_ = std::string(why.message());
+}
+
+void Gathering::close(const std::string& why, std::vector<Answer>& answers) {
+  closed_ = absl::CancelledError(why);
+  refuse_all(closed_, answers);
 }
 
 void Gathering::leave(ConnectionId connection) {

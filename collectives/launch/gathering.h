@@ -28,6 +28,8 @@ class Gathering {
 
   // A rank has shown its info. Appends an answer for everybody who need not wait any longer.
   void join(ConnectionId connection, const Join& join, Time now, std::vector<Answer>& answers);
+  // Nobody can meet any more: refuses those who wait, and whoever comes, with Cancelled and `why`.
+  void close(const std::string& why, std::vector<Answer>& answers);
   // A rank has hung up; it may come again.
   void leave(ConnectionId connection);
   // Gives up if somebody's patience has ended.
@@ -55,6 +57,7 @@ class Gathering {
   uint64_t next_ = 0;  // lower generations are over; those who wait are of this one
   std::map<uint32_t, Waiting> waiting_;  // by rank
   std::string last_failure_;             // of an earlier attempt at this generation
+  absl::Status closed_;                  // not OK: why nobody can meet
 };
 
 inline constexpr uint32_t kMostRanks = 1 << 16;

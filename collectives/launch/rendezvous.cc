@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(const 
 
 absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start_at(
     const ClusterKey& key, const std::string& rendezvous, uint32_t ranks) {
-  auto parts = net::split_host_port(rendezvous);
+  auto parts = net::split_host_port(rendezvous.substr(0, rendezvous.find(',')));
   if (!parts.ok()) return parts.status();
   return start(key, only_this_machine(rendezvous) ? parts->first : "*", parts->second, ranks);
 }

@@ -100,6 +100,12 @@ void RendezvousService::leave_to_parent() {
   for (const auto& [id, rank] : ranks_) rank->leave_to_parent();
 }
 
+void RendezvousService::close(const std::string& why) {
+  std::vector<Gathering::Answer> answers;
+  gathering_.close(why, answers);
+  deliver(answers, Clock::steady().now());
+}
+
 bool RendezvousService::answering() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const auto& entry) {
     return entry.second->stage() == RankConnection::Stage::kAnswering;

@@ -38,6 +38,8 @@ class RendezvousService {
   void run_once(absl::Span<pollfd> others, Time until);
   // Somebody has not taken its answer yet (nobody may need more than a few seconds for that).
   bool answering() const;
+  // Refuses those who wait, and whoever comes, with Cancelled and `why`.
+  void close(const std::string& why);
   // In a forked child, before destroying it: the parent's connections stay as they are.
   void leave_to_parent();
 

@@ -58,6 +58,10 @@ int why_not_written(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return EISDIR;
   if (fs::exists(path, ignored)) return access(path.c_str(), W_OK) == 0 ? 0 : errno;
+  if (fs::is_symlink(path, ignored)) {  // to a file that is not there yet
+    const fs::path to = fs::read_symlink(path, ignored);
+    return why_not_written((fs::path(path).parent_path() / to).string());
+  }
   const std::string folder = fs::path(path).parent_path().string();
   return access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) == 0 ? 0 : errno;
 }

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "collectives/launch.h"
@@ -32,6 +33,7 @@ struct Settings {
   uint64_t seed = 1;
   int ranks = 0;  // 0: as the environment says, or one
   bool restart = false;
+  int max_restarts = launch::ForkOptions().max_restarts;
   std::string link;
   std::string wire = "f32";
   std::string device = "cpu";
@@ -89,11 +91,21 @@ int check(const std::string& path) {
   return 0;
 }
 
-// Where this process stands if it does not fork ranks itself.
-absl::StatusOr<launch::Place> place_here() {
-  absl::StatusOr<std::optional<launch::Place>> place = launch::from_environment();
-  if (!place.ok()) return place.status();
-  return place->value_or(launch::Place{});
+// Makes the folders that this run writes and locks them, so that no other run writes there too.
+absl::StatusOr<std::vector<FolderLock>> lock_folders(const Settings& settings) {
+  std::vector<FolderLock> locks;
+  std::string first;
+  for (const std::string& folder : {settings.out, settings.run.checkpoint_dir}) {
+    if (folder.empty()) continue;
+    if (absl::Status status = make_directories(folder); !status.ok()) return status;
+    std::error_code error;
+    if (!first.empty() && std::filesystem::equivalent(first, folder, error)) continue;
+    first = folder;
+    absl::StatusOr<FolderLock> lock = FolderLock::take(folder);
+    if (!lock.ok()) return lock.status();
+    locks.push_back(*std::move(lock));
+  }
+  return locks;
 }
 
 // Opens the device in a child, before anything is learned: this process may fork ranks, and a
@@ -129,12 +141,14 @@ int train(Settings& settings) {
     if (!shape.ok()) return fail(shape.status());
     run.link = *shape;
   }
-  launch::Place place;
-  if (settings.ranks == 0) {
-    absl::StatusOr<launch::Place> here = place_here();
-    if (!here.ok()) return fail(here.status());
-    place = *here;
-  }
+  const auto started = launch::place_for(settings.ranks);
+  if (!started.ok()) return fail(started.status());
+  const launch::Place place = started->value_or(launch::Place{});
+  const bool talks = place.rank == 0;
+  // Held by the launcher of ranks that are forked, whichever of them dies.
+  absl::StatusOr<std::vector<FolderLock>> locks;
+  if (talks) locks = lock_folders(settings);
+  if (talks && !locks.ok()) return fail(locks.status());
   const absl::StatusOr<bool> usable = can_train_on(*device, place.local_rank);
   if (!usable.ok()) return fail(usable.status());
   if (!*usable) return 1;
@@ -147,7 +161,6 @@ int train(Settings& settings) {
   absl::StatusOr<std::string> text =
       settings.data.empty() ? read_king_james() : read_file(settings.data);
   if (!text.ok()) return fail(text.status());
-  const bool talks = place.rank == 0;
   if (talks) {
     std::printf("learning %d tokens from %.2f MB of text\n", preset->vocab,
                 static_cast<double>(text->size()) / 1e6);
@@ -161,7 +174,6 @@ int train(Settings& settings) {
                 static_cast<double>(ParameterMap(run.trainer.model).size) / 1e6,
                 static_cast<double>(corpus.train.size()) / 1e6, run.trainer.optimizer.steps,
                 run.trainer.batch_tokens, std::max(settings.ranks, place.ranks));
-    if (absl::Status status = make_directories(settings.out); !status.ok()) return fail(status);
   }
   run.done = [&](const Trainer& trainer) {
     absl::Status status = save_checkpoint(settings.out, trainer.checkpoint(), &*tokenizer);
@@ -175,18 +187,20 @@ int train(Settings& settings) {
     return status.ok() ? 0 : fail(status);
   };
   if (settings.ranks > 1) {
-    absl::StatusOr<int> result =
-        launch::fork_ranks({.ranks = settings.ranks, .restart = settings.restart}, rank_main);
+    absl::StatusOr<int> result = launch::fork_ranks({.ranks = settings.ranks,
+                                                     .restart = settings.restart,
+                                                     .max_restarts = settings.max_restarts},
+                                                    rank_main);
     return result.ok() ? *result : fail(result.status());
   }
   std::unique_ptr<collectives::RendezvousServer> server;
   if (place.serves) {
     const absl::StatusOr<ClusterKey> key = ClusterKey::for_this_user();
     if (!key.ok()) return fail(key.status());
-    auto started = collectives::RendezvousServer::start_at(*key, place.rendezvous,
+    auto serving = collectives::RendezvousServer::start_at(*key, place.rendezvous,
                                                            static_cast<uint32_t>(place.ranks));
-    if (!started.ok()) return fail(started.status());
-    server = *std::move(started);
+    if (!serving.ok()) return fail(serving.status());
+    server = *std::move(serving);
   }
   return rank_main(place, 0);
 }
@@ -300,6 +314,12 @@ int train_main(int argc, char** argv) {
       ->group(going_on);
   app.add_flag("--restart", settings.restart,
                "start a killed rank anew, with its state from a peer's memory (needs --zero 1)")
+      ->group(going_on);
+  app.add_option(
+         "--max-restarts", settings.max_restarts,
+         "of --restart: how often within an hour a rank is started anew before the run ends")
+      ->check(whole_number(0, kMost))
+      ->capture_default_str()
       ->group(going_on);
   app.add_option("--copy-every", run.copy_every, "steps between copies to a peer's memory")
       ->check(whole_number(1, kMost))

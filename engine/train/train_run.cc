@@ -20,7 +20,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kReportEvery = 20, kEvaluateEvery = 200;  // steps
-constexpr int kMostGenerations = 16;
+constexpr int kMostGenerations = 16;                    // one after the other without a single step
 
 class Run {
  public:
@@ -37,6 +37,7 @@ class Run {
   absl::Status save_checkpoint(int64_t steps);
   absl::Status report(const StepReport& report);
   absl::Status finish();
+  absl::Status write_results();
   absl::Status write_timeline();
   bool leads() const { return place_.rank == 0; }
   int steps() const { return options_.trainer.optimizer.steps; }
@@ -81,6 +82,9 @@ absl::Status Run::run() {
   uint64_t number = place_.generation;
   for (int attempt = 0;; ++attempt) {
     const absl::Status status = generation(number);
+    // The launcher: the others have ended with everything done, and cannot be met again.
+    if (options_.recover && comm_ == nullptr && absl::IsCancelled(status)) return absl::OkStatus();
+    if (reported_steps_ > 0) attempt = 0;
     // Not by what is wrong here, which would be wrong again.
     const bool broken = comm_ != nullptr
                             ? !comm_->status().ok()
@@ -95,6 +99,7 @@ absl::Status Run::run() {
 }
 
 absl::Status Run::generation(uint64_t number) {
+  reported_steps_ = 0;
   replicator_.reset();
   trainer_.reset();
   comm_.reset();
@@ -133,7 +138,6 @@ absl::Status Run::generation(uint64_t number) {
   if (leads() && *first > 0) std::printf("going on after step %d\n", static_cast<int>(*first));
   while (!curve_.empty() && curve_.back().step >= *first) curve_.pop_back();  // done again
   reported_at_ = Clock::steady().now();
-  reported_steps_ = 0;
   exposed_ = stepping_ = Time::zero();
   for (int i = static_cast<int>(*first); i < steps(); ++i) {
     if (absl::Status status = step(i); !status.ok()) return status;
@@ -316,10 +320,17 @@ absl::Status Run::finish() {
   if (timeline_ != nullptr) {
     if (absl::Status status = write_timeline(); !status.ok()) return status;
   }
-  if (comm_ != nullptr) {
-    if (absl::Status status = comm_->barrier(); !status.ok()) return status;
+  if (leads()) {
+    if (absl::Status status = write_results(); !status.ok()) return status;
   }
-  if (!leads()) return absl::OkStatus();
+  if (comm_ == nullptr) return absl::OkStatus();
+  // A rank may end only when all is written: until then the state of any other one may be lost, and
+  // this one's copy of it be needed. However long that takes: the failure detector sees the dead.
+  const absl::Status all = comm_->barrier({.timeout = kNever});
+  return leads() ? absl::OkStatus() : all;
+}
+
+absl::Status Run::write_results() {
   if (!options_.curve_file.empty()) {
     const std::string title = absl::StrFormat("%.2f M parameters, %d tokens per step, %d rank(s)",
                                               static_cast<double>(trainer_->map().size) / 1e6,

@@ -18,8 +18,8 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-constexpr std::array kReducing = {Collective::kAllReduce, Collective::kReduceScatter,
-                                  Collective::kReduce};
+constexpr std::array kReducing = {Measured::kAllReduce, Measured::kReduceScatter,
+                                  Measured::kReduce};
 
 std::string describe(const CollectiveCase& c) {
   return absl::StrCat(std::string(name_of(c.collective)), " ", std::string(name_of(c.type)), " ",
@@ -65,7 +65,7 @@ TEST(CollectiveCheck, EveryOrderOfCombiningGivesTheExpectedBits) {
   for (int type = 0; type < kDataTypes; ++type) {
     for (int op = 0; op < kReduceOps; ++op) {
       for (const int ranks : {2, 3, 8, 13, 64}) {
-        const CollectiveCase c{.collective = Collective::kAllReduce,
+        const CollectiveCase c{.collective = Measured::kAllReduce,
                                .type = static_cast<DataType>(type),
                                .op = static_cast<ReduceOp>(op),
                                .ranks = ranks,
@@ -97,10 +97,10 @@ TEST(CollectiveCheck, ManyRanksOverflowNothing) {
 }
 
 TEST(CollectiveCheck, ReduceScatterAndReduceExpectTheRightPart) {
-  for (const Collective collective : kReducing) {
+  for (const Measured collective : kReducing) {
     const CollectiveCase c{.collective = collective, .ranks = 3, .root = 1, .call = 3};
     const size_t count = 50;
-    const bool scattered = collective == Collective::kReduceScatter;
+    const bool scattered = collective == Measured::kReduceScatter;
     const Bytes all = combine(c, inputs_of(c, scattered ? 3 * count : count), {0, 1, 2}, false);
     for (int rank = 0; rank < 3; ++rank) {
       const size_t offset = scattered ? static_cast<size_t>(rank) * count * 4 : 0;
@@ -109,7 +109,7 @@ TEST(CollectiveCheck, ReduceScatterAndReduceExpectTheRightPart) {
     // Only the root of a reduce has a result at all.
     const Bytes nothing(count * 4, 0xAA);
     EXPECT_EQ(count_wrong(c, 0, nothing.data(), count),
-              collective == Collective::kReduce ? 0u : count);
+              collective == Measured::kReduce ? 0u : count);
     EXPECT_EQ(count_wrong(c, 1, nothing.data(), count), count);
   }
 }
@@ -120,23 +120,32 @@ TEST(CollectiveCheck, WhatIsOnlyMovedArrivesWhereItShould) {
     CollectiveCase c{.type = static_cast<DataType>(type), .ranks = 3, .root = 2, .call = 9};
     const size_t part = count * size_of(c.type);
     std::vector<Bytes> inputs = inputs_of(c, 3 * count);
-    const auto inputs_as = [&](Collective collective) {
+    const auto inputs_as = [&](Measured collective) {
       c.collective = collective;
       inputs = inputs_of(c, 3 * count);
     };
-    inputs_as(Collective::kBroadcast);
+    inputs_as(Measured::kBroadcast);
     EXPECT_EQ(count_wrong(c, 0, inputs[2].data(), count), 0u);
     EXPECT_GT(count_wrong(c, 0, inputs[1].data(), count), count / 2);
-    inputs_as(Collective::kSendReceive);
+    inputs_as(Measured::kSendReceive);
     EXPECT_EQ(count_wrong(c, 0, inputs[2].data(), count), 0u);
     EXPECT_EQ(count_wrong(c, 1, inputs[0].data(), count), 0u);
     Bytes gathered, exchanged;
-    inputs_as(Collective::kAllGather);
+    inputs_as(Measured::kAllGather);
     for (const Bytes& input : inputs) {
       gathered.insert(gathered.end(), input.begin(), input.begin() + static_cast<long>(part));
     }
     EXPECT_EQ(count_wrong(c, 1, gathered.data(), count), 0u) << describe(c);
-    inputs_as(Collective::kAllToAll);
+    for (const Measured composed : {Measured::kHypercube, Measured::kGather}) {
+      c.collective = composed;
+      EXPECT_EQ(count_wrong(c, c.root, gathered.data(), count), 0u) << describe(c);
+      EXPECT_GT(count_wrong(c, c.root, inputs[0].data(), count), count) << describe(c);
+    }
+    EXPECT_EQ(count_wrong(c, 0, inputs[0].data(), count), 0u);  // not the root
+    inputs_as(Measured::kScatter);
+    EXPECT_EQ(count_wrong(c, 1, inputs[2].data() + part, count), 0u) << describe(c);
+    EXPECT_GT(count_wrong(c, 1, inputs[2].data(), count), count / 2) << describe(c);
+    inputs_as(Measured::kAllToAll);
     for (const Bytes& input : inputs) {
       exchanged.insert(exchanged.end(), input.begin() + static_cast<long>(part),
                        input.begin() + static_cast<long>(2 * part));

@@ -17,7 +17,7 @@ struct Parsed {
   std::string err;
 };
 
-Parsed parse(Collective collective, std::vector<const char*> arguments) {
+Parsed parse(Measured collective, std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "all_reduce_perf");
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
@@ -30,7 +30,7 @@ Parsed parse(Collective collective, std::vector<const char*> arguments) {
 }
 
 TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
-  const Parsed parsed = parse(Collective::kAllReduce, {});
+  const Parsed parsed = parse(Measured::kAllReduce, {});
   ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
   const CollectivePerfOptions& options = *parsed.command.options;
   EXPECT_EQ(options.min_bytes, size_t{32} << 20);
@@ -45,7 +45,7 @@ TEST(CollectiveOptions, DefaultsAreThoseOfNcclTests) {
 
 TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
   const Parsed parsed = parse(
-      Collective::kReduce,
+      Measured::kReduce,
       {"-b",         "8",        "-e",        "1G",      "-f",        "2",           "-n",
        "5",          "-w",       "0",         "-c",      "3",         "-o",          "avg",
        "-d",         "bfloat16", "-r",        "1",       "-z",        "3",           "-a",
@@ -78,13 +78,37 @@ TEST(CollectiveOptions, TakesNcclTestsFlagsAndOurs) {
 }
 
 TEST(CollectiveOptions, AllTypesAndOperations) {
-  const Parsed reduce = parse(Collective::kAllReduce, {"-d", "all", "-o", "all"});
+  const Parsed reduce = parse(Measured::kAllReduce, {"-d", "all", "-o", "all"});
   ASSERT_TRUE(reduce.command.options.has_value()) << reduce.err;
   EXPECT_EQ(reduce.command.options->types.size(), size_t{kDataTypes});
   EXPECT_EQ(reduce.command.options->ops.size(), size_t{kReduceOps});
-  const Parsed gather = parse(Collective::kAllGather, {"-o", "all"});
+  const Parsed gather = parse(Measured::kAllGather, {"-o", "all"});
   ASSERT_TRUE(gather.command.options.has_value()) << gather.err;
   EXPECT_EQ(gather.command.options->ops.size(), 1u);
+}
+
+TEST(CollectiveOptions, LinesThatPeopleTypeForNcclTests) {
+  const struct {
+    std::vector<const char*> arguments;
+    int ranks;
+    bool one_each;
+  } cases[] = {
+      {{"-b", "8", "-e", "128M", "-f", "2", "-g", "1"}, 1, true},
+      {{"-g", "1", "-t", "1", "-p", "1", "-G", "0", "-R", "0", "-y", "0"}, 1, true},
+      {{"-g", "8"}, 8, false},
+      {{"-t", "2", "--ngpus", "3", "--ranks", "6"}, 6, false},
+      {{"-g", "2", "-g", "4", "-b", "1K", "-b", "8"}, 4, false},  // the last holds
+      {{"--ranks", "1"}, 1, false},
+      {{}, 0, false},
+  };
+  for (const auto& one : cases) {
+    const Parsed parsed = parse(Measured::kAllReduce, one.arguments);
+    ASSERT_TRUE(parsed.command.options.has_value()) << parsed.err;
+    EXPECT_EQ(parsed.command.options->ranks, one.ranks);
+    EXPECT_EQ(parsed.command.options->one_each, one.one_each);
+  }
+  EXPECT_EQ(parse(Measured::kReduce, {"-r", "-1"}).command.options->root,
+            CollectivePerfOptions::kEveryRoot);
 }
 
 TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
@@ -92,8 +116,10 @@ TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
     std::vector<const char*> arguments;
     const char* says;
   } cases[] = {
-      {{"-g", "2"}, "--ranks N"},
-      {{"-t", "2"}, "--ranks N"},
+      {{"-g", "2", "--ranks", "3"}, "--ranks 3 and -t 1 -g 2, which are 2 ranks"},
+      {{"-g", "0"}, "--ngpus: \"0\" is not a whole number from 1"},
+      {{"-g", "2", "-r", "2"}, "ranks 0 to 1"},
+      {{"-r", "-2"}, "\"-2\" is not a whole number from -1"},
       {{"-G", "1"}, "-m N"},
       {{"-R", "1"}, "--malloc"},
       {{"-d", "fp8"}, "bfloat16"},
@@ -112,12 +138,12 @@ TEST(CollectiveOptions, WhatMakesNoSenseHereSaysWhatDoes) {
       {{"-n", "0"}, "--iters"},
   };
   for (const auto& one : cases) {
-    const Parsed parsed = parse(Collective::kAllReduce, one.arguments);
+    const Parsed parsed = parse(Measured::kAllReduce, one.arguments);
     EXPECT_FALSE(parsed.command.options.has_value()) << one.says;
     EXPECT_EQ(parsed.command.exit_status, 2);
     EXPECT_THAT(parsed.err, HasSubstr(one.says));
   }
-  EXPECT_EQ(parse(Collective::kAllReduce, {"--help"}).command.exit_status, 0);
+  EXPECT_EQ(parse(Measured::kAllReduce, {"--help"}).command.exit_status, 0);
 }
 
 }  // namespace

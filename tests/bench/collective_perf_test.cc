@@ -70,10 +70,10 @@ TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
     bool in_place;
     const char* largest = "100000";
     size_t rows = 3;
-  } commands[] = {{all_reduce_perf_main, true},     {all_gather_perf_main, true},
-                  {reduce_scatter_perf_main, true}, {broadcast_perf_main, true},
-                  {reduce_perf_main, true},         {alltoall_perf_main, false},
-                  {sendrecv_perf_main, false}};
+  } commands[] = {
+      {all_reduce_perf_main, true}, {all_gather_perf_main, true}, {reduce_scatter_perf_main, true},
+      {broadcast_perf_main, true},  {reduce_perf_main, true},     {alltoall_perf_main, false},
+      {sendrecv_perf_main, false},  {gather_perf_main, true},     {scatter_perf_main, true}};
   int number = 0;
   for (const auto& [command, in_place, largest, rows] : commands) {
     const Ran ran = run(command, {"--ranks", "3", "-b", "48", "-e", largest, "-f", "40", "-n", "3",
@@ -87,6 +87,33 @@ TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
     }
     EXPECT_THAT(ran.out, HasSubstr("# Out of bounds values : 0 OK"));
   }
+}
+
+TEST(CollectivePerf, WhatIsComposedOfSendsIsRightByAllRootsAndOptions) {
+  const std::vector<std::string> variants[] = {{"-m", "3"}, {"--malloc", "-u", "3"}, {"-d", "all"}};
+  for (const Main command : {gather_perf_main, scatter_perf_main, hypercube_perf_main}) {
+    const size_t roots = command == hypercube_perf_main ? 1 : 4;
+    for (const std::vector<std::string>& variant : variants) {
+      std::vector<std::string> arguments = {"-g", "4", "-b", "1K", "-e",      "1K",
+                                            "-n", "2", "-r", "-1", "--no-pin"};
+      arguments.insert(arguments.end(), variant.begin(), variant.end());
+      const Ran ran = run(command, arguments);
+      EXPECT_EQ(ran.status, 0) << ran.out;
+      EXPECT_EQ(ran.rows.size(), roots * (variant[0] == "-d" ? 8 : 1)) << ran.out;
+      for (const auto& row : ran.rows) {
+        ASSERT_EQ(row.size(), 13u) << ran.out;
+        EXPECT_EQ(row[8] + row[12], "00") << ran.out;
+      }
+    }
+  }
+  EXPECT_EQ(run(hypercube_perf_main, {"-g", "3", "-b", "8", "-e", "8"}).status, 1);
+}
+
+// What cannot be measured is an error, and no verdict on what was not measured.
+TEST(CollectivePerf, AnErrorComesWithoutAVerdict) {
+  const Ran ran = run(all_reduce_perf_main, {"-g", "1", "-b", "1024T", "-n", "1", "--no-pin"});
+  EXPECT_EQ(ran.status, 1) << ran.out;
+  EXPECT_THAT(ran.out, testing::Not(HasSubstr("Out of bounds values")));
 }
 
 TEST(CollectivePerf, EveryTypeAndOperation) {

@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-CollectivePerfOptions options_of(Collective collective) {
+CollectivePerfOptions options_of(Measured collective) {
   CollectivePerfOptions options;
   options.command = "all_reduce_perf";
   options.collective = collective;
@@ -23,9 +23,8 @@ CollectivePerfOptions options_of(Collective collective) {
 }
 
 PerfRow measured_row() {
-  PerfRow row{.point = point_of(Collective::kAllReduce, 1024, 2, DataType::kF32, ReduceOp::kSum)};
-  PerfHalf half{.us = 12.345,
-                .bandwidth = bandwidth_of(Collective::kAllReduce, 1024, 2, 12.345e-6)};
+  PerfRow row{.point = point_of(Measured::kAllReduce, 1024, 2, DataType::kF32, ReduceOp::kSum)};
+  PerfHalf half{.us = 12.345, .bandwidth = bandwidth_of(Measured::kAllReduce, 1024, 2, 12.345e-6)};
   half.wrong = 0;
   half.slowest_us = {10, 20, 30, 40};
   half.average_us = {9, 19, 29, 39};
@@ -36,27 +35,29 @@ PerfRow measured_row() {
 }
 
 TEST(CollectiveTable, CountsAreThoseOfNcclTests) {
-  const auto point = [](Collective collective, size_t bytes, int ranks, DataType type) {
+  const auto point = [](Measured collective, size_t bytes, int ranks, DataType type) {
     const CollectivePoint p = point_of(collective, bytes, ranks, type, ReduceOp::kSum);
     return std::vector<size_t>{p.count, p.in_elements, p.out_elements, p.bytes};
   };
   const DataType f32 = DataType::kF32;
-  EXPECT_THAT(point(Collective::kAllReduce, 1024, 3, f32), ElementsAre(256, 256, 256, 1024));
-  EXPECT_THAT(point(Collective::kAllReduce, 1027, 3, f32), ElementsAre(256, 256, 256, 1024));
+  EXPECT_THAT(point(Measured::kAllReduce, 1024, 3, f32), ElementsAre(256, 256, 256, 1024));
+  EXPECT_THAT(point(Measured::kAllReduce, 1027, 3, f32), ElementsAre(256, 256, 256, 1024));
   // Parts are multiples of 16 bytes.
-  EXPECT_THAT(point(Collective::kAllGather, 1024, 2, f32), ElementsAre(128, 128, 256, 1024));
-  EXPECT_THAT(point(Collective::kAllGather, 1024, 3, f32), ElementsAre(84, 84, 252, 1008));
-  EXPECT_THAT(point(Collective::kReduceScatter, 1024, 3, f32), ElementsAre(84, 252, 84, 1008));
-  EXPECT_THAT(point(Collective::kAllToAll, 1024, 3, DataType::kF64),
-              ElementsAre(42, 126, 126, 1008));
-  EXPECT_THAT(point(Collective::kAllToAll, 1024, 3, DataType::kI8),
+  EXPECT_THAT(point(Measured::kAllGather, 1024, 2, f32), ElementsAre(128, 128, 256, 1024));
+  EXPECT_THAT(point(Measured::kAllGather, 1024, 3, f32), ElementsAre(84, 84, 252, 1008));
+  EXPECT_THAT(point(Measured::kReduceScatter, 1024, 3, f32), ElementsAre(84, 252, 84, 1008));
+  EXPECT_THAT(point(Measured::kAllToAll, 1024, 3, DataType::kF64), ElementsAre(42, 126, 126, 1008));
+  EXPECT_THAT(point(Measured::kAllToAll, 1024, 3, DataType::kI8),
               ElementsAre(336, 1008, 1008, 1008));
-  EXPECT_THAT(point(Collective::kReduceScatter, 8, 2, f32), ElementsAre(0, 0, 0, 0));
-  EXPECT_THAT(point(Collective::kBroadcast, 8, 2, f32), ElementsAre(2, 2, 2, 8));
+  EXPECT_THAT(point(Measured::kReduceScatter, 8, 2, f32), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(point(Measured::kBroadcast, 8, 2, f32), ElementsAre(2, 2, 2, 8));
+  EXPECT_THAT(point(Measured::kGather, 1024, 3, f32), ElementsAre(84, 84, 252, 1008));
+  EXPECT_THAT(point(Measured::kScatter, 1024, 3, f32), ElementsAre(84, 252, 84, 1008));
+  EXPECT_THAT(point(Measured::kHypercube, 1024, 4, f32), ElementsAre(64, 64, 256, 1024));
 }
 
 TEST(CollectiveTable, SweepsByFactorOrByStep) {
-  CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  CollectivePerfOptions options = options_of(Measured::kAllReduce);
   options.min_bytes = 8;
   options.max_bytes = 100;
   options.step_factor = 2;
@@ -83,18 +84,36 @@ TEST(CollectiveTable, SweepsByFactorOrByStep) {
   EXPECT_EQ(sweep(options, 2).size(), 1u);
 }
 
+TEST(CollectiveTable, EveryRootInTurn) {
+  const auto roots = [](Measured collective, int root) {
+    CollectivePerfOptions options = options_of(collective);
+    options.root = root;
+    std::vector<int> out;
+    for (const CollectivePoint& point : sweep(options, 3)) out.push_back(point.root);
+    return out;
+  };
+  EXPECT_THAT(roots(Measured::kBroadcast, -1), ElementsAre(0, 1, 2));
+  EXPECT_THAT(roots(Measured::kGather, -1), ElementsAre(0, 1, 2));
+  EXPECT_THAT(roots(Measured::kScatter, 2), ElementsAre(2));
+  EXPECT_THAT(roots(Measured::kAllReduce, -1), ElementsAre(0));
+}
+
 TEST(CollectiveTable, BusBandwidthFactors) {
-  const auto bus = [](Collective collective) {
+  const auto bus = [](Measured collective) {
     return bandwidth_of(collective, 4'000'000'000, 4, 1).bus;
   };
-  EXPECT_DOUBLE_EQ(bus(Collective::kAllReduce), 6);
-  EXPECT_DOUBLE_EQ(bus(Collective::kReduceScatter), 3);
-  EXPECT_DOUBLE_EQ(bus(Collective::kAllGather), 3);
-  EXPECT_DOUBLE_EQ(bus(Collective::kAllToAll), 3);
-  EXPECT_DOUBLE_EQ(bus(Collective::kBroadcast), 4);
-  EXPECT_DOUBLE_EQ(bus(Collective::kReduce), 4);
-  EXPECT_DOUBLE_EQ(bus(Collective::kSendReceive), 4);
-  EXPECT_EQ(bandwidth_of(Collective::kAllReduce, 8, 2, 0).bus, 0);
+  EXPECT_DOUBLE_EQ(bus(Measured::kAllReduce), 6);
+  EXPECT_DOUBLE_EQ(bus(Measured::kReduceScatter), 3);
+  EXPECT_DOUBLE_EQ(bus(Measured::kAllGather), 3);
+  EXPECT_DOUBLE_EQ(bus(Measured::kAllToAll), 3);
+  EXPECT_DOUBLE_EQ(bus(Measured::kBroadcast), 4);
+  EXPECT_DOUBLE_EQ(bus(Measured::kReduce), 4);
+  EXPECT_DOUBLE_EQ(bus(Measured::kSendReceive), 4);
+  EXPECT_DOUBLE_EQ(bus(Measured::kGather), 3);
+  EXPECT_DOUBLE_EQ(bus(Measured::kScatter), 3);
+  EXPECT_DOUBLE_EQ(bus(Measured::kHypercube), 3);
+  EXPECT_DOUBLE_EQ(bandwidth_of(Measured::kHypercube, 4'000'000'000, 4, 1).algorithm, 3);
+  EXPECT_EQ(bandwidth_of(Measured::kAllReduce, 8, 2, 0).bus, 0);
 }
 
 TEST(CollectiveTable, NumbersShrinkToTheirColumn) {
@@ -108,20 +127,21 @@ TEST(CollectiveTable, NumbersShrinkToTheirColumn) {
 }
 
 TEST(CollectiveTable, RowsHaveNcclTestsColumns) {
-  const CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  const CollectivePerfOptions options = options_of(Measured::kAllReduce);
   EXPECT_EQ(table_row(options, measured_row(), ""),
             "        1024           256     float     sum      -1"
             "    12.35    0.08    0.08       0  1234568    0.08    0.08       3\n");
   PerfRow only_out = measured_row();
   only_out.halves[1].reset();
   only_out.halves[0]->wrong.reset();
-  CollectivePerfOptions all_to_all = options_of(Collective::kAllToAll);
+  CollectivePerfOptions all_to_all = options_of(Measured::kAllToAll);
   EXPECT_EQ(table_row(all_to_all, only_out, ""),
             "        1024           256     float    none      -1"
             "    12.35    0.08    0.08    N/A      N/A     N/A     N/A     N/A\n");
-  CollectivePerfOptions broadcast = options_of(Collective::kBroadcast);
-  broadcast.root = 1;
-  EXPECT_THAT(table_row(broadcast, measured_row(), ""), HasSubstr("    none       1  "));
+  CollectivePerfOptions broadcast = options_of(Measured::kBroadcast);
+  PerfRow of_root = measured_row();
+  of_root.point.root = 1;
+  EXPECT_THAT(table_row(broadcast, of_root, ""), HasSubstr("    none       1  "));
   // The header's columns end where the row's do.
   std::istringstream header(table_header(options));
   std::string line, names;
@@ -133,7 +153,7 @@ TEST(CollectiveTable, RowsHaveNcclTestsColumns) {
 }
 
 TEST(CollectiveTable, IterationsSpread) {
-  CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  CollectivePerfOptions options = options_of(Measured::kAllReduce);
   options.per_iteration = true;
   options.per_iteration_skip = 1;
   EXPECT_THAT(table_header(options), HasSubstr("  i_min    i_max    i_p99    i_cv%"));
@@ -147,7 +167,7 @@ TEST(CollectiveTable, IterationsSpread) {
 }
 
 TEST(CollectiveTable, FooterJudges) {
-  const CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  const CollectivePerfOptions options = options_of(Measured::kAllReduce);
   const std::string good = table_footer(options, 0, 1.5, std::nullopt);
   EXPECT_THAT(good, HasSubstr("# Out of bounds values : 0 OK\n"));
   EXPECT_THAT(good, HasSubstr("# Avg bus bandwidth    : 1.5 \n"));
@@ -160,7 +180,7 @@ TEST(CollectiveTable, FooterJudges) {
 }
 
 TEST(CollectiveJson, HouseRowsHaveTheKeysThatScriptsDependOn) {
-  const CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  const CollectivePerfOptions options = options_of(Measured::kAllReduce);
   const std::vector<Json> rows = house_rows(options, 2, "shm", measured_row());
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_EQ(rows[0]["bench"], "all_reduce_perf");
@@ -178,7 +198,7 @@ TEST(CollectiveJson, HouseRowsHaveTheKeysThatScriptsDependOn) {
 }
 
 TEST(CollectiveJson, BaselinesJoinTheRowsOutOfPlace) {
-  const CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  const CollectivePerfOptions options = options_of(Measured::kAllReduce);
   std::vector<Json> rows = house_rows(options, 2, "shm", measured_row());
   const double ours = rows[0]["latency_us"]["p50"];
   BaselineReport report;
@@ -196,7 +216,7 @@ TEST(CollectiveJson, BaselinesJoinTheRowsOutOfPlace) {
 }
 
 TEST(CollectiveJson, TheDocumentOfNcclTests) {
-  CollectivePerfOptions options = options_of(Collective::kAllReduce);
+  CollectivePerfOptions options = options_of(Measured::kAllReduce);
   options.per_iteration = true;
   NcclDocument document{.arguments = {"all_reduce_perf", "-b", "8"},
                         .start_time = "2026-01-01 00:00:00"};

@@ -6,12 +6,18 @@
 #include "gtest/gtest.h"
 
 namespace baton::bench {
+namespace {
 
-ChildProcess start(const std::string& arguments) {
-  auto child = ChildProcess::spawn(
-      -1, {"sh", "-c", std::string("exec '") + BATON_COMMAND + "' " + arguments + " 2>&1"}, {});
+ChildProcess shell(const std::string& text) {
+  auto child = ChildProcess::spawn(-1, {"sh", "-c", text, BATON_COMMAND}, {});
   EXPECT_TRUE(child.ok()) << child.status();
   return *std::move(child);
+}
+
+}  // namespace
+
+ChildProcess start(const std::string& arguments) {
+  return shell("exec \"$0\" " + arguments + " 2>&1");
 }
 
 Ended end_of(ChildProcess& child) {
@@ -27,6 +33,11 @@ Ended end_of(ChildProcess& child) {
 
 Ended baton(const std::string& arguments) {
   ChildProcess child = start(arguments);
+  return end_of(child);
+}
+
+Ended script(const std::string& text) {
+  ChildProcess child = shell(text);
   return end_of(child);
 }
 

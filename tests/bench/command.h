@@ -23,6 +23,9 @@ ChildProcess start(const std::string& arguments);
 Ended end_of(ChildProcess& child);
 // Runs `baton ARGUMENTS` to its end.
 Ended baton(const std::string& arguments);
+// Runs a script of the shell, in which "$0" is `baton`; of its streams only stdout goes to the
+// pipe.
+Ended script(const std::string& text);
 
 // Reads until a line holds `text`: that line. Fails the test where none does.
 std::string wait_for(ChildProcess& child, const std::string& text);

@@ -87,6 +87,42 @@ TEST(Doctor, SoftRoceIsOfferedAsFarAsTheKernelGoes) {
               HasSubstr("`rdma link add"));
 }
 
+// A name of a package is given where there is such a package: not of a kernel that somebody built.
+TEST(Doctor, OnlyADistributionsKernelNamesAPackage) {
+  const struct {
+    const char* release;
+    bool named;
+  } kernels[] = {{"6.8.0-45-generic", true}, {"6.8.0-1021-aws", true},
+                 {"6.1.0-18-amd64", false},  {"6.8.0-45-generic-mine", false},
+                 {"6.1.7", false},           {"5.15.0-microsoft-standard-WSL2", false},
+                 {"6.6.1-g1234abc+", false}};
+  for (const auto& [release, named] : kernels) {
+    FakeTree tree;
+    tree.file("/proc/sys/kernel/osrelease", release);
+    const std::string text = doctor_text(checks_of(tree, "verbs", false));
+    EXPECT_EQ(text.find("linux-modules-extra-" + std::string(release)) != text.npos, named) << text;
+    EXPECT_EQ(text.find("linux-modules-extra") != text.npos, named) << text;
+  }
+}
+
+TEST(Doctor, EndsWithASummary) {
+  FakeTree tree;
+  make_good(tree);
+  EXPECT_THAT(
+      doctor_text(checks_of(tree, "verbs")),
+      testing::ContainsRegex(
+          "\nsummary: [0-9]+ ok, 0 warn, 0 fail: nothing is in the way of what was asked\n$"));
+  tree.limits("8388608", "65536");
+  const std::vector<Check> bad = checks_of(tree, "verbs", false);
+  EXPECT_THAT(doctor_text(bad), testing::ContainsRegex("\nsummary: [0-9]+ ok, [0-9]+ warn, "
+                                                       "[1-9][0-9]* fail: what failed must be "
+                                                       "mended first\n$"));
+  const Json summary = doctor_json(bad)["summary"];
+  EXPECT_EQ(
+      summary["ok"].get<size_t>() + summary["warn"].get<size_t>() + summary["fail"].get<size_t>(),
+      bad.size());
+}
+
 TEST(Doctor, APortThatIsDown) {
   FakeTree tree;
   make_good(tree);

@@ -244,7 +244,9 @@ TEST_F(PerfServer, TellsAnotherBenchmarkWhatItIs) {
 TEST(Perf, AServerOfOneClientEnds) {
   ChildProcess server = start("write_bw --listen 127.0.0.1 -p 0");
   EXPECT_EQ(baton("read_bw --provider tcp -n 10 " + address_of(server)).status, 0);
-  EXPECT_EQ(end_of(server).status, 0);
+  const Ended ended = end_of(server);
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_THAT(ended.output, HasSubstr("client left: read_bw, 1 run\n"));
 }
 
 TEST(Perf, APortInUseIsSaid) {

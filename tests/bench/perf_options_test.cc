@@ -137,11 +137,22 @@ TEST(PerfOptions, LinesThatPeopleType) {
                            "--data_validation host",
                            "--inline_size 0 -I 64 host"}) {
     const Parsed parsed = parse("write_bw", line);
-    if (std::string(line).find("-I 64") != std::string::npos) continue;  // twice is refused
     EXPECT_TRUE(parsed.ok()) << line << ": " << parsed.err;
   }
   EXPECT_TRUE(parse("write_lat", "--output=latency -s 8 host").ok());
   EXPECT_TRUE(parse("read_lat", "-o 16 -D 3 host").ok());
+}
+
+TEST(PerfOptions, OfARepeatedFlagTheLastHolds) {
+  const Parsed parsed = parse(
+      "write_bw", "-s 8 -n 10 -b --provider shm -b -s 4K -n 20 -I 1 -I 2 --provider tcp host");
+  ASSERT_TRUE(parsed.ok()) << parsed.err;
+  const PerfOptions& options = *parsed.command.options;
+  EXPECT_EQ(options.sizes, std::vector<size_t>{4096});
+  EXPECT_EQ(options.iterations, 20u);
+  EXPECT_EQ(options.inline_size, 2u);
+  EXPECT_EQ(options.provider, "tcp");
+  EXPECT_TRUE(options.bidirectional);
 }
 
 TEST(PerfOptions, AllSizes) {

@@ -1,15 +1,26 @@
-// Percentiles, rows as JSON, tables.
+// Percentiles, rows as JSON, tables; which bytes two sides take for a message.
 #include "bench/report/report.h"
 
 #include <fstream>
 #include <numeric>
 
+#include "bench/report/dialogue.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::bench {
 namespace {
+
+TEST(Dialogue, AMessageIsAnObjectOrNothing) {
+  EXPECT_TRUE(parse_message("").is_null());
+  EXPECT_TRUE(parse_message("{").is_null());
+  EXPECT_TRUE(parse_message("[1]").is_null());
+  EXPECT_TRUE(parse_message(std::string(60000, '[')).is_null());
+  EXPECT_EQ(text_of(parse_message(R"({"do":"bye"})"), "do"), "bye");
+  EXPECT_EQ(text_of(parse_message(R"({"do":1})"), "do"), "");
+  EXPECT_EQ(text_of(Json(), "do"), "");
+}
 
 TEST(Stats, QuantilesByNearestRank) {
   std::vector<double> samples(1001);
@@ -85,8 +96,9 @@ TEST(Report, WritesOneObjectPerLineAndReplacesWhatIsNoText) {
 }
 
 TEST(Report, AFileThatCannotBeWrittenIsNamed) {
-  const absl::Status status = write_json("/nonexistent/rows.jsonl", {});
+  const absl::Status status = write_text("/nonexistent/rows.jsonl", "{}", "--out");
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("/nonexistent/rows.jsonl"));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("--out"));
 }
 
 TEST(Report, HumanUnits) {

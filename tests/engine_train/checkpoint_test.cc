@@ -1,8 +1,16 @@
 // Sharded checkpoints: resuming on any number of ranks, and everything that can be wrong with one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 
@@ -97,6 +105,66 @@ TEST_F(Checkpoints, KeepTheNewestTwoAndIgnoreIncompleteOnes) {
   ASSERT_TRUE(write_shard(directory_, shard(60, 3, 4), 3, 4).ok());
   write(60, 1);
   EXPECT_EQ(std::distance(fs::directory_iterator(checkpoint_path(directory_, 60)), {}), 2);
+}
+
+// The calls that remove files and folders end the process, as a kill at that moment would.
+void die_at_removals() {
+  std::vector<sock_filter> program = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const long call : {
+#ifdef SYS_unlink
+           SYS_unlink, SYS_rmdir,
+#endif
+           SYS_unlinkat}) {
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
+    _exit(77);
+  }
+}
+
+TEST_F(Checkpoints, AKillWhileOneIsRemovedLeavesNoHalfOfOne) {
+  for (int64_t steps : {10, 20}) write(steps, 2);
+  const auto wholes = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_)) {
+      const bool named = !entry.path().has_extension();
+      if (named) names.push_back(entry.path().filename());
+      EXPECT_TRUE(!named || fs::exists(entry.path() / "manifest.json")) << entry.path();
+      EXPECT_TRUE(!named || fs::exists(entry.path() / "shard-1-of-2.safetensors")) << entry.path();
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  // One makes way for a third, then one for its own like.
+  for (const int64_t steps : {30, 30}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      CheckpointManifest manifest{"", steps, kParameters, 100, kIdentity, {}};
+      for (int rank : {0, 1}) {
+        manifest.shards.push_back(*write_shard(directory_, shard(steps, rank, 2), rank, 2));
+      }
+      die_at_removals();
+      (void)finish_checkpoint(directory_, manifest);
+      _exit(1);  // nothing was removed
+    }
+    int how = 0;
+    ASSERT_EQ(child, waitpid(child, &how, 0));
+    if (WIFEXITED(how) && WEXITSTATUS(how) == 77) GTEST_SKIP() << "no seccomp here";
+    EXPECT_TRUE(WIFSIGNALED(how)) << how;
+    EXPECT_THAT(wholes(), ::testing::ElementsAre("step-00000020", "step-00000030"));
+    ASSERT_TRUE(find().ok());
+    EXPECT_EQ(find()->steps, 30);
+    EXPECT_TRUE(read_shard(*find(), 1).ok());
+  }
+  // The next one clears up.
+  write(40, 2);
+  EXPECT_THAT(wholes(), ::testing::ElementsAre("step-00000030", "step-00000040"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2);
 }
 
 TEST_F(Checkpoints, AreNeverWrittenTo) {

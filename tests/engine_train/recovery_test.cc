@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -34,10 +35,19 @@ TEST(NewestCommon, IsWhatEveryRankOrItsNeighbourHolds) {
   EXPECT_EQ(newest_common({{kNone, kNone, kNone, kNone}, {kNone, kNone, kNone, kNone}}), kNone);
 }
 
+// Behind the last step.
+constexpr int kBeforeWriting = 100, kAfterWriting = 101, kAtTheEnd = 102;
+
 struct Kill {
   int rank;
   int step;  // behind which, in the first life of the rank
+  bool operator==(const Kill&) const = default;
 };
+
+void die(const std::vector<Kill>& kills, const Kill& here, int restarts) {
+  if (restarts > 0 || std::count(kills.begin(), kills.end(), here) == 0) return;
+  ::kill(getpid(), SIGKILL);
+}
 
 class Recovery : public ::testing::Test {
  protected:
@@ -62,14 +72,17 @@ class Recovery : public ::testing::Test {
     const Corpus& corpus = TinyText::get().corpus;
     const auto result = launch::fork_ranks(
         {.ranks = ranks, .restart = run.recover}, [&](const launch::Place& place, int restarts) {
-          run.after_step = [&](int step) {
-            for (const Kill& kill : kills) {
-              if (restarts == 0 && kill.rank == place.rank && kill.step == step) {
-                ::kill(getpid(), SIGKILL);
-              }
-            }
+          run.after_step = [&](int step) { die(kills, {place.rank, step}, restarts); };
+          const auto write = run.done;
+          run.done = [&](const Trainer& trainer) {
+            die(kills, {place.rank, kBeforeWriting}, restarts);
+            const absl::Status status = write(trainer);
+            die(kills, {place.rank, kAfterWriting}, restarts);
+            return status;
           };
           const absl::Status status = run_rank(run, corpus, place);
+          run.done = write;
+          if (status.ok()) die(kills, {place.rank, kAtTheEnd}, restarts);
           if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
           return status.ok() ? 0 : 1;
         });
@@ -102,6 +115,24 @@ TEST_F(Recovery, ARankIsReplacedFromItsPeersMemory) {
   RunOptions run = options();
   EXPECT_EQ(train(2, run, {{1, 4}}), 0);
   expect_undisturbed(2);
+}
+
+// Behind the last step some ranks may be done while others die. The run ends, and what it wrote is
+// whole, whoever that is and whenever.
+TEST_F(Recovery, ARankThatDiesBehindTheLastStep) {
+  constexpr int kLast = kRecoverySteps - 1;
+  const std::vector<std::vector<Kill>> cases = {{{1, kLast}},
+                                                {{0, kLast}},
+                                                {{0, kBeforeWriting}},
+                                                {{0, kAfterWriting}},
+                                                {{1, kAtTheEnd}},
+                                                {{0, kAtTheEnd}},
+                                                {{0, kAtTheEnd}, {1, kAtTheEnd}, {2, kAtTheEnd}}};
+  for (const std::vector<Kill>& kills : cases) {
+    fs::remove(weights_file());
+    EXPECT_EQ(train(4, options(), kills), 0) << kills[0].rank << " at " << kills[0].step;
+    expect_undisturbed(4);
+  }
 }
 
 TEST_F(Recovery, SeveralRanksOneAfterTheOther) {

@@ -83,6 +83,35 @@ TEST(Trainer, RefusesModelsItHasNoGradientsFor) {
   EXPECT_THAT(error([](ModelConfig& c) { c.sliding_window = 8; }), HasSubstr("window"));
 }
 
+// A twentieth is held out wherever lines end, or do not end at all.
+TEST(Corpus, SplitsAtALineAWordOrACharacter) {
+  const auto repeated = [](const std::string& piece) {
+    std::string text;
+    while (text.size() < 20'000) text += piece;
+    return text;
+  };
+  const Tokenizer tokenizer = make_test_tokenizer();
+  const struct {
+    std::string text;
+    std::string last;  // of what is learned
+  } cases[] = {{repeated("a line of text\n"), "text\n"},
+               {repeated("one long line of words "), " "},
+               {repeated("one long line with an end ") + "\n", " "},
+               {repeated("two lines ") + "\n" + repeated("the second much longer"), " "},
+               {repeated("noblanks"), ""},
+               {repeated("\u20ac\u00fc"), ""}};
+  for (const auto& [text, last] : cases) {
+    const std::string_view training = Corpus::training_text(text);
+    EXPECT_TRUE(training.ends_with(last)) << training.substr(training.size() - 20);
+    const Corpus corpus = Corpus::make(text, tokenizer);
+    EXPECT_EQ(corpus.held_out_bytes, text.size() - training.size());
+    EXPECT_LE(corpus.held_out_bytes, text.size() / 20);
+    EXPECT_GE(corpus.held_out_bytes, text.size() / 20 / 2 - 1) << last;
+    EXPECT_EQ(tokenizer.decode(corpus.train), training);  // whole characters
+    EXPECT_FALSE(corpus.held_out.empty());
+  }
+}
+
 TEST(Corpus, SamplesDependOnSeedStepAndIndexAlone) {
   const std::string text = verses();
   const Corpus corpus = Corpus::make(text, make_test_tokenizer());

@@ -3,9 +3,22 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <condition_variable>
 #include <map>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "collectives/launch/pmi.h"
 
 namespace baton::launch {
 namespace {
@@ -51,12 +64,84 @@ void expect_place(const Place& place, int rank, int ranks, int local_rank, int l
 
 TEST(Environment, NobodyStartedThis) {
   for (const Variables& variables :
-       {Variables{}, Variables{{"RANK", "3"}}, Variables{{"BATON_RENDEZVOUS", "a:1"}},
+       {Variables{}, Variables{{"BATON_RENDEZVOUS", "a:1"}},
         Variables{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}}) {  // the last: a batch script
     const auto place = place_of(variables);
     ASSERT_TRUE(place.ok()) << place.status();
     EXPECT_FALSE(place->has_value());
   }
+}
+
+// Two launchers that say different things of one process: both are named.
+TEST(Environment, Contradictions) {
+  const Variables pod = {{"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  const Variables open_mpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                              {"OMPI_COMM_WORLD_SIZE", "2"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                              {"PMIX_NAMESPACE", "7"}};
+  const Variables pmi = {
+      {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+  const Variables slurm = {{"SLURM_PROCID", "1"},
+                           {"SLURM_NTASKS", "2"},
+                           {"SLURM_STEP_ID", "0"},
+                           {"SLURM_STEP_TASKS_PER_NODE", "2"}};
+  const Variables one = {{"BATON_RANK", "0"}, {"BATON_RANKS", "1"}};
+  for (const Variables& said : {pod, one, with(pod, {{"TORCHELASTIC_RUN_ID", "x"}})}) {
+    for (const auto& [launcher, name] : {std::pair(open_mpi, "OMPI_COMM_WORLD_"),
+                                         std::pair(pmi, "PMI_"), std::pair(slurm, "SLURM_")}) {
+      const bool slurms = launcher.contains("SLURM_PROCID");
+      const Variables both = with(said, launcher);
+      expect_refused(both,
+                     said.contains("RANK") ? "RANK=0 WORLD_SIZE=1" : "BATON_RANK=0 BATON_RANKS=1");
+      expect_refused(both, slurms ? "SLURM_PROCID=1 SLURM_NTASKS=2"
+                                  : absl::StrCat(name, "RANK=1 ", name, "SIZE=2"));
+      expect_refused(both, "contradict each other");
+    }
+  }
+  expect_refused(with(open_mpi, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), "PMI_RANK=0 PMI_SIZE=2");
+  const Variables hand = {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}};
+  expect_refused(with(with(slurm, hand), {{"RANK", "0"}, {"WORLD_SIZE", "2"}}), "SLURM_PROCID=1");
+
+  // What is no contradiction: the same said twice, and a launcher below another one.
+  const Variables same = with(hand, {{"RANK", "1"}, {"WORLD_SIZE", "2"}});
+  for (const Variables& launcher : {open_mpi, pmi, slurm}) {
+    EXPECT_EQ(found(with(launcher, same)).launcher, "torchrun");
+  }
+  const Variables torchrun = with(hand, {{"RANK", "5"},
+                                         {"WORLD_SIZE", "8"},
+                                         {"LOCAL_RANK", "1"},
+                                         {"LOCAL_WORLD_SIZE", "4"},
+                                         {"TORCHELASTIC_RUN_ID", "x"}});
+  EXPECT_EQ(found(with(slurm, torchrun)).rank, 5);
+  EXPECT_EQ(found(with(open_mpi, torchrun)).rank, 5);
+  const Variables daemon = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_ID", "0"}};
+  EXPECT_EQ(found(with(open_mpi, daemon)).rank, 1);
+  EXPECT_EQ(found(with(with(open_mpi, daemon), {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}})).rank, 1);
+  EXPECT_EQ(found({{"BATON_RANK", "0"},
+                   {"BATON_RANKS", "2"},
+                   {"BATON_RENDEZVOUS", "h:1"},
+                   {"OMPI_COMM_WORLD_RANK", "2"},
+                   {"OMPI_COMM_WORLD_SIZE", "4"}})
+                .ranks,
+            2);
+}
+
+TEST(Environment, HalfOfAPairIsAnError) {
+  for (const char* alone : {"RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK",
+                            "OMPI_COMM_WORLD_SIZE", "BATON_RANK", "BATON_RANKS"}) {
+    expect_refused({{alone, "1"}}, std::string(alone) + "=1");
+    expect_refused({{alone, "1"}}, "is not set");
+  }
+  // A launcher that says both is believed.
+  EXPECT_EQ(found({{"WORLD_SIZE", "1"},
+                   {"OMPI_COMM_WORLD_RANK", "0"},
+                   {"OMPI_COMM_WORLD_SIZE", "2"},
+                   {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                   {"PMIX_NAMESPACE", "7"}})
+                .ranks,
+            2);
 }
 
 TEST(Environment, Baton) {
@@ -99,6 +184,11 @@ TEST(Environment, Torchrun) {
   expect_refused(with(variables, {{"MASTER_ADDR", ""}}), "MASTER_ADDR");
   expect_refused(with(variables, {{"MASTER_PORT", "0"}}), "MASTER_PORT");
   expect_refused(with(variables, {{"LOCAL_RANK", "4"}}), "LOCAL_RANK");
+  // Numbered by hand on one machine: each takes a device of its own.
+  const Variables by_hand = {
+      {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}};
+  expect_place(found(by_hand), 3, 4, 3, 4);
+  expect_place(found(with(by_hand, {{"MASTER_ADDR", "10.0.0.1"}})), 3, 4, 0, 1);
 }
 
 TEST(Environment, OpenMpi) {
@@ -126,6 +216,18 @@ TEST(Environment, OpenMpi) {
   EXPECT_EQ("h:9", found(with(two_hosts, {{"BATON_RENDEZVOUS", "h:9"}})).rendezvous);
   EXPECT_THAT(found(with(two_hosts, {{"SLURM_JOB_NODELIST", "a[7-9]"}})).rendezvous,
               testing::StartsWith("a7:"));
+  // Under Slurm mpirun runs on the first node, and its daemon on the second in a step of its own.
+  const Variables job = {{"SLURM_JOB_NODELIST", "a[7-8]"}, {"SLURM_JOB_ID", "5"}};
+  const Place there = found(with(with(two_hosts, job), {{"SLURM_STEP_NODELIST", "a8"},
+                                                        {"SLURM_STEP_ID", "0"},
+                                                        {"SLURM_PROCID", "0"},
+                                                        {"SLURM_NTASKS", "1"},
+                                                        {"PMI_RANK", "0"},
+                                                        {"PMI_SIZE", "1"}}));
+  const Place here = found(with(with(two_hosts, job), {{"OMPI_COMM_WORLD_RANK", "0"}}));
+  EXPECT_TRUE(here.serves);
+  EXPECT_EQ(there.rank, 1);
+  EXPECT_EQ(there.rendezvous, here.rendezvous);
 }
 
 TEST(Environment, Pmi) {
@@ -139,6 +241,145 @@ TEST(Environment, Pmi) {
       found(with(variables, {{"PMI_RANK", "1"}, {"MPI_LOCALRANKID", "1"}}), 1000, 55).rendezvous);
   EXPECT_NE(place.rendezvous, found(variables, 1000, 56).rendezvous);
   expect_refused({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}, "PMI_RANK");
+}
+
+// The launcher's side of PMI-1, for ranks on threads: a store of keys, and a barrier.
+class Hydra {
+ public:
+  explicit Hydra(int ranks) : ends_(static_cast<size_t>(ranks)) {
+    for (auto& pair : ends_) EXPECT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM, 0, pair.data()));
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads_.emplace_back([this, rank] { serve(ends_[static_cast<size_t>(rank)][0]); });
+    }
+  }
+  ~Hydra() {
+    for (auto& pair : ends_) close(pair[1]);
+    for (std::thread& thread : threads_) thread.join();
+    for (auto& pair : ends_) close(pair[0]);
+  }
+  std::string fd(int rank) const { return std::to_string(ends_[static_cast<size_t>(rank)][1]); }
+  int finalized() const { return finalized_; }
+
+ private:
+  void serve(int fd) {
+    std::string read;
+    char bytes[512];
+    for (ssize_t n; (n = ::read(fd, bytes, sizeof bytes)) > 0;) {
+      read.append(bytes, static_cast<size_t>(n));
+      for (size_t end; (end = read.find('\n')) != std::string::npos; read.erase(0, end + 1)) {
+        const std::string answer = this->answer(read.substr(0, end));
+        EXPECT_EQ(static_cast<ssize_t>(answer.size()), write(fd, answer.data(), answer.size()));
+      }
+    }
+  }
+  std::string answer(const std::string& line) {
+    std::map<std::string, std::string> words;
+    for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' '))) {
+      const size_t sign = word.find('=');
+      words[word.substr(0, sign)] = word.substr(sign + 1);
+    }
+    std::unique_lock lock(mutex_);
+    const std::string command = words["cmd"];
+    if (command == "init") return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n";
+    if (command == "get_my_kvsname") return "cmd=my_kvsname kvsname=kvs_7_0\n";
+    if (command == "put") {
+      store_[words["key"]] = words["value"];
+      return "cmd=put_result rc=0 msg=success\n";
+    }
+    if (command == "get")
+      return "cmd=get_result rc=0 msg=success value=" + store_[words["key"]] + "\n";
+    if (command == "finalize") {
+      ++finalized_;
+      return "cmd=finalize_ack\n";
+    }
+    EXPECT_EQ(command, "barrier_in");
+    ++waiting_;
+    all_.notify_all();
+    all_.wait(lock, [&] { return waiting_ == threads_.size(); });
+    return "cmd=barrier_out\n";
+  }
+
+  std::vector<std::array<int, 2>> ends_;
+  std::mutex mutex_;
+  std::condition_variable all_;
+  std::map<std::string, std::string> store_;
+  size_t waiting_ = 0;
+  std::atomic<int> finalized_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+// mpiexec of MPICH or Intel MPI, by ssh: nothing says where rank 0 runs, nor who is on which host.
+TEST(Environment, RanksOfPmiTellEachOtherWhereTheyAre) {
+  constexpr int kRanks = 3;
+  Hydra hydra(kRanks);
+  std::vector<Place> places(kRanks);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      // The parent is another one: proxies on several hosts.
+      places[static_cast<size_t>(rank)] =
+          found({{"PMI_RANK", std::to_string(rank)}, {"PMI_SIZE", "3"}, {"PMI_FD", hydra.fd(rank)}},
+                1000, 50 + rank);
+    });
+  }
+  for (std::thread& thread : ranks) thread.join();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const Place& place = places[static_cast<size_t>(rank)];
+    expect_place(place, rank, kRanks, rank, kRanks);  // in truth they are on one
+    EXPECT_EQ(place.serves, rank == 0);
+    EXPECT_EQ(place.rendezvous, places[0].rendezvous);
+    EXPECT_THAT(place.rendezvous, testing::StartsWith("127.0.0.1:"));
+  }
+  EXPECT_EQ(hydra.finalized(), kRanks);  // else the launcher kills those who are left
+
+  // Other hosts get the addresses of rank 0's.
+  Hydra two(2);
+  std::thread other([&] {
+    const auto told = tell_by_pmi(std::stoi(two.fd(0)), 0, 2, "elsewhere|10.1.2.3,[fd00::1]",
+                                  patient(std::chrono::minutes(1)));
+    EXPECT_TRUE(told.ok()) << told.status();
+  });
+  const Place far = found({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_FD", two.fd(1)}});
+  other.join();
+  expect_place(far, 1, 2, 0, 1);
+  EXPECT_THAT(far.rendezvous, testing::MatchesRegex("10.1.2.3:[0-9]+,\\[fd00::1\\]:[0-9]+"));
+
+  // What is no launcher's descriptor says what to do instead.
+  int pair[2];
+  ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+  close(pair[0]);
+  const auto nobody =
+      place_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"PMI_FD", std::to_string(pair[1])}});
+  EXPECT_TRUE(absl::IsUnavailable(nobody.status())) << nobody.status();
+  EXPECT_THAT(std::string(nobody.status().message()), HasSubstr("BATON_RENDEZVOUS=HOST:PORT"));
+  close(pair[1]);
+}
+
+// What srun leaves out follows from the list of nodes, so that ranks do not share a device.
+TEST(Environment, SlurmsLocalRanksComeFromItsNodes) {
+  const Variables step = {
+      {"SLURM_NTASKS", "5"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_NODELIST", "n[1-3]"}};
+  const struct {
+    Variables more;
+    std::vector<int> local;  // of each rank
+  } cases[] = {
+      {{{"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"}}, {0, 1, 0, 1, 0}},
+      {{{"SLURM_TASKS_PER_NODE", "1,4"}}, {0, 0, 1, 2, 3}},
+      {{{"SLURM_NNODES", "2"}}, {0, 1, 2, 0, 1}},
+      {{{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_NNODES", "3"}}, {0, 1, 2, 3, 4}},
+  };
+  for (const auto& [more, local] : cases) {
+    for (int rank = 0; rank < 5; ++rank) {
+      const std::string number = std::to_string(rank);
+      const Variables task = with(with(step, more), {{"SLURM_PROCID", number}});
+      EXPECT_EQ(found(task).local_rank, local[static_cast<size_t>(rank)]) << rank;
+      // `srun --mpi=pmi2` says rank and size in PMI's names as well, and nothing of the node.
+      const Place pmi2 =
+          found(with(task, {{"PMI_RANK", number}, {"PMI_SIZE", "5"}, {"PMI_FD", "9"}}));
+      EXPECT_EQ(pmi2.local_rank, local[static_cast<size_t>(rank)]) << rank;
+      EXPECT_EQ(pmi2.rendezvous, found(task).rendezvous);
+    }
+  }
 }
 
 TEST(Environment, Slurm) {

@@ -181,9 +181,10 @@ TEST_F(ForkRanks, ADeadRankIsStartedAnewAndMeetsTheOthersAgain) {
     return 0;
   });
   EXPECT_EQ(0, run.status) << run.err;
-  EXPECT_THAT(run.err,
-              HasSubstr("rank 1 was killed by signal 9 (Killed); it is started anew (1 of 3)"));
-  EXPECT_THAT(run.err, HasSubstr("(2 of 3)"));
+  EXPECT_THAT(
+      run.err,
+      HasSubstr("rank 1 was killed by signal 9 (Killed); it is started anew (1 of 3 within 1h)"));
+  EXPECT_THAT(run.err, HasSubstr("(2 of 3 within 1h)"));
 }
 
 TEST_F(ForkRanks, RanksThatDieTogetherComeBackIntoOneGeneration) {
@@ -219,8 +220,67 @@ TEST_F(ForkRanks, RestartsEnd) {
     wait_for_ever();
   });
   EXPECT_EQ(12, run.status);
-  EXPECT_THAT(run.err, HasSubstr("(2 of 2)"));
+  EXPECT_THAT(run.err, HasSubstr("(2 of 2 within 1h)"));
   EXPECT_THAT(run.err, Not(HasSubstr("(3 of")));
+}
+
+// A run of months may lose more ranks than a bad hour may.
+TEST_F(ForkRanks, RestartsOfLongAgoDoNotCount) {
+  ForkOptions restarting = options(2);
+  restarting.restart = true;
+  restarting.max_restarts = 1;
+  restarting.restart_period = std::chrono::nanoseconds(1);
+  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+    if (meet_others(place, place.generation) != 0) return 1;
+    for (uint64_t generation = place.generation; generation < 3; ++generation) {
+      if (place.rank == 1) return 10 + restarts;
+      if (meet_others(place, generation + 1) != 0) return 2;
+    }
+    return 0;
+  });
+  EXPECT_EQ(0, run.status) << run.err;
+  for (const char* status : {"status 10;", "status 11;", "status 12;"}) {
+    EXPECT_THAT(run.err, HasSubstr(absl::StrCat("rank 1 failed with exit ", status)));
+  }
+}
+
+// A rank returns 0 when the work of all is done: nobody is there any more whom another could meet.
+TEST_F(ForkRanks, AfterTheWorkIsDoneNobodyIsStartedAnewOrWaitedFor) {
+  ForkOptions restarting = options(3);
+  restarting.restart = true;
+  const Captured run = captured(restarting, [](const Place& place, int restarts) {
+    const auto all = meet_others_and_keep(place, place.generation);
+    if (!all.ok() || restarts > 0) return 3;
+    if (place.rank == 0) return 0;
+    if (place.rank == 1) {
+      // Thinks that the others go on without it, and would wait for them for a minute.
+      const auto again = meet_others_and_keep(place, 1);
+      return absl::IsCancelled(again.status()) ? 4 : 5;
+    }
+    while (kill(static_cast<pid_t>(all->at(0).pid), 0) == 0) sched_yield();
+    kill(getpid(), SIGKILL);
+    return 6;
+  });
+  EXPECT_EQ(0, run.status) << run.err;
+  EXPECT_THAT(run.err,
+              HasSubstr("rank 1 failed with exit status 4, after the work of all was done"));
+  EXPECT_THAT(run.err, HasSubstr("rank 2 was killed by signal 9 (Killed), after the work of all"));
+  EXPECT_THAT(run.err, Not(HasSubstr("started anew")));
+}
+
+TEST_F(ForkRanks, WhatARankCannotPrintIsAFailure) {
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  if (full < 0) GTEST_SKIP() << "there is no /dev/full here";
+  testing::internal::CaptureStderr();
+  const auto status = fork_ranks(options(2), [&](const Place& place, int) {
+    if (place.rank == 1) dup2(full, STDOUT_FILENO);
+    std::printf("of rank %d\n", place.rank);
+    return 0;
+  });
+  close(full);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 1: standard output could not be written"));
+  EXPECT_TRUE(status.ok() && *status == 1) << status.status();
 }
 
 TEST_F(ForkRanks, PrefixesEveryLineOfBothStreams) {

@@ -45,5 +45,17 @@ TEST(Mpirun, RanksMeet) {
   }
 }
 
+// In a pod whose own variables say that there is one rank, each process would train alone.
+TEST(Mpirun, AnotherLaunchersVariablesAreAContradiction) {
+  if (run("mpirun --oversubscribe --allow-run-as-root -n 2 true").status != 0) {
+    GTEST_SKIP() << "there is no mpirun here, or it cannot start two processes";
+  }
+  const Ended ended = run(
+      "RANK=0 WORLD_SIZE=1 mpirun --oversubscribe --allow-run-as-root -n 2 " BATON_MEET_PROGRAM);
+  EXPECT_NE(0, ended.status) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("RANK=0 WORLD_SIZE=1"));
+  EXPECT_THAT(ended.output, HasSubstr("OMPI_COMM_WORLD_SIZE=2"));
+}
+
 }  // namespace
 }  // namespace baton::launch

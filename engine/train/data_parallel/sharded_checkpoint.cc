@@ -52,12 +52,12 @@ absl::StatusOr<uint64_t> hex_field(const nlohmann::json& object, const char* key
   return value;
 }
 
-constexpr std::string_view kPart = ".part", kOld = ".old";
+constexpr std::string_view kPart = ".part", kOld = ".old", kRemoved = ".removed";
 std::string part_of_checkpoint(const std::string& checkpoint) {
   return absl::StrCat(checkpoint, view(kPart));
 }
 
-// A directory "step-N", "step-N.part" or "step-N.old".
+// A directory "step-N", "step-N.part", "step-N.old" or "step-N.removed".
 struct Place {
   int64_t steps = 0;
   std::string path;
@@ -75,7 +75,7 @@ std::vector<Place> places_in(const std::string& directory) {
     Place place{0, it->path().string(), suffix};
     if (stem.compare(0, kStepPrefix.size(), kStepPrefix) == 0 &&
         absl::SimpleAtoi(stem.substr(kStepPrefix.size()), &place.steps) &&
-        (suffix.empty() || suffix == kPart || suffix == kOld)) {
+        (suffix.empty() || suffix == kPart || suffix == kOld || suffix == kRemoved)) {
       found.push_back(std::move(place));
     }
   }
@@ -88,7 +88,8 @@ std::vector<Place> places_in(const std::string& directory) {
 
 bool is_complete(const Place& place) {
   std::error_code error;
-  return place.suffix != kPart && fs::exists(manifest_path(place.path), error);
+  return place.suffix != kPart && place.suffix != kRemoved &&
+         fs::exists(manifest_path(place.path), error);
 }
 
 absl::StatusOr<std::string> newest_in(const std::string& directory) {
@@ -102,11 +103,16 @@ absl::StatusOr<std::string> newest_in(const std::string& directory) {
                    ": a directory step-NNNNNNNN with a manifest.json. Start without --resume"));
 }
 
+// Under another name first: whatever moment a kill comes at, what bears the name of a checkpoint is
+// whole, and what is left of this one goes with the next that is removed.
 void remove_checkpoint(const std::string& path) {
   std::error_code error;
-  // First what makes it a checkpoint: half of one must never look whole.
-  fs::remove(manifest_path(path), error);
-  fs::remove_all(path, error);
+  const fs::path gone = fs::path(path).replace_extension(kRemoved);
+  if (gone != path) {
+    fs::remove_all(gone, error);
+    fs::rename(path, gone, error);
+  }
+  fs::remove_all(gone, error);
 }
 
 // Puts what is whole in its ".part" into the place of the checkpoint.
@@ -308,7 +314,8 @@ absl::Status finish_checkpoint(const std::string& directory, const CheckpointMan
   auto all = places_in(directory);
   int complete = 0;
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    if (it->steps > manifest.steps) continue;  // of a run that went further, and was taken back
+    const bool further = it->steps > manifest.steps;  // of a run that was taken back
+    if (further && it->suffix != kRemoved) continue;
     if (is_complete(*it) && ++complete <= keep) continue;
     remove_checkpoint(it->path);
   }

@@ -1,0 +1,52 @@
+// What nccl-tests' commands measure: the communicator's collectives, and three that are composed of
+// its sends and receives.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "collectives/types.h"
+
+namespace baton::bench {
+
+// The first are collectives by the same number.
+enum class Measured : uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+  kBarrier,
+  kSendReceive,
+  kGather,     // the root receives a part from each rank
+  kScatter,    // the root sends a part to each rank
+  kHypercube,  // an all_gather in log2(ranks) steps, each with the rank across one more dimension
+};
+static_assert(static_cast<int>(Measured::kSendReceive) ==
+              static_cast<int>(Collective::kSendReceive));
+
+constexpr bool is_composed(Measured what) { return what > Measured::kSendReceive; }
+
+// What the communicator is asked for; of what is composed: sends and receives.
+constexpr Collective collective_of(Measured what) {
+  return is_composed(what) ? Collective::kSendReceive : static_cast<Collective>(what);
+}
+
+inline std::string_view name_of(Measured what) {
+  constexpr std::array<std::string_view, 3> kComposed = {"gather", "scatter", "hypercube"};
+  return is_composed(what) ? kComposed[static_cast<size_t>(what) - kCollectives]
+                           : baton::name_of(collective_of(what));
+}
+
+// Where the parts of all ranks lie one behind the other: in a rank's input, and in its output.
+constexpr bool wide_input(Measured what) {
+  return what == Measured::kReduceScatter || what == Measured::kAllToAll ||
+         what == Measured::kScatter;
+}
+constexpr bool wide_output(Measured what) {
+  return what == Measured::kAllGather || what == Measured::kAllToAll || what == Measured::kGather ||
+         what == Measured::kHypercube;
+}
+
+}  // namespace baton::bench

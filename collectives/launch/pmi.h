@@ -1,0 +1,28 @@
+// What ranks tell each other through the launcher that started them, before they can meet: PMI-1,
+// the text protocol that the mpiexec of MPICH and Intel MPI (Hydra) speaks over the descriptor
+// PMI_FD.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "transport/clock.h"
+
+namespace baton::launch {
+
+struct PmiTold {
+  std::string job;                 // a name that no other job of the launcher has
+  std::vector<std::string> ranks;  // what each rank told
+};
+
+// Gives `mine` (no blanks) to the others and returns what all gave. All `ranks` call it, once: then
+// the descriptor is of no more use. Blocks until all have come. Unavailable: `fd` speaks no PMI-1;
+// DeadlineExceeded: it does not answer within `timeout`.
+absl::StatusOr<PmiTold> tell_by_pmi(int fd, int rank, int ranks, const std::string& mine,
+                                    Time timeout);
+
+// "node1|10.0.0.1,[fd00::1]": what tells this host from others, and its addresses that lead out.
+std::string this_host();
+
+}  // namespace baton::launch
