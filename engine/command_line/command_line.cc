@@ -54,6 +54,11 @@ void prepare(CLI::App& app, const std::string& name) {
   for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
   }
+  // Hidden: for scripts/make_manual.
+  app.add_flag_callback("--help-table", [&app] {
+       std::cout << option_table(app) << std::flush;
+       throw CLI::Success();
+     })->group("");
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {
