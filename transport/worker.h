@@ -102,7 +102,7 @@ struct WorkerStats {
 
 class Worker {
  public:
-  static absl::StatusOr<std::unique_ptr<Worker>> create(WorkerOptions options);
+  static absl::StatusOr<std::unique_ptr<Worker>> create(WorkerOptions options);  // listens at once
   // Closes every peer; open transfers end as failed. In a forked child it does nothing.
   ~Worker();
   Worker(const Worker&) = delete;
@@ -132,10 +132,10 @@ class Worker {
   absl::StatusOr<RemoteRegion> remote_region(const MemoryRegion& region) const;
 
   // --- counters ----------------------------------------------------------------------------
-  absl::StatusOr<CounterId> allocate_counter();  // starts at 0
-  absl::Status free_counter(CounterId id);       // late increments change nothing
-  uint64_t counter_value(CounterId id) const;    // lock-free, acquire: the bytes are visible
-  RemoteCounter remote_counter(CounterId id) const;
+  absl::StatusOr<CounterId> allocate_counter();      // starts at 0
+  absl::Status free_counter(CounterId id);           // late increments change nothing
+  uint64_t counter_value(CounterId id) const;        // lock-free, acquire: the bytes are visible
+  RemoteCounter remote_counter(CounterId id) const;  // what a peer names to raise it
 
   // --- peers -------------------------------------------------------------------------------
   // How others reach this worker. Fixed from create() on.
@@ -165,7 +165,7 @@ class Worker {
   // The same, without waiting: progress() does it. Over when peer_state() is kDown; disconnect()
   // then returns at once, and says how.
   void begin_disconnect(PeerId peer, Time timeout = kNever);
-  PeerState peer_state(PeerId peer) const;
+  PeerState peer_state(PeerId peer) const;  // where the connection stands
   // Why the peer is down; OK while it is connecting or up.
   absl::Status peer_status(PeerId peer) const;
   // The routes taken, why a rail was lost, and for each provider not used, why: for logs and
@@ -192,10 +192,10 @@ class Worker {
   // device is registered. For a device of which this worker has none, the first such call makes it,
   // and blocks while memory is pinned: make that one outside of callbacks.
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
-  // A small message without a transfer: same delivery, same end. Release it like a transfer, or
-  // pass `detached` to have the worker release it.
+  // A small message without a transfer: same delivery, same end. Release it like a transfer;
+  // what notify_detached() sends is released by the worker.
   absl::StatusOr<TransferId> notify(PeerId peer, std::string_view payload);
-  absl::Status notify_detached(PeerId peer, std::string_view payload);
+  absl::Status notify_detached(PeerId peer, std::string_view payload);  // as notify()
   // NotFound for a stale or unknown id.
   absl::StatusOr<TransferState> state(TransferId id) const;
   // OK once done; Unavailable("not ended") while active; otherwise why it ended.
@@ -235,7 +235,7 @@ class Worker {
   // Level-triggered; for epoll or poll. Call arm() before sleeping on it, and do not sleep if that
   // returns false. For one sleeper; any number of others may sleep in wait() and wait_until().
   int wait_fd() const;
-  bool arm();
+  bool arm();  // before sleeping on wait_fd(); false: there is work, do not sleep
   // When progress() must be called at the latest, on the worker's clock.
   Time next_timer() const;
   // An eventfd that becomes readable when something happened that the application may wait for: a
@@ -247,8 +247,8 @@ class Worker {
   // but without a lock that their ready() takes.
   void wake();
 
-  const Clock& clock() const;
-  WorkerStats stats() const;
+  const Clock& clock() const;  // that of WorkerOptions
+  WorkerStats stats() const;   // cheap enough to be read each second
 
  private:
   friend class ProgressThread;

@@ -59,6 +59,12 @@ int run_named(absl::Span<const Command> commands, int argc, char** argv) {
     std::cout << help(commands);
     return 0;
   }
+  if (name == "--help-table") {  // for scripts/make_manual
+    for (const Command& command : commands) {
+      std::cout << "command\t" << command.name << "\t" << command.summary << "\n";
+    }
+    return 0;
+  }
   if (name == "--version") {
     std::cout << "baton " << BATON_VERSION << "\n";
     return 0;

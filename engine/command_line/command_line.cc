@@ -58,6 +58,11 @@ void prepare(CLI::App& app, const std::string& name) {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
   }
+  // Hidden: for scripts/make_manual.
+  app.add_flag_callback("--help-table", [&app] {
+       std::cout << option_table(app) << std::flush;
+       throw CLI::Success();
+     })->group("");
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {

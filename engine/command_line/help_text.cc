@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 namespace baton::engine::command_line {
@@ -56,6 +57,21 @@ std::string wrapped(const std::string& text, size_t width) {
   return out;
 }
 
+// The description, the default and what the option goes with.
+std::string description_of(const CLI::Option& option) {
+  std::string text = option.get_description();
+  if (!option.get_default_str().empty()) {
+    absl::StrAppend(&text, " [", option.get_default_str(), "]");
+  }
+  if (!option.get_needs().empty()) {
+    absl::StrAppend(&text, " (with ", names_of(option.get_needs()), ")");
+  }
+  if (!option.get_excludes().empty()) {
+    absl::StrAppend(&text, " (not with ", names_of(option.get_excludes()), ")");
+  }
+  return text;
+}
+
 }  // namespace
 
 HelpText::HelpText() { column_width(kColumn); }
@@ -76,17 +92,25 @@ std::string HelpText::make_option_opts(const CLI::Option* option) const {
 }
 
 std::string HelpText::make_option_desc(const CLI::Option* option) const {
-  std::string text = option->get_description();
-  if (!option->get_default_str().empty()) {
-    absl::StrAppend(&text, " [", option->get_default_str(), "]");
+  return wrapped(description_of(*option), kWidth - kColumn);
+}
+
+std::string option_table(const CLI::App& app) {
+  const HelpText help;
+  const auto field = [](std::string text) {
+    return absl::StrReplaceAll(text, {{"\n", "\\n"}, {"\t", " "}});
+  };
+  std::string out = absl::StrCat("about\t", field(app.get_description()), "\n");
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    const bool positional = option->get_positional();
+    absl::StrAppend(&out, positional ? "argument\t" : "option\t",
+                    help.make_option_name(option, positional), "\t",
+                    absl::StripAsciiWhitespace(help.make_option_opts(option)), "\t",
+                    field(description_of(*option)), "\n");
   }
-  if (!option->get_needs().empty()) {
-    absl::StrAppend(&text, " (with ", names_of(option->get_needs()), ")");
-  }
-  if (!option->get_excludes().empty()) {
-    absl::StrAppend(&text, " (not with ", names_of(option->get_excludes()), ")");
-  }
-  return wrapped(text, kWidth - kColumn);
+  if (!app.get_footer().empty()) absl::StrAppend(&out, "footer\t", field(app.get_footer()), "\n");
+  return out;
 }
 
 }  // namespace baton::engine::command_line

@@ -1,5 +1,5 @@
 // What --help prints: values and their ranges in the field's notation, lines of at most 100
-// columns.
+// columns. And the same as a table, from which the man pages and the completions are made.
 #pragma once
 
 #include <string>
@@ -17,5 +17,13 @@ class HelpText : public CLI::Formatter {
   std::string make_option_opts(const CLI::Option* option) const override;
   std::string make_option_desc(const CLI::Option* option) const override;
 };
+
+// The options of a command for programs, what `--help-table` prints: a line each, its fields separated
+// by tabs.
+//   about    TEXT
+//   argument NAME  VALUE  TEXT        a positional
+//   option   -h, --help  VALUE  TEXT  VALUE as in --help; empty: the option takes none
+//   footer   TEXT                     its lines separated by the two characters \n
+std::string option_table(const CLI::App& app);
 
 }  // namespace baton::engine::command_line

@@ -382,7 +382,7 @@ int serve_main(int argc, char** argv) {
 }
 
 int generate_main(int argc, char** argv) {
-  std::string directory = "models/kjv-1.8m";
+  std::string directory = serve::default_model();
   std::string prompt = "In the beginning";
   serve::EngineOptions options{.blocks = 256, .threads = 0};
   serve::Request request;

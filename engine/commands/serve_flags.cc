@@ -338,9 +338,8 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
 }  // namespace
 
 void add_model_flag(CLI::App& app, std::string* directory) {
-  app.add_option("--model", *directory, "the model's folder")
-      ->type_name("DIR")
-      ->capture_default_str();
+  app.add_option("--model", *directory, "the model's folder (default: the small one of Baton's own)")
+      ->type_name("DIR");
 }
 
 void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {

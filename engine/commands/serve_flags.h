@@ -14,12 +14,13 @@
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
 #include "engine/serve/engine.h"
+#include "engine/serve/loaded_model.h"
 #include "transport/settings.h"
 
 namespace baton::engine::commands {
 
 struct ServeFlags {
-  std::string model = "models/kjv-1.8m";
+  std::string model = serve::default_model();
   std::string served_name;
   std::string role = "all";
   std::string host = "127.0.0.1";

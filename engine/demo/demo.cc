@@ -32,7 +32,7 @@ namespace {
 using nlohmann::json;
 
 struct DemoOptions {
-  std::string model = "models/kjv-1.8m";
+  std::string model = serve::default_model();
   std::string out = "out/demo";
   std::string check;
   std::vector<std::string> providers;
@@ -379,9 +379,9 @@ std::string command_name(std::string_view program) {
 int demo_main(int argc, char** argv) {
   DemoOptions options;
   CLI::App app("Prefill and decode in two processes, KV moved by Baton, with a report.");
-  app.add_option("--model", options.model, "the model's folder")
-      ->type_name("DIR")
-      ->capture_default_str();
+  app.add_option("--model", options.model,
+                 "the model's folder (default: the small one of Baton's own)")
+      ->type_name("DIR");
   app.add_option("--out", options.out, "where the report goes")
       ->check(command_line::writable_folder())
       ->type_name("DIR")

@@ -1,15 +1,42 @@
 // Loading a Hugging Face directory: weights and tokenizer.
 #include "engine/serve/loaded_model.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/files/files.h"
 
 namespace baton::engine::serve {
 namespace {
+
+namespace fs = std::filesystem;
+
+// Where the model that comes with Baton may be, best first.
+std::vector<std::string> places_of_default_model() {
+  const fs::path model = fs::path("models") / "kjv-1.8m";
+  std::vector<std::string> places = {model.string()};
+  std::error_code error;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
+  if (error) return places;
+  const fs::path prefix = folder.parent_path();
+  places.push_back((prefix / "share" / "baton" / model).string());
+  places.push_back((prefix.parent_path() / model).string());
+  return places;
+}
+
+absl::Status no_model(const std::string& directory) {
+  const std::vector<std::string> places = places_of_default_model();
+  const bool given = directory != places.front();
+  return absl::NotFoundError(absl::StrCat(
+      "there is no model directory \"", given ? directory : absl::StrJoin(places, "\", nor \""),
+      "\": give --model a directory with config.json, model.safetensors and tokenizer.json (`baton ",
+      "train` writes such a one)"));
+}
 
 absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOnDevice& on_device,
                                       std::unique_ptr<ModelRunner>* runner) {
@@ -23,15 +50,19 @@ absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOn
 
 }  // namespace
 
+std::string default_model() {
+  const std::vector<std::string> places = places_of_default_model();
+  std::error_code error;
+  const auto there = std::find_if(places.begin(), places.end(), [&](const std::string& place) {
+    return fs::is_directory(place, error);
+  });
+  return there == places.end() ? places.front() : *there;
+}
+
 absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic arithmetic,
                                        const ModelShard& shard, const LoadOnDevice& on_device) {
-  namespace fs = std::filesystem;
   std::error_code error;
-  if (!fs::is_directory(directory, error)) {
-    return absl::NotFoundError(absl::StrCat(
-        "there is no model directory \"", directory, "\": give --model a directory with ",
-        "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
-  }
+  if (!fs::is_directory(directory, error)) return no_model(directory);
   std::unique_ptr<ModelRunner> runner;
   absl::StatusOr<Model> model = on_device != nullptr
                                     ? load_for_device(directory, on_device, &runner)

@@ -33,6 +33,13 @@ struct LoadedModel {
   SamplingDefaults defaults;  // of generation_config.json, if there is one
 };
 
+// The model that comes with Baton, for commands that were given no --model. The first of these that is there,
+// or the first:
+//   models/kjv-1.8m                                           in a source tree
+//   PROGRAM's folder/../share/baton/models/kjv-1.8m           where `baton` is installed
+//   PROGRAM's folder/../../models/kjv-1.8m                    built, and called from another folder
+std::string default_model();
+
 // Of several ranks each loads its part; with `on_device` the model has no weights. Errors name the
 // missing or broken file and what a model directory must contain.
 absl::StatusOr<LoadedModel> load_model(const std::string& directory,

@@ -12,7 +12,18 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK_DIR})
 set(prefix ${WORK_DIR}/prefix)
+# Whoever built `baton` alone has not built all libraries: they are, when it is installed.
+file(REMOVE ${BUILD_DIR}/transport/sim/libbaton_sim.a)
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
+# What cannot be built leaves nothing behind.
+file(READ ${BUILD_DIR}/cmake_install.cmake script)
+string(REPLACE "--target baton_installed" "--target there_is_none" broken "${script}")
+file(WRITE ${WORK_DIR}/broken.cmake "${broken}")
+execute_process(COMMAND ${CMAKE_COMMAND} -DCMAKE_INSTALL_PREFIX=${WORK_DIR}/half -P ${WORK_DIR}/broken.cmake
+                RESULT_VARIABLE result ERROR_VARIABLE output OUTPUT_QUIET)
+if(result EQUAL 0 OR EXISTS ${WORK_DIR}/half OR NOT output MATCHES "nothing is installed")
+  message(FATAL_ERROR "a build that fails must leave nothing installed, and say so: ${result}\n${output}")
+endif()
 
 # The headers: all of the list, and no other.
 file(GLOB_RECURSE installed RELATIVE ${prefix}/include/baton ${prefix}/include/*)
