@@ -31,13 +31,13 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_CATCH_FAULTS", "yes",
                         "no: a transfer that meets memory which was unmapped ends the process, "
                         "and SIGSEGV and SIGBUS are nobody's but the program's"},
+    EnvironmentVariable{"BATON_CI", "what is owed",
+                        "full: .ci/run runs every test, whatever a change reaches"},
     EnvironmentVariable{
         "BATON_CUBLASLT", "libcublasLt.so.13, or .12",
         "the file of the library that multiplies in bf16 on a GPU; none: our own kernel does"},
     EnvironmentVariable{"BATON_CUDA_GRAPHS", "yes",
                         "no: a GPU's steps of decoding are launched kernel by kernel"},
-    EnvironmentVariable{"BATON_CI", "what is owed",
-                        "full: .ci/run runs every test, whatever a change reaches"},
     EnvironmentVariable{"BATON_FIRST_SEED", "0",
                         "the seed that tests with random faults begin with"},
     EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
