@@ -174,17 +174,30 @@ class Agents(Pair):
             gone.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await gone
+            self.assertEqual(self.theirs[:768], self.mine[:768])
+            self.assertEqual(self.theirs[768:], bytes(65536 - 768), "the cancelled one did not start")
             heard = await asyncio.wait_for(asyncio.to_thread(self.b.wait_messages), 60)
             self.assertEqual(heard[0], ("alpha", b"m"))
             self.b.close()
             with self.assertRaises(baton.RemoteDisconnectError):
                 await asyncio.create_task(self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0]))
             await asyncio.create_task(second)
+            with baton.Agent("c", require="tcp") as c, baton.Agent("still", require="tcp", progress_thread=False) as still:
+                c.register(self.mine)
+                still.register(self.theirs)
+                c.add_remote(still.metadata())
+                slow = c.direct(baton.WRITE, [self.mine], [self.theirs], "still")
+                tasks = [asyncio.create_task(slow) for _ in range(3)]
+                await asyncio.sleep(0.01)
+                self.assertFalse(any(one.done() for one in tasks), "nobody answers")
+                while not all(one.done() for one in tasks):
+                    still.progress()
+                    await asyncio.sleep(0)
+                await asyncio.gather(*tasks)
             return "over"
 
         self.assertEqual(asyncio.run(move(), debug=True), "over")
-        self.assertEqual(self.theirs[:768], self.mine[:768])
-        self.assertEqual(self.theirs[768:], bytes(65536 - 768), "the cancelled one did not start")
+        self.assertEqual(self.theirs, self.mine)
         with contextlib.closing(self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])) as closed:
             pass
         with self.assertRaises(baton.NotFoundError):
