@@ -30,11 +30,14 @@ struct baton_agent {
 
 namespace baton::capi {
 
-// The caller's error, filled in, and the number to return.
-int32_t result_of(const absl::Status& status, baton_error* error);
+// What a status is about. Two codes mean different things of different calls: what exists already
+// is a transfer that runs, a port in use, or a name, job or load that is open; what is unavailable
+// is the other agent, or something of this machine that a new agent needs.
+enum class About : uint8_t { kOther, kTransfer, kMaking };
+
+// Fills in the caller's error and returns its number.
+int32_t result_of(const absl::Status& status, baton_error* error, About about = About::kOther);
 int32_t invalid(const char* what, baton_error* error);
-// Another number in an error that result_of() has filled in.
-void say_result(int32_t result, baton_error* error);
 // A copy for the caller. No memory: ResourceExhausted.
 int32_t give(std::string_view text, baton_bytes* out, baton_error* error);
 // Several, all or none; those whose place is NULL are not wanted.

@@ -5,6 +5,7 @@
 #include "capi/agent_handle.h"
 #include "capi/worker_options.h"
 
+using baton::capi::About;
 using baton::capi::caught;
 using baton::capi::descriptors;
 using baton::capi::give;
@@ -110,9 +111,9 @@ int32_t baton_agent_create(const baton_agent_options* options, baton_agent** age
   return caught(error, [&] {
     const baton::capi::Making making;
     auto wanted = options_of(all);
-    if (!wanted.ok()) return result_of(wanted.status(), error);
+    if (!wanted.ok()) return result_of(wanted.status(), error, About::kMaking);
     auto made = baton::kvtransfer::Agent::create(*std::move(wanted));
-    if (!made.ok()) return result_of(made.status(), error);
+    if (!made.ok()) return result_of(made.status(), error, About::kMaking);
     auto handle = std::make_unique<baton_agent>();
     handle->agent = *std::move(made);
     *agent = handle.release();
@@ -243,6 +244,17 @@ int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memor
   return has == 1 ? 1 : 0;
 }
 
+int32_t baton_agent_wait_remote(baton_agent* agent, const char* remote, int32_t memory,
+                                const baton_descriptor* ranges, size_t count, int64_t timeout,
+                                baton_error* error) {
+  if (is_missing(ranges, count)) return missing(error);
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->wait_remote(view(remote), descriptors(ranges, count),
+                                               baton::capi::timeout_of(timeout), kind(memory)),
+                     error);
+  });
+}
+
 int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                    baton_error* error) {
   return guarded(agent, error, [&] {
@@ -285,12 +297,8 @@ int32_t baton_agent_withdraw_metadata(baton_agent* agent, baton_error* error) {
 }
 
 int32_t baton_agent_metadata_state(const baton_agent* agent, const char* name, baton_error* error) {
-  return guarded(agent, error, [&] {
-    absl::Status state = agent->agent->metadata_state(view(name));
-    // BATON_ERR_REPOST_ACTIVE would be of a transfer.
-    if (absl::IsAlreadyExists(state)) state = absl::FailedPreconditionError(state.message());
-    return result_of(state, error);
-  });
+  return guarded(agent, error,
+                 [&] { return result_of(agent->agent->metadata_state(view(name)), error); });
 }
 
 int32_t baton_agent_connect(baton_agent* agent, const char* remote, baton_error* error) {

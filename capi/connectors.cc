@@ -24,6 +24,7 @@
 #include "transport/base/unique_fd.h"
 
 using baton::Time;
+using baton::capi::About;
 using baton::capi::caught;
 using baton::capi::give;
 using baton::capi::give_nothing;
@@ -243,9 +244,9 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
   return caught(error, [&] {
     const baton::capi::Making making;
     const absl::StatusOr<BatonConnectorOptions> wanted = options_of(known);
-    if (!wanted.ok()) return result_of(wanted.status(), error);
+    if (!wanted.ok()) return result_of(wanted.status(), error, About::kMaking);
     auto made = baton::kvtransfer::make_baton_connector(*wanted);
-    if (!made.ok()) return result_of(made.status(), error);
+    if (!made.ok()) return result_of(made.status(), error, About::kMaking);
     auto handle = std::make_unique<baton_kv_connector>();
     handle->connector = *std::move(made);
     if (!handle->event.valid() || !handle->wanted.valid()) {

@@ -9,8 +9,8 @@
 namespace baton::capi {
 namespace {
 
-int32_t number_of(absl::StatusCode code) {
-  switch (code) {
+int32_t number_of(const absl::Status& status, About about) {
+  switch (status.code()) {
     case absl::StatusCode::kOk:
       return BATON_OK;
     case absl::StatusCode::kInvalidArgument:
@@ -21,14 +21,19 @@ int32_t number_of(absl::StatusCode code) {
     case absl::StatusCode::kDataLoss:
       return BATON_ERR_MISMATCH;
     case absl::StatusCode::kFailedPrecondition:
+      // A transfer that was not posted is told apart from what else is not allowed.
+      return status.GetPayload(kvtransfer::kNotPosted) ? BATON_ERR_NOT_POSTED
+                                                       : BATON_ERR_NOT_ALLOWED;
     case absl::StatusCode::kPermissionDenied:
       return BATON_ERR_NOT_ALLOWED;
     case absl::StatusCode::kAlreadyExists:
-      return BATON_ERR_REPOST_ACTIVE;
+      return about == About::kTransfer ? BATON_ERR_REPOST_ACTIVE
+             : about == About::kMaking ? BATON_ERR_BACKEND
+                                       : BATON_ERR_NOT_ALLOWED;
     case absl::StatusCode::kUnimplemented:
       return BATON_ERR_NOT_SUPPORTED;
     case absl::StatusCode::kUnavailable:
-      return BATON_ERR_REMOTE_DISCONNECT;
+      return about == About::kMaking ? BATON_ERR_BACKEND : BATON_ERR_REMOTE_DISCONNECT;
     case absl::StatusCode::kCancelled:
       return BATON_ERR_CANCELED;
     case absl::StatusCode::kDeadlineExceeded:
@@ -43,8 +48,8 @@ int32_t number_of(absl::StatusCode code) {
 
 }  // namespace
 
-int32_t result_of(const absl::Status& status, baton_error* error) {
-  const int32_t result = number_of(status.code());
+int32_t result_of(const absl::Status& status, baton_error* error, About about) {
+  const int32_t result = number_of(status, about);
   constexpr size_t kHead = offsetof(baton_error, text);
   if (error == nullptr || error->size <= kHead) return result;
   const size_t room = std::min(error->size, sizeof *error) - kHead - 1;
@@ -53,10 +58,6 @@ int32_t result_of(const absl::Status& status, baton_error* error) {
   if (bytes > 0) std::memcpy(error->text, status.message().data(), bytes);
   error->text[bytes] = 0;
   return result;
-}
-
-void say_result(int32_t result, baton_error* error) {
-  if (error != nullptr && error->size > offsetof(baton_error, text)) error->result = result;
 }
 
 int32_t invalid(const char* what, baton_error* error) {

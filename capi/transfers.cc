@@ -21,12 +21,8 @@ using baton::kvtransfer::AgentTransferState;
 
 namespace {
 
-// Of one that was not posted: told apart from what else is not allowed.
 int32_t result_of_transfer(const absl::Status& status, baton_error* error) {
-  const int32_t result = result_of(status, error);
-  if (!status.GetPayload(baton::kvtransfer::kNotPosted)) return result;
-  baton::capi::say_result(BATON_ERR_NOT_POSTED, error);
-  return BATON_ERR_NOT_POSTED;
+  return result_of(status, error, baton::capi::About::kTransfer);
 }
 
 template <typename Span>
@@ -140,7 +136,7 @@ int32_t baton_transfer_post(baton_agent* agent, baton_transfer transfer, const v
   if (message != nullptr && is_missing(message, message_size)) return missing(error);
   return guarded(agent, error, [&] {
     const std::string_view text = view(message, message_size);
-    return result_of(
+    return result_of_transfer(
         agent->agent->post(AgentTransferId{transfer}, message == nullptr ? nullptr : &text), error);
   });
 }

@@ -279,6 +279,10 @@ class Agent {
   // Whether the agent is known, is not known to be gone, and `ranges` are within its memory.
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
                   MemoryKind kind = MemoryKind::kDram);
+  // Blocks until it is so. DeadlineExceeded when `timeout` ran out first; the text says what is
+  // known of why: nobody answers there, its metadata was refused, it was lost.
+  absl::Status wait_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
+                           Time timeout = kNever, MemoryKind kind = MemoryKind::kDram);
   // By the listener of an agent with serve_metadata, "host:port". All three return at once, but for
   // the time that DNS takes to look up a name, for which nobody else waits; watch has_remote():
   // whoever is not there yet is called again, for a minute, as long as has_remote()
@@ -392,8 +396,9 @@ class Agent {
   // that waits for 10 s at most, and is ResourceExhausted then. A shorter one is so at once when
   // those that this agent has not taken yet have their share of the transfers, a third
   // (WorkerOptions::max_transfers): nothing else waits for an agent that does not read. An
-  // agent that is gone is Unavailable where that is known already. Those of one thread arrive in
-  // the order sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
+  // agent that is gone is Unavailable from when that is known until it is back: each such call
+  // calls it once more, and waits 0.1 s for its answer. Those of one thread arrive in the order
+  // sent, with two exceptions: one above 60,000 bytes may arrive later than those behind
   // it, and so may those on a connection that was lost or gave way to a better one. What is lost
   // after that, with its agent, is told by lost_messages().
   absl::Status notify(std::string_view agent, std::string_view message);

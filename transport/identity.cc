@@ -6,6 +6,7 @@
 #include <openssl/hmac.h>
 #include <pwd.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,7 +87,9 @@ absl::Status cannot_open(const std::string& path, int why) {
     case EPERM:
       return absl::PermissionDeniedError(absl::StrFormat(
           "%s%s; it must belong to the user who runs this (user %d), with mode 0600: run `chown %d "
-          "%s && chmod 600 %s`, and see that the folders above it can be entered",
+          "%s && chmod 600 %s`, or to root, with mode 0440 and a group of this process; and see "
+          "that "
+          "the folders above it can be entered",
           what, strerror(why), geteuid(), geteuid(), path, path));
     case ENXIO:  // a socket
       return absl::PermissionDeniedError(what + "it is not a plain file: put the key into one");
@@ -203,6 +206,15 @@ absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
   }
 }
 
+bool is_in_group(gid_t group) {
+  if (group == getegid()) return true;
+  const int most = getgroups(0, nullptr);
+  std::vector<gid_t> groups(static_cast<size_t>(std::max(most, 0)));
+  const int count = getgroups(static_cast<int>(groups.size()), groups.data());
+  groups.resize(static_cast<size_t>(std::max(count, 0)));
+  return std::find(groups.begin(), groups.end(), group) != groups.end();
+}
+
 // Whoever can read the key can join the cluster, and whoever can write it chooses who joins.
 absl::Status check_private(int fd, const std::string& path) {
   struct stat info;
@@ -221,13 +233,20 @@ absl::Status check_private(int fd, const std::string& path) {
         "have chosen it: remove it, or run `chown %d %s && chmod 600 %s` if it is yours",
         path, info.st_uid, geteuid(), geteuid(), path, path));
   }
-  if ((info.st_mode & 077) != 0) {
-    return absl::PermissionDeniedError(absl::StrFormat(
-        "the cluster key %s has mode %04o, so other users can read or change it: run `chmod 600 "
-        "%s`, and make a new key if others may have read this one",
-        path, info.st_mode & 07777, path));
+  if ((info.st_mode & 077) == 0) return absl::OkStatus();
+  // A Kubernetes Secret with fsGroup: root's file, which a group of this process may read. Root
+  // itself changes the mode instead, unless the volume is mounted read-only.
+  struct statvfs volume {};
+  const bool is_given = info.st_uid == 0 && (info.st_mode & 037) == 0 && is_in_group(info.st_gid);
+  if (is_given &&
+      (geteuid() != 0 || (fstatvfs(fd, &volume) == 0 && (volume.f_flag & ST_RDONLY) != 0))) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrFormat(
+      "the cluster key %s has mode %04o, so other users can read or change it: run `chmod 600 %s`, "
+      "and make a new key if others may have read this one. Of a key that is mounted, as a "
+      "Kubernetes Secret, set its mode (defaultMode: 0400, or 0440 with an fsGroup)",
+      path, info.st_mode & 07777, path));
 }
 
 bool is_text(std::string_view bytes) {

@@ -24,10 +24,10 @@ class ClusterKey {
   static constexpr size_t kMost = 2;
 
   static absl::StatusOr<ClusterKey> from_bytes(std::string_view secret);
-  // A text file holds a key a line: the key, below it the one before while that is in use. Else it
-  // is one key. PermissionDenied unless it is this user's (or root's) alone: mode 0600 or less. A
-  // file that is being replaced gives its old key or its new one. One that somebody writes to is
-  // waited for until that stands still for 0.1 s; Unavailable after 2 s.
+  // Text: the key, and in a second line the one before while that is in use; else it is one key.
+  // PermissionDenied unless this user's or root's alone: 0600 or less, or, to let a group of this
+  // process read root's file, 0640 or less. A file that is being replaced gives its old key or its
+  // new one. One that is written to is waited for until it stands still; Unavailable after 2 s.
   static absl::StatusOr<ClusterKey> from_file(const std::string& path);
   // The key of this user on this machine: $BATON_KEY_FILE unless empty, else baton/cluster.key in
   // $XDG_CONFIG_HOME or in ~/.config, which is made (mode 0600, random) when it is missing. Without

@@ -4,12 +4,15 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
 #include "kvtransfer/internal/agent_plan.h"
+#include "transport/base/durations.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -151,6 +154,28 @@ bool Agent::has_remote(std::string_view agent, absl::Span<const Descriptor> rang
   return check_kind(kind).ok() && impl_->has_remote(agent, ranges, kind);
 }
 
+absl::Status Agent::wait_remote(std::string_view agent, absl::Span<const Descriptor> ranges,
+                                Time timeout, MemoryKind kind) {
+  if (absl::Status good = usable(); !good.ok()) return good;
+  if (absl::Status good = check_kind(kind); !good.ok()) return good;
+  constexpr std::chrono::milliseconds kLook{20};  // a store wakes no worker
+  Worker& worker = *impl_->worker;
+  const Time end = base::deadline_after(worker.clock().now(), timeout);
+  while (!has_remote(agent, ranges, kind)) {
+    const Time left = end - worker.clock().now();
+    if (left <= Time::zero()) {
+      return absl::DeadlineExceededError(absl::StrFormat("agent \"%s\" did not appear in time: %s",
+                                                         agent, impl_->why_missing(agent)));
+    }
+    worker
+        .wait_until(
+            [&] { return worker.stats().notifications_waiting > 0 && impl_->unread < kMostUnread; },
+            std::min<Time>(left, kLook))
+        .IgnoreError();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host_port) {
   if (absl::Status good = usable(); !good.ok()) return good;
   {
@@ -229,8 +254,8 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
   if (mine == nullptr || theirs == nullptr) return no_such_list();
   if (!mine->agent.empty() || theirs->agent.empty()) {
     return absl::InvalidArgumentError(
-        "the local side of a transfer is a list of prepare_local(), the remote side one of "
-        "prepare_remote()");
+        "the local side of a transfer is a list of this agent's own memory, the remote side one "
+        "that was prepared for an agent by its name");
   }
   if (absl::Status known = impl_->check_epoch(theirs->agent, theirs->epoch, "prepare the list");
       !known.ok()) {

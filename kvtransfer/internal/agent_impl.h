@@ -52,6 +52,7 @@ struct RemoteAgent {
   std::string address;
   uint64_t epoch = 0;  // another one whenever another agent takes the name
   PeerId peer;         // generation 0: not called yet
+  absl::Status lost;   // why it was lost, from then on until it is up again
   AgentMemoryTables<RemoteRegion> ranges;
   uint64_t told_by = 0;  // the peer that gave its own metadata unasked
   uint64_t told = 0;     // in Impl::unasked; 0: it is not there
@@ -100,7 +101,9 @@ class Agent::Impl {
   void forget_told(RemoteAgent& remote);                      // locked
   void remove_remote(std::string_view agent, const WorkerUid* only = nullptr);
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> list, MemoryKind kind);
-  void part_from(const RemoteAgent& remote);                         // locked
+  std::string why_missing(std::string_view agent);  // as far as is known
+  void look_at(RemoteAgent& remote);                // whether it is lost, or up again; locked
+  void part_from(const RemoteAgent& remote);        // locked
   absl::StatusOr<RemoteAgent*> find_remote(std::string_view agent);  // locked
   absl::StatusOr<PeerId> peer_of(RemoteAgent& remote);               // locked
   bool is_up(PeerId peer) const;
@@ -150,6 +153,8 @@ class Agent::Impl {
     Time until, next;
   };
   std::vector<Said> said;  // to listeners that were not met yet
+  // The last agent whose metadata was asked for or given and did not come to be loaded, and why.
+  std::pair<std::string, std::string> refused;
   struct Calling {
     std::string host_port;
     std::future<absl::StatusOr<PeerId>> made;

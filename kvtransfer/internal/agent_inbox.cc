@@ -1,7 +1,10 @@
 // An agent's messages: out to others, in from them, and the thread that answers for metadata.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
 #include "transport/base/durations.h"
 #include "transport/base/log.h"
@@ -109,6 +112,9 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       } else {
         base::log_event(base::LogLevel::kWarning, "%s: metadata from %s: %s", options.name,
                         sender.name, loaded.status().message());
+        std::lock_guard lock(mutex);
+        refused = {sender.name,
+                   absl::StrCat("its metadata came and was refused: ", loaded.status().message())};
       }
       return;
     }
@@ -143,13 +149,30 @@ void Agent::Impl::serve() {
 absl::Status Agent::Impl::notify(std::string_view agent, std::string_view message) {
   if (absl::Status status = check_message(message); !status.ok()) return status;
   absl::StatusOr<PeerId> peer;
+  absl::Status lost;
   {
     std::lock_guard lock(mutex);
     absl::StatusOr<RemoteAgent*> remote = find_remote(agent);
     if (!remote.ok()) return remote.status();
     peer = peer_of(**remote);
+    lost = (*remote)->lost;
   }
   if (!peer.ok()) return peer.status();
+  if (!lost.ok()) {
+    // It is being called again, and one that is back answers within a moment. Without a thread
+    // nothing moves here meanwhile.
+    constexpr std::chrono::milliseconds kMoment{100};
+    const auto connecting = [&] { return worker->peer_state(*peer) == PeerState::kConnecting; };
+    if (progress_thread != nullptr) {
+      worker->wait_until([&] { return !connecting(); }, kMoment).IgnoreError();
+    }
+    if (worker->peer_state(*peer) != PeerState::kUp) {
+      return absl::UnavailableError(absl::StrFormat(
+          "agent \"%s\" is gone: %s. It is called again each time that something is sent to it; if "
+          "it was started anew, load its new metadata",
+          agent, lost.message()));
+    }
+  }
   absl::Status sent = outbox->send_message(agent, *peer, message);
   drive();
   return sent;

@@ -37,8 +37,8 @@ constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
 
 absl::Status not_known(std::string_view agent) {
-  return absl::NotFoundError(absl::StrFormat(
-      "no agent called \"%s\" is known here: load its metadata with add_remote()", agent));
+  return absl::NotFoundError(
+      absl::StrFormat("no agent called \"%s\" is known here: load its metadata first", agent));
 }
 
 }  // namespace
@@ -134,6 +134,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
   } else if (worker->peer_state(remote.peer) == PeerState::kDown) {
     remote.peer = {};
   }
+  remote.lost = absl::OkStatus();  // this metadata is newer
   if (!metadata->address.empty()) remote.address = metadata->address;
   remote.ranges = std::move(theirs);
   return metadata->name;
@@ -202,10 +203,9 @@ bool Agent::Impl::has_remote(std::string_view agent, absl::Span<const Descriptor
   std::lock_guard lock(mutex);
   const auto known = remotes.find(agent);
   if (known == remotes.end()) return false;
-  const RemoteAgent& remote = known->second;
-  if (remote.peer.generation != 0 && worker->peer_state(remote.peer) == PeerState::kDown) {
-    return false;
-  }
+  RemoteAgent& remote = known->second;
+  look_at(remote);
+  if (!remote.lost.ok()) return false;
   for (const Descriptor& where : list) {
     if (remote.ranges.of(kind)->cover(where.address, where.bytes, where.device, nullptr) ==
         nullptr) {
@@ -221,8 +221,42 @@ absl::StatusOr<RemoteAgent*> Agent::Impl::find_remote(std::string_view agent) {
   return &known->second;
 }
 
+std::string Agent::Impl::why_missing(std::string_view agent) {
+  {
+    std::lock_guard lock(mutex);
+    if (const auto known = remotes.find(agent); known != remotes.end()) {
+      return known->second.lost.ok() ? "it is known, but its metadata lacks this memory: load that "
+                                       "again when the other "
+                                       "agent has registered it"
+                                     : absl::StrCat("it was lost: ", known->second.lost.message());
+    }
+    for (const Said& one : said) {
+      if (one.kind != AgentFrameKind::kFetch || one.payload != agent) continue;
+      const absl::Status why = worker->peer_status(one.peer);
+      return absl::StrCat("nobody answers at ", one.host_port, why.ok() ? "" : ": ", why.message());
+    }
+    if (refused.first == agent) return refused.second;
+  }
+  if (keeper != nullptr) {
+    if (const absl::Status state = keeper->state(agent); !state.ok()) {
+      return std::string(state.message());
+    }
+  }
+  return "nobody has given its metadata";
+}
+
+void Agent::Impl::look_at(RemoteAgent& remote) {
+  if (remote.peer.generation == 0) return;
+  const PeerState state = worker->peer_state(remote.peer);
+  if (state == PeerState::kUp) remote.lost = absl::OkStatus();
+  if (state != PeerState::kDown || !remote.lost.ok()) return;  // the first reason is what happened
+  const absl::Status why = worker->peer_status(remote.peer);
+  remote.lost = absl::UnavailableError(why.ok() ? "its connection is down" : why.message());
+}
+
 // Calls it, also again after it went down: it may have come back, or only its network.
 absl::StatusOr<PeerId> Agent::Impl::peer_of(RemoteAgent& remote) {
+  look_at(remote);
   if (remote.peer.generation == 0 || worker->peer_state(remote.peer) == PeerState::kDown) {
     absl::StatusOr<PeerId> peer = worker->connect(remote.address);
     if (!peer.ok()) return peer.status();
@@ -318,9 +352,12 @@ void Agent::Impl::say_again() {
       if (state == PeerState::kUp && one.peer == peer) return true;
       if (state != PeerState::kDown && one.peer == peer) return false;  // it is being met
       if (now >= one.until) {
-        base::log_event(base::LogLevel::kWarning, "%s: nobody at %s was reached in %d s",
-                        options.name, one.host_port,
-                        static_cast<int>(kCallingTime / std::chrono::seconds(1)));
+        const std::string why =
+            absl::StrFormat("nobody at %s was reached in %d s: %s", one.host_port,
+                            static_cast<int>(kCallingTime / std::chrono::seconds(1)),
+                            worker->peer_status(one.peer).message());
+        if (one.kind == AgentFrameKind::kFetch) refused = {one.payload, why};
+        base::log_event(base::LogLevel::kWarning, "%s: %s", options.name, why);
         return true;
       }
       if (now < one.next) return false;

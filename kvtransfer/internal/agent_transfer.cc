@@ -27,7 +27,7 @@ absl::Status AgentTransfer::is_being_released() {
 absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Status& why) {
   switch (state) {
     case AgentTransferState::kIdle:
-      return not_posted("the transfer was not posted: post() starts it");
+      return not_posted("the transfer was not posted yet: post it first");
     case AgentTransferState::kRunning:
       return absl::UnavailableError("the transfer is running: it has not ended yet");
     default:

@@ -148,7 +148,8 @@ absl::StatusOr<KvPlacement> KvPlacement::decode(std::string_view bytes) {
   if (bytes.size() < kPlacementHead + kPlacementSum ||
       bytes.substr(0, kPlacementMagic.size()) != kPlacementMagic) {
     return absl::DataLossError(absl::StrFormat(
-        "these %u bytes are no KV layout: pass on what encode() gave, unchanged", bytes.size()));
+        "these %u bytes are no KV layout: pass on what the other side encoded, unchanged",
+        bytes.size()));
   }
   base::WireReader in(bytes.substr(kPlacementMagic.size()));
   const auto version = in.number<uint16_t>();
@@ -161,7 +162,7 @@ absl::StatusOr<KvPlacement> KvPlacement::decode(std::string_view bytes) {
   const std::string_view body = bytes.substr(0, bytes.size() - kPlacementSum);
   if (digest_of(body) != bytes.substr(body.size())) {
     return absl::DataLossError(
-        "the KV layout is damaged or cut short: pass on what encode() gave, unchanged");
+        "the KV layout is damaged or cut short: pass on what the other side encoded, unchanged");
   }
   return decode_placement_body(body.substr(kPlacementHead));
 }

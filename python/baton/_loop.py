@@ -1,13 +1,50 @@
-"""Transfers in an asyncio program: one reader of an agent's event descriptor wakes all who wait on it."""
+"""Transfers in an asyncio program: one reader of an agent's event descriptor wakes every task that waits on it."""
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
 import weakref
-from typing import Any, Dict
+from typing import Any, Coroutine, Dict, Generator, Optional, TypeVar
 
 from .errors import BatonError, NotPostedError
+
+T = TypeVar("T")
+
+
+class Awaited(Coroutine[Any, Any, T]):
+    """What `await` takes, and asyncio.create_task(), gather() and TaskGroup as well: asyncio drives a coroutine by send() and
+    throw(). Several tasks may wait for one: each drives a coroutine of its own."""
+
+    _waits: Optional[Dict[Any, Coroutine[Any, Any, T]]] = None  # by task
+
+    def _wait(self) -> Coroutine[Any, Any, T]:
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._step("send", value)
+
+    def throw(self, *what: Any) -> Any:
+        return self._step("throw", *what)
+
+    def _step(self, how: str, *what: Any) -> Any:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # driven by hand, without a loop
+            task = None
+        if self._waits is None:
+            self._waits = {}
+        if task not in self._waits:
+            self._waits[task] = self._wait()
+        try:
+            return getattr(self._waits[task], how)(*what)
+        except BaseException:  # StopIteration too: the wait is over
+            del self._waits[task]
+            raise
+
 
 _watchers: "weakref.WeakKeyDictionary[Any, Dict[int, Any]]" = weakref.WeakKeyDictionary()
 

@@ -6,7 +6,9 @@
     mine = agent.prepare(pages_here)                      # rows of (address, bytes, device)
     theirs = agent.prepare(pages_there, prefill)
     with agent.read(mine, [3, 1], theirs, [7, 8], b"request 5") as transfer:
-        transfer.wait(timeout=5)                          # or: await transfer
+        transfer.wait(timeout=5)                          # or: await transfer, asyncio.create_task(transfer)
+    for sender, message in agent.wait_messages(timeout=5):
+        ...
 
 Every call may come from any thread, and frees the interpreter's lock. A forked child makes agents of its own; `os.fork()` waits, a
 second at most, while other threads make agents or move bytes.
@@ -19,12 +21,12 @@ import fcntl
 import mmap
 import os
 import weakref
-from typing import Any, Dict, Generator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from . import _library, _loop
 from ._handle import Handle
 from ._library import call, lib, take
-from .buffers import DRAM, FILE, Rows, indices_of, memory_of, rows_of
+from .buffers import DRAM, FILE, Rows, indices_of, known_kind, memory_of, rows_of
 from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
 
 WRITE, READ = 0, 1
@@ -48,6 +50,34 @@ def _text(text: Union[str, bytes], what: str) -> bytes:
     if b"\0" in encoded:
         raise InvalidParamError(f"{what} holds a zero byte, {text!r}: C's text ends there")
     return encoded
+
+
+def _bytes(thing: Any, what: str) -> bytes:
+    """As C takes them."""
+    if isinstance(thing, bytes):
+        return thing
+    if isinstance(thing, str):
+        raise TypeError(f"{what} is bytes, and this is a str: encode it first ({thing[:20]!r}.encode())")
+    try:
+        return memoryview(thing).tobytes()
+    except TypeError:
+        raise TypeError(f"{what} is bytes, and this is of type {type(thing).__name__}") from None
+
+
+def _in_slices(call: Any, timeout: Optional[float], *arguments: Any) -> None:
+    """A call of the library whose last argument is a timeout in nanoseconds, so that Ctrl-C, and close() in another thread,
+    come through."""
+    left = None if timeout is None else int(min(max(timeout, 0), 1e9) * 1e9)
+    while True:
+        span = _SLICE if left is None else min(left, _SLICE)
+        try:
+            call(*arguments, span)
+            return
+        except BatonTimeoutError:
+            if left is not None:
+                left -= span
+                if left <= 0:
+                    raise
 
 
 def _within(number: int, most: int, what: str) -> int:
@@ -74,7 +104,7 @@ def _op(op: int) -> int:
 def memory_supported(memory: int) -> bool:
     """Whether this process can register memory of that kind: VRAM where there is a CUDA device that it may use. Loads
     CUDA's driver to find out."""
-    return lib.memory_supported(_within(memory, 255, "memory"), None) == 0
+    return lib.memory_supported(known_kind(memory), None) == 0
 
 
 class Telemetry(NamedTuple):
@@ -103,15 +133,17 @@ class DescriptorList:
         self.release()
 
 
-class Transfer:
-    """A transfer that was made. post() starts it; one that has ended may be posted again."""
+class Transfer(_loop.Awaited[None]):
+    """A transfer that was made. post() starts it; one that has ended may be posted again. `await transfer`,
+    asyncio.create_task(transfer) and the like post it, unless that was done, and end as it does."""
 
     def __init__(self, agent: "Agent", number: int) -> None:
         self.agent, self.number = agent, number
 
     def post(self, message: Optional[bytes] = None) -> "Transfer":
         """Starts it. `message` replaces the one that it was made with."""
-        self.agent._open.call(lib.transfer_post, self.number, message, len(message or b""))
+        text = None if message is None else _bytes(message, "a message")
+        self.agent._open.call(lib.transfer_post, self.number, text, len(text or b""))
         return self
 
     def done(self) -> bool:
@@ -120,20 +152,7 @@ class Transfer:
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Until it has ended; raises how, if not well. BatonTimeoutError: it still runs."""
-        self._in_slices(lib.transfer_wait, timeout)
-
-    def _in_slices(self, function: Any, timeout: Optional[float]) -> None:
-        left = None if timeout is None else int(min(max(timeout, 0), 1e9) * 1e9)
-        while True:
-            span = _SLICE if left is None else min(left, _SLICE)
-            try:
-                self.agent._open.call(function, self.number, span)
-                return
-            except BatonTimeoutError:
-                if left is not None:
-                    left -= span
-                    if left <= 0:
-                        raise
+        _in_slices(self.agent._open.call, timeout, lib.transfer_wait, self.number)
 
     def abort(self) -> None:
         """Asks for the end. It has ended when done() says so."""
@@ -150,7 +169,7 @@ class Transfer:
         if self.number == 0 or not self.agent._open.value:
             return
         try:
-            self._in_slices(lib.transfer_release, timeout)
+            _in_slices(self.agent._open.call, timeout, lib.transfer_release, self.number)
         except RemoteDisconnectError:
             self.number = 0
             raise
@@ -168,8 +187,12 @@ class Transfer:
         self.agent._open.call(lib.transfer_telemetry, self.number, ctypes.byref(out))
         return Telemetry(out.start_ns / 1e9, out.post_ns / 1e9, out.transfer_ns / 1e9, out.bytes, out.descriptors)
 
-    def __await__(self) -> Generator[Any, None, None]:
-        return _loop.wait_for(self).__await__()
+    def _wait(self) -> Coroutine[Any, Any, None]:
+        return _loop.wait_for(self)
+
+    def close(self) -> None:
+        """release(), by the name that a coroutine has for its end."""
+        self.release()
 
     def __enter__(self) -> "Transfer":
         return self
@@ -221,6 +244,7 @@ class Agent:
         """Cancels and fences what runs. Nobody touches registered memory afterwards. Calls of other threads end
         first, and whoever waits for a transfer is told that the agent is closed. So it is when the interpreter ends."""
         self._open.destroy()
+        self._kept.clear()
         _loop.wake(self)
 
     @property
@@ -272,7 +296,7 @@ class Agent:
     def allocate(self, size: int) -> mmap.mmap:
         """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
         this machine reach with one copy and no system call for each page. It lives as long as somebody has it, or the
-        agent has it registered; deregister() takes it."""
+        agent has it registered: until deregister() or the agent's close() its own close() is a BufferError."""
         fd = _libc.memfd_create(b"baton-agent", 3)  # closed on exec, may be sealed; not every Python has it
         if fd < 0:
             raise OSError(ctypes.get_errno(), "memfd_create")
@@ -289,7 +313,7 @@ class Agent:
         except BaseException:
             os.close(fd)
             raise
-        self._kept.setdefault((DRAM, *one), []).append((memory, weakref.finalize(memory, os.close, fd)))
+        self._kept.setdefault((DRAM, *one), []).append((memory, place.keep, weakref.finalize(memory, os.close, fd)))
         return memory
 
     def deregister(self, *buffers: Any, memory: Optional[int] = None) -> None:
@@ -329,8 +353,8 @@ class Agent:
 
     def add_remote(self, metadata: bytes) -> str:
         """Loads another agent's metadata; returns its name."""
-        out = _library.Bytes()
-        self._open.call(lib.agent_add_remote, bytes(metadata), len(metadata), ctypes.byref(out))
+        out, given = _library.Bytes(), _bytes(metadata, "metadata")
+        self._open.call(lib.agent_add_remote, given, len(given), ctypes.byref(out))
         return take(out).decode()
 
     def remove_remote(self, agent: Name) -> None:
@@ -343,14 +367,22 @@ class Agent:
         rows = rows_of(descriptors, memory)
         return bool(self._open.ask(lib.agent_has_remote, _name(agent), rows.kind, rows.address, rows.count))
 
+    def wait_remote(self, agent: Name, descriptors: Any = (), timeout: Optional[float] = None,
+                    memory: Optional[int] = None) -> None:
+        """Until has_remote(): behind fetch_metadata() or follow_metadata(), or for an agent that calls. BatonTimeoutError says
+        what is known of why it did not appear."""
+        rows = rows_of(descriptors, memory)
+        _in_slices(self._open.call, timeout, lib.agent_wait_remote, _name(agent), rows.kind, rows.address, rows.count)
+
     def fetch_metadata(self, agent: Name, host_port: str) -> None:
-        """Asks the agent that listens there, with serve_metadata. Returns at once: watch has_remote(), which calls it
-        again for a minute when it is not there yet."""
+        """Asks the agent that listens there, with serve_metadata. Returns at once: wait_remote() waits for it, and calls it
+        again for a minute when it is not there yet; so does has_remote()."""
         self._open.call(lib.agent_fetch_metadata, _name(agent), _text(host_port, "host_port"))
 
     def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:
         """Gives ours, or this part of it, to the agent that listens there, with serve_metadata."""
-        self._open.call(lib.agent_send_metadata, _text(host_port, "host_port"), metadata, len(metadata or b""))
+        given = None if metadata is None else _bytes(metadata, "metadata")
+        self._open.call(lib.agent_send_metadata, _text(host_port, "host_port"), given, len(given or b""))
 
     def invalidate_metadata(self, host_port: str) -> None:
         """Takes ours back there."""
@@ -359,11 +391,12 @@ class Agent:
     def publish_metadata(self, metadata: Optional[bytes] = None, label: str = "") -> None:
         """Leaves ours, or this part of it under a label, in the metadata_store. Returns at once: watch
         metadata_state()."""
-        self._open.call(lib.agent_publish_metadata, metadata, len(metadata or b""), _text(label, "label") or None)
+        given = None if metadata is None else _bytes(metadata, "metadata")
+        self._open.call(lib.agent_publish_metadata, given, len(given or b""), _text(label, "label") or None)
 
     def follow_metadata(self, agent: Name, label: str = "") -> None:
-        """Loads what that agent leaves in the metadata_store, now and whenever it changes. Returns at once: watch
-        has_remote()."""
+        """Loads what that agent leaves in the metadata_store, now and whenever it changes. Returns at once: wait_remote()
+        waits for it."""
         self._open.call(lib.agent_follow_metadata, _name(agent), _text(label, "label") or None)
 
     def withdraw_metadata(self) -> None:
@@ -404,9 +437,9 @@ class Agent:
         all bytes are there."""
         mine, many, held = indices_of(local_indices)
         theirs, as_many, held_too = indices_of(remote_indices)
-        out = ctypes.c_uint64()
-        self._open.call(lib.transfer_make, _op(op), local.number, mine, many, remote.number, theirs, as_many, message,
-             len(message), ctypes.byref(out))
+        out, text = ctypes.c_uint64(), _bytes(message, "a message")
+        self._open.call(lib.transfer_make, _op(op), local.number, mine, many, remote.number, theirs, as_many, text,
+                        len(text), ctypes.byref(out))
         del held, held_too
         return Transfer(self, out.value)
 
@@ -426,20 +459,34 @@ class Agent:
         mine, theirs = rows_of(local, local_memory), rows_of(remote, memory)
         if mine.columns != 3 or theirs.columns != 3:
             raise ValueError("rows of 5 numbers are for prepare()")
-        out = ctypes.c_uint64()
+        out, text = ctypes.c_uint64(), _bytes(message, "a message")
         self._open.call(lib.transfer_make_between, _op(op), mine.kind, mine.address, mine.count, theirs.kind,
-                        theirs.address, theirs.count, _name(agent), message, len(message), ctypes.byref(out))
+                        theirs.address, theirs.count, _name(agent), text, len(text), ctypes.byref(out))
         return Transfer(self, out.value)
 
     # --- messages
 
     def notify(self, agent: Name, message: bytes) -> None:
-        """Sends bytes to an agent's inbox."""
-        self._open.call(lib.notify, _name(agent), bytes(message), len(message))
+        """Sends bytes to an agent's inbox. RemoteDisconnectError: it is known to be gone, and did not answer now. What is lost
+        with it later is in lost_messages()."""
+        text = _bytes(message, "a message")
+        self._open.call(lib.notify, _name(agent), text, len(text))
 
     def messages(self) -> List[Tuple[str, bytes]]:
         """All (agent, message) that came since the last call."""
         return [(sender.decode(), message) for sender, message in self._take_all(lib.next_message, 2)]
+
+    def wait_messages(self, timeout: Optional[float] = None) -> List[Tuple[str, bytes]]:
+        """The same, but waits until there is one. BatonTimeoutError: none came in that time. Of several threads that wait
+        each gets what no other one has; a coroutine awaits asyncio.to_thread(agent.wait_messages)."""
+        sender, message = _library.Bytes(), _library.Bytes()
+
+        def wait(span: int) -> None:
+            self._open.call(lib.wait_message, span, ctypes.byref(sender), ctypes.byref(message))
+
+        _in_slices(wait, timeout)
+        first = take(sender).decode(), take(message)
+        return [first, *self.messages()]
 
     def lost_messages(self) -> List[Tuple[str, bytes, str]]:
         """Those of our notify() that were lost with their agent since the last call: (agent, message, why). Nobody

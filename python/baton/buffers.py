@@ -10,6 +10,8 @@ import operator
 import sys
 from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
+from .errors import InvalidParamError
+
 DRAM, VRAM, BLOCK, OBJECT, FILE = range(5)  # kinds of memory
 _NAMES = ("DRAM", "VRAM", "BLOCK", "OBJECT", "FILE")
 
@@ -153,10 +155,18 @@ def kind_of(buffers: Iterable[Memory], kind: Optional[int]) -> int:
         if kind is None:
             kind = one.kind
         if one.kind != kind:
-            name = _NAMES[kind] if 0 <= kind < len(_NAMES) else f"memory {kind}"
+            name = _NAMES[kind] if kind in range(len(_NAMES)) else f"memory {kind!r}"
             raise ValueError(f"{one.bytes} bytes at {one.address:#x} are {_NAMES[one.kind]}, and not {name}: what is "
                              "listed together is of one kind")
-    return DRAM if kind is None else kind
+    return DRAM if kind is None else known_kind(kind)
+
+
+def known_kind(kind: Any) -> int:
+    """A kind of memory as the library takes it."""
+    number = kind.__index__() if hasattr(kind, "__index__") else -1
+    if not 0 <= number < len(_NAMES):
+        raise InvalidParamError(f"memory is {kind!r}: it is one of {', '.join(f'baton.{name}' for name in _NAMES)}")
+    return number
 
 
 def _is_array(thing: Any) -> bool:

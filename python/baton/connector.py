@@ -28,19 +28,19 @@ import operator
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, Generator, Iterable, List, Mapping, Optional, Union
+from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Union
 
 from . import _library, _loop
 from ._handle import Handle
 from ._library import call, lib, take
-from .agent import _SLICE, _settings, _text, _within
+from .agent import _SLICE, _bytes, _in_slices, _settings, _text, _within
 from .errors import BatonError, BatonTimeoutError, InvalidParamError, NotFoundError, number_of
 from .kv import KvLayout
 
 _LONGEST = 2 ** 63 - 1
 
 
-class KvLoad:
+class KvLoad(_loop.Awaited[bytes]):
     """KV that was asked for. Its blocks stay as they are until it has ended: close(), or the end of `with`."""
 
     def __init__(self, connector: "KvConnector", number: int) -> None:
@@ -67,10 +67,7 @@ class KvLoad:
         """The same, awaited."""
         await self.connector._until(lambda: self.layers > layer or self.done())
 
-    def __await__(self) -> Generator[Any, None, bytes]:
-        return self._payload().__await__()
-
-    async def _payload(self) -> bytes:
+    async def _wait(self) -> bytes:
         given: List[bytes] = []
 
         def look() -> bool:
@@ -160,8 +157,9 @@ class KvJob:
     def finish(self, payload: bytes = b"", error: Union[None, str, BaseException] = None) -> None:
         """All is saved, and `payload` (at most 4096 bytes: the first token, sampling state) goes with it. Or, with an
         error, nothing more will come: decode gets a BatonError as it is, else an UnknownError with this text."""
-        if payload and error is None:
-            self.connector._open.call(lib.kv_job_give_payload, self.number, bytes(payload), len(payload))
+        given = _bytes(payload, "the payload")
+        if given and error is None:
+            self.connector._open.call(lib.kv_job_give_payload, self.number, given, len(given))
         outcome = 0 if error is None else number_of(error)
         why = None if error is None else (str(error) or type(error).__name__).encode().replace(b"\0", b" ")
         self.connector._open.call(lib.kv_job_finish, self.number, outcome, why)
@@ -345,18 +343,7 @@ class KvConnector:
     # --- waiting
 
     def _in_slices(self, function: Any, timeout: Optional[float], *arguments: Any) -> None:
-        """So that Ctrl-C, and close() in another thread, come through."""
-        left = None if timeout is None else _nanoseconds(max(timeout, 0), "timeout")
-        while True:
-            span = _SLICE if left is None else min(left, _SLICE)
-            try:
-                self._open.call(function, *arguments, span)
-                return
-            except BatonTimeoutError:
-                if left is not None:
-                    left -= span
-                    if left <= 0:
-                        raise
+        _in_slices(self._open.call, timeout, function, *arguments)
 
     def _block_until(self, look: Callable[[], bool], timeout: Optional[float]) -> None:
         end = None if timeout is None else time.monotonic() + _nanoseconds(max(timeout, 0), "timeout") / 1e9

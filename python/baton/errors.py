@@ -14,7 +14,7 @@ class InvalidParamError(BatonError, ValueError):
 
 
 class BackendError(BatonError):
-    """No room, no memory, or the machine said no."""
+    """No room, no memory, or the machine said no: a port that is in use, say."""
 
 
 class NotFoundError(BatonError, LookupError):
@@ -26,7 +26,8 @@ class MismatchError(BatonError):
 
 
 class NotAllowedError(BatonError):
-    """Memory that may not be used so, or not now; a cluster key that others can read, or that cannot be made."""
+    """Memory that may not be used so, or not now; a name, a job or a load that is open already; a cluster key that others
+    can read, or that cannot be made."""
 
 
 class RepostActiveError(BatonError):

@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, NoR
 
 from . import _library
 from ._library import call, lib, take
-from .agent import Agent, Name, Transfer, _name, _op, _text, _within as _bounded
+from .agent import Agent, Name, Transfer, _bytes, _name, _op, _text, _within as _bounded
 from .buffers import indices_of, memory_of, rows_of, view_of
 from .errors import InvalidParamError, NotFoundError
 
@@ -279,9 +279,8 @@ class KvPlan(_Owner):
             _within(end, _ALL_TOKENS, "the end of the tokens"), _within(length, _ALL_TOKENS, "length"),
             _within(first, _ALL_LAYERS, "the first layer"), _within(last, _ALL_LAYERS, "the end of the layers"),
             mine, len(mine), theirs, len(theirs))
-        out = ctypes.c_uint64()
-        self.agent._open.call(lib.kv_plan_make_transfer, self._plan, ctypes.byref(request), bytes(message), len(message),
-                              ctypes.byref(out))
+        out, text = ctypes.c_uint64(), _bytes(message, "a message")
+        self.agent._open.call(lib.kv_plan_make_transfer, self._plan, ctypes.byref(request), text, len(text), ctypes.byref(out))
         del held, held_too
         return Transfer(self.agent, out.value)
 

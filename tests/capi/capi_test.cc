@@ -92,6 +92,37 @@ TEST_F(Capi, MetadataInAStore) {
   EXPECT_EQ(baton_agent_withdraw_metadata(a.agent, &error), BATON_ERR_NOT_ALLOWED);
 }
 
+// Not BATON_ERR_REPOST_ACTIVE, which is a transfer's: by its status alone it would be.
+TEST_F(Capi, APortInUseIsNoTransferThatRuns) {
+  baton_agent_options options;
+  baton_agent_options_init(&options, sizeof options);
+  options.name = "c";
+  options.listen_port = baton_agent_port(a.agent);
+  baton_agent* late = nullptr;
+  EXPECT_EQ(baton_agent_create(&options, &late, &error), BATON_ERR_BACKEND) << error.text;
+  EXPECT_THAT(error.text, HasSubstr("in use"));
+  EXPECT_EQ(error.result, BATON_ERR_BACKEND);
+}
+
+TEST_F(Capi, AnotherAgentIsWaitedFor) {
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, &b.whole, 1, kLong, &error), BATON_OK)
+      << error.text;
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, &a.whole, 1, 0, &error),
+            BATON_ERR_TIMEOUT);
+  EXPECT_THAT(error.text, HasSubstr("lacks this memory"));
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "c", BATON_DRAM, nullptr, 0, 1, &error),
+            BATON_ERR_TIMEOUT);
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_OBJECT, nullptr, 0, 0, &error),
+            BATON_ERR_NOT_SUPPORTED);
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "b", BATON_DRAM, nullptr, 1, 0, &error),
+            BATON_ERR_INVALID_PARAM);
+  Side c("c");
+  std::thread later([&] { introduce(c, "c"); });
+  EXPECT_EQ(baton_agent_wait_remote(a.agent, "c", BATON_DRAM, &c.whole, 1, BATON_FOREVER, nullptr),
+            BATON_OK);
+  later.join();
+}
+
 TEST_F(Capi, MappedMemoryMustNotShrink) {
   const int file = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(ftruncate(file, 8192), 0);

@@ -95,7 +95,7 @@ TEST_F(ConnectorInC, LayersComeAndAPayload) {
     const uint64_t id = 5 + pull;
     const baton_kv_load wanted = load(id, address, pull);
     ASSERT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_OK) << error.text;
-    EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_REPOST_ACTIVE);
+    EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_NOT_ALLOWED);
     EXPECT_EQ(baton_kv_load_renew(connector, id, kLong, &error), BATON_OK) << error.text;
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       ASSERT_EQ(baton_kv_load_wait(connector, id, layer, kLong, &error), BATON_OK) << error.text;
@@ -206,7 +206,7 @@ TEST_F(ConnectorInC, JobsAreBoundRenewedAndGivenUp) {
   baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 0};
   uint64_t job = 0;
   ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
-  EXPECT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_ERR_REPOST_ACTIVE);
+  EXPECT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_ERR_NOT_ALLOWED);
   binding.key = "request 2";
   ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
   EXPECT_EQ(baton_kv_job_is_wanted(connector, job), 1);

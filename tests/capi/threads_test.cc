@@ -74,7 +74,7 @@ struct ConnectorThreads : ::testing::Test {
           load.blocks = blocks;
           load.block_count = 2;
           load.pull = random() % 2;
-          says(baton_kv_load_start(d.connector, &load, &error), BATON_OK, BATON_ERR_REPOST_ACTIVE);
+          says(baton_kv_load_start(d.connector, &load, &error), BATON_OK, BATON_ERR_NOT_ALLOWED);
           break;
         }
         case 1:

@@ -36,6 +36,26 @@ TEST_P(AgentTest, MessagesOfAnyLengthAndBothWays) {
   EXPECT_TRUE(absl::IsInvalidArgument(a_->notify("beta", std::string(kMaxAgentMessage + 1, 'x'))));
 }
 
+// Of an agent that does not answer a message is refused, until it does.
+TEST(AgentMessages, ReachWhoIsBack) {
+  AgentOptions options = agent_options("alpha", "tcp", false);
+  options.worker.settings = {{"tcp.handshake_ms", "200"}};
+  const auto a = make_agent(std::move(options));
+  const auto b = make_agent(agent_options("beta", "tcp", false));
+  introduce(*a, *b);
+  EXPECT_TRUE(a->notify("beta", "first").ok()) << "nothing is known of it yet";
+  run_agents(*a, *a, [&] { return !a->has_remote("beta"); });
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(absl::IsUnavailable(a->notify("beta", "second")));
+    EXPECT_FALSE(a->has_remote("beta")) << "it is being called again";
+  }
+  run_agents(*a, *b, [&] { return a->notify("beta", "third").ok(); });
+  EXPECT_TRUE(a->has_remote("beta"));
+  std::vector<AgentMessage> got;
+  run_agents(*a, *b, [&] { return !(got = b->messages()).empty(); });
+  EXPECT_EQ(got[0].payload, "third");
+}
+
 // Also where there are several rails, and a backlog on them.
 TEST_P(AgentTest, MessagesArriveInTheOrderSent) {
   for (const size_t large : {10, 1000, 50'000}) {

@@ -1,8 +1,11 @@
 """The Python package: buffers, agents in one process and in two, asyncio, and what goes wrong."""
 import asyncio
+import contextlib
 import gc
+import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -158,6 +161,103 @@ class Agents(Pair):
 
         asyncio.run(asyncio.wait_for(move(), 60))
         self.assertEqual(self.theirs[:5120], self.mine[:5120])
+
+    def test_tasks_of_transfers(self):
+        """What takes coroutines takes a transfer: each task that waits for it ends as it does."""
+        async def move():
+            first, second, third = (self.a.transfer(baton.WRITE, self.local, [i], self.remote, [i], b"m") for i in range(3))
+            tasks = [asyncio.create_task(one) for one in (first, second, first)]
+            await asyncio.wait_for(asyncio.gather(*tasks, asyncio.ensure_future(third)), 60)
+            self.assertTrue(first.done() and second.done() and third.done())
+            await asyncio.wait_for(first, 60)
+            gone = asyncio.create_task(self.a.transfer(baton.WRITE, self.local, [9], self.remote, [9]))
+            gone.cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await gone
+            self.assertEqual(self.theirs[:768], self.mine[:768])
+            self.assertEqual(self.theirs[768:], bytes(65536 - 768), "the cancelled one did not start")
+            heard = await asyncio.wait_for(asyncio.to_thread(self.b.wait_messages), 60)
+            self.assertEqual(heard[0], ("alpha", b"m"))
+            self.b.close()
+            with self.assertRaises(baton.RemoteDisconnectError):
+                await asyncio.create_task(self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0]))
+            await asyncio.create_task(second)
+            with baton.Agent("c", require="tcp") as c, baton.Agent("still", require="tcp", progress_thread=False) as still:
+                c.register(self.mine)
+                still.register(self.theirs)
+                c.add_remote(still.metadata())
+                slow = c.direct(baton.WRITE, [self.mine], [self.theirs], "still")
+                tasks = [asyncio.create_task(slow) for _ in range(3)]
+                await asyncio.sleep(0.01)
+                self.assertFalse(any(one.done() for one in tasks), "nobody answers")
+                while not all(one.done() for one in tasks):
+                    still.progress()
+                    await asyncio.sleep(0)
+                await asyncio.gather(*tasks)
+            return "over"
+
+        self.assertEqual(asyncio.run(move(), debug=True), "over")
+        self.assertEqual(self.theirs, self.mine)
+        with contextlib.closing(self.a.transfer(baton.WRITE, self.local, [0], self.remote, [0])) as closed:
+            pass
+        with self.assertRaises(baton.NotFoundError):
+            closed.post()
+
+    def test_waiting_for_messages_and_for_another_agent(self):
+        for timeout in (0, 0.01):
+            with self.assertRaises(baton.BatonTimeoutError):
+                self.b.wait_messages(timeout)
+        for message in (b"first", b"second"):
+            self.a.notify("beta", message)
+        got = self.b.wait_messages()
+        while len(got) < 2:
+            got += self.b.wait_messages(60)
+        self.assertEqual(got, [("alpha", b"first"), ("alpha", b"second")])
+        self.a.wait_remote("beta", [self.theirs], 60)
+        with self.assertRaisesRegex(baton.BatonTimeoutError, "nobody has given"):
+            self.a.wait_remote("gamma", timeout=0)
+        with self.assertRaisesRegex(baton.BatonTimeoutError, "lacks this memory"):
+            self.a.wait_remote("beta", [(1, 1, 0)], 0)
+        with socket.socket() as closed:  # nobody listens there, nor will
+            closed.bind(("127.0.0.1", 0))
+            where = f"127.0.0.1:{closed.getsockname()[1]}"
+            self.a.fetch_metadata("gamma", where)
+            with self.assertRaisesRegex(baton.BatonTimeoutError, where):
+                self.a.wait_remote("gamma", timeout=0.3)
+        with baton.Agent("gamma", serve_metadata=True) as gamma:
+            waiting = threading.Thread(target=self.a.wait_remote, args=("gamma",))
+            waiting.start()
+            self.a.fetch_metadata("gamma", f"127.0.0.1:{gamma.port}")
+            waiting.join()
+            self.assertTrue(self.a.has_remote("gamma"))
+        failed = []
+
+        def wait():
+            try:
+                self.a.wait_messages()
+            except baton.InvalidParamError as why:
+                failed.append(str(why))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        self.a.close()  # ends a wait without an end
+        waiting.join()
+        self.assertRegex(failed[0], "closed")
+
+    def test_memory_that_is_registered_cannot_be_closed(self):
+        ours, theirs = self.a.allocate(4096), mmap.mmap(-1, 4096)
+        self.a.register(theirs)
+        for memory in (ours, theirs):
+            with self.assertRaises(BufferError):
+                memory.close()
+            memory[:3] = b"abc"
+        self.a.deregister(ours)
+        self.a.deregister(theirs)
+        for memory in (ours, theirs):
+            memory.close()
+        last = self.a.allocate(4096)
+        self.a.close()
+        last.close()
 
     def test_await_in_the_loops_of_several_threads(self):
         """An event wakes one of the loops, which tells the others."""

@@ -4,7 +4,9 @@ import ctypes
 import gc
 import mmap
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,9 @@ class Pair(unittest.TestCase):
         self.assertGreater(len(str(raised.exception)), 20)
         for word in words:
             self.assertIn(word, str(raised.exception))
+        for name in re.findall(r"(\w+)\(", str(raised.exception)):
+            self.assertTrue(any(hasattr(kind, name) for kind in (baton, baton.Agent, baton.Transfer, baton.KvLayout)),
+                            f"nobody here can call {name}(): {raised.exception}")
 
 
 class Words(Pair):
@@ -141,6 +146,24 @@ class Words(Pair):
                     a.prepare(bad)
                 with self.assertRaises(ValueError):
                     a.direct(baton.WRITE, bad, [(at, 8, 0)], "a")
+            row = [(at, 8, 0)]
+            for kind in ("HOST", 5, -1, 2 ** 32, 1.5):
+                for call in (lambda: a.register(*row, memory=kind), lambda: a.prepare(row, memory=kind),
+                             lambda: a.direct(baton.WRITE, row, row, "a", memory=kind), lambda: a.has_remote("a", row, kind),
+                             lambda: a.partial_metadata(row, memory=kind), lambda: a.wait_remote("a", row, 1, kind)):
+                    self.refused(baton.InvalidParamError, call, "baton.DRAM", repr(kind))
+            local, remote = a.prepare(row), a.prepare(row, "a")
+            for op in ("WRITE", "COPY", 2, None):
+                self.refused(baton.InvalidParamError, lambda: a.transfer(op, local, [0], remote, [0]), "baton.WRITE", repr(op))
+            move = a.transfer(baton.WRITE, local, [0], remote, [0])
+            for what, word in (("text", "encode"), (7, "int"), (["x"], "list")):
+                for call in (lambda: a.notify("a", what), lambda: a.transfer(baton.WRITE, local, [0], remote, [0], what),
+                             lambda: a.direct(baton.WRITE, row, row, "a", what), lambda: move.post(what),
+                             lambda: a.add_remote(what), lambda: a.send_metadata("127.0.0.1:1", what),
+                             lambda: a.publish_metadata(what)):
+                    self.refused(TypeError, call, "bytes", word)
+            for what in (b"x", bytearray(b"x"), memoryview(b"x"), numpy.frombuffer(b"x", numpy.uint8)):
+                move.post(what).wait(LONG)
             for bad in ([(at, 8, 0, 8, 1)], numpy.array([(at, 8, 0, 8, 1)], numpy.uint64)):
                 for sides in ((bad, [(at, 8, 0)]), ([(at, 8, 0)], bad)):
                     with self.assertRaises(ValueError):
@@ -150,8 +173,8 @@ class Words(Pair):
                     a.prepare(bad)
             self.refused(baton.InvalidParamError, lambda: a.prepare([]))
         self.over_each(body)
-        for number in (-1, 256, 2 ** 32):
-            self.refused(baton.InvalidParamError, lambda: baton.memory_supported(number))
+        for number in (-1, 5, 256, 2 ** 32, "HOST", "DRAM", 1.5, b"DRAM"):
+            self.refused(baton.InvalidParamError, lambda: baton.memory_supported(number), "baton.DRAM", repr(number))
         for settings in ({"a=b": 1}, {"a,b": 1}, {"a": "1,2"}):
             self.refused(baton.InvalidParamError, lambda: baton.Agent("c", settings=settings), "comma")
 
@@ -208,6 +231,13 @@ class Words(Pair):
             self.assertEqual((int(self.theirs[9]), int(self.theirs.sum())), (77, 77))
             self.mine[where], self.theirs[9] = 1, 0
         self.over_each(body)
+
+    def test_what_exists_already_is_not_a_transfer_that_runs(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            for make in (baton.Agent, baton.KvConnector):
+                self.refused(baton.BackendError, lambda: make("late", listen_port=taken.getsockname()[1]), "in use")
 
     def test_metadata_of_another_key_version_and_agent(self):
         with tempfile.NamedTemporaryFile("w", suffix=".key") as key:

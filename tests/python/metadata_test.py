@@ -129,7 +129,7 @@ class WithoutEtcd(unittest.TestCase):
     def test_it_says_what_is_missing(self):
         a = nixl_agent("a", nixl_agent_config())
         for call in (a.send_local_metadata, a.invalidate_local_metadata, lambda: a.fetch_remote_metadata("b")):
-            with self.assertRaises(nixlBind.nixlNotSupportedError):
+            with self.assertRaises(nixlBind.nixlInvalidParamError):
                 call()
 
 

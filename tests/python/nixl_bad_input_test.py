@@ -4,8 +4,10 @@ import ctypes
 import functools
 import mmap
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -49,6 +51,8 @@ class Refused(unittest.TestCase):
         self.assertGreater(len(text), len(kind.status.name) + 20, "what happened, and to what")
         for word in words:
             self.assertIn(word, text)
+        for name in re.findall(r"(\w+)\(", text):
+            self.assertTrue(hasattr(nixl_agent, name) or hasattr(nixlBind.nixlAgent, name), f"nobody here can call {name}(): {text}")
 
 
 class Words(Refused):
@@ -168,6 +172,8 @@ class Words(Refused):
         for name in ("b", "stranger"):
             self.assertFalse(other.check_remote_metadata(name))
             self.refused(nixlBind.nixlNotFoundError, lambda: other.send_notif(name, b"x"), "load its metadata")
+        for call in (other.send_local_metadata, lambda: other.fetch_remote_metadata("b")):
+            self.refused(nixlBind.nixlInvalidParamError, call, "ip_addr", "NIXL_ETCD_ENDPOINTS")
 
     def test_two_agents_of_one_name_and_ones_own_metadata(self):
         twin = agent("a")
@@ -188,6 +194,11 @@ class Words(Refused):
     def test_names_settings_and_backends(self):
         for name in ("n" * 65, "zero\0byte"):
             self.refused(nixlBind.nixlInvalidParamError, lambda: agent(name))
+        with socket.socket() as taken:
+            taken.bind(("0.0.0.0", 0))
+            taken.listen()
+            self.refused(nixlBind.nixlBackendError, lambda: agent("late", enable_listen_thread=True,
+                                                                  listen_port=taken.getsockname()[1]), "in use")
         one = self.a.agent
         for call in (lambda: one.getPluginParams("GDS"), lambda: one.createBackend("GDS", {}),
                      lambda: one.getBackendParams(10 ** 6), lambda: one.queryMem(nixlBind.nixlRegDList(nixlBind.FILE_SEG), 0)):
@@ -271,8 +282,14 @@ class Words(Refused):
                 self.assertIsNone(self.a.get_xfer_descs(nothing, "DRAM"))
         for call in (lambda: self.a.register_memory([(1, 2)], "DRAM"), lambda: self.a.query_memory([(1, 2)], "UCX", "DRAM"),
                      lambda: self.a.prep_xfer_dlist("", [(1, 2)], "DRAM")):
-            with self.assertLogs("nixl", "ERROR"):
-                self.refused(nixlBind.nixlInvalidParamError, call, "nothing to")
+            self.refused(nixlBind.nixlInvalidParamError, call, "(1, 2)", "tuples of")
+        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.register_memory([(1, 2, 3, "")]), "mem_type is needed")
+        for call, words in ((lambda: self.make(op="COPY"), ("COPY", "WRITE, READ")),
+                            (lambda: self.a.get_xfer_descs([(1, 2, 3)], "HOST"), ("HOST", "DRAM, VRAM"))):
+            with self.assertRaises(KeyError) as raised:
+                call()
+            for word in words:
+                self.assertIn(word, str(raised.exception))
         with self.assertRaises(ValueError):
             self.a.prep_xfer_dlist("", row(1))
 
@@ -398,6 +415,9 @@ class Deaths(Refused):
             self.assertTrue((seen == seen[:, :1]).all(), "each page is as it was, or as it was there")
             self.assertFalse(one.check_remote_metadata("b"))
             self.refused(nixlBind.nixlRemoteDisconnectError, lambda: finish(one, move))
+            for _ in range(3):  # each calls it once more
+                self.refused(nixlBind.nixlRemoteDisconnectError, lambda: one.send_notif("b", b"x"), '"b" is gone')
+                self.assertFalse(one.check_remote_metadata("b"))
         self.over_each(body)
 
     def test_in_flight_and_before_the_notification(self):

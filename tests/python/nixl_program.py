@@ -6,9 +6,11 @@ usage: nixl_program.py [unittest options]
 import collections
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import uuid
 
@@ -21,6 +23,10 @@ PAGE, PAGES = 4096, 64
 
 def agent(name=None, **options):
     return nixl_agent(name or str(uuid.uuid4()), nixl_agent_config(capture_telemetry=True, **options))
+
+
+def agent_named(name):
+    return nixl_agent(name, nixl_agent_config())
 
 
 def buffer(fill=None):
@@ -162,6 +168,48 @@ class OneProcess(unittest.TestCase):
         self.assertIsNone(self.a.get_xfer_descs([(1, 2, 3, 4)], "DRAM"))
         self.assertIsNone(self.a.get_xfer_descs([(1, 2, 3)]))
         self.assertIsNone(self.a.get_reg_descs([(1, 2, 3)], "DRAM"))
+
+    def test_arguments_of_the_wrong_kind(self):
+        here, there = ([(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs))
+        mine, theirs = self.a.get_xfer_descs(here, "DRAM"), self.a.get_xfer_descs(there, "DRAM")
+        handle = self.prepped("WRITE", [0], [0])
+        with socket.socket() as taken:
+            taken.bind(("0.0.0.0", 0))
+            taken.listen()
+            with self.assertRaises(RuntimeError) as raised:
+                agent(enable_listen_thread=True, listen_port=taken.getsockname()[1])
+            self.assertNotIsInstance(raised.exception, nixlBind.nixlRepostActiveError)
+        for kind, calls in (
+                (TypeError, [lambda port=port: agent(enable_listen_thread=True, listen_port=port) for port in (70000, -1, "8888")]),
+                (TypeError, [lambda name=name, call=call: call(name) for name in (7, None) for call in (
+                    agent_named, self.a.make_connection, self.a.remove_remote_agent, self.a.check_remote_metadata,
+                    lambda name: self.a.send_notif(name, b"x"), lambda name: self.a.prep_xfer_dlist(name, there, "DRAM"))]),
+                (TypeError, [lambda what=what, call=call: call(what) for what in (7, None, ["x"]) for call in (
+                    lambda what: self.a.send_notif(self.b.name, what), lambda what: self.prepped("WRITE", [0], [0], what),
+                    lambda what: self.a.transfer(handle, what),
+                    lambda what: self.a.initialize_xfer("WRITE", mine, theirs, self.b.name, what))]),
+                (TypeError, [lambda descs=descs, call=call: call(descs) for descs in ([(1, 2)], None) for call in (
+                    self.a.register_memory, lambda descs: self.a.register_memory(descs, "DRAM"),
+                    lambda descs: self.a.prep_xfer_dlist("", descs, "DRAM"), lambda descs: self.a.query_memory(descs, "UCX", "DRAM"),
+                    lambda descs: self.a.initialize_xfer("WRITE", descs, theirs, self.b.name),
+                    lambda descs: self.a.initialize_xfer("WRITE", mine, descs, self.b.name))]),
+                (TypeError, [lambda: self.a.add_remote_agent(None)]),
+                (TypeError, [lambda op=op: self.a.agent.createXferReq(op, mine, theirs, self.b.name) for op in ("COPY", 0, None)]),
+                (nixlBind.nixlMismatchError, [lambda: self.a.add_remote_agent("text")]),
+                (nixlBind.nixlInvalidParamError, [self.a.send_local_metadata, lambda: self.a.fetch_remote_metadata("other")]),
+                (KeyError, [lambda op=op, call=call: call(op) for op in ("COPY", "write", 0, None) for call in (
+                    lambda op: self.prepped(op, [0], [0]), lambda op: self.a.initialize_xfer(op, mine, theirs, self.b.name))]),
+                (KeyError, [lambda mem=mem, call=call: call(mem) for mem in ("HOST", "dram", 0) for call in (
+                    lambda mem: self.a.register_memory([(1, 2, 3, "")], mem), lambda mem: self.a.get_xfer_descs(here, mem),
+                    lambda mem: self.a.prep_xfer_dlist("", here, mem),
+                    lambda mem: self.a.query_memory([(1, 2, 3, "")], "UCX", mem))])):
+            for number, call in enumerate(calls):
+                with self.subTest(kind=kind.__name__, number=number), self.assertRaises(kind):
+                    call()
+        for message in ("text", bytearray(b"bytes")):  # the same as bytes
+            self.a.send_notif(self.b.name, message)
+            self.assertEqual(finish(self.a, handle, self.a.transfer(handle, message)), "DONE")
+        self.assertEqual(sorted(*self.notifs(4).values()), [b"bytes", b"bytes", b"text", b"text"])
 
     def test_backends(self):
         self.assertIn("UCX", self.a.get_plugin_list())
@@ -363,6 +411,13 @@ class TwoProcesses(unittest.TestCase):
                 self.assertTrue((memory.reshape(PAGES, PAGE) == order[:, None]).all())
                 here.release_xfer_handle(handle)
                 self.assertEqual(child.wait(60), 0)
+                with self.assertRaises(nixlBind.nixlRemoteDisconnectError):
+                    while True:  # until its death is known here
+                        here.send_notif(name, b"are you there?")
+                        time.sleep(0.01)
+                for _ in range(3):
+                    with self.assertRaises(nixlBind.nixlRemoteDisconnectError):
+                        here.send_notif(name, b"are you there?")
             finally:
                 child.kill()
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <pwd.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,12 +20,23 @@
 namespace {
 std::string home_of_account;  // NOLINT: what the account database of this test says
 uid_t user_offset = 0;
+gid_t given_group = 0;  // a group of this process beside its own; 0: none
+bool mounted_read_only = false;
 }  // namespace
 
 // Stand in for the C library's: a test cannot make accounts.
 extern "C" int getpwuid_r(uid_t, passwd* account, char*, size_t, passwd** found) {
   account->pw_dir = home_of_account.data();
   *found = home_of_account.empty() ? nullptr : account;
+  return 0;
+}
+extern "C" int getgroups(int room, gid_t* groups) noexcept {
+  if (given_group == 0) return 0;
+  if (room > 0) groups[0] = given_group;
+  return 1;
+}
+extern "C" int fstatvfs(int, struct statvfs* out) noexcept {
+  out->f_flag = mounted_read_only ? ST_RDONLY : 0;
   return 0;
 }
 extern "C" uid_t geteuid() { return static_cast<uid_t>(syscall(SYS_geteuid)) + user_offset; }
@@ -149,6 +161,38 @@ TEST(ClusterKey, AnothersFileIsNotBelieved) {
   ASSERT_FALSE(key.ok());
   EXPECT_EQ(key.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_THAT(std::string(key.status().message()), HasSubstr("chown"));
+}
+
+// What a Kubernetes Secret with an fsGroup looks like, and what is only nearly so.
+TEST(ClusterKey, RootsFileMayBeReadByAGroupOfThisProcess) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can make a file of root's";
+  constexpr gid_t kGroup = 4242;
+  constexpr uid_t kRoot = 0, kUser = 1000;
+  const struct {
+    uid_t owner, process;
+    mode_t mode;
+    gid_t has;  // the group that the process has
+    bool read_only, good;
+  } rows[] = {
+      {kRoot, kUser, 0440, kGroup, false, true},      {kRoot, kUser, 0640, kGroup, false, true},
+      {kRoot, kUser, 0440, kGroup + 1, false, false}, {kRoot, kUser, 0444, kGroup, false, false},
+      {kRoot, kUser, 0441, kGroup, false, false},     {kRoot, kUser, 0460, kGroup, false, false},
+      {kRoot, kUser, 0450, kGroup, false, false},     {kUser, kUser, 0440, kGroup, false, false},
+      {kUser + 1, kUser, 0440, kGroup, false, false}, {kRoot, kRoot, 0440, kGroup, false, false},
+      {kRoot, kRoot, 0440, kGroup, true, true},       {kRoot, kRoot, 0444, kGroup, true, false},
+      {kRoot, kRoot, 0440, kGroup + 1, true, false},
+  };
+  for (const auto& row : rows) {
+    const KeyFile file(row.mode);
+    ASSERT_EQ(chown(file.path.c_str(), row.owner, kGroup), 0);
+    user_offset = row.process, given_group = row.has, mounted_read_only = row.read_only;
+    const auto key = ClusterKey::from_file(file.path);
+    user_offset = given_group = 0, mounted_read_only = false;
+    EXPECT_EQ(key.ok(), row.good) << "row " << &row - rows << ": " << key.status();
+    if (!row.good) {
+      EXPECT_EQ(key.status().code(), absl::StatusCode::kPermissionDenied);
+    }
+  }
 }
 
 TEST(ClusterKey, AFolderOrAPipeIsNoKey) {

@@ -126,7 +126,7 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   impl_->take_submissions();
   if ((*entry)->users > 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
-        "%u open transfers still use this memory: wait for them or cancel() them first",
+        "%u open transfers still use this memory: wait for them or cancel them first",
         (*entry)->users));
   }
   // Stale for everybody first, then fenced: nobody can start while we wait for those under way.

@@ -132,7 +132,8 @@ bool Worker::Impl::take_cancels() {
       continue;
     }
     slot.cancel_generation.compare_exchange_strong(asked, 0);
-    if (active) stop(i, TransferState::kCancelled, absl::CancelledError("cancelled by cancel()"));
+    if (active)
+      stop(i, TransferState::kCancelled, absl::CancelledError("the transfer was cancelled here"));
   }
   return true;
 }

@@ -20,7 +20,7 @@ using internal::ControlMessage;
 std::shared_ptr<absl::Status> Worker::Impl::begin_disconnect(internal::Peer& peer, Time timeout) {
   take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
-  const absl::Status why = absl::UnavailableError("disconnect() closed the connection");
+  const absl::Status why = absl::UnavailableError("this side closed the connection");
   begin_parting(peer, timeout, why);
   std::shared_ptr<absl::Status> over = peer.parted;
   if (peer.state == PeerState::kConnecting) {
@@ -53,8 +53,7 @@ void Worker::Impl::begin_parting(internal::Peer& peer, Time timeout, const absl:
 // From inside a provider, so its transfers are stopped when that has returned.
 void Worker::Impl::part_asked(internal::Peer& peer) {
   begin_parting(peer, kNever,
-                absl::UnavailableError(
-                    absl::StrCat(peer.name, " closed the connection: it called disconnect()")));
+                absl::UnavailableError(absl::StrCat(peer.name, " closed the connection")));
   peer.parting->heard = true;
 }
 

@@ -32,7 +32,7 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std:
   internal::Peer* peer = add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("all %u peers are in use: disconnect() some", internal::PeerTable::kMost));
+        absl::StrFormat("all %u peers are in use: disconnect some", internal::PeerTable::kMost));
   }
   peer->dialled = true;
   peer->require = need.empty() ? options.require : std::string(need);

@@ -42,7 +42,7 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }
   if (!peers.knows(request.peer)) {
-    return absl::NotFoundError("the peer is gone: connect() again and use the new PeerId");
+    return absl::NotFoundError("the peer is gone: connect again and use the new PeerId");
   }
   const size_t bytes = request.local_layout.bytes();
   const size_t remote_bytes = request.remote_layout.bytes();
@@ -134,10 +134,9 @@ absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
   const uint64_t taken = capacity - free;
   const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
   const std::string and_ended =
-      unreleased == 0 ? "" : absl::StrFormat(", %u have ended and wait for release()", unreleased);
+      unreleased == 0 ? "" : absl::StrFormat(", %u have ended and wait to be released", unreleased);
   constexpr std::string_view kWhatToDo =
-      "Submit again when some have ended, cancel() or release() some, or raise "
-      "WorkerOptions::max_transfers";
+      "Try again when some have ended, cancel or release some, or raise max_transfers";
   if (free == 0) {
     const std::string with = usage.most == 0
                                  ? ""
@@ -313,7 +312,7 @@ void Worker::Impl::activate(uint32_t index) {
   if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
-         peer == nullptr ? absl::NotFoundError("the peer is gone: connect() again") : peer->why);
+         peer == nullptr ? absl::NotFoundError("the peer is gone: connect again") : peer->why);
     return;
   }
   if (peer->parting && !slot.control)

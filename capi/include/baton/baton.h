@@ -63,9 +63,9 @@ typedef enum baton_result {
   BATON_ERR_INVALID_PARAM = -2,
   BATON_ERR_BACKEND = -3,  // no room, no memory, or the machine said no
   BATON_ERR_NOT_FOUND = -4,
-  BATON_ERR_MISMATCH = -5,  // metadata: damaged, another version, another cluster
-  BATON_ERR_NOT_ALLOWED = -6,
-  BATON_ERR_REPOST_ACTIVE = -7,
+  BATON_ERR_MISMATCH = -5,       // metadata: damaged, another version, another cluster
+  BATON_ERR_NOT_ALLOWED = -6,    // not so, or not now: a name, a job or a load that is open already
+  BATON_ERR_REPOST_ACTIVE = -7,  // the transfer runs
   BATON_ERR_UNKNOWN = -8,
   BATON_ERR_NOT_SUPPORTED = -9,
   BATON_ERR_REMOTE_DISCONNECT = -10,
@@ -122,6 +122,8 @@ void baton_agent_options_init(baton_agent_options* options, size_t size);
 
 // With the defaults.
 int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* error);
+// BATON_ERR_BACKEND: something that it needs cannot be had now: the port is another process's, or
+// there is no memory, thread or descriptor for it.
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
                            baton_error* error);
 void baton_agent_destroy(baton_agent* agent);  // NULL: nothing
@@ -192,6 +194,11 @@ int32_t baton_agent_remove_remote(baton_agent* agent, const char* remote, baton_
 // 1: known, and has these ranges (count may be 0); 0: not.
 int baton_agent_has_remote(baton_agent* agent, const char* remote, int32_t memory,
                            const baton_descriptor* ranges, size_t count);
+// Waits until it is so. BATON_ERR_TIMEOUT: `timeout` ran out first; the text says what is known of
+// why.
+int32_t baton_agent_wait_remote(baton_agent* agent, const char* remote, int32_t memory,
+                                const baton_descriptor* ranges, size_t count, int64_t timeout,
+                                baton_error* error);
 int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                    baton_error* error);
 // `metadata` NULL: all of it.
@@ -290,6 +297,7 @@ int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transf
 
 // --- messages ---------------------------------------------------------------------------------
 
+// BATON_ERR_REMOTE_DISCONNECT: the agent is known to be gone, and did not answer now.
 int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
                      baton_error* error);
 // The oldest message that came: BATON_OK; BATON_ERR_NOT_FOUND when there is none. `from` and
@@ -673,7 +681,7 @@ typedef struct baton_kv_load {
   { sizeof(baton_kv_load), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0 }
 
 // Returns at once: a host's name is looked up meanwhile, and that there is none shows in
-// baton_kv_load_state(). BATON_ERR_REPOST_ACTIVE: that id is open.
+// baton_kv_load_state(). BATON_ERR_NOT_ALLOWED: that id is open.
 int32_t baton_kv_load_start(baton_kv_connector* connector, const baton_kv_load* load,
                             baton_error* error);
 // `layers`, unless NULL, gets how many layers are here, counted from 0. BATON_OK: all are;
@@ -723,7 +731,7 @@ typedef struct baton_kv_binding {
   uint32_t loads;   // that will come
   int64_t lease;    // for the last of them to come; 0: the default, 60 s
 } baton_kv_binding;
-// Opens a job, which baton_kv_job_next() does not give. BATON_ERR_REPOST_ACTIVE: the key has one.
+// Opens a job, which baton_kv_job_next() does not give. BATON_ERR_NOT_ALLOWED: the key has one.
 int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding* binding,
                           uint64_t* job, baton_error* error);
 // Its loads may come until `lease` from now.

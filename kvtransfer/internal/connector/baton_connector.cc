@@ -106,7 +106,7 @@ class BatonConnector final : public KvConnector {
     for (const KvBuffer& buffer : layout.buffers) {
       if (buffer.device == KvDevice::kHost) continue;
       return absl::UnimplementedError(
-          "a connector allocates host memory alone: allocate the device's, and register_cache()");
+          "a connector allocates host memory alone: allocate the device's, and register that");
     }
     PoolOptions options;
     options.huge_pages = huge_pages_;

@@ -205,12 +205,13 @@ std::optional<KvJob> KvJobs::next_job() {
 
 absl::StatusOr<uint64_t> KvJobs::bind(const KvBinding& binding) {
   if (cache_ == nullptr) {
-    return absl::FailedPreconditionError("make the cache before bind(): allocate or register it");
+    return absl::FailedPreconditionError(
+        "the connector has no cache yet: register_cache() comes before the first job");
   }
   if (binding.key.empty() || binding.key.size() > KvLoadRequest::kMaxKey || binding.tokens == 0 ||
       binding.loads == 0 || binding.loads > KvLoadRequest::kMaxRanks ||
       binding.lease <= Time::zero()) {
-    return absl::InvalidArgumentError(absl::StrCat("bind() needs a key of 1 to ",
+    return absl::InvalidArgumentError(absl::StrCat("a job that is bound needs a key of 1 to ",
                                                    KvLoadRequest::kMaxKey, " bytes, tokens, 1 to ",
                                                    KvLoadRequest::kMaxRanks, " loads and a lease"));
   }

@@ -29,7 +29,7 @@ uint64_t turn_of(const std::string& name) {
 absl::Status KvLoads::start(KvLoad load) {
   if (cache_ == nullptr) {
     return absl::FailedPreconditionError(
-        "call allocate_cache() or register_cache() before start_load()");
+        "the connector has no cache yet: register_cache() comes before the first load");
   }
   if (loads_.contains(load.id)) {
     return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
@@ -185,8 +185,7 @@ absl::Status KvLoads::claim(Load& load) {
         load.blocks.clear();
         return absl::InvalidArgumentError(
             absl::StrCat("block ", block,
-                         " is in use: it is named twice, or by a load that "
-                         "end_load() has not ended"));
+                         " is in use: it is named twice, or by a load that has not been ended"));
       }
       claimed_[g][block] = true;
       load.blocks.push_back(block);
@@ -342,7 +341,8 @@ bool KvLoads::end(KvRequestId id) {
         continue;
       mailbox_.send(source.peer, KvMessageKind::kCancel, source.number);
     }
-    if (load->failure.ok()) load->failure = absl::CancelledError("end_load() was called");
+    if (load->failure.ok())
+      load->failure = absl::CancelledError("the load was ended before its KV was here");
     schedule(*load);
     return false;
   }

@@ -29,11 +29,26 @@ def _kinds(plugin: str) -> Tuple[str, ...]:
 
 
 def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
+    if not isinstance(name, (str, bytes)):
+        raise TypeError(f"an agent's name is str or bytes, not {type(name).__name__}")
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def _bytes(message: Any) -> bytes:
+    if not isinstance(message, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"a notification is bytes or str, not {type(message).__name__}")
     return message.encode() if isinstance(message, str) else bytes(message)
+
+
+def _is_list(descs: Any, what: str) -> None:
+    if not hasattr(descs, "getType"):
+        raise TypeError(f"{what} is a list of descriptors, as get_xfer_descs() makes it, not {type(descs).__name__}")
+
+
+def _port(port: Any) -> int:
+    if not isinstance(port, int) or not 0 <= port < 2 ** 16:
+        raise TypeError(f"the listener's port is {port!r}: it is a whole number from 0 to {2 ** 16 - 1}")
+    return port
 
 
 def _store() -> str:
@@ -79,16 +94,17 @@ class nixlAgent:
     """An agent. Handles of lists and transfers are numbers that releasedDlistH() and releaseXferReq() give back."""
 
     def __init__(self, name: str, config: nixlAgentConfig) -> None:
-        if not name:
+        if not _text(name):
             raise ValueError("an agent's name is not empty")
+        port = _port(config.listenPort)
         self.measured = _telemetry(config.captureTelemetry)
         # Every interface: NIXL's agents are reached from other machines. Whoever calls proves that it has the
         # cluster key before anything else.
-        with nixl_errors():
-            self.baton = baton.Agent(_text(name), listen_host="0.0.0.0",
-                                     listen_port=config.listenPort if config.useListenThread else 0,
+        self._store = _store()
+        with nixl_errors(BackendError=nixlBind.nixlNotMadeError):
+            self.baton = baton.Agent(_text(name), listen_host="0.0.0.0", listen_port=port if config.useListenThread else 0,
                                      progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
-                                     metadata_store=_store())
+                                     metadata_store=self._store)
         self._backends: Dict[int, Tuple[str, Dict[str, str]]] = {}
         self._held: Dict[int, Any] = {}  # lists and transfers by number
         self._counts: Dict[int, int] = {}  # of descriptors, where they were given one by one: NIXL does not merge those
@@ -181,6 +197,8 @@ class nixlAgent:
 
     def direct(self, operation: Any, local: Any, remote: Any, agent: str, message: bytes) -> Any:
         """A transfer without prepared lists, not yet a number."""
+        _is_list(local, "local_descs")
+        _is_list(remote, "remote_descs")
         kinds = local.getType(), remote.getType()
         files = kinds == (_DRAM, _FILE) and agent == self.baton.name
         if not {*kinds} <= {_DRAM, _VRAM} and not files:
@@ -211,11 +229,13 @@ class nixlAgent:
 
     @staticmethod
     def _op(operation: Any) -> int:
+        if not isinstance(operation, nixlBind.nixl_xfer_op_t):
+            raise TypeError(f"an operation is NIXL_WRITE or NIXL_READ, not {operation!r}")
         return baton.WRITE if operation == nixlBind.nixl_xfer_op_t.NIXL_WRITE else baton.READ
 
     def postXferReq(self, reqh: int, notif_msg: Any = "") -> Any:
         with nixl_errors(NotSupportedError=nixlBind.nixlBackendError):  # a message to files
-            self._of(reqh).post(_bytes(notif_msg) if notif_msg else None)
+            self._of(reqh).post(_bytes(notif_msg) or None)
         return self.getXferStatus(reqh)
 
     def getXferStatus(self, reqh: int) -> Any:
@@ -275,7 +295,7 @@ class nixlAgent:
 
     def loadRemoteMD(self, metadata: bytes) -> bytes:
         with nixl_errors():
-            return self.baton.add_remote(metadata).encode()
+            return self.baton.add_remote(_bytes(metadata)).encode()
 
     def invalidateRemoteMD(self, agent: Any) -> Any:
         with nixl_errors():
@@ -296,33 +316,46 @@ class nixlAgent:
         there = self.has_remote(agent, rows(descs), descs.getType().value)
         return nixlBind.nixl_status_t.NIXL_SUCCESS if there else nixlBind.nixl_status_t.NIXL_ERR_NOT_FOUND
 
+    def _listener(self, ip_addr: str, port: int) -> str:
+        """Where metadata goes or comes from: a listener, or "" for etcd."""
+        if ip_addr:
+            port = _port(port) or nixlBind.DEFAULT_COMM_PORT
+            return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"
+        if not self._store:
+            raise nixlBind.nixlInvalidParamError("no ip_addr is given, and when this agent was made NIXL_ETCD_ENDPOINTS named "
+                                                 "no etcd: say one or the other")
+        return ""
+
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
-            if ip_addr:
-                self.baton.send_metadata(_listener(ip_addr, port))
+        there = self._listener(ip_addr, port)
+        with nixl_errors():
+            if there:
+                self.baton.send_metadata(there)
             else:
                 self.baton.publish_metadata()
 
     def sendLocalPartialMD(self, descs: Any, inc_conn_info: bool = False, backends: Any = (), ip_addr: str = "",
                            port: int = 0, label: str = "") -> None:
-        part = self.getLocalPartialMD(descs, inc_conn_info)
-        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
-            if ip_addr:
-                self.baton.send_metadata(_listener(ip_addr, port), part)
+        there, part = self._listener(ip_addr, port), self.getLocalPartialMD(descs, inc_conn_info)
+        with nixl_errors():
+            if there:
+                self.baton.send_metadata(there, part)
             else:
                 self.baton.publish_metadata(part, label)
 
     def fetchRemoteMD(self, remote_agent: Any, ip_addr: str = "", port: int = 0, label: str = "") -> None:
-        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
-            if ip_addr:
-                self.baton.fetch_metadata(remote_agent, _listener(ip_addr, port))
+        there = self._listener(ip_addr, port)
+        with nixl_errors():
+            if there:
+                self.baton.fetch_metadata(remote_agent, there)
             else:
                 self.baton.follow_metadata(remote_agent, label)
 
     def invalidateLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
-        with nixl_errors(NotAllowedError=nixlBind.nixlNotSupportedError):
-            if ip_addr:
-                self.baton.invalidate_metadata(_listener(ip_addr, port))
+        there = self._listener(ip_addr, port)
+        with nixl_errors():
+            if there:
+                self.baton.invalidate_metadata(there)
             else:
                 self.baton.withdraw_metadata()
 
@@ -347,8 +380,3 @@ def _check_message(files: bool, message: bytes) -> None:
     """As NIXL says it of a backend that has no notifications."""
     if files and message:
         raise nixlBind.nixlBackendError("files hear no notification: make the transfer without")
-
-
-def _listener(ip_addr: str, port: int) -> str:
-    port = port or nixlBind.DEFAULT_COMM_PORT
-    return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"

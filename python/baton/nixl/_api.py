@@ -11,7 +11,7 @@ import baton
 from . import _bindings as nixlBind
 from ._agent import PLUGINS, _bytes, _text
 from ._bindings import DEFAULT_COMM_PORT
-from ._describe import MEMORY, describe, is_array, rows
+from ._describe import MEMORY, Words, describe, described, is_array, rows
 from ._handles import (nixl_agent_config, nixl_backend_handle, nixl_errors, nixl_prepped_dlist_handle,
                        nixl_thread_sync_t, nixl_xfer_handle)
 
@@ -26,12 +26,6 @@ def _known(backend: str, among: Any) -> bool:
     if backend not in among:
         _log.warning("%s is not there", backend)
     return backend in among
-
-
-def _needed(descs: Any, what: str) -> Any:
-    if descs is None:
-        raise nixlBind.nixlInvalidParamError(f"nothing to {what}: the log \"nixl\" says why these are no descriptors")
-    return descs
 
 
 class nixl_agent:
@@ -49,7 +43,8 @@ class nixl_agent:
         self.agent = nixlBind.nixlAgent(agent_name, config)
         self._agent = self.agent.baton
         self.nixl_mems = MEMORY
-        self.nixl_ops = {"WRITE": nixlBind.nixl_xfer_op_t.NIXL_WRITE, "READ": nixlBind.nixl_xfer_op_t.NIXL_READ}
+        self.nixl_ops = Words("operation", {"WRITE": nixlBind.nixl_xfer_op_t.NIXL_WRITE,
+                                            "READ": nixlBind.nixl_xfer_op_t.NIXL_READ})
         self.notifs: Dict[str, List[bytes]] = {}
         self.plugin_list = self.agent.getAvailPlugins()
         self.backends: Dict[str, int] = {}
@@ -86,13 +81,13 @@ class nixl_agent:
     # --- descriptors and memory
 
     def get_reg_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
-        return describe(descs, mem_type, nixlBind.nixlRegDList)
+        return described(descs, mem_type, nixlBind.nixlRegDList)
 
     def get_xfer_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
-        return describe(descs, mem_type, nixlBind.nixlXferDList)
+        return described(descs, mem_type, nixlBind.nixlXferDList)
 
     def get_remote_descs(self, descs: Any, mem_type: Optional[str] = None) -> Any:
-        return describe(descs, mem_type, nixlBind.nixlRemoteDList)
+        return described(descs, mem_type, nixlBind.nixlRemoteDList)
 
     def get_serialized_descs(self, descs: Any) -> bytes:
         return pickle.dumps(descs)
@@ -102,16 +97,16 @@ class nixl_agent:
         return pickle.loads(serialized_descs)
 
     def register_memory(self, reg_list: Any, mem_type: Optional[str] = None, backends: Any = ()) -> Any:
-        descs = self.get_reg_descs(reg_list, mem_type)
-        self.agent.registerMem(_needed(descs, "register"))
+        descs = describe(reg_list, mem_type, nixlBind.nixlRegDList)
+        self.agent.registerMem(descs)
         return descs
 
     def deregister_memory(self, dereg_list: Any, backends: Any = ()) -> None:
         self.agent.deregisterMem(dereg_list)
 
     def query_memory(self, reg_list: Any, backend: str, mem_type: Optional[str] = None) -> Any:
-        descs = self.get_reg_descs(reg_list, mem_type)
-        return self.agent.queryMem(_needed(descs, "ask about"), self.backends.get(backend, 0))
+        descs = describe(reg_list, mem_type, nixlBind.nixlRegDList)
+        return self.agent.queryMem(descs, self.backends.get(backend, 0))
 
     # --- lists and transfers
 
@@ -122,7 +117,7 @@ class nixl_agent:
                 raise ValueError("mem_type is needed with an array")
             kind, table = MEMORY[mem_type], xfer_list
         else:
-            descs = _needed(self.get_xfer_descs(xfer_list, mem_type), "prepare")
+            descs = describe(xfer_list, mem_type, nixlBind.nixlXferDList)
             kind, table = descs.getType(), rows(descs)
         return nixl_prepped_dlist_handle(self, self.agent.prepare(_text(agent_name), kind, table))
 
@@ -141,7 +136,7 @@ class nixl_agent:
 
     def transfer(self, handle: nixl_xfer_handle, notif_msg: Any = b"") -> str:
         with nixl_errors(NotSupportedError=nixlBind.nixlBackendError):  # a message to files
-            handle._transfer.post(_bytes(notif_msg) if notif_msg else None)
+            handle._transfer.post(_bytes(notif_msg) or None)
         return self.check_xfer_state(handle)
 
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:

@@ -93,6 +93,14 @@ nixlCancelledError: Type[_NixlError] = _exception("nixlCancelledError", nixl_sta
 nixlNoTelemetryError: Type[_NixlError] = _exception("nixlNoTelemetryError", nixl_status_t.NIXL_ERR_NO_TELEMETRY)
 
 
+class nixlNoDescriptorsError(nixlInvalidParamError, TypeError):  # type: ignore[valid-type,misc]
+    """What is no list of descriptors. NIXL has a TypeError of its compiled module here."""
+
+
+class nixlNotMadeError(nixlBackendError, RuntimeError):  # type: ignore[valid-type,misc]
+    """An agent that could not be made: its port is in use, say. NIXL has a RuntimeError here."""
+
+
 class nixlXferTelemetry:
     """Of a transfer's last post; times in microseconds."""
 

@@ -92,6 +92,10 @@ TEST_P(AgentDeath, BetweenTwoPosts) {
         std::all_of(first, first + kDeathPage, [&](uint8_t byte) { return byte == *first; }));
   }
   EXPECT_FALSE(agent_->has_remote("b"));
+  for (int i = 0; i < 3; ++i) {  // each calls it once more
+    expect_lost(agent_->notify("b", "are you there?"));
+    EXPECT_FALSE(agent_->has_remote("b"));
+  }
 }
 
 TEST_P(AgentDeath, InFlightAndBeforeTheMessage) {

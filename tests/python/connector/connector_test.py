@@ -201,7 +201,7 @@ class Two(unittest.TestCase):
         cache = Cache(16, 32, "NHD")
         other.register_cache(cache.layout)
         job = self.prefill.bind("request 2", len(TOKENS), loads=2)
-        with self.assertRaisesRegex(baton.RepostActiveError, "open already"):
+        with self.assertRaisesRegex(baton.NotAllowedError, "open already"):
             self.prefill.bind("request 2", len(TOKENS))
         for layer in range(LAYERS):
             self.there.compute(layer, self.pages, TOKENS)
@@ -268,7 +268,7 @@ class Two(unittest.TestCase):
             self.decode.load("", TOKENS, BLOCKS)
         with self.assertRaisesRegex(baton.InvalidParamError, "timeout is -1"):
             self.load(timeout=-1)
-        with self.load(number=77), self.assertRaises(baton.RepostActiveError):
+        with self.load(number=77), self.assertRaises(baton.NotAllowedError):
             self.load(number=77)
         with self.assertRaisesRegex(baton.InvalidParamError, "1 to 64 bytes"):
             baton.KvConnector("")

@@ -2,6 +2,8 @@
 that is revealed, `wrong:` an error."""
 from __future__ import annotations
 
+import asyncio
+
 import baton
 import baton.nixl
 import baton.weights
@@ -14,6 +16,9 @@ def agents() -> None:
     reveal_type(agent.allocate(4096))  # is: mmap
     mine = agent.prepare([(0, 1, 0)])
     reveal_type(agent.messages())  # is: [str, bytes]
+    reveal_type(agent.wait_messages(timeout=5))  # is: [str, bytes]
+    agent.wait_remote("prefill", [mine], timeout=5)
+    agent.wait_remote("prefill", timeout="5")  # wrong: incompatible type "str"
     with agent.read(mine, [3, 1], mine, [7, 8], b"request 5") as transfer:
         transfer.wait(timeout=5)
         reveal_type(transfer.telemetry().bytes)  # is: "int"
@@ -25,6 +30,7 @@ def agents() -> None:
 
 async def transfers(transfer: baton.Transfer) -> None:
     reveal_type(await transfer)  # is: "None"
+    reveal_type(asyncio.create_task(transfer))  # is: Task[None]
 
 
 def caches(agent: baton.Agent) -> None:
@@ -42,6 +48,7 @@ async def connectors() -> None:
     with baton.KvConnector("decode-0", allow_pull=True) as connector:
         load = connector.load("baton1:", [1, 2], [3], key="request 1", pull=True)
         reveal_type(await load)  # is: "bytes"
+        reveal_type(asyncio.create_task(load))  # is: Task[bytes]
         reveal_type(load.failed_blocks())  # is: [int]
         job = await connector.job()
         reveal_type(job.tokens)  # is: [int]
