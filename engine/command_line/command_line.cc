@@ -55,10 +55,12 @@ void prepare(CLI::App& app, const std::string& name) {
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
   }
   // Hidden: for scripts/make_manual.
-  app.add_flag_callback("--help-table", [&app] {
-       std::cout << option_table(app) << std::flush;
-       throw CLI::Success();
-     })->group("");
+  app.add_flag_callback("--help-table",
+                        [&app] {
+                          std::cout << option_table(app) << std::flush;
+                          throw CLI::Success();
+                        })
+      ->group("");
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {

@@ -16,8 +16,8 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error);
 // near.
 std::string did_you_mean_flag(const CLI::App& app, const std::string& flag);
 
-// To be called once, behind all options: what --help says, that flags take no values, and the hidden
-// flag --help-table (help_text.h). `name` is what people typed, "baton serve".
+// To be called once, behind all options: what --help says, that flags take no values, and the
+// hidden flag --help-table (help_text.h). `name` is what people typed, "baton serve".
 void prepare(CLI::App& app, const std::string& name);
 
 // Prepares and parses. -1: go on; else the exit status to leave with, everything said: 0 after
