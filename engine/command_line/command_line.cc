@@ -59,10 +59,12 @@ void prepare(CLI::App& app, const std::string& name) {
     }
   }
   // Hidden: for scripts/make_manual.
-  app.add_flag_callback("--help-table", [&app] {
-       std::cout << option_table(app) << std::flush;
-       throw CLI::Success();
-     })->group("");
+  app.add_flag_callback("--help-table",
+                        [&app] {
+                          std::cout << option_table(app) << std::flush;
+                          throw CLI::Success();
+                        })
+      ->group("");
 }
 
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv) {

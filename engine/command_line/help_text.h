@@ -18,8 +18,8 @@ class HelpText : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override;
 };
 
-// The options of a command for programs, what `--help-table` prints: a line each, its fields separated
-// by tabs.
+// The options of a command for programs, what `--help-table` prints: a line each, its fields
+// separated by tabs.
 //   about    TEXT
 //   argument NAME  VALUE  TEXT        a positional
 //   option   -h, --help  VALUE  TEXT  VALUE as in --help; empty: the option takes none

@@ -338,7 +338,8 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
 }  // namespace
 
 void add_model_flag(CLI::App& app, std::string* directory) {
-  app.add_option("--model", *directory, "the model's folder (default: the small one of Baton's own)")
+  app.add_option("--model", *directory,
+                 "the model's folder (default: the small one of Baton's own)")
       ->type_name("DIR");
 }
 

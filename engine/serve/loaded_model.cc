@@ -32,10 +32,11 @@ std::vector<std::string> places_of_default_model() {
 absl::Status no_model(const std::string& directory) {
   const std::vector<std::string> places = places_of_default_model();
   const bool given = directory != places.front();
-  return absl::NotFoundError(absl::StrCat(
-      "there is no model directory \"", given ? directory : absl::StrJoin(places, "\", nor \""),
-      "\": give --model a directory with config.json, model.safetensors and tokenizer.json (`baton ",
-      "train` writes such a one)"));
+  return absl::NotFoundError(absl::StrCat("there is no model directory \"",
+                                          given ? directory : absl::StrJoin(places, "\", nor \""),
+                                          "\": give --model a directory with config.json, "
+                                          "model.safetensors and tokenizer.json (`baton ",
+                                          "train` writes such a one)"));
 }
 
 absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOnDevice& on_device,

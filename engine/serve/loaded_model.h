@@ -33,8 +33,8 @@ struct LoadedModel {
   SamplingDefaults defaults;  // of generation_config.json, if there is one
 };
 
-// The model that comes with Baton, for commands that were given no --model. The first of these that is there,
-// or the first:
+// The model that comes with Baton, for commands that were given no --model. The first of these that
+// is there, or the first:
 //   models/kjv-1.8m                                           in a source tree
 //   PROGRAM's folder/../share/baton/models/kjv-1.8m           where `baton` is installed
 //   PROGRAM's folder/../../models/kjv-1.8m                    built, and called from another folder
