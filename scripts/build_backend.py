@@ -1,11 +1,11 @@
 """What pip calls to build the package from this tree (PEP 517): ./run makes the wheel."""
+import io
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import tarfile
-import io
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
