@@ -35,6 +35,8 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
+// Not at once: of two that are started together, one is first.
+constexpr std::chrono::seconds kQuiet{3};
 
 absl::Status not_known(std::string_view agent) {
   return absl::NotFoundError(absl::StrFormat(
@@ -298,7 +300,7 @@ absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
       });
       const Time now = worker->clock().now();
       said.push_back({std::string(host_port), kind, std::string(payload), *peer, now + kCallingTime,
-                      now + kPause});
+                      now + kPause, now + kQuiet});
     }
   }
   return peer.ok() ? send(*peer, kind, payload) : peer.status();
@@ -317,12 +319,15 @@ void Agent::Impl::say_again() {
       const PeerState state = worker->peer_state(peer);
       if (state == PeerState::kUp && one.peer == peer) return true;
       if (state != PeerState::kDown && one.peer == peer) return false;  // it is being met
-      if (now >= one.until) {
-        base::log_event(base::LogLevel::kWarning, "%s: nobody at %s was reached in %d s",
-                        options.name, one.host_port,
-                        static_cast<int>(kCallingTime / std::chrono::seconds(1)));
-        return true;
+      const bool over = now >= one.until;
+      if (over || now >= one.warn) {
+        base::log_event(base::LogLevel::kWarning, "%s: no agent answers at %s%s: %s", options.name,
+                        one.host_port,
+                        over ? ", which is not called any more" : ", which is called for a minute",
+                        worker->peer_status(one.peer).message());
+        one.warn = kNever;
       }
+      if (over) return true;
       if (now < one.next) return false;
       one.next = now + kPause;
       if (state == PeerState::kDown) call_again(one.host_port);

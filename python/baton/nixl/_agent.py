@@ -85,7 +85,7 @@ class nixlAgent:
         # Every interface: NIXL's agents are reached from other machines. Whoever calls proves that it has the
         # cluster key before anything else.
         with nixl_errors():
-            self.baton = baton.Agent(_text(name), listen_host="0.0.0.0",
+            self.baton = baton.Agent(_text(name), listen_host="*",
                                      listen_port=config.listenPort if config.useListenThread else 0,
                                      progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
                                      metadata_store=_store())
