@@ -25,9 +25,9 @@ namespace {
 absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_options& from) {
   baton::kvtransfer::AgentOptions out;
   out.name = view(from.name);
-  absl::StatusOr<baton::WorkerOptions> worker =
-      baton::capi::worker_options({from.providers, from.require, from.key_file, from.listen_host,
-                                   from.listen_port, from.max_transfers, from.settings});
+  absl::StatusOr<baton::WorkerOptions> worker = baton::capi::worker_options(
+      {from.providers, from.require, from.key_file, from.listen_host, from.listen_port,
+       from.max_transfers, from.settings, from.advertise});
   if (!worker.ok()) return worker.status();
   out.worker = *std::move(worker);
   out.progress_thread = from.progress_thread != 0;
@@ -79,6 +79,7 @@ absl::StatusOr<baton::WorkerOptions> baton::capi::worker_options(const WorkerWor
   }
   out.listen_host = view(from.listen_host);
   out.listen_port = from.listen_port;
+  out.advertise = view(from.advertise);
   if (from.max_transfers != 0) out.max_transfers = from.max_transfers;
   if (from.settings != nullptr && *from.settings != 0) {
     for (const auto& pair : absl::StrSplit(from.settings, ',')) {

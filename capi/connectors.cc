@@ -180,9 +180,9 @@ absl::StatusCode code_of(int32_t result) {
 
 absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_options& from) {
   BatonConnectorOptions out;
-  absl::StatusOr<baton::WorkerOptions> worker =
-      baton::capi::worker_options({from.providers, from.require, from.key_file, from.listen_host,
-                                   from.listen_port, from.max_transfers, from.settings});
+  absl::StatusOr<baton::WorkerOptions> worker = baton::capi::worker_options(
+      {from.providers, from.require, from.key_file, from.listen_host, from.listen_port,
+       from.max_transfers, from.settings, from.advertise});
   if (!worker.ok()) return worker.status();
   out.worker = *std::move(worker);
   out.worker.name = view(from.name);

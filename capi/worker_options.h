@@ -17,6 +17,7 @@ struct WorkerWords {
   uint16_t listen_port;
   uint32_t max_transfers;
   const char* settings;  // likewise
+  const char* advertise;
 };
 absl::StatusOr<WorkerOptions> worker_options(const WorkerWords& from);
 

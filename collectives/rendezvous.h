@@ -40,10 +40,12 @@ inline constexpr uint32_t kCollectivesVersion = 4;
 class RendezvousServer {
  public:
   // `host`: "" for loopback only, "*" for every interface. Port 0: any free one. Ranks 0: as many
-  // as the first to come expects.
+  // as the first to come expects. `advertise`: what address() is instead, where ranks come by
+  // another address than this machine's (WorkerOptions::advertise).
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
-                                                                 uint16_t port, uint32_t ranks);
+                                                                 uint16_t port, uint32_t ranks,
+                                                                 const std::string& advertise = "");
   // Listens so that all ranks reach it at `rendezvous` ("host:port", or several of one port with
   // commas between): on loopback alone if that is a loopback address, else on every interface.
   // AlreadyExists: another process has the port.
@@ -68,8 +70,7 @@ class RendezvousServer {
 bool only_this_machine(const std::string& rendezvous);
 
 // What the workers of ranks that meet at `rendezvous` listen on, so that the others reach them: ""
-// (loopback) where only ranks of this machine can come, "::" (both families) where it is an address
-// of IPv6 or a name that has no other, "0.0.0.0" elsewhere. Of a name the resolver is asked.
+// (loopback) where only ranks of this machine can come, "*" (every interface) elsewhere.
 std::string listen_host_for(const std::string& rendezvous);
 
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its

@@ -108,8 +108,10 @@ class EventSink {
   // `why` kUnavailable: it was lost, and the peer may be called again. Anything else: the peer has
   // said goodbye, or is none to talk to.
   virtual void rail_down(Rail& rail, absl::Status why) = 0;
-  // Answer to Provider::query(): the peer's encoded Address, or why there is none.
-  virtual void resolved(uint64_t session, absl::StatusOr<std::string> address) = 0;
+  // Answer to Provider::query(): the peer's encoded Address, or why there is none. `at`: which of
+  // the addresses answered; a peer behind NAT does not know that one.
+  virtual void resolved(uint64_t session, absl::StatusOr<std::string> address,
+                        std::string_view at) = 0;
 };
 
 // A peer's region, mapped here: it can be read in place, without a transfer. Nothing guards its
@@ -195,6 +197,7 @@ struct ConnectRequest {
   uint64_t session = 0;  // chosen by the worker; comes back in the events
   Resume resume = Resume::kNew;
   std::string address;  // the peer's, as its provider's listen() returned it
+  std::string called;   // where it answered query(); empty: it was not asked
   HelloInfo expected;   // uid must match where set (not all zero)
 };
 
@@ -203,8 +206,12 @@ class Provider {
   virtual ~Provider() = default;
   virtual const Capabilities& capabilities() const = 0;
 
-  // Start accepting peers; returns the address to hand out. Called once.
+  // Start accepting peers; returns the address to hand out. Called once. InvalidArgument, NotFound
+  // and PermissionDenied are of the listen_host, advertise or port that the context asks for, which
+  // must be right then; AlreadyExists says that the port is in use.
   virtual absl::StatusOr<std::string> listen() = 0;
+  // The port of IP that it listens on, whatever others are told; 0: none.
+  virtual uint16_t port() const { return 0; }
   // The worker's whole encoded Address, known once all providers listen: the answer to queries.
   virtual void set_worker_address(const std::string& /*encoded*/) {}
 
@@ -259,7 +266,8 @@ struct ProviderContext {
   std::string host_id;
   RegionTable& regions;
   CounterTable& counters;
-  std::string listen_host;   // "" = loopback only
+  std::string listen_host;   // as WorkerOptions has it
+  std::string advertise;     // likewise
   uint16_t listen_port = 0;  // 0 = any
   SettingValues settings;    // to be read by a SettingsReader
 };
@@ -270,13 +278,16 @@ using ProviderFactory = std::function<std::unique_ptr<Provider>(const ProviderCo
 // that transport/ names none of them.
 class ProviderRegistration {
  public:
-  // `settings`: all that the provider reads, in an array that stays.
+  // `settings`: all that the provider reads, in an array that stays. `why_on_request`: workers have
+  // the provider only where their options ask for it (asked_for()), for this reason.
   ProviderRegistration(const char* name, ProviderFactory factory,
-                       absl::Span<const Setting> settings = {});
+                       absl::Span<const Setting> settings = {}, const char* why_on_request = "");
 };
 // All registered, by name.
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers();
 // InvalidArgument: none is called that; says which there are, and which is nearest.
 absl::Status check_provider(std::string_view name);
+// Why workers do not have this provider unasked; "": they have.
+std::string_view why_on_request(std::string_view provider);
 
 }  // namespace baton

@@ -40,15 +40,28 @@
 namespace baton {
 
 struct WorkerOptions {
-  std::string name = "worker";         // told to peers, for messages; at most kMaxWorkerName bytes
-  std::vector<std::string> providers;  // by name; empty: all that are registered
-  std::string require;                 // only this provider may be used: no silent fallback
-  std::optional<ClusterKey> key;       // default: ClusterKey::for_this_user()
-  std::string listen_host;             // "": loopback only; "0.0.0.0": every interface
-  uint16_t listen_port = 0;            // what tcp listens on; 0: any free port
-  const Clock* clock = nullptr;        // default: Clock::steady()
-  std::optional<LinkShape> shape;      // wrap every provider in shaped()
-  Timeline* timeline = nullptr;        // wrap every provider in traced()
+  std::string name = "worker";  // told to peers, for messages; at most kMaxWorkerName bytes
+  // By name; empty: all that are registered, but for those that are there on request only (ucx,
+  // which can end its process): named here, in `require`, or by one of their settings.
+  std::vector<std::string> providers;
+  std::string require;            // only this provider may be used: no silent fallback
+  std::optional<ClusterKey> key;  // default: ClusterKey::for_this_user()
+  // What is listened on. "": loopback only; "*": every interface, by IPv4 and IPv6; "0.0.0.0":
+  // every interface, by IPv4 alone; or an address of this machine, or a name that has one, without
+  // a port. create() fails where that cannot be: InvalidArgument, NotFound (no such host),
+  // AlreadyExists (the port is in use), PermissionDenied, or Unavailable where nothing listens at
+  // all.
+  std::string listen_host;
+  uint16_t listen_port = 0;  // what tcp listens on; 0: any free port
+  // What peers are told instead of the addresses of this machine's interfaces, where others reach
+  // it by another one (NAT, a published port): "host" or "host:port", with commas between. The port
+  // is the one that leads to listen_port; a host alone has the ports that are listened on. Names
+  // are looked up here, once. Peers that call the worker by host:port need none of this: where it
+  // answered them is one of its addresses.
+  std::string advertise;
+  const Clock* clock = nullptr;    // default: Clock::steady()
+  std::optional<LinkShape> shape;  // wrap every provider in shaped()
+  Timeline* timeline = nullptr;    // wrap every provider in traced()
   // Slots: submitted and not yet released. One peer's open transfers have half of them at most, and
   // a third where they carry notifications; less when less than half is free (submit()).
   uint32_t max_transfers = 4096;

@@ -21,6 +21,7 @@ class VerbsProvider final : public Provider {
 
   const Capabilities& capabilities() const override { return capabilities_; }
   absl::StatusOr<std::string> listen() override { return acceptor_.listen(); }
+  uint16_t port() const override { return acceptor_.port(); }
   void set_worker_address(const std::string& encoded) override {
     acceptor_.set_worker_address(encoded);
   }

@@ -34,7 +34,12 @@ Json probe(const std::string& name, const ProviderFactory& factory,
   if (!can.available) return report(name, false, can.rank, can.detail);
   const auto where = provider->listen();
   if (!where.ok()) return report(name, false, can.rank, std::string(where.status().message()));
-  return report(name, true, can.rank, provider->capabilities().detail);
+  const std::string_view why = why_on_request(name);
+  return report(name, true, can.rank,
+                why.empty() ? provider->capabilities().detail
+                            : absl::StrCat(provider->capabilities().detail,
+                                           "; used where it is asked for (--provider ", name,
+                                           "): ", std::string(why)));
 }
 
 }  // namespace

@@ -119,6 +119,11 @@ absl::Status listen(const KvBwOptions& options) {
   worker_options.name = "kv_bw-target";
   worker_options.listen_host = options.listen_host;
   worker_options.listen_port = options.listen_port;
+  worker_options.advertise = options.advertise;
+  // Others are there anyway; tcp answers host:port.
+  if (!why_on_request(options.provider).empty()) {
+    worker_options.providers = {options.provider, "tcp"};
+  }
   worker_options.settings = options.settings;
   if (absl::Status there = device_is_there(options.cuda); !there.ok()) return there;
   if (const Cores cores = choose_cores(options); cores.target >= 0) pin_to(cores.target);

@@ -24,7 +24,7 @@ constexpr const char* kFooter = R"(Examples:
   baton kv_bw --provider tcp --op read --baselines         the same over tcp, and UCX beside it
   baton kv_bw --model llama3-8b --tokens 8192 --tp 2:1     one request of a real model
   baton kv_bw --suite --json rows.jsonl                    every row of docs/benchmarks.md
-  baton kv_bw --listen 0.0.0.0 ... baton kv_bw HOST        two machines, one cluster key
+  baton kv_bw --listen '*' ... baton kv_bw HOST            two machines, one cluster key
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second.)";
 
 // "a:b" into two numbers, or false.
@@ -173,12 +173,13 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
   auto* listener =
       app.add_option("--listen", listen,
-                     absl::StrFormat("be the target for others (default 127.0.0.1:%u; 0.0.0.0 for "
+                     absl::StrFormat("be the target for others (default 127.0.0.1:%u; \"*\" for "
                                      "other machines)",
                                      KvBwOptions::kPort))
           ->type_name("[HOST:PORT]")
           ->expected(0, 1)
           ->excludes(suite);
+  engine::command_line::add_advertise(app, "--advertise", options.advertise)->needs(listener);
   app.add_flag("--once", options.once, "with --listen: end when the first initiator has left")
       ->needs(listener);
 

@@ -29,6 +29,7 @@ struct KvBwOptions {
   std::string host;  // the other side is there, "host:port"; "": in a process of our own
   bool listen = false;
   std::string listen_host;
+  std::string advertise;
   uint16_t listen_port = 0;
   bool once = false;
   bool suite = false;

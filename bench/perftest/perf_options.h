@@ -21,7 +21,7 @@ struct PerfOptions {
   // Where and how. No host: a server, unless `loopback` runs both sides here.
   std::string provider;  // "": verbs for a client, all there are for a server
   std::string host;      // "host:port" to connect to
-  std::string listen = "0.0.0.0";
+  std::string listen = "*";
   uint16_t port = kPort;
   bool keep = false;  // the server goes on after its client
   bool loopback = false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::collectives::internal {
 namespace {
@@ -45,8 +46,8 @@ absl::StatusOr<CommunicatorOptions> Survivors::agree() {
   const uint32_t rank = mesh_.rank();
   const uint32_t ranks = mesh_.ranks();
   failure_.fail(absl::AbortedError(absl::StrFormat("rank %u shrinks the group", rank)), rank, true);
-  absl::StatusOr<std::unique_ptr<RendezvousServer>> own =
-      RendezvousServer::start(*key, options_.worker.listen_host, 0, 0);
+  absl::StatusOr<std::unique_ptr<RendezvousServer>> own = RendezvousServer::start(
+      *key, options_.worker.listen_host, 0, 0, net::hosts_of(options_.worker.advertise));
   if (!own.ok()) return own.status();
   std::string cast;
   const Time begin = mesh_.now();

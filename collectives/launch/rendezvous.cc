@@ -42,11 +42,10 @@ struct RendezvousServer::Impl {
 RendezvousServer::RendezvousServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 RendezvousServer::~RendezvousServer() = default;
 
-absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(const ClusterKey& key,
-                                                                          const std::string& host,
-                                                                          uint16_t port,
-                                                                          uint32_t ranks) {
-  auto service = RendezvousService::listen(key, host, port, ranks);
+absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(
+    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
+    const std::string& advertise) {
+  auto service = RendezvousService::listen(key, host, port, ranks, advertise);
   if (!service.ok()) return service.status();
   return std::unique_ptr<RendezvousServer>(
       new RendezvousServer(std::make_unique<Impl>(*std::move(service))));
@@ -68,18 +67,7 @@ bool only_this_machine(const std::string& rendezvous) {
 }
 
 std::string listen_host_for(const std::string& rendezvous) {
-  if (only_this_machine(rendezvous)) return "";
-  bool ipv6 = false, ipv4 = false;
-  for (const auto part : absl::StrSplit(rendezvous, ',')) {
-    const std::string place(part);
-    if (place.starts_with('[')) return "::";
-    const auto found = net::resolve(place);
-    if (!found.ok()) continue;  // meet() says so
-    for (const net::Endpoint& each : *found) {
-      (each.storage.ss_family == AF_INET6 ? ipv6 : ipv4) = true;
-    }
-  }
-  return ipv6 && !ipv4 ? "::" : "0.0.0.0";
+  return only_this_machine(rendezvous) ? "" : "*";
 }
 
 std::string RendezvousServer::address() const { return impl_->service->address(); }

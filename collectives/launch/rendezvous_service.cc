@@ -27,24 +27,18 @@ int milliseconds_until(Time until, Time now) {
   return static_cast<int>(std::min<int64_t>(ms, 1 << 30));
 }
 
-absl::StatusOr<int> listen_at(const std::string& host, uint16_t port) {
-  if (host != "*") return net::listen_on(host, port, rendezvous_sockets());
-  const auto both = net::listen_on("::", port, rendezvous_sockets());
-  if (both.ok() || absl::IsAlreadyExists(both.status())) return both;
-  return net::listen_on("0.0.0.0", port, rendezvous_sockets());  // no IPv6 here
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
-    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks) {
+    const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
+    const std::string& advertise) {
   if (ranks > kMostRanks) {
     return absl::InvalidArgumentError(
         absl::StrCat("a rendezvous of ", ranks, " ranks: there can be ", kMostRanks, " at most"));
   }
   auto poller = net::Poller::create();
   if (!poller.ok()) return poller.status();
-  auto listener = listen_at(host, port);
+  auto listener = net::listen_on(host, port, rendezvous_sockets());
   if (!listener.ok()) {
     return absl::Status(
         listener.status().code(),
@@ -52,6 +46,11 @@ absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
   }
   std::unique_ptr<RendezvousService> service(
       new RendezvousService(key, *listener, *std::move(poller), ranks));
+  if (!advertise.empty()) {
+    auto told = net::advertised_as(advertise, *listener);
+    if (!told.ok()) return told.status();
+    service->address_ = *std::move(told);
+  }
   absl::Status watched = service->poller_->add(*listener, EPOLLIN, service->listener_watch_);
   if (!watched.ok()) return watched;
   return service;

@@ -25,9 +25,9 @@ namespace baton::launch {
 class RendezvousService {
  public:
   // Arguments as of RendezvousServer::start.
-  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(const ClusterKey& key,
-                                                                   const std::string& host,
-                                                                   uint16_t port, uint32_t ranks);
+  static absl::StatusOr<std::unique_ptr<RendezvousService>> listen(
+      const ClusterKey& key, const std::string& host, uint16_t port, uint32_t ranks,
+      const std::string& advertise = "");
   ~RendezvousService();
   // "host:port", or several of them with commas between.
   const std::string& address() const { return address_; }
@@ -64,7 +64,7 @@ class RendezvousService {
   const std::unique_ptr<net::Poller> poller_;
   const base::UniqueFd listener_;
   net::Watched listener_watch_;
-  const std::string address_;
+  std::string address_;
   const size_t most_ranks_;
   const std::string no_answer_;  // to those who take this for a worker
   Gathering gathering_;

@@ -127,6 +127,7 @@ CLI::Validator port() { return whole_number(0, 65535); }
 CLI::Validator host() {
   return validator([](const std::string& name) -> std::string {
     if (name.empty()) return "\"\" is no host: give a name or an address";
+    if (name == "*") return "";
     const bool v6 = name.find(':') != std::string::npos && name.front() != '[';
     return std::string(
         net::resolve(v6 ? absl::StrCat("[", name, "]:1") : name + ":1").status().message());

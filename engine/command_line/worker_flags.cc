@@ -39,8 +39,9 @@ std::string provider_of(const std::string& setting) { return setting.substr(0, s
 
 CLI::Option* add_providers(CLI::App& app, std::vector<std::string>& providers) {
   return app
-      .add_option("--provider", providers,
-                  "only these transports, such as shm,tcp (default: all that can be used)")
+      .add_option(
+          "--provider", providers,
+          "only these transports, such as shm,tcp (default: all that can be used, but for ucx)")
       ->delimiter(',')
       ->check(by_status(is_provider))
       ->type_name("NAME[,NAME]")
@@ -64,6 +65,14 @@ CLI::Option* add_settings(CLI::App& app, SettingValues& settings) {
       ->check(by_status(is_setting))
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+}
+
+CLI::Option* add_advertise(CLI::App& app, const char* name, std::string& advertise) {
+  return app
+      .add_option(name, advertise,
+                  "where peers reach this side, if that is no address of this machine (NAT, a "
+                  "published port)")
+      ->type_name("HOST[:PORT]");
 }
 
 CLI::Option* add_key_file(CLI::App& app, std::string& file) {

@@ -18,6 +18,8 @@ CLI::Option* add_provider(CLI::App& app, std::string& provider, const std::strin
 CLI::Option* add_settings(CLI::App& app, SettingValues& settings);
 // `--key-file FILE`; an empty one is none.
 CLI::Option* add_key_file(CLI::App& app, std::string& file);
+// `--advertise HOST[:PORT]`, under this name: WorkerOptions::advertise.
+CLI::Option* add_advertise(CLI::App& app, const char* name, std::string& advertise);
 // `--link 40MB/s,200us`: as LinkShape::parse() reads it.
 CLI::Option* add_link(CLI::App& app, std::string& link);
 

@@ -22,6 +22,7 @@ struct StoreFlags {
   size_t memory_mib = 1024;
   std::string host = "127.0.0.1";
   uint16_t port = 0;
+  std::string advertise;
   std::string key_file;
   std::vector<std::string> providers;
   SettingValues settings;
@@ -35,6 +36,7 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
   options.worker.name = "kv-store";
   options.worker.listen_host = flags.host;
   options.worker.listen_port = flags.port;
+  options.worker.advertise = flags.advertise;
   options.worker.providers = flags.providers;
   options.worker.settings = flags.settings;
   options.memory_bytes = flags.memory_mib << 20;
@@ -89,13 +91,14 @@ int kv_store_main(int argc, char** argv) {
   app.add_option("--memory-mib", flags.memory_mib, "memory for blocks, taken at the start")
       ->check(command_line::whole_number(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--host", flags.host, "address to listen on; 0.0.0.0: all of this machine")
+  app.add_option("--host", flags.host, "address to listen on; \"*\": all of this machine")
       ->check(command_line::host())
       ->type_name("HOST")
       ->capture_default_str();
   app.add_option("--port", flags.port, "port to listen on; 0: any")
       ->check(command_line::port())
       ->capture_default_str();
+  command_line::add_advertise(app, "--advertise", flags.advertise);
   command_line::add_key_file(app, flags.key_file);
   command_line::add_providers(app, flags.providers);
   command_line::add_settings(app, flags.settings);

@@ -116,6 +116,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   options.worker.listen_host = flags.kv_host.empty() ? flags.host : flags.kv_host;
   options.worker.listen_port =
       flags.kv_port == 0 ? uint16_t{0} : static_cast<uint16_t>(flags.kv_port + rank);
+  options.worker.advertise = flags.kv_advertise;
   options.worker.timeline = timeline;
   options.answer_thread = flags.role == "prefill";
   if (!flags.key_file.empty()) {

@@ -53,7 +53,7 @@ CLI::Validator host_and_port() {
 }
 
 void add_http_flags(CLI::App& app, ServeFlags& flags) {
-  app.add_option("--host", flags.host, "address to listen on for HTTP; 0.0.0.0: all")
+  app.add_option("--host", flags.host, "address to listen on for HTTP; \"*\": all")
       ->check(command_line::host())
       ->type_name("HOST")
       ->capture_default_str();
@@ -163,6 +163,7 @@ void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--kv-port", flags.kv_port,
                  "port to listen on for KV, of rank 0; each further rank takes the next; 0: any")
       ->check(command_line::port());
+  command_line::add_advertise(app, "--kv-advertise", flags.kv_advertise);
   command_line::add_key_file(app, flags.key_file);
   command_line::add_providers(app, flags.providers);
   command_line::add_settings(app, flags.settings);

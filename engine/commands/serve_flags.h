@@ -30,6 +30,7 @@ struct ServeFlags {
   // KV transfer.
   std::string kv_host;
   uint16_t kv_port = 0;
+  std::string kv_advertise;
   std::string key_file;
   std::vector<std::string> providers;
   SettingValues settings;

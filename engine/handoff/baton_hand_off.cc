@@ -18,6 +18,7 @@
 #include "engine/handoff/sends.h"
 #include "transport/base/log.h"
 #include "transport/base/unique_fd.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::engine::handoff {
 namespace {
@@ -167,10 +168,6 @@ class Service : public BatonHandOff {
   std::thread thread_;
 };
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
 }  // namespace
 
 absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
@@ -216,7 +213,8 @@ absl::StatusOr<std::unique_ptr<BatonHandOff>> BatonHandOff::create(HandOffOption
   kvtransfer::AgentOptions agent_options;
   agent_options.name = absl::StrCat(options.name, "/0");  // as workers of an engine are numbered
   agent_options.worker = options.worker;
-  agent_options.worker.listen_host = is_loopback(options.host) ? "" : "0.0.0.0";
+  // A host that is said to be this machine's loopback is listened on, whichever family it is of.
+  agent_options.worker.listen_host = net::loopback_host(options.host) ? options.host : "*";
   agent_options.worker.listen_port = options.port;
   agent_options.serve_metadata = true;
   absl::StatusOr<std::unique_ptr<kvtransfer::Agent>> agent =

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/http/http_connection.h"
 #include "engine/http/openai/openai_reply.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::engine::http {
 namespace {
@@ -287,19 +288,19 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
     if (!tls.ok()) return tls.status();
     impl_->tls = *std::move(tls);
   }
-  error_code error;
-  asio::ip::tcp::resolver resolver(loop_->context());
-  const auto found =
-      resolver.resolve(host, std::to_string(port), asio::ip::tcp::resolver::passive, error);
+  const auto listening = net::listen_on(host, static_cast<uint16_t>(port), {.buffer_bytes = 0});
+  if (!listening.ok()) {
+    return absl::Status(listening.status().code(),
+                        absl::StrCat("serving HTTP: ", listening.status().message()));
+  }
+  const bool ipv6 = net::local_of(*listening).storage.ss_family == AF_INET6;
   auto& acceptor = impl_->acceptor;
-  if (!error) acceptor.open(found.begin()->endpoint().protocol(), error);
-  if (!error) acceptor.set_option(asio::socket_base::reuse_address(true), error);
-  if (!error) acceptor.bind(found.begin()->endpoint(), error);
+  error_code error;
+  acceptor.assign(ipv6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), *listening, error);
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
-    return absl::UnavailableError(absl::StrCat(
-        "listening for HTTP on ", host, ":", port, " failed (", error.message(),
-        "): the port is taken or the address is not this machine's; try another --port"));
+    return absl::UnavailableError(
+        absl::StrCat("serving HTTP on ", host, ":", port, " failed: ", error.message()));
   }
   impl_->port = acceptor.local_endpoint(error).port();
   size_t& connections = impl_->host->options.max_connections;

@@ -151,6 +151,7 @@ class Agent::Impl {
     std::string payload;
     PeerId peer;  // it was said to
     Time until, next;
+    Time warn;  // when people are told that it is not there yet
   };
   std::vector<Said> said;  // to listeners that were not met yet
   // The last agent whose metadata was asked for or given and did not come to be loaded, and why.

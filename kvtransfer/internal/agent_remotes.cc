@@ -35,6 +35,8 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
+// Not at once: of two that are started together, one is first.
+constexpr std::chrono::seconds kQuiet{3};
 
 absl::Status not_known(std::string_view agent) {
   return absl::NotFoundError(
@@ -332,7 +334,7 @@ absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
       });
       const Time now = worker->clock().now();
       said.push_back({std::string(host_port), kind, std::string(payload), *peer, now + kCallingTime,
-                      now + kPause});
+                      now + kPause, now + kQuiet});
     }
   }
   return peer.ok() ? send(*peer, kind, payload) : peer.status();
@@ -351,15 +353,22 @@ void Agent::Impl::say_again() {
       const PeerState state = worker->peer_state(peer);
       if (state == PeerState::kUp && one.peer == peer) return true;
       if (state != PeerState::kDown && one.peer == peer) return false;  // it is being met
-      if (now >= one.until) {
-        const std::string why =
-            absl::StrFormat("nobody at %s was reached in %d s: %s", one.host_port,
-                            static_cast<int>(kCallingTime / std::chrono::seconds(1)),
-                            worker->peer_status(one.peer).message());
-        if (one.kind == AgentFrameKind::kFetch) refused = {one.payload, why};
-        base::log_event(base::LogLevel::kWarning, "%s: %s", options.name, why);
-        return true;
+      const bool over = now >= one.until;
+      const std::string why(worker->peer_status(one.peer).message());
+      if (over || now >= one.warn) {
+        base::log_event(base::LogLevel::kWarning, "%s: no agent answers at %s%s: %s", options.name,
+                        one.host_port,
+                        over ? ", which is not called any more" : ", which is called for a minute",
+                        why);
+        one.warn = kNever;
       }
+      if (over && one.kind == AgentFrameKind::kFetch) {
+        refused = {one.payload, absl::StrFormat("no agent answered at %s in %d s: %s", one.host_port,
+                                                static_cast<int>(kCallingTime / std::chrono::seconds(1)),
+                                                why)};
+      }
+      }
+      if (over) return true;
       if (now < one.next) return false;
       one.next = now + kPause;
       if (state == PeerState::kDown) call_again(one.host_port);

@@ -1,7 +1,7 @@
 // Sockets of the `lm://` wire: one thread, one epoll, one session for each connection.
 #include "kvtransfer/store/lm_server.h"
 
-#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "transport/base/log.h"
 #include "transport/base/unique_fd.h"
+#include "transport/net/endpoint.h"
 
 namespace baton::kvtransfer::store {
 namespace {
@@ -80,29 +81,14 @@ absl::Status failed(const LmServerOptions& options, const char* what) {
 }
 
 absl::Status Server::open() {
-  sockaddr_in6 six{.sin6_family = AF_INET6, .sin6_port = htons(options_.port)};
-  sockaddr_in four{.sin_family = AF_INET, .sin_port = htons(options_.port)};
-  const bool is_four = inet_pton(AF_INET, options_.host.c_str(), &four.sin_addr) == 1;
-  if (!is_four && inet_pton(AF_INET6, options_.host.c_str(), &six.sin6_addr) != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", options_.host,
-                     "\" is no address to listen on for lm://: give one, such "
-                     "as 127.0.0.1"));
+  auto listening = net::listen_on(options_.host, options_.port, {.buffer_bytes = 0});
+  if (!listening.ok()) {
+    return absl::Status(listening.status().code(),
+                        absl::StrCat("lm://: ", listening.status().message()));
   }
-  const auto* address =
-      is_four ? reinterpret_cast<sockaddr*>(&four) : reinterpret_cast<sockaddr*>(&six);
-  const socklen_t size = is_four ? sizeof(four) : sizeof(six);
-  listener_.reset(socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!listener_.valid()) return failed(options_, "no socket");
-  const int one = 1;
-  setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-  if (bind(listener_.get(), address, size) != 0) return failed(options_, "the port cannot be had");
+  listener_.reset(*listening);
   if (listen(listener_.get(), 512) != 0) return failed(options_, "nobody can call it");
-  sockaddr_storage bound{};
-  socklen_t length = sizeof(bound);
-  getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &length);
-  port_ = ntohs(is_four ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
-                        : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
+  port_ = net::local_of(listener_.get()).port();
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   stop_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   epoll_event listen_event{.events = EPOLLIN, .data = {.ptr = &listener_}};

@@ -22,7 +22,7 @@
 namespace baton::kvtransfer::store {
 
 struct LmServerOptions {
-  std::string host = "127.0.0.1";  // an address, not a name
+  std::string host = "127.0.0.1";  // as WorkerOptions::listen_host
   uint16_t port = 0;               // 0: any
   size_t connections = 1024;       // at most; then one that has never spoken goes for a newcomer
 };

@@ -57,11 +57,14 @@ class Engine : public nixlBackendEngine {
   explicit Engine(const nixlBackendInitParams* init) : nixlBackendEngine(init) {
     baton_agent_options options;
     baton_agent_options_init(&options, sizeof(options));
-    std::string host = "0.0.0.0", settings;  // as NIXL's UCX does: peers may be on other machines
+    std::string host = "*", advertise,
+                settings;  // as NIXL's UCX does: peers may be on other machines
     static_cast<void>(getInitParam("listen_host", host));  // what is not given stays as it is
+    static_cast<void>(getInitParam("advertise", advertise));
     static_cast<void>(getInitParam("settings", settings));
     options.name = localAgent.c_str();
     options.listen_host = host.c_str();
+    options.advertise = advertise.c_str();
     options.settings = settings.empty() ? nullptr : settings.c_str();
     options.progress_thread = 1;
     baton_error error = BATON_ERROR_INIT;
@@ -229,7 +232,7 @@ class Engine : public nixlBackendEngine {
 nixlBackendPlugin* nixl_plugin_init() {
   nixlBackendPlugin* const plugin = nixlBackendPluginCreator<Engine>::create(
       NIXL_PLUGIN_API_VERSION, "BATON", baton_version(),
-      {{"listen_host", "0.0.0.0"}, {"settings", ""}}, {DRAM_SEG});
+      {{"listen_host", "*"}, {"advertise", ""}, {"settings", ""}}, {DRAM_SEG});
   plugin->get_backend_mems = supported;  // when it is asked, and not whenever plugins are looked at
   return plugin;
 }

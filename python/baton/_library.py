@@ -23,7 +23,7 @@ class Options(ctypes.Structure):
                 ("key_file", c_char_p), ("listen_host", c_char_p), ("listen_port", c_uint16),
                 ("progress_thread", c_uint8), ("serve_metadata", c_uint8), ("max_transfers", c_uint32),
                 ("settings", c_char_p), ("metadata_store", c_char_p), ("metadata_lease_ms", c_uint32),
-                ("staging_bytes", c_uint64)]
+                ("staging_bytes", c_uint64), ("advertise", c_char_p)]
 
 
 class Stats(ctypes.Structure):
@@ -84,7 +84,8 @@ class KvRequest(ctypes.Structure):
 class KvConnectorOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("name", c_char_p), ("providers", c_char_p), ("require", c_char_p),
                 ("key_file", c_char_p), ("listen_host", c_char_p), ("settings", c_char_p), ("max_transfers", c_uint32),
-                ("listen_port", c_uint16), ("allow_pull", c_uint8), ("serialized", c_uint8), ("max_lease", c_int64)]
+                ("listen_port", c_uint16), ("allow_pull", c_uint8), ("serialized", c_uint8), ("max_lease", c_int64),
+                ("advertise", c_char_p)]
 
 
 class KvConnectorStats(ctypes.Structure):

@@ -205,7 +205,9 @@ class Transfer(_loop.Awaited[None]):
 
 
 class Agent:
-    """An agent. `listen_host` "0.0.0.0" is for peers on other machines; `key_file` holds what all agents of a
+    """An agent. `listen_host` "*" (every interface, by IPv4 and IPv6) or an address of this machine is for peers on other
+    machines; one that cannot be listened on raises. `advertise`, "HOST" or "HOST:PORT", is where others reach this agent if
+    that is no address of this machine (NAT, a published port). `key_file` holds what all agents of a
     cluster share (empty: the user's own); `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
     `metadata_store` is where agents leave metadata for each other ("etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
     "file:///FOLDER", of a folder that is there: else NotFoundError), which is gone `metadata_lease` seconds after its agent. `staging_bytes`: memory through which KV goes
@@ -215,7 +217,7 @@ class Agent:
                  listen_host: str = "", listen_port: int = 0, progress_thread: bool = True,
                  serve_metadata: bool = False, max_transfers: int = 0,
                  settings: Optional[Mapping[str, Any]] = None, metadata_store: str = "",
-                 metadata_lease: float = 10, staging_bytes: int = 0) -> None:
+                 metadata_lease: float = 10, staging_bytes: int = 0, advertise: str = "") -> None:
         self._open = Handle(None)
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
@@ -232,6 +234,7 @@ class Agent:
         options.metadata_store = _text(metadata_store, "metadata_store") or None
         options.metadata_lease_ms = _within(int(metadata_lease * 1000), 2 ** 32 - 1, "metadata_lease in milliseconds")
         options.staging_bytes = _within(staging_bytes, 2 ** 64 - 1, "staging_bytes")
+        options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value

@@ -194,7 +194,7 @@ class KvConnector:
     def __init__(self, name: Union[str, bytes], *, providers: Optional[List[str]] = None, require: str = "",
                  key_file: str = "", listen_host: str = "", listen_port: int = 0, max_transfers: int = 0,
                  settings: Optional[Mapping[str, Any]] = None, allow_pull: bool = False, serialized: bool = False,
-                 max_lease: float = 0) -> None:
+                 max_lease: float = 0, advertise: str = "") -> None:
         self._open = Handle(None, "connector")
         options = _library.KvConnectorOptions()
         lib.kv_connector_options_init(ctypes.byref(options), ctypes.sizeof(options))
@@ -208,6 +208,7 @@ class KvConnector:
         options.settings = _settings(settings or {}) or None
         options.allow_pull, options.serialized = allow_pull, serialized
         options.max_lease = _nanoseconds(max_lease, "max_lease")
+        options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.kv_connector_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value

@@ -83,7 +83,7 @@ SIZE(baton_bytes, 16);
 FIELD(baton_bytes, data, 0, 8);
 FIELD(baton_bytes, size, 8, 8);
 
-SIZE(baton_agent_options, 88);
+SIZE(baton_agent_options, 96);
 FIELD(baton_agent_options, size, 0, 8);
 FIELD(baton_agent_options, name, 8, 8);
 FIELD(baton_agent_options, providers, 16, 8);
@@ -98,6 +98,7 @@ FIELD(baton_agent_options, settings, 56, 8);
 FIELD(baton_agent_options, metadata_store, 64, 8);
 FIELD(baton_agent_options, metadata_lease_ms, 72, 4);
 FIELD(baton_agent_options, staging_bytes, 80, 8);
+FIELD(baton_agent_options, advertise, 88, 8);
 
 SIZE(baton_agent_stats, 96);
 FIELD(baton_agent_stats, size, 0, 8);
@@ -204,7 +205,7 @@ FIELD(baton_kv_request, local_groups, 48, 8);
 FIELD(baton_kv_request, remote, 56, 8);
 FIELD(baton_kv_request, remote_groups, 64, 8);
 
-SIZE(baton_kv_connector_options, 72);
+SIZE(baton_kv_connector_options, 80);
 FIELD(baton_kv_connector_options, size, 0, 8);
 FIELD(baton_kv_connector_options, name, 8, 8);
 FIELD(baton_kv_connector_options, providers, 16, 8);
@@ -217,6 +218,7 @@ FIELD(baton_kv_connector_options, listen_port, 60, 2);
 FIELD(baton_kv_connector_options, allow_pull, 62, 1);
 FIELD(baton_kv_connector_options, serialized, 63, 1);
 FIELD(baton_kv_connector_options, max_lease, 64, 8);
+FIELD(baton_kv_connector_options, advertise, 72, 8);
 
 SIZE(baton_kv_connector_stats, 40);
 FIELD(baton_kv_connector_stats, size, 0, 8);

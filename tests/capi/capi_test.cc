@@ -385,6 +385,19 @@ TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
   EXPECT_EQ(stats.registered, 1u);
   stats.size = 0;
   EXPECT_EQ(baton_agent_get_stats(a.agent, &stats, &error), BATON_ERR_INVALID_PARAM);
+  // What cannot be listened on is an error at the start.
+  for (const auto& [host, code] : {std::pair("10.99.99.99", BATON_ERR_INVALID_PARAM),
+                                   std::pair("nosuch.invalid", BATON_ERR_NOT_FOUND),
+                                   std::pair("0.0.0.0:7000", BATON_ERR_INVALID_PARAM)}) {
+    baton_agent_options wrong;
+    baton_agent_options_init(&wrong, sizeof wrong);
+    wrong.name = "wrong";
+    wrong.listen_host = host;
+    baton_agent* none = nullptr;
+    EXPECT_EQ(baton_agent_create(&wrong, &none, &error), code) << host;
+    EXPECT_NE(std::string(error.text).find(host), std::string::npos) << error.text;
+    EXPECT_EQ(none, nullptr);
+  }
   // Options that end before the listener does: defaults for the rest.
   baton_agent_options options;
   std::memset(&options, 0xff, sizeof options);

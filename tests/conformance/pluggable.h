@@ -97,8 +97,9 @@ class Pluggable final : public Provider, EventSink {
     }
     worker_->rail_down(rail, std::move(why));
   }
-  void resolved(uint64_t session, absl::StatusOr<std::string> address) override {
-    worker_->resolved(session, std::move(address));
+  void resolved(uint64_t session, absl::StatusOr<std::string> address,
+                std::string_view at) override {
+    worker_->resolved(session, std::move(address), at);
   }
 
   std::unique_ptr<Provider> inner_;

@@ -242,15 +242,18 @@ TEST_F(LmServerTest, MoreCallersThanDescriptors) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-TEST(LmServer, APortThatIsTakenIsSaidSo) {
+TEST(LmServer, WhatCannotBeListenedOnIsSaidSo) {
   std::vector<std::byte> memory(1 << 16);
   BlockArena arena(memory, 4096);
   auto first = LmServer::start({}, arena);
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(LmServer::start({.port = (*first)->port()}, arena).status().code(),
-            absl::StatusCode::kUnavailable);
-  EXPECT_EQ(LmServer::start({.host = "localhost"}, arena).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(LmServer::start({.host = "10.99.99.99"}, arena).status().code(),
             absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(LmServer::start({.host = "nosuch.invalid"}, arena).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(LmServer::start({.host = "*"}, arena).ok());
 }
 
 }  // namespace

@@ -54,6 +54,36 @@ TEST(Dials, WhoSaysNoIsNotCalledAgain) {
             "10.0.0.1:7 10.0.0.2:7 10.0.0.2:7 10.0.0.2:7 10.0.0.2:7 ");
 }
 
+TEST(Dials, WhereAPeerAnsweredAQuestionIsOneOfItsAddresses) {
+  Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  dial.answered_at(at("192.0.2.1:9000"));
+  ASSERT_TRUE(dial.advance(seconds(1), kPatience));
+  EXPECT_EQ(dial.patience_ends(seconds(1), kPatience), seconds(1) + kPatience / 16)
+      << "another one is known to answer";
+  EXPECT_EQ(run(dial, [](auto& whom) { return absl::NotFoundError(whom); }),
+            "10.0.0.2:7 192.0.2.1:9000 ");
+  EXPECT_EQ(dial.verdict(), absl::StatusCode::kNotFound);
+
+  // Met there, further connections go there alone.
+  dial = dial_of("10.0.0.1:7", Resume::kNew);
+  dial.answered_at(at("192.0.2.1:9000"));
+  ASSERT_TRUE(dial.advance(seconds(1), kPatience));
+  dial.note(absl::NotFoundError("nobody"));
+  ASSERT_TRUE(dial.advance(seconds(1), kPatience));
+  EXPECT_EQ(dial.patience_ends(seconds(1), kPatience), seconds(1) + kPatience / 4);
+  dial.met();
+  ASSERT_EQ(dial.endpoints.size(), 1u);
+  EXPECT_EQ(tried(dial), "192.0.2.1:9000");
+
+  // One that the peer names too changes nothing.
+  dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
+  dial.answered_at(at("10.0.0.2:7"));
+  ASSERT_TRUE(dial.advance(seconds(1), kPatience));
+  EXPECT_EQ(dial.patience_ends(seconds(1), kPatience), seconds(1) + kPatience / 4);
+  dial.met();
+  EXPECT_EQ(dial.endpoints.size(), 2u);
+}
+
 TEST(Dials, ThePlaceWhereAPeerWasMetIsCalledFirst) {
   Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kOurs);
   dial.met_at(at("10.0.0.2:40000"));

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 import unittest.mock
@@ -51,6 +52,24 @@ class Pair(unittest.TestCase):
         for name in re.findall(r"(\w+)\(", str(raised.exception)):
             self.assertTrue(any(hasattr(kind, name) for kind in (baton, baton.Agent, baton.Transfer, baton.KvLayout)),
                             f"nobody here can call {name}(): {raised.exception}")
+
+
+class Listeners(Pair):
+    def test_what_cannot_be_listened_on_is_an_error_at_the_start(self):
+        for options, kind, word in (({"listen_host": "10.99.99.99"}, baton.InvalidParamError, "10.99.99.99"),
+                                    ({"listen_host": "nosuch.invalid"}, baton.NotFoundError, "nosuch.invalid"),
+                                    ({"listen_host": "0.0.0.0:7000"}, baton.InvalidParamError, "host alone"),
+                                    ({"advertise": "nosuch.invalid"}, baton.NotFoundError, "advertise")):
+            self.refused(kind, lambda: baton.Agent("c", **options), word)
+
+    def test_every_interface_is_of_both_families(self):
+        with baton.Agent("server", listen_host="*", serve_metadata=True) as server, baton.Agent("client") as client:
+            for host in ("127.0.0.1", "[::1]") if socket.has_ipv6 else ("127.0.0.1",):
+                client.fetch_metadata("server", f"{host}:{server.port}")
+                end = time.monotonic() + LONG
+                while not client.has_remote("server"):
+                    self.assertLess(time.monotonic(), end, host)
+                client.remove_remote("server")
 
 
 class Words(Pair):

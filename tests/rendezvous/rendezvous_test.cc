@@ -241,16 +241,27 @@ TEST(Rendezvous, AServerOnEveryInterfaceSaysAnAddressThatWorks) {
   }
 }
 
-TEST(Rendezvous, TheListenHostOfRanksIsOfTheFamilyThatTheyMeetBy) {
+TEST(Rendezvous, AServerSaysTheAddressThatItIsToldToSay) {
+  const auto server =
+      RendezvousServer::start(key(), "*", 0, 2, "203.0.113.5:9000,203.0.113.6:9001");
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->address(), "203.0.113.5:9000,203.0.113.6:9001");
+  for (const char* host : {"10.99.99.99", "127.0.0.1:4711"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(RendezvousServer::start(key(), host, 0, 2).status()));
+  }
+  EXPECT_TRUE(absl::IsNotFound(RendezvousServer::start(key(), "nosuch.invalid", 0, 2).status()));
+  EXPECT_TRUE(
+      absl::IsNotFound(RendezvousServer::start(key(), "", 0, 2, "nosuch.invalid").status()));
+}
+
+TEST(Rendezvous, RanksListenOnEveryInterfaceUnlessTheyMeetOnThisMachine) {
   for (const char* here : {"127.0.0.1:4711", "localhost:4711", "[::1]:4711"}) {
     EXPECT_EQ(listen_host_for(here), "") << here;
   }
-  for (const char* by_v6 : {"[fd77::1]:4711", "10.0.0.1:4711,[fd77::1]:4711"}) {
-    EXPECT_EQ(listen_host_for(by_v6), "::") << by_v6;
+  for (const char* elsewhere : {"[fd77::1]:4711", "10.0.0.1:4711", "name:4711", "no address",
+                                "127.0.0.1:4711,10.0.0.1:4711"}) {
+    EXPECT_EQ(listen_host_for(elsewhere), "*") << elsewhere;
   }
-  EXPECT_EQ(listen_host_for("10.0.0.1:4711"), "0.0.0.0");
-  EXPECT_EQ(listen_host_for("127.0.0.1:4711,10.0.0.1:4711"), "0.0.0.0");
-  EXPECT_EQ(listen_host_for("no address"), "0.0.0.0");
 }
 
 TEST(Rendezvous, RanksWaitForAServerThatStartsLater) {

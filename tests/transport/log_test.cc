@@ -168,6 +168,56 @@ TEST(Environment, NamesThatNobodyReadAreWrong) {
   unsetenv("BATON_X");
 }
 
+// Services called baton, baton-router and baton-kv-store, as Kubernetes tells of them, and a link
+// of Docker's.
+TEST(Environment, WhatAnOrchestratorSetsIsNoMistake) {
+  struct Variable {
+    const char* name;
+    const char* value;
+    bool wrong = false;
+  };
+  constexpr Variable kVariables[] = {
+      {"BATON_SERVICE_HOST", "10.96.0.7"},
+      {"BATON_SERVICE_PORT", "7000"},
+      {"BATON_SERVICE_PORT_HTTP", "8000"},
+      {"BATON_PORT", "tcp://10.96.0.7:7000"},
+      {"BATON_PORT_7000_TCP", "tcp://10.96.0.7:7000"},
+      {"BATON_PORT_7000_TCP_PROTO", "tcp"},
+      {"BATON_PORT_7000_TCP_PORT", "7000"},
+      {"BATON_PORT_7000_TCP_ADDR", "10.96.0.7"},
+      {"BATON_ROUTER_SERVICE_HOST", "fd00::7"},
+      {"BATON_ROUTER_SERVICE_PORT", "8000"},
+      {"BATON_ROUTER_SERVICE_PORT_METRICS_V2", "9100"},
+      {"BATON_ROUTER_PORT", "tcp://[fd00::7]:8000"},
+      {"BATON_ROUTER_PORT_8000_TCP_ADDR", "fd00::7"},
+      {"BATON_KV_STORE_PORT", "udp://10.96.0.8:53"},
+      {"BATON_KV_STORE_PORT_53_UDP", "udp://10.96.0.8:53"},
+      {"BATON_KV_STORE_PORT_38412_SCTP_PROTO", "sctp"},
+      {"BATON_KV_STORE_NAME", "/client/baton-kv-store"},
+      {"BATON_KV_STORE_ENV_PATH", "/usr/bin"},
+      {"BATON_PORT", "7000", true},  // somebody means to choose a port by it
+      {"BATON_HOST", "10.96.0.7", true},
+      {"BATON_PORT_TCP", "7000", true},
+      {"BATON_PORT_7000_TCP_ADDRESS", "10.96.0.7", true},
+      {"BATON_PORT_7000_HTTP", "7000", true},
+      {"BATON_X_NAME", "x", true},  // without a BATON_X_PORT
+  };
+  for (const Variable& each : kVariables) {
+    SCOPED_TRACE(each.name);
+    if (std::string_view(each.name).starts_with("BATON_KV_STORE_")) {
+      setenv("BATON_KV_STORE_PORT", "tcp://10.96.0.8:5600", 1);
+    }
+    setenv(each.name, each.value, 1);
+    if (each.wrong) {
+      EXPECT_THAT(base::wrong_environment(), ElementsAre(HasSubstr(each.name)));
+    } else {
+      EXPECT_THAT(base::wrong_environment(), IsEmpty());
+    }
+    unsetenv(each.name);
+    unsetenv("BATON_KV_STORE_PORT");
+  }
+}
+
 TEST(Environment, PatienceIsAFactor) {
   EXPECT_EQ(*base::parse_patience(""), 1);
   EXPECT_EQ(*base::parse_patience("1"), 1);

@@ -77,7 +77,7 @@ class ProviderNode : public EventSink {
     }
     std::erase(rails, nullptr);
   }
-  void resolved(uint64_t, absl::StatusOr<std::string> encoded) override {
+  void resolved(uint64_t, absl::StatusOr<std::string> encoded, std::string_view) override {
     answer = std::make_unique<absl::StatusOr<std::string>>(std::move(encoded));
   }
 

@@ -1,12 +1,19 @@
 // Two hosts with IPv6 alone or both families, and what routers and firewalls say of a network that
 // is closed for a while: workers, agents and collectives go on.
+#include <fcntl.h>
+#include <sys/socket.h>
+
 #include <atomic>
+#include <cerrno>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "kvtransfer/agent.h"
 #include "tests/two_hosts/two_workers.h"
+#include "transport/address.h"
+#include "transport/net/endpoint.h"
 
 namespace baton {
 namespace {
@@ -29,6 +36,35 @@ class Families : public TwoWorkers {
     });
   }
   // False, with the test skipped, where there is no IPv6.
+  static WorkerOptions options_of(const std::string& name, const std::string& listen_host) {
+    WorkerOptions options;
+    options.name = name;
+    options.providers = {"tcp"};
+    options.key = *ClusterKey::from_bytes("0123456789abcdef");
+    options.listen_host = listen_host;
+    options.settings = kSettings;
+    return options;
+  }
+  // The first by host:port, where the second is asked for its address.
+  void call(const std::string& where) {
+    hosts_->on(0, [&] {
+      auto peer = workers_[0]->connect(where);
+      ASSERT_TRUE(peer.ok()) << peer.status();
+      peer_ = *peer;
+      EXPECT_TRUE(until([&] {
+        const PeerState state = workers_[0]->peer_state(peer_);
+        return state == PeerState::kUp || state == PeerState::kDown;
+      }));
+      EXPECT_EQ(workers_[0]->peer_state(peer_), PeerState::kUp)
+          << workers_[0]->peer_status(peer_) << "; " << explain();
+    });
+    std::optional<PeerEvent> up;
+    ASSERT_TRUE(until([&] {
+      up = workers_[1]->next_peer_event();
+      return up.has_value();
+    }));
+    their_peer_ = up->peer;
+  }
   bool add_v6() {
     bool added = true;
     change([&](Hosts& it) {
@@ -174,6 +210,229 @@ TEST_F(Families, AgentsMeetOverIPv6Alone) {
       return !got.empty();
     }));
   });
+  for (size_t host : {0, 1}) hosts_->on(host, [&] { agents[host].reset(); });
+}
+
+// Defaults on hosts with IPv6 alone: who says "every interface" is reached by it.
+TEST_F(Families, EveryInterfaceIsOfBothFamilies) {
+  SKIP_WITHOUT_V6();
+  remove_v4();
+  start("*", kSettings);
+  if (HasFatalFailure()) return;
+  connect();
+  EXPECT_TRUE(goes_by('[' + Hosts::address_v6(1) + "]:")) << explain();
+  expect_done(write(kAll, 'a'), kAll, 'a');
+}
+
+// Two hosts that a cable joins have link-local addresses alone, and the interface that a caller
+// names is its own: the other host calls its end something else.
+TEST_F(Families, ALinkLocalAddressIsReachedByTheCallersInterface) {
+  bool added = true;
+  change([&](Hosts& it) {
+    for (size_t host : {0, 1}) {
+      added &= it.add_address_v6(host, 0, absl::StrCat("fe80::7:", host + 1));
+      it.remove_address(host, 0);
+    }
+  });
+  if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
+  start("*", kSettings);
+  if (HasFatalFailure()) return;
+  call(absl::StrCat("[fe80::7:2%wire0]:", workers_[1]->port()));
+  EXPECT_TRUE(goes_by("[fe80::7:2%wire0]:")) << explain();
+  expect_done(write(kAll, 'a'), kAll, 'a');
+  lose_and_go_on([&](bool lost) { set_cut(lost); });
+}
+
+TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
+  bool added = true;
+  change([&](Hosts& it) {
+    for (size_t host : {0, 1}) {
+      added &= it.add_address_v6(host, 0, absl::StrCat("fe80::7:", host + 1));
+    }
+  });
+  if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
+  hosts_->on(1, [&] {
+    absl::StatusOr<std::unique_ptr<Worker>> worker;
+    ASSERT_TRUE(until([&] {  // an address is there a moment after it was added
+      worker = Worker::create(options_of("beta", "fe80::7:2%wire0"));
+      return worker.ok();
+    })) << worker.status();
+    const auto told = Address::decode((*worker)->address());
+    ASSERT_TRUE(told.ok());
+    EXPECT_EQ(told->providers.front().second, absl::StrCat("[fe80::7:2]:", (*worker)->port()));
+  });
+}
+
+// What a published port, a tunnel or NAT does: whoever is called at `outside` is `inside`, which
+// does not know of it, and whose own addresses lead nowhere from here.
+class Forwarder {
+ public:
+  Forwarder(const std::string& outside, const std::string& inside, uint16_t port = 0)
+      : inside_(inside) {
+    auto listener = net::listen_on(outside, port, {});
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    if (!listener.ok()) return;
+    listener_.reset(*listener);
+    port_ = net::local_of(*listener).port();
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Forwarder() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  uint16_t port() const { return port_; }
+
+ private:
+  struct Relay {
+    base::UniqueFd from, to;
+  };
+  void run() {
+    std::vector<Relay> relays;
+    while (!over_) {
+      const int caller = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (caller >= 0) {
+        const auto to = net::literal(inside_)->front();
+        const int fd = socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        base::UniqueFd from(caller), there(fd);
+        if (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) == 0) {
+          for (const int each : {caller, fd}) fcntl(each, F_SETFL, O_NONBLOCK);
+          relays.push_back({std::move(from), std::move(there)});
+        }
+      }
+      bool any = caller >= 0;
+      std::erase_if(relays, [&](Relay& one) {
+        const bool here = pass(one.from.get(), one.to.get(), any);
+        return !pass(one.to.get(), one.from.get(), any) || !here;
+      });
+      if (!any) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+  // False when that end is over.
+  static bool pass(int from, int to, bool& any) {
+    char bytes[16 << 10];
+    const ssize_t got = recv(from, bytes, sizeof bytes, 0);
+    if (got < 0) return errno == EAGAIN;
+    any = true;
+    for (ssize_t sent = 0; sent < got;) {
+      const ssize_t now = send(to, bytes + sent, static_cast<size_t>(got - sent), MSG_NOSIGNAL);
+      if (now < 0 && errno != EAGAIN) return false;
+      sent += std::max<ssize_t>(now, 0);
+      if (now < 0) std::this_thread::yield();
+    }
+    return got > 0;
+  }
+
+  const std::string inside_;
+  base::UniqueFd listener_;
+  uint16_t port_ = 0;
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+class Published : public Families {
+ protected:
+  void TearDown() override {
+    Families::TearDown();
+    hosts_->on(1, [&] { forwarder_.reset(); });
+  }
+  // Host 1's worker behind a port of its other address.
+  void publish(const std::string& inside, uint16_t port, uint16_t at = 0) {
+    hosts_->on(1, [&] {
+      forwarder_ =
+          std::make_unique<Forwarder>(Hosts::address(1), absl::StrCat(inside, ":", port), at);
+    });
+    where_ = Hosts::address(1) + ':' + std::to_string(forwarder_->port());
+  }
+  std::unique_ptr<Forwarder> forwarder_;
+  std::string where_;
+};
+
+TEST_F(Published, WhereAPeerWasCalledIsOneOfItsAddresses) {
+  start("*", kSettings, "127.0.0.1");
+  if (HasFatalFailure()) return;
+  publish("127.0.0.1", workers_[1]->port());
+  call(where_);
+  EXPECT_TRUE(goes_by(where_)) << explain();
+  expect_done(write(kAll, 'a'), kAll, 'a');
+  lose_and_go_on([&](bool lost) { set_cut(lost); });
+  EXPECT_TRUE(goes_by(where_)) << explain();
+}
+
+// Behind NAT the peer's own address is somebody else's here, or silent.
+TEST_F(Published, AnInsideAddressThatIsSilentIsPassedOver) {
+  change([](Hosts& it) {
+    for (size_t host : {0, 1}) {
+      it.set_link(host, 1, true);
+      it.wire(1).faults(host).cut = true;
+    }
+  });
+  start("*", kSettings, Hosts::address(1, 1));
+  if (HasFatalFailure()) return;
+  publish(Hosts::address(1, 1), workers_[1]->port());
+  call(where_);
+  EXPECT_TRUE(goes_by(where_)) << explain();
+}
+
+// What leads there without a detour is taken.
+TEST_F(Published, AnInsideAddressThatAnswersIsTaken) {
+  start("*", kSettings);
+  if (HasFatalFailure()) return;
+  publish("127.0.0.1", workers_[1]->port());
+  call(where_);
+  EXPECT_TRUE(goes_by(absl::StrCat(Hosts::address(1), ":", workers_[1]->port()))) << explain();
+}
+
+TEST_F(Published, AnAgentThatWasAskedForItsMetadataIsReachedWhereItAnswered) {
+  using kvtransfer::Agent;
+  std::array<std::vector<char>, 2> memory = {std::vector<char>(kAll, 'a'),
+                                             std::vector<char>(kAll, 'b')};
+  std::array<std::unique_ptr<Agent>, 2> agents;
+  const auto whole = [&](size_t host) {
+    return kvtransfer::Descriptor{reinterpret_cast<uint64_t>(memory[host].data()), kAll, 0};
+  };
+  const auto make = [&](size_t host, const std::string& advertise) {
+    hosts_->on(host, [&] {
+      kvtransfer::AgentOptions options;
+      options.name = host == 0 ? "alpha" : "beta";
+      options.worker = options_of(options.name, "");
+      options.worker.advertise = advertise;
+      options.serve_metadata = true;
+      auto agent = Agent::create(std::move(options));
+      ASSERT_TRUE(agent.ok()) << agent.status();
+      agents[host] = *std::move(agent);
+      EXPECT_TRUE(agents[host]->register_memory({whole(host)}).ok());
+    });
+  };
+  const auto expect_moved = [&] {
+    hosts_->on(0, [&] {
+      ASSERT_TRUE(until([&] { return agents[0]->has_remote("beta"); }));
+      std::fill(memory[1].begin(), memory[1].end(), 'b');
+      auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
+      ASSERT_TRUE(id.ok()) << id.status();
+      const absl::Status status = agents[0]->run(*id, patience_);
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(memory[1], memory[0]);
+    });
+  };
+  make(0, "");
+  make(1, "");
+  ASSERT_FALSE(HasFatalFailure());
+  publish("127.0.0.1", agents[1]->port());
+  hosts_->on(0, [&] { EXPECT_TRUE(agents[0]->fetch_metadata("beta", where_).ok()); });
+  expect_moved();
+  // Without a call it must be told, by itself: whoever has its metadata by other means.
+  hosts_->on(1, [&] { agents[1].reset(); });
+  const uint16_t port = forwarder_->port();
+  hosts_->on(1, [&] { forwarder_.reset(); });
+  make(1, absl::StrCat(Hosts::address(1), ":", port));
+  ASSERT_FALSE(HasFatalFailure());
+  publish("127.0.0.1", agents[1]->port(), port);
+  hosts_->on(0, [&] {
+    const auto metadata = agents[1]->metadata();
+    ASSERT_TRUE(metadata.ok()) << metadata.status();
+    EXPECT_TRUE(agents[0]->add_remote(*metadata).ok());
+  });
+  expect_moved();
   for (size_t host : {0, 1}) hosts_->on(host, [&] { agents[host].reset(); });
 }
 

@@ -42,18 +42,21 @@ class TwoWorkers : public testing::Test {
     }
   }
 
-  // Host 1 has the memory and the counter that host 0 writes to and raises.
-  void start(const std::string& listen_host, SettingValues settings) {
+  // Host 1 has the memory and the counter that host 0 writes to and raises. `on_1`: what host 1
+  // listens on, if that is something else.
+  void start(const std::string& listen_host, SettingValues settings,
+             const std::optional<std::string>& on_1 = std::nullopt) {
     settings.emplace_back("tcp.slice_kib", "64");
     settings.emplace_back("tcp.buffer_kib", "128");
     for (size_t host : {0, 1}) {
       memory_[host].assign(kAll, static_cast<char>('a' + host));
       hosts_->on(host, [&] {
-        auto worker = Worker::create({.name = host == 0 ? "alpha" : "beta",
-                                      .providers = {"tcp"},
-                                      .key = *ClusterKey::from_bytes("0123456789abcdef"),
-                                      .listen_host = listen_host,
-                                      .settings = settings});
+        auto worker =
+            Worker::create({.name = host == 0 ? "alpha" : "beta",
+                            .providers = {"tcp"},
+                            .key = *ClusterKey::from_bytes("0123456789abcdef"),
+                            .listen_host = host == 1 ? on_1.value_or(listen_host) : listen_host,
+                            .settings = settings});
         ASSERT_TRUE(worker.ok()) << worker.status();
         workers_[host] = *std::move(worker);
         threads_[host] = std::make_unique<ProgressThread>(*workers_[host]);

@@ -4,9 +4,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "tests/ucx/raw_peer.h"
@@ -56,6 +58,34 @@ class UcxEngine : public testing::Test {
   size_t handshakes_ = 0;
   size_t bytes_ = 0;
 };
+
+// UCX ends the process, or its listener, when it finds none.
+TEST_F(UcxEngine, DescriptorsAreAskedForBeforeItStarts) {
+  const auto other = make();
+  const auto with_free = [](size_t free, const std::function<void()>& what) {
+    rlimit before{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    rlimit limit = before;
+    limit.rlim_cur = open_files() - 1 + free;  // the listing's own is closed
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    what();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  };
+  for (const size_t free : {0, 1, 2, 3, 4, 5, 12}) {
+    SCOPED_TRACE(free);
+    absl::Status created, checked, connected;
+    with_free(free, [&] {
+      created = Engine::create(kLoopback, nullptr).status();
+      checked = Engine::check(kLoopback);
+      connected = other->connect("nobody's").status();
+    });
+    for (const absl::Status& status : {created, checked, connected}) {
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("ulimit -n"));
+    }
+  }
+  EXPECT_NE(make(), nullptr) << "there are descriptors again";
+}
 
 TEST_F(UcxEngine, AllWhoAskForAPeerShareAnEndpoint) {
   auto a = make(), b = make();

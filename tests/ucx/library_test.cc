@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,25 @@ TEST(UcxLibrary, AMissingOneIsNamedWithItsPackage) {
   ASSERT_TRUE(absl::IsUnavailable(library.status())) << library.status();
   EXPECT_THAT(std::string(library.status().message()),
               AllOf(HasSubstr("libucp-that-is-nowhere"), HasSubstr("apt-get install libucx0")));
+}
+
+TEST(UcxLibrary, AHostNameThatItDoesNotSurviveIsRefused) {
+  EXPECT_TRUE(Library::survives_name("").ok());
+  EXPECT_TRUE(Library::survives_name(std::string(63, 'n')).ok());
+  const absl::Status status = Library::survives_name(std::string(64, 'n'));
+  ASSERT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("64 letters"), HasSubstr("hostname")));
+  // The installed one, on a host with such a name, in a child.
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWUTS) != 0 || sethostname(std::string(64, 'n').data(), 64) != 0) _exit(77);
+    _exit(absl::IsUnavailable(Library::load("libucp.so.0").status()) ? 0 : 1);
+  }
+  int how = -1;
+  waitpid(child, &how, 0);
+  ASSERT_TRUE(WIFEXITED(how)) << "it ended by signal " << WTERMSIG(how);
+  if (WEXITSTATUS(how) == 77) GTEST_SKIP() << "the host's name cannot be changed here";
+  EXPECT_EQ(WEXITSTATUS(how), 0);
 }
 
 TEST(UcxLibrary, AnOldOneIsRefusedWithBothVersions) {

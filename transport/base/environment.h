@@ -31,7 +31,9 @@ size_t most_slab_bytes();
 
 // What is wrong with this process's environment, one line each: BATON_* variables that Baton does
 // not read, with the nearest that it does, and values of BATON_LOG and of numbers that it cannot
-// use. The `baton` command refuses to run then; a worker writes them into the log.
+// use. Variables that an orchestrator sets beside a service called baton or baton-* are left out:
+// BATON_SERVICE_HOST, BATON_PORT=tcp://... and the like (environment.cc lists them). The `baton`
+// command refuses to run then; a worker writes them into the log.
 std::vector<std::string> wrong_environment();
 
 }  // namespace baton::base

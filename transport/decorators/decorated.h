@@ -55,6 +55,7 @@ class DecoratedProvider : public Provider {
 
   const Capabilities& capabilities() const override { return inner_->capabilities(); }
   absl::StatusOr<std::string> listen() override { return inner_->listen(); }
+  uint16_t port() const override { return inner_->port(); }
   void set_worker_address(const std::string& encoded) override {
     inner_->set_worker_address(encoded);
   }
@@ -109,8 +110,9 @@ class DecoratedProvider : public Provider {
     void rail_down(Rail& rail, absl::Status why) override {
       provider_.on_rail_down(DecoratedRail::around(rail), std::move(why), outer_);
     }
-    void resolved(uint64_t session, absl::StatusOr<std::string> address) override {
-      outer_.resolved(session, std::move(address));
+    void resolved(uint64_t session, absl::StatusOr<std::string> address,
+                  std::string_view at) override {
+      outer_.resolved(session, std::move(address), at);
     }
 
    private:

@@ -2,6 +2,8 @@
 #include "transport/provider.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -13,6 +15,11 @@ namespace {
 std::vector<std::pair<std::string, ProviderFactory>>& registry() {
   static std::vector<std::pair<std::string, ProviderFactory>> providers;
   return providers;
+}
+// Of those that workers have only where they are asked for.
+std::map<std::string, std::string, std::less<>>& on_request() {
+  static std::map<std::string, std::string, std::less<>> reasons;
+  return reasons;
 }
 }  // namespace
 
@@ -29,17 +36,24 @@ absl::Status Provider::takes(const RegionEntry& region) const {
 }
 
 ProviderRegistration::ProviderRegistration(const char* name, ProviderFactory factory,
-                                           absl::Span<const Setting> settings) {
+                                           absl::Span<const Setting> settings,
+                                           const char* why_on_request) {
   // In the order of their names, whatever the linker's is.
   auto& all = registry();
   const auto at =
       std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.first > name; });
   all.emplace(at, name, std::move(factory));
   declare_settings(settings);
+  if (*why_on_request != 0) on_request().emplace(name, why_on_request);
 }
 
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers() {
   return registry();
+}
+
+std::string_view why_on_request(std::string_view provider) {
+  const auto found = on_request().find(provider);
+  return found == on_request().end() ? std::string_view() : found->second;
 }
 
 absl::Status check_provider(std::string_view name) {

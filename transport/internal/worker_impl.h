@@ -10,9 +10,11 @@
 // to do are on lists.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -85,6 +87,8 @@ class Worker::Impl final : public EventSink {
   std::vector<std::pair<int, std::string>> rank_routes(const internal::Peer& peer,
                                                        std::vector<std::string>& notes) const;
   void plan_routes(internal::Peer& peer);
+  void note_called(const internal::Peer& peer, const std::string& at);
+  std::string called_at(const internal::Peer& peer, std::string_view provider) const;
   void dial(internal::Peer& peer, const std::string& by, Resume resume);
   void try_next_route(internal::Peer& peer);
 
@@ -221,7 +225,8 @@ class Worker::Impl final : public EventSink {
   void accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) override;
   void handshake_refused(std::string_view who, const absl::Status& why) override;
   void rail_down(Rail& rail, absl::Status why) override;
-  void resolved(uint64_t session, absl::StatusOr<std::string> encoded) override;
+  void resolved(uint64_t session, absl::StatusOr<std::string> encoded,
+                std::string_view at) override;
 
   WorkerOptions options;
   const ClusterKey key;
@@ -243,6 +248,11 @@ class Worker::Impl final : public EventSink {
   std::vector<internal::Peer*> creditors;            // those that are owed credit
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
+  struct Called {
+    std::string provider;  // whose peer
+    std::string at;        // answered there
+  };
+  std::map<std::array<uint8_t, 16>, Called> called;  // workers that were asked for their address
   uint64_t next_session;  // from anywhere: the other side of a session has numbers of its own
   std::vector<std::unique_ptr<Rail>> closed_rails;  // freed once their provider has returned
   struct Doomed {

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/durations.h"
+#include "transport/base/log.h"
 #include "transport/internal/staging.h"
 #include "transport/internal/worker_impl.h"
 
@@ -23,13 +24,21 @@ constexpr Time kOften = std::chrono::microseconds(50);  // from one help() to th
 constexpr Time kCopyPause = std::chrono::microseconds(5);
 constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
-uint16_t port_of(const std::string& host_port) {
-  const size_t colon = host_port.rfind(':');
-  uint16_t port = 0;
-  if (colon != std::string::npos) {
-    std::from_chars(host_port.data() + colon + 1, host_port.data() + host_port.size(), port);
+// Whether a provider that workers have on request only is asked for.
+bool asked_for(const WorkerOptions& options, const std::string& provider) {
+  return options.require == provider ||
+         std::any_of(options.settings.begin(), options.settings.end(),
+                     [&](const auto& one) { return absl::StartsWith(one.first, provider + "."); });
+}
+
+// What was asked for cannot be: another provider that serves instead would hide it.
+bool is_of_options(const absl::Status& status, const WorkerOptions& options) {
+  if (absl::IsAlreadyExists(status)) return true;
+  if (options.listen_host.empty() && options.advertise.empty() && options.listen_port == 0) {
+    return false;
   }
-  return port;
+  return absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+         absl::IsPermissionDenied(status);
 }
 
 }  // namespace
@@ -106,6 +115,7 @@ absl::Status Worker::Impl::start() {
                                                               .regions = regions,
                                                               .counters = counters,
                                                               .listen_host = options.listen_host,
+                                                              .advertise = options.advertise,
                                                               .listen_port = options.listen_port,
                                                               .settings = options.settings});
 
@@ -122,7 +132,15 @@ absl::Status Worker::Impl::start() {
   if (absl::Status status = read.finish(); !status.ok()) return status;
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
-    for (const auto& [name, factory] : registered_providers()) wanted.push_back(name);
+    for (const auto& [name, factory] : registered_providers()) {
+      const std::string_view why = why_on_request(name);
+      if (why.empty() || asked_for(options, name)) {
+        wanted.push_back(name);
+      } else {
+        provider_notes.push_back(
+            absl::StrCat(name, ": not asked for (providers): ", std::string(why)));
+      }
+    }
   }
   std::vector<std::unique_ptr<Provider>> made;
   for (const std::string& name : wanted) {
@@ -140,6 +158,7 @@ absl::Status Worker::Impl::start() {
     if (absl::Status known = check_provider(options.require); !known.ok()) return known;
   }
 
+  absl::Status not_listening;
   for (std::unique_ptr<Provider>& provider : made) {
     const std::string name = provider->capabilities().name;
     absl::Status status = provider->capabilities().available
@@ -154,8 +173,12 @@ absl::Status Worker::Impl::start() {
       status = where.status();
       if (where.ok()) {
         self_address.providers.emplace_back(name, *where);
-        const uint16_t at = port_of(*where);
+        const uint16_t at = provider->port();
         if (port == 0 || (at != 0 && at == options.listen_port)) port = at;
+      } else if (is_of_options(status, options)) {
+        return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
+      } else {
+        not_listening.Update(status);
       }
     }
     if (!status.ok()) {
@@ -163,8 +186,7 @@ absl::Status Worker::Impl::start() {
       const bool named = options.require == name ||
                          (std::find(options.providers.begin(), options.providers.end(), name) !=
                               options.providers.end() &&
-                          made.size() == 1) ||
-                         absl::IsAlreadyExists(status);
+                          made.size() == 1);
       if (named) return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
       provider_notes.push_back(absl::StrCat(name, ": ", status.message()));
       continue;
@@ -188,6 +210,14 @@ absl::Status Worker::Impl::start() {
         provider_notes.empty()
             ? ""
             : absl::StrCat(". Not used: ", absl::StrJoin(provider_notes, "; "))));
+  }
+  const bool all_providers = options.providers.empty() && options.extra_providers.empty();
+  if (!options.listen_host.empty() && port == 0 && (!not_listening.ok() || all_providers)) {
+    return absl::UnavailableError(absl::StrCat("nothing listens on \"", options.listen_host,
+                                               "\": ", absl::StrJoin(provider_notes, "; ")));
+  }
+  for (const std::string& note : provider_notes) {
+    base::log_event(base::LogLevel::kInfo, "%s: not used: %s", self.name, note);
   }
   address = self_address.encode();
   if (absl::Status readable = Address::decode(address).status(); !readable.ok()) {

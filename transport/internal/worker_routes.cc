@@ -2,6 +2,7 @@
 // tried, and what became of each.
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -11,6 +12,7 @@
 namespace baton {
 namespace {
 constexpr std::string_view kAddressPrefix = "baton1:";
+constexpr size_t kMostCalled = 1 << 16;  // workers of which is kept where they answered
 }  // namespace
 
 bool Worker::Impl::is_address(std::string_view target) {
@@ -55,13 +57,15 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std:
     if (absl::IsUnimplemented(status)) continue;
     if (!status.ok()) break;
     sessions[session] = peer->id();
+    peer->route = provider->capabilities().name;
     return peer->id();
   }
   peer_down(*peer, status);
   return status;
 }
 
-void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encoded) {
+void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encoded,
+                            std::string_view at) {
   auto it = sessions.find(session);
   internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   sessions.erase(session);
@@ -73,7 +77,33 @@ void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encode
     return;
   }
   peer->address = *std::move(decoded);
+  note_called(*peer, std::string(at));
   plan_routes(*peer);
+}
+
+void Worker::Impl::note_called(const internal::Peer& peer, const std::string& at) {
+  const size_t colon = at.rfind(':');
+  if (colon == std::string::npos) return;
+  // The listener that has the port that was called. Behind a published port its own is another:
+  // that of the provider by which it was asked, then.
+  const std::string end = at.substr(colon) + ",";
+  const auto& theirs = peer.address.providers;
+  auto by = std::find_if(theirs.begin(), theirs.end(), [&](const auto& entry) {
+    return absl::StrContains(entry.second + ",", end);
+  });
+  if (by == theirs.end()) {
+    by = std::find_if(theirs.begin(), theirs.end(),
+                      [&](const auto& entry) { return entry.first == peer.route; });
+  }
+  if (by == theirs.end()) return;
+  if (called.size() >= kMostCalled) called.clear();
+  called[peer.address.uid.bytes] = {by->first, at};
+}
+
+// Where the peer answered when it was asked for its address by `provider`; "": it was not.
+std::string Worker::Impl::called_at(const internal::Peer& peer, std::string_view provider) const {
+  const auto found = called.find(peer.address.uid.bytes);
+  return found != called.end() && found->second.provider == provider ? found->second.at : "";
 }
 
 // The providers that both sides have, the best first, with their ranks; and why the others are out.
@@ -91,7 +121,9 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
       note = can.detail;
     } else if (theirs == peer.address.providers.end()) {
       note = "the peer does not have it";
-    } else if (absl::Status status = provider->reachable(theirs->second, peer.address.host_id);
+      if (!why_on_request(can.name).empty()) note += ", unless it is asked for there too";
+    } else if (absl::Status status = provider->reachable(
+                   theirs->second, called_at(peer, can.name).empty() ? peer.address.host_id : "");
                !status.ok()) {
       note = std::string(status.message());
     } else {
@@ -139,6 +171,7 @@ void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resu
   }
   request.expected.uid = peer.address.uid;
   request.expected.name = peer.address.name;
+  request.called = called_at(peer, by);
   sessions[request.session] = peer.id();
   for (auto& provider : providers) {
     if (provider->capabilities().name == by) return provider->connect(request);

@@ -18,6 +18,18 @@
 
 namespace baton::net {
 
+namespace {
+
+// What a peer calls its interfaces is nothing to us.
+std::string without_scope(std::string address) {
+  const size_t scope = address.find('%');
+  const size_t end = address.find(']');
+  if (scope < end && end != std::string::npos) address.erase(scope, end - scope);
+  return address;
+}
+
+}  // namespace
+
 Acceptor::Acceptor(const ProviderContext& context, std::string provider, Met met)
     : context_(context), provider_(std::move(provider)), met_(std::move(met)) {}
 
@@ -38,8 +50,11 @@ absl::StatusOr<std::string> Acceptor::listen() {
   listener_ = *fd;
   absl::Status status = poller_->add(listener_, EPOLLIN, listener_watch_);
   if (!status.ok()) return status;
-  return advertised(listener_);
+  if (context_.advertise.empty()) return advertised(listener_);
+  return advertised_as(context_.advertise, listener_, !options_.advertised_ports);
 }
+
+uint16_t Acceptor::port() const { return listener_ < 0 ? uint16_t{0} : local_of(listener_).port(); }
 
 void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
   auto dial = std::make_unique<Dial>();
@@ -49,14 +64,20 @@ void Acceptor::connect(const ConnectRequest& request, uint16_t rails) {
   dial->expected = request.expected;
   dial->rails = rails;
   dial->address = request.address;
+  const auto called = literal(request.called);
+  const Endpoint* const answered = called.ok() ? &called->front() : nullptr;
   for (const auto one : absl::StrSplit(request.address, ',')) {
-    auto endpoints = literal(std::string(one));
+    auto endpoints = literal(without_scope(std::string(one)));
     if (!endpoints.ok()) {
       dial->note(endpoints.status());
       continue;
     }
-    dial->endpoints.insert(dial->endpoints.end(), endpoints->begin(), endpoints->end());
+    for (const Endpoint& each : *endpoints) {
+      const std::vector<Endpoint> here = on_interfaces(each, answered);
+      dial->endpoints.insert(dial->endpoints.end(), here.begin(), here.end());
+    }
   }
+  if (answered != nullptr) dial->answered_at(*answered);
   if (const auto met = met_at_.find(dial->expected.uid.bytes);
       dial->resume != Resume::kNew && met != met_at_.end()) {
     dial->met_at(met->second);
@@ -174,7 +195,7 @@ void Acceptor::give_up(const Dial& dial, EventSink& sink) const {
                        ? "; is a worker listening there, and does every firewall let it through?"
                        : ""));
   if (dial.purpose == Handshake::Purpose::kQuery) {
-    sink.resolved(dial.session, std::move(why));
+    sink.resolved(dial.session, std::move(why), "");
   } else {
     sink.connect_failed(dial.session, std::move(why));
   }
@@ -283,7 +304,9 @@ void Acceptor::call_done(Call call, EventSink& sink) {
   HandshakeConnection& handshake = *call.handshake;
   Dial* const dial = call.dial.get();
   if (handshake.purpose() == Handshake::Purpose::kQuery) {
-    if (dial != nullptr) sink.resolved(dial->session, handshake.answer());
+    if (dial != nullptr) {
+      sink.resolved(dial->session, handshake.answer(), dial->endpoints[dial->next - 1].text());
+    }
     return;
   }
   HelloInfo peer = handshake.peer();
@@ -300,6 +323,7 @@ void Acceptor::call_done(Call call, EventSink& sink) {
     peer.link = dial->link;
     peer.rail = dial->rail;
     peer.rails = dial->rails;
+    dial->met();
   }
   met_at(peer.uid, dial != nullptr ? dial->endpoints[dial->next - 1] : call.from);
   met_({handshake.take_fd(), handshake.keys()}, std::move(peer), std::move(call.dial), sink);
@@ -348,8 +372,9 @@ absl::Status reachable(const std::string& addresses, std::string_view host_id,
   if (!elsewhere) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the peer has no address for other machines (", addresses,
-                   "): start it with a listen_host that others can reach, for example 0.0.0.0; "
-                   "link-local addresses (fe80::*, 169.254.*) are not used"));
+                   "): start it with a listen_host that others can reach, \"*\" for every "
+                   "interface, or say by `advertise` how they do; link-local addresses (fe80::*, "
+                   "169.254.*) are not told"));
 }
 
 }  // namespace baton::net

@@ -65,6 +65,8 @@ class Acceptor {
   enum class LargePackets { kNotLookedAt, kMustPass, kOrSmallSegments };
   struct Options {
     uint16_t port = 0;  // of the listener, on context.listen_host; 0: any
+    // The ports in context.advertise are of this listener; otherwise its hosts alone count.
+    bool advertised_ports = false;
     SocketOptions sockets;
     Time patience = std::chrono::seconds(5);       // for one handshake, connecting included
     std::string patience_setting;                  // "tcp.handshake_ms": named when it expires
@@ -91,12 +93,12 @@ class Acceptor {
   void open(Poller& poller, Options options);
   // Starts listening; returns the addresses to hand out, as Provider::listen() does.
   absl::StatusOr<std::string> listen();
+  uint16_t port() const;  // 0: it does not listen
   // What queries are answered with.
   void set_worker_address(const std::string& encoded) { worker_address_ = encoded; }
 
-  // Dials request.address, "host:port[,host:port]". For a name (listen() gives out literal
-  // addresses) the resolver is asked, which may block. `rails`: how many connections the session
-  // will have.
+  // Dials request.address, "host:port[,host:port]", and request.called. `rails`: how many
+  // connections the session will have.
   void connect(const ConnectRequest& request, uint16_t rails = 1);
   // As connect(), where the provider knows already that it will fail. Needs no open().
   void refuse(const ConnectRequest& request, const absl::Status& why);

@@ -7,6 +7,26 @@
 
 namespace baton::net {
 
+void Dial::answered_at(const Endpoint& where) {
+  const auto same = [&](const Endpoint& each) {
+    return each.same_host(where) && each.port() == where.port() && each.scope() == where.scope();
+  };
+  if (std::any_of(endpoints.begin(), endpoints.end(), same)) return;
+  answered_ = where;
+  endpoints.push_back(where);
+}
+
+bool Dial::at_answered() const {
+  const Endpoint& at = endpoints[next - 1];
+  return answered_.size > 0 && at.same_host(answered_) && at.port() == answered_.port();
+}
+
+void Dial::met() {
+  if (!at_answered() || endpoints.size() == 1) return;
+  endpoints = {endpoints[next - 1]};
+  next = 1;
+}
+
 void Dial::met_at(const Endpoint& where) {
   met_ = where;
   const auto same = [&](const Endpoint& each) { return each.same_host(met_); };
@@ -47,7 +67,9 @@ void Dial::narrow() {
 }
 
 Time Dial::patience_ends(Time now, Time patience) const {
-  return endpoints.size() > 1 ? now + patience / 4 : kNever;
+  if (endpoints.size() < 2) return kNever;
+  const bool another_answers = answered_.size > 0 && !at_answered();
+  return now + patience / (another_answers ? 16 : 4);
 }
 
 void Dial::note(const absl::Status& why) {

@@ -9,6 +9,11 @@
 //   - one that answers, but not to what fills a packet, is called again with smaller segments when
 //     no other has answered in full: on a path whose MTU is less than that of the interfaces, and
 //     where nobody says so by ICMP, large packets vanish;
+//   - where the peer answered a question for its address is one of its addresses, whether it knows
+//     of it or not: behind NAT or a published port it does not. It is called after those that the
+//     peer names, which lead there without a detour if they lead there at all; since it is known to
+//     answer, those have a quarter of the time to do so. The peer that is met there is met there
+//     alone;
 //   - a peer that is called again is called first where it was last met, also when it has not named
 //     that address, and only a "no" from there, or from everywhere, is its own.
 #pragma once
@@ -47,8 +52,12 @@ struct Dial {
   uint16_t segment() const { return kSegments[narrower_]; }
   bool full_only = false;  // the first of them alone
 
+  // Before the first advance(): where the peer has answered a question.
+  void answered_at(const Endpoint& where);
   // Before the first advance(): where the peer was met last.
   void met_at(const Endpoint& where);
+  // It is met, at endpoints[next - 1].
+  void met();
   // The next endpoint, which is endpoints[next - 1] then; false: there is none left.
   bool advance(Time now, Time patience);
   // Until when that one may be silent; kNever: as long as a handshake may take.
@@ -65,6 +74,7 @@ struct Dial {
 
  private:
   bool guessed() const { return guess_ && next == 1; }
+  bool at_answered() const;
 
   Time until_ = kNever;  // endpoints that are silent are called again; kNever: not begun
   bool any_silent_ = false;
@@ -74,6 +84,7 @@ struct Dial {
   bool again_ = false;                // all endpoints have been tried
   bool guess_ = false;                // the first endpoint is none that the peer has named
   Endpoint met_;                      // size 0: nowhere yet
+  Endpoint answered_;                 // an address that it does not name; size 0: none
   std::vector<absl::StatusCode> no_;  // of each endpoint; kOk: none yet
   absl::StatusCode refusal_ = absl::StatusCode::kUnavailable;
   bool its_own_ = false;  // the refusal, for sure

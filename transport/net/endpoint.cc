@@ -112,6 +112,66 @@ void set_port(Endpoint& e, uint16_t port) {
   }
 }
 
+absl::Status why_not_listening(const Endpoint& at, int error) {
+  const std::string what = absl::StrCat("listening on ", at.text(), ": ", strerror(error));
+  switch (error) {
+    case EADDRINUSE:
+      return absl::AlreadyExistsError(absl::StrCat(
+          what, "; another process has this port: choose another, or 0 for any free one"));
+    case EADDRNOTAVAIL:
+      return absl::InvalidArgumentError(absl::StrCat(
+          what,
+          "; no interface here has this address: pass one of this machine, or \"*\" for all"));
+    case EAFNOSUPPORT:
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, "; this machine has no IPv", at.storage.ss_family == AF_INET6 ? 6 : 4,
+                       ": pass an address of the other family, or \"*\" for all there are"));
+    case EINVAL:  // a link-local address without its interface
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, at.link_local() ? "; say on which interface: fe80::1%eth0" : ""));
+    case EACCES:
+      return absl::PermissionDeniedError(
+          absl::StrCat(what, "; this user may not listen there: choose a port from 1024 on"));
+    default:
+      return absl::UnavailableError(what);
+  }
+}
+
+absl::StatusOr<int> listen_at(const Endpoint& at, const SocketOptions& options) {
+  const int fd = ::socket(at.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return why_not_listening(at, errno);
+  set_int(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (at.storage.ss_family == AF_INET6) set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  set_buffers(fd, options.buffer_bytes);
+  if (bind(fd, raw(at), at.size) == 0 && ::listen(fd, 128) == 0) return fd;
+  const int error = errno;
+  ::close(fd);
+  return why_not_listening(at, error);
+}
+
+absl::StatusOr<int> listen_on_host(std::string_view host, uint16_t port,
+                                   const SocketOptions& options) {
+  if (split_host_port(host).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listening on \"", std::string(host),
+                     "\": that is a host and a port; give the host alone, and the port by itself"));
+  }
+  if (host.starts_with("[") && host.ends_with("]")) host = host.substr(1, host.size() - 2);
+  auto endpoints = lookup(std::string(host), port, AI_PASSIVE);
+  if (!endpoints.ok()) {
+    return absl::Status(
+        endpoints.status().code(),
+        absl::StrCat("listening on \"", std::string(host), "\": ", endpoints.status().message()));
+  }
+  absl::Status why;  // the first address's
+  for (const Endpoint& at : *endpoints) {
+    auto fd = listen_at(at, options);
+    if (fd.ok()) return fd;
+    why.Update(fd.status());
+  }
+  return why;
+}
+
 }  // namespace
 
 std::string Endpoint::text() const {
@@ -147,10 +207,25 @@ bool Endpoint::same_host(const Endpoint& other) const {
          std::memcmp(&v6(*this).sin6_addr, &v6(other).sin6_addr, sizeof(in6_addr)) == 0;
 }
 
+uint16_t Endpoint::port() const {
+  return ntohs(storage.ss_family == AF_INET ? v4(*this).sin_port : v6(*this).sin6_port);
+}
+
 Endpoint Endpoint::at_port_of(const Endpoint& other) const {
   Endpoint out = *this;
-  const bool is_v4 = other.storage.ss_family == AF_INET;
-  set_port(out, ntohs(is_v4 ? v4(other).sin_port : v6(other).sin6_port));
+  set_port(out, other.port());
+  return out;
+}
+
+uint32_t Endpoint::scope() const {
+  return storage.ss_family == AF_INET6 ? v6(*this).sin6_scope_id : 0;
+}
+
+Endpoint Endpoint::with_scope(uint32_t scope) const {
+  Endpoint out = *this;
+  if (storage.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(out.storage).sin6_scope_id = scope;
+  }
   return out;
 }
 
@@ -182,8 +257,17 @@ absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_vie
   return std::make_pair(std::string(host), static_cast<uint16_t>(port));
 }
 
+std::string hosts_of(std::string_view host_ports) {
+  return absl::StrJoin(absl::StrSplit(std::string(host_ports), ','), ",",
+                       [](std::string* out, const auto& one) {
+                         const auto parts = split_host_port(std::string(one));
+                         out->append(parts.ok() ? parts->first : std::string(one));
+                       });
+}
+
 bool loopback_host(std::string_view host) {
-  return host.empty() || host == "localhost" || host == "::1" || host.starts_with("127.");
+  return host.empty() || host == "localhost" || host == "::1" || host == "[::1]" ||
+         host.starts_with("127.");
 }
 
 absl::StatusOr<std::vector<Endpoint>> resolve(std::string_view host_port) {
@@ -224,29 +308,20 @@ absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports) {
 
 absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
                               const SocketOptions& options) {
-  auto endpoints = lookup(host.empty() ? "127.0.0.1" : host, port, AI_PASSIVE);
-  if (!endpoints.ok()) return endpoints.status();
-  const Endpoint& at = endpoints->front();
-  const int fd = ::socket(at.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
-  set_int(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (at.storage.ss_family == AF_INET6) set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  set_buffers(fd, options.buffer_bytes);
-  if (bind(fd, raw(at), at.size) != 0 || ::listen(fd, 128) != 0) {
-    const int error = errno;
-    ::close(fd);
-    const std::string what = absl::StrCat("listening on ", at.text(), ": ", strerror(error));
-    if (error == EADDRINUSE) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          what, "; another process has this port: choose another, or 0 for any free one"));
+  std::vector<std::string> hosts = {host};
+  if (host.empty()) hosts = {"127.0.0.1", "::1"};
+  if (host == "*") hosts = {"::", "0.0.0.0"};
+  absl::StatusOr<int> out = absl::UnavailableError("nothing to listen on");
+  absl::Status first;
+  for (const std::string& each : hosts) {
+    out = listen_on_host(each, port, options);
+    if (out.ok() || absl::IsAlreadyExists(out.status()) || absl::IsPermissionDenied(out.status())) {
+      return out;
     }
-    if (error == EADDRNOTAVAIL) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          what, "; no interface here has this address: pass one of this machine, or 0.0.0.0"));
-    }
-    return absl::UnavailableError(what);
+    first.Update(out.status());
   }
-  return fd;
+  // Of two families the second is there in vain where the first is missing: its reason counts.
+  return host == "*" ? out : absl::StatusOr<int>(first);
 }
 
 absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options, int segment) {

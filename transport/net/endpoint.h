@@ -24,6 +24,11 @@ struct Endpoint {
   bool loopback() const;
   bool link_local() const;
   bool same_host(const Endpoint& other) const;  // whatever the ports
+  uint16_t port() const;
+  // The interface of a link-local address of IPv6, by its number on this host; 0: none is said, as
+  // in what a peer tells: what it calls its interfaces means nothing here.
+  uint32_t scope() const;
+  Endpoint with_scope(uint32_t scope) const;
   Endpoint at_port_of(const Endpoint& other) const;
   bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
 };
@@ -38,6 +43,9 @@ struct SocketOptions {
 // Splits "host:port", "[v6]:port". InvalidArgument says what a good one looks like.
 absl::StatusOr<std::pair<std::string, uint16_t>> split_host_port(std::string_view text);
 
+// "a:4000,b" without ports: "a,b".
+std::string hosts_of(std::string_view host_ports);
+
 // Whether a host, as split_host_port() gives it, is this machine's loopback interface; "" is, as it
 // is to listen_on().
 bool loopback_host(std::string_view host);
@@ -51,8 +59,12 @@ absl::StatusOr<std::string> look_up(std::string_view host_port);
 // name is InvalidArgument.
 absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports);
 
-// A non-blocking listener. `host` "" is loopback, "0.0.0.0" and "::" every interface; port 0 takes
-// any. The message for a port in use says how to choose another.
+// A non-blocking listener. `host` "" is loopback; "*" every interface by IPv4 and IPv6, or the one
+// of them that this host has; "0.0.0.0" every interface by IPv4 alone; else an address of this
+// host, or a name, of whose addresses the first that can be listened on is taken. Port 0 takes any.
+// Each message says what to pass instead. InvalidArgument: no host, or no address of this one;
+// NotFound: a name that nothing is known of; AlreadyExists: the port is in use; PermissionDenied:
+// not for this user. These four are what the caller asked for; Unavailable is the system's.
 absl::StatusOr<int> listen_on(const std::string& host, uint16_t port, const SocketOptions& options);
 
 // A non-blocking socket on its way to `to`. `segment`: the most payload that a packet has in either

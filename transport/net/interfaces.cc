@@ -11,6 +11,8 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::net {
@@ -58,13 +60,8 @@ bool is_any_v6(const Endpoint& e) {
 }
 
 // For a host without a network, or with link-local addresses alone: those say nothing elsewhere.
-std::string loopback_at_port_of(const Endpoint& at) {
-  Endpoint loopback;
-  auto& in = reinterpret_cast<sockaddr_in&>(loopback.storage);
-  in.sin_family = AF_INET;
-  in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  loopback.size = sizeof in;
-  return loopback.at_port_of(at).text();
+std::string loopback_at_port_of(const Endpoint& at, bool ipv6) {
+  return absl::StrCat(ipv6 ? "[::1]:" : "127.0.0.1:", at.port());
 }
 
 }  // namespace
@@ -72,8 +69,9 @@ std::string loopback_at_port_of(const Endpoint& at) {
 std::string advertised(int listener) {
   const Endpoint at = local_of(listener);
   const bool any6 = is_any_v6(at);
-  if (!any6 && !is_any_v4(at)) return at.text();
+  if (!any6 && !is_any_v4(at)) return at.with_scope(0).text();
   std::vector<Advertised> found;
+  bool loopback_v4 = false;
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) == 0) {
     for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
@@ -81,6 +79,7 @@ std::string advertised(int listener) {
       const int family = i->ifa_addr->sa_family;
       if (family != AF_INET && !(family == AF_INET6 && any6)) continue;
       const Endpoint e = endpoint_of(*i).at_port_of(at);
+      loopback_v4 |= family == AF_INET && e.loopback();
       if (e.loopback() || e.link_local()) continue;
       Advertised one{.text = e.text(),
                      .interface = i->ifa_name,
@@ -95,7 +94,7 @@ std::string advertised(int listener) {
     }
     freeifaddrs(list);
   }
-  if (found.empty()) return loopback_at_port_of(at);
+  if (found.empty()) return loopback_at_port_of(at, any6 && !loopback_v4);
   std::stable_sort(found.begin(), found.end(), [](const Advertised& a, const Advertised& b) {
     return a.unlikeliness() < b.unlikeliness();
   });
@@ -103,6 +102,52 @@ std::string advertised(int listener) {
   for (size_t i = 0; i < std::min(found.size(), kMostAdvertised); ++i) {
     if (i > 0 && out.size() + 1 + found[i].text.size() > kMostAdvertisedText) break;
     absl::StrAppend(&out, i > 0 ? "," : "", found[i].text);
+  }
+  return out;
+}
+
+absl::StatusOr<std::string> advertised_as(const std::string& told, int listener, bool own_port) {
+  const Endpoint at = local_of(listener);
+  std::vector<std::string> found;
+  for (const auto part : absl::StrSplit(told, ',')) {
+    const std::string one(part);
+    const bool with_port = split_host_port(one).ok();
+    const bool bare_v6 = one.find(':') != std::string::npos && !one.starts_with('[');
+    const std::string port = absl::StrCat(":", at.port());
+    auto places = resolve(with_port ? one
+                          : bare_v6 ? absl::StrCat("[", one, "]", port)
+                                    : one + port);
+    if (!places.ok()) {
+      return absl::Status(places.status().code(),
+                          absl::StrCat("advertise \"", told, "\": ", places.status().message(),
+                                       "; write host or host:port, as others reach this worker"));
+    }
+    for (const Endpoint& place : *places) {
+      const std::string text = (own_port ? place.at_port_of(at) : place).with_scope(0).text();
+      if (std::find(found.begin(), found.end(), text) == found.end()) found.push_back(text);
+    }
+  }
+  const std::string all = absl::StrJoin(found, ",");
+  if (found.size() > kMostAdvertised || all.size() > kMostAdvertisedText) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("advertise \"", told, "\": these are ", found.size(), " addresses (", all,
+                     "), more than a peer is told; name at most ", kMostAdvertised, " in ",
+                     kMostAdvertisedText, " letters"));
+  }
+  return all;
+}
+
+std::vector<Endpoint> on_interfaces(const Endpoint& at, const Endpoint* called) {
+  if (at.storage.ss_family != AF_INET6 || !at.link_local() || at.scope() != 0) return {at};
+  if (called != nullptr && called->scope() != 0 && called->same_host(at)) {
+    return {at.with_scope(called->scope())};
+  }
+  std::vector<Endpoint> out;
+  for (const auto& [interface, own] : own_addresses()) {
+    if (own.scope() == 0 || !own.link_local()) continue;
+    const bool known = std::any_of(
+        out.begin(), out.end(), [&](const Endpoint& each) { return each.scope() == own.scope(); });
+    if (!known) out.push_back(at.with_scope(own.scope()));
   }
   return out;
 }

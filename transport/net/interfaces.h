@@ -7,14 +7,27 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::net {
 
 // The addresses at which others reach a listener, as "host:port" or "host:port,host:port": of a
 // wildcard those of the interfaces that are up, likely ones first, one of each interface before the
-// second of any, up to eight.
+// second of any, up to eight. Link-local addresses have no scope: that is the caller's to say.
 std::string advertised(int listener);
+
+// The same, where somebody has said by which addresses others reach it: "host" or "host:port", with
+// commas between. Names are looked up, which may block as long as DNS does. A host alone has the
+// listener's port; `own_port`: so has one with another port, which is another listener's. Up to
+// eight addresses (InvalidArgument); NotFound for a name that nothing is known of.
+absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
+                                          bool own_port = false);
+
+// What can be called where a peer has told `at`: that; but of a link-local address of IPv6, which
+// says nothing without an interface, the same on each interface of this host that has one, or on
+// that of `called` where this is the same address.
+std::vector<Endpoint> on_interfaces(const Endpoint& at, const Endpoint* called);
 
 // The address of this host from which packets to `to` leave; none: there is no way there.
 std::optional<Endpoint> route_to(const Endpoint& to);

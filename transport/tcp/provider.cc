@@ -106,6 +106,7 @@ absl::Status TcpProvider::configure() {
   const ProviderContext& context = shared_->context;
   net::SocketOptions& sockets = shared_->socket_options;
   net::Acceptor::Options acceptor{.port = context.listen_port,
+                                  .advertised_ports = true,
                                   .patience_setting = "tcp.handshake_ms"};
   sockets_ = static_cast<uint16_t>(std::clamp(std::thread::hardware_concurrency(), 2u, 4u));
   SettingsReader read(context, kSettings);

@@ -1,12 +1,17 @@
 // The UCX context, worker and endpoints, and the packets that go through them.
 #include "transport/ucx/engine.h"
 
+#include <dirent.h>
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "transport/net/interfaces.h"
 
 namespace baton::ucx {
 namespace {
@@ -47,7 +52,29 @@ absl::Status Engine::check(const Options& options) {
   return Engine(**library, nullptr).open(options);
 }
 
+absl::Status Engine::descriptors_are_free(size_t wanted) {
+  rlimit limit{};
+  DIR* const open = opendir("/proc/self/fd");
+  // Without /proc there is no telling.
+  if (open == nullptr && errno != EMFILE && errno != ENFILE) return absl::OkStatus();
+  size_t used = 0;
+  while (open != nullptr && readdir(open) != nullptr) ++used;  // with ".", ".." and its own
+  if (open != nullptr) closedir(open);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return absl::OkStatus();
+  }
+  if (open != nullptr && used + wanted <= limit.rlim_cur + 3) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "UCX may need ", wanted, " file descriptors and does not survive it when there are none; ",
+      open == nullptr ? "all" : absl::StrCat(used - 3), " of ", limit.rlim_cur,
+      " are in use: raise `ulimit -n`"));
+}
+
 absl::Status Engine::open(const Options& options) {
+  const size_t interfaces = net::own_addresses().size();
+  if (absl::Status free = descriptors_are_free(kToStart + kForInterface * interfaces); !free.ok()) {
+    return free;
+  }
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucx_.ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) {
@@ -183,6 +210,7 @@ absl::StatusOr<Endpoint*> Engine::connect(const std::string& address) {
     ++silent->users;
     return silent;
   }
+  if (absl::Status free = descriptors_are_free(kForEndpoint); !free.ok()) return free;
   auto endpoint = std::make_unique<Endpoint>();
   endpoint->engine = this;
   endpoint->address = address;

@@ -61,6 +61,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // UCX ends the process when it finds no descriptor for what it starts (ucs_async_thread_start())
+  // and stops listening when it finds none for a caller: so many are asked for before it is
+  // started, more where there are many interfaces, and so many before an endpoint is made. What
+  // another thread opens meanwhile is counted in.
+  static constexpr size_t kToStart = 32, kForInterface = 4, kForEndpoint = 16;
+  // ResourceExhausted, with the limit, where so many descriptors are not free.
+  static absl::Status descriptors_are_free(size_t wanted);
+
   const std::string& address() const { return address_; }  // for connect() of others
   int fd() const { return fd_; }
   bool arm() { return ucx_.ucp_worker_arm(worker_) == UCS_OK; }

@@ -2,9 +2,11 @@
 #include "transport/ucx/library.h"
 
 #include <dlfcn.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <climits>
 #include <cstdlib>
 #include <deque>
 #include <string>
@@ -33,6 +35,7 @@ void prepare_environment() {
       {"UCX_DEBUG_SIGNO", "0"},
       {"UCX_LOG_LEVEL", "fatal"},  // errors are told as absl::Status
       {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+      {"UCX_TCP_MAX_CONN_RETRIES", "1"},  // 1.13 trips over its own states when it tries again
       {"UCX_TCP_TX_SEG_SIZE", segment.c_str()},
       {"UCX_TCP_RX_SEG_SIZE", segment.c_str()},
       {"UCX_POSIX_SEG_SIZE", segment.c_str()},
@@ -62,7 +65,19 @@ void prepare_environment() {
 
 }  // namespace
 
+absl::Status Library::survives_name(std::string_view host) {
+  // It reads the name into HOST_NAME_MAX bytes, as of 1.19, and relies on a zero behind it.
+  if (host.size() < HOST_NAME_MAX) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "UCX ends each process on a host whose name has ", HOST_NAME_MAX, " letters, as this one's (",
+      std::string(host), "): give it a name of ", HOST_NAME_MAX - 1, " at most (`hostname NAME`)"));
+}
+
 absl::StatusOr<Library> Library::load(const char* file) {
+  utsname here{};
+  if (uname(&here) == 0) {
+    if (absl::Status status = survives_name(here.nodename); !status.ok()) return status;
+  }
   prepare_environment();
   void* handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {

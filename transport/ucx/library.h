@@ -8,6 +8,7 @@
 #include <ucp/api/ucp.h>
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -37,10 +38,13 @@ struct Library {
   decltype(&::ucs_status_string) ucs_status_string;
 
   // The installed one, loaded by the first call and kept. Unavailable, with the remedy, where there
-  // is none that will do.
+  // is none that will do, or where it is known to end the process: that is looked at before it is
+  // loaded.
   static absl::StatusOr<const Library*> get();
   static absl::StatusOr<Library> load(const char* file);  // which get() asks for libucp.so.0
-  std::string version() const;                            // "1.13.1"
+  // Whether it lives where the host has this name.
+  static absl::Status survives_name(std::string_view host);
+  std::string version() const;  // "1.13.1"
 
   // Whether workers may be made. Not in a process that was forked from one that had made some: the
   // thread on which UCX depends is in the parent only.

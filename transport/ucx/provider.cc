@@ -76,7 +76,9 @@ extern "C" const ProviderRegistration baton_provider_ucx(
     [](const ProviderContext& context) {
       return std::unique_ptr<Provider>(new UcxProvider(context));
     },
-    kSettings);
+    kSettings,
+    "tcp does the same, and UCX can end its process where connections are lost "
+    "(transport/ucx/README.md)");
 
 UcxProvider::UcxProvider(const ProviderContext& context)
     : shared_(std::make_shared<UcxShared>(context)),
@@ -170,7 +172,7 @@ absl::Status UcxProvider::reachable(const std::string& address, std::string_view
   if (!host_id.empty() && !same_network(host_id, here) && options_.net_devices == "lo") {
     return absl::FailedPreconditionError(
         "this worker listens on its loopback interface only, and UCX connects both ways: start it "
-        "with a listen_host that others can reach, for example 0.0.0.0");
+        "with a listen_host that others can reach, \"*\" for every interface");
   }
   return absl::OkStatus();
 }

@@ -98,11 +98,13 @@ typedef struct baton_agent baton_agent;
 
 typedef struct baton_agent_options {
   size_t size;
-  const char* name;         // 1 to 64 bytes; unique among the agents that meet
-  const char* providers;    // "shm,tcp"; NULL: all there are
-  const char* require;      // only this provider may be used; NULL: any
-  const char* key_file;     // the cluster key; NULL or "": the user's ($BATON_KEY_FILE)
-  const char* listen_host;  // NULL: loopback only; "0.0.0.0": every interface
+  const char* name;       // 1 to 64 bytes; unique among the agents that meet
+  const char* providers;  // "shm,tcp"; NULL: all there are, but for ucx
+  const char* require;    // only this provider may be used; NULL: any
+  const char* key_file;   // the cluster key; NULL or "": the user's ($BATON_KEY_FILE)
+  // NULL: loopback only; "*": every interface, by IPv4 and IPv6; or an address of this machine,
+  // without a port. One that cannot be listened on is an error.
+  const char* listen_host;
   uint16_t listen_port;     // 0: any
   uint8_t progress_thread;  // 1: a thread moves the bytes; 0: they move inside calls
   uint8_t serve_metadata;   // 1: a thread answers baton_agent_fetch_metadata() of others
@@ -116,6 +118,9 @@ typedef struct baton_agent_options {
   // Memory through which KV goes that is requantised on its way, for caches of the host and of each
   // device; 0: the default, 16 MiB.
   uint64_t staging_bytes;
+  // "HOST" or "HOST:PORT", with commas between: where others reach this agent, if that is no
+  // address of this machine (NAT, a published port); NULL: its interfaces' addresses.
+  const char* advertise;
 } baton_agent_options;
 // Fills in the defaults. `size`: sizeof(baton_agent_options).
 void baton_agent_options_init(baton_agent_options* options, size_t size);
@@ -626,9 +631,10 @@ typedef struct baton_kv_connector_options {
   const char* settings;
   uint32_t max_transfers;
   uint16_t listen_port;
-  uint8_t allow_pull;  // prefill: 1: loads may pull, and decode workers can read the cache
-  uint8_t serialized;  // prefill: 1: nothing leaves before baton_kv_job_finish(), to compare
-  int64_t max_lease;   // prefill: the longest lease that it grants; 0: the default, 60 s
+  uint8_t allow_pull;     // prefill: 1: loads may pull, and decode workers can read the cache
+  uint8_t serialized;     // prefill: 1: nothing leaves before baton_kv_job_finish(), to compare
+  int64_t max_lease;      // prefill: the longest lease that it grants; 0: the default, 60 s
+  const char* advertise;  // as for an agent
 } baton_kv_connector_options;
 // Fills in the defaults. `size`: sizeof(baton_kv_connector_options).
 void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t size);

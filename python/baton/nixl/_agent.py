@@ -102,7 +102,7 @@ class nixlAgent:
         # cluster key before anything else.
         self._store = _store()
         with nixl_errors(BackendError=nixlBind.nixlNotMadeError):
-            self.baton = baton.Agent(_text(name), listen_host="0.0.0.0", listen_port=port if config.useListenThread else 0,
+            self.baton = baton.Agent(_text(name), listen_host="*", listen_port=port if config.useListenThread else 0,
                                      progress_thread=config.useProgThread, serve_metadata=config.useListenThread,
                                      metadata_store=self._store)
         self._backends: Dict[int, Tuple[str, Dict[str, str]]] = {}

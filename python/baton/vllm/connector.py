@@ -65,11 +65,15 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._name = self._extra("name", None) or config.engine_id
         self._host, self._port = self._extra("host", "127.0.0.1"), int(self._extra("port", config.kv_port))
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
-        self._scheduler = Scheduler(self._groups, self._name, f"{self._host}:{self._port}", self._ranks)  # not a worker's
+        self._scheduler = Scheduler(self._groups, self._name, self._address(), self._ranks)  # not a worker's
         self._service: Any = None  # a HandOff, of a worker that has its caches
         self._layers: Dict[str, int] = {}
         self._stats = BatonStats()
         self._stats.reset()
+
+    def _address(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host and self._host[0] != "[" else self._host
+        return f"{host}:{self._port}"
 
     # --- in a worker
 
@@ -88,9 +92,9 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             identity = identity_of(self._config, memory, self._groups, digest)
             model = checkpoint_of(self._config, digest)
         about = {"model": model, "kv": kv_of(list(caches), packings, self._groups)}  # for a pair with Baton's own server
-        listen = self._extra("listen_host", "" if self._host in ("127.0.0.1", "localhost") else "0.0.0.0")
+        listen = self._extra("listen_host", self._host if self._host in ("127.0.0.1", "localhost", "::1") else "*")
         agent = Agent(f"{self._name}/{number}", listen_host=listen, listen_port=self._port + number,
-                      serve_metadata=True, settings=self._extra("settings", None))
+                      advertise=self._extra("advertise", ""), serve_metadata=True, settings=self._extra("settings", None))
         limits = Limits(float(self._extra("silence", 1.0)), float(self._extra("load_timeout", 60.0)))
         said = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self._service = HandOff(agent, memory, said, limits, float(self._extra("lease", 60.0)), shard=shard, about=about)

@@ -11,16 +11,25 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
+#include "tests/usable_provider.h"
+#include "transport/address.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
 
 class AgentBadInput : public ::testing::Test {
  protected:
@@ -38,6 +47,78 @@ class AgentBadInput : public ::testing::Test {
   AgentMemory mine_{*a_, 1 << 16, 3}, theirs_{*b_, 1 << 16, 5};
   AgentStats before_;
 };
+
+// An address that was asked for is listened on, or there is no agent: one that serves by other ways
+// would look well, and be reached by nobody.
+TEST(AgentListener, WhatCannotBeListenedOnIsAnErrorAtTheStart) {
+  AgentOptions listening = agent_options("listening");
+  const std::unique_ptr<Agent> other = make_agent(std::move(listening));
+  ASSERT_NE(other->port(), 0);
+  struct Row {
+    const char* host;
+    uint16_t port;
+    const char* advertise;
+    absl::StatusCode code;
+    const char* said;
+  };
+  const Row rows[] = {
+      {"10.99.99.99", 0, "", absl::StatusCode::kInvalidArgument, "10.99.99.99"},
+      {"nosuch.invalid", 0, "", absl::StatusCode::kNotFound, "nosuch.invalid"},
+      {"0.0.0.0:7000", 0, "", absl::StatusCode::kInvalidArgument, "host alone"},
+      {"", other->port(), "", absl::StatusCode::kAlreadyExists, "another process has this port"},
+      {"*", other->port(), "", absl::StatusCode::kAlreadyExists, "another process has this port"},
+      {"*", 0, "nosuch.invalid:7000", absl::StatusCode::kNotFound, "advertise"},
+      {"*", 0, "10.0.0.1:port", absl::StatusCode::kNotFound, "advertise"},
+  };
+  for (const Row& row : rows) {
+    for (const char* providers : {"", "tcp", "shm,tcp"}) {
+      SCOPED_TRACE(absl::StrCat(row.host, ":", row.port, " ", row.advertise, " by ", providers));
+      AgentOptions options = agent_options("c");
+      if (*providers != 0) options.worker.providers = absl::StrSplit(providers, ',');
+      options.worker.listen_host = row.host;
+      options.worker.listen_port = row.port;
+      options.worker.advertise = row.advertise;
+      const absl::Status status = Agent::create(std::move(options)).status();
+      EXPECT_EQ(status.code(), row.code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(row.said));
+    }
+  }
+}
+
+TEST(AgentListener, TellsOthersWhatItIsToldToTell) {
+  AgentOptions options = agent_options("c");
+  options.worker.listen_host = "*";
+  options.worker.advertise = "203.0.113.5:9000";
+  const std::unique_ptr<Agent> agent = make_agent(std::move(options));
+  const auto told = Address::decode(agent->address());
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_THAT(told->providers, Contains(Pair("tcp", "203.0.113.5:9000")));
+  EXPECT_NE(agent->port(), 9000) << "what it listens on";
+}
+
+// A library that can end its process is in it when somebody has asked for it.
+TEST(AgentProviders, SomeAreThereOnRequestAlone) {
+  const auto names = [](AgentOptions options) {
+    std::vector<std::string> out;
+    const std::unique_ptr<Agent> agent = make_agent(std::move(options));
+    if (agent == nullptr) return out;
+    const absl::StatusOr<Address> address = Address::decode(agent->address());
+    for (const auto& [name, where] : address->providers) {
+      out.push_back(name);
+    }
+    return out;
+  };
+  EXPECT_THAT(names(agent_options("c")), AllOf(Contains("tcp"), Not(Contains("ucx"))));
+  if (!check_provider("ucx").ok()) GTEST_SKIP() << "this program is without ucx";
+  if (const std::string why = why_unusable("ucx"); !why.empty()) GTEST_SKIP() << why;
+  EXPECT_THAT(names(agent_options("c", "ucx")), Contains("ucx"));
+  AgentOptions by_setting = agent_options("c");
+  by_setting.worker.settings = {{"ucx.slice_kib", "512"}};
+  EXPECT_THAT(names(std::move(by_setting)), AllOf(Contains("tcp"), Contains("ucx")));
+  AgentOptions listed = agent_options("c");
+  listed.worker.providers = {"tcp", "ucx"};
+  EXPECT_THAT(names(std::move(listed)), ElementsAre("tcp", "ucx"));
+}
 
 TEST_F(AgentBadInput, KindsOfMemoryThatAnAgentDoesNotMove) {
   introduce(*a_, *b_);
