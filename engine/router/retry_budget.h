@@ -1,12 +1,14 @@
-// How much is sent again: a part of what is sent at all, so that trouble is not multiplied.
+// Bounds how many requests are sent a second time, to a part of all requests, so that trouble is
+// not multiplied. It is for hedges and for failures that a request may bring with it. What a dead
+// worker leaves behind is not paid from it: that work is done only once more.
 #pragma once
 
 #include <algorithm>
 
 namespace baton::engine::router {
 
-// As Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole one. A
-// few may be saved up, and are there from the start. Not thread-safe.
+// Works as Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole
+// one. A few may be saved up, and are there from the start. Not thread-safe.
 class RetryBudget {
  public:
   explicit RetryBudget(double per_request = 0.2, double saved = 10)

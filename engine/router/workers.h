@@ -78,6 +78,15 @@ struct KvAgent {
   bool known() const { return !name.empty() && !address.empty(); }
 };
 
+// Whether a worker has ever been well, and since when it is not.
+struct Standing {
+  bool answered = false;
+  bool told = false;  // the log has it that it is not used
+  bool draining = false;  // it has said so: what it was asked stays with it
+  int looks = 0;      // of one that has never answered: how often it was found down
+  Time down_at{};     // of one that has answered and is down
+};
+
 // Workers that can stand in for each other. An index means the same one for ever.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
@@ -91,6 +100,7 @@ struct WorkerGroup {
         ways(urls.size()),
         agents(urls.size()),
         pulses(urls.size()),
+        standings(urls.size()),
         picker(urls.size(), by) {
     for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
   }
@@ -116,6 +126,7 @@ struct WorkerGroup {
     ways.emplace_back();
     agents.emplace_back();
     pulses.emplace_back();
+    standings.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -131,6 +142,7 @@ struct WorkerGroup {
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
   std::vector<Pulse> pulses;
+  std::vector<Standing> standings;
   WorkerPicker picker;
 };
 
@@ -159,6 +171,7 @@ struct Workers {
   RetryBudget hedges{0.1};
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
+  Time comeback{};               // how long a decode worker that went down is expected back
   double move_cost = 0;          // of a token's KV to a host next door, in tokens that are computed
   uint64_t hedged = 0;           // asked of another worker as well
   uint64_t hedges_won = 0;       // which was quicker
@@ -169,8 +182,18 @@ struct Workers {
   std::shared_ptr<http::HttpTrust> trust;  // in workers that are reached by https
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
+  bool ending = false;  // the router is: no request begins any more
   // Asks a worker how it is.
   std::function<void(WorkerGroup&, size_t)> ask;
+
+  // The worker is used no more until it answers a probe, or is used again. The log gets one line
+  // for each change. `why` is for people: /health of the router has it too.
+  void set_down(WorkerGroup& group, size_t worker, std::string why);
+  void set_up(WorkerGroup& group, size_t worker);
+  // What a request that lost its decode worker may count on: of those that have its model and, if
+  // it has begun, can go on with it, one that is up, or one that was until a moment ago.
+  enum class Hope : uint8_t { kNone, kSoon, kNow };
+  Hope hope(const WorkerPicker::Model& model, bool resume, Time now) const;
 
   // It has shown that it gets on.
   static void heard(WorkerGroup& group, size_t worker, Time now) {

@@ -82,6 +82,11 @@ struct EngineOptions {
   shard::StepLimits limits() const { return {blocks, token_budget, max_sequences}; }
 };
 
+struct NamedWorkerStats {
+  const char* name;  // "connector", or "kv_agent": of hand-offs
+  WorkerStats stats;
+};
+
 struct EngineStats {
   uint64_t steps = 0;
   uint64_t tokens_computed = 0;
@@ -124,7 +129,7 @@ class Engine {
   absl::Status add_request(Request request);
   // Ends a request with FinishReason::kAbort; false if there is none with this id.
   bool abort(uint64_t id);
-  void abort_all();
+  void abort_all(const absl::Status& why);
 
   // Computes the next batch. False if there was nothing to compute and nothing has changed: then
   // wait() before calling it again. Where the step waits for KV to arrive, a readable `wake_fd`
@@ -135,6 +140,8 @@ class Engine {
   const absl::Status& alive() const { return stopped_; }
   // Requests, jobs or blocks under way.
   bool has_work() const;
+  // ... or blocks that another engine may still fetch.
+  bool owes_others() const { return has_work() || !held_.empty(); }
   // Of that, something to compute, and nothing that others must do first.
   bool owes_step() const { return !scheduler_.empty() && scheduler_.loading().empty(); }
   // Layers count; whoever calls step() tells the rest.
@@ -147,7 +154,11 @@ class Engine {
   EngineStats stats() const;
   // What live requests have in front of them, with the output that `admission` expects of each.
   Backlog backlog(const Admission& admission) const;
+  // Ends a request with an error; nothing if there is none with this id.
+  void refuse(uint64_t id, const absl::Status& why);
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
+  // Of the workers of Baton's that move its KV, by what they are for.
+  std::vector<NamedWorkerStats> worker_stats() const;
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }
   CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }

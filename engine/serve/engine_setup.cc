@@ -157,12 +157,20 @@ EngineStats Engine::stats() const {
 Backlog Engine::backlog(const Admission& admission) const {
   Backlog backlog;
   backlog.free_places = options_.max_sequences - std::min(options_.max_sequences, requests_.size());
-  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), &backlog);
+  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), admission.has_limit(clock_.now()),
+                         &backlog);
   return backlog;
 }
 
 kvtransfer::KvConnectorStats Engine::connector_stats() const {
   return connector_ != nullptr ? connector_->stats() : kvtransfer::KvConnectorStats{};
+}
+
+std::vector<NamedWorkerStats> Engine::worker_stats() const {
+  std::vector<NamedWorkerStats> all;
+  if (connector_ != nullptr) all.push_back({"connector", connector_->stats().worker});
+  if (options_.hand_off != nullptr) all.push_back({"kv_agent", options_.hand_off->stats()});
+  return all;
 }
 
 absl::Status Engine::check_integrity() const {

@@ -75,6 +75,9 @@ absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat,
 absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat,
                                             const serve::SamplingDefaults& defaults = {});
 
+// Token ids: an array of whole numbers from 0 on. InvalidArgument with `what` otherwise.
+absl::Status read_tokens(const nlohmann::json& value, const char* what, std::vector<int32_t>* out);
+
 // A chat as a prompt for models without a chat template: a line "role: content" per message, or
 // "role name: content" where it has one, and "assistant:" at the end.
 std::string render_chat(const std::vector<ApiMessage>& messages);

@@ -153,6 +153,7 @@ class BatonConnector final : public KvConnector {
     stats.bytes_loaded = loads_.bytes_loaded();
     stats.loads_failed = loads_.loads_failed();
     stats.jobs_failed = jobs_.jobs_failed();
+    stats.worker = worker_->stats();
     const PeerId peer = loads_.last_peer().generation != 0 ? loads_.last_peer() : newest_peer_;
     if (peer.generation != 0) stats.route = worker_->explain(peer);
     return stats;
