@@ -53,7 +53,6 @@
 #include "absl/types/span.h"
 #include "kvtransfer/kv_layout.h"
 #include "transport/clock.h"
-#include "transport/worker.h"
 
 namespace baton::kvtransfer {
 
@@ -118,8 +117,7 @@ struct KvConnectorStats {
   uint64_t bytes_loaded = 0;
   uint64_t loads_failed = 0;
   uint64_t jobs_failed = 0;
-  std::string route;   // of the last peer, for people
-  WorkerStats worker;  // of the worker that moves the bytes
+  std::string route;  // of the last peer, for people
 };
 
 // Where the KV of a request may come from: a prefill worker, or another place that has kept it.

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,12 +35,14 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
+#include "engine/serve/metrics.h"
 #include "engine/serve/prometheus_text.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/store/store_client.h"
+#include "transport/base/durations.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -84,7 +85,7 @@ constexpr std::chrono::seconds kLastWords{2};
 
 // False if none of `signals` came in time.
 bool signal_within(const sigset_t& signals, std::chrono::milliseconds time) {
-  const timespec left{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(time).count()};
+  const timespec left = base::to_timespec(time);
   return sigtimedwait(&signals, nullptr, &left) >= 0;
 }
 
@@ -193,6 +194,17 @@ std::string event_metrics(const kv_events::EventPublisher* publisher) {
   return text;
 }
 
+// Of the workers that move KV; null: there is none.
+std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
+                              const handoff::BatonHandOff* hand_off) {
+  std::vector<serve::NamedWorkerStats> workers;
+  if (connector != nullptr) {
+    workers.push_back({"connector", kvtransfer::worker_stats(*connector)});
+  }
+  if (hand_off != nullptr) workers.push_back({"kv_agent", hand_off->stats()});
+  return serve::worker_metrics(workers);
+}
+
 // Null where none was asked for.
 absl::StatusOr<std::unique_ptr<handoff::BatonHandOff>> make_hand_off(const ServeFlags& flags,
                                                                      const Model& model) {
@@ -257,7 +269,8 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
   report_ready(flags, (*router)->port());
-  serve_until_signal(**router, [&] { return flags.drain; }, signals);
+  serve_until_signal(
+      **router, [&] { return flags.drain; }, signals);
   return absl::OkStatus();
 }
 
@@ -313,6 +326,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   auto made = make_connector(flags, 0, flags.engine.timeline);
   if (!made.ok()) return made.status();
   std::unique_ptr<kvtransfer::KvConnector> connector = *std::move(made);
+  const kvtransfer::KvConnector* const own = connector.get();  // of rank 0
   std::string kv_address;
   if (connector != nullptr) {
     if (leader != nullptr) {
@@ -360,7 +374,10 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics = [&publisher] { return event_metrics(publisher.get()); },
+         .more_metrics =
+             [&publisher, own, agent = hand_off->get()] {
+               return event_metrics(publisher.get()) + kv_worker_metrics(own, agent);
+             },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
@@ -372,7 +389,9 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     }
     report_ready(flags, (*server)->port());
     // Ranks that have failed compute nothing any more: their requests have ended.
-    const auto drain = [&] { return leader != nullptr && !leader->status().ok() ? 0 : flags.drain; };
+    const auto drain = [&] {
+      return leader != nullptr && !leader->status().ok() ? 0 : flags.drain;
+    };
     serve_until_signal(**server, drain, signals);
   }
   if (leader != nullptr && !leader->status().ok()) return leader->status();

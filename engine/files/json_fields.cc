@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/absl_view.h"
+#include "engine/files/whole_number.h"
 
 namespace baton::engine {
 namespace {

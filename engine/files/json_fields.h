@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -14,10 +13,6 @@ namespace baton::engine {
 
 // Parses `text`, which must hold one value nested at most 64 deep; `what` names it in errors.
 absl::StatusOr<nlohmann::json> parse_json(std::string_view text, std::string_view what);
-
-// What JSON calls an integer: a whole number, written as 3 or as 3.0; nothing for all else, and for
-// what int64_t cannot hold.
-std::optional<int64_t> whole_number(const nlohmann::json& value);
 
 // Field accessors: the field if it is there (JSON null counts as missing), else the fallback;
 // InvalidArgument naming the field when it has another type or lies outside [low, high].

@@ -34,9 +34,6 @@ class HandOff : public kvtransfer::KvSource {
   // call progress().
   virtual int event_fd() const = 0;
 
-  // Of the worker that moves the bytes. Of any thread, until close().
-  virtual WorkerStats stats() const = 0;
-
   // --- prefill -----------------------------------------------------------------------------------
   // A request of `tokens` tokens of prompt whose KV is for another engine. Its number here; 0:
   // another request has this name, so that for a lease neither's is handed over.

@@ -14,8 +14,7 @@ Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange>
       exchange_(std::move(exchange)),
       request_(std::move(request)),
       first_token_(waits_for_first_token(exchange_->request(), *request_)),
-      reply_(request_, host.model, make_request_id(), host.tokenizer,
-             std::move(prompt_lengths)) {}
+      reply_(request_, host.model, make_request_id(), host.tokenizer, std::move(prompt_lengths)) {}
 
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request) {
   return request.stream && asked.header(absl::AsciiStrToLower(kWaitsForHeader)) != "answer";

@@ -226,6 +226,11 @@ void HttpConnection::malformed(ErrorCode error) {
 }
 
 void HttpConnection::begin_body() {
+  // RFC 9112, 3.2: with none or two, servers on the way may disagree about whom it is for.
+  const size_t hosts = parser_->get().count(beast::http::field::host);
+  if (hosts > 1 || (hosts == 0 && parser_->get().version() >= 11)) {
+    return refuse(400, "a request needs one Host header");
+  }
   // In any other coding the body's end is not known, and what follows may be no request.
   const auto coding = parser_->get()[beast::http::field::transfer_encoding];
   if (!coding.empty() && !beast::iequals(coding, "chunked")) {
@@ -254,11 +259,11 @@ bool HttpConnection::refuse_coding() {
   if (parser_->is_done() || coding.empty() || absl::EqualsIgnoreCase(view(coding), "identity")) {
     return false;
   }
-  incoming_->reply(415, "application/json",
-                   api_error(415, absl::StrCat("a body in Content-Encoding ",
-                                               view(coding.substr(0, 64)),
-                                               " is not understood here: send it as it is")),
-                   {{"Accept-Encoding", "identity"}});
+  incoming_->reply(
+      415, "application/json",
+      api_error(415, absl::StrCat("a body in Content-Encoding ", view(coding.substr(0, 64)),
+                                  " is not understood here: send it as it is")),
+      {{"Accept-Encoding", "identity"}});
   return true;
 }
 

@@ -359,7 +359,8 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
     return absl::UnavailableError(absl::StrCat(
-        "listening for HTTP on ", authority(host, std::to_string(port)), " failed (", error.message(),
+        "listening for HTTP on ", authority(host, std::to_string(port)), " failed (",
+        error.message(),
         "): the port is taken or the address is not this machine's; try another --port"));
   }
   impl_->port = acceptor.local_endpoint(error).port();

@@ -259,8 +259,7 @@ void HttpServer::Impl::register_routes() {
   });
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
     std::string page =
-        host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(),
-                                 host.engine.worker_stats(), options.model);
+        host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(), options.model);
     serve::PrometheusPage more("baton_", {}, &page);
     more.single("requests_refused_total", "Refused for want of time (429).", "counter",
                 host.engine.refused());

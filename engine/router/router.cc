@@ -379,8 +379,7 @@ json Router::Impl::health_page(bool* usable) {
       if (draining) list.back()["draining"] = true;
     }
   }
-  json page = {{"status", *usable ? "ok" : "no decode worker is up"},
-               {"workers", std::move(list)}};
+  json page = {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
   if (draining) {
     *usable = false;
     page["status"] = "draining";

@@ -8,7 +8,7 @@
 // offered to the others once and then refused here. One that shows nothing for longer than expected
 // has its requests asked of another as well, and soon where it does not even say how it is. These
 // stay below a part of the requests, and so do retries of what a worker answered with an error
-// (engine/router/retry_budget.h); what a dead worker was asked is asked of another in any case.
+// (RetryBudget); what a dead worker was asked is asked of another in any case.
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
 // of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).

@@ -18,10 +18,34 @@
 #include "engine/kv_events/config.h"
 #include "engine/router/distance.h"
 #include "engine/router/expected_wait.h"
-#include "engine/router/retry_budget.h"
 #include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
+
+// Bounds how many requests are sent a second time, to a part of all requests, so that trouble is
+// not multiplied. It is for hedges and for failures that a request may bring with it. What a dead
+// worker leaves behind is not paid from it: that work is done only once more.
+//
+// Works as Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole
+// one. A few may be saved up, and are there from the start. Not thread-safe.
+class RetryBudget {
+ public:
+  explicit RetryBudget(double per_request = 0.2, double saved = 10)
+      : per_request_(per_request), most_(saved), left_(saved) {}
+
+  void earn() { left_ = std::min(most_, left_ + per_request_); }
+  // False where nothing is left to spend.
+  bool spend() {
+    if (left_ < 1) return false;
+    left_ -= 1;
+    return true;
+  }
+
+ private:
+  const double per_request_;
+  const double most_;
+  double left_;
+};
 
 // Holds a place with a worker for as long as it lives.
 class Place {
@@ -81,10 +105,10 @@ struct KvAgent {
 // Whether a worker has ever been well, and since when it is not.
 struct Standing {
   bool answered = false;
-  bool told = false;  // the log has it that it is not used
+  bool told = false;      // the log has it that it is not used
   bool draining = false;  // it has said so: what it was asked stays with it
-  int looks = 0;      // of one that has never answered: how often it was found down
-  Time down_at{};     // of one that has answered and is down
+  int looks = 0;          // of one that has never answered: how often it was found down
+  Time down_at{};         // of one that has answered and is down
 };
 
 // Workers that can stand in for each other. An index means the same one for ever.

@@ -12,11 +12,11 @@
 namespace baton::engine::serve {
 namespace {
 
-constexpr double kRemembered = 2;  // seconds of work that the rate is averaged over
+constexpr double kRemembered = 2;       // seconds of work that the rate is averaged over
 constexpr double kStepsRemembered = 5;  // ... and what a step costs
 constexpr double kEnough = 8, kFar = 4, kAlike = 0.01;
 constexpr double kNewAnswer = 0.1;  // weight of one answer in mean output and computed part
-constexpr size_t kLeavers = 8;     // so many, within kLately, are no accident: at first
+constexpr size_t kLeavers = 8;      // so many, within kLately, are no accident: at first
 constexpr Time kLately = std::chrono::seconds(10);
 constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses nobody
 // The part of their patience after which clients are planned to be answered. It shrinks by a factor
@@ -100,7 +100,8 @@ Admission::Outlook Admission::look_ahead(const Backlog& backlog, const WorkAhead
     if (!planned.has_value() || after[i] <= before[i]) continue;
     // Nothing harms those that are too late in any case.
     const double waited = seconds_of(now - other.arrival);
-    outlook.harms |= waited + after[i] > seconds_of(*planned) && waited + before[i] <= seconds_of(*most);
+    outlook.harms |=
+        waited + after[i] > seconds_of(*planned) && waited + before[i] <= seconds_of(*most);
   }
   return outlook;
 }

@@ -3,8 +3,8 @@
 //
 // Two things are measured: what a step of the engine costs, and how long clients wait before they
 // leave. A request is taken if, by what steps cost, it will be answered within that time, and none
-// that was taken before will be late for its sake (forecast.h). One that waits in the queue until
-// it is too late is refused when its turn comes.
+// that was taken before will be late for its sake (requests/forecast.h). One that waits in the
+// queue until it is too late is refused when its turn comes.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/serve/forecast.h"
+#include "engine/serve/requests/forecast.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {
@@ -114,7 +114,7 @@ class Admission {
     double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   } steps_;
   double mean_output_ = 64;
-  double computed_part_ = 1;  // of prompts
+  double computed_part_ = 1;          // of prompts
   std::array<Patience, 2> patience_;  // of whole answers, of streams
   uint64_t refused_ = 0;
 };

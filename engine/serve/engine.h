@@ -82,11 +82,6 @@ struct EngineOptions {
   shard::StepLimits limits() const { return {blocks, token_budget, max_sequences}; }
 };
 
-struct NamedWorkerStats {
-  const char* name;  // "connector", or "kv_agent": of hand-offs
-  WorkerStats stats;
-};
-
 struct EngineStats {
   uint64_t steps = 0;
   uint64_t tokens_computed = 0;
@@ -157,8 +152,6 @@ class Engine {
   // Ends a request with an error; nothing if there is none with this id.
   void refuse(uint64_t id, const absl::Status& why);
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
-  // Of the workers of Baton's that move its KV, by what they are for.
-  std::vector<NamedWorkerStats> worker_stats() const;
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }
   CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }

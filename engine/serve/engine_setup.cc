@@ -166,13 +166,6 @@ kvtransfer::KvConnectorStats Engine::connector_stats() const {
   return connector_ != nullptr ? connector_->stats() : kvtransfer::KvConnectorStats{};
 }
 
-std::vector<NamedWorkerStats> Engine::worker_stats() const {
-  std::vector<NamedWorkerStats> all;
-  if (connector_ != nullptr) all.push_back({"connector", connector_->stats().worker});
-  if (options_.hand_off != nullptr) all.push_back({"kv_agent", options_.hand_off->stats()});
-  return all;
-}
-
 absl::Status Engine::check_integrity() const {
   uint64_t references = jobs_ ? jobs_->references() : 0;
   if (tiers_ != nullptr) references += tiers_->references();

@@ -198,11 +198,6 @@ kvtransfer::KvConnectorStats EngineThread::connector_stats() const {
   return connector_stats_;
 }
 
-std::vector<NamedWorkerStats> EngineThread::worker_stats() const {
-  const std::lock_guard lock(mutex_);
-  return worker_stats_;
-}
-
 bool EngineThread::take_commands() {
   std::vector<Command> commands;
   {
@@ -287,10 +282,8 @@ void EngineThread::loop() {
     tell_recorder();
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
       kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();
-      std::vector<NamedWorkerStats> worker_stats = engine_.worker_stats();
       const std::lock_guard lock(mutex_);
       connector_stats_ = std::move(connector_stats);
-      worker_stats_ = std::move(worker_stats);
       described = now;
     }
     if (commanded || stepped) continue;

@@ -65,7 +65,6 @@ class EngineThread {
   // Has counted every request whose last event somebody has heard; the rest is as of the last step.
   EngineStats stats() const;
   kvtransfer::KvConnectorStats connector_stats() const;
-  std::vector<NamedWorkerStats> worker_stats() const;
   size_t max_context() const { return max_context_; }
 
  private:
@@ -93,11 +92,10 @@ class EngineThread {
   Backlog queued_;  // in commands_
   Backlog backlog_;
   EngineStats stats_;
-  bool busy_ = false;          // see idle()
-  bool stepping_ = false;      // no command waits; for the engine's thread
-  EngineStats noted_;          // as of what admission_ has been told
+  bool busy_ = false;      // see idle()
+  bool stepping_ = false;  // no command waits; for the engine's thread
+  EngineStats noted_;      // as of what admission_ has been told
   kvtransfer::KvConnectorStats connector_stats_;
-  std::vector<NamedWorkerStats> worker_stats_;
   struct Watcher {
     CacheListener listener;
     bool begun = false;  // it has its snapshot; for the engine's thread

@@ -32,7 +32,6 @@ void ServingMetrics::observe(const RequestMetrics& metrics, FinishReason reason)
 
 std::string ServingMetrics::prometheus(const EngineStats& engine,
                                        const kvtransfer::KvConnectorStats& connector,
-                                       std::span<const NamedWorkerStats> workers,
                                        std::string_view model) const {
   std::string out;
   PrometheusPage page("baton_", {}, &out);
@@ -78,12 +77,11 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
               engine.cached_blocks);
   page.single("kv_blocks_quarantined", "Blocks that a stopped load may still write to.", "gauge",
               engine.quarantined_blocks);
-  print_workers(workers, &page);
   print_as_vllm(engine, model, &out);
   return out;
 }
 
-void ServingMetrics::print_workers(std::span<const NamedWorkerStats> workers, PrometheusPage* out) {
+std::string worker_metrics(std::span<const NamedWorkerStats> workers) {
   struct Metric {
     const char* name;
     const char* help;
@@ -117,14 +115,17 @@ void ServingMetrics::print_workers(std::span<const NamedWorkerStats> workers, Pr
       Metric{"worker_staged_bytes_total",
              "Bytes copied between devices and pinned memory of the host.", "counter",
              &WorkerStats::staged_bytes}};
-  if (workers.empty()) return;
+  std::string text;
+  if (workers.empty()) return text;
+  PrometheusPage page("baton_", {}, &text);
   for (const Metric& metric : kMetrics) {
-    out->header(metric.name, metric.help, metric.type);
+    page.header(metric.name, metric.help, metric.type);
     for (const NamedWorkerStats& worker : workers) {
-      out->line(metric.name, PrometheusPage::label("worker", worker.name),
+      page.line(metric.name, PrometheusPage::label("worker", worker.name),
                 worker.stats.*metric.value);
     }
   }
+  return text;
 }
 
 void ServingMetrics::print_tiers(const kvtransfer::tiers::TierStats& tiers, PrometheusPage* out) {

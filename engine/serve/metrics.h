@@ -12,11 +12,20 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/prometheus_text.h"
 #include "engine/serve/requests/request.h"
+#include "transport/worker.h"
 
 namespace baton::engine::serve {
 
 // The p-th percentile (0..100) with linear interpolation, as numpy's; 0 of nothing.
 double percentile(std::vector<double> values, double p);
+
+// A worker of Baton's that moves the engine's KV.
+struct NamedWorkerStats {
+  const char* name;  // "connector", or "kv_agent": of hand-offs
+  WorkerStats stats;
+};
+// Their part of /metrics, with their names as a label.
+std::string worker_metrics(std::span<const NamedWorkerStats> workers);
 
 // Thread-safe.
 class ServingMetrics {
@@ -24,16 +33,14 @@ class ServingMetrics {
   void observe(const RequestMetrics& metrics, FinishReason reason);
   // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like
   // (metrics_vllm.cc), with its labels: `model` is the name by which clients call it.
-  // `workers`: those of Baton's that move the engine's KV, each with its name as a label.
   std::string prometheus(const EngineStats& engine, const kvtransfer::KvConnectorStats& connector,
-                         std::span<const NamedWorkerStats> workers, std::string_view model) const;
+                         std::string_view model) const;
 
  private:
   static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                                      0.25,  0.5,    1,     2.5,  5,     10,   60};
   static constexpr std::array<double, 18> kTokens = {1,   2,   5,   10,  20,  50,  100, 200, 500,
                                                      1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5};
-  static void print_workers(std::span<const NamedWorkerStats> workers, PrometheusPage* out);
   static void print_tiers(const kvtransfer::tiers::TierStats& tiers, PrometheusPage* out);
   void print_as_vllm(const EngineStats& engine, std::string_view model, std::string* out) const;
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/serve/forecast.h"
+#include "engine/serve/requests/forecast.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -105,10 +105,8 @@ class Crowd {
     if (!admission_.admit(seen_, work, from_seconds(at)).ok()) return false;
     waiting_.push_back({++ids_, at, machine_.prompt});
     const size_t output = admission_.expected_output(machine_.output);
-    seen_.queue.push_back({.id = ids_,
-                           .arrival = from_seconds(at),
-                           .prompt = machine_.prompt,
-                           .output = output});
+    seen_.queue.push_back(
+        {.id = ids_, .arrival = from_seconds(at), .prompt = machine_.prompt, .output = output});
     ++seen_.arriving;
     seen_.prompt_tokens += machine_.prompt;
     seen_.output_tokens += output;
@@ -270,7 +268,8 @@ TEST(Forecast, GoesThroughTheSteps) {
   near(ends({{.output = 2, .stream = true, .begun = true}, {.output = 4, .begun = true}}, {}),
        {0, 2 * 0.012 + 2 * 0.011});
   // The third has no place before the first has ended, and what is behind it in no step either.
-  near(ends({{.output = 1, .begun = true}, {.output = 2, .begun = true}}, {{.prompt = 10, .output = 1}}),
+  near(ends({{.output = 1, .begun = true}, {.output = 2, .begun = true}},
+            {{.prompt = 10, .output = 1}}),
        {0.012, 0.012 + 0.021, 0.012 + 0.021});
   // Answers of a million tokens cost no more than short ones.
   EXPECT_NEAR(ends({{.output = 1000000, .begun = true}}, {})[0], 11000, 1e-3);

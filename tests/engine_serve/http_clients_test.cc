@@ -48,9 +48,9 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
     streams.emplace_back(worker.port());
     streams.back().post("/v1/completions", stream_body(60000));
     strangers.emplace_back(worker.port());
-    strangers.back().send(i % 2 == 0
-                              ? "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-"
-                              : "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{");
+    strangers.back().send(
+        i % 2 == 0 ? "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-"
+                   : "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{");
   }
   // They all come in, those that have a request are being answered, and nobody has a thread.
   while (worker.server().connections().answering < kEach ||
@@ -133,7 +133,7 @@ TEST(Clients, HalfSentRequestsHaveADeadline) {
   Worker worker(test_model(), {.blocks = 64},
                 {.listener = {.body_timeout = 50ms, .idle_timeout = 50ms}});
   RawClient body(worker.port()), idle(worker.port());
-  body.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"pro");
+  body.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"pro");
   idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(body.read_to_end(), "");
   EXPECT_TRUE(absl::StrContains(idle.read_to_end(), "HTTP/1.1 200"));
@@ -161,10 +161,11 @@ TEST(Clients, RequestsThatAreTooLongAreRefused) {
   RawClient head(worker.port()), announced(worker.port()), chunked(worker.port());
   head.send("GET /health HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n");
   EXPECT_TRUE(absl::StrContains(head.read_to_end(), "HTTP/1.1 431"));
-  announced.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n{");
+  announced.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n{");
   EXPECT_TRUE(absl::StrContains(announced.read_to_end(), "HTTP/1.1 413"));
-  chunked.send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
-               std::string(2000, ' ') + "\r\n");
+  chunked.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
+      std::string(2000, ' ') + "\r\n");
   EXPECT_TRUE(absl::StrContains(chunked.read_to_end(), "HTTP/1.1 413"));
   RawClient nonsense(worker.port());
   nonsense.send("\x16\x03\x01 hello\r\n\r\n");
@@ -332,15 +333,14 @@ TEST(Clients, FieldsOfTokenizeAreReadOrRefusedByName) {
     return result->status == 400 ? json::parse(result->body)["error"]["message"].get<std::string>()
                                  : std::string();
   };
-  for (const auto& [name, value] :
-       {std::pair<const char*, json>{"add_generation_prompt", false},
-        {"continue_final_message", true},
-        {"tools", json::array({json::object({{"type", "function"}})})},
-        {"chat_template", "{{ messages }}"},
-        {"chat_template_kwargs", {{"a", 1}}},
-        {"mm_processor_kwargs", {{"a", 1}}},
-        {"add_generation_promp", true},
-        {"nonsense", 1}}) {
+  for (const auto& [name, value] : {std::pair<const char*, json>{"add_generation_prompt", false},
+                                    {"continue_final_message", true},
+                                    {"tools", json::array({json::object({{"type", "function"}})})},
+                                    {"chat_template", "{{ messages }}"},
+                                    {"chat_template_kwargs", {{"a", 1}}},
+                                    {"mm_processor_kwargs", {{"a", 1}}},
+                                    {"add_generation_promp", true},
+                                    {"nonsense", 1}}) {
     json body = {{"messages", messages}};
     body[name] = value;
     const std::string message = refused("/tokenize", body);
@@ -392,9 +392,10 @@ TEST(Clients, UsageIsRightInEveryChunk) {
           }
           int& tokens = made[choice["index"].get<int>()];
           if (choice.contains("token_ids")) tokens += static_cast<int>(choice["token_ids"].size());
-          EXPECT_EQ(chunk["usage"], (json{{"prompt_tokens", total["prompt_tokens"]},
-                                          {"completion_tokens", tokens},
-                                          {"total_tokens", total["prompt_tokens"].get<int>() + tokens}}))
+          EXPECT_EQ(chunk["usage"],
+                    (json{{"prompt_tokens", total["prompt_tokens"]},
+                          {"completion_tokens", tokens},
+                          {"total_tokens", total["prompt_tokens"].get<int>() + tokens}}))
               << chunk;
         }
       }
@@ -420,7 +421,8 @@ TEST(Clients, WholeFloatsAreIntegersAndSeedsHave64Bits) {
   body["prompt"] = ids;
   EXPECT_EQ(post_json(worker.port(), body)["choices"], want);
   const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
-  for (const json& seed : {json(uint64_t{1} << 63), json(UINT64_MAX), json(INT64_MIN), json(9.3e18)}) {
+  for (const json& seed :
+       {json(uint64_t{1} << 63), json(UINT64_MAX), json(INT64_MIN), json(9.3e18)}) {
     body["seed"] = seed;
     const json drawn = post_json(worker.port(), body)["choices"];
     EXPECT_EQ(post_json(router->port(), body)["choices"], drawn) << seed;

@@ -133,7 +133,8 @@ TEST(Heads, AreReadAsRfc9112HasThem) {
   });
   ASSERT_TRUE(listener.listen("127.0.0.1", 0).ok());
   const std::string get = " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-  const std::string post = "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n";
+  const std::string post =
+      "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n";
   const std::vector<std::pair<std::string, std::string>> cases = {
       // The absolute form, with or without a path.
       {"GET http://host/v1/models" + get, "at /v1/models"},
@@ -143,6 +144,10 @@ TEST(Heads, AreReadAsRfc9112HasThem) {
       // Empty lines before a request, in pieces too.
       {"\r\nGET /a" + get, "at /a"},
       {"\r\n\r\n\r\nGET /a" + get, "at /a"},
+      // One host.
+      {"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 400"},
+      {"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", "HTTP/1.1 400"},
+      {"GET /a HTTP/1.0\r\n\r\n", "at /a"},
       // A body's coding.
       {post + "Content-Encoding: identity\r\n\r\nab", "got ab"},
       {post + "Content-Encoding: gzip\r\n\r\nab", "HTTP/1.1 415 Unsupported Media Type"},
@@ -173,11 +178,10 @@ TEST(Cors, PagesOfAllowedOriginsMayCall) {
                          bool preflight) {
     Worker worker(test_model(), {.blocks = 64},
                   {.api_key = "open sesame", .listener = {.allowed_origins = allowed}});
-    const auto router =
-        *router::Router::start({.port = 0,
-                                .decode = {worker.url()},
-                                .api_key = "open sesame",
-                                .listener = {.allowed_origins = allowed}});
+    const auto router = *router::Router::start({.port = 0,
+                                                .decode = {worker.url()},
+                                                .api_key = "open sesame",
+                                                .listener = {.allowed_origins = allowed}});
     std::string both;
     for (const int port : {worker.port(), router->port()}) {
       RawClient client(port);

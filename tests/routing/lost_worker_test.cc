@@ -52,8 +52,7 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   std::vector<Streamed> got(kChoices);
   std::vector<std::thread> clients;
   for (Streamed& one : got) {
-    clients.emplace_back(
-        [&] { one = parse_stream(post(router->port(), stream_request())->body); });
+    clients.emplace_back([&] { one = parse_stream(post(router->port(), stream_request())->body); });
   }
   wait_until([&] { return dies->asked > 2 * kChoices / 5; });
   dies = nullptr;
@@ -101,11 +100,10 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
     EXPECT_EQ(got.text, want.text);
     router = nullptr;
     // The recovery as loudly as the loss.
-    EXPECT_THAT(log.lines,
-                ElementsAre(HasSubstr("warning: router: decode worker " + options.decode[0] +
-                                      " is not used: it broke off"),
-                            HasSubstr("warning: router: decode worker " + options.decode[0] +
-                                      " is used again")));
+    EXPECT_THAT(log.lines, ElementsAre(HasSubstr("warning: router: decode worker " +
+                                                 options.decode[0] + " is not used: it broke off"),
+                                       HasSubstr("warning: router: decode worker " +
+                                                 options.decode[0] + " is used again")));
   }
 }
 

@@ -100,7 +100,7 @@ class StuckWorker {
   }
 
   std::atomic<bool> draining{false};  // it says that it is about to end
-  std::atomic<int> quiet{0};  // seconds: what it says of its engine
+  std::atomic<int> quiet{0};          // seconds: what it says of its engine
   std::atomic<int> asked{0};
   std::atomic<int> left{0};  // whoever asked has hung up
 

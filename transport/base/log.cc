@@ -109,8 +109,8 @@ void write_log(LogLevel level, std::string_view line) {
   std::lock_guard lock(log.mutex);
   if (log.sink) return log.sink(level, line);
   if (!log.json) return log.logger.log(kLevels[static_cast<size_t>(level)], line);
-  const std::string message = nlohmann::json(std::string(line)).dump(
-      -1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string message = nlohmann::json(std::string(line))
+                                  .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   log.logger.log(kLevels[static_cast<size_t>(level)], message);
 }
 

@@ -1,6 +1,6 @@
-// The log: one line on stderr for each event that no caller hears of. BATON_LOG sets the least level
-// that is written: trace, debug, info, warning (the default), error or off. BATON_LOG_FORMAT=json
-// makes each line a JSON object (docs/operations.md).
+// The log: one line on stderr for each event that no caller hears of. BATON_LOG sets the least
+// level that is written: trace, debug, info, warning (the default), error or off.
+// BATON_LOG_FORMAT=json makes each line a JSON object (docs/operations.md).
 //   log_event(LogLevel::kInfo, "%s: %s is up: %s", self, peer, route);
 //
 // Never on the data path: a peer, a rail, a registration, a refusal; not a transfer, not a slice.

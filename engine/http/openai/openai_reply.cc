@@ -170,9 +170,8 @@ json ApiReply::usage() const {
 json ApiReply::usage_so_far(size_t choice) const {
   const size_t prompt = prompt_lengths_[choice / static_cast<size_t>(request_->best_of)];
   const size_t output = choices_[choice].tokens + request_->resume_tokens.size();
-  return {{"prompt_tokens", prompt},
-          {"completion_tokens", output},
-          {"total_tokens", prompt + output}};
+  return {
+      {"prompt_tokens", prompt}, {"completion_tokens", output}, {"total_tokens", prompt + output}};
 }
 
 std::string ApiReply::token_text(int32_t token) const {

@@ -43,7 +43,7 @@ struct ApiRequest {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;     // of a stream: a last chunk with the counts
-  bool continuous_usage = false;  // ... and the counts so far with every chunk
+  bool continuous_usage = false;  // ... and with every chunk those of its choice so far, as vLLM's
   bool return_token_ids = false;  // choices[].token_ids
   bool logprobs = false;
   std::string model;                 // "": whatever is served

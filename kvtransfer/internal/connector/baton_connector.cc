@@ -153,11 +153,12 @@ class BatonConnector final : public KvConnector {
     stats.bytes_loaded = loads_.bytes_loaded();
     stats.loads_failed = loads_.loads_failed();
     stats.jobs_failed = jobs_.jobs_failed();
-    stats.worker = worker_->stats();
     const PeerId peer = loads_.last_peer().generation != 0 ? loads_.last_peer() : newest_peer_;
     if (peer.generation != 0) stats.route = worker_->explain(peer);
     return stats;
   }
+
+  WorkerStats worker_stats() const { return worker_->stats(); }
 
   int event_fd() const override { return thread_ == nullptr ? -1 : worker_->event_fd(); }
   Time until_deadline() const override {
@@ -358,6 +359,11 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
                                                   const BatonConnectorOptions& options) {
   return std::make_unique<BatonConnector>(std::move(worker), options);
+}
+
+WorkerStats worker_stats(const KvConnector& connector) {
+  const auto* baton = dynamic_cast<const BatonConnector*>(&connector);
+  return baton == nullptr ? WorkerStats{} : baton->worker_stats();
 }
 
 }  // namespace baton::kvtransfer
