@@ -152,7 +152,7 @@ struct Router::Impl {
   Workers workers;
   CacheWatch caches;
   HealthWatch health;
-  std::atomic<bool> draining{false};
+  std::atomic<bool> ends{false};  // it drains
   std::string last_list;  // for the parser's thread
   std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
@@ -380,7 +380,7 @@ json Router::Impl::health_page(bool* usable) {
     }
   }
   json page = {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
-  if (draining) {
+  if (ends) {
     *usable = false;
     page["status"] = "draining";
     page["draining"] = true;
@@ -476,7 +476,7 @@ Router::Router(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Router::~Router() = default;
 
 void Router::drain() {
-  impl_->draining = true;
+  impl_->ends = true;
   impl_->listener.drain(http::always_answered());
 }
 bool Router::drained() const { return impl_->listener.unanswered() == 0; }

@@ -110,13 +110,18 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
 TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
   auto dies = std::make_unique<StuckWorker>();
   const auto router = *router::Router::start(without_hedges({dies->url()}));  // comeback: 0
-  httplib::Result result;
-  std::thread client([&] { result = post(router->port(), request_body()); });
+  int status = 0;
+  std::string body;
+  std::thread client([&] {
+    const httplib::Result result = post(router->port(), request_body());
+    status = result->status;
+    body = result->body;
+  });
   wait_until([&] { return dies->asked == 1; });
   dies = nullptr;
   client.join();
-  EXPECT_EQ(result->status, 503);
-  EXPECT_THAT(result->body, HasSubstr("no decode worker that can go on is left"));
+  EXPECT_EQ(status, 503);
+  EXPECT_THAT(body, HasSubstr("no decode worker that can go on is left"));
 }
 
 TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {

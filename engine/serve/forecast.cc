@@ -1,1 +1,0 @@
-#include "engine/serve/requests/forecast.cc"

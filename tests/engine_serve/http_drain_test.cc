@@ -1,1 +1,0 @@
-#include "tests/routing/drain_test.cc"
