@@ -57,4 +57,7 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
                                                   const BatonConnectorOptions& options);
 
+// What the worker of a connector says of itself; zeros of one that was not made here. Any thread.
+WorkerStats worker_stats(const KvConnector& connector);
+
 }  // namespace baton::kvtransfer

@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -33,12 +35,14 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
 #include "engine/serve/loaded_model.h"
+#include "engine/serve/metrics.h"
 #include "engine/serve/prometheus_text.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/kv_ranks.h"
 #include "engine/shard/leader.h"
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/store/store_client.h"
+#include "transport/base/durations.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -76,10 +80,40 @@ void report_device(const ModelRunner* runner, FILE* to) {
   std::fprintf(to, "device: %s\n", runner->name().c_str());
 }
 
-// Blocks until SIGINT or SIGTERM; `signals` must be blocked in all threads.
-void wait_for_signal(const sigset_t& signals) {
-  int signal = 0;
-  sigwait(&signals, &signal);
+// How long clients have to take what is written to them at the end.
+constexpr std::chrono::seconds kLastWords{2};
+
+// False if none of `signals` came in time.
+bool signal_within(const sigset_t& signals, std::chrono::milliseconds time) {
+  const timespec left = base::to_timespec(time);
+  return sigtimedwait(&signals, nullptr, &left) >= 0;
+}
+
+// Blocks until SIGINT or SIGTERM; `signals` must be blocked in all threads. Then requests that are
+// under way have `drain` seconds to end by themselves, and those that are left get an error. A
+// second signal ends that at once.
+template <typename Server>
+void serve_until_signal(Server& server, const std::function<double()>& drain,
+                        const sigset_t& signals) {
+  int first = 0;
+  sigwait(&signals, &first);
+  server.drain();
+  const auto ends_within = [&](std::chrono::duration<double> time) {
+    const Time deadline = Clock::steady().now() + std::chrono::duration_cast<Time>(time);
+    while (!server.drained()) {
+      if (Clock::steady().now() >= deadline) return false;
+      if (signal_within(signals, std::chrono::milliseconds(10))) return true;
+    }
+    return true;
+  };
+  if (ends_within(std::chrono::seconds(0))) return;
+  const double seconds = drain();
+  std::printf("draining: what is under way has %g s to end (--drain); a second signal ends it\n",
+              seconds);
+  std::fflush(stdout);
+  if (ends_within(std::chrono::duration<double>(seconds))) return;
+  server.end_requests();
+  ends_within(kLastWords);
 }
 
 // What this rank keeps below its cache.
@@ -161,6 +195,17 @@ std::string event_metrics(const kv_events::EventPublisher* publisher) {
   return text;
 }
 
+// Of the workers that move KV; null: there is none.
+std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
+                              const handoff::BatonHandOff* hand_off) {
+  std::vector<serve::NamedWorkerStats> workers;
+  if (connector != nullptr) {
+    workers.push_back({"connector", kvtransfer::worker_stats(*connector)});
+  }
+  if (hand_off != nullptr) workers.push_back({"kv_agent", hand_off->stats()});
+  return serve::worker_metrics(workers);
+}
+
 // Null where none was asked for.
 absl::StatusOr<std::unique_ptr<handoff::BatonHandOff>> make_hand_off(const ServeFlags& flags,
                                                                      const Model& model) {
@@ -193,10 +238,16 @@ http::HttpListenerOptions listener_options(const ServeFlags& flags) {
   http::HttpListenerOptions options;
   options.tls_certificate = flags.tls_certificate;
   options.tls_key = flags.tls_key;
+  options.allowed_origins = flags.allowed_origins;
   return options;
 }
 
-const char* scheme(const ServeFlags& flags) { return flags.tls_key.empty() ? "http" : "https"; }
+void report_ready(const ServeFlags& flags, int port) {
+  std::printf("ready: %s on %s://%s\n", flags.role.c_str(),
+              flags.tls_key.empty() ? "http" : "https",
+              http::authority(flags.host, std::to_string(port)).c_str());
+  std::fflush(stdout);
+}
 
 absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
   std::optional<std::chrono::milliseconds> hedge_after;
@@ -218,10 +269,9 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});
   if (!router.ok()) return router.status();
-  std::printf("ready: router on %s://%s:%d\n", scheme(flags), flags.host.c_str(),
-              (*router)->port());
-  std::fflush(stdout);
-  wait_for_signal(signals);
+  report_ready(flags, (*router)->port());
+  serve_until_signal(
+      **router, [&] { return flags.drain; }, signals);
   return absl::OkStatus();
 }
 
@@ -277,6 +327,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   auto made = make_connector(flags, 0, flags.engine.timeline);
   if (!made.ok()) return made.status();
   std::unique_ptr<kvtransfer::KvConnector> connector = *std::move(made);
+  const kvtransfer::KvConnector* const own = connector.get();  // of rank 0
   std::string kv_address;
   if (connector != nullptr) {
     if (leader != nullptr) {
@@ -324,7 +375,10 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics = [&publisher] { return event_metrics(publisher.get()); },
+         .more_metrics =
+             [&publisher, own, agent = hand_off->get()] {
+               return event_metrics(publisher.get()) + kv_worker_metrics(own, agent);
+             },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();
@@ -334,10 +388,12 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
     if (*hand_off != nullptr) {
       std::printf("KV agent: %s at %s\n", flags.kv_agent.c_str(), (*hand_off)->address().c_str());
     }
-    std::printf("ready: %s on %s://%s:%d\n", flags.role.c_str(), scheme(flags), flags.host.c_str(),
-                (*server)->port());
-    std::fflush(stdout);
-    wait_for_signal(signals);
+    report_ready(flags, (*server)->port());
+    // Ranks that have failed compute nothing any more: their requests have ended.
+    const auto drain = [&] {
+      return leader != nullptr && !leader->status().ok() ? 0 : flags.drain;
+    };
+    serve_until_signal(**server, drain, signals);
   }
   if (leader != nullptr && !leader->status().ok()) return leader->status();
   return timeline.has_value() ? timeline->write(flags.timeline) : absl::OkStatus();

@@ -1,11 +1,14 @@
 // The flags of the serving commands, and which of them belong to which role.
 #include "engine/commands/serve_flags.h"
 
+#include <algorithm>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
@@ -52,6 +55,29 @@ CLI::Validator host_and_port() {
           ""};
 }
 
+// "ORIGIN,ORIGIN", or a JSON list of them, as vLLM's flag has it.
+absl::StatusOr<std::vector<std::string>> origins_in(const std::string& text) {
+  std::vector<std::string> origins = absl::StrSplit(text, ',');
+  if (text.starts_with('[')) {
+    const auto list = nlohmann::json::parse(text, nullptr, false);
+    const bool good = list.is_array() && std::all_of(list.begin(), list.end(), [](const auto& one) {
+                        return one.is_string();
+                      });
+    if (!good) return absl::InvalidArgumentError("it must be a JSON list of strings");
+    origins = list.get<std::vector<std::string>>();
+  }
+  for (const std::string& origin : origins) {
+    if (origin == "*") continue;
+    const size_t scheme = origin.find("://");
+    const std::string host = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
+    if (scheme == 0 || host.empty() || host.find_first_of("/?# *") != std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", origin, "\" is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, or *"));
+    }
+  }
+  return origins;
+}
+
 void add_http_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--host", flags.host, "address to listen on for HTTP; \"*\": all")
       ->check(command_line::host())
@@ -79,6 +105,26 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
                   ->type_name("FILE");
   certificate->needs(key);
   key->needs(certificate);
+  app.add_option_function<std::vector<std::string>>(
+         "--allowed-origins",
+         [&flags](const std::vector<std::string>& words) {
+           for (const std::string& word : words) {
+             for (std::string& origin : *origins_in(word)) {
+               flags.allowed_origins.push_back(std::move(origin));
+             }
+           }
+         },
+         "pages of these origins may call this server from a browser (CORS), such as "
+         "https://chat.example; *: all (default: none)")
+      ->allow_extra_args(false)
+      ->check(CLI::Validator(
+          [](std::string& text) { return std::string(origins_in(text).status().message()); }, ""))
+      ->type_name("ORIGIN[,ORIGIN]");
+  app.add_option("--drain", flags.drain,
+                 "seconds that requests have to end by themselves after SIGTERM or SIGINT, while "
+                 "new ones are refused with 503; 0: they get an error at once")
+      ->check(real_number(0, kDay))
+      ->capture_default_str();
   app.add_option("--generation-config", flags.generation_config,
                  "where a request names no temperature, top_p, top_k, ...: auto, as the model's "
                  "generation_config.json says; none, as OpenAI does")

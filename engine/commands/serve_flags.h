@@ -55,6 +55,8 @@ struct ServeFlags {
   std::string tls_certificate;
   std::string tls_key;
   std::string worker_ca;
+  std::vector<std::string> allowed_origins;
+  double drain = 30;
   std::string generation_config = "auto";
   serve::AdmissionOptions admission;
   double max_wait = 0;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/absl_view.h"
+#include "engine/files/whole_number.h"
 
 namespace baton::engine {
 namespace {
@@ -55,19 +56,32 @@ const nlohmann::json& member(const nlohmann::json& object, const char* key) {
   return it == object.end() ? kNull : *it;
 }
 
+std::optional<int64_t> whole_number(const nlohmann::json& value) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    if (number > uint64_t{INT64_MAX}) return std::nullopt;
+    return static_cast<int64_t>(number);
+  }
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number()) return std::nullopt;
+  const auto number = value.get<double>();
+  constexpr double kLimit = 9223372036854775808.0;  // 2^63
+  if (!(number >= -kLimit && number < kLimit) || std::trunc(number) != number) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
 absl::StatusOr<int64_t> int_field(const nlohmann::json& object, const char* key, int64_t low,
                                   int64_t high, int64_t fallback) {
   const nlohmann::json& value = member(object, key);
   if (value.is_null()) return fallback;
-  bool fits = value.is_number_integer();
-  if (value.is_number_unsigned()) fits = value.get<uint64_t>() <= uint64_t{INT64_MAX};
-  if (!fits) return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be an integer"));
-  const int64_t number = value.get<int64_t>();
-  if (number < low || number > high) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", key, "\" is ", number, ", outside [", low, ", ", high, "]"));
+  const std::optional<int64_t> number = whole_number(value);
+  if (number.has_value() && *number >= low && *number <= high) return *number;
+  const bool is_whole = value.is_number() && std::trunc(value.get<double>()) == value.get<double>();
+  if (!is_whole) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" must be an integer"));
   }
-  return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", key, "\" is ", value.dump(), ", outside [", low, ", ", high, "]"));
 }
 
 absl::StatusOr<double> number_field(const nlohmann::json& object, const char* key, double low,

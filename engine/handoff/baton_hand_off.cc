@@ -78,6 +78,9 @@ class Service : public BatonHandOff {
     return absl::OkStatus();
   }
   int event_fd() const override { return engine_fd_.get(); }
+  WorkerStats stats() const override {
+    return core_.agent == nullptr ? WorkerStats{} : core_.agent->stats().worker;
+  }
   std::string address() const override { return address_; }
 
   uint64_t open(absl::string_view transfer, size_t tokens) override {

@@ -40,6 +40,7 @@ void CacheStream::start(serve::EngineThread& engine, const std::shared_ptr<Event
                         size_t max_unsent, std::shared_ptr<HttpExchange> exchange) {
   const auto stream =
       std::make_shared<CacheStream>(loop, engine.fingerprint(), max_unsent, std::move(exchange));
+  stream->exchange_->set_endless();
   stream->exchange_->begin(200, "application/x-ndjson");
   const uint64_t id =
       engine.watch_cache([stream](const serve::CacheNews* news) { stream->push(news); });

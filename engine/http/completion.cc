@@ -8,12 +8,13 @@
 namespace baton::engine::http {
 
 Completion::Completion(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
-                       std::shared_ptr<const ApiRequest> request)
+                       std::shared_ptr<const ApiRequest> request,
+                       std::vector<size_t> prompt_lengths)
     : host_(host),
       exchange_(std::move(exchange)),
       request_(std::move(request)),
       first_token_(waits_for_first_token(exchange_->request(), *request_)),
-      reply_(request_, host.model, make_request_id(), host.tokenizer) {}
+      reply_(request_, host.model, make_request_id(), host.tokenizer, std::move(prompt_lengths)) {}
 
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request) {
   return request.stream && asked.header(absl::AsciiStrToLower(kWaitsForHeader)) != "answer";
@@ -33,12 +34,13 @@ serve::WorkAhead work_of(const ApiRequest& request,
 absl::Status Completion::start(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
                                std::shared_ptr<const ApiRequest> request,
                                std::vector<std::vector<int32_t>> prompts) {
-  const absl::StatusOr<Time> expected = host.engine.admit(
+  const absl::Status admitted = host.engine.admit(
       work_of(*request, prompts, waits_for_first_token(exchange->request(), *request)));
-  if (!expected.ok()) return expected.status();
-  const auto completion =
-      std::make_shared<Completion>(host, std::move(exchange), std::move(request));
-  completion->expected_ = *expected;
+  if (!admitted.ok()) return admitted;
+  std::vector<size_t> lengths;
+  for (const std::vector<int32_t>& prompt : prompts) lengths.push_back(prompt.size());
+  const auto completion = std::make_shared<Completion>(host, std::move(exchange),
+                                                       std::move(request), std::move(lengths));
   completion->exchange_->on_gone([weak = std::weak_ptr<Completion>(completion)] {
     if (const auto gone = weak.lock(); gone != nullptr) gone->abort();
   });
@@ -54,6 +56,7 @@ void Completion::submit(std::vector<std::vector<int32_t>> prompts) {
     request.resume_tokens = request_->resume_tokens;
     request.sampling = request_->sampling;
     request.sampling.seed = seed_of_choice(request_->sampling.seed, static_cast<int>(choice % n));
+    request.streamed = first_token_;
     request.prefill_address = request_->prefill_address;
     request.remote_prefill = request_->remote_prefill;
     request.hand_over = request_->hand_over;
@@ -84,7 +87,7 @@ void Completion::push(size_t choice, const serve::OutputEvent& event) {
     const bool aborted = event.reason == serve::FinishReason::kAbort;
     const bool unanswered = aborted && !(first_token_ && event.metrics->output_tokens > 0);
     if (unanswered || event.status.ok()) {
-      host_.engine.note_end(first_token_, !unanswered, expected_, *event.metrics);
+      host_.engine.note_end(first_token_, !unanswered, *event.metrics);
     }
   }
   {

@@ -48,7 +48,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
                             std::vector<std::vector<int32_t>> prompts);
 
   Completion(const CompletionHost& host, std::shared_ptr<HttpExchange> exchange,
-             std::shared_ptr<const ApiRequest> request);
+             std::shared_ptr<const ApiRequest> request, std::vector<size_t> prompt_lengths);
 
  private:
   void submit(std::vector<std::vector<int32_t>> prompts);
@@ -62,7 +62,6 @@ class Completion : public std::enable_shared_from_this<Completion> {
   const std::shared_ptr<const ApiRequest> request_;
   const bool first_token_;  // is waited for, not the last
   ApiReply reply_;
-  Time expected_{};    // until the answer
   bool over_ = false;  // the reply is out; of the loop's thread
 
   std::mutex mutex_;

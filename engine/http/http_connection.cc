@@ -15,7 +15,9 @@
 #include <boost/beast/http/error.hpp>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/files/absl_view.h"
 #include "engine/http/openai/openai_reply.h"
 
 namespace baton::engine::http {
@@ -35,6 +37,18 @@ constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 bool has_folded_line(std::string_view head) {
   return head.find("\r\n ") != std::string_view::npos ||
          head.find("\r\n\t") != std::string_view::npos;
+}
+
+// RFC 9112, 3.2: a client may name the whole URL, as it does to a proxy.
+std::string path_of(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!absl::EqualsIgnoreCase(view(target.substr(0, scheme.size())), view(scheme))) continue;
+    const size_t path = target.find_first_of("/?", scheme.size());
+    target = path == std::string_view::npos ? std::string_view() : target.substr(path);
+    if (!target.starts_with('/')) return "/";
+    break;
+  }
+  return std::string(target.substr(0, target.find('?')));
 }
 
 std::string text(beast::string_view view) { return {view.data(), view.size()}; }
@@ -66,7 +80,7 @@ void HttpConnection::close() {
   stop_writing();
   host_->all.erase(self_);
   --host_->connections;
-  if (std::exchange(answering_, false)) --host_->answering;
+  end_answering();
   deadline_.reset();
   watch_timer_.reset();
   ErrorCode ignored;
@@ -74,6 +88,15 @@ void HttpConnection::close() {
   if (const auto exchange = exchange_.lock(); exchange != nullptr) exchange->gone_ = true;
   incoming_.reset();
   if (const auto task = std::exchange(on_gone_, nullptr)) task();
+}
+
+void HttpConnection::set_endless() {
+  if (answering_ && !std::exchange(endless_, true)) ++host_->endless;
+}
+
+void HttpConnection::end_answering() {
+  if (std::exchange(answering_, false)) --host_->answering;
+  if (std::exchange(endless_, false)) --host_->endless;
 }
 
 void HttpConnection::on_gone(std::function<void()> task) {
@@ -147,6 +170,16 @@ void HttpConnection::read_request() {
   read_head();
 }
 
+// RFC 9112, 2.2: some clients send an empty line behind a body.
+void HttpConnection::skip_empty_lines() {
+  const auto bytes = buffer_.data();
+  const std::string_view seen(static_cast<const char*>(bytes.data()), bytes.size());
+  size_t end = 0;
+  while (seen.substr(end, 2) == "\r\n") end += 2;
+  buffer_.consume(end);
+  if (end > 0) searched_ = 0;
+}
+
 void HttpConnection::read_more(void (HttpConnection::*then)()) {
   socket_->read_some(buffer_.prepare(kReadAtOnce),
                      [self = shared_from_this(), then](ErrorCode error, size_t count) {
@@ -159,6 +192,7 @@ void HttpConnection::read_more(void (HttpConnection::*then)()) {
 
 // Parsed when it is here whole: the parser does not tell of folded lines.
 void HttpConnection::read_head() {
+  skip_empty_lines();
   const auto bytes = buffer_.data();
   const std::string_view seen(static_cast<const char*>(bytes.data()), bytes.size());
   const size_t end = seen.find("\r\n\r\n", searched_ < 3 ? 0 : searched_ - 3);
@@ -192,6 +226,11 @@ void HttpConnection::malformed(ErrorCode error) {
 }
 
 void HttpConnection::begin_body() {
+  // RFC 9112, 3.2: with none or two, servers on the way may disagree about whom it is for.
+  const size_t hosts = parser_->get().count(beast::http::field::host);
+  if (hosts > 1 || (hosts == 0 && parser_->get().version() >= 11)) {
+    return refuse(400, "a request needs one Host header");
+  }
   // In any other coding the body's end is not known, and what follows may be no request.
   const auto coding = parser_->get()[beast::http::field::transfer_encoding];
   if (!coding.empty() && !beast::iequals(coding, "chunked")) {
@@ -201,7 +240,7 @@ void HttpConnection::begin_body() {
   // Whoever may not ask sends no body here: the connection ends behind the answer.
   const bool keep_alive =
       std::exchange(incoming_->keep_alive_, incoming_->keep_alive_ && parser_->is_done());
-  if (host_->filter(incoming_)) {
+  if (host_->filter(incoming_) || refuse_coding()) {
     end_reading();
     return incoming_.reset();
   }
@@ -212,6 +251,20 @@ void HttpConnection::begin_body() {
   set_deadline(host_->options.body_timeout);
   parser_->eager(true);
   read_body();
+}
+
+// A body that would have to be unpacked first is not read; true: it is refused.
+bool HttpConnection::refuse_coding() {
+  const std::string_view coding = incoming_->request().header("content-encoding");
+  if (parser_->is_done() || coding.empty() || absl::EqualsIgnoreCase(view(coding), "identity")) {
+    return false;
+  }
+  incoming_->reply(
+      415, "application/json",
+      api_error(415, absl::StrCat("a body in Content-Encoding ", view(coding.substr(0, 64)),
+                                  " is not understood here: send it as it is")),
+      {{"Accept-Encoding", "identity"}});
+  return true;
 }
 
 void HttpConnection::read_body() {
@@ -230,13 +283,13 @@ void HttpConnection::begin_exchange() {
   const auto& message = parser_->get();
   HttpRequest request;
   request.method = text(message.method_string());
-  const std::string target = text(message.target());
-  request.path = target.substr(0, target.find('?'));
+  request.path = path_of(text(message.target()));
   for (const auto& field : message) {
     request.headers[absl::AsciiStrToLower(text(field.name_string()))] = text(field.value());
   }
   incoming_ = std::make_shared<HttpExchange>(host_->loop, weak_from_this(), std::move(request),
-                                             parser_->keep_alive(), message.version() >= 11);
+                                             parser_->keep_alive() && !host_->draining,
+                                             message.version() >= 11);
   exchange_ = incoming_;
 }
 
@@ -352,7 +405,7 @@ void HttpConnection::written(ErrorCode error) {
   if (!unsent_.empty()) return write_next();
   if (!last_) return;
   last_ = false;
-  if (std::exchange(answering_, false)) --host_->answering;
+  end_answering();
   watch_timer_.reset();
   on_gone_ = nullptr;
   exchange_.reset();

@@ -33,6 +33,8 @@ struct ConnectionHost {
   std::list<HttpConnection*> writing;
   std::atomic<size_t> connections{0};
   std::atomic<size_t> answering{0};
+  std::atomic<size_t> endless{0};     // of these, those whose answers have no end
+  std::atomic<bool> draining{false};  // connections end behind their answer
   std::atomic<uint64_t> refused{0};
   std::atomic<uint64_t> timed_out{0};
 };
@@ -52,6 +54,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Of those in the host's list `writing`: whether the client has taken bytes since it was put
   // there, or last asked about. Then it is put at the list's end.
   bool moves();
+  // See HttpExchange.
+  void set_endless();
   // Runs `task` when the connection is closed before the answer is sent; see HttpExchange.
   void on_gone(std::function<void()> task);
 
@@ -60,6 +64,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void begin_reading(std::chrono::milliseconds timeout);
   void read_request();
   void read_head();
+  void skip_empty_lines();
   void begin_body();
   void begin_exchange();
   void read_body();
@@ -80,6 +85,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void begin_writing();
   void stop_writing();
   int not_taken() const;
+  void end_answering();
+  bool refuse_coding();
 
   const std::unique_ptr<HttpSocket> socket_;
   const std::shared_ptr<ConnectionHost> host_;
@@ -99,6 +106,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   std::shared_ptr<HttpExchange> incoming_;  // until its body is here
   std::weak_ptr<HttpExchange> exchange_;
   bool answering_ = false;
+  bool endless_ = false;
   int looks_ = 0;  // since the client was seen to send no more
   std::function<void()> on_gone_;
   std::deque<std::string> unsent_;

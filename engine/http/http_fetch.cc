@@ -24,6 +24,7 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
@@ -164,7 +165,7 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
     size_t length = 0;
     for (const SharedBytes& part : request_.body) length += part->size();
     head_ = absl::StrCat(request_.method, " ", request_.path,
-                         " HTTP/1.1\r\nHost: ", request_.url.host, ":", request_.url.port,
+                         " HTTP/1.1\r\nHost: ", authority(request_.url.host, request_.url.port),
                          "\r\nConnection: close\r\n", "Content-Length: ", length, "\r\n");
     for (const auto& [name, value] : request_.headers) {
       absl::StrAppend(&head_, name, ": ", value, "\r\n");
@@ -236,8 +237,9 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
   void end(const error_code& error) { end(absl::UnavailableError(error.message())); }
   void end_late() { end(absl::DeadlineExceededError(waits_for_)); }
   // OK: everything is here.
-  void end(const absl::Status& status) {
+  void end(absl::Status status) {
     if (over_) return;
+    if (!status.ok() && head_.empty()) status.SetPayload(kNotSentPayload, absl::Cord());
     const std::shared_ptr<FetchExchange> self = shared_from_this();
     const HttpFetchEvents events = std::move(events_);
     cancel();
@@ -297,9 +299,7 @@ absl::StatusOr<HttpUrl> HttpUrl::parse(std::string_view text) {
 }
 
 std::string HttpUrl::text() const {
-  const bool brackets = host.find(':') != std::string::npos;
-  return absl::StrCat(tls ? "https://" : "http://", brackets ? "[" : "", host, brackets ? "]" : "",
-                      ":", port);
+  return absl::StrCat(tls ? "https://" : "http://", authority(host, port));
 }
 
 std::unique_ptr<HttpFetch> HttpFetch::start(const std::shared_ptr<EventLoop>& loop,

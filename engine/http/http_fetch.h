@@ -49,6 +49,10 @@ struct HttpFetchRequest {
   std::chrono::milliseconds timeout{0};  // of the whole exchange; 0: none
 };
 
+// A payload of the error with which a request ends of which no byte was sent: the server was not
+// reached, and cannot have begun to work on it.
+inline constexpr char kNotSentPayload[] = "not_sent";
+
 // All run on the loop's thread; none after cancel() or on_end.
 struct HttpFetchEvents {
   std::function<void(int status, std::string_view retry_after)> on_head;

@@ -9,9 +9,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "engine/http/http_connection.h"
 #include "engine/http/openai/openai_reply.h"
+#include "engine/serve/liveness.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::engine::http {
@@ -35,6 +37,8 @@ const char* phrase(int status) {
       return "Not Found";
     case 405:
       return "Method Not Allowed";
+    case 415:
+      return "Unsupported Media Type";
     case 429:
       return "Too Many Requests";
     case 503:
@@ -68,6 +72,12 @@ std::string_view HttpRequest::header(std::string_view lower_case_name) const {
   return it == headers.end() ? std::string_view() : std::string_view(it->second);
 }
 
+std::string authority(std::string_view host, std::string_view port) {
+  const bool brackets = host.find(':') != std::string_view::npos;
+  return absl::StrCat(brackets ? "[" : "", std::string(host), brackets ? "]" : "", ":",
+                      std::string(port));
+}
+
 HttpExchange::HttpExchange(std::weak_ptr<EventLoop> loop, std::weak_ptr<HttpConnection> connection,
                            HttpRequest request, bool keep_alive, bool chunked)
     : loop_(std::move(loop)),
@@ -87,6 +97,10 @@ HttpExchange::~HttpExchange() {
   loop->dispatch([weak = connection_] {
     if (const auto connection = weak.lock(); connection != nullptr) connection->close();
   });
+}
+
+void HttpExchange::set_endless() {
+  if (const auto connection = connection_.lock(); connection != nullptr) connection->set_endless();
 }
 
 void HttpExchange::add_header(std::string name, std::string value) {
@@ -159,8 +173,8 @@ void HttpExchange::on_gone(std::function<void()> task) {
 
 void reply_error(const absl::Status& status, HttpExchange* exchange) {
   HttpHeaders headers;
-  if (http_status(status) == 429) {
-    const auto seconds = status.GetPayload(kRetryAfterPayload);
+  const auto seconds = status.GetPayload(kRetryAfterPayload);
+  if (seconds.has_value() || http_status(status) == 429) {
     headers.emplace_back("Retry-After", seconds.has_value() ? std::string(*seconds) : "1");
   }
   exchange->reply(http_status(status), "application/json", api_error(status), headers);
@@ -179,6 +193,9 @@ struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
   void make_room();
   void accepted(error_code error, asio::ip::tcp::socket socket);
   void handle(const std::shared_ptr<HttpExchange>& exchange);
+  bool refuse_while_draining(HttpExchange* exchange) const;
+  bool answer_head(const std::shared_ptr<HttpExchange>& exchange);
+  bool answer_preflight(HttpExchange* exchange);
 
   const std::shared_ptr<EventLoop> loop;
   asio::ip::tcp::acceptor acceptor;
@@ -186,6 +203,7 @@ struct HttpListener::Impl : std::enable_shared_from_this<HttpListener::Impl> {
   std::unique_ptr<EventLoop::Timer> pause;
   absl::flat_hash_map<std::string, absl::flat_hash_map<std::string, HttpHandler>> routes;
   std::function<bool(const std::shared_ptr<HttpExchange>&)> filter;
+  std::vector<std::string> still_answered;  // while it drains
   std::shared_ptr<const HttpTls> tls;
   int port = 0;
   bool stopped = false;
@@ -230,7 +248,50 @@ void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket
   accept();
 }
 
+// Of a request whose body is not read yet; true: it is answered.
+bool HttpListener::Impl::answer_head(const std::shared_ptr<HttpExchange>& exchange) {
+  return answer_preflight(exchange.get()) || (filter && filter(exchange)) ||
+         refuse_while_draining(exchange.get());
+}
+
+bool HttpListener::Impl::refuse_while_draining(HttpExchange* exchange) const {
+  if (!host->draining) return false;
+  const std::string& path = exchange->request().path;
+  if (std::find(still_answered.begin(), still_answered.end(), path) != still_answered.end()) {
+    return false;
+  }
+  absl::Status status = serve::stopped_status("this server is shutting down: ask another one");
+  status.SetPayload(kRetryAfterPayload, absl::Cord("1"));
+  reply_error(status, exchange);
+  return true;
+}
+
+// CORS: tells a browser which pages may read the answer, and which requests they may send.
+bool HttpListener::Impl::answer_preflight(HttpExchange* exchange) {
+  const std::vector<std::string>& allowed = host->options.allowed_origins;
+  const HttpRequest& request = exchange->request();
+  const std::string_view origin = request.header("origin");
+  if (allowed.empty() || origin.empty()) return false;
+  const bool any = std::find(allowed.begin(), allowed.end(), "*") != allowed.end();
+  if (!any) {
+    exchange->add_header("Vary", "Origin");
+    if (std::find(allowed.begin(), allowed.end(), origin) == allowed.end()) return false;
+  }
+  exchange->add_header("Access-Control-Allow-Origin", any ? "*" : std::string(origin));
+  exchange->add_header("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+  const std::string_view method = request.header("access-control-request-method");
+  if (request.method != "OPTIONS" || method.empty()) return false;
+  const std::string_view headers = request.header("access-control-request-headers");
+  exchange->reply(200, "text/plain", "",
+                  {{"Access-Control-Allow-Methods", "GET, POST, HEAD, OPTIONS"},
+                   {"Access-Control-Allow-Headers",
+                    headers.empty() ? "Authorization, Content-Type" : std::string(headers)},
+                   {"Access-Control-Max-Age", "600"}});
+  return true;
+}
+
 void HttpListener::Impl::handle(const std::shared_ptr<HttpExchange>& exchange) {
+  if (refuse_while_draining(exchange.get())) return;  // its body came later
   const HttpRequest& request = exchange->request();
   auto path = routes.find(request.path);
   // The nearest above it.
@@ -264,7 +325,7 @@ HttpListener::HttpListener(HttpListenerOptions options)
     impl->handle(exchange);
   };
   impl_->host->filter = [impl = impl_.get()](const std::shared_ptr<HttpExchange>& exchange) {
-    return impl->filter && impl->filter(exchange);
+    return impl->answer_head(exchange);
   };
 }
 
@@ -299,8 +360,9 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
   acceptor.assign(ipv6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), *listening, error);
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
-    return absl::UnavailableError(
-        absl::StrCat("serving HTTP on ", host, ":", port, " failed: ", error.message()));
+    return absl::UnavailableError(absl::StrCat("serving HTTP on ",
+                                               authority(host, std::to_string(port)),
+                                               " failed: ", error.message()));
   }
   impl_->port = acceptor.local_endpoint(error).port();
   size_t& connections = impl_->host->options.max_connections;
@@ -311,6 +373,18 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
 }
 
 int HttpListener::port() const { return impl_->port; }
+
+void HttpListener::drain(std::vector<std::string> still_answered) {
+  loop_->post([impl = impl_, paths = std::move(still_answered)] {
+    impl->still_answered = paths;
+    impl->host->draining = true;
+  });
+}
+
+size_t HttpListener::unanswered() const {
+  const size_t answering = impl_->host->answering, endless = impl_->host->endless;
+  return answering - std::min(answering, endless);
+}
 
 void HttpListener::stop() {
   if (std::exchange(impl_->stopped, true)) return;

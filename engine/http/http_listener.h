@@ -58,6 +58,9 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
   void add_header(std::string name, std::string value);
   // For whoever names requests: engine/http/request_check.h.
   void set_request_id(std::string id) { request_id_ = std::move(id); }
+  // The answer has no end of its own: HttpListener::unanswered() does not count it. On the loop's
+  // thread.
+  void set_endless();
   const std::string& request_id() const { return request_id_; }
 
   // The whole answer. The first of reply() and begin() counts, later ones do nothing.
@@ -116,6 +119,9 @@ struct HttpListenerOptions {
   // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).
   std::string tls_certificate;  // and those that lead to its root
   std::string tls_key;          // without a password
+  // Origins whose pages may call this server from a browser, such as "https://chat.example"; "*":
+  // all. Preflights of theirs (OPTIONS) are answered, before any key is asked for. None: no CORS.
+  std::vector<std::string> allowed_origins;
 };
 
 struct HttpListenerStats {
@@ -124,6 +130,9 @@ struct HttpListenerStats {
   uint64_t refused = 0;    // closed because there were too many
   uint64_t timed_out = 0;  // half-sent requests, clients that took nothing
 };
+
+// "HOST:PORT", with brackets around an IPv6 address.
+std::string authority(std::string_view host, std::string_view port);
 
 class HttpListener {
  public:
@@ -143,6 +152,12 @@ class HttpListener {
   // not good.
   absl::Status listen(const std::string& host, int port);
   int port() const;
+  // From here on a request is refused with 503, Retry-After and "Connection: close" before its
+  // handler sees it, unless its path is one of these; connections end behind their answer. From any
+  // thread.
+  void drain(std::vector<std::string> still_answered);
+  // Requests that wait for their answer or its end; endless ones are left out.
+  size_t unanswered() const;
   // Closes all connections: their exchanges are gone. Then no handler runs any more.
   void stop();
 
@@ -155,8 +170,8 @@ class HttpListener {
   const std::shared_ptr<Impl> impl_;
 };
 
-// Sends {"error": ...} in OpenAI's shape with the status that fits; with a 429 also Retry-After, in
-// seconds, as the status' payload has it.
+// Sends {"error": ...} in OpenAI's shape with the status that fits; also Retry-After, in seconds,
+// where the status has this payload, and with every 429.
 inline constexpr char kRetryAfterPayload[] = "retry_after";
 void reply_error(const absl::Status& status, HttpExchange* exchange);
 

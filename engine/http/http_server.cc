@@ -1,6 +1,7 @@
 // The server's routes: parse a request on a thread for that, submit it, answer from its events.
 #include "engine/http/http_server.h"
 
+#include <atomic>
 #include <random>
 #include <utility>
 
@@ -10,12 +11,14 @@
 #include "engine/files/json_fields.h"
 #include "engine/http/cache_stream.h"
 #include "engine/http/completion.h"
+#include "engine/http/openai/api_fields.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/prompt_tokens.h"
 #include "engine/http/request_check.h"
 #include "engine/http/task_thread.h"
 #include "engine/serve/cache/cache_events.h"
 #include "engine/serve/metrics.h"
+#include "engine/serve/prometheus_text.h"
 
 namespace baton::engine::http {
 namespace {
@@ -79,6 +82,7 @@ struct HttpServer::Impl {
   const std::string root;  // of the names of its KV blocks
   HttpListener listener;
   const CompletionHost host;
+  std::atomic<bool> draining{false};
   TaskThread parser;  // of bodies and prompts, which may take long
 };
 
@@ -90,6 +94,10 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
     status = engine.why_stopped();
   } else if (options.stuck_after > Time::zero() && quiet >= options.stuck_after) {
     status = absl::StrCat("the engine has work and made no step for ", seconds_of(quiet), " s");
+  }
+  if (draining) {
+    status = "draining";
+    page["draining"] = true;
   }
   const int code = status == "ok" ? 200 : 503;
   page["status"] = std::move(status);
@@ -141,7 +149,7 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
   for (ApiPrompt& prompt : request->prompts) {
     if (!request->echo || prompt.tokens.empty()) continue;
     if (absl::Status status = check_tokens(prompt.tokens); !status.ok()) return status;
-    prompt.text = host.tokenizer.decode(prompt.tokens);
+    prompt.text = text_with_special(host.tokenizer, prompt.tokens);
   }
   return Completion::start(host, exchange, std::move(request), *std::move(prompts));
 }
@@ -149,9 +157,12 @@ absl::Status HttpServer::Impl::complete(const Exchange& exchange, bool chat) {
 absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
   const absl::StatusOr<json> body = parse_json(exchange->request().body, "the request body");
   if (!body.ok()) return body.status();
+  if (absl::Status status = check_tokenize_fields(*body); !status.ok()) return status;
   const auto model = string_field(*body, "model", "");
   if (!model.ok()) return model.status();
   if (absl::Status status = check_model(*model); !status.ok()) return status;
+  const auto strings = bool_field(*body, "return_token_strs", false);
+  if (!strings.ok()) return strings.status();
   const json& prompt = member(*body, "prompt");
   const bool begun = prompt.is_null() && options.chat_template.has_value();  // by the template
   const auto special = bool_field(*body, "add_special_tokens", !begun);
@@ -170,10 +181,12 @@ absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
     return absl::InvalidArgumentError("/tokenize needs a prompt, a string, or messages");
   }
   const std::vector<int32_t> tokens = host.tokenizer.encode(text, {.add_prefix = *special});
+  json token_strs = nullptr;
+  if (*strings) token_strs = token_names(host.tokenizer, tokens);
   reply_json({{"count", tokens.size()},
               {"max_model_len", host.engine.max_context()},
               {"tokens", tokens},
-              {"token_strs", nullptr}},
+              {"token_strs", std::move(token_strs)}},
              exchange.get());
   return absl::OkStatus();
 }
@@ -181,6 +194,7 @@ absl::Status HttpServer::Impl::tokenize(const Exchange& exchange, bool) {
 absl::Status HttpServer::Impl::detokenize(const Exchange& exchange, bool) {
   const absl::StatusOr<json> body = parse_json(exchange->request().body, "the request body");
   if (!body.ok()) return body.status();
+  if (absl::Status status = check_detokenize_fields(*body); !status.ok()) return status;
   const auto model = string_field(*body, "model", "");
   if (!model.ok()) return model.status();
   if (absl::Status status = check_model(*model); !status.ok()) return status;
@@ -189,14 +203,9 @@ absl::Status HttpServer::Impl::detokenize(const Exchange& exchange, bool) {
     return absl::InvalidArgumentError("/detokenize needs tokens, an array of token ids");
   }
   std::vector<int32_t> tokens;
-  for (const json& token : given) {
-    if (!token.is_number_integer() || token < 0 || token >= host.tokenizer.vocab_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tokens must be ids below ", host.tokenizer.vocab_size()));
-    }
-    tokens.push_back(token.get<int32_t>());
-  }
-  reply_json({{"prompt", host.tokenizer.decode(tokens)}}, exchange.get());
+  if (absl::Status status = read_tokens(given, "tokens", &tokens); !status.ok()) return status;
+  if (absl::Status status = check_tokens(tokens); !status.ok()) return status;
+  reply_json({{"prompt", text_with_special(host.tokenizer, tokens)}}, exchange.get());
   return absl::OkStatus();
 }
 
@@ -251,19 +260,10 @@ void HttpServer::Impl::register_routes() {
   listener.route("GET", "/metrics", [this](const Exchange& exchange) {
     std::string page =
         host.metrics->prometheus(host.engine.stats(), host.engine.connector_stats(), options.model);
-    const HttpListenerStats stats = listener.stats();
-    absl::StrAppend(&page, "# HELP baton_requests_refused_total Refused for want of time (429).\n",
-                    "# TYPE baton_requests_refused_total counter\nbaton_requests_refused_total ",
-                    host.engine.refused(), "\n");
-    absl::StrAppend(&page, "# HELP baton_http_connections Open connections.\n",
-                    "# TYPE baton_http_connections gauge\nbaton_http_connections ",
-                    stats.connections, "\n# HELP baton_http_answering Requests not answered yet.\n",
-                    "# TYPE baton_http_answering gauge\nbaton_http_answering ", stats.answering,
-                    "\n# HELP baton_http_refused_total Connections closed for want of room.\n",
-                    "# TYPE baton_http_refused_total counter\nbaton_http_refused_total ",
-                    stats.refused, "\n# HELP baton_http_timed_out_total Clients too slow.\n",
-                    "# TYPE baton_http_timed_out_total counter\nbaton_http_timed_out_total ",
-                    stats.timed_out, "\n");
+    serve::PrometheusPage more("baton_", {}, &page);
+    more.single("requests_refused_total", "Refused for want of time (429).", "counter",
+                host.engine.refused());
+    print_connections(listener.stats(), &page);
     if (options.more_metrics) page += options.more_metrics();
     exchange->reply(200, "text/plain; version=0.0.4", page);
   });
@@ -271,6 +271,16 @@ void HttpServer::Impl::register_routes() {
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
+
+void HttpServer::drain() {
+  impl_->draining = true;
+  impl_->listener.drain(always_answered());
+}
+bool HttpServer::drained() const {
+  return impl_->listener.unanswered() == 0 && impl_->host.engine.idle();
+}
+void HttpServer::end_requests() { impl_->host.engine.stop(); }
+
 int HttpServer::port() const { return impl_->listener.port(); }
 HttpListenerStats HttpServer::connections() const { return impl_->listener.stats(); }
 

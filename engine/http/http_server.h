@@ -7,7 +7,8 @@
 //                        not get on with it. In both: for how many seconds ("quiet_s"), the
 //                        weights' fingerprint ("model"), and what its blocks' names begin with
 //                        ("root"), and the agent that takes part in hand-offs by
-//                        kv_transfer_params, if there is one ("kv_agent": name and address)
+//                        kv_transfer_params, if there is one ("kv_agent": name and address), and
+//                        "draining" where the server is about to end
 //   GET  /metrics, /version
 //   GET  /v1/baton/address                       as /health, and "address": the KvConnector's, for
 //                                                routers
@@ -61,6 +62,15 @@ class HttpServer {
                                                            serve::EngineThread& engine,
                                                            const Tokenizer& tokenizer);
   ~HttpServer();
+
+  // Shuts down in order: requests that come from here on are refused (503, Retry-After), /health
+  // says 503 and "draining", and what is under way goes on.
+  void drain();
+  // Whether nothing is under way any more, here or in the engine.
+  bool drained() const;
+  // Ends what is under way: its clients get an error, in a stream as an event. The engine computes
+  // no more.
+  void end_requests();
 
   int port() const;
   HttpListenerStats connections() const;

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "engine/tokenizer/token_text.h"
+
 namespace baton::engine::http {
 
 absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
@@ -33,6 +35,27 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
     prompts.push_back(prompt.tokens.empty() ? tokenizer.encode(prompt.text) : prompt.tokens);
   }
   return prompts;
+}
+
+std::string text_with_special(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens) {
+  std::string text;
+  for (const int32_t token : tokens) text += tokenizer.token_bytes(token);
+  if (tokenizer.spec().strip_space && text.starts_with(' ')) text.erase(0, 1);
+  return text;
+}
+
+std::vector<std::string> token_names(const Tokenizer& tokenizer,
+                                     const std::vector<int32_t>& tokens) {
+  const TokenizerSpec& spec = tokenizer.spec();
+  std::vector<bool> added(spec.tokens.size());
+  for (const AddedToken& token : spec.added_tokens) added[static_cast<size_t>(token.id)] = true;
+  std::vector<std::string> names;
+  for (const int32_t token : tokens) {
+    const auto id = static_cast<size_t>(token);
+    const bool as_it_is = spec.byte_fallback || added[id];
+    names.push_back(as_it_is ? spec.tokens[id] : ByteAlphabet::get().write(spec.tokens[id]));
+  }
+  return names;
 }
 
 }  // namespace baton::engine::http

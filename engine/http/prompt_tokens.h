@@ -24,4 +24,12 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
     const ApiRequest& request, const Tokenizer& tokenizer,
     const std::optional<ChatTemplate>& chat_template);
 
+// The text of these tokens with the names of special ones, which Tokenizer::decode() leaves out:
+// whoever gave their ids meant them.
+std::string text_with_special(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens);
+
+// Each token as tokenizer.json writes it, as transformers' convert_ids_to_tokens() does.
+std::vector<std::string> token_names(const Tokenizer& tokenizer,
+                                     const std::vector<int32_t>& tokens);
+
 }  // namespace baton::engine::http

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/request_id.h"
+#include "engine/serve/prometheus_text.h"
 
 namespace baton::engine::http {
 namespace {
@@ -25,6 +26,16 @@ void mark_request(HttpExchange* exchange) {
   std::string id = is_request_id(given) ? std::string(given) : make_request_id();
   exchange->add_header(kRequestIdHeader, id);
   exchange->set_request_id(std::move(id));
+}
+
+std::vector<std::string> always_answered() { return {kOpenPaths.begin(), kOpenPaths.end()}; }
+
+void print_connections(const HttpListenerStats& stats, std::string* page) {
+  serve::PrometheusPage out("baton_http_", {}, page);
+  out.single("connections", "Open connections.", "gauge", stats.connections);
+  out.single("answering", "Requests not answered yet.", "gauge", stats.answering);
+  out.single("refused_total", "Connections closed for want of room.", "counter", stats.refused);
+  out.single("timed_out_total", "Clients too slow.", "counter", stats.timed_out);
 }
 
 bool check_api_key(std::string_view key, HttpExchange* exchange) {

@@ -1,9 +1,10 @@
-// What is done to every request of the API before its route sees it: it gets an id, and its API key
-// is checked. For the server and the router.
+// What the server and the router do alike: every request gets an id, and its API key is checked,
+// before its route sees it; and /metrics has a part about clients' connections.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/http/http_listener.h"
 
@@ -18,8 +19,14 @@ inline constexpr char kWaitsForHeader[] = "X-Baton-Waits-For";
 // a new one.
 void mark_request(HttpExchange* exchange);
 
-// True if the request may go on; else it was answered with 401. Paths that show nothing of requests
-// and models (/health, /metrics, /version, /v1/baton/address) need no key.
+// Paths that show nothing of requests and models: /health, /metrics, /version, /v1/baton/address.
+// They need no key, and are answered by a server that is shutting down, too.
+std::vector<std::string> always_answered();
+
+// A listener's part of /metrics.
+void print_connections(const HttpListenerStats& stats, std::string* page);
+
+// True if the request may go on; else it was answered with 401.
 bool check_api_key(std::string_view key, HttpExchange* exchange);
 
 }  // namespace baton::engine::http

@@ -138,7 +138,6 @@ absl::Status CacheWatch::receive(Follower& follower, std::string_view bytes) {
 }
 
 void CacheWatch::broken(Follower& follower, const absl::Status& why) {
-  const http::HttpUrl& url = follower.group->urls[follower.worker];
   follower.group->picker.forget_cache(follower.worker);
   if (follower.begun) ++lost_;
   follower.begun = false;
@@ -146,8 +145,8 @@ void CacheWatch::broken(Follower& follower, const absl::Status& why) {
   follower.next = workers_.loop->after(again_, [this, &follower] { begin(follower); });
   if (std::exchange(follower.said, true)) return;
   base::log_event(absl::IsInvalidArgument(why) ? base::LogLevel::kWarning : base::LogLevel::kInfo,
-                  "router: %s worker http://%s:%s does not say what it has cached: %s",
-                  follower.group->role, url.host, url.port, std::string(why.message()));
+                  "router: %s worker %s does not say what it has cached: %s", follower.group->role,
+                  follower.group->name(follower.worker), std::string(why.message()));
 }
 
 }  // namespace baton::engine::router

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
 #include "engine/serve/cache/cache_events.h"
-#include "transport/base/log.h"
 
 namespace baton::engine::router {
 namespace {
@@ -79,7 +78,7 @@ void HealthWatch::ask(WorkerGroup& group, size_t worker) {
   probe(own, group.urls[worker], "/health", [&group, worker, &own] {
     Pulse& pulse = group.pulses[worker];
     pulse.end_question();
-    const bool answers = own.status != 0 && own.status != 503;
+    const bool answers = own.status != 0 && (own.status != 503 || drains(own));
     if (!answers) return pulse.set_stuck();
     const absl::StatusOr<nlohmann::json> page = parse_json(own.body, "a worker's health");
     note_pace(group, worker, page.ok() ? *page : nlohmann::json());
@@ -87,17 +86,21 @@ void HealthWatch::ask(WorkerGroup& group, size_t worker) {
 }
 
 void HealthWatch::down(WorkerGroup& group, size_t worker, const Probe& probe) {
-  down(group, worker, describe(probe));
+  down(group, worker, describe(probe), drains(probe));
 }
 
-void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why) {
-  group.why_down[worker] = std::move(why);
+bool HealthWatch::drains(const Probe& probe) {
+  if (probe.status != 503) return false;
+  const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
+  return page.ok() && member(*page, "draining") == true;
+}
+
+void HealthWatch::down(WorkerGroup& group, size_t worker, std::string why, bool drains) {
   if (!group.picker.model(worker).has_value()) group.models[worker].clear();  // it is asked again
-  if (!group.picker.is_up(worker)) return;
-  group.picker.set_up(worker, false);
-  base::log_event(base::LogLevel::kWarning, "router: %s worker %s is not used: %s", group.role,
-                  group.name(worker), group.why_down[worker]);
-  on_down_(group, worker);
+  const bool drained = std::exchange(group.standings[worker].draining, drains);
+  const bool has_requests = group.picker.is_up(worker) || drained;
+  workers_.set_down(group, worker, std::move(why));
+  if (has_requests && !drains) on_down_(group, worker);
 }
 
 KvAgent HealthWatch::agent_in(const nlohmann::json& page) {
@@ -118,7 +121,7 @@ void HealthWatch::judge_decode(size_t worker) {
     workers_.decode.ways[worker] = {
         .known = true, .own = ours, .params = !ours || (page.ok() && agent_in(*page).known())};
     if (workers_.lacks_prefill(worker)) return down(workers_.decode, worker, kNoPrefillForIt);
-    workers_.decode.picker.set_up(worker, true);
+    workers_.set_up(workers_.decode, worker);
     if (page.ok()) note_model(workers_.decode, worker, *page);
     note_pace(workers_.decode, worker, page.ok() ? *page : nlohmann::json());
     return;
@@ -160,7 +163,7 @@ bool HealthWatch::judge_prefill(size_t worker) {
   } else if (workers_.lacks_decode(worker)) {
     down(group, worker, kNoDecodeForIt);
   } else {
-    group.picker.set_up(worker, true);
+    workers_.set_up(group, worker);
   }
   return false;
 }
@@ -178,7 +181,7 @@ void HealthWatch::judge_other_prefill(size_t worker) {
   if (group.ways[worker].own) group.agents[worker] = {};  // another one than before
   group.ways[worker] = {.known = true, .own = false, .params = true};
   if (workers_.lacks_decode(worker)) return down(group, worker, kNoDecodeForIt);
-  group.picker.set_up(worker, true);
+  workers_.set_up(group, worker);
   note_pace(group, worker, {});
 }
 

@@ -50,8 +50,10 @@ class HealthWatch {
 
   void probe(Probe& probe, const http::HttpUrl& url, const char* path, std::function<void()> done);
   static std::string describe(const Probe& probe);
+  // It takes no more requests, and goes on with those that it has.
+  static bool drains(const Probe& probe);
   void down(WorkerGroup& group, size_t worker, const Probe& probe);
-  void down(WorkerGroup& group, size_t worker, std::string why);
+  void down(WorkerGroup& group, size_t worker, std::string why, bool drains = false);
   // What its answer says of its engine: that it gets on, or not. Who says nothing of that is
   // believed.
   static void note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page);

@@ -64,8 +64,7 @@ void PrefillAsk::ended(const absl::Status& connection) {
     const Done done = done_;  // which may drop this
     return done(params());
   }
-  workers_.prefill.picker.set_up(worker_, false);  // until it answers a probe
-  workers_.prefill.why_down[worker_] = "it broke off";
+  workers_.set_down(workers_.prefill, worker_, "it broke off");
   const Done done = done_;
   done(absl::UnavailableError(connection.message()));
 }

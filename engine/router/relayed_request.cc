@@ -20,6 +20,16 @@ using nlohmann::json;
 constexpr size_t kErrorBytes = 65536;
 // Of a request, on the way to workers that have not begun to answer; but one choice always.
 constexpr size_t kAskedAtOnce = size_t{4} << 20;
+// How often a request without a worker looks for one.
+constexpr std::chrono::milliseconds kLookAgain{20};
+
+// A payload of the error of a worker that died or answers no more: another one is asked, and no
+// retry budget pays for that.
+constexpr char kLostPayload[] = "worker_lost";
+
+bool has(const absl::Status& status, const char* payload) {
+  return status.GetPayload(payload).has_value();
+}
 
 }  // namespace
 
@@ -57,7 +67,13 @@ void RelayedRequest::start(Workers& workers, std::shared_ptr<http::HttpExchange>
         relayed->body_, relayed->request_, choice, relayed->head_,
         [request = relayed.get()](std::string_view bytes) { return request->send(bytes); });
   }
+  if (workers.ending) return relayed->end_early();
   relayed->ask_more();
+}
+
+void RelayedRequest::end_early() {
+  const std::shared_ptr<RelayedRequest> self = self_;
+  if (self != nullptr) fail(serve::stopped_status("this router is shutting down: ask another one"));
 }
 
 void RelayedRequest::ask_more() {
@@ -285,13 +301,11 @@ void RelayedRequest::take_hedge(Leg& leg) {
 void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
   const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
   leg.failed.push_back(*hedge->decode);
-  if (connection.ok()) return;
-  workers_.decode.picker.set_up(*hedge->decode, false);
-  workers_.decode.why_down[*hedge->decode] = "it broke off";
+  if (!connection.ok()) workers_.set_down(workers_.decode, *hedge->decode, "it broke off");
 }
 
 // OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
-// ResourceExhausted: another worker may have room.
+// ResourceExhausted: another worker may have room. With kLostPayload where the worker is lost.
 absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
                                      const absl::Status& connection) {
   if (leg.relay->done()) return absl::OkStatus();
@@ -319,30 +333,35 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
     note_stopped(attempt, error);
     return error;
   }
-  workers_.decode.picker.set_up(*attempt.decode, false);  // until it answers a probe
-  workers_.decode.why_down[*attempt.decode] = "it broke off";
-  return absl::UnavailableError(
+  const bool not_sent = has(connection, http::kNotSentPayload);
+  workers_.set_down(workers_.decode, *attempt.decode,
+                    not_sent ? std::string(connection.message()) : "it broke off");
+  absl::Status lost = absl::UnavailableError(
       absl::StrCat("decode worker ", workers_.decode.name(*attempt.decode), " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
+  lost.SetPayload(kLostPayload, absl::Cord());
+  if (not_sent) lost.SetPayload(http::kNotSentPayload, absl::Cord());
+  return lost;
 }
 
 void RelayedRequest::note_stopped(const Attempt& attempt, const absl::Status& error) {
-  if (!error.GetPayload(serve::kStoppedPayload).has_value()) return;
-  if (!workers_.decode.picker.is_up(*attempt.decode)) return;
-  workers_.decode.picker.set_up(*attempt.decode, false);
-  workers_.decode.why_down[*attempt.decode] = std::string(error.message());
-  base::log_event(base::LogLevel::kWarning, "router: decode worker %s is not used: %s",
-                  workers_.decode.name(*attempt.decode), std::string(error.message()));
+  if (!has(error, serve::kStoppedPayload)) return;
+  workers_.set_down(workers_.decode, *attempt.decode, std::string(error.message()));
 }
 
 void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& connection) {
   const std::shared_ptr<RelayedRequest> self = self_;  // close() lets go of it
   if (self == nullptr) return;
   if (&attempt != leg.attempt.get()) return drop_hedge(leg, connection);
-  const absl::Status status = outcome(leg, attempt, connection);
+  absl::Status status = outcome(leg, attempt, connection);
   // It may be what was handed over, which vLLM fails at unless it is told to compute instead. Nor
   // need it be the client's fault what is refused then.
   const bool handed_over = !status.ok() && attempt.ask != nullptr;
+  // Decode may fail at what a dead prefill worker did not hand over.
+  if (handed_over && attempt.prefill.has_value() &&
+      !workers_.prefill.picker.is_up(*attempt.prefill)) {
+    status.SetPayload(kLostPayload, absl::Cord());
+  }
   const bool is_refused = !absl::IsUnavailable(status) && !absl::IsResourceExhausted(status);
   const bool once_more =
       is_refused && handed_over && !attempt.answered && !absl::IsCancelled(status);
@@ -361,7 +380,7 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
   if (absl::IsCancelled(status)) return close();
   if (!another_may_do_better) return fail(status);
   if (!once_more) return retry(leg, status);
-  if (!workers_.retries.spend()) return fail(status);
+  if (!has(status, kLostPayload) && !workers_.retries.spend()) return fail(status);
   ++workers_.retried;
   this->attempt(leg);
 }
@@ -381,18 +400,31 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
     return attempt(leg);
   }
   if (leg.relay->tokens_seen() > leg.tokens_before) leg.retries = 0;
-  if (++leg.retries > workers_.max_retries) {
+  // A worker that is dead, or says that it has stopped, is asked nothing more: what goes on
+  // elsewhere for that is no more than it had. max_retries keeps a request that kills workers from
+  // killing them all; one that was never sent killed none.
+  const bool left_behind = has(why, kLostPayload) || has(why, serve::kStoppedPayload);
+  if (!has(why, http::kNotSentPayload) && ++leg.retries > workers_.max_retries) {
     return give_up(absl::StrCat("gave up after ", workers_.max_retries, " retries"), why);
   }
-  // A worker that says that it has stopped is asked nothing more, so what goes on elsewhere for
-  // that is no more than it had. max_retries keeps a request that stops engines from stopping them
-  // all.
-  const bool stopped = why.GetPayload(serve::kStoppedPayload).has_value();
-  if (!stopped && !workers_.retries.spend()) {
+  if (!left_behind && !workers_.retries.spend()) {
     return give_up("gave up: too much is being retried already", why);
   }
   ++workers_.retried;
-  attempt(leg);
+  left_behind ? await_worker(leg, why) : attempt(leg);
+}
+
+void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
+  const bool resume = leg.relay->tokens_seen() > 0;
+  const Workers::Hope hope = workers_.hope(leg.model, resume, Clock::steady().now());
+  if (hope == Workers::Hope::kNow) return attempt(leg);
+  if (hope == Workers::Hope::kNone) {
+    return give_up("gave up: no decode worker that can go on is left", why);
+  }
+  leg.look = workers_.loop->after(kLookAgain, [this, &leg, why] {
+    const std::shared_ptr<RelayedRequest> self = self_;
+    if (self != nullptr) await_worker(leg, why);
+  });
 }
 
 void RelayedRequest::give_up(const std::string& text, const absl::Status& last) {

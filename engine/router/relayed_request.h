@@ -7,6 +7,9 @@
 // Nothing of the other reaches the client, so that is as safe as a retry, and has a budget too.
 // Where it is prefill that is stuck, the same decode worker may be asked once more.
 //
+// What a dead worker was asked goes to another one, however much that is. Where no decode worker is
+// left, requests wait for one to come back, for a while.
+//
 // A pair of which a half is of another make is driven by vLLM's kv_transfer_params: the prompt is
 // asked of prefill, and decode, asked when that has answered, or at once where prefill's agent is
 // known, fetches its KV. Where prefill says no, breaks off, goes down or is late, decode computes.
@@ -46,6 +49,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
                  std::shared_ptr<const WorkerBody> body,
                  std::shared_ptr<const http::ApiRequest> request, std::string request_id);
 
+  // The router ends: its client gets an error.
+  void end_early();
   // A decode worker answers no more: what it was asked goes to another one.
   void leave_worker(size_t worker);
   // A prefill worker does: decode computes what it was asked.
@@ -101,6 +106,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
   absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
   void retry(Leg& leg, const absl::Status& why);
+  // Of a choice whose worker is lost: goes on when a decode worker is up again.
+  void await_worker(Leg& leg, const absl::Status& why);
   // Its worker says that its engine has stopped: nobody asks it before it answers a probe.
   void note_stopped(const Attempt& attempt, const absl::Status& error);
   // Looks again and again whether it has taken too long.

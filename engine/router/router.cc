@@ -19,6 +19,7 @@
 #include "engine/router/health_watch.h"
 #include "engine/router/relayed_request.h"
 #include "engine/router/worker_list.h"
+#include "engine/serve/prometheus_text.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::router {
@@ -61,30 +62,36 @@ void note_listed(const std::vector<ListedWorker>& listed, WorkerGroup* group) {
 
 std::string worker_metrics(const Workers& workers) {
   std::string page;
-  const auto print = [&](const char* name, const char* type, auto value) {
-    absl::StrAppend(&page, "# TYPE baton_router_", name, " ", type, "\n");
+  serve::PrometheusPage out("baton_router_", {}, &page);
+  const auto print = [&](const char* name, const char* help, const char* type, auto value) {
+    out.header(name, help, type);
     for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
       for (size_t i = 0; i < group->size(); ++i) {
         if (!group->is_listed(i)) continue;
-        absl::StrAppend(&page, "baton_router_", name, "{worker=\"", group->name(i), "\"} ",
-                        value(*group, group->picker.stats(i), i), "\n");
+        out.line(name, serve::PrometheusPage::label("worker", group->name(i)),
+                 value(*group, group->picker.stats(i), i));
       }
     }
   };
   using Group = const WorkerGroup&;
   using Stats = const PickStats&;
-  print("in_flight", "gauge", [](Group, Stats stats, size_t) { return stats.in_flight; });
-  print("worker_up", "gauge",
+  print("in_flight", "Requests that the worker is busy with for this router.", "gauge",
+        [](Group, Stats stats, size_t) { return stats.in_flight; });
+  print("worker_up", "1: the worker is used.", "gauge",
         [](Group group, Stats, size_t i) { return group.picker.is_up(i) ? 1 : 0; });
-  print("worker_slow", "gauge", [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
-  print("computing_tokens", "gauge", [](Group, Stats stats, size_t) { return stats.computing; });
-  print("cache_known", "gauge",
+  print("worker_slow", "1: another worker answered before it, or it is stuck.", "gauge",
+        [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
+  print("computing_tokens", "Prompt tokens that it has still to compute.", "gauge",
+        [](Group, Stats stats, size_t) { return stats.computing; });
+  print("cache_known", "1: it says what its prefix cache holds.", "gauge",
         [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
-  print("cached_blocks", "gauge", [](Group, Stats stats, size_t) { return stats.cached_blocks; });
-  print("cache_changes", "counter", [](Group, Stats stats, size_t) { return stats.cache_changes; });
-  print("prompt_tokens_total", "counter",
+  print("cached_blocks", "Blocks that its prefix cache holds.", "gauge",
+        [](Group, Stats stats, size_t) { return stats.cached_blocks; });
+  print("cache_changes", "Changes of its prefix cache that it has told of.", "counter",
+        [](Group, Stats stats, size_t) { return stats.cache_changes; });
+  print("prompt_tokens_total", "Prompt tokens of requests that it was given.", "counter",
         [](Group, Stats stats, size_t) { return stats.prompt_tokens; });
-  print("expected_hit_tokens_total", "counter",
+  print("expected_hit_tokens_total", "... that were expected in its prefix cache.", "counter",
         [](Group, Stats stats, size_t) { return stats.hit_tokens; });
   return page;
 }
@@ -102,6 +109,7 @@ struct Router::Impl {
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
         parser(kParsing) {
     workers.max_retries = options.max_retries;
+    workers.comeback = options.comeback;
     workers.api_key = options.api_key;
     workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
@@ -122,6 +130,8 @@ struct Router::Impl {
   bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
   void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
+  // Those that are not answered yet, which may end while somebody goes through them.
+  std::vector<std::shared_ptr<RelayedRequest>> open_requests() const;
   // Looks at the list of workers again and again, on the parser's thread.
   void watch_list();
   void look_at_list();
@@ -142,6 +152,7 @@ struct Router::Impl {
   Workers workers;
   CacheWatch caches;
   HealthWatch health;
+  std::atomic<bool> ends{false};  // it drains
   std::string last_list;  // for the parser's thread
   std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
@@ -290,13 +301,17 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
   }
 }
 
+std::vector<std::shared_ptr<RelayedRequest>> Router::Impl::open_requests() const {
+  std::vector<std::shared_ptr<RelayedRequest>> open;
+  for (RelayedRequest* request : workers.open) open.push_back(request->shared_from_this());
+  return open;
+}
+
 void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
   caches.restart(group, worker);
   const bool is_decode = &group == &workers.decode;
   if (!is_decode) group.agents[worker] = {};  // it may come back with another one
-  std::vector<std::shared_ptr<RelayedRequest>> affected;
-  for (RelayedRequest* request : workers.open) affected.push_back(request->shared_from_this());
-  for (const auto& request : affected) {
+  for (const auto& request : open_requests()) {
     is_decode ? request->leave_worker(worker) : request->leave_prefill(worker);
   }
 }
@@ -360,53 +375,66 @@ json Router::Impl::health_page(bool* usable) {
       list.push_back({{"url", group->name(i)}, {"role", group->role}, {"up", up}});
       if (!group->models[i].empty()) list.back()["model"] = group->models[i];
       if (!up) list.back()["why"] = group->why_down[i];
+      if (!up && !group->standings[i].answered) list.back()["looks"] = group->standings[i].looks;
       if (draining) list.back()["draining"] = true;
     }
   }
-  return {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
+  json page = {{"status", *usable ? "ok" : "no decode worker is up"}, {"workers", std::move(list)}};
+  if (ends) {
+    *usable = false;
+    page["status"] = "draining";
+    page["draining"] = true;
+  }
+  return page;
 }
 
 // Of the workers that publish what they have cached.
 std::string Router::Impl::event_metrics() {
   std::string page;
-  const auto print = [&](const char* name, auto value) {
-    absl::StrAppend(&page, "# TYPE baton_router_kv_event", name, " counter\n");
+  serve::PrometheusPage out("baton_router_kv_event_", {}, &page);
+  const auto print = [&](const char* name, const char* help, auto value) {
+    out.header(name, help, "counter");
     for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
       for (size_t i = 0; i < group->size(); ++i) {
         const auto stats = caches.event_stats(*group, i);
         if (!stats.has_value()) continue;
-        absl::StrAppend(&page, "baton_router_kv_event", name, "{worker=\"", group->name(i), "\"} ",
-                        value(*stats), "\n");
+        out.line(name, serve::PrometheusPage::label("worker", group->name(i)), value(*stats));
       }
     }
   };
   using Stats = const kv_events::SourceStats&;
-  print("_batches_total", [](Stats stats) { return stats.order.batches; });
-  print("_gaps_total", [](Stats stats) { return stats.order.gaps; });
-  print("_batches_replayed_total", [](Stats stats) { return stats.order.replayed; });
-  print("_restarts_total", [](Stats stats) { return stats.order.restarts; });
-  print("_forgotten_total", [](Stats stats) { return stats.order.forgotten; });
-  print("_blocks_left_out_total", [](Stats stats) { return stats.left_out; });
+  print("batches_total", "Batches of KV events that came.",
+        [](Stats stats) { return stats.order.batches; });
+  print("gaps_total", "Times that batches were missing.",
+        [](Stats stats) { return stats.order.gaps; });
+  print("batches_replayed_total", "Missing batches that came again.",
+        [](Stats stats) { return stats.order.replayed; });
+  print("restarts_total", "Times that the publisher had started anew.",
+        [](Stats stats) { return stats.order.restarts; });
+  print("forgotten_total", "Times that nothing was known of the cache any more.",
+        [](Stats stats) { return stats.order.forgotten; });
+  print("blocks_left_out_total", "Blocks that cannot be known by their tokens.",
+        [](Stats stats) { return stats.left_out; });
   return page;
 }
 
 std::string Router::Impl::metrics_page() {
   std::string page = worker_metrics(workers) + event_metrics();
-  const http::HttpListenerStats stats = listener.stats();
-  absl::StrAppend(
-      &page, "# TYPE baton_router_retries_total counter\nbaton_router_retries_total ",
-      workers.retried, "\n# TYPE baton_router_hedges_total counter\n", "baton_router_hedges_total ",
-      workers.hedged, "\n# TYPE baton_router_hedges_won_total counter\n",
-      "baton_router_hedges_won_total ", workers.hedges_won,
-      "\n# TYPE baton_router_found_stuck_total counter\nbaton_router_found_stuck_total ",
-      workers.found_stuck,
-      "\n# TYPE baton_router_handed_over_total counter\nbaton_router_handed_over_total ",
-      workers.handed_over, "\n# TYPE baton_router_not_handed_over_total counter\n",
-      "baton_router_not_handed_over_total ", workers.not_handed_over,
-      "\n# TYPE baton_router_cache_streams_lost_total counter\n",
-      "baton_router_cache_streams_lost_total ", caches.lost(),
-      "\n# TYPE baton_http_connections gauge\nbaton_http_connections ", stats.connections,
-      "\n# TYPE baton_http_answering gauge\nbaton_http_answering ", stats.answering, "\n");
+  serve::PrometheusPage out("baton_router_", {}, &page);
+  const auto count = [&](const char* name, const char* help, uint64_t value) {
+    out.single(name, help, "counter", value);
+  };
+  count("retries_total", "Choices that another worker was asked to go on with.", workers.retried);
+  count("hedges_total", "Choices that a second worker was asked for as well.", workers.hedged);
+  count("hedges_won_total", "... which was quicker.", workers.hedges_won);
+  count("found_stuck_total", "Times that a worker showed nothing and did not say how it was.",
+        workers.found_stuck);
+  count("handed_over_total", "Prompts whose KV decode was told to fetch by kv_transfer_params.",
+        workers.handed_over);
+  count("not_handed_over_total", "Prompts that prefill was asked for and decode computed.",
+        workers.not_handed_over);
+  count("cache_streams_lost_total", "Streams of cache events that broke off.", caches.lost());
+  http::print_connections(listener.stats(), &page);
   return page;
 }
 
@@ -446,6 +474,19 @@ void Router::Impl::register_routes() {
 
 Router::Router(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Router::~Router() = default;
+
+void Router::drain() {
+  impl_->ends = true;
+  impl_->listener.drain(http::always_answered());
+}
+bool Router::drained() const { return impl_->listener.unanswered() == 0; }
+void Router::end_requests() {
+  impl_->listener.loop()->post([router = impl_.get()] {
+    router->workers.ending = true;
+    for (const auto& request : router->open_requests()) request->end_early();
+  });
+}
+
 int Router::port() const { return impl_->listener.port(); }
 
 absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {

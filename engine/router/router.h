@@ -6,9 +6,9 @@
 // stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
 // full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
 // offered to the others once and then refused here. One that shows nothing for longer than expected
-// has its requests asked of another as well, and soon where it does not even say how it is. All
-// retries together stay below a part of the requests, and so do these
-// (engine/router/retry_budget.h).
+// has its requests asked of another as well, and soon where it does not even say how it is. These
+// stay below a part of the requests, and so do retries of what a worker answered with an error
+// (RetryBudget); what a dead worker was asked is asked of another in any case.
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
 // of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).
@@ -49,6 +49,8 @@ struct RouterOptions {
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
+  // A request whose decode worker died waits so long for one to come back where none is up.
+  std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
   // A request whose worker is found stuck, or shows nothing for longer than expected, is asked of
   // another one as well, and the first to answer has it (engine/router/expected_wait.h). With a
   // number nobody is found stuck, and "longer than expected" is so long at least. Zero: never.
@@ -82,6 +84,11 @@ class Router {
   // Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
+
+  // As HttpServer's (engine/http/http_server.h): refuses what comes, ends in order, ends at once.
+  void drain();
+  bool drained() const;
+  void end_requests();
 
   int port() const;
 

@@ -135,9 +135,10 @@ bool StreamRelay::pass_on(json event) {
     for (const char* key : {"id", "created", "model"}) (*head_)[key] = member(event, key);
   }
   event.update(*head_);
-  if (!request_->continuous_usage && event.contains("usage") &&
-      !(request_->include_usage && event["usage"].is_null()) && !member(event, "choices").empty()) {
-    event.erase("usage");
+  // Workers are asked for the usage in any case; chunks have it where the client asked for that.
+  if (event.contains("usage") && !member(event, "choices").empty()) {
+    if (!request_->include_usage) event.erase("usage");
+    if (request_->include_usage && !request_->continuous_usage) event["usage"] = nullptr;
   }
   const json& choices = member(event, "choices");
   if (!choices.is_array() || choices.empty()) {

@@ -269,6 +269,16 @@ bool WorkerPicker::resumes(size_t worker) const {
   return workers_[worker].resumes;
 }
 
+std::vector<size_t> WorkerPicker::fitting(const Model& model, bool resume) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<size_t> found;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const Worker& worker = workers_[i];
+    if (!worker.gone && fits(worker, model) && (!resume || worker.resumes)) found.push_back(i);
+  }
+  return found;
+}
+
 bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, bool resume) const {
   const std::lock_guard lock(mutex_);
   for (size_t i = 0; i < workers_.size(); ++i) {

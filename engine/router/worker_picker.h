@@ -108,6 +108,8 @@ class WorkerPicker {
   // It takes no tokens that another one wrote, as vLLM does not. By default every worker does.
   void set_resumes(size_t worker, bool resumes);
   bool resumes(size_t worker) const;
+  // Those that pick() may find, well or not.
+  std::vector<size_t> fitting(const Model& model, bool resume) const;
   // Whether pick() would find one that is well and not in `avoid`.
   bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt,
                  bool resume = false) const;

@@ -18,10 +18,34 @@
 #include "engine/kv_events/config.h"
 #include "engine/router/distance.h"
 #include "engine/router/expected_wait.h"
-#include "engine/router/retry_budget.h"
 #include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
+
+// Bounds how many requests are sent a second time, to a part of all requests, so that trouble is
+// not multiplied. It is for hedges and for failures that a request may bring with it. What a dead
+// worker leaves behind is not paid from it: that work is done only once more.
+//
+// Works as Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole
+// one. A few may be saved up, and are there from the start. Not thread-safe.
+class RetryBudget {
+ public:
+  explicit RetryBudget(double per_request = 0.2, double saved = 10)
+      : per_request_(per_request), most_(saved), left_(saved) {}
+
+  void earn() { left_ = std::min(most_, left_ + per_request_); }
+  // False where nothing is left to spend.
+  bool spend() {
+    if (left_ < 1) return false;
+    left_ -= 1;
+    return true;
+  }
+
+ private:
+  const double per_request_;
+  const double most_;
+  double left_;
+};
 
 // Holds a place with a worker for as long as it lives.
 class Place {
@@ -78,6 +102,15 @@ struct KvAgent {
   bool known() const { return !name.empty() && !address.empty(); }
 };
 
+// Whether a worker has ever been well, and since when it is not.
+struct Standing {
+  bool answered = false;
+  bool told = false;      // the log has it that it is not used
+  bool draining = false;  // it has said so: what it was asked stays with it
+  int looks = 0;          // of one that has never answered: how often it was found down
+  Time down_at{};         // of one that has answered and is down
+};
+
 // Workers that can stand in for each other. An index means the same one for ever.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
@@ -91,6 +124,7 @@ struct WorkerGroup {
         ways(urls.size()),
         agents(urls.size()),
         pulses(urls.size()),
+        standings(urls.size()),
         picker(urls.size(), by) {
     for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
   }
@@ -116,6 +150,7 @@ struct WorkerGroup {
     ways.emplace_back();
     agents.emplace_back();
     pulses.emplace_back();
+    standings.emplace_back();
     why_down.emplace_back("it has not been asked yet");
     return picker.add();
   }
@@ -131,6 +166,7 @@ struct WorkerGroup {
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
   std::vector<Pulse> pulses;
+  std::vector<Standing> standings;
   WorkerPicker picker;
 };
 
@@ -159,6 +195,7 @@ struct Workers {
   RetryBudget hedges{0.1};
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
+  Time comeback{};               // how long a decode worker that went down is expected back
   double move_cost = 0;          // of a token's KV to a host next door, in tokens that are computed
   uint64_t hedged = 0;           // asked of another worker as well
   uint64_t hedges_won = 0;       // which was quicker
@@ -169,8 +206,18 @@ struct Workers {
   std::shared_ptr<http::HttpTrust> trust;  // in workers that are reached by https
   std::shared_ptr<http::EventLoop> loop;
   std::set<RelayedRequest*> open;
+  bool ending = false;  // the router is: no request begins any more
   // Asks a worker how it is.
   std::function<void(WorkerGroup&, size_t)> ask;
+
+  // The worker is used no more until it answers a probe, or is used again. The log gets one line
+  // for each change. `why` is for people: /health of the router has it too.
+  void set_down(WorkerGroup& group, size_t worker, std::string why);
+  void set_up(WorkerGroup& group, size_t worker);
+  // What a request that lost its decode worker may count on: of those that have its model and, if
+  // it has begun, can go on with it, one that is up, or one that was until a moment ago.
+  enum class Hope : uint8_t { kNone, kSoon, kNow };
+  Hope hope(const WorkerPicker::Model& model, bool resume, Time now) const;
 
   // It has shown that it gets on.
   static void heard(WorkerGroup& group, size_t worker, Time now) {

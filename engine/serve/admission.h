@@ -1,9 +1,10 @@
 // Whether a request can still be answered in time. What cannot is refused at once: queues without
 // end make every answer late, and then all work is done for clients who have left.
 //
-// Three things are measured: how many tokens the engine gets done per second, how long its backlog
-// took against what was expected, and how long clients wait before they leave. A request is taken
-// if the backlog in front of it will be done before that.
+// Two things are measured: what a step of the engine costs, and how long clients wait before they
+// leave. A request is taken if, by what steps cost, it will be answered within that time, and none
+// that was taken before will be late for its sake (requests/forecast.h). One that waits in the
+// queue until it is too late is refused when its turn comes.
 #pragma once
 
 #include <array>
@@ -11,8 +12,10 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
+#include "engine/serve/requests/forecast.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {
@@ -34,6 +37,11 @@ struct Backlog {
   size_t free_places = SIZE_MAX;  // in the batch, for both
   size_t prompt_tokens = 0;
   size_t output_tokens = 0;
+  // The same one by one, in the order in which they are computed; left out where Admission has no
+  // limit to hold them against, and of a long queue what is behind kListed.
+  std::vector<Pending> batch, queue;
+  StepSizes sizes;
+  static constexpr size_t kListed = 256;
 };
 
 struct WorkAhead {
@@ -48,19 +56,21 @@ class Admission {
  public:
   explicit Admission(AdmissionOptions options) : options_(options) {}
 
-  // The time that the work up to the answer takes at the present rate, for answered() and left();
-  // what is expected of it is corrected by how that came out lately. ResourceExhausted, with what
-  // is expected, if that is too long: the status' payload kRetryAfter says in how many seconds it
-  // may be otherwise.
-  absl::StatusOr<Time> admit(const Backlog& backlog, const WorkAhead& work, Time now);
+  // ResourceExhausted, with what is expected, if it could not be answered in time, or others could
+  // not for its sake: the status' payload kRetryAfter says in how many seconds it may be otherwise.
+  absl::Status admit(const Backlog& backlog, const WorkAhead& work, Time now);
   static constexpr char kRetryAfter[] = "retry_after";  // as engine/http/http_listener.h
+  // Of those that wait, the ones whose turn is now and that will not be answered before their
+  // clients leave. Counts them as refused.
+  std::vector<uint64_t> too_late(const Backlog& backlog, Time now);
 
-  // A step took `busy` and brought the backlog `tokens` further.
-  void computed(size_t tokens, Time busy);
-  // An answer came, of `output` tokens, after `actual`; admit() had said `expected`.
-  void answered(bool stream, Time expected, Time actual, size_t output);
+  // A step took `busy`; it computed `computed` tokens, and brought the backlog `tokens` further.
+  void computed(size_t tokens, size_t computed, Time busy);
+  void computed(size_t tokens, Time busy) { this->computed(tokens, tokens, busy); }
+  // An answer came, of `output` tokens; `part` of its prompt's tokens were computed for it.
+  void answered(bool stream, size_t output, double part = 1);
   // A client left unanswered after `waited`.
-  void left(bool stream, Time expected, Time waited, Time now);
+  void left(bool stream, Time waited, Time now);
 
   // Output to expect of a choice that may have `max_output`.
   size_t expected_output(size_t max_output) const;
@@ -68,24 +78,43 @@ class Admission {
   double rate() const { return busy_ > 0 ? tokens_ / busy_ : 0; }
   // Longest expected time that is accepted now; nothing: any.
   std::optional<Time> limit(bool stream, Time now) const;
+  bool has_limit(Time now) const {
+    return limit(false, now).has_value() || limit(true, now).has_value();
+  }
   uint64_t refused() const { return refused_; }
 
  private:
-  void note_ratio(double ratio);
-
   // How long clients wait before they leave, as far as lately any did.
   struct Patience {
     std::deque<std::pair<Time, Time>> leavers;  // when, after how long
     std::optional<Time> value;
     Time learned{};
     Time used{};
-    double planned = 0.5;  // the part of it that is planned for: less when many leave all the same
+    double planned = 0.9;  // the part of it that is planned for: less when many leave all the same
+    Time shrunk{};
   };
+  absl::Status refuse(std::string_view why, double again);
+  StepCost cost() const;
+  bool knows(const Patience& patience, Time now) const;
+  // ... that clients wait, or a part of what they are seen to.
+  std::optional<Time> longest(bool stream, Time now, double part = 1) const;
+  // How late the latest choice of `work` will be answered, and whether others are late for it.
+  struct Outlook {
+    double expected = 0;
+    bool harms = false;
+  };
+  Outlook look_ahead(const Backlog& backlog, const WorkAhead& work, Time now) const;
+  // With what the prompts that wait will find in caches.
+  std::vector<Pending> fresh_queue(const Backlog& backlog) const;
 
   const AdmissionOptions options_;
   double tokens_ = 0, busy_ = 0;  // decaying sums
-  double bias_ = 1;               // what things take against what was expected
+  // Decaying sums over steps, of tokens (x) and seconds (y): their line of least squares.
+  struct {
+    double n = 0, x = 0, y = 0, xx = 0, xy = 0;
+  } steps_;
   double mean_output_ = 64;
+  double computed_part_ = 1;          // of prompts
   std::array<Patience, 2> patience_;  // of whole answers, of streams
   uint64_t refused_ = 0;
 };

@@ -86,8 +86,13 @@ bool Engine::abort(uint64_t id) {
   return true;
 }
 
-void Engine::abort_all() {
-  while (!requests_.empty()) abort(requests_.begin()->first);
+void Engine::refuse(uint64_t id, const absl::Status& why) {
+  const auto it = requests_.find(id);
+  if (it != requests_.end()) finish(it->second.get(), FinishReason::kError, why);
+}
+
+void Engine::abort_all(const absl::Status& why) {
+  while (!requests_.empty()) finish(requests_.begin()->second.get(), FinishReason::kAbort, why);
 }
 
 // Appends an output token. Says whether and why it is the last; `text` is what it lets out.

@@ -124,7 +124,7 @@ class Engine {
   absl::Status add_request(Request request);
   // Ends a request with FinishReason::kAbort; false if there is none with this id.
   bool abort(uint64_t id);
-  void abort_all();
+  void abort_all(const absl::Status& why);
 
   // Computes the next batch. False if there was nothing to compute and nothing has changed: then
   // wait() before calling it again. Where the step waits for KV to arrive, a readable `wake_fd`
@@ -135,6 +135,8 @@ class Engine {
   const absl::Status& alive() const { return stopped_; }
   // Requests, jobs or blocks under way.
   bool has_work() const;
+  // ... or blocks that another engine may still fetch.
+  bool owes_others() const { return has_work() || !held_.empty(); }
   // Of that, something to compute, and nothing that others must do first.
   bool owes_step() const { return !scheduler_.empty() && scheduler_.loading().empty(); }
   // Layers count; whoever calls step() tells the rest.
@@ -147,6 +149,8 @@ class Engine {
   EngineStats stats() const;
   // What live requests have in front of them, with the output that `admission` expects of each.
   Backlog backlog(const Admission& admission) const;
+  // Ends a request with an error; nothing if there is none with this id.
+  void refuse(uint64_t id, const absl::Status& why);
   kvtransfer::KvConnectorStats connector_stats() const;  // zeros without a connector
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }

@@ -157,7 +157,8 @@ EngineStats Engine::stats() const {
 Backlog Engine::backlog(const Admission& admission) const {
   Backlog backlog;
   backlog.free_places = options_.max_sequences - std::min(options_.max_sequences, requests_.size());
-  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), &backlog);
+  scheduler_.add_backlog(admission.expected_output(SIZE_MAX), admission.has_limit(clock_.now()),
+                         &backlog);
   return backlog;
 }
 

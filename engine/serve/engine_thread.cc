@@ -27,9 +27,10 @@ void add(const Backlog& more, Backlog* backlog) {
   backlog->arriving += more.arriving;
   backlog->prompt_tokens += more.prompt_tokens;
   backlog->output_tokens += more.output_tokens;
+  backlog->queue.insert(backlog->queue.end(), more.queue.begin(), more.queue.end());
 }
 
-absl::Status stopped() { return stopped_status("the engine has been stopped"); }
+absl::Status stopped() { return stopped_status("this server is shutting down: ask another one"); }
 
 }  // namespace
 
@@ -68,10 +69,17 @@ uint64_t EngineThread::submit(Request request) {
       refuse(id, request.on_event, stopped());
       return id;
     }
+    const size_t output =
+        admission_.expected_output(static_cast<size_t>(std::max(1, request.sampling.max_tokens)));
     ++queued_.arriving;
     queued_.prompt_tokens += request.tokens.size();
-    queued_.output_tokens +=
-        admission_.expected_output(static_cast<size_t>(std::max(1, request.sampling.max_tokens)));
+    queued_.output_tokens += output;
+    queued_.queue.push_back({.id = id,
+                             .arrival = Clock::steady().now(),
+                             .prompt = request.tokens.size(),
+                             .output = output,
+                             .stream = request.streamed,
+                             .begun = !request.resume_tokens.empty()});
     commands_.push_back({.request = std::move(request)});
   }
   engine_.liveness().asked();
@@ -88,7 +96,7 @@ void EngineThread::abort(uint64_t id) {
   wake();
 }
 
-absl::StatusOr<Time> EngineThread::admit(const WorkAhead& work) {
+absl::Status EngineThread::admit(const WorkAhead& work) {
   const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   Backlog backlog = backlog_;
@@ -96,17 +104,21 @@ absl::StatusOr<Time> EngineThread::admit(const WorkAhead& work) {
   return admission_.admit(backlog, work, now);
 }
 
-void EngineThread::note_end(bool stream, bool answered, Time expected,
-                            const RequestMetrics& metrics) {
+void EngineThread::note_end(bool stream, bool answered, const RequestMetrics& metrics) {
   const Time now = Clock::steady().now();
   const std::lock_guard lock(mutex_);
   if (answered) {
-    admission_.answered(stream, expected,
-                        stream ? metrics.ttft() : metrics.finish - metrics.arrival,
-                        metrics.output_tokens);
+    const uint32_t found = metrics.cached_tokens + metrics.loaded_tokens + metrics.tier_tokens;
+    const double prompt = std::max<uint32_t>(metrics.prompt_tokens, 1);
+    admission_.answered(stream, metrics.output_tokens, 1 - found / prompt);
   } else {
-    admission_.left(stream, expected, metrics.finish - metrics.arrival, now);
+    admission_.left(stream, metrics.finish - metrics.arrival, now);
   }
+}
+
+bool EngineThread::idle() const {
+  const std::lock_guard lock(mutex_);
+  return ended_ || (commands_.empty() && !busy_);
 }
 
 uint64_t EngineThread::refused() const {
@@ -191,6 +203,7 @@ bool EngineThread::take_commands() {
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    busy_ |= !commands.empty();
     // Before the first request that came behind it is looked at.
     if (recorder_) {
       recording_ = std::exchange(recorder_, nullptr);
@@ -232,10 +245,26 @@ void EngineThread::count_before_telling(Request* request) {
 void EngineThread::take_notes(bool stepped, Time busy) {
   const std::lock_guard lock(mutex_);
   stats_ = engine_.stats();
-  const uint64_t tokens = stats_.tokens_computed + stats_.cached_tokens;
-  const uint64_t before = std::exchange(tokens_noted_, tokens);
-  if (stepped) admission_.computed(tokens - before, busy);
+  const EngineStats before = std::exchange(noted_, stats_);
+  const uint64_t computed = stats_.tokens_computed - before.tokens_computed;
+  const uint64_t found = stats_.cached_tokens - before.cached_tokens;
+  if (stepped) admission_.computed(computed + found, computed, busy);
   backlog_ = engine_.backlog(admission_);
+  busy_ = engine_.owes_others();
+}
+
+// Whose turn has come too late: better a refusal now than an answer that nobody waits for.
+void EngineThread::refuse_late() {
+  std::vector<uint64_t> ids;
+  {
+    const std::lock_guard lock(mutex_);
+    ids = admission_.too_late(backlog_, Clock::steady().now());
+  }
+  for (const uint64_t id : ids) {
+    engine_.refuse(id, absl::ResourceExhaustedError(
+                           "this server is overloaded: the request waited until an answer could "
+                           "not come in time any more; try again later"));
+  }
 }
 
 void EngineThread::loop() {
@@ -248,6 +277,7 @@ void EngineThread::loop() {
     const bool stepped = engine_.step(wake_fd_);
     engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
+    refuse_late();
     tell_watchers();
     tell_recorder();
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
@@ -263,7 +293,7 @@ void EngineThread::loop() {
   }
   engine_.liveness().stop();
   take_commands();
-  engine_.abort_all();
+  engine_.abort_all(stopped());
   refuse_commands();
   end_watchers();
 }

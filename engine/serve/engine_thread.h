@@ -27,14 +27,14 @@ class EngineThread {
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
 
-  // The time after which an answer to a new request is expected, or why it should not even be
-  // queued (see Admission). Requests that are submitted without having asked are taken all the
-  // same. Who has its whole answer has no place any more.
-  absl::StatusOr<Time> admit(const WorkAhead& work);
-  // What became of a request whose answer was expected after `expected`. `answered`: else its
-  // client left before it had what it waited for.
-  void note_end(bool stream, bool answered, Time expected, const RequestMetrics& metrics);
+  // Why a new request should not even be queued, if so (see Admission). Requests that are submitted
+  // without having asked are taken all the same. Who has its whole answer has no place any more.
+  absl::Status admit(const WorkAhead& work);
+  // What became of a request. `answered`: else its client left before it had what it waited for.
+  void note_end(bool stream, bool answered, const RequestMetrics& metrics);
   uint64_t refused() const;
+  // Nothing is under way: no request, and nothing that other engines wait for.
+  bool idle() const;
 
   // Queues a request and returns the id it was given (request.id is not used). If the engine
   // refuses it, that is its only event, with FinishReason::kError. Events come on the engine's
@@ -80,6 +80,7 @@ class EngineThread {
   void end_watchers();
   void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
+  void refuse_late();
   void wake();
 
   Engine& engine_;
@@ -91,8 +92,9 @@ class EngineThread {
   Backlog queued_;  // in commands_
   Backlog backlog_;
   EngineStats stats_;
-  bool stepping_ = false;      // no command waits; for the engine's thread
-  uint64_t tokens_noted_ = 0;  // computed or found, of those that admission_ has been told
+  bool busy_ = false;      // see idle()
+  bool stepping_ = false;  // no command waits; for the engine's thread
+  EngineStats noted_;      // as of what admission_ has been told
   kvtransfer::KvConnectorStats connector_stats_;
   struct Watcher {
     CacheListener listener;

@@ -81,6 +81,53 @@ std::string ServingMetrics::prometheus(const EngineStats& engine,
   return out;
 }
 
+std::string worker_metrics(std::span<const NamedWorkerStats> workers) {
+  struct Metric {
+    const char* name;
+    const char* help;
+    const char* type;
+    uint64_t WorkerStats::*value;
+  };
+  static constexpr std::array kMetrics = {
+      Metric{"worker_peers_up", "Peers that are connected.", "gauge", &WorkerStats::peers_up},
+      Metric{"worker_open_transfers", "Transfers that have not ended.", "gauge",
+             &WorkerStats::open_transfers},
+      Metric{"worker_notifications_waiting", "Notifications that nobody has read yet.", "gauge",
+             &WorkerStats::notifications_waiting},
+      Metric{"worker_transfers_total", "Transfers that ended.", "counter",
+             &WorkerStats::transfers_ended},
+      Metric{"worker_bytes_moved_total", "Bytes of transfers that ended well.", "counter",
+             &WorkerStats::bytes_moved},
+      Metric{"worker_rails_lost_total", "Rails that were lost while others carried on.", "counter",
+             &WorkerStats::rails_lost},
+      Metric{"worker_slices_moved_total", "Slices that went over another rail after theirs failed.",
+             "counter", &WorkerStats::slices_moved},
+      Metric{"worker_peers_lost_total", "Peers all of whose rails were lost at once.", "counter",
+             &WorkerStats::peers_lost},
+      Metric{"worker_peers_resumed_total", "... and that came back.", "counter",
+             &WorkerStats::peers_resumed},
+      Metric{"worker_handshakes_refused_total",
+             "Callers that did not prove themselves, or found no room.", "counter",
+             &WorkerStats::handshakes_refused},
+      Metric{"worker_registrations_total",
+             "Memory regions registered; does not grow while requests are served.", "counter",
+             &WorkerStats::registrations},
+      Metric{"worker_staged_bytes_total",
+             "Bytes copied between devices and pinned memory of the host.", "counter",
+             &WorkerStats::staged_bytes}};
+  std::string text;
+  if (workers.empty()) return text;
+  PrometheusPage page("baton_", {}, &text);
+  for (const Metric& metric : kMetrics) {
+    page.header(metric.name, metric.help, metric.type);
+    for (const NamedWorkerStats& worker : workers) {
+      page.line(metric.name, PrometheusPage::label("worker", worker.name),
+                worker.stats.*metric.value);
+    }
+  }
+  return text;
+}
+
 void ServingMetrics::print_tiers(const kvtransfer::tiers::TierStats& tiers, PrometheusPage* out) {
   PrometheusPage& page = *out;
   page.single("kv_tier_host_bytes", "Host memory that KV tiers use.", "gauge", tiers.host_bytes);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,11 +12,20 @@
 #include "engine/serve/engine.h"
 #include "engine/serve/prometheus_text.h"
 #include "engine/serve/requests/request.h"
+#include "transport/worker.h"
 
 namespace baton::engine::serve {
 
 // The p-th percentile (0..100) with linear interpolation, as numpy's; 0 of nothing.
 double percentile(std::vector<double> values, double p);
+
+// A worker of Baton's that moves the engine's KV.
+struct NamedWorkerStats {
+  const char* name;  // "connector", or "kv_agent": of hand-offs
+  WorkerStats stats;
+};
+// Their part of /metrics, with their names as a label.
+std::string worker_metrics(std::span<const NamedWorkerStats> workers);
 
 // Thread-safe.
 class ServingMetrics {

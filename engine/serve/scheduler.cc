@@ -252,19 +252,36 @@ void Scheduler::computed(const ScheduledChunk& chunk) {
   publish(chunk.sequence);
 }
 
-void Scheduler::add_backlog(size_t mean_output, Backlog* backlog) const {
+void Scheduler::add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const {
   backlog->waiting += waiting_.size();
   backlog->prompt_tokens += waiting_.prompt_tokens();
   backlog->output_tokens += waiting_.output_tokens(mean_output);
+  backlog->sizes = {.places = options_.max_sequences, .tokens = options_.token_budget};
+  const auto pending = [&](const Sequence& sequence) {
+    const bool begun = sequence.tokens.size() > sequence.prompt_tokens;
+    const size_t left = sequence.remaining();
+    return Pending{.id = sequence.request.id,
+                   .arrival = sequence.metrics.arrival,
+                   .prompt = begun && left <= 1 ? 0 : left,
+                   .output = expected_output(sequence, mean_output),
+                   .stream = sequence.request.streamed,
+                   .begun = begun};
+  };
   const auto add = [&](const Sequence& sequence) {
     if (sequence.job.has_value()) return;
     backlog->prompt_tokens += sequence.remaining();
     backlog->output_tokens += expected_output(sequence, mean_output);
+    if (one_by_one) backlog->batch.push_back(pending(sequence));
   };
   for (const Sequence* sequence : running_) add(*sequence);
   for (const Sequence* sequence : ready_) add(*sequence);
   for (const Sequence* sequence : loading_) {
     if (sequence->state != SequenceState::kRunning) add(*sequence);  // else it was among these
+  }
+  if (!one_by_one) return;
+  for (const Sequence* sequence : waiting_) {
+    if (backlog->queue.size() == Backlog::kListed) break;
+    if (!sequence->job.has_value()) backlog->queue.push_back(pending(*sequence));
   }
 }
 

@@ -89,7 +89,8 @@ class Scheduler {
   size_t waiting() const { return waiting_.size(); }
   // What the sequences here have in front of them, jobs left out. Walks those that have blocks, so
   // that a long queue costs nothing.
-  void add_backlog(size_t mean_output, Backlog* backlog) const;
+  // `one_by_one`: the requests too, not only what they add up to.
+  void add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const;
   size_t running() const { return running_.size(); }
   const std::vector<Sequence*>& loading() const { return loading_; }
 

@@ -21,6 +21,8 @@ class WaitingQueue {
   Sequence* front() const { return queue_.front(); }
   bool empty() const { return queue_.empty(); }
   size_t size() const { return queue_.size(); }
+  auto begin() const { return queue_.begin(); }
+  auto end() const { return queue_.end(); }
 
   // Tokens still to be computed before the next one can be chosen.
   size_t prompt_tokens() const { return prompt_tokens_; }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/http/completion.h"
+#include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
 
 namespace baton::engine::serve {
@@ -46,9 +48,9 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
     streams.emplace_back(worker.port());
     streams.back().post("/v1/completions", stream_body(60000));
     strangers.emplace_back(worker.port());
-    strangers.back().send(i % 2 == 0
-                              ? "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-"
-                              : "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{");
+    strangers.back().send(
+        i % 2 == 0 ? "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-"
+                   : "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{");
   }
   // They all come in, those that have a request are being answered, and nobody has a thread.
   while (worker.server().connections().answering < kEach ||
@@ -131,7 +133,7 @@ TEST(Clients, HalfSentRequestsHaveADeadline) {
   Worker worker(test_model(), {.blocks = 64},
                 {.listener = {.body_timeout = 50ms, .idle_timeout = 50ms}});
   RawClient body(worker.port()), idle(worker.port());
-  body.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{\"pro");
+  body.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{\"pro");
   idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(body.read_to_end(), "");
   EXPECT_TRUE(absl::StrContains(idle.read_to_end(), "HTTP/1.1 200"));
@@ -159,10 +161,11 @@ TEST(Clients, RequestsThatAreTooLongAreRefused) {
   RawClient head(worker.port()), announced(worker.port()), chunked(worker.port());
   head.send("GET /health HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n");
   EXPECT_TRUE(absl::StrContains(head.read_to_end(), "HTTP/1.1 431"));
-  announced.send("POST /v1/completions HTTP/1.1\r\nContent-Length: 1001\r\n\r\n{");
+  announced.send("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n{");
   EXPECT_TRUE(absl::StrContains(announced.read_to_end(), "HTTP/1.1 413"));
-  chunked.send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
-               std::string(2000, ' ') + "\r\n");
+  chunked.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
+      std::string(2000, ' ') + "\r\n");
   EXPECT_TRUE(absl::StrContains(chunked.read_to_end(), "HTTP/1.1 413"));
   RawClient nonsense(worker.port());
   nonsense.send("\x16\x03\x01 hello\r\n\r\n");
@@ -299,6 +302,144 @@ TEST(Clients, TokensThereAndBack) {
   httplib::Client client = client_of(worker.port());
   EXPECT_FALSE(json::parse(client.Get("/version")->body)["version"].get<std::string>().empty());
   EXPECT_EQ(client.Get("/v1/completions")->status, 405);
+}
+
+TEST(Clients, SpecialTokensThatAreGivenByIdAreShown) {
+  Worker worker;
+  const int32_t special = test_tokenizer().special_id("<|endoftext|>");
+  ASSERT_GE(special, 0);
+  const json tokens = {72, special, 105};
+  EXPECT_EQ(post_json(worker.port(), {{"tokens", tokens}}, "/detokenize")["prompt"],
+            "H<|endoftext|>i");
+  json body = request_body();
+  body["prompt"] = tokens;
+  body["echo"] = true;
+  const std::string text = post_json(worker.port(), body)["choices"][0]["text"];
+  EXPECT_TRUE(absl::StartsWith(text, "H<|endoftext|>i")) << text;
+  const json made = post_json(
+      worker.port(), {{"prompt", "H i<|endoftext|>"}, {"return_token_strs", true}}, "/tokenize");
+  // As transformers' convert_ids_to_tokens() names them.
+  std::string all;
+  for (const json& name : made["token_strs"]) all += name.get<std::string>();
+  EXPECT_EQ(made["token_strs"].size(), made["tokens"].size());
+  EXPECT_EQ(all, "H\u0120i<|endoftext|>");
+}
+
+TEST(Clients, FieldsOfTokenizeAreReadOrRefusedByName) {
+  Worker worker;
+  const json messages = {{{"role", "user"}, {"content", "hi"}}};
+  const auto refused = [&](const char* path, json body) {
+    const httplib::Result result = post(worker.port(), body, path);
+    return result->status == 400 ? json::parse(result->body)["error"]["message"].get<std::string>()
+                                 : std::string();
+  };
+  for (const auto& [name, value] : {std::pair<const char*, json>{"add_generation_prompt", false},
+                                    {"continue_final_message", true},
+                                    {"tools", json::array({json::object({{"type", "function"}})})},
+                                    {"chat_template", "{{ messages }}"},
+                                    {"chat_template_kwargs", {{"a", 1}}},
+                                    {"mm_processor_kwargs", {{"a", 1}}},
+                                    {"add_generation_promp", true},
+                                    {"nonsense", 1}}) {
+    json body = {{"messages", messages}};
+    body[name] = value;
+    const std::string message = refused("/tokenize", body);
+    EXPECT_TRUE(absl::StrContains(message, absl::StrCat("\"", name, "\""))) << name << message;
+  }
+  EXPECT_TRUE(absl::StrContains(refused("/detokenize", {{"tokens", {1}}, {"nonsense", 1}}),
+                                "\"nonsense\" in a detokenize request"));
+  // What asks for nothing is taken.
+  EXPECT_EQ(refused("/tokenize", {{"messages", messages},
+                                  {"add_generation_prompt", true},
+                                  {"continue_final_message", false},
+                                  {"return_token_strs", false},
+                                  {"tools", nullptr}}),
+            "");
+}
+
+// Chunks count for the choice that they are of, as vLLM's do; through a router as well.
+TEST(Clients, UsageIsRightInEveryChunk) {
+  Worker worker;
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  for (const bool chat : {false, true}) {
+    json body = request_body();
+    body["max_tokens"] = 6;
+    body["stream"] = true;
+    body["n"] = 2;
+    if (chat) {
+      body.erase("prompt");
+      body["messages"] = {{{"role", "user"}, {"content", "And it came to pass"}}};
+    }
+    const char* path = chat ? "/v1/chat/completions" : "/v1/completions";
+    for (const int port : {worker.port(), router->port()}) {
+      for (const bool continuous : {true, false}) {
+        body["stream_options"] = {{"include_usage", true}, {"continuous_usage_stats", continuous}};
+        const std::string bytes = post(port, body, path)->body;
+        const json total = parse_stream(bytes, chat).usage;
+        ASSERT_GT(total["prompt_tokens"], 0);
+        EXPECT_EQ(total["completion_tokens"], 12);
+        std::map<int, int> made;
+        size_t begin = 0;
+        for (size_t end; (end = bytes.find("\n\n", begin)) != std::string::npos; begin = end + 2) {
+          if (bytes[begin + 6] != '{') continue;
+          const json chunk = json::parse(bytes.substr(begin + 6, end - begin - 6));
+          if (chunk["choices"].empty()) continue;
+          const json& choice = chunk["choices"][0];
+          ASSERT_TRUE(chunk.contains("usage")) << chunk;
+          if (!continuous) {
+            EXPECT_TRUE(chunk["usage"].is_null()) << chunk;
+            continue;
+          }
+          int& tokens = made[choice["index"].get<int>()];
+          if (choice.contains("token_ids")) tokens += static_cast<int>(choice["token_ids"].size());
+          EXPECT_EQ(chunk["usage"],
+                    (json{{"prompt_tokens", total["prompt_tokens"]},
+                          {"completion_tokens", tokens},
+                          {"total_tokens", total["prompt_tokens"].get<int>() + tokens}}))
+              << chunk;
+        }
+      }
+      body["stream_options"] = {{"continuous_usage_stats", true}};  // without include_usage: none
+      EXPECT_FALSE(absl::StrContains(post(port, body, path)->body, "\"usage\""));
+    }
+  }
+}
+
+TEST(Clients, WholeFloatsAreIntegersAndSeedsHave64Bits) {
+  Worker worker;
+  const json want = post_json(worker.port(), request_body())["choices"];
+  json body = request_body();
+  for (const char* name : {"max_tokens", "seed", "top_k"}) {
+    body[name] = static_cast<double>(body[name].get<int>());
+  }
+  body["n"] = 1.0;
+  json ids = json::array();
+  for (const int32_t id : test_tokenizer().encode(body["prompt"].get<std::string>())) {
+    ids.push_back(static_cast<double>(id));
+  }
+  EXPECT_EQ(post_json(worker.port(), body)["choices"], want);
+  body["prompt"] = ids;
+  EXPECT_EQ(post_json(worker.port(), body)["choices"], want);
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  for (const json& seed :
+       {json(uint64_t{1} << 63), json(UINT64_MAX), json(INT64_MIN), json(9.3e18)}) {
+    body["seed"] = seed;
+    const json drawn = post_json(worker.port(), body)["choices"];
+    EXPECT_EQ(post_json(router->port(), body)["choices"], drawn) << seed;
+    EXPECT_NE(drawn, want) << seed;
+  }
+  for (const auto& [name, value] : {std::pair<const char*, json>{"max_tokens", 3.5},
+                                    {"max_tokens", 1e300},
+                                    {"max_tokens", "3"},
+                                    {"n", 0.0},
+                                    {"seed", 1e20},
+                                    {"seed", 0.5}}) {
+    json wrong = request_body();
+    wrong[name] = value;
+    const httplib::Result result = post(worker.port(), wrong);
+    EXPECT_EQ(result->status, 400) << wrong;
+    EXPECT_TRUE(absl::StrContains(result->body, name)) << result->body;
+  }
 }
 
 TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {

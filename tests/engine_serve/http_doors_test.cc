@@ -123,6 +123,106 @@ TEST(Heads, MayComeInPieces) {
   EXPECT_TRUE(absl::StrContains(client.read_until("\"ok\""), "HTTP/1.1 200"));
 }
 
+TEST(Heads, AreReadAsRfc9112HasThem) {
+  http::HttpListener listener;
+  listener.route("GET", "/", [](const std::shared_ptr<http::HttpExchange>& exchange) {
+    exchange->reply(200, "text/plain", "at " + exchange->request().path);
+  });
+  listener.route("POST", "/", [](const std::shared_ptr<http::HttpExchange>& exchange) {
+    exchange->reply(200, "text/plain", "got " + exchange->request().body);
+  });
+  ASSERT_TRUE(listener.listen("127.0.0.1", 0).ok());
+  const std::string get = " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+  const std::string post =
+      "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      // The absolute form, with or without a path.
+      {"GET http://host/v1/models" + get, "at /v1/models"},
+      {"GET HTTPS://[::1]:8000/v1/models?limit=1" + get, "at /v1/models"},
+      {"GET http://host" + get, "at /"},
+      {"GET http://host?limit=1" + get, "at /"},
+      // Empty lines before a request, in pieces too.
+      {"\r\nGET /a" + get, "at /a"},
+      {"\r\n\r\n\r\nGET /a" + get, "at /a"},
+      // One host.
+      {"GET /a HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 400"},
+      {"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", "HTTP/1.1 400"},
+      {"GET /a HTTP/1.0\r\n\r\n", "at /a"},
+      // A body's coding.
+      {post + "Content-Encoding: identity\r\n\r\nab", "got ab"},
+      {post + "Content-Encoding: gzip\r\n\r\nab", "HTTP/1.1 415 Unsupported Media Type"},
+      {post + "Content-Encoding: gzip\r\n\r\nab", "Content-Encoding gzip is not understood"},
+      {post + "Content-Encoding: br\r\n\r\nab", "Accept-Encoding: identity"}};
+  for (const auto& [bytes, want] : cases) {
+    RawClient whole(listener.port()), pieces(listener.port());
+    whole.send(bytes);
+    for (const char byte : bytes) pieces.send(std::string(1, byte));
+    for (RawClient* client : {&whole, &pieces}) {
+      const std::string answer = client->read_to_end();
+      EXPECT_TRUE(absl::StrContains(answer, want)) << bytes << answer;
+    }
+  }
+  // An empty line behind a body is no request.
+  RawClient client(listener.port());
+  client.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab\r\nGET /b" + get);
+  const std::string both = client.read_to_end();
+  EXPECT_TRUE(absl::StrContains(both, "got ab")) << both;
+  EXPECT_TRUE(absl::StrContains(both, "at /b")) << both;
+  EXPECT_EQ(http::authority("::1", "80"), "[::1]:80");
+  EXPECT_EQ(http::authority("127.0.0.1", "80"), "127.0.0.1:80");
+}
+
+// What a browser asks before it sends a page's request, and what it needs to show the answer to it.
+TEST(Cors, PagesOfAllowedOriginsMayCall) {
+  const auto answer = [](const std::vector<std::string>& allowed, const std::string& origin,
+                         bool preflight) {
+    Worker worker(test_model(), {.blocks = 64},
+                  {.api_key = "open sesame", .listener = {.allowed_origins = allowed}});
+    const auto router = *router::Router::start({.port = 0,
+                                                .decode = {worker.url()},
+                                                .api_key = "open sesame",
+                                                .listener = {.allowed_origins = allowed}});
+    std::string both;
+    for (const int port : {worker.port(), router->port()}) {
+      RawClient client(port);
+      client.send(absl::StrCat(
+          preflight ? "OPTIONS" : "GET", " /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+          "Origin: ", origin, "\r\n",
+          preflight ? "Access-Control-Request-Method: POST\r\n"
+                      "Access-Control-Request-Headers: authorization, x-mine\r\n"
+                    : "Authorization: Bearer open sesame\r\n",
+          "\r\n"));
+      both += client.read_to_end();
+    }
+    return both;
+  };
+  const auto count = [](const std::string& text, const std::string& part) {
+    int found = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  const std::string chat = "https://chat.example", allow = "Access-Control-Allow-Origin: ";
+  // No key is asked for, since browsers send none with it.
+  std::string got = answer({chat}, chat, true);
+  EXPECT_EQ(count(got, "HTTP/1.1 200 OK"), 2) << got;
+  EXPECT_EQ(count(got, allow + chat), 2) << got;
+  EXPECT_EQ(count(got, "Access-Control-Allow-Methods: GET, POST"), 2) << got;
+  EXPECT_EQ(count(got, "Access-Control-Allow-Headers: authorization, x-mine"), 2) << got;
+  got = answer({"http://other.example", chat}, chat, false);
+  EXPECT_EQ(count(got, "HTTP/1.1 200 OK"), 2) << got;
+  EXPECT_EQ(count(got, allow + chat + "\r\n"), 2) << got;
+  EXPECT_EQ(count(got, "Vary: Origin"), 2) << got;
+  EXPECT_EQ(count(answer({"*"}, chat, true), allow + "*"), 2);
+  // Others are told nothing, and the preflight is a request like any other.
+  for (const std::vector<std::string>& allowed : {std::vector<std::string>{}, {chat + "2"}}) {
+    for (const bool preflight : {true, false}) {
+      got = answer(allowed, chat, preflight);
+      EXPECT_EQ(count(got, allow), 0) << got;
+      EXPECT_EQ(count(got, "HTTP/1.1 401"), preflight ? 2 : 0) << got;
+    }
+  }
+}
+
 using Exchange = std::shared_ptr<http::HttpExchange>;
 
 const std::string kHealth = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";

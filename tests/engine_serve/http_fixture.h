@@ -35,7 +35,7 @@ class Worker {
                   http::HttpServerOptions server = {}, AdmissionOptions admission = {})
       : engine_(*Engine::create(model, test_tokenizer(), std::move(options))),
         thread_(std::make_unique<EngineThread>(*engine_, admission)) {
-    server.port = 0;
+    if (server.port == http::HttpServerOptions{}.port) server.port = 0;
     if (server.model.empty()) server.model = "tiny";
     server_ = *http::HttpServer::start(std::move(server), *thread_, test_tokenizer());
   }

@@ -293,7 +293,7 @@ TEST(Http, WhoHasAnAnswerHasNoPlace) {
   submit(400, [&, begun = false](const OutputEvent&) mutable {
     if (std::exchange(begun, true)) return;
     submit(4, [&](const OutputEvent& event) {
-      if (event.finished) next.set_value(worker.thread().admit({.choices = 1}).status());
+      if (event.finished) next.set_value(worker.thread().admit({.choices = 1}));
     });
   });
   EXPECT_EQ(next.get_future().get(), absl::OkStatus());

@@ -43,7 +43,13 @@ std::string page() {
   engine.hit_tokens = 48;
   engine.external_lookup_tokens = 52;
   engine.external_hit_tokens = 32;
-  return metrics.prometheus(engine, {}, "a \"model\"");
+  WorkerStats worker;
+  worker.peers_up = 7;
+  worker.rails_lost = 8;
+  worker.handshakes_refused = 9;
+  worker.registrations = 10;
+  const NamedWorkerStats workers[] = {{"connector", worker}, {"kv_agent", {}}};
+  return metrics.prometheus(engine, {}, "a \"model\"") + worker_metrics(workers);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -103,6 +109,28 @@ vllm:request_success_total{,finished_reason="error"} 0
     want.insert(at + 1, R"(model_name="a \"model\"",engine="0")");
   }
   EXPECT_EQ(found, want);
+}
+
+TEST(Metrics, TheWorkersOfBatonsAreThere) {
+  const std::string text = page();
+  for (const char* line : {"baton_worker_peers_up{worker=\"connector\"} 7",
+                           "baton_worker_peers_up{worker=\"kv_agent\"} 0",
+                           "baton_worker_rails_lost_total{worker=\"connector\"} 8",
+                           "baton_worker_handshakes_refused_total{worker=\"connector\"} 9",
+                           "baton_worker_registrations_total{worker=\"connector\"} 10"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+  }
+}
+
+TEST(Metrics, EachSaysWhatItIs) {
+  std::string helped;
+  for (const std::string& line : lines_of(page())) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words[1] == "HELP") helped = words[2];
+    if (words[1] == "TYPE") EXPECT_EQ(words[2], helped);
+    if (words[0] == "#") EXPECT_GT(words.size(), 3u) << line;
+    if (words[0] != "#") EXPECT_TRUE(line.starts_with(helped)) << line;
+  }
 }
 
 // Of vLLM's examples/observability: the series of prometheus_grafana/grafana.json, and those of the

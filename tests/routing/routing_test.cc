@@ -150,6 +150,21 @@ TEST(KvEvents, SubscribersWhoLeaveAreForgotten) {
   post_json(worker.port(), short_request("In the beginning"));
 }
 
+TEST(Routing, EachMetricSaysWhatItIs) {
+  Worker worker;
+  const auto router = *router::Router::start({.port = 0, .decode = {worker.url()}});
+  for (const int port : {router->port(), worker.port()}) {
+    const std::string page = metrics_page(port);
+    size_t types = 0;
+    for (size_t at = 0; (at = page.find("# TYPE ", at)) != std::string::npos; ++at, ++types) {
+      const std::string name = page.substr(at + 7, page.find(' ', at + 7) - at - 7);
+      const size_t before = at < 2 ? 0 : page.rfind('\n', at - 2) + 1;
+      EXPECT_EQ(page.compare(before, 7 + name.size() + 1, "# HELP " + name + " "), 0) << name;
+    }
+    EXPECT_GT(types, 15u);
+  }
+}
+
 TEST(Routing, RefusesATokenizerThatCannotBeRead) {
   TemporaryFolder empty;
   const absl::Status status =

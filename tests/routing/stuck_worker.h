@@ -28,7 +28,8 @@ class StuckWorker {
       const std::lock_guard lock(mutex_);
       if (deaf_) return unheard_.push_back(exchange);
       if (!model_.empty()) page["root"] = block_name(model_root(model_));
-      exchange->reply(200, "application/json", page.dump());
+      if (draining) page["draining"] = true;
+      exchange->reply(draining ? 503 : 200, "application/json", page.dump());
     });
     listener_.route("POST", "/v1/completions", [this](const Exchange& exchange) {
       exchange->on_gone([this] { ++left; });
@@ -45,7 +46,8 @@ class StuckWorker {
     EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
   }
   ~StuckWorker() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
+  int port() const { return listener_.port(); }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", port()); }
   // It goes on with what it was asked last.
   void say(const std::string& bytes) {
     const std::lock_guard lock(mutex_);
@@ -97,7 +99,8 @@ class StuckWorker {
     return bodies_.back()["kv_transfer_params"]["resume_token_ids"];
   }
 
-  std::atomic<int> quiet{0};  // seconds: what it says of its engine
+  std::atomic<bool> draining{false};  // it says that it is about to end
+  std::atomic<int> quiet{0};          // seconds: what it says of its engine
   std::atomic<int> asked{0};
   std::atomic<int> left{0};  // whoever asked has hung up
 
@@ -116,6 +119,7 @@ inline router::RouterOptions options_for(std::vector<std::string> decode) {
   router::RouterOptions options{.port = 0, .decode = std::move(decode)};
   options.hedge_after = std::chrono::milliseconds(5);
   options.health_interval = std::chrono::hours(1);
+  options.comeback = std::chrono::milliseconds(0);
   return options;
 }
 

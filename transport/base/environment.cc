@@ -60,6 +60,7 @@ constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_LOCAL_RANKS", "BATON_RANKS", "how many ranks this machine has"},
     EnvironmentVariable{"BATON_LOG", "warning",
                         "what is told on stderr: trace, debug, info, warning, error or off"},
+    EnvironmentVariable{"BATON_LOG_FORMAT", "text", "json: each line of the log is an object"},
     EnvironmentVariable{
         "BATON_PATIENCE", "1",
         "so many times the usual is waited for others before they are given up: for "

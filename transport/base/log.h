@@ -1,6 +1,6 @@
-// The log: events that nobody waits for, one line each, on stderr. BATON_LOG sets the least level
-// that is written: trace, debug, info, warning (the default), error or off.
-//
+// The log: one line on stderr for each event that no caller hears of. BATON_LOG sets the least
+// level that is written: trace, debug, info, warning (the default), error or off.
+// BATON_LOG_FORMAT=json makes each line a JSON object (docs/operations.md).
 //   log_event(LogLevel::kInfo, "%s: %s is up: %s", self, peer, route);
 //
 // Never on the data path: a peer, a rail, a registration, a refusal; not a transfer, not a slice.
@@ -23,7 +23,7 @@ enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 // "trace" and so on. InvalidArgument: none of them; says which there are and which is nearest.
 absl::StatusOr<LogLevel> parse_log_level(std::string_view text);
 
-// InvalidArgument where BATON_LOG is no level; kWarning holds then.
+// InvalidArgument where BATON_LOG or BATON_LOG_FORMAT is wrong; the default holds then.
 absl::Status log_level_status();
 
 // In place of BATON_LOG.

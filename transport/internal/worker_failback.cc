@@ -46,8 +46,9 @@ void Worker::Impl::add_rail(internal::Peer& peer, internal::RailState state) {
   std::erase_if(peer.notes, [&](const std::string& note) {
     return absl::StartsWith(note, absl::StrCat(by, ":"));
   });
-  base::log_event(base::LogLevel::kInfo, "%s: %s is reached over %s again: %s", self.name,
-                  peer.name, by, explain(peer));
+  // As loud as the loss was, if there was one.
+  base::log_event(peer.rail_lost.empty() ? base::LogLevel::kInfo : base::LogLevel::kWarning,
+                  "%s: %s is reached over %s again: %s", self.name, peer.name, by, explain(peer));
 }
 
 std::vector<std::string> Worker::Impl::better_routes(const internal::Peer& peer) const {

@@ -299,7 +299,8 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
   ++stats.peers_resumed;
   peer.redial.calling = false;
   peer.why = absl::OkStatus();
-  base::log_event(base::LogLevel::kInfo, "%s: peer resumed: %s", self.name, explain(peer));
+  // As loud as the loss was.
+  base::log_event(base::LogLevel::kWarning, "%s: peer resumed: %s", self.name, explain(peer));
   push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
   for (internal::LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();

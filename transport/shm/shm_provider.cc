@@ -332,7 +332,10 @@ class ShmProvider final : public Provider {
         if (absl::IsResourceExhausted(socket.status())) look_away(socket.status());
         return i > 0;
       }
-      short_of_descriptors_ = false;
+      if (std::exchange(short_of_descriptors_, false)) {
+        base::log_event(base::LogLevel::kWarning, "%s: shm: callers are taken again",
+                        context_.self.name);
+      }
       if (!socket->peer_is_this_user()) continue;  // closes it
       const auto stranger = [](const auto& connection) { return connection->stranger(); };
       const auto waiting = std::count_if(connections_.begin(), connections_.end(), stranger);

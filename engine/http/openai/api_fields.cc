@@ -69,6 +69,7 @@ constexpr std::array kRefused = {
     Refused{"guided_regex", nullptr},
     Refused{"include_stop_str_in_output", "false"},
     Refused{"length_penalty", "1.0"},
+    Refused{"mm_processor_kwargs", nullptr},
     Refused{"modalities", R"(["text"])"},
     Refused{"parallel_tool_calls", "true"},
     Refused{"prediction", nullptr},
@@ -118,14 +119,13 @@ absl::Status check_inner_fields(const json& object, const std::vector<std::strin
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status check_api_fields(const json& body, bool chat) {
+absl::Status check_fields(const json& body, const std::vector<std::string>& read,
+                          const char* what) {
+  if (!body.is_object()) return absl::InvalidArgumentError("the request body must be an object");
   for (const auto& item : body.items()) {
     const std::string& name = item.key();
     const json& value = item.value();
-    if (contains(kRead, name) || contains(kHarmless, name)) continue;
-    if (chat ? contains(kReadOfChats, name) : contains(kReadOfCompletions, name)) continue;
+    if (contains(read, name) || contains(kHarmless, name)) continue;
     const auto refused = std::find_if(kRefused.begin(), kRefused.end(),
                                       [&](const Refused& field) { return name == field.name; });
     if (refused != kRefused.end()) {
@@ -136,17 +136,32 @@ absl::Status check_api_fields(const json& body, bool chat) {
                                       : ": leave it out"));
     }
     if (value.is_null()) continue;
-    std::vector<std::string> known(kRead.begin(), kRead.end());
-    if (chat) {
-      known.insert(known.end(), kReadOfChats.begin(), kReadOfChats.end());
-    } else {
-      known.insert(known.end(), kReadOfCompletions.begin(), kReadOfCompletions.end());
-    }
     return absl::InvalidArgumentError(absl::StrCat("there is no field \"", name.substr(0, 64),
-                                                   "\" in a ", chat ? "chat" : "completion",
-                                                   " request", base::did_you_mean(name, known)));
+                                                   "\" in a ", what, " request",
+                                                   base::did_you_mean(name, read)));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status check_api_fields(const json& body, bool chat) {
+  std::vector<std::string> read(kRead.begin(), kRead.end());
+  if (chat) {
+    read.insert(read.end(), kReadOfChats.begin(), kReadOfChats.end());
+  } else {
+    read.insert(read.end(), kReadOfCompletions.begin(), kReadOfCompletions.end());
+  }
+  return check_fields(body, read, chat ? "chat" : "completion");
+}
+
+absl::Status check_tokenize_fields(const json& body) {
+  return check_fields(
+      body, {"add_special_tokens", "messages", "model", "prompt", "return_token_strs"}, "tokenize");
+}
+
+absl::Status check_detokenize_fields(const json& body) {
+  return check_fields(body, {"model", "tokens"}, "detokenize");
 }
 
 absl::Status check_message_fields(const json& message) {

@@ -101,7 +101,8 @@ std::string api_error(int http_status, std::string_view message) {
 }
 
 ApiReply::ApiReply(std::shared_ptr<const ApiRequest> request, std::string model,
-                   std::string_view id, const Tokenizer& tokenizer)
+                   std::string_view id, const Tokenizer& tokenizer,
+                   std::vector<size_t> prompt_lengths)
     : request_(std::move(request)),
       model_(std::move(model)),
       id_(absl::StrCat(request_->chat ? "chatcmpl-" : "cmpl-", std::string(id))),
@@ -109,6 +110,7 @@ ApiReply::ApiReply(std::shared_ptr<const ApiRequest> request, std::string model,
                    std::chrono::system_clock::now().time_since_epoch())
                    .count()),
       tokenizer_(tokenizer),
+      prompt_lengths_(std::move(prompt_lengths)),
       choices_(request_->choices()),
       unfinished_(choices_.size()) {
   size_t offset = 0;
@@ -162,6 +164,14 @@ json ApiReply::usage() const {
           {"completion_tokens", output},
           {"total_tokens", prompt_tokens + output},
           {"prompt_tokens_details", std::move(details)}};
+}
+
+// Of one choice, as vLLM counts in its chunks. What its prompt found in caches is known at the end.
+json ApiReply::usage_so_far(size_t choice) const {
+  const size_t prompt = prompt_lengths_[choice / static_cast<size_t>(request_->best_of)];
+  const size_t output = choices_[choice].tokens + request_->resume_tokens.size();
+  return {
+      {"prompt_tokens", prompt}, {"completion_tokens", output}, {"total_tokens", prompt + output}};
 }
 
 std::string ApiReply::token_text(int32_t token) const {
@@ -237,11 +247,11 @@ void ApiReply::note(Choice* choice, const serve::OutputEvent& event) {
   --unfinished_;
 }
 
-std::string ApiReply::stream_chunk(json choice) const {
+std::string ApiReply::stream_chunk(size_t index, json choice) const {
   json chunk = envelope(request_->chat ? "chat.completion.chunk" : "text_completion");
   chunk["choices"] = json::array({std::move(choice)});
   if (request_->include_usage) {
-    chunk["usage"] = request_->continuous_usage ? usage() : json(nullptr);
+    chunk["usage"] = request_->continuous_usage ? usage_so_far(index) : json(nullptr);
   }
   add_hand_off(&chunk);  // known with the last token
   return sse(chunk);
@@ -261,7 +271,7 @@ std::string ApiReply::stream_event(size_t index, const serve::OutputEvent& event
     // Alone, for clients that skip the chunk with the role.
     json role = choice;
     role["delta"] = {{"role", "assistant"}, {"content", ""}};
-    out = stream_chunk(std::move(role));
+    out = stream_chunk(index, std::move(role));
   }
   note(&known, event);
   std::vector<serve::TokenChoice> made;
@@ -281,7 +291,7 @@ std::string ApiReply::stream_event(size_t index, const serve::OutputEvent& event
     if (event.has_token) choice["token_ids"].push_back(event.choice.token);
   }
   if (event.finished) choice["finish_reason"] = serve::finish_reason_name(event.reason);
-  out += stream_chunk(std::move(choice));
+  out += stream_chunk(index, std::move(choice));
   if (!finished()) return out;
   if (request_->include_usage) {
     json last = envelope(request_->chat ? "chat.completion.chunk" : "text_completion");

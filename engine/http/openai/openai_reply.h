@@ -21,9 +21,9 @@ namespace baton::engine::http {
 class ApiReply {
  public:
   // `tokenizer` must outlive the reply. `id`: what is unique about it, see
-  // engine/http/request_id.h.
+  // engine/http/request_id.h. `prompt_lengths`: in tokens, of request->prompts.
   ApiReply(std::shared_ptr<const ApiRequest> request, std::string model, std::string_view id,
-           const Tokenizer& tokenizer);
+           const Tokenizer& tokenizer, std::vector<size_t> prompt_lengths);
 
   // SSE events ("data: {...}\n\n") for one engine event; with the last of all choices, also the
   // usage if it was asked for and "data: [DONE]\n\n".
@@ -48,13 +48,14 @@ class ApiReply {
   nlohmann::json envelope(const char* kind) const;
   void add_hand_off(nlohmann::json* reply) const;
   nlohmann::json usage() const;
+  nlohmann::json usage_so_far(size_t choice) const;
   nlohmann::json logprobs_of(const std::vector<serve::TokenChoice>& choices, size_t offset,
                              bool with_prompt) const;
   nlohmann::json chat_logprobs(const std::vector<serve::TokenChoice>& choices) const;
   size_t characters(const std::vector<serve::TokenChoice>& choices) const;
   nlohmann::json token_logprob(int32_t token, double logprob) const;
   std::string token_text(int32_t token) const;
-  std::string stream_chunk(nlohmann::json choice) const;
+  std::string stream_chunk(size_t index, nlohmann::json choice) const;
   const std::string& prompt_of(size_t choice) const;
   void note(Choice* choice, const serve::OutputEvent& event);
 
@@ -63,6 +64,7 @@ class ApiReply {
   const std::string id_;
   const int64_t created_;
   const Tokenizer& tokenizer_;
+  const std::vector<size_t> prompt_lengths_;
   std::vector<Choice> choices_;
   std::optional<serve::RemotePrefill> handed_over_;
   size_t unfinished_;

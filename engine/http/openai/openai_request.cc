@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "engine/files/whole_number.h"
 #include "engine/http/openai/api_fields.h"
 #include "engine/shard/kv_address.h"
 #include "transport/base/nearest_name.h"
@@ -15,16 +16,6 @@ namespace baton::engine::http {
 namespace {
 
 using nlohmann::json;
-
-absl::Status read_tokens(const json& value, const char* what, std::vector<int32_t>* out) {
-  for (const json& token : value) {
-    if (!token.is_number_integer() || token < 0 || token > INT32_MAX) {
-      return absl::InvalidArgumentError(absl::StrCat(what, " must be an array of token ids"));
-    }
-    out->push_back(token.get<int32_t>());
-  }
-  return absl::OkStatus();
-}
 
 // A string, an array of token ids, or an array of either.
 absl::Status read_prompts(const json& body, ApiRequest* request) {
@@ -237,6 +228,19 @@ absl::Status read_kv_transfer(const json& body, ApiRequest* request) {
   return read_hand_off(given, request);
 }
 
+// Any 64 bits are a seed: those that a client calls 2^63 and more are what it calls negative, too.
+absl::StatusOr<uint64_t> read_seed(const json& body) {
+  const json& seed = member(body, "seed");
+  if (seed.is_number_unsigned()) return seed.get<uint64_t>();
+  constexpr double k63 = 9223372036854775808.0;  // 2^63
+  if (seed.is_number_float() && seed.get<double>() >= k63 && seed.get<double>() < 2 * k63) {
+    return static_cast<uint64_t>(seed.get<double>());
+  }
+  const auto number = int_field(body, "seed", INT64_MIN, INT64_MAX, 0);
+  if (!number.ok()) return number.status();
+  return static_cast<uint64_t>(*number);
+}
+
 // Reads many fields, keeps the first error.
 class Fields {
  public:
@@ -266,6 +270,17 @@ class Fields {
 };
 
 }  // namespace
+
+absl::Status read_tokens(const json& value, const char* what, std::vector<int32_t>* out) {
+  for (const json& token : value) {
+    const std::optional<int64_t> id = whole_number(token);
+    if (!id.has_value() || *id < 0 || *id > INT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat(what, " must be an array of token ids"));
+    }
+    out->push_back(static_cast<int32_t>(*id));
+  }
+  return absl::OkStatus();
+}
 
 std::string render_chat(const std::vector<ApiMessage>& messages) {
   std::string prompt;
@@ -315,9 +330,9 @@ absl::StatusOr<ApiRequest> read_api_request(const json& body, bool chat,
   fields.integer("top_k", -1, INT32_MAX, &top_k);  // vLLM's clients write -1 for "all"
   sampling.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   request.has_seed = fields.has("seed");
-  int64_t seed = 0;
-  fields.integer("seed", INT64_MIN, INT64_MAX, &seed);
-  sampling.seed = static_cast<uint64_t>(seed);
+  const absl::StatusOr<uint64_t> seed = read_seed(body);
+  fields.keep(seed.status());
+  sampling.seed = seed.value_or(0);
   fields.boolean("ignore_eos", &sampling.ignore_eos);
   fields.boolean("stream", &request.stream);
   fields.boolean("return_token_ids", &request.return_token_ids);

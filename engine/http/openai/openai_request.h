@@ -43,7 +43,7 @@ struct ApiRequest {
   bool chat = false;
   bool stream = false;
   bool include_usage = false;     // of a stream: a last chunk with the counts
-  bool continuous_usage = false;  // ... and the counts so far with every chunk
+  bool continuous_usage = false;  // ... and with every chunk those of its choice so far, as vLLM's
   bool return_token_ids = false;  // choices[].token_ids
   bool logprobs = false;
   std::string model;                 // "": whatever is served
@@ -74,6 +74,9 @@ absl::StatusOr<ApiRequest> parse_api_request(std::string_view body, bool chat,
 // The same from JSON that is parsed already.
 absl::StatusOr<ApiRequest> read_api_request(const nlohmann::json& body, bool chat,
                                             const serve::SamplingDefaults& defaults = {});
+
+// Token ids: an array of whole numbers from 0 on. InvalidArgument with `what` otherwise.
+absl::Status read_tokens(const nlohmann::json& value, const char* what, std::vector<int32_t>* out);
 
 // A chat as a prompt for models without a chat template: a line "role: content" per message, or
 // "role name: content" where it has one, and "assistant:" at the end.

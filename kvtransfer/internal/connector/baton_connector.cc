@@ -158,6 +158,8 @@ class BatonConnector final : public KvConnector {
     return stats;
   }
 
+  WorkerStats worker_stats() const { return worker_->stats(); }
+
   int event_fd() const override { return thread_ == nullptr ? -1 : worker_->event_fd(); }
   Time until_deadline() const override {
     const Time at = std::min(loads_.next_deadline(), jobs_.next_deadline());
@@ -357,6 +359,11 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
 std::unique_ptr<KvConnector> make_baton_connector(std::unique_ptr<Worker> worker,
                                                   const BatonConnectorOptions& options) {
   return std::make_unique<BatonConnector>(std::move(worker), options);
+}
+
+WorkerStats worker_stats(const KvConnector& connector) {
+  const auto* baton = dynamic_cast<const BatonConnector*>(&connector);
+  return baton == nullptr ? WorkerStats{} : baton->worker_stats();
 }
 
 }  // namespace baton::kvtransfer

@@ -1,0 +1,181 @@
+// A decode worker dies: what it was asked goes on elsewhere, however much that is, or waits for it
+// to come back; and what the log says of it.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/captured_log.h"
+#include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
+
+namespace baton::engine::serve {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+router::RouterOptions without_hedges(std::vector<std::string> decode) {
+  router::RouterOptions options = options_for(std::move(decode));
+  options.hedge_after = milliseconds(0);
+  return options;
+}
+
+// More than the retry budget has from the start, and than so few requests earn.
+constexpr int kChoices = 60;
+
+TEST(LostWorker, AllThatItWasAskedGoesOnElsewhere) {
+  Worker well;
+  json body = request_body();
+  body["n"] = kChoices;
+  const json want = post_json(well.port(), body)["choices"];
+  auto dies = std::make_unique<StuckWorker>();
+  const auto router = *router::Router::start(without_hedges({dies->url(), well.url()}));
+  json got;
+  std::thread client([&] { got = post_json(router->port(), body)["choices"]; });
+  wait_until([&] { return dies->asked == kChoices / 2; });
+  dies = nullptr;
+  client.join();
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), kChoices / 2);
+}
+
+TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const Streamed want = parse_stream(first(events, events.size()));
+  auto dies = std::make_unique<StuckWorker>(first(events, 9));
+  const auto router = *router::Router::start(without_hedges({dies->url(), well.url()}));
+  std::vector<Streamed> got(kChoices);
+  std::vector<std::thread> clients;
+  for (Streamed& one : got) {
+    clients.emplace_back([&] { one = parse_stream(post(router->port(), stream_request())->body); });
+  }
+  wait_until([&] { return dies->asked > 2 * kChoices / 5; });
+  dies = nullptr;
+  for (std::thread& client : clients) client.join();
+  for (const Streamed& one : got) {
+    EXPECT_TRUE(one.done);
+    EXPECT_EQ(one.tokens, want.tokens);
+    EXPECT_EQ(one.text, want.text);
+  }
+}
+
+// What a worker answers with an error may be the request's fault: that has a budget.
+TEST(LostWorker, ErrorsThatAWorkerAnswersArePaidFor) {
+  const std::string broken = "data: {\"error\":{\"message\":\"no\",\"type\":\"server_error\"}}\n\n";
+  StuckWorker one(broken), other(broken);
+  router::RouterOptions options = without_hedges({one.url(), other.url()});
+  options.max_retries = 1000;
+  const auto router = *router::Router::start(options);
+  const httplib::Result result = post(router->port(), request_body());
+  EXPECT_EQ(result->status, 503);
+  EXPECT_THAT(result->body, HasSubstr("too much is being retried already"));
+  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 10);
+}
+
+TEST(LostWorker, TheOnlyOneIsWaitedFor) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const Streamed want = parse_stream(first(events, events.size()));
+  for (const std::string& begun : {std::string(), first(events, 9)}) {
+    CapturedLog log(base::LogLevel::kWarning);
+    auto dies = std::make_unique<StuckWorker>(begun);
+    router::RouterOptions options = without_hedges({dies->url()});
+    options.health_interval = milliseconds(20);
+    options.comeback = std::chrono::hours(1);
+    auto router = *router::Router::start(options);
+    Streamed got;
+    std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
+    wait_until([&] { return dies->asked == 1; });
+    const int port = dies->port();
+    dies = nullptr;
+    wait_until([&] { return of_worker(router->port(), "worker_up", options.decode[0]) == 0; });
+    Worker back(test_model(), {.blocks = 256}, {.port = port});
+    client.join();
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_EQ(got.text, want.text);
+    router = nullptr;
+    // The recovery as loudly as the loss.
+    EXPECT_THAT(log.lines, ElementsAre(HasSubstr("warning: router: decode worker " +
+                                                 options.decode[0] + " is not used: it broke off"),
+                                       HasSubstr("warning: router: decode worker " +
+                                                 options.decode[0] + " is used again")));
+  }
+}
+
+TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
+  auto dies = std::make_unique<StuckWorker>();
+  const auto router = *router::Router::start(without_hedges({dies->url()}));  // comeback: 0
+  int status = 0;
+  std::string body;
+  std::thread client([&] {
+    const httplib::Result result = post(router->port(), request_body());
+    status = result->status;
+    body = result->body;
+  });
+  wait_until([&] { return dies->asked == 1; });
+  dies = nullptr;
+  client.join();
+  EXPECT_EQ(status, 503);
+  EXPECT_THAT(body, HasSubstr("no decode worker that can go on is left"));
+}
+
+TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {
+  CapturedLog log(base::LogLevel::kWarning);
+  router::RouterOptions options = without_hedges({"http://127.0.0.1:1"});
+  auto router = *router::Router::start(options);
+  EXPECT_EQ(of_worker(router->port(), "worker_up", options.decode[0]), 0);
+  router = nullptr;
+  EXPECT_THAT(log.lines, testing::IsEmpty());
+  // One that never answers is told of in the end, and once.
+  options.health_interval = milliseconds(1);
+  router = *router::Router::start(options);
+  wait_until([&] {
+    return json::parse(client_of(router->port()).Get("/health")->body)["workers"][0]["looks"] > 20;
+  });
+  router = nullptr;
+  EXPECT_THAT(log.lines, ElementsAre(HasSubstr("is not used: ")));
+}
+
+// A worker that shuts down in order keeps what it has and gets nothing new.
+TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
+  Worker well;
+  const std::vector<std::string> events = events_of(well.port());
+  const Streamed want = parse_stream(first(events, events.size()));
+  StuckWorker leaves(first(events, 9));
+  router::RouterOptions options = without_hedges({leaves.url(), well.url()});
+  options.health_interval = milliseconds(5);
+  const auto router = *router::Router::start(options);
+  Streamed got;
+  std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
+  wait_until([&] { return leaves.asked == 1; });
+  leaves.draining = true;
+  wait_until([&] { return of_worker(router->port(), "worker_up", leaves.url()) == 0; });
+  for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
+  EXPECT_EQ(leaves.asked, 1);
+  std::string rest;
+  for (size_t i = 9; i < events.size(); ++i) rest += events[i];
+  leaves.say(rest);
+  client.join();
+  EXPECT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
+}
+
+// Whatever a worker that shuts down refuses is asked of another, and no budget is spent for it.
+TEST(LostWorker, WhatADrainingOneRefusesGoesElsewhere) {
+  Worker leaves, well;
+  const auto router = *router::Router::start(without_hedges({leaves.url(), well.url()}));
+  leaves.server().drain();
+  wait_until([&] { return client_of(leaves.port()).Get("/health")->status == 503; });
+  json body = request_body();
+  body["n"] = kChoices;
+  EXPECT_EQ(post_json(router->port(), body)["choices"].size(), size_t{kChoices});
+  EXPECT_EQ(of_worker(router->port(), "worker_up", leaves.url()), 0);
+}
+
+}  // namespace
+}  // namespace baton::engine::serve
