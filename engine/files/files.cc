@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/absl_view.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::engine {
@@ -21,6 +22,11 @@ absl::Status failure(int error, std::string_view verb, const std::string& path) 
 }
 
 absl::Status write_pieces(const std::string& path, std::span<const std::string_view> pieces) {
+  uint64_t bytes = 0;
+  for (std::string_view piece : pieces) bytes += piece.size();
+  if (absl::Status may = base::file_may_have(bytes); !may.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat("writing ", path, ": ", may.message()));
+  }
   base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) return failure(errno, "creating", path);
   for (std::string_view piece : pieces) {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/log.h"
 #include "transport/base/unique_fd.h"
 
@@ -104,7 +105,9 @@ absl::Status Server::open() {
   port_ = ntohs(is_four ? reinterpret_cast<sockaddr_in*>(&bound)->sin_port
                         : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return base::refused("epoll_create1", errno);
   stop_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!stop_.valid()) return base::refused("eventfd", errno);
   epoll_event listen_event{.events = EPOLLIN, .data = {.ptr = &listener_}};
   epoll_event stop_event{.events = EPOLLIN, .data = {.ptr = &stop_}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &listen_event) != 0 ||
