@@ -91,8 +91,6 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
   }
   const bool huge = slab.base != nullptr;
   if (!huge) {
-    // Faulting in more than there is would get the process killed instead of an error.
-    if (absl::Status fits = base::memory_fits("a slab", slab.size); !fits.ok()) return fits;
     auto file = base::make_memory_file("baton-pool", slab.size);
     slab.fd = file.ok() ? file->release() : -1;
     slab.base = map(slab.size, slab.fd);
@@ -109,18 +107,17 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("mapping a slab of %u bytes failed: %s", slab.size, strerror(why)));
   }
-  // So that no transfer meets a page fault.
-  absl::Status there;
+  // No transfer shall meet a page fault. More pages than the machine has would end the process, so
+  // fault_in() asks.
+  absl::Status touched;
   if (huge) {
     base::fault_in(slab.base, slab.size);
   } else {
-    there = base::fault_in("a slab", slab.base, slab.size);
+    touched = base::fault_in("a slab", slab.base, slab.size);
   }
-  absl::StatusOr<MemoryRegion> region = there;
-  if (there.ok()) {
-    region =
-        worker_.register_memory(slab.base, slab.size, options_.access, BackingFile{slab.fd, 0});
-  }
+  const BackingFile file{slab.fd, 0};
+  auto region = touched.ok() ? worker_.register_memory(slab.base, slab.size, options_.access, file)
+                             : absl::StatusOr<MemoryRegion>(touched);
   if (!region.ok()) {
     munmap(slab.base, slab.size);
     if (slab.fd >= 0) close(slab.fd);
