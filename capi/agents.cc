@@ -4,6 +4,8 @@
 #include "absl/strings/str_split.h"
 #include "capi/agent_handle.h"
 #include "capi/worker_options.h"
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/refusals.h"
 
 using baton::capi::About;
 using baton::capi::caught;
@@ -196,6 +198,18 @@ int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* 
   if (range == nullptr) return invalid("range is NULL: say where the memory is mapped", error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->register_mapped(descriptors(range, 1)[0], fd, offset), error);
+  });
+}
+
+int32_t baton_memory_file(uint64_t bytes, int* fd, baton_error* error) {
+  if (fd == nullptr) return invalid("fd is NULL: say where the descriptor goes", error);
+  *fd = -1;
+  return caught(error, [&] {
+    const absl::Status fits = baton::base::memory_fits("memory", bytes);
+    if (!fits.ok()) return result_of(fits, error);
+    auto file = baton::base::make_memory_file("baton-agent", bytes);
+    if (file.ok()) *fd = file->release();
+    return result_of(absl::OkStatus(), error);
   });
 }
 

@@ -1,7 +1,6 @@
 // The counter table: generation and value in one word, in memory that peers can map.
 #include "transport/counter.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/wire.h"
 
 namespace baton {
@@ -47,11 +47,9 @@ absl::StatusOr<RemoteCounter> RemoteCounter::decode(std::string_view bytes) {
 absl::StatusOr<CounterTable> CounterTable::create(WorkerUid owner) {
   CounterTable table;
   table.owner_ = owner;
-  table.fd_ = memfd_create("baton-counters", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   void* map = MAP_FAILED;
-  if (table.fd_ >= 0 && ftruncate(table.fd_, kBytes) == 0) {
-    // A peer that maps the table must be able to rely on its size.
-    fcntl(table.fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  if (auto file = base::make_memory_file("baton-counters", kBytes); file.ok()) {
+    table.fd_ = file->release();
     map = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, table.fd_, 0);
   }
   if (map == MAP_FAILED) {

@@ -26,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/threads/forks.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
@@ -37,6 +38,7 @@ constexpr size_t kMostKeyFile = 4096;
 
 // All of it, on the disk: a machine that loses its power must not come up with a key of zeros.
 bool write_durably(int fd, std::string_view bytes) {
+  if (!base::file_may_have(bytes.size()).ok()) return errno = EFBIG, false;
   const ssize_t put = write(fd, bytes.data(), bytes.size());
   if (put >= 0 && static_cast<size_t>(put) != bytes.size()) errno = ENOSPC;
   return put == static_cast<ssize_t>(bytes.size()) && fsync(fd) == 0;

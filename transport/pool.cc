@@ -1,7 +1,6 @@
 // Slabs on memfds and huge pages where possible, and the size classes cut from them.
 #include "transport/pool.h"
 
-#include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,14 +9,14 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/environment.h"
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/log.h"
-#include "transport/base/memory_left.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -43,40 +42,11 @@ SizeClass class_of(size_t bytes) {
           (size_t{1} << log) + step * quarter};
 }
 
-// Writes one byte to every page, so that no transfer meets a page fault.
-void fault_in(std::byte* base, size_t bytes) {
-  if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return;
-  for (size_t i = 0; i < bytes; i += kPage) {
-    const_cast<volatile std::byte*>(base)[i] = std::byte{0};
-  }
-}
-
-int make_memfd(size_t bytes, bool huge) {
-  const int fd = memfd_create(
-      "baton-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
-  if (fd < 0) return -1;
-  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    close(fd);
-    return -1;
-  }
-  // A peer that maps the slab must be able to rely on its size.
-  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-  return fd;
-}
-
 std::byte* map(size_t bytes, int fd) {
   void* at = fd >= 0
                  ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
                  : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
-}
-
-absl::Status check_memory(std::string_view what, size_t bytes) {
-  const base::MemoryLeft left = base::memory_left();
-  if (bytes <= left.bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("%s of %u bytes does not fit in the %u bytes that are left %s", what, bytes,
-                      left.bytes, left.limit));
 }
 
 }  // namespace
@@ -88,7 +58,7 @@ absl::StatusOr<std::unique_ptr<MemoryPool>> MemoryPool::create(Worker& worker,
   }
   // A limit is no demand: what does not fit is refused when a slab of it is made.
   if (options.limit_bytes != SIZE_MAX) {
-    const absl::Status fits = check_memory("a pool", options.limit_bytes);
+    const absl::Status fits = base::memory_fits("a pool", options.limit_bytes);
     if (!fits.ok()) base::log_event(base::LogLevel::kWarning, "%s", fits.message());
   }
   return std::unique_ptr<MemoryPool>(new MemoryPool(worker, options));
@@ -112,21 +82,21 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
         total_ + slab.size, options_.limit_bytes));
   }
   if (options_.huge_pages) {
-    slab.fd = make_memfd(slab.size, true);
+    auto file = base::make_memory_file("baton-pool", slab.size, MFD_HUGETLB | MFD_HUGE_2MB);
+    slab.fd = file.ok() ? file->release() : -1;
     // Reserved pages can still run out while they are faulted in; mmap() tells beforehand.
     if (slab.fd >= 0) slab.base = map(slab.size, slab.fd);
     if (slab.base == nullptr && slab.fd >= 0) close(std::exchange(slab.fd, -1));
     if (slab.base != nullptr) backing_ = "memfd, 2 MiB pages";
   }
-  if (slab.base == nullptr) {
-    // Faulting in more than there is would get the process killed instead of an error.
-    if (absl::Status fits = check_memory("a slab", slab.size); !fits.ok()) return fits;
-    slab.fd = make_memfd(slab.size, false);
+  const bool huge = slab.base != nullptr;
+  if (!huge) {
+    auto file = base::make_memory_file("baton-pool", slab.size);
+    slab.fd = file.ok() ? file->release() : -1;
     slab.base = map(slab.size, slab.fd);
-    backing_ =
-        slab.fd >= 0
-            ? "memfd, 4 KiB pages"
-            : absl::StrCat("anonymous memory, peers cannot map it (memfd: ", strerror(errno), ")");
+    backing_ = file.ok() ? "memfd, 4 KiB pages"
+                         : absl::StrCat("anonymous memory, peers cannot map it (",
+                                        file.status().message(), ")");
     if (slab.base != nullptr && options_.huge_pages) {
       madvise(slab.base, slab.size, MADV_HUGEPAGE);
     }
@@ -137,9 +107,17 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("mapping a slab of %u bytes failed: %s", slab.size, strerror(why)));
   }
-  fault_in(slab.base, slab.size);
-  auto region =
-      worker_.register_memory(slab.base, slab.size, options_.access, BackingFile{slab.fd, 0});
+  // No transfer shall meet a page fault. More pages than the machine has would end the process, so
+  // fault_in() asks.
+  absl::Status touched;
+  if (huge) {
+    base::fault_in(slab.base, slab.size);
+  } else {
+    touched = base::fault_in("a slab", slab.base, slab.size);
+  }
+  const BackingFile file{slab.fd, 0};
+  auto region = touched.ok() ? worker_.register_memory(slab.base, slab.size, options_.access, file)
+                             : absl::StatusOr<MemoryRegion>(touched);
   if (!region.ok()) {
     munmap(slab.base, slab.size);
     if (slab.fd >= 0) close(slab.fd);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton {
 namespace {
@@ -80,6 +81,7 @@ std::string Timeline::to_json() const {
 
 absl::Status Timeline::write(const std::string& path) const {
   const std::string json = to_json();
+  if (absl::Status may = base::file_may_have(json.size()); !may.ok()) return may;
   FILE* file = std::fopen(path.c_str(), "wb");
   int error = file == nullptr ? errno : 0;
   if (file != nullptr) {

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -78,7 +79,13 @@ int run_named(absl::Span<const Command> commands, int argc, char** argv) {
     return kUsage;
   }
   for (const Command& command : commands) {
-    if (name == command.name) return command.run(argc - 1, argv + 1);
+    if (name != command.name) continue;
+    try {
+      return command.run(argc - 1, argv + 1);
+    } catch (const std::bad_alloc& none) {
+      std::cerr << "baton " << name << ": no memory: " << none.what() << "\n";
+      return 1;
+    }
   }
   std::vector<std::string> known;
   for (const Command& command : commands) known.emplace_back(command.name);

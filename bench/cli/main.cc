@@ -1,5 +1,6 @@
 // The main function of the `baton` tool, and its table of commands.
 #include <array>
+#include <csignal>
 
 #include "bench/cli/commands.h"
 #include "bench/doctor/doctor.h"
@@ -17,6 +18,7 @@
 
 int main(int argc, char** argv) {
   using baton::bench::Command;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows past `ulimit -f` is an error, and not the end
   static constexpr std::array kCommands = {
       Command{"demo", "the main job: prefill and decode in two processes, with a report",
               baton::engine::demo::demo_main},

@@ -8,6 +8,7 @@
 
 #include "bench/nccl_tests/collective_check.h"
 #include "bench/report/bench_memory.h"
+#include "transport/base/limits/memory_left.h"
 #include "transport/clock.h"
 #include "transport/internal/device_memory.h"
 
@@ -38,6 +39,8 @@ class Buffer {
       buffer->device_ = *std::move(device);
     }
     if (options.plain_memory || options.cuda) {
+      absl::Status fits = base::memory_fits("a buffer", bytes);
+      if (!fits.ok()) return fits;
       buffer->plain_.resize(bytes + 64);
       const size_t past = reinterpret_cast<uintptr_t>(buffer->plain_.data()) % 64;
       buffer->data_ = buffer->plain_.data() + (64 - past);

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/prefetch.h"
 
 namespace baton::collectives::executor {
@@ -77,6 +78,7 @@ std::string human_bytes(uint64_t bytes) {
 }
 
 bool write_all(int fd, std::string_view text) {
+  if (!base::file_may_have(text.size()).ok()) return errno = EFBIG, false;
   while (!text.empty()) {
     const ssize_t wrote = write(fd, text.data(), text.size());
     if (wrote < 0 && errno == EINTR) continue;

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/absl_view.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::engine {
@@ -70,6 +71,11 @@ absl::Status write_all(const base::UniqueFd& file, const std::string& path,
 // A new file at `path`, with the bits of `mode` if there are any.
 absl::Status write_new(const std::string& path, mode_t mode,
                        std::span<const std::string_view> pieces) {
+  uint64_t bytes = 0;
+  for (std::string_view piece : pieces) bytes += piece.size();
+  if (absl::Status may = base::file_may_have(bytes); !may.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat("writing ", path, ": ", may.message()));
+  }
   base::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) return failure(errno, "creating", path);
   if (mode != 0 && ::fchmod(file.get(), mode & 07777) != 0) return failure(errno, "making", path);

@@ -6,16 +6,20 @@
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine::handoff {
 
 absl::StatusOr<std::unique_ptr<Staging>> Staging::make(size_t bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) {
+  absl::Status fits =
+      base::memory_fits("staging for KV that is handed over (--kv-staging-mib)", bytes);
+  if (!fits.ok()) return fits;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "no memory for ", bytes >> 20, " MiB in which KV is handed over: less --kv-staging-mib"));
   }
-  return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(base), bytes));
+  return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(memory), bytes));
 }
 
 Staging::~Staging() { munmap(base_, bytes_); }

@@ -1,8 +1,11 @@
 // Allocating a KV cache, and how peers are told what lies in it.
+#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "engine/shard/limits.h"
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::engine::shard {
 namespace {
@@ -32,6 +35,10 @@ absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
                                         kvtransfer::KvConnector* connector, ModelRunner* runner) {
   KvMemory memory;
   const KvGeometry geometry = model.kv_geometry();
+  const auto fewer = [&](const absl::Status& why) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        why.message(), "; a block has ", geometry.cache_bytes(1), " bytes: use fewer --blocks"));
+  };
   void* base = nullptr;
   if (runner != nullptr) {
     absl::StatusOr<void*> of_device = runner->allocate_cache(geometry.cache_bytes(blocks));
@@ -46,16 +53,19 @@ absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
     }
   } else if (connector != nullptr) {
     absl::StatusOr<void*> shared = connector->allocate_cache(layout_of(model, blocks, false));
+    if (absl::IsResourceExhausted(shared.status())) return fewer(shared.status());
     if (!shared.ok()) return shared.status();
     base = *shared;
   } else {
     const size_t bytes = (geometry.cache_bytes(blocks) + 4095) / 4096 * 4096;
+    absl::Status fits = base::memory_fits("a KV cache", bytes);
+    if (!fits.ok()) return fewer(fits);
     memory.own_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)));
-    if (memory.own_ == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no memory for a KV cache of ", bytes >> 20, " MiB; use fewer --blocks"));
-    }
-    std::memset(memory.own_.get(), 0, bytes);  // faults it in
+    if (memory.own_ == nullptr)
+      return fewer(absl::ResourceExhaustedError(base::refusal("a KV cache", ENOMEM)));
+    fits = base::fault_in("a KV cache", memory.own_.get(), bytes);
+    if (!fits.ok()) return fewer(fits);
+    std::memset(memory.own_.get(), 0, bytes);
     base = memory.own_.get();
   }
   memory.cache_.emplace(geometry, base, blocks);

@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <new>
 
+#include "absl/strings/str_cat.h"
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
 #include "engine/command_line/command_line.h"
@@ -183,8 +185,13 @@ int train(Settings& settings) {
 
   const auto rank_main = [&](const launch::Place& here, int) {
     if (device->cuda) run.trainer.runner = run_on(*device, here.local_rank);
-    const absl::Status status = run_rank(run, corpus, here);
-    return status.ok() ? 0 : fail(status);
+    try {
+      const absl::Status status = run_rank(run, corpus, here);
+      return status.ok() ? 0 : fail(status);
+    } catch (const std::bad_alloc& none) {
+      return fail(absl::ResourceExhaustedError(absl::StrCat(
+          "rank ", here.rank, ": no memory: ", none.what(), "; fewer --ranks need less")));
+    }
   };
   if (settings.ranks > 1) {
     absl::StatusOr<int> result = launch::fork_ranks({.ranks = settings.ranks,

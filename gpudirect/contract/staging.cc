@@ -10,7 +10,8 @@
 
 #include "absl/strings/str_format.h"
 #include "gpudirect/registered_pages.h"
-#include "transport/base/memory_left.h"
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -30,19 +31,16 @@ absl::StatusOr<std::unique_ptr<PinnedRing>> PinnedRing::create(const Device& dev
 }
 
 absl::Status PinnedRing::map(size_t bytes) {
-  if (const base::MemoryLeft left = base::memory_left(); bytes > left.bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "a staging ring of %u bytes: %u are left (%s); make staging.ring_mib smaller", bytes,
-        left.bytes, left.limit));
-  }
-  fd_ = memfd_create("baton staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  void* at = MAP_FAILED;
-  if (fd_ >= 0 && ftruncate(fd_, static_cast<off_t>(bytes)) == 0) {
-    at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  }
+  if (absl::Status fits = base::memory_fits("a staging ring (staging.ring_mib)", bytes); !fits.ok())
+    return fits;
+  absl::StatusOr<base::UniqueFd> file = base::make_memory_file("baton staging", bytes);
+  // Without one it is of use here, and peers do not map it.
+  fd_ = file.ok() ? file->release() : -1;
+  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd_, 0);
   if (at == MAP_FAILED) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("a staging ring of %u bytes: %s", bytes, strerror(errno)));
+        base::refusal(absl::StrFormat("a staging ring of %u bytes", bytes), errno));
   }
   base_ = static_cast<std::byte*>(at);
   size_ = bytes;

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/memory_left.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -33,12 +33,9 @@ absl::Status LayerTickets::start() {
   if (!current.status().ok()) return current.status();
   // Asked for both: a vector that finds no memory would throw.
   const size_t words = size_t{layers_} + 1;
-  if (const base::MemoryLeft left = base::memory_left();
-      2 * words * sizeof(uint64_t) > left.bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "tickets for %u layers need %u bytes of the host's memory: %u are left (%s)", layers_,
-        2 * words * sizeof(uint64_t), left.bytes, left.limit));
-  }
+  absl::Status fits = base::memory_fits(absl::StrFormat("tickets for %u layers", layers_),
+                                        2 * words * sizeof(uint64_t));
+  if (!fits.ok()) return fits;
   told_.resize(layers_);
   auto pages = RegisteredPages::make(device_, words * sizeof(uint64_t));
   if (!pages.ok()) return pages.status();

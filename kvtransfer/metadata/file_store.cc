@@ -13,6 +13,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -92,6 +93,7 @@ bool same_file(int fd, const std::string& path) {
 }
 
 absl::Status write_all(int fd, std::string_view bytes, const std::string& path) {
+  if (absl::Status may = base::file_may_have(bytes.size()); !may.ok()) return may;
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/log.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
@@ -90,7 +91,9 @@ absl::Status Server::open() {
   if (listen(listener_.get(), 512) != 0) return failed(options_, "nobody can call it");
   port_ = net::local_of(listener_.get()).port();
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return base::refused("epoll_create1", errno);
   stop_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!stop_.valid()) return base::refused("eventfd", errno);
   epoll_event listen_event{.events = EPOLLIN, .data = {.ptr = &listener_}};
   epoll_event stop_event{.events = EPOLLIN, .data = {.ptr = &stop_}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &listen_event) != 0 ||

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {
@@ -73,6 +74,9 @@ absl::Status DiskTier::open_file() {
   const size_t record = options_.shape.record_bytes();
   const size_t count = std::min<size_t>(options_.bytes / record, UINT32_MAX - 1);
   const auto bytes = static_cast<off_t>(count * record);
+  if (absl::Status may = base::file_may_have(count * record); !may.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat(path, ": ", may.message()));
+  }
   int no_space = posix_fallocate(file_.get(), 0, bytes);
   if (no_space == EOPNOTSUPP || no_space == EINVAL) {
     no_space = ftruncate(file_.get(), bytes) == 0 ? 0 : errno;

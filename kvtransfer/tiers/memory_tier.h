@@ -12,7 +12,9 @@
 
 namespace baton::kvtransfer::tiers {
 
-// Any thread may call. A record that somebody still reads lives until he lets go of it.
+// Any thread may call. A record that somebody still reads lives until he lets go of it. Where the
+// machine or a memory cgroup has little left, the tier does not grow to its capacity: records leave
+// before.
 class MemoryTier {
  public:
   explicit MemoryTier(size_t capacity) : capacity_(capacity) {}
@@ -30,12 +32,14 @@ class MemoryTier {
  private:
   using Order = std::list<std::shared_ptr<const TierRecord>>;
   void drop(Order::iterator entry);
+  bool may_grow(size_t bytes);
 
   const size_t capacity_;
   mutable std::mutex mutex_;
   Order order_;  // the front leaves first
   absl::flat_hash_map<TierKey, Order::iterator> index_;
   size_t bytes_ = 0;
+  size_t granted_ = 0;  // for so many there was memory left
   uint64_t evicted_ = 0;
 };
 

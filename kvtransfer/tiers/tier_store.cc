@@ -11,11 +11,17 @@
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/tiers/staged_tiers.h"
 #include "kvtransfer/tiers/tier_store_impl.h"
+#include "transport/base/limits/memory_left.h"
 #include "transport/base/log.h"
 
 namespace baton::kvtransfer::tiers {
 
 absl::Status Store::start() {
+  if (options_.host_bytes > 0) {
+    absl::Status fits =
+        base::memory_fits("a KV tier in host memory (--kv-host-mib)", options_.host_bytes);
+    if (!fits.ok()) return fits;
+  }
   if (options_.host_bytes > 0) memory_ = std::make_unique<MemoryTier>(options_.host_bytes);
   if (!options_.disk.empty()) {
     auto disk = DiskTier::open({.directory = options_.disk,

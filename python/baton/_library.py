@@ -133,6 +133,7 @@ _PROTOTYPES = {
     "agent_register": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
     "agent_deregister": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, _ERROR]),
     "agent_register_mapped": (c_int32, [_AGENT, c_void_p, c_int, c_uint64, _ERROR]),
+    "memory_file": (c_int32, [c_uint64, POINTER(c_int), _ERROR]),
     "agent_metadata": (c_int32, [_AGENT, POINTER(Bytes), _ERROR]),
     "agent_partial_metadata": (c_int32, [_AGENT, c_int32, c_void_p, c_size_t, c_int, POINTER(Bytes), _ERROR]),
     "agent_add_remote": (c_int32, [_AGENT, c_char_p, c_size_t, POINTER(Bytes), _ERROR]),

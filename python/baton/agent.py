@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
 import os
 import weakref
@@ -30,9 +29,7 @@ from .buffers import DRAM, FILE, Rows, indices_of, known_kind, memory_of, rows_o
 from .errors import BatonTimeoutError, InvalidParamError, RemoteDisconnectError, error_of
 
 WRITE, READ = 0, 1
-_F_ADD_SEALS, _SEAL_SHRINK, _SEAL_GROW = 1033, 2, 4  # of Linux
 _MADV_POPULATE_WRITE = 23
-_libc = ctypes.CDLL(None, use_errno=True)
 _SLICE = 200_000_000  # ns: how long a wait may keep Ctrl-C, and close() in another thread, waiting
 
 Name = Union[str, bytes]
@@ -299,22 +296,28 @@ class Agent:
     def allocate(self, size: int) -> mmap.mmap:
         """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
         this machine reach with one copy and no system call for each page. It lives as long as somebody has it, or the
-        agent has it registered: until deregister() or the agent's close() its own close() is a BufferError."""
-        fd = _libc.memfd_create(b"baton-agent", 3)  # closed on exec, may be sealed; not every Python has it
-        if fd < 0:
-            raise OSError(ctypes.get_errno(), "memfd_create")
+        agent has it registered: until deregister() or the agent's close() its own close() is a BufferError. Raises where the
+        machine or a memory cgroup has not so much left. Where this process may have no such file (`ulimit -f`, a sandbox)
+        it is memory like any other."""
+        if size <= 0:
+            raise InvalidParamError(f"{size} bytes cannot be allocated: ask for at least one")
+        file = ctypes.c_int(-1)
+        call(lib.memory_file, size, ctypes.byref(file))
+        fd = file.value  # -1: this process may have no such file, and others copy its memory by other ways
         try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, _F_ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
             memory = mmap.mmap(fd, size)
             with contextlib.suppress(OSError, ValueError):  # an old kernel: pages come when they are touched
                 memory.madvise(_MADV_POPULATE_WRITE)
             place = memory_of(memory)
             one = (place.address, place.bytes, place.device)
             row = (ctypes.c_uint64 * 3)(*one)
+            if fd < 0:
+                self.register(memory)
+                return memory
             self._open.call(lib.agent_register_mapped, row, fd, 0)
         except BaseException:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise
         self._kept.setdefault((DRAM, *one), []).append((memory, place.keep, weakref.finalize(memory, os.close, fd)))
         return memory

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -144,6 +145,28 @@ TEST_F(Capi, MappedMemoryMustNotShrink) {
   EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, &range, 1, &error), BATON_OK) << error.text;
   munmap(memory, 8192);
   close(file);
+}
+
+TEST_F(Capi, MemoryFilesAreAskedForBeforeTheyGrow) {
+  int file = 0;
+  ASSERT_EQ(baton_memory_file(8192, &file, &error), BATON_OK) << error.text;
+  void* memory = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const baton_descriptor range{reinterpret_cast<uint64_t>(memory), 8192, 0};
+  EXPECT_EQ(baton_agent_register_mapped(a.agent, &range, file, 0, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_agent_deregister(a.agent, BATON_DRAM, &range, 1, &error), BATON_OK) << error.text;
+  munmap(memory, 8192);
+  close(file);
+  EXPECT_EQ(baton_memory_file(uint64_t{1} << 60, &file, &error), BATON_ERR_BACKEND);
+  EXPECT_THAT(error.text, HasSubstr("left"));
+  EXPECT_EQ(file, -1);
+  EXPECT_EQ(baton_memory_file(1, nullptr, &error), BATON_ERR_INVALID_PARAM);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  EXPECT_EQ(baton_memory_file(8192, &file, &error), BATON_OK) << error.text;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(file, -1) << "anonymous memory will do";
 }
 
 TEST_F(Capi, FilesAreTheRemoteSideOfATransferWithOneself) {

@@ -225,15 +225,18 @@ TEST(NotifyRing, WhatWasPushedIsReadAfterCloseThoughNobodySaidSo) {
 
 // A process that has ended is no reason to look for one in another namespace.
 TEST(Cma, APeerThatHasEndedIsUnavailable) {
-  const uint8_t nonce[kNonceBytes] = {1, 2, 3};
-  const auto address = reinterpret_cast<uint64_t>(nonce);
-  EXPECT_TRUE(probe_cma(getpid(), address, nonce).ok());
+  const auto gate = Gate::create();
+  ASSERT_TRUE(gate.ok()) << gate.status();
+  CmaPeer peer{.pid = getpid(), .gate = gate->address(), .nonce = gate->nonce()};
+  EXPECT_TRUE(probe_cma(peer).ok()) << probe_cma(peer);
   const pid_t child = base::fork_child();
   ASSERT_GE(child, 0);
   if (child == 0) _exit(0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  const absl::Status gone = probe_cma(child, address, nonce);
-  const absl::Status elsewhere = probe_cma(0, address, nonce);
+  peer.pid = child;
+  const absl::Status gone = probe_cma(peer);
+  peer.pid = 0;
+  const absl::Status elsewhere = probe_cma(peer);
   EXPECT_TRUE(absl::IsUnavailable(gone)) << gone;
   EXPECT_TRUE(absl::IsFailedPrecondition(elsewhere)) << elsewhere;
 
@@ -251,7 +254,7 @@ TEST(Cma, APeerThatHasEndedIsUnavailable) {
     read.remote = {.key = 7, .size = 4096, .index = 3, .generation = 1};
     read.remote_layout = Layout::contiguous(0, 4096);
     PeerMemory::Target target;
-    const PeerMemory memory(std::move(control->mapping), child, cma);
+    const PeerMemory memory(std::move(control->mapping), peer, cma);
     EXPECT_EQ(memory.resolve(read, target).code(), cma.code());
   }
 }

@@ -1,7 +1,10 @@
 // Memory that goes away under a transfer: its slice fails with the reason, and nothing else does.
 #include <gmock/gmock.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
+#include <array>
+#include <cstring>
 #include <tuple>
 
 #include "tests/tcp/tcp_pair.h"
@@ -116,8 +119,8 @@ class GoneBeforeItIsOpened : public testing::TestWithParam<std::tuple<net::Prote
 TEST_P(GoneBeforeItIsOpened, EndsItsPayloadAlone) {
   const auto [protection, how] = GetParam();
   net::Opener opener(net::Key32{}, protection);
-  const auto buffers = *FileBuffers::create(RxStream::kBufferBytes);
-  RxStream::Memory lent(*buffers);
+  FileBuffers buffers(RxStream::kBufferBytes);
+  RxStream::Memory lent(buffers);
   std::vector<char> nowhere(RxStream::kNowhereBytes);
   RxStream rx(nowhere.data(), opener);
   rx.lend(&lent);
@@ -141,6 +144,46 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) {
       return std::string(net::name(std::get<0>(each.param))) + name_of(std::get<1>(each.param));
     });
+
+// Buffers in a file of memory, and where this process may not have one: what is gone is told either
+// way.
+class Buffers : public testing::TestWithParam<std::tuple<rlim_t, Fading>> {};
+
+TEST_P(Buffers, TellWhatIsGone) {
+  const auto [limit, how] = GetParam();
+  constexpr size_t kPage = 4096;
+  const FadingMemory memory(4 * kPage, how);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit within{limit, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &within), 0);  // SIGXFSZ would end this test
+  FileBuffers buffers(4 * kPage);
+  const FileBuffers::Buffer buffer = buffers.take();
+  ASSERT_NE(buffer.data, nullptr);
+  const iovec whole{memory.data, memory.size};
+  EXPECT_TRUE(buffers.readable(whole));
+  memory.fade();
+  const bool readable = how == Fading::kReadOnly;
+  EXPECT_EQ(buffers.readable(whole), readable);
+  std::memset(buffer.data, 7, memory.size);
+  const std::array<iovec, 2> halves = {iovec{memory.data, memory.size / 2},
+                                       iovec{memory.half(), memory.size / 2}};
+  EXPECT_EQ(buffers.copy_out(buffer, buffer.data, halves.data(), 2), memory.size / 2);
+  EXPECT_EQ(memory.data[memory.size / 2 - 1], std::byte{7});
+  EXPECT_TRUE(buffers.copy_in(buffer, buffer.data, memory.data, memory.size / 2));
+  EXPECT_EQ(buffers.copy_in(buffer, buffer.data, memory.half(), kPage), readable);
+  buffers.give_back(buffer);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, Buffers,
+                         testing::Combine(testing::Values(rlim_t{RLIM_INFINITY}, rlim_t{0}),
+                                          testing::Values(Fading::kUnmapped, Fading::kReadOnly,
+                                                          Fading::kTruncated)),
+                         [](const auto& each) {
+                           return std::string(std::get<0>(each.param) == 0 ? "anonymous" : "file") +
+                                  name_of(std::get<1>(each.param));
+                         });
 
 // Small payload comes in together with its head, and is copied to where it belongs. `protections`:
 // what was done to the memory; sizes: one page, part of one, several pages, the largest.

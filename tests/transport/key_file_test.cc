@@ -251,10 +251,10 @@ TEST_F(KeyFolder, AKeyIsMadeInNobodyElsesFile) {
 }
 
 TEST_F(KeyFolder, AKeyThatCouldNotBeWrittenLeavesNothing) {
-  signal(SIGXFSZ, SIG_IGN);
+  signal(SIGXFSZ, SIG_DFL);  // it is asked before the file grows
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  for (const rlim_t room : {0, 40}) {  // a disk that is full, or is so half-way
+  for (const rlim_t room : {0, 40}) {
     const rlimit little{room, before.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
     const auto made = ClusterKey::for_this_user();

@@ -12,7 +12,7 @@
 #include "tests/captured_log.h"
 #include "tests/temporary_folder.h"
 #include "tests/transport/stub_provider.h"
-#include "transport/base/memory_left.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton {
 namespace {

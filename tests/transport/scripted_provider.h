@@ -23,7 +23,7 @@ class ScriptedRail final : public Rail, public internal::CountingRail {
       : provider_(provider),
         properties_{.provider = name, .route = name, .slice_bytes = slice_bytes} {}
   const Properties& properties() const override { return properties_; }
-  absl::Status reaches(const RemoteRegion&) const override { return absl::OkStatus(); }
+  absl::Status reaches(const RemoteRegion& region) const override;
   bool post(const Slice& slice, EventSink&) override {
     if (held.size() == properties_.depth) return false;
     held.push_back(slice);
@@ -109,6 +109,7 @@ class ScriptedProvider final : public Provider {
   const Rail* closed = nullptr;       // the last that the worker has closed
   absl::Status closed_why;
   size_t slice_bytes = SIZE_MAX;  // of rails that are made from now on
+  std::set<uint32_t> unreached;   // indices of regions
 
  private:
   std::vector<std::pair<HelloInfo, std::unique_ptr<Rail>>> callers_;
@@ -116,6 +117,10 @@ class ScriptedProvider final : public Provider {
   const Capabilities capabilities_;
 };
 
+inline absl::Status ScriptedRail::reaches(const RemoteRegion& region) const {
+  if (!provider_.unreached.contains(region.index)) return absl::OkStatus();
+  return absl::FailedPreconditionError(properties_.provider + " does not get there");
+}
 inline void ScriptedRail::report(EventSink& sink, const absl::Status& status) {
   for (const Slice& slice : std::exchange(held, {})) {
     sink.slice_done(*this, slice.transfer->id, slice.index, status);

@@ -1,9 +1,15 @@
-// Better routes than those in use.
+// Other routes than the one in use: better ones, and ways around one that does not reach some
+// region.
 //
 // A peer may be up over a worse provider than both sides have: the better one was lost, or did not
 // answer when the peer was met. It is called again, by the side that called first, with pauses that
 // grow. When it answers, its rails join the session: slices go to them from then on, those that the
 // other rails have end there, and those rails stay for when the better one is lost again.
+//
+// The best rails of a peer may reach most of its memory and not all: shm without CMA reaches pools
+// alone. A transfer of such a region goes over the best rail that reaches it. Where none does the
+// transfer stands aside, so that others pass, while the peer is called over the worse providers
+// that both sides have, one by one.
 #include <algorithm>
 #include <climits>
 #include <utility>
@@ -11,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "transport/base/log.h"
 #include "transport/internal/worker_impl.h"
 
@@ -18,6 +25,7 @@ namespace baton {
 namespace {
 
 constexpr Time kLongestFailbackPause = std::chrono::minutes(1);
+constexpr Time kAtOnce = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -60,7 +68,7 @@ std::vector<std::string> Worker::Impl::better_routes(const internal::Peer& peer)
   });
   if (!any) return better;
   std::vector<std::string> unheard;
-  for (auto& [rank, name] : rank_routes(peer, unheard)) {
+  for (auto& [rank, name] : rank_routes(peer, peer.require, unheard)) {
     const auto& refused = peer.back.refused;
     if (rank > best && std::find(refused.begin(), refused.end(), name) == refused.end()) {
       better.push_back(std::move(name));
@@ -99,6 +107,7 @@ void Worker::Impl::call_better_later(internal::Peer& peer) {
 void Worker::Impl::call_better(internal::Peer& peer) {
   internal::Failback& back = peer.back;
   back.call_at = kNever;
+  if (peer.around.calling) return call_better_later(peer);
   if (back.untried.empty()) back.untried = better_routes(peer);
   if (back.untried.empty()) return look_for_better(peer);
   back.route = back.untried.front();
@@ -120,6 +129,103 @@ void Worker::Impl::better_failed(internal::Peer& peer, const absl::Status& why) 
                   why.message());
   if (!back.untried.empty()) return call_better(peer);
   look_for_better(peer);
+  call_around(peer);
+}
+
+internal::RailState* Worker::Impl::reaching(internal::Peer& peer, const RemoteRegion& region) {
+  const auto rail = std::find_if(
+      peer.rails.begin(), peer.rails.end(),
+      [&](const internal::RailState& state) { return state.rail->reaches(region).ok(); });
+  return rail == peer.rails.end() ? nullptr : &*rail;
+}
+
+void Worker::Impl::stand_aside(internal::Peer& peer, uint32_t index) {
+  internal::Around& around = peer.around;
+  const TransferDescriptor& d = slots[index].descriptor;
+  const Rail& best = *peer.rails.front().rail;
+  if (around.passed != best.properties().provider) {
+    around.passed = best.properties().provider;
+    around.why = std::string(best.reaches(d.remote).message());
+    base::log_event(base::LogLevel::kInfo, "%s: %s: another route for a region of %u bytes: %s",
+                    self.name, peer.name, d.remote.size, around.why);
+  }
+  dequeue(peer, index);
+  // The list keeps transfers that were stopped while they waited.
+  if (around.waiting.size() >= 2 * slots.capacity()) {
+    std::erase_if(around.waiting, [this](TransferId id) { return !stands_aside(id); });
+  }
+  around.waiting.push_back(d.id);
+  call_around(peer);
+}
+
+bool Worker::Impl::stands_aside(TransferId id) {
+  const internal::TransferSlot* slot = slots.find(id);
+  return slot != nullptr && slot->verdict == TransferState::kActive && !slot->queued;
+}
+
+// The worker makes one extra call to a peer at a time: the end of a call names its session, not its
+// provider.
+void Worker::Impl::call_around(internal::Peer& peer) {
+  internal::Around& around = peer.around;
+  if (around.waiting.empty() || around.calling || peer.back.calling || peer.state != PeerState::kUp)
+    return;
+  if (around.untried.empty()) {
+    around.notes.clear();
+    // The provider that a caller chose is its own choice and binds only the caller.
+    const std::string& require = peer.dialled ? peer.require : options.require;
+    for (auto& [rank, name] : rank_routes(peer, require, around.notes)) {
+      const bool there =
+          std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
+            return state.rail->properties().provider == name;
+          });
+      if (there) continue;
+      if (std::find(around.refused.begin(), around.refused.end(), name) == around.refused.end()) {
+        around.untried.push_back(std::move(name));
+      } else {
+        around.notes.push_back(absl::StrCat(name, ": the peer closes it"));
+      }
+    }
+  }
+  if (around.untried.empty()) return give_up_around(peer);
+  around.route = around.untried.front();
+  around.untried.erase(around.untried.begin());
+  around.calling = true;
+  dial(peer, around.route, peer.dialled ? Resume::kOurs : Resume::kTheirs);
+}
+
+void Worker::Impl::around_failed(internal::Peer& peer, const absl::Status& why) {
+  internal::Around& around = peer.around;
+  around.notes.push_back(absl::StrCat(around.route, ": ", why.message()));
+  if (peer.state != PeerState::kUp)
+    return around.untried.clear();  // the worker calls it over every provider now
+  if (around.untried.empty()) return give_up_around(peer);
+  call_around(peer);
+}
+
+void Worker::Impl::give_up_around(internal::Peer& peer) {
+  internal::Around& around = peer.around;
+  const absl::Status why = absl::FailedPreconditionError(
+      absl::StrCat(around.why, ". No other route does: ", absl::StrJoin(around.notes, "; ")));
+  for (const TransferId id : std::exchange(around.waiting, {})) {
+    if (stands_aside(id)) stop(id.slot, TransferState::kFailed, why);
+  }
+}
+
+// A rail of the last call was lost. A peer that refuses the provider (require) closes such a rail
+// at once, every time.
+void Worker::Impl::around_lost(internal::Peer& peer, const Rail& rail) {
+  internal::Around& around = peer.around;
+  const std::string& by = rail.properties().provider;
+  if (by == around.route && around.up_at != kNever && clock.now() - around.up_at < kAtOnce) {
+    around.refused.push_back(by);
+  }
+}
+
+// A rail has come up. A transfer whose region it does not reach either stands aside again.
+void Worker::Impl::come_around(internal::Peer& peer) {
+  for (const TransferId id : std::exchange(peer.around.waiting, {})) {
+    if (stands_aside(id)) enqueue(peer, id.slot);
+  }
 }
 
 }  // namespace baton

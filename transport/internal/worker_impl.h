@@ -1,7 +1,7 @@
 // The inside of a worker. Everything here runs under `mutex`, except what is marked lock-free.
 // Split by subject: worker.cc (the public calls), worker_progress.cc (start, progress, sleeping),
 // worker_routes.cc (calling peers), worker_peers.cc (peers that come and go), worker_sessions.cc
-// (rails that were lost, and peers that are called again), worker_failback.cc (better routes than
+// (rails that were lost, and peers that are called again), worker_failback.cc (other routes than
 // those in use), worker_partings.cc (peers that are disconnected), worker_transfers.cc (transfers
 // as they begin), worker_slices.cc (queues and rails), worker_ends.cc (how transfers end),
 // worker_inbox.cc (what arrives, and credits for it).
@@ -85,6 +85,7 @@ class Worker::Impl final : public EventSink {
   absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
                                  std::string_view need);
   std::vector<std::pair<int, std::string>> rank_routes(const internal::Peer& peer,
+                                                       const std::string& require,
                                                        std::vector<std::string>& notes) const;
   void plan_routes(internal::Peer& peer);
   void note_called(const internal::Peer& peer, const std::string& at);
@@ -156,6 +157,15 @@ class Worker::Impl final : public EventSink {
   void call_better_later(internal::Peer& peer);
   void call_better(internal::Peer& peer);
   void better_failed(internal::Peer& peer, const absl::Status& why);
+
+  static internal::RailState* reaching(internal::Peer& peer, const RemoteRegion& region);
+  void stand_aside(internal::Peer& peer, uint32_t index);
+  bool stands_aside(TransferId id);
+  void call_around(internal::Peer& peer);
+  void around_failed(internal::Peer& peer, const absl::Status& why);
+  void give_up_around(internal::Peer& peer);
+  void come_around(internal::Peer& peer);
+  void around_lost(internal::Peer& peer, const Rail& rail);
 
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free

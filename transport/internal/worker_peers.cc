@@ -80,8 +80,12 @@ void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::uniqu
   }
   const bool better = peer->rails.empty() || rank_of(*rail) > peer->rails.front().rank;
   const bool answered = better && std::exchange(peer->back.calling, false);
+  const bool around = rail->properties().provider == peer->around.route &&
+                      std::exchange(peer->around.calling, false);
+  if (around) peer->around.up_at = clock.now();
   if (!fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
   if (answered && peer->state == PeerState::kUp) call_better_later(*peer);
+  if (around) around_failed(*peer, absl::UnavailableError(kFenced));
   drop(std::move(rail), absl::UnavailableError(kFenced));
   // It answers; it has lost this rail only. If that was the only one of this call, there is
   // another.
@@ -116,6 +120,11 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
     }
     if (fenced(*peer, info.link)) return drop(std::move(rail), absl::UnavailableError(kFenced));
+    const std::string& by = rail->properties().provider;
+    if (peer->dialled && !peer->require.empty() && by != peer->require) {
+      return drop(std::move(rail), absl::UnavailableError(absl::StrFormat(
+                                       "%s is not wanted here (require=%s)", by, peer->require)));
+    }
     return peer_up(*peer, info, std::move(rail));
   }
   // It resumes what was never begun here: its first call was lost after its last word, before we
@@ -156,6 +165,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   auto* const prompt = dynamic_cast<internal::PromptRail*>(rail.get());
   if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
   add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
+  come_around(peer);
   if (peer.state == PeerState::kUp) return look_for_better(peer);
   const bool again = peer.state == PeerState::kReconnecting;
   peers.set_state(peer, PeerState::kUp);
@@ -219,6 +229,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
       return;
     }
     ++stats.rails_lost;
+    around_lost(*peer, rail);
     peer->rail_lost = std::string(why.message());
     base::log_event(base::LogLevel::kWarning,
                     "%s: lost a rail to %s: %s (%s); %u slices go on over the %u that are left",
@@ -253,6 +264,9 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
     const internal::TransferSlot* slot = slots.find(id);
     if (slot != nullptr && slot->peer == peer.id()) stop(id.slot, TransferState::kFailed, peer.why);
   }
+  for (const TransferId id : std::exchange(peer.around.waiting, {})) {
+    if (stands_aside(id)) stop(id.slot, TransferState::kFailed, peer.why);
+  }
   settle_all(peer, peer.why);
   leave_unsaid(peer);
   left_behind += peer.unread;
@@ -260,6 +274,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   peer.arrivals = {};
   peer.fenced = {};
   peer.back = {};
+  peer.around = {};
   peer.counted = {};
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
@@ -351,7 +366,13 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
       absl::StrAppend(&route, ", ", more);
     }
     const bool used = state.rank == peer.rails.front().rank;
-    if (!used) route += ": kept for when that is lost";
+    const bool around = !used && !peer.around.passed.empty();
+    if (around) {
+      absl::StrAppend(&route, ": for memory that ", peer.around.passed,
+                      " does not reach: ", peer.around.why);
+    } else if (!used) {
+      route += ": kept for when that is lost";
+    }
     std::vector<std::string>& list = used ? routes : notes;
     if (std::find(list.begin(), list.end(), route) == list.end()) list.push_back(std::move(route));
   }

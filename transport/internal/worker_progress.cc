@@ -22,7 +22,6 @@ namespace {
 
 constexpr Time kOften = std::chrono::microseconds(50);  // from one help() to the next
 constexpr Time kCopyPause = std::chrono::microseconds(5);
-constexpr const char* kNoDescriptors = "no file descriptors are left: raise `ulimit -n`";
 
 // Whether a provider that workers have on request only is asked for.
 bool asked_for(const WorkerOptions& options, const std::string& provider) {
@@ -89,23 +88,27 @@ absl::Status Worker::Impl::watch(int fd) {
   for (const int set : {epoll_fd, outside_fd}) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
     if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0) continue;
-    return absl::InternalError(absl::StrFormat("cannot watch a descriptor: %s", strerror(errno)));
+    return base::refused("epoll_ctl", errno);
   }
   return absl::OkStatus();
 }
 
 absl::Status Worker::Impl::start() {
-  epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-  outside_fd = epoll_create1(EPOLL_CLOEXEC);
+  for (int* set : {&epoll_fd, &outside_fd}) {
+    *set = epoll_create1(EPOLL_CLOEXEC);
+    if (*set < 0) return base::refused("epoll_create1", errno);
+  }
+  for (const internal::Bell* each : {&bell, &outside}) {
+    if (!each->status().ok()) return each->status();
+  }
   epoll_event event{.events = EPOLLIN, .data = {.fd = outside.fd()}};
-  if (epoll_fd < 0 || outside_fd < 0 || bell.fd() < 0 || outside.fd() < 0 ||
-      epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.fd(), &event) != 0) {
-    return absl::ResourceExhaustedError(kNoDescriptors);
+  if (epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.fd(), &event) != 0) {
+    return base::refused("epoll_ctl", errno);
   }
   if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
   // Of one thread's waits, so that none of them needs a descriptor later.
   spare_bells.push_back(std::make_unique<internal::Bell>());
-  if (spare_bells.front()->fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
+  if (!spare_bells.front()->status().ok()) return spare_bells.front()->status();
 
   Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
   context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
@@ -450,7 +453,7 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
       if (mine.own == nullptr) {
         if (spare_bells.empty()) {
           auto fresh = std::make_unique<internal::Bell>();
-          if (fresh->fd() < 0) return absl::ResourceExhaustedError(kNoDescriptors);
+          if (!fresh->status().ok()) return fresh->status();
           mine.own = std::move(fresh);
         } else {
           mine.own = std::move(spare_bells.back());

@@ -108,15 +108,15 @@ std::string Worker::Impl::called_at(const internal::Peer& peer, std::string_view
 
 // The providers that both sides have, the best first, with their ranks; and why the others are out.
 std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
-    const internal::Peer& peer, std::vector<std::string>& notes) const {
+    const internal::Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
   std::vector<std::pair<int, std::string>> ranked;
   for (auto& provider : providers) {
     const Capabilities& can = provider->capabilities();
     std::string note;
     const auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
                                      [&](const auto& entry) { return entry.first == can.name; });
-    if (!peer.require.empty() && can.name != peer.require) {
-      note = absl::StrCat("not wanted (require=", peer.require, ")");
+    if (!require.empty() && can.name != require) {
+      note = absl::StrCat("not wanted (require=", require, ")");
     } else if (!can.available) {
       note = can.detail;
     } else if (theirs == peer.address.providers.end()) {
@@ -142,7 +142,9 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
 void Worker::Impl::plan_routes(internal::Peer& peer) {
   peers.set_name(peer, peer.address.name);
   peer.uid = peer.address.uid;
-  for (auto& [rank, name] : rank_routes(peer, peer.notes)) peer.untried.push_back(name);
+  for (auto& [rank, name] : rank_routes(peer, peer.require, peer.notes)) {
+    peer.untried.push_back(name);
+  }
   try_next_route(peer);
 }
 
@@ -185,6 +187,7 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   if (peer == nullptr || peer->state == PeerState::kConnecting) sessions.erase(session);
   if (peer == nullptr || peer->session != session) return;
   if (std::exchange(peer->back.calling, false)) return better_failed(*peer, why);
+  if (std::exchange(peer->around.calling, false)) return around_failed(*peer, why);
   if (!peer->rails.empty()) return;
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;

@@ -129,8 +129,11 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
     return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
   const bool device = on_device(regions, slot.descriptor);
+  const internal::RailState* const reaches =
+      slot.passes ? reaching(peer, slot.descriptor.remote) : nullptr;
+  const int rank = reaches != nullptr ? reaches->rank : peer.rails.front().rank;
   const auto may = [&](const internal::RailState& state) {
-    return device ? moves(*state.rail, slot).ok() : state.rank == peer.rails.front().rank;
+    return device ? moves(*state.rail, slot).ok() : state.rank == rank;
   };
   const Paces paces(peer, clock, slot.descriptor.local_region, may);
   if (slot.descriptor.bytes == 0) {
@@ -228,6 +231,16 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
         any = true;
         continue;
       }
+    }
+    // What came back may have done so because its region is not reached any more.
+    const RemoteRegion& remote = slot.descriptor.remote;
+    if (!slot.again.empty() && slot.descriptor.bytes > 0 && !slot.mapped) {
+      slot.passes = !peer.rails.front().rail->reaches(remote).ok();
+    }
+    if (slot.passes && reaching(peer, remote) == nullptr) {
+      stand_aside(peer, index);
+      any = true;
+      continue;
     }
     if (absl::Status status = movable(slot, peer); !status.ok()) {
       stop(index, TransferState::kFailed, status);

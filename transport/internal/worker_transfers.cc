@@ -283,7 +283,7 @@ void Worker::Impl::begin(internal::TransferSlot& slot) {
   slot.held = false;
   slot.again.clear();
   slot.live = slot.descriptor.id.generation;
-  slot.uses_region = slot.queued = slot.listed = slot.staged = slot.mapped = false;
+  slot.uses_region = slot.queued = slot.listed = slot.staged = slot.mapped = slot.passes = false;
   slot.verdict = TransferState::kActive;
   slot.result = absl::OkStatus();
 }
@@ -367,7 +367,8 @@ bool Worker::Impl::look_at_streams() {
   return standing_aside.size() != before;
 }
 
-// The checks that need the peer to be up; and the cut into slices.
+// The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
+// region.
 absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
   const TransferDescriptor& d = slot.descriptor;
   // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
@@ -381,7 +382,9 @@ absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& p
     }
     if (!staged) {
       absl::Status status = peer.rails.front().rail->reaches(d.remote);
-      if (!status.ok()) return status;
+      if (absl::IsUnavailable(status)) return status;
+      slot.passes = !status.ok();
+      if (slot.passes && reaching(peer, d.remote) == nullptr) return absl::OkStatus();
     }
   }
   if (d.counter.generation != 0 && d.counter.owner != peer.uid) {

@@ -8,14 +8,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::net {
 
 absl::StatusOr<std::unique_ptr<Poller>> Poller::create() {
   const int fd = epoll_create1(EPOLL_CLOEXEC);
   if (fd < 0) {
-    return absl::UnavailableError(absl::StrCat("epoll_create1: ", strerror(errno),
-                                               "; raise the limit on open files (ulimit -n)"));
+    return base::refused("epoll_create1", errno);
   }
   return std::unique_ptr<Poller>(new Poller(fd));
 }

@@ -224,7 +224,7 @@ bool Connection::wait_until_idle(uint32_t busy_value, Time patience) const {
   if (!busy()) return true;
   const Time until = Clock::steady().now() + patience;
   while (busy()) {
-    if (socket_.peer_gone()) return true;  // the kernel closes files after the memory is gone
+    if (ended(pidfd_, socket_)) return true;  // its memory is gone before that is seen
     if (Clock::steady().now() > until) return false;
     sched_yield();
   }
@@ -359,8 +359,10 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
   if (state_ == State::kDown) return;
   heat();  // for the next round to forget it
   const State before = std::exchange(state_, State::kDown);
-  // Who only loses this connection says nothing: the peer calls again, or is called.
-  const bool lost = absl::IsUnavailable(why) && before == State::kUp;
+  // Who only loses this connection says nothing: the peer calls again, or is called. The peer may
+  // have it up before we do. A first call that fails is over.
+  const bool first_call = client_ && request_.resume == Resume::kNew && before != State::kUp;
+  const bool lost = absl::IsUnavailable(why) && !first_call;
   if (!lost && (before == State::kSetup || before == State::kUp)) {
     Message goodbye;
     goodbye.kind = Message::Kind::kGoodbye;

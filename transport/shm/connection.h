@@ -35,6 +35,7 @@ struct Shared {
   Exports exports;
   CmaBatch cma;
   bool cma_allowed = true;
+  bool ask_yama = true;        // shm.ptracer
   Time fence_patience{};       // shm.fence_ms
   bool device_kernels = true;  // staging.kernels
   base::UniqueFd epoll;

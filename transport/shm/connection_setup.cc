@@ -158,9 +158,9 @@ absl::Status Connection::begin_setup() {
   setup.kind = Message::Kind::kSetup;
   setup.control_bytes = sizeof(ControlSegment);
   setup.counter_bytes = CounterTable::kBytes;
-  const ControlSegment& control = shared_.exports.control();
-  setup.nonce_address = reinterpret_cast<uint64_t>(control.nonce.data());
-  setup.nonce = control.nonce;
+  setup.nonce_address = shared_.exports.gate().address();
+  setup.nonce = shared_.exports.gate().nonce();
+  if (shared_.ask_yama) allow_cma(peer_pid_);  // before the peer tries
   if (client_) {
     auto segment = create_file("baton-connection", sizeof(ConnectionSegment));
     if (!segment.ok()) return segment.status();
@@ -200,11 +200,13 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   auto* lanes = segment_.as<ConnectionSegment>();
   out_ = client_ ? &lanes->from_client : &lanes->from_server;
   in_ = client_ ? &lanes->from_server : &lanes->from_client;
+  const CmaPeer peer{
+      .pid = peer_pid_, .process = pidfd_.get(), .gate = setup.nonce_address, .nonce = setup.nonce};
   absl::Status cma = shared_.cma_allowed
-                         ? probe_cma(peer_pid_, setup.nonce_address, setup.nonce)
+                         ? probe_cma(peer)
                          : absl::FailedPreconditionError("CMA is switched off (shm.cma=off)");
   // A process does not open its own handles, and needs no marks for that.
-  memory_.emplace(*std::move(control), peer_pid_, std::move(cma), out_);
+  memory_.emplace(*std::move(control), peer, std::move(cma), out_);
   runner_.emplace(*memory_, *out_, counters_.as<CounterTable::Word>(), shared_.cma,
                   shared_.context.regions, shared_.device_kernels);
   reader_.emplace(*in_);

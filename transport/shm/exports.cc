@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/base/worker_keys.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/shm/kept_fds.h"
 
 namespace baton::shm {
@@ -18,10 +18,11 @@ namespace baton::shm {
 absl::StatusOr<Exports> Exports::create() {
   auto file = create_file("baton-control", sizeof(ControlSegment));
   if (!file.ok()) return file.status();
+  auto gate = Gate::create();
+  if (!gate.ok()) return gate.status();
   Exports exports;
   exports.file_ = *std::move(file);
-  auto& nonce = exports.file_.mapping.as<ControlSegment>()->nonce;
-  base::fill_with_secret(nonce.data(), nonce.size());
+  exports.gate_ = *std::move(gate);
   forbid_new_writers(exports.file_.fd.get());
   return exports;
 }
@@ -53,8 +54,7 @@ absl::StatusOr<uint64_t> Exports::publish(const RegionEntry& region) {
       base::UniqueFd fd(fcntl(region.file.fd, F_DUPFD_CLOEXEC, 0));
       if (!fd.valid()) {
         return absl::ResourceExhaustedError(
-            absl::StrFormat("no descriptor for the file behind the region: %s; raise `ulimit -n`",
-                            strerror(errno)));
+            base::refusal("a descriptor for the file behind the region", errno));
       }
       number = fresh = next_number_++;
       files_.push_back({number, info.st_dev, info.st_ino, bytes, std::move(fd), 1});
@@ -82,8 +82,8 @@ absl::StatusOr<uint64_t> Exports::publish_on_device(const RegionEntry& region) {
     base::UniqueFd fd;
     if (!shared.by_handle) fd.reset(fcntl(shared.fd, F_DUPFD_CLOEXEC, 0));
     if (!shared.by_handle && !fd.valid()) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "no descriptor for memory of a device: %s; raise `ulimit -n`", strerror(errno)));
+      return absl::ResourceExhaustedError(
+          base::refusal("a descriptor for memory of a device", errno));
     }
     const absl::Status kept = fd.valid() ? may_be_kept(fd.get()) : absl::OkStatus();
     if (!kept.ok()) {

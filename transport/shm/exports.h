@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/region.h"
+#include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
 #include "transport/shm/segment.h"
 
@@ -43,7 +44,7 @@ class Exports {
 
   const std::vector<File>& files() const { return files_; }
   const File* find_file(uint64_t number) const;
-  const ControlSegment& control() const { return *file_.mapping.as<ControlSegment>(); }
+  const Gate& gate() const { return gate_; }
   int control_fd() const { return file_.fd.get(); }
 
  private:
@@ -53,6 +54,7 @@ class Exports {
   SharedRegion& row(uint32_t index) { return file_.mapping.as<ControlSegment>()->regions[index]; }
 
   OwnFile file_;
+  Gate gate_;
   std::vector<File> files_;
   uint64_t next_number_ = 1;
 };

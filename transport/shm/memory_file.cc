@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/refusals.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -80,23 +81,11 @@ bool MappedFile::populate(size_t bytes) {
 }
 
 absl::StatusOr<OwnFile> create_file(const char* name, size_t bytes) {
-  OwnFile file;
-  file.fd = base::UniqueFd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!file.fd.valid()) {
-    return absl::UnavailableError(
-        absl::StrFormat("memfd_create failed: %s; shm needs Linux 3.17 or later and a sandbox that "
-                        "allows memfd_create",
-                        strerror(errno)));
-  }
-  if (ftruncate(file.fd.get(), static_cast<off_t>(bytes)) != 0 ||
-      fcntl(file.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("a memfd of %u bytes failed: %s", bytes, strerror(errno)));
-  }
-  auto mapping = MappedFile::map(file.fd.get(), bytes, MappedFile::Protection::kReadWrite, name);
+  auto fd = base::make_memory_file(name, bytes);
+  if (!fd.ok()) return fd.status();
+  auto mapping = MappedFile::map(fd->get(), bytes, MappedFile::Protection::kReadWrite, name);
   if (!mapping.ok()) return mapping.status();
-  file.mapping = *std::move(mapping);
-  return file;
+  return OwnFile{*std::move(fd), *std::move(mapping)};
 }
 
 void forbid_new_writers(int fd) {

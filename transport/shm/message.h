@@ -34,7 +34,8 @@ struct Message {
   uint64_t control_bytes = 0;
   uint64_t counter_bytes = 0;
   uint64_t connection_bytes = 0;
-  uint64_t nonce_address = 0;  // in the sender's memory: what a CMA probe reads
+  uint64_t nonce_address =
+      0;  // in the sender's memory: its gate for CMA, or of older builds any such place
   std::array<uint8_t, kNonceBytes> nonce{};
 
   // kFile, kDeviceFile, kDeviceHandle, kDrop.

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::shm {
 namespace {
@@ -53,8 +54,7 @@ absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
   if (!at.ok()) return at.status();
   PacketSocket out(base::UniqueFd(socket(AF_UNIX, kType, 0)));
   if (out.fd() < 0) {
-    return absl::UnavailableError(
-        absl::StrFormat("no unix socket: %s; raise `ulimit -n`", strerror(errno)));
+    return absl::UnavailableError(base::refusal("a unix socket", errno));
   }
   if (connect(out.fd(), reinterpret_cast<sockaddr*>(&at->address), at->length) != 0) {
     if (errno == EAGAIN) return absl::ResourceExhaustedError("the peer's backlog is full");
@@ -76,8 +76,7 @@ absl::StatusOr<PacketSocket> PacketSocket::accept() const {
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
     return absl::NotFoundError("nobody is waiting");
   }
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("accepting a peer failed: %s; raise `ulimit -n`", strerror(errno)));
+  return absl::ResourceExhaustedError(base::refusal("accepting a peer", errno));
 }
 
 PacketSocket::Io PacketSocket::send(std::string_view bytes, absl::Span<const int> fds) const {
@@ -155,8 +154,8 @@ absl::StatusOr<PacketSocket::Io> PacketSocket::receive(Packet& packet, bool with
 
 bool PacketSocket::peer_gone() const {
   if (fd_.get() < 0) return true;
-  pollfd query{fd_.get(), POLLRDHUP, 0};
-  return poll(&query, 1, 0) > 0 && (query.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+  pollfd query{fd_.get(), 0, 0};  // what is said unasked: POLLHUP is of both directions
+  return poll(&query, 1, 0) > 0;
 }
 
 pid_t PacketSocket::peer_pid() const {

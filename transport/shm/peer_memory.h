@@ -2,8 +2,6 @@
 // every byte.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,7 +9,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "transport/provider.h"
+#include "transport/shm/cma.h"
 #include "transport/shm/memory_file.h"
 #include "transport/shm/segment.h"
 
@@ -21,8 +21,8 @@ class PeerMemory {
  public:
   // `cma` is what the probe found. `out`, where there is one, is told which handles are open; it
   // outlives this.
-  PeerMemory(MappedFile control, pid_t pid, absl::Status cma, Lane* out = nullptr)
-      : control_(std::move(control)), pid_(pid), cma_(std::move(cma)), out_(out) {}
+  PeerMemory(MappedFile control, const CmaPeer& peer, absl::Status cma, Lane* out = nullptr)
+      : control_(std::move(control)), peer_(peer), cma_(std::move(cma)), out_(out) {}
 
   // How the bytes of a region are reached.
   enum class Path : uint8_t {
@@ -73,7 +73,9 @@ class PeerMemory {
   bool populate(size_t bytes);
   bool populating() const { return populating_ != 0; }
 
-  pid_t pid() const { return pid_; }
+  // For copies by CMA, until one was not let through: `why`.
+  CmaPeer& process() { return peer_; }
+  void lose_cma(absl::string_view why) { cma_ = absl::FailedPreconditionError(why); }
   const absl::Status& cma() const { return cma_; }
 
  private:
@@ -93,7 +95,7 @@ class PeerMemory {
   absl::Status unreachable(const absl::Status& mapping) const;
 
   MappedFile control_;
-  pid_t pid_;
+  CmaPeer peer_;
   absl::Status cma_;
   Lane* out_;
   mutable absl::flat_hash_map<uint64_t, File> files_;

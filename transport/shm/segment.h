@@ -29,7 +29,7 @@ struct alignas(64) SharedRegion {
 inline constexpr size_t kNonceBytes = 16;
 
 struct ControlSegment {
-  std::array<uint8_t, kNonceBytes> nonce;  // a peer that can read this by address has CMA
+  std::array<uint8_t, kNonceBytes> unused;  // older builds have it
   SharedRegion regions[RegionTable::kCapacity];
 };
 

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/copies/copy_kernel.h"
+#include "transport/base/limits/refusals.h"
 #include "transport/base/log.h"
 #include "transport/settings.h"
 #include "transport/shm/connection.h"
@@ -57,6 +58,14 @@ constexpr std::array kSettings = {
             .meaning =
                 "off: only memory from a pool can be reached, not what the kernel would copy "
                 "with process_vm_readv"},
+    Setting{.name = "shm.ptracer",
+            .kind = Setting::Kind::kChoice,
+            .standard = "on",
+            .choices = "on off",
+            .meaning = "on: where kernel.yama.ptrace_scope is 1, peers are allowed to copy this "
+                       "process's memory "
+                       "(PR_SET_PTRACER): one by its number, and all processes of this user once "
+                       "there are several"},
 };
 
 class ShmProvider final : public Provider {
@@ -229,11 +238,12 @@ class ShmProvider final : public Provider {
 
  private:
   absl::Status open() {
-    bool memfd = true, cma = true;
+    bool memfd = true, cma = true, ask_yama = true;
     Time fence_patience = std::chrono::seconds(5);
     SettingsReader read(context_, kSettings);
     read.on_off("shm.memfd", memfd);
     read.on_off("shm.cma", cma);
+    read.on_off("shm.ptracer", ask_yama);
     read.ms("shm.fence_ms", fence_patience);
     if (absl::Status status = read.finish(); !status.ok()) return status;
     bool device_kernels = true;  // the worker's, which has looked whether it is right
@@ -249,13 +259,13 @@ class ShmProvider final : public Provider {
     }
     base::UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
     if (!epoll.valid()) {
-      return absl::ResourceExhaustedError(
-          absl::StrFormat("no epoll descriptor: %s; raise `ulimit -n`", strerror(errno)));
+      return base::refused("epoll_create1", errno);
     }
     shared_ = std::make_unique<Shared>(Shared{context_,
                                               *std::move(exports),
                                               CmaBatch(),
                                               cma,
+                                              cma && ask_yama,
                                               fence_patience,
                                               device_kernels,
                                               std::move(epoll),

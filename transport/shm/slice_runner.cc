@@ -249,7 +249,11 @@ size_t SliceRunner::copy_cma(Active& active, size_t limit, absl::Status& status)
              piece.bytes);
     left -= piece.bytes;
   }
-  status = cma_.run(peer_.pid(), transfer.op);
+  status = cma_.run(peer_.process(), transfer.op);
+  if (absl::IsPermissionDenied(status)) {  // another rail may reach the region
+    peer_.lose_cma(status.message());
+    status = absl::UnavailableError(status.message());
+  }
   return limit - left;
 }
 

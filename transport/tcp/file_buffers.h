@@ -3,18 +3,16 @@
 //
 // They are parts of a file of memory, so that the kernel can copy out of them and into them: it
 // looks where a copy of our own would crash when the memory of a transfer has gone away, for the
-// price of a pread() (0.2 us), and tells.
+// price of a pread() (0.2 us), and tells. Where this process may have no such file, or no larger
+// one, a buffer is anonymous memory, and a fault ends the copy (base/copies/fault_guard.h).
 #pragma once
 
 #include <sys/types.h>
 #include <sys/uio.h>
 
 #include <cstddef>
-#include <memory>
-#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::tcp {
@@ -23,16 +21,16 @@ class FileBuffers {
  public:
   struct Buffer {
     char* data = nullptr;
-    off_t at = 0;  // in the file
+    off_t at = 0;  // in the file; kNoFile: anonymous memory
   };
 
   // Buffers of `bytes` each.
-  static absl::StatusOr<std::unique_ptr<FileBuffers>> create(size_t bytes);
+  explicit FileBuffers(size_t bytes);
   FileBuffers(const FileBuffers&) = delete;
   FileBuffers& operator=(const FileBuffers&) = delete;
 
-  // Pages that are not used cost nothing. Its data is null where there is no room left, in this
-  // process's address space or for a file.
+  // Pages that are not used cost nothing. Its data is null where there is no room left in this
+  // process's address space.
   Buffer take();
   void give_back(const Buffer& buffer);
 
@@ -42,17 +40,16 @@ class FileBuffers {
   // Copies `bytes` from `data` to `to`, which is somewhere in `buffer`. False: they cannot be read.
   bool copy_in(const Buffer& buffer, char* to, const void* data, size_t bytes) const;
 
-  // Whether all of this memory can be read. It is read. Also true where there is no room to find
-  // out.
+  // Whether all of this memory can be read. It is read.
   bool readable(const iovec& memory);
 
  private:
   bool make_part();
   void free_up(off_t at) const;
   bool write(off_t at, const void* data, size_t bytes) const;
-  FileBuffers(base::UniqueFd file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {}
 
-  base::UniqueFd file_;
+  static constexpr off_t kNoFile = -1;
+  base::UniqueFd file_;  // -1: this process may not have one
   const size_t bytes_;
   off_t end_ = 0;            // of the file
   std::vector<off_t> free_;  // parts that nobody uses

@@ -99,9 +99,7 @@ absl::Status TcpProvider::configure() {
   auto poller = net::Poller::create();
   if (!poller.ok()) return poller.status();
   shared_->poller = *std::move(poller);
-  auto buffers = FileBuffers::create(RxStream::kBufferBytes);
-  if (!buffers.ok()) return buffers.status();
-  shared_->buffers = *std::move(buffers);
+  shared_->buffers = std::make_unique<FileBuffers>(RxStream::kBufferBytes);
 
   const ProviderContext& context = shared_->context;
   net::SocketOptions& sockets = shared_->socket_options;

@@ -58,9 +58,7 @@ absl::StatusOr<std::unique_ptr<TcpRail>> TcpRail::create(std::shared_ptr<TcpShar
                         .slice_bytes = shared->slice_bytes,
                         .depth = kDepth};
   if (!plain && shared->sealing == nullptr) {
-    auto sealing = FileBuffers::create(kSealedBatch);
-    if (!sealing.ok()) return sealing.status();
-    shared->sealing = *std::move(sealing);
+    shared->sealing = std::make_unique<FileBuffers>(kSealedBatch);
   }
   std::unique_ptr<TcpRail> rail(new TcpRail(std::move(shared), link, peer, std::move(properties)));
   rail->at_ = rail->shared_->rails.size();

@@ -183,6 +183,11 @@ int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_d
 // The descriptor stays open until the range is deregistered.
 int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* range, int fd,
                                     uint64_t offset, baton_error* error);
+// Such a memfd, of `bytes` zeros, for the caller to map and to close. BATON_ERR_BACKEND where the
+// machine or a memory cgroup has not so much left: the kernel would end a process that touched it.
+// *fd is -1 where this process may have no such file (`ulimit -f`, a sandbox): take anonymous
+// memory, and baton_agent_register() it.
+int32_t baton_memory_file(uint64_t bytes, int* fd, baton_error* error);
 
 // --- agents that know each other --------------------------------------------------------------
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
 #include "kvtransfer/internal/agent_kv/device_rows.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::kvtransfer {
 
@@ -80,6 +81,8 @@ absl::StatusOr<std::unique_ptr<AgentConverter::Room>> AgentConverter::make(
 
 absl::Status AgentConverter::fill_host(Room& room) const {
   const uint64_t bytes = kSlots * slot_bytes_;
+  absl::Status fits = base::memory_fits("staging (AgentOptions::staging_bytes)", bytes);
+  if (!fits.ok()) return fits;
   void* const memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {

@@ -12,7 +12,7 @@
 
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/temporary_folder.h"
-#include "transport/base/memory_left.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::gpudirect {
 namespace {

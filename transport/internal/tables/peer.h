@@ -103,6 +103,19 @@ struct Failback {
   std::vector<std::string> refused;  // by the peer: not called any more
 };
 
+// How a peer that is up is called over worse providers, for regions that its rails do not reach.
+struct Around {
+  bool calling = false;  // a call is under way, over `route`
+  std::string route;
+  std::vector<std::string> untried;  // of this round, the best first
+  std::vector<std::string> notes;    // what became of the others
+  std::vector<TransferId> waiting;   // transfers that have no rail; some have been stopped
+  std::string passed;                // the provider that was passed over first
+  std::string why;
+  Time up_at = kNever;               // when the last call was answered
+  std::vector<std::string> refused;  // came up and were closed at once: not called any more
+};
+
 // A peer that one side asked to part with: all transfers of both end first, then the rails close.
 struct Parting {
   Time give_up_at = kNever;
@@ -123,7 +136,7 @@ struct Peer {
   uint16_t protocol = kHighestProtocol;  // that both speak
   uint64_t session = 0;
   // Those of the best provider first. Only they are posted to; the others are there should they be
-  // lost.
+  // lost, and for regions that they do not reach.
   std::vector<RailState> rails;
   // Transfers with slices to post. Small ones and messages overtake bulk: control never waits
   // behind it.
@@ -141,6 +154,7 @@ struct Peer {
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
   Failback back;
+  Around around;
   uint32_t open = 0;    // transfers of callers that have begun and not ended
   uint32_t events = 0;  // of it, that nobody has read
   uint32_t unsaid = 0;  // words for it that wait for a slot

@@ -59,6 +59,7 @@ struct TransferSlot {
   bool queued = false;
   bool mapped = false;    // between devices, by a mapping of the peer's memory
   bool staged = false;    // Staging has it, and ends it
+  bool passes = false;    // the peer's best rails do not reach its region
   bool listed = false;    // among the stopped, soon to be announced
   uint32_t prev = kNone;  // in its peer's queue
   uint32_t next = kNone;

@@ -5,18 +5,23 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 
+#include "transport/base/limits/refusals.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::internal {
 
 class Bell {
  public:
-  // fd() < 0 afterwards: no descriptors are left.
-  Bell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  // fd() < 0 afterwards: there is none, for the reason in status().
+  Bell()
+      : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        status_(fd_.valid() ? absl::OkStatus() : base::refused("eventfd", errno)) {}
 
   int fd() const { return fd_.get(); }
+  const absl::Status& status() const { return status_; }
 
   // Noted after it was rung: a silence() in between sees the next round, or nothing. The other way
   // round it would take back the note of a ring that is yet to come, and nobody would ever silence
@@ -34,6 +39,7 @@ class Bell {
 
  private:
   const base::UniqueFd fd_;
+  const absl::Status status_;
   std::atomic<bool> rung_{false};
 };
 

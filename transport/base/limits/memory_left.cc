@@ -1,5 +1,7 @@
 // Reading /proc/meminfo and the files of memory cgroups.
-#include "transport/base/memory_left.h"
+#include "transport/base/limits/memory_left.h"
+
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +14,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace baton::base {
 namespace {
@@ -124,6 +131,39 @@ MemoryLeft memory_left() {
     }
   }
   return least;
+}
+
+absl::Status memory_fits(std::string_view what, size_t bytes) {
+  const MemoryLeft left = memory_left();
+  if (bytes <= left.bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("%s of %u bytes does not fit in the %u bytes that are left %s", what, bytes,
+                      left.bytes, left.limit));
+}
+
+void need_memory(size_t bytes) {
+  constexpr size_t kMany = 1 << 20;
+  constexpr size_t kMore = 32 << 20;
+  if (bytes < kMany) return;
+  if (absl::Status fits = memory_fits("an array and what goes with it", bytes + kMore);
+      !fits.ok()) {
+    throw OutOfMemory(fits);
+  }
+}
+
+void fault_in(std::byte* data, size_t bytes) {
+  constexpr size_t kPage = 4096;
+  if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return;
+  for (size_t i = 0; i < bytes; i += kPage) const_cast<volatile std::byte*>(data)[i] = std::byte{0};
+}
+
+absl::Status fault_in(std::string_view what, std::byte* data, size_t bytes) {
+  constexpr size_t kStep = 64 << 20;
+  for (size_t done = 0; done < bytes; done += kStep) {
+    if (absl::Status fits = memory_fits(what, bytes - done); !fits.ok()) return fits;
+    fault_in(data + done, std::min(kStep, bytes - done));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace baton::base

@@ -1,0 +1,45 @@
+// How much memory this process can still take before something is killed for it.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace baton::base {
+
+struct MemoryLeft {
+  size_t bytes;
+  std::string limit;  // for people: what ends there, and how to have more
+};
+
+// The least of what the machine and the memory cgroups of this process leave (version 2 and 1, and
+// those above them). Without swapping; file pages that the kernel would drop count as free. Not of
+// pages from the pool of huge pages, which are counted elsewhere.
+MemoryLeft memory_left();
+// ResourceExhausted: `what`, of `bytes` bytes, is larger than that. Ask before you touch memory.
+absl::Status memory_fits(std::string_view what, size_t bytes);
+// Touches every page of memory that was just mapped, 64 MiB at a time, and asks before each part:
+// other processes may take memory meanwhile. ResourceExhausted: the rest does not fit any more.
+absl::Status fault_in(std::string_view what, std::byte* data, size_t bytes);
+// For arrays: throws OutOfMemory where `bytes` and 32 MiB more, for everything that is too small to
+// ask for, do not fit. Asks from 1 MiB on.
+void need_memory(size_t bytes);
+class OutOfMemory final : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(const absl::Status& why) : why_(why.message()) {}
+  const char* what() const noexcept override { return why_.c_str(); }
+
+ private:
+  const std::string why_;
+};
+// Touches every page without asking.
+void fault_in(std::byte* data, size_t bytes);
+
+// In tests: /proc and /sys/fs/cgroup are looked for below this folder from now on. "": where they
+// are.
+void look_for_memory_below(std::string folder);
+
+}  // namespace baton::base
