@@ -105,11 +105,11 @@ class LateWrites : public testing::Test {
     const TransferId id = *pair_->a.worker->submit(request);
     const uint64_t before = pair_->b.worker->counter_value(counter_);
     Notification note;
-    pair_->until([&] {
+    EXPECT_TRUE(pair_->drive([&] {
       if (way == 0) return pair_->b.worker->counter_value(counter_) > before;
       if (way == 1) return pair_->b.worker->next_notification(note);
       return ended(*pair_->a.worker->state(id));
-    });
+    }));
     const bool seen = gpu_->read((way == 2 ? near_ : far_) + at, bytes) == sent;
     EXPECT_TRUE(pair_->finish(id).ok());
     return !seen;
