@@ -45,5 +45,5 @@ static const baton::FuzzReplay replay_of_@name@("@name@", @name@);
     target_link_libraries(fuzz_replays PRIVATE ${ARG_DEPS})
     add_test(NAME ${name} COMMAND fuzz_replays ${name} ${seeds} ${ARG_COPIES})
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS unit TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES LABELS unit)
 endfunction()

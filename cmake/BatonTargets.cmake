@@ -163,6 +163,17 @@ endfunction()
 # What the thread sanitizer builds: see tests/threads.cmake.
 add_custom_target(tests_with_threads)
 
+# baton_add_test(name COMMAND...)
+# A test of BATON_REALTIME_TESTS depends on how fast the machine is. It has the label `realtime`, is run once more
+# when it fails, and its output says so.
+function(baton_add_test name)
+  set(twice)
+  if(name IN_LIST BATON_REALTIME_TESTS)
+    set(twice ${PROJECT_SOURCE_DIR}/tests/run_twice)
+  endif()
+  add_test(NAME ${name} COMMAND ${twice} ${ARGN})
+endfunction()
+
 # baton_test(name LABELS unit SOURCES a_test.cc DEPS libs... [TIMEOUT seconds] [OPTIMISED] [PROGRAM tests] [SHARDS n])
 # One GoogleTest binary, registered with CTest as one test per binary under the given labels; with SHARDS as n tests,
 # name_0 and so on, each with every n-th of its cases, so that they run beside each other. With PROGRAM it
@@ -170,20 +181,23 @@ add_custom_target(tests_with_threads)
 # compiled eight at a time, so names of theirs may collide. Each test still has a process of its own, which
 # runs the tests of its sources (tests/main.cc); NAME is then a script that does. Not for a source that
 # replaces what others use (operator new), nor with definitions for one test alone.
-# The timeout, twice as long under a sanitizer, is for what hangs: how slow a machine may be nobody
-# knows. No default deadline is a test's either (BATON_PATIENCE); a test of a deadline says how long that
-# is. Calls that fail on purpose leave no flight records behind, and what is broken on purpose fills no
-# log. A program whose tests were all skipped is reported as skipped: what GoogleTest prints last is then
-# a list of skipped tests behind "0 tests" passed; a failed test or a sanitizer's report would come
-# behind that list.
+# The limit ends what hangs; tests/until.h gives up before it, and says what was waited for. It is twice as
+# long under a sanitizer. A test of BATON_LONG_TESTS computes for minutes, and has three times as long where
+# four tests share two processors. TIMEOUT is for one that needs more, with its reason beside it.
+# Default deadlines are long (BATON_PATIENCE); a test of a deadline says how long that is. Calls that fail on
+# purpose leave no flight records behind, and what is broken on purpose fills no log. A program whose tests were
+# all skipped is reported as skipped: what GoogleTest prints last is then a list of skipped tests behind
+# "0 tests" passed; a failed test or a sanitizer's report would come behind that list.
 set(BATON_ALL_SKIPPED "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$")
 # Slabs of pools are small here: they are touched when they are made, and at 16 and 64 MiB that was two fifths of the
 # slowest tests' time.
 set(BATON_TEST_ENVIRONMENT BATON_FLIGHT_RECORDER=none BATON_LOG=error BATON_PATIENCE=20 BATON_SLAB_KIB=2048)
 function(baton_test name)
   cmake_parse_arguments(ARG "OPTIMISED" "TIMEOUT;PROGRAM;SHARDS" "SOURCES;DEPS;LABELS" ${ARGN})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 1200)
+  if(NOT ARG_TIMEOUT AND name IN_LIST BATON_LONG_TESTS)
+    set(ARG_TIMEOUT 900)
+  elseif(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
   endif()
   if(BATON_SANITIZE)
     math(EXPR ARG_TIMEOUT "2 * ${ARG_TIMEOUT}")
@@ -201,7 +215,7 @@ function(baton_test name)
       baton_test_code(${name})
     endif()
     if(NOT ARG_SHARDS)
-      add_test(NAME ${name} COMMAND ${name})
+      baton_add_test(${name} $<TARGET_FILE:${name}>)
     endif()
   endif()
   set(tests ${name})
@@ -224,6 +238,9 @@ function(baton_test name)
     endif()
     if(name IN_LIST BATON_FIRST_TESTS)
       set_property(TEST ${test} APPEND PROPERTY LABELS first)
+    endif()
+    if(name IN_LIST BATON_REALTIME_TESTS)
+      set_property(TEST ${test} APPEND PROPERTY LABELS realtime)
     endif()
     # The thread sanitizer has nothing to say of a program with one thread: it builds and runs these.
     if(name IN_LIST BATON_TESTS_WITH_THREADS)
@@ -254,7 +271,7 @@ function(baton_shared_program name program sources deps)
   endforeach()
   list(FILTER files INCLUDE REGEX "_test\\.cc$")
   list(JOIN files "," files)
-  add_test(NAME ${name} COMMAND ${program} --files=${files})
+  baton_add_test(${name} $<TARGET_FILE:${program}> --files=${files})
   add_custom_target(${name} DEPENDS ${program})
   file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}
     CONTENT "#!/bin/sh\nexec '$<TARGET_FILE:${program}>' --files=${files} \"$@\"\n"

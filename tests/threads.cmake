@@ -15,4 +15,4 @@ set(BATON_TESTS_WITH_THREADS
   kv_store_test kv_tiers_test lm_server_test load_servers_test metadata_etcd_test metadata_store_test
   parting_test process_test recovery_test registration_test rendezvous_test router_test routing_test
   shard_test shm_peer_test shm_rail_test sleep_test stranger_test tcp_faults_test tcp_names_test
-  tcp_session_test tiers_test transport_test ucx_parts_test ucx_peers_test verbs_faults_test verbs_parts_test)
+  tcp_session_test tiers_test transport_test ucx_parts_test ucx_peers_test verbs_faults_test verbs_parts_test worker_tls_test)

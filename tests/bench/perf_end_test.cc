@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "gtest/gtest.h"
+#include "tests/until.h"
 
 namespace baton::bench {
 namespace {
@@ -28,10 +29,10 @@ class Sends : public testing::Test {
       side->worker = *std::move(worker);
     }
     a_.peer = *a_.worker->connect(b_.worker->address());
-    ASSERT_TRUE(drive([&] {
+    until([&] {
       if (const auto event = b_.worker->next_peer_event()) b_.peer = event->peer;
       return b_.peer.generation != 0 && a_.worker->peer_state(a_.peer) == PeerState::kUp;
-    }));
+    });
     for (Side* side : {&a_, &b_}) {
       auto end = PerfEnd::create(*side->worker, side->peer, plan_, {});
       ASSERT_TRUE(end.ok()) << end.status();
@@ -43,13 +44,16 @@ class Sends : public testing::Test {
       ASSERT_TRUE(side->end->prepare({.size = size, .seed = 7}).ok());
     }
   }
-  bool drive(const std::function<bool()>& ready) {
-    const Time limit = a_.worker->clock().now() + patient(std::chrono::seconds(60));
-    while (!ready() && a_.worker->clock().now() < limit) {
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       a_.worker->progress();
       b_.worker->progress();
-    }
-    return ready();
+    };
+    const auto state = [&] {
+      return state_of(a_.worker->stats(), "a") + state_of(b_.worker->stats(), "b");
+    };
+    baton::until(fact, turn, state, from);
   }
   // As many as may be sent now.
   size_t send_all() {
@@ -58,7 +62,7 @@ class Sends : public testing::Test {
       const auto id = a_.worker->submit(a_.end->request(number_++));
       EXPECT_TRUE(id.ok()) << id.status();
       a_.end->count_sent();
-      EXPECT_TRUE(drive([&] { return ended(*a_.worker->state(*id)); }));
+      until([&] { return ended(*a_.worker->state(*id)); });
       EXPECT_TRUE(a_.worker->wait(*id).ok());
     }
     return sent;
@@ -75,7 +79,7 @@ TEST_F(Sends, WaitForReceivesThatAreOpen) {
   EXPECT_EQ(send_all(), 0u) << "nobody has looked at those that are there";
   EXPECT_TRUE(b_.end->take_in());
   EXPECT_FALSE(b_.end->take_in()) << "told twice";
-  ASSERT_TRUE(drive([&] { return a_.end->may_send(); }));
+  until([&] { return a_.end->may_send(); });
   EXPECT_EQ(send_all(), 16u);
   EXPECT_EQ(b_.end->messages_arrived(), 32u);
   // What is open stays open over runs of another size.
@@ -83,7 +87,7 @@ TEST_F(Sends, WaitForReceivesThatAreOpen) {
   ASSERT_TRUE(b_.end->prepare({.size = 50, .seed = 8}).ok());
   EXPECT_EQ(send_all(), 0u);
   EXPECT_TRUE(b_.end->take_in());
-  ASSERT_TRUE(drive([&] { return a_.end->may_send(); }));
+  until([&] { return a_.end->may_send(); });
   EXPECT_EQ(send_all(), 16u);
   EXPECT_EQ(b_.end->messages_arrived(), 16u);
 }

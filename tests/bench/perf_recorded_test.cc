@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "tests/bench/perf_server_fixture.h"
+#include "tests/until.h"
 
 namespace baton::bench {
 namespace {
@@ -78,13 +79,9 @@ size_t descriptors_of(pid_t pid) {
                                            std::filesystem::directory_iterator()));
 }
 
-// Whether the server closes what its last clients had open: it hears of their end a little later.
-bool settles_at(pid_t pid, size_t most) {
-  const Time end = Clock::steady().now() + kLimit;
-  while (descriptors_of(pid) > most && Clock::steady().now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return descriptors_of(pid) <= most;
+// The server closes what its last clients had open: it hears of their end a little later.
+void settles_at(pid_t pid, size_t most) {
+  until([&] { return descriptors_of(pid) <= most; });
 }
 
 // Rows of the table, as a script would find them: lines that begin with a number.
@@ -120,7 +117,7 @@ TEST_F(PerfServer, FiftyClientsInTurnAndNothingIsLeftBehind) {
     EXPECT_EQ(table_rows(ended.output), sizes) << ended.output;
     EXPECT_THAT(ended.output, HasSubstr(" #bytes"));
   }
-  EXPECT_TRUE(settles_at(server_.pid(), before)) << descriptors_of(server_.pid());
+  settles_at(server_.pid(), before);
 }
 
 TEST_F(PerfServer, FourClientsAtOnce) {
@@ -137,7 +134,7 @@ TEST_F(PerfServer, FourClientsAtOnce) {
     EXPECT_GE(table_rows(ended.output), 1u) << ended.output;
   }
   expect_alive();
-  EXPECT_TRUE(settles_at(server_.pid(), before)) << descriptors_of(server_.pid());
+  settles_at(server_.pid(), before);
 }
 
 TEST(PerfRecorded, WhatIsNotHereIsRefusedByName) {

@@ -17,8 +17,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/until.h"
+
 namespace {
 
+using baton::until;
 using ::testing::HasSubstr;
 constexpr int64_t kLong = 60'000'000'000;
 
@@ -218,8 +221,10 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
 
   baton_bytes from{}, message{};
   int32_t got = BATON_ERR_NOT_FOUND;
-  while ((got = baton_next_message(b.agent, &from, &message, &error)) == BATON_ERR_NOT_FOUND) {
-  }
+  until([&] {
+    got = baton_next_message(b.agent, &from, &message, &error);
+    return got != BATON_ERR_NOT_FOUND;
+  });
   ASSERT_EQ(got, BATON_OK);
   EXPECT_STREQ(from.data, "a");
   EXPECT_EQ(std::string(message.data, message.size), "other");
@@ -347,7 +352,7 @@ TEST_F(Capi, AMessageIsWaitedFor) {
     ASSERT_EQ(baton_notify(a.agent, "b", "text", 4, &error), BATON_OK) << error.text;
     if (baton_next_message(b.agent, nullptr, nullptr, nullptr) == BATON_OK) ++got;
   }
-  while (got < kEach) std::this_thread::yield();
+  until([&] { return got >= kEach; });
   for (int i = 0; i < 3; ++i) ASSERT_EQ(baton_notify(a.agent, "b", "end", 3, &error), BATON_OK);
   for (std::thread& thread : waiting) thread.join();
   EXPECT_EQ(got, kEach);

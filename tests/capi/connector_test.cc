@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "tests/peer_process.h"
+#include "tests/until.h"
 
 namespace {
 
+using baton::until;
 using ::testing::HasSubstr;
 
 constexpr int64_t kLong = 60'000'000'000;
@@ -75,9 +77,8 @@ struct ConnectorInC : ::testing::Test {
                         (kRow / 2)];
   }
   void end(uint64_t id) {
-    while (baton_kv_load_end(connector, id, &error) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(connector, kLong, &error);
-    }
+    until([&] { return baton_kv_load_end(connector, id, &error) != BATON_IN_PROGRESS; },
+          [&] { baton_kv_connector_wait(connector, kLong, &error); });
   }
   baton_kv_connector* connector = nullptr;
   baton_kv_layout* layout = nullptr;
@@ -108,9 +109,9 @@ TEST_F(ConnectorInC, LayersComeAndAPayload) {
     EXPECT_EQ(baton_kv_load_state(connector, id, &here, &error), BATON_OK);
     EXPECT_EQ(here, kLayers);
     baton_bytes payload{};
-    while (baton_kv_load_payload(connector, id, &payload, &error) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(connector, kLong, &error);
-    }
+    until(
+        [&] { return baton_kv_load_payload(connector, id, &payload, &error) != BATON_IN_PROGRESS; },
+        [&] { baton_kv_connector_wait(connector, kLong, &error); });
     EXPECT_STREQ(payload.data, "token 5");
     baton_bytes_free(&payload);
     end(id);
@@ -196,9 +197,10 @@ TEST_F(ConnectorInC, TheEndOfALeaseWakesWhoWaits) {
   const baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 50'000'000};
   uint64_t job = 0;
   ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
-  while (baton_kv_job_is_wanted(connector, job) == 1) {
-    ASSERT_EQ(baton_kv_connector_wait(connector, kLong, &error), BATON_OK) << error.text;
-  }
+  until([&] { return baton_kv_job_is_wanted(connector, job) != 1; },
+        [&] {
+          ASSERT_EQ(baton_kv_connector_wait(connector, kLong, &error), BATON_OK) << error.text;
+        });
 }
 
 // Both sides are this connector, and calls of prefill's in an order of their own.

@@ -10,7 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/until.h"
+
 namespace {
+
+using baton::until;
 
 constexpr size_t kHuge[] = {SIZE_MAX, SIZE_MAX - 7, SIZE_MAX / 2 + 1};
 
@@ -416,9 +420,8 @@ TEST_F(Nothing, OverflowsWithAnyTimeout) {
       EXPECT_NE(renewed, BATON_ERR_NOT_FOUND);
       EXPECT_NE(renewed, BATON_ERR_CANCELED) << other;
     }
-    while (baton_kv_load_end(connector, load.id, &error) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(connector, 1'000'000'000, &error);
-    }
+    until([&] { return baton_kv_load_end(connector, load.id, &error) != BATON_IN_PROGRESS; },
+          [&] { baton_kv_connector_wait(connector, 1'000'000'000, &error); });
   }
   EXPECT_EQ(baton_kv_connector_wait(connector, INT64_MIN, nullptr), BATON_OK);
 }

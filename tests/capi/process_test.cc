@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "tests/capi/side.h"
+#include "tests/until.h"
 
 namespace baton::capi_tests {
 namespace {
@@ -37,16 +38,6 @@ std::set<std::string> entries(const char* folder) {
   return out;
 }
 size_t count(const char* folder) { return entries(folder).size(); }
-
-template <typename Fact>
-bool comes_about(const Fact& fact) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(kLong);
-  while (!fact()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 TEST(Process, IsAsItWasBefore) {
   struct sigaction before[NSIG] = {}, after = {};
@@ -159,14 +150,14 @@ TEST(Process, WhatIsDestroyedIsGone) {
   for (int i = 0; i < 30; ++i) round();
   EXPECT_EQ(count("/proc/self/fd"), descriptors);
   // A thread that was joined is listed for a moment longer.
-  EXPECT_TRUE(comes_about([&] { return count("/proc/self/task") <= threads; }));
+  until([&] { return count("/proc/self/task") <= threads; });
   // Names of other programs come meanwhile, but not in each round.
-  EXPECT_TRUE(comes_about([&] {
+  until([&] {
     const std::set<std::string> before = entries("/dev/shm");
     round();
     const std::set<std::string> after = entries("/dev/shm");
     return std::includes(before.begin(), before.end(), after.begin(), after.end());
-  }));
+  });
 }
 
 // A signal handler that interrupts every system call changes nothing.

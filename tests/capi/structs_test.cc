@@ -11,7 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/until.h"
+
 namespace {
+
+using baton::until;
 
 // The last bytes before a page that nobody may touch.
 class Edge {
@@ -262,9 +266,8 @@ TEST_F(Structs, OfConnectors) {
               result == BATON_OK)
         << id;
     baton_error ended = BATON_ERROR_INIT;  // `error` says why it did not start
-    while (baton_kv_load_end(connector, id, &ended) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(connector, 10'000'000, &ended);
-    }
+    until([&] { return baton_kv_load_end(connector, id, &ended) != BATON_IN_PROGRESS; },
+          [&] { baton_kv_connector_wait(connector, 10'000'000, &ended); });
     return result;
   });
   every_size<baton_kv_job>({}, [&](baton_kv_job* sized) {

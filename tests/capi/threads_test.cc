@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/until.h"
 
 namespace {
+
+using baton::until;
 
 constexpr uint32_t kLayers = 2, kBlocks = 32, kBlockTokens = 4, kIds = 6;
 constexpr int64_t kMoment = 200'000;
@@ -197,17 +200,15 @@ TEST_F(ConnectorThreads, MakeEveryCall) {
   for (std::thread& thread : working) thread.join();
   // Whatever is open is ended while prefill goes on.
   for (uint64_t id = 0; id < kIds; ++id) {
-    while (baton_kv_load_end(d.connector, id, nullptr) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(d.connector, kMoment, nullptr);
-    }
+    until([&] { return baton_kv_load_end(d.connector, id, nullptr) != BATON_IN_PROGRESS; },
+          [&] { baton_kv_connector_wait(d.connector, kMoment, nullptr); });
   }
   over = true;
   for (std::thread& thread : serving) thread.join();
   for (const uint64_t job : jobs) {
     baton_kv_job_finish(p.connector, job, BATON_ERR_CANCELED, "over", nullptr);
-    while (baton_kv_job_state(p.connector, job, nullptr) == BATON_IN_PROGRESS) {
-      baton_kv_connector_wait(p.connector, kMoment, nullptr);
-    }
+    until([&] { return baton_kv_job_state(p.connector, job, nullptr) != BATON_IN_PROGRESS; },
+          [&] { baton_kv_connector_wait(p.connector, kMoment, nullptr); });
   }
 }
 

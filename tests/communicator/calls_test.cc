@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
+#include "tests/until.h"
 
 namespace baton {
 namespace {
@@ -134,7 +135,7 @@ TEST_P(Calls, AfterAnAbortTheNextGenerationMeetsOverTheSameRendezvous) {
       // Rank 1 may hear of the abort in it.
       EXPECT_TRUE(summed.ok() || (number == 1 && absl::IsInternal(summed))) << summed;
       if (number == 0) (*comm)->abort(absl::InternalError("enough"));
-      while ((*comm)->status().ok()) (*comm)->progress();
+      until([&] { return !(*comm)->status().ok(); }, [&] { (*comm)->progress(); });
       if (generation % 2 == 0) kept.push_back(*std::move(comm));
     }
   };

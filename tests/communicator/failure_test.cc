@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "tests/communicator/group.h"
 #include "tests/temporary_folder.h"
+#include "tests/until.h"
 #include "transport/base/child.h"
 
 namespace baton {
@@ -271,7 +272,7 @@ TEST_P(Failure, AbortFromAnyThreadEndsCallsEverywhere) {
       EXPECT_THAT(text(status),
                   AllOf(HasSubstr("rank 0"), HasSubstr("abort()"), HasSubstr("enough")));
     } else {
-      while (comm.status().ok()) comm.progress();
+      until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
       EXPECT_THAT(text(comm.status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
     }
   });
@@ -321,7 +322,7 @@ TEST_P(Failure, ARankThatLeftWhenTheCallWasDoneFailsNobody) {
     if (!ended.has_value()) ended = (*comm)->test(*work);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  while (!gone) std::this_thread::yield();
+  until([&] { return gone.load(); });
   EXPECT_EQ(ended.has_value() ? *ended : (*comm)->wait(*work), absl::OkStatus());
   root.join();
 }
@@ -346,7 +347,7 @@ TEST_P(Failure, TheFlightRecorderKnowsTheCall) {
   run_group(2, options(), [&prefix](Communicator& comm) {
     ASSERT_EQ(sum(comm, 1000), absl::OkStatus());
     if (comm.rank() == 1) {
-      while (comm.status().ok()) comm.progress();
+      until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
       return;
     }
     const absl::Status status = sum(comm, 1000, nullptr, std::chrono::seconds(1));

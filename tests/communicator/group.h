@@ -5,14 +5,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "gtest/gtest.h"
 #include "tests/manual_clock.h"
+#include "tests/until.h"
 
 namespace baton {
 
@@ -36,19 +39,19 @@ class DeadlineInRounds {
  public:
   const Clock& clock() const { return clock_; }
   absl::Status wait(Communicator& comm, Work work) {
-    while (true) {
-      if (auto ended = comm.test(work)) return *ended;
-      ++rounds_;
-    }
+    std::optional<absl::Status> ended;
+    until([&] { return (ended = comm.test(work)).has_value(); }, [&] { ++rounds_; });
+    return *ended;
   }
   void stay_away(Communicator& comm) {
-    for (int seen = 0; comm.status().ok();) {
-      comm.progress();
-      const int now = rounds_;
-      if (now == seen) continue;
-      seen = now;
-      clock_.advance(std::chrono::milliseconds(1));
-    }
+    int seen = 0;
+    until([&] { return !comm.status().ok(); },
+          [&] {
+            comm.progress();
+            if (const int now = rounds_; std::exchange(seen, now) != now) {
+              clock_.advance(std::chrono::milliseconds(1));
+            }
+          });
   }
 
  private:

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "tests/communicator/group.h"
+#include "tests/until.h"
 
 namespace baton {
 namespace {
@@ -26,7 +27,7 @@ TEST(Leave, WhatACallLeftOnItsWayArrives) {
     float value = comm.rank() == 0 ? 7.0f : 0.0f;
     if (comm.rank() == 1) {
       // Busy with something else, for longer than goodbyes are waited for.
-      while (!leaving) std::this_thread::yield();
+      until([&] { return leaving.load(); });
       for (int i = 0; i < 600; ++i) {
         clock.advance(std::chrono::milliseconds(1));
         std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -94,7 +94,8 @@ void expect_never_later_data(Communicator& comm, LateRank& late, size_t count,
   const absl::Status met = comm.barrier();
   auto buffer = comm.allocate(count * sizeof(float));
   if (comm.rank() == 1) late.met = true;
-  while (!late.met) comm.progress();  // else it might hear of the deadline in the barrier
+  until([&] { return late.met.load(); },
+        [&] { comm.progress(); });  // else it might hear of the deadline in the barrier
   ASSERT_TRUE(met.ok() && buffer.ok()) << met;
   auto* data = reinterpret_cast<float*>(buffer->data);
   if (comm.rank() == 0) {
@@ -201,7 +202,7 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
       whole.timeout = patient(std::chrono::seconds(30));
       const absl::Status met = comm.barrier(whole);  // rank 1 may hear of the abort in it
       if (comm.rank() == 1) {
-        while (comm.status().ok()) comm.progress();
+        until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
         return;
       }
       ASSERT_EQ(met, absl::OkStatus());
@@ -212,7 +213,7 @@ TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
         return;
       }
       std::thread other([&] {
-        while (begun < until_vote) std::this_thread::yield();
+        until([&] { return begun >= until_vote; });
         comm.abort(absl::InternalError("enough"));
       });
       const absl::Status ended = begin_calls(comm, begun);

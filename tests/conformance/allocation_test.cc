@@ -49,7 +49,7 @@ class Allocations : public Conformance {
       open_.emplace_back(side, *id);
       ++expected_;
     }
-    if (!drive(all_ended_)) return false;
+    until(all_ended_);
     bool good = true;
     for (const auto& [side, id] : open_) {
       good &= side->worker->status(id).ok();

@@ -74,7 +74,7 @@ TEST_P(Ends, CancelledAtAnyPointNothingMovesAfterwards) {
     const size_t limit = sim() ? 150 : 40;
     nudge(random() % (round % 4 == 0 ? 4 : limit));
     ASSERT_TRUE(a_.worker->cancel(id).ok());
-    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    until([&] { return ended(a_, id); });
     check_end(op, id, TransferState::kCancelled, static_cast<uint64_t>(round));
     if (HasFatalFailure()) return;
     ASSERT_TRUE(a_.worker->release(id).ok());
@@ -92,7 +92,7 @@ TEST_P(Ends, PastItsDeadlineNothingMovesAfterwards) {
     TransferRequest r = paged(op);
     r.timeout = round < 4 ? Time(0) : microseconds(random() % 600);
     const TransferId id = submit(a_, r);
-    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    until([&] { return ended(a_, id); });
     check_end(op, id, TransferState::kDeadline, static_cast<uint64_t>(round));
     if (HasFatalFailure()) return;
     ASSERT_TRUE(a_.worker->release(id).ok());
@@ -123,10 +123,10 @@ TEST_P(Ends, LocalMemoryIsFreeWhenItIsSaidToBe) {
     for (int i = 0; silent && i < 20 && !*a_.worker->local_free(id); ++i) {
       a_.worker->progress();
     }
-    ASSERT_TRUE(drive([&] { return *a_.worker->local_free(id); }));
+    until([&] { return *a_.worker->local_free(id); });
     early += !ended(a_, id);
     std::fill_n(a_.data(), kBytes, kReused);
-    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    until([&] { return ended(a_, id); });
     settle();
     ASSERT_TRUE(*a_.worker->local_free(id));
     ASSERT_TRUE(holds(a_.data(), kBytes, kReused)) << "bytes came after they were not wanted";
@@ -157,9 +157,9 @@ TEST_P(Ends, MemoryThatIsFreeCanBeDeregistered) {
   nudge(2);
   ASSERT_TRUE(a_.worker->cancel(id).ok());
   for (int i = 0; i < 20; ++i) a_.worker->progress();
-  ASSERT_TRUE(drive([&] { return *a_.worker->local_free(id); }));
+  until([&] { return *a_.worker->local_free(id); });
   EXPECT_TRUE(a_.worker->deregister_memory(*region).ok());
-  ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+  until([&] { return ended(a_, id); });
   const absl::Status next = run(a_, request(Op::kWrite, a_, b_, 0, kBytes));
   EXPECT_TRUE(next.ok()) << next;
 }
@@ -224,9 +224,9 @@ TEST_P(Ends, SlotsRunOutCleanlyAndComeBack) {
   EXPECT_THAT(refused, HasSubstr("has its share of the"));
   // Ended, but not released: still in use.
   while (ids.size() < max_transfers_) {
-    ASSERT_TRUE(drive([&] {
+    until([&] {
       return std::all_of(ids.begin(), ids.end(), [&](TransferId id) { return ended(a_, id); });
-    }));
+    });
     const size_t before = ids.size();
     submit_all();
     ASSERT_GT(ids.size(), before) << refused;
@@ -285,15 +285,15 @@ TEST_P(Ends, DisconnectInTheMiddleAndConnectAnew) {
     leaving.worker->disconnect(leaving.peer, Time::zero()).IgnoreError();
     EXPECT_EQ(leaving.worker->peer_state(leaving.peer), PeerState::kDown);
     for (auto& [side, id] : open) {
-      ASSERT_TRUE(drive([&, s = side, i = id] { return ended(*s, i); }));
+      until([&, s = side, i = id] { return ended(*s, i); });
       const absl::Status status = side->worker->status(id);
       EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
       EXPECT_TRUE(side->worker->release(id).ok());
     }
-    ASSERT_TRUE(drive([&] {
+    until([&] {
       return a_.worker->peer_state(old_a) == PeerState::kDown &&
              b_.worker->peer_state(old_b) == PeerState::kDown;
-    }));
+    });
     EXPECT_FALSE(a_.worker->peer_status(old_a).ok());
     // The old ids stay dead.
     TransferRequest r = request(Op::kWrite, a_, b_, 0, 1000);
@@ -326,7 +326,7 @@ TEST_P(Ends, AfterADisconnectItsOwnMemoryStaysAsItIs) {
       a_.worker->progress();  // asked for, and the other side has not looked yet
     }
     a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
-    ASSERT_TRUE(drive([&] { return ended(a_, id); }));
+    until([&] { return ended(a_, id); });
     (void)finish(a_, id);
     std::fill_n(a_.data(), kBytes, kReused);
     nudge(sim() ? 10'000 : 100);
@@ -348,7 +348,7 @@ TEST_P(Ends, AWorkerThatIsDestroyedEndsItsPeersTransfers) {
     const absl::Status status = finish(a_, id);
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status) || absl::IsNotFound(status)) << status;
   }
-  EXPECT_TRUE(drive([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; }));
+  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
   EXPECT_EQ(a_.worker->stats().open_transfers, 0u);
 }
 

@@ -12,6 +12,7 @@
 #include "transport/pool.h"
 #include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
+#include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"
 #endif
@@ -20,7 +21,7 @@ namespace baton {
 namespace {
 
 constexpr size_t kBytes = 4 << 20;
-const Time kPatience = patient(std::chrono::seconds(60));
+const Time kPatience = until_gives_up();
 
 ProviderFactory registered(const std::string& name) {
   for (const auto& [provider, factory] : registered_providers()) {
@@ -55,16 +56,18 @@ class Failback : public testing::Test {
     if (HasFatalFailure()) return;
     peer_ = *a_.worker->connect(b_.worker->address());
     counter_ = *b_.worker->allocate_counter();
-    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
   }
-  bool run(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + kPatience;
-    while (!ready()) {
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       a_.worker->progress();
       b_.worker->progress();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+    };
+    const auto state = [&] {
+      return state_of(*a_.worker, peer_, "a") + state_of(b_.worker->stats(), "b");
+    };
+    baton::until(fact, turn, state, from);
   }
   // One after the other, small ones and large ones, until the route is that one and has carried
   // some.
@@ -83,10 +86,10 @@ class Failback : public testing::Test {
                              .counter = b_.worker->remote_counter(counter_),
                              .increment = 1});
       ASSERT_TRUE(id.ok()) << id.status();
-      ASSERT_TRUE(run([&] { return ended(*a_.worker->state(*id)); })) << "it hangs";
+      until([&] { return ended(*a_.worker->state(*id)); });
       ASSERT_TRUE(a_.worker->status(*id).ok()) << a_.worker->status(*id);
       a_.worker->release(*id).IgnoreError();
-      ASSERT_TRUE(run([&] { return b_.worker->counter_value(counter_) >= sent_; }));
+      until([&] { return b_.worker->counter_value(counter_) >= sent_; });
       ASSERT_EQ(b_.worker->counter_value(counter_), sent_);
       ASSERT_EQ(std::count(b_.block.data, b_.block.data + bytes, fill),
                 static_cast<ptrdiff_t>(bytes));

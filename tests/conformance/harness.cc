@@ -83,12 +83,12 @@ std::pair<PeerId, PeerId> Conformance::connect(Side& from, Side& to) {
   auto peer = from.worker->connect(to.worker->address());
   EXPECT_TRUE(peer.ok()) << peer.status();
   PeerId back;
-  EXPECT_TRUE(drive([&] {
+  until([&] {
     while (auto event = to.worker->next_peer_event()) {
       if (event->kind == PeerEvent::Kind::kUp) back = event->peer;
     }
     return back.generation != 0 && from.worker->peer_state(*peer) == PeerState::kUp;
-  })) << from.worker->peer_status(*peer);
+  });
   return {*peer, back};
 }
 
@@ -105,16 +105,25 @@ void Conformance::TearDown() {
   if (devices_ != nullptr) devices_->check();
 }
 
-bool Conformance::drive(const std::function<bool()>& ready) {
-  if (sim()) return fabric_->run_until(ready, kPatience);
-  const Time end = Clock::steady().now() + kPatience;
-  while (!ready()) {
+std::string Conformance::state() const {
+  std::string out;
+  for (const Side* side : {&a_, &b_}) {
+    if (side->worker != nullptr)
+      out += state_of(*side->worker, side->peer, side == &a_ ? "a" : "b");
+  }
+  return out;
+}
+
+void Conformance::until(const std::function<bool()>& fact, CallSite from) {
+  if (sim() && !fabric_->run_until(fact, kPatience)) give_up(state(), from);
+  const auto turn = [&] {
     for (Side* side : {&a_, &b_}) {
       if (side->worker != nullptr) side->worker->progress();
     }
-    if (Clock::steady().now() > end) return ready();
-  }
-  return true;
+  };
+  if (!sim())
+    baton::until(
+        fact, turn, [&] { return state(); }, from);
 }
 
 void Conformance::nudge(size_t amount) {
@@ -169,7 +178,7 @@ bool Conformance::ended(Side& side, TransferId id) {
 }
 
 absl::Status Conformance::finish(Side& side, TransferId id) {
-  if (!drive([&] { return ended(side, id); })) return absl::InternalError("it never ended");
+  until([&] { return ended(side, id); });
   absl::Status status = side.worker->status(id);
   const absl::Status released = side.worker->release(id);
   return released.ok() ? status : released;

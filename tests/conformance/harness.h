@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/until.h"
 #include "transport/pool.h"
 #include "transport/sim/fabric.h"
 #include "transport/timeline.h"
@@ -84,7 +85,7 @@ struct Side {
 class Conformance : public testing::TestWithParam<Variant> {
  protected:
   static constexpr size_t kBlockBytes = 8 << 20;
-  static inline const Time kPatience = patient(std::chrono::seconds(60));
+  static inline const Time kPatience = until_gives_up();
 
   void SetUp() override;
   void TearDown() override;
@@ -100,8 +101,9 @@ class Conformance : public testing::TestWithParam<Variant> {
     return GetParam().slow ? few : rounds_of(all, few);
   }
 
-  // Drives both workers until ready(), or for kPatience.
-  [[nodiscard]] bool drive(const std::function<bool()>& ready);
+  // Turns both workers until the fact holds.
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here());
+  std::string state() const;
   // Lets a little happen: some rounds of progress, or some virtual time.
   void nudge(size_t amount);
   // Drives until everything that was sent over any path before has come through.

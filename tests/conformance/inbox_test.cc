@@ -34,10 +34,10 @@ class Inbox : public Conformance {
         if (!id.ok()) break;
         kept.push_back(*id);
       }
-      ASSERT_TRUE(drive([&] {
+      until([&] {
         return std::all_of(kept.begin(), kept.end(),
                            [&](TransferId id) { return ended(from, id); });
-      }));
+      });
     }
   }
 };
@@ -50,13 +50,13 @@ TEST_P(Inbox, WaitAtTheirSenderWhileNobodyReads) {
     ids.push_back(
         *a_.worker->notify(a_.peer, std::string(kBytes, static_cast<char>('a' + i % 26))));
   }
-  ASSERT_TRUE(drive([&] { return acknowledged(ids) >= kFit; }));
+  until([&] { return acknowledged(ids) >= kFit; });
   nudge(200);
   EXPECT_EQ(acknowledged(ids), kFit) << "more than fits was acknowledged";
 
   // One that waits can be cancelled at once, and the others still come.
   ASSERT_TRUE(a_.worker->cancel(ids.back()).ok());
-  ASSERT_TRUE(drive([&] { return ended(a_, ids.back()); }));
+  until([&] { return ended(a_, ids.back()); });
   EXPECT_EQ(*a_.worker->state(ids.back()), TransferState::kCancelled);
   EXPECT_TRUE(a_.worker->release(ids.back()).ok());
   ids.pop_back();
@@ -67,14 +67,13 @@ TEST_P(Inbox, WaitAtTheirSenderWhileNobodyReads) {
 
   size_t got = 0;
   Notification note;
-  ASSERT_TRUE(drive([&] {
+  until([&] {
     while (b_.worker->next_notification(note)) {
       EXPECT_EQ(note.payload.size(), kBytes);
       ++got;
     }
     return got == ids.size() && acknowledged(ids) == ids.size();
-  })) << got
-      << " of " << ids.size();
+  });
   nudge(20);
   EXPECT_FALSE(b_.worker->next_notification(note));
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
@@ -97,12 +96,11 @@ TEST_P(Inbox, BothWaysWithAllTransfersInUse) {
   size_t got_a = 0;
   size_t got_b = 0;
   Notification note;
-  EXPECT_TRUE(drive([&] {
+  until([&] {
     while (a_.worker->next_notification(note)) ++got_a;
     while (b_.worker->next_notification(note)) ++got_b;
     return got_a == sent_b && got_b == sent_a;
-  })) << got_a
-      << " of " << sent_b << ", " << got_b << " of " << sent_a;
+  });
   for (const TransferId id : kept_a) EXPECT_TRUE(a_.worker->release(id).ok());
   for (const TransferId id : kept_b) EXPECT_TRUE(b_.worker->release(id).ok());
 }
@@ -118,16 +116,16 @@ TEST_P(Inbox, AsManyArriveAsWereAcknowledged) {
   };
   // Nobody reads until no more are taken.
   const size_t fit = std::min(all, kWindow / (kCost + 1));
-  ASSERT_TRUE(drive([&] {
+  until([&] {
     send();
     return b_.worker->stats().notifications_waiting >= fit;
-  })) << b_.worker->stats().notifications_waiting;
+  });
   EXPECT_EQ(b_.worker->stats().notifications_waiting, fit);
-  ASSERT_TRUE(drive([&] {
+  until([&] {
     send();
     while (b_.worker->next_notification(note)) ++got;
     return got == all;
-  })) << got;
+  });
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
 }
 

@@ -42,7 +42,7 @@ class Partings : public Conformance {
   }
 
   void again() {
-    ASSERT_TRUE(drive([&] { return down(a_) && down(b_); }));
+    until([&] { return down(a_) && down(b_); });
     for (const auto& [owner, id] : open_) (void)finish(*owner, id);
     open_.clear();
     std::tie(a_.peer, b_.peer) = connect(a_, b_);
@@ -62,7 +62,7 @@ TEST_P(Partings, NothingMovesWhenItIsOver) {
     // What is submitted from now on fails, and does not move.
     Side& other = round % 2 ? a_ : b_;
     open_.emplace_back(&leaving, submit(leaving, request(Op::kWrite, leaving, other, 0, 100)));
-    ASSERT_TRUE(drive([&] { return down(leaving); }));
+    until([&] { return down(leaving); });
     EXPECT_TRUE(leaving.worker->disconnect(leaving.peer).ok())
         << leaving.worker->disconnect(leaving.peer);
     expect_ended(leaving);
@@ -86,11 +86,11 @@ TEST_P(Partings, BothAtOnce) {
     nudge(random_() % (sim() ? 100 : 10));
     b_.worker->begin_disconnect(b_.peer);
     Side& first = round % 2 ? b_ : a_;
-    ASSERT_TRUE(drive([&] { return down(first); }));
+    until([&] { return down(first); });
     EXPECT_TRUE(first.worker->disconnect(first.peer).ok());
     reuse_all();
     expect_still();
-    ASSERT_TRUE(drive([&] { return down(a_) && down(b_); }));
+    until([&] { return down(a_) && down(b_); });
     EXPECT_TRUE(a_.worker->disconnect(a_.peer).ok()) << a_.worker->disconnect(a_.peer);
     EXPECT_TRUE(b_.worker->disconnect(b_.peer).ok()) << b_.worker->disconnect(b_.peer);
     expect_ended(a_);
@@ -105,7 +105,7 @@ TEST_P(Partings, WhatWaitsForCreditEnds) {
   for (int i = 0; i < 100; ++i) open_.emplace_back(&a_, *a_.worker->notify(a_.peer, payload));
   nudge(sim() ? 1000 : 100);
   a_.worker->begin_disconnect(a_.peer);
-  ASSERT_TRUE(drive([&] { return down(a_); }));
+  until([&] { return down(a_); });
   EXPECT_TRUE(a_.worker->disconnect(a_.peer).ok()) << a_.worker->disconnect(a_.peer);
   expect_ended(a_);
 }
@@ -119,7 +119,8 @@ TEST_P(Partings, ASilentPeerIsNotWaitedForBeyondTheTimeout) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(a_.worker->disconnect(a_.peer, Time::zero())));
   EXPECT_TRUE(down(a_));
   // What a device has begun to copy, it copies: those transfers are kEnding until then.
-  while (GetParam().near_device && a_.worker->stats().open_transfers > 0) a_.worker->progress();
+  baton::until([&] { return !GetParam().near_device || a_.worker->stats().open_transfers == 0; },
+               [&] { a_.worker->progress(); });
   for (const auto& [owner, id] : open_) {
     if (owner == &a_) {
       EXPECT_TRUE(baton::ended(*a_.worker->state(id)));
@@ -130,7 +131,7 @@ TEST_P(Partings, ASilentPeerIsNotWaitedForBeyondTheTimeout) {
   if (sim()) return;
   nudge(100);
   ASSERT_TRUE(holds(a_.data(), kBytes, kReused)) << "bytes moved here";
-  ASSERT_TRUE(drive([&] { return down(b_); }));
+  until([&] { return down(b_); });
 }
 
 TEST_P(Partings, StaleIdsAreErrors) {

@@ -15,6 +15,7 @@
 #include "transport/pool.h"
 #include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
+#include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"
 #endif
@@ -66,10 +67,10 @@ class HeldBack : public testing::Test {
     peer_ = *a_.worker->connect(b_.worker->address());
     counter_ = *b_.worker->allocate_counter();
     remote_ = *b_.worker->remote_region(b_.block.region);
-    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
     // The region is known from here on.
     const TransferId first = submit(0);
-    ASSERT_TRUE(run([&] { return ended(*a_.worker->state(first)) && heard_ == 1; }));
+    until([&] { return ended(*a_.worker->state(first)) && heard_ == 1; });
     ASSERT_TRUE(a_.worker->status(first).ok()) << a_.worker->status(first);
     std::fill_n(b_.block.data, kTransfers * kBytes, std::byte{0});
     heard_ = 0;
@@ -91,15 +92,17 @@ class HeldBack : public testing::Test {
   void submit_all() {
     for (size_t i = 0; i < kTransfers; ++i) ids_[i] = submit(i);
   }
-  bool run(const std::function<bool()>& ready, bool with_a = true) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
+  template <typename Fact>
+  void until(Fact fact, bool with_a = true, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       if (with_a) a_.worker->progress();
       b_.worker->progress();
       hear();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+    };
+    const auto state = [&] {
+      return state_of(*a_.worker, peer_, "a") + state_of(b_.worker->stats(), "b");
+    };
+    baton::until(fact, turn, state, from);
   }
   // The target is told, and needs the block for something else.
   void hear() {
@@ -120,16 +123,16 @@ class HeldBack : public testing::Test {
   // All end as done, by what the target says; `route`: over that.
   void expect_receipts(const std::string& route) {
     const WorkerStats before = a_.worker->stats();
-    ASSERT_TRUE(run([&] {
+    until([&] {
       return std::all_of(ids_.begin(), ids_.end(),
                          [&](TransferId id) { return ended(*a_.worker->state(id)); });
-    })) << a_.worker->explain(peer_);
+    });
     for (const TransferId id : ids_) {
       EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
     }
     // What had been repeated would come before this.
     const TransferId last = *a_.worker->notify(peer_, kLast);
-    ASSERT_TRUE(run([&] { return ended(*a_.worker->state(last)); }));
+    until([&] { return ended(*a_.worker->state(last)); });
     EXPECT_THAT(a_.worker->explain(peer_), testing::HasSubstr("b: " + route));
     EXPECT_EQ(std::count(b_.block.data, b_.block.data + kTransfers * kBytes, kReused),
               static_cast<ptrdiff_t>(kTransfers * kBytes))
@@ -176,10 +179,10 @@ TEST_P(Unplugged, WhatLandedAndWasNotAcknowledgedIsNotWrittenAgain) {
   if (HasFatalFailure() || IsSkipped()) return;
   at_a_.deaf = true;
   submit_all();
-  ASSERT_TRUE(run([&] { return heard_ == kTransfers; }));
+  until([&] { return heard_ == kTransfers; });
   expect_none_has_ended();
   at_a_.in = at_b_.in = false;
-  ASSERT_TRUE(run([&] { return a_.worker->stats().peers_lost > 0; }));
+  until([&] { return a_.worker->stats().peers_lost > 0; });
   at_a_.deaf = false;
   at_a_.in = at_b_.in = other.empty();
   expect_receipts(other.empty() ? better : other);
@@ -208,7 +211,7 @@ TEST_F(HeldBack, OverVerbsWhatLandedIsNotWrittenAgain) {
   submit_all();
   // The adapters move when they are polled: a little is under way when all is posted.
   for (int i = 0; i < 3; ++i) a_.worker->progress();
-  ASSERT_TRUE(run([&] { return heard_ == kTransfers; }, /*with_a=*/false));
+  until([&] { return heard_ == kTransfers; }, /*with_a=*/false);
   expect_none_has_ended();
   fake.break_completion_queues(0);
   fake.set_port(0, false);

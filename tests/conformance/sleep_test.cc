@@ -9,15 +9,14 @@ namespace {
 class Sleeps : public Conformance {
  protected:
   // Runs progress() of b only when arm() or the descriptor says that there is something to do.
-  bool drive_a_and_wake_b(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + kPatience;
-    while (!ready()) {
+  void drive_a_and_wake_b(const std::function<bool()>& ready, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       a_.worker->progress();
       pollfd poll_b{.fd = b_.worker->wait_fd(), .events = POLLIN, .revents = 0};
       if (!b_.worker->arm() || poll(&poll_b, 1, 1) > 0) b_.worker->progress();
-      if (Clock::steady().now() > end) return ready();
-    }
-    return true;
+    };
+    baton::until(
+        ready, turn, [&] { return state(); }, from);
   }
 };
 
@@ -32,9 +31,9 @@ TEST_P(Sleeps, AWorkerIsWokenByEveryTransfer) {
       for (int i = 0; i < 20; ++i) a_.worker->progress();
     }
     Notification note;
-    ASSERT_TRUE(drive_a_and_wake_b([&] { return b_.worker->next_notification(note); }));
+    drive_a_and_wake_b([&] { return b_.worker->next_notification(note); });
     EXPECT_EQ(note.payload, "look");
-    ASSERT_TRUE(drive_a_and_wake_b([&] { return ended(a_, id); }));
+    drive_a_and_wake_b([&] { return ended(a_, id); });
     EXPECT_TRUE(finish(a_, id).ok());
   }
 }

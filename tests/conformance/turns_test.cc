@@ -64,15 +64,15 @@ void Turns::large_work_goes_on(const Flood& small) {
   constexpr size_t kBytes = 4 << 20;
   const size_t most = (small.bytes > kSmall ? 64 : 16) * kBytes / small.bytes;
   flood(small);
-  ASSERT_TRUE(drive([&] { return flood(small), small_done_ > small.open; }));
+  until([&] { return flood(small), small_done_ > small.open; });
   const TransferId large = submit(a_, request(op_, a_, b_, 2 * kLarge, kBytes));
   const size_t before = small_done_;
-  ASSERT_TRUE(drive([&] {
+  until([&] {
     flood(small);
     return ended(a_, large) || small_done_ - before > most;
-  }));
+  });
   EXPECT_TRUE(ended(a_, large)) << "it waits for the end of the flood";
-  ASSERT_TRUE(drive([&] { return small_open_ == 0 && ended(a_, large); }));
+  until([&] { return small_open_ == 0 && ended(a_, large); });
   EXPECT_TRUE(finish(a_, large).ok());
 }
 
@@ -81,7 +81,7 @@ void Turns::small_work_passes() {
   queue_large(a_.peer, 64, large);
   nudge(3);
   const TransferId small = submit(a_, request(op_, a_, b_, 0, kSmall));
-  ASSERT_TRUE(drive([&] { return ended(a_, small); }));
+  until([&] { return ended(a_, small); });
   EXPECT_LT(ended_of(large), 48u) << "it waited for all that was queued";
   for (TransferId id : large) EXPECT_TRUE(finish(a_, id).ok());
   EXPECT_TRUE(finish(a_, small).ok());
@@ -95,7 +95,7 @@ void Turns::peers_take_turns() {
   queue_large(a_.peer, 64, many);
   nudge(3);
   queue_large(second, 4, few);
-  ASSERT_TRUE(drive([&] { return ended_of(few) == few.size(); }));
+  until([&] { return ended_of(few) == few.size(); });
   EXPECT_LT(ended_of(many), 48u) << "it waited for all that was queued for the other";
   for (TransferId id : many) EXPECT_TRUE(finish(a_, id).ok());
   for (TransferId id : few) EXPECT_TRUE(finish(a_, id).ok());

@@ -65,7 +65,7 @@ TEST(DeviceEngine, SameTokensAsTheCpus) {
     for (const Request& request : requests()) {
       ASSERT_TRUE(submit(**engine, request, &outcomes[request.id]).ok());
     }
-    run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+    finish_all(**engine);
     expect_same(expected(), outcomes);
     EXPECT_TRUE((*engine)->check_integrity().ok());
   }
@@ -119,11 +119,13 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
       ASSERT_TRUE(submit(**decode, request, &outcomes[request.id]).ok());
     }
     // One thread takes turns, for the fake has one seed.
-    while ((*decode)->has_work() || (*prefill)->has_work()) {
-      bool moved = (*prefill)->step();
-      moved |= (*decode)->step();
-      if (!moved) (*decode)->wait(std::chrono::microseconds(200), -1);
-    }
+    until([&] { return !(*decode)->has_work() && !(*prefill)->has_work(); },
+          [&] {
+            bool moved = (*prefill)->step();
+            moved |= (*decode)->step();
+            if (!moved) (*decode)->wait(std::chrono::microseconds(200), -1);
+          },
+          [&] { return state_of(**decode) + state_of(**prefill); });
     expect_same(expected(), outcomes);
     EXPECT_EQ((*decode)->stats().loads_failed, 0u);
     EXPECT_GT((*decode)->stats().loaded_tokens, 100u);
@@ -182,19 +184,9 @@ TEST(DeviceEngine, ACacheThatLiesElsewhereThanItsLayoutSaysIsRefused) {
 // be.
 void expect_the_cpus_tokens(
     Engine& engine, size_t in_flight, const std::function<void()>& before_each = [] {}) {
-  std::map<uint64_t, Outcome> outcomes;
-  size_t added = 0;
-  while (added < requests().size() || engine.has_work()) {
-    while (added < requests().size() &&
-           engine.stats().running + engine.stats().waiting + engine.stats().loading < in_flight) {
-      const Request& request = requests()[added++];
-      before_each();
-      ASSERT_TRUE(submit(engine, request, &outcomes[request.id]).ok());
-    }
-    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
-    engine.tiers()->flush();
-  }
-  expect_same(expected(), outcomes);
+  expect_same(expected(), run_all(
+                              engine, requests(), in_flight, [&] { engine.tiers()->flush(); },
+                              [&](size_t) { before_each(); }));
   EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
   EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
 }

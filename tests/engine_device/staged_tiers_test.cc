@@ -10,6 +10,7 @@
 #include "gpudirect/device_memory.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {
@@ -44,6 +45,8 @@ class StagedTiersTest : public testing::Test {
     driver_.expect_clean();
   }
 
+  const std::function<void()> wait_ = [this] { store_->wait(std::chrono::milliseconds(1), -1); };
+
   gpudirect::DevicePointer at(uint32_t layer, uint32_t block) const {
     return slab_->span().data + (size_t{layer} * kBlocks + block) * kBlockBytes;
   }
@@ -64,17 +67,18 @@ class StagedTiersTest : public testing::Test {
   void save(uint32_t count) {
     for (uint32_t block = 0; block < count; ++block) fill(block, block);
     uint32_t taken = 0, back = 0;
-    while (back < count) {
-      if (taken < count) {
-        const TierSave next{key(taken), taken};
-        taken += static_cast<uint32_t>(store_->save({&next, 1}));
-      }
-      for (const uint32_t block : store_->unpinned()) {
-        fill(block, std::nullopt);
-        ++back;
-      }
-      if (back < count) store_->wait(std::chrono::milliseconds(1), -1);
-    }
+    until([&] { return back >= count; },
+          [&] {
+            if (taken < count) {
+              const TierSave next{key(taken), taken};
+              taken += static_cast<uint32_t>(store_->save({&next, 1}));
+            }
+            for (const uint32_t block : store_->unpinned()) {
+              fill(block, std::nullopt);
+              ++back;
+            }
+            if (back < count) store_->wait(std::chrono::milliseconds(1), -1);
+          });
     EXPECT_FALSE(store_->has_pinned());
     store_->flush();
   }
@@ -108,7 +112,7 @@ TEST_F(StagedTiersTest, LayersAreThereWhenTheyAreSaidToBe) {
         }
       }
     }
-    while (!store_->end_load(load)) store_->wait(std::chrono::milliseconds(1), -1);
+    until([&] { return store_->end_load(load); }, wait_);
   }
   EXPECT_EQ(store_->stats().loaded, 13u);
 }
@@ -124,7 +128,7 @@ TEST_F(StagedTiersTest, NothingIsWrittenBehindTheEndOfALoad) {
     }
     const TierLoadId load = store_->load(wanted, blocks, std::chrono::seconds(60));
     for (int i = 0; i < rounds * 3; ++i) store_->layers_loaded(load);
-    while (!store_->end_load(load)) store_->wait(std::chrono::milliseconds(1), -1);
+    until([&] { return store_->end_load(load); }, wait_);
     for (const uint32_t block : blocks) fill(block, std::nullopt);
     driver_.fake().run_all();
     store_->wait(std::chrono::milliseconds(1), -1);
@@ -143,14 +147,14 @@ TEST_F(StagedTiersTest, WhatIsNotThereIsAnErrorAndGivesItsPlacesBack) {
   const std::vector<uint32_t> blocks = {10, 11};
   for (int i = 0; i < 4; ++i) {
     const TierLoadId load = store_->load(wanted, blocks, std::chrono::seconds(60));
-    while (store_->load_status(load).ok()) store_->wait(std::chrono::milliseconds(1), -1);
-    while (!store_->end_load(load)) store_->wait(std::chrono::milliseconds(1), -1);
+    until([&] { return !store_->load_status(load).ok(); }, wait_);
+    until([&] { return store_->end_load(load); }, wait_);
   }
   const TierLoadId load =
       store_->load({wanted.data(), 1}, {blocks.data(), 1}, std::chrono::seconds(60));
-  while (store_->layers_loaded(load) < kLayers) store_->wait(std::chrono::milliseconds(1), -1);
+  until([&] { return store_->layers_loaded(load) >= kLayers; }, wait_);
   EXPECT_EQ(there(0, 10), text(0, 0));
-  while (!store_->end_load(load)) store_->wait(std::chrono::milliseconds(1), -1);
+  until([&] { return store_->end_load(load); }, wait_);
 }
 
 }  // namespace

@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "engine/handoff/baton_hand_off.h"
 #include "engine/handoff/foreign_layout.h"
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/agent.h"
 #include "tests/manual_clock.h"
+#include "tests/until.h"
 
 namespace baton::engine::handoff {
 
@@ -105,6 +107,17 @@ class Bare {
   bool ended(uint64_t id) { return complete(id) || !hand_off_->load_status(id).ok(); }
   std::string why(uint64_t id) { return std::string(hand_off_->load_status(id).message()); }
   void turn() { hand_off_->turn(); }
+  // How the first loads stand.
+  std::string state(const std::string& name) {
+    std::string out = name + ":";
+    for (uint64_t id = 1; id <= 3; ++id) {
+      const absl::Status status = hand_off_->load_status(id);
+      if (absl::IsNotFound(status)) continue;
+      absl::StrAppend(&out, " load ", id, " has ", hand_off_->layers_loaded(id), " layers, ",
+                      status.ToString(), ";");
+    }
+    return out + " ";
+  }
   BatonHandOff& operator*() { return *hand_off_; }
   BatonHandOff* operator->() { return hand_off_.get(); }
 
@@ -139,6 +152,8 @@ class Stranger {
           return message["kind"] == kind && (transfer.empty() || message["transfer"] == transfer);
         }));
   }
+  // All that it was told.
+  std::string state() const { return "the stranger was told " + nlohmann::json(said_).dump(); }
   const nlohmann::json& last() const { return said_.back(); }
   void forget() { said_.clear(); }
   void say(const std::string& whom, const nlohmann::json& message) {

@@ -50,7 +50,6 @@ class Half {
     more.start_thread = false;
     hand_off_ = *BatonHandOff::create(std::move(more));
     options.hand_off = hand_off_.get();
-    options.load_silence = seconds(1);
     options.load_timeout = seconds(20);
     engine_ = *Engine::create(serve::test_model(), serve::test_tokenizer(), options);
   }
@@ -80,6 +79,16 @@ class Half {
     return !engine_->has_work() && engine_->stats().free_blocks == engine_->stats().blocks;
   }
 
+  std::string state() {
+    const serve::EngineStats stats = engine_->stats();
+    std::string out = absl::StrCat(stats.running, " requests run, ", stats.waiting, " wait, ",
+                                   stats.loading, " load, ", stats.free_blocks, " free blocks");
+    for (const auto& [id, outcome] : outcomes_) {
+      absl::StrAppend(&out, ", request ", id, " has ", outcome.tokens.size(), " tokens",
+                      outcome.finished ? " and is finished" : "");
+    }
+    return out;
+  }
   Engine& engine() { return *engine_; }
   BatonHandOff& hand_off() { return *hand_off_; }
   Outcome& outcome(uint64_t id) { return outcomes_[id]; }
@@ -122,20 +131,26 @@ Request prefill_of(Request request, const std::string& transfer) {
 class Pair : public testing::Test {
  protected:
   Pair() { make(); }
-  // Turns both until it is so. A fact that never comes is the test's time limit's to find.
   template <typename Fact>
-  void until(Fact fact, bool prefill = true) {
-    while (!fact()) {
+  void until(Fact fact, bool prefill = true, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       if (prefill) p_->turn();
       d_->turn();
-    }
+    };
+    const auto state = [&] {
+      return (p_ ? "prefill: " + p_->state() : "") + "; decode: " + d_->state();
+    };
+    baton::until(fact, turn, state, from);
   }
-  void make(HandOffOptions prefill = {}, HandOffOptions decode = {}) {
+  void make(HandOffOptions prefill = {}, HandOffOptions decode = {}, Time silence = seconds(1)) {
     p_.reset();
     d_.reset();
     p_.emplace("prefill", clock_, EngineOptions{.blocks = 64, .token_budget = 64}, prefill);
-    d_.emplace("decode", clock_,
-               EngineOptions{.blocks = 64, .token_budget = 64, .min_remote_tokens = 8}, decode);
+    d_.emplace(
+        "decode", clock_,
+        EngineOptions{
+            .blocks = 64, .token_budget = 64, .min_remote_tokens = 8, .load_silence = silence},
+        decode);
   }
   // One request, in turn or at once; decode's answer, which has to be right.
   Outcome& answer(Request request, bool together) {
@@ -173,8 +188,7 @@ TEST_F(Pair, GivesTheSameTokensAsOneEngine) {
   size_t asked = 0, at_once = 0;
   std::mt19937_64 random(1);
   std::map<uint64_t, bool> sent;
-  while (asked < requests.size() || d_->outcomes().size() < requests.size() ||
-         d_->engine().has_work()) {
+  until([&] {
     if (asked < requests.size() && random() % 3 == 0) {
       const Request& request = requests[asked++];
       const std::string transfer = absl::StrCat("transfer ", request.id);
@@ -192,13 +206,13 @@ TEST_F(Pair, GivesTheSameTokensAsOneEngine) {
       if (sent[id] || !p_->outcome(id).finished) continue;
       Request here = requests[i];
       here.remote_prefill = p_->handed_over(id);
-      ASSERT_TRUE(here.remote_prefill.has_value()) << p_->outcome(id).status;
+      EXPECT_TRUE(here.remote_prefill.has_value()) << p_->outcome(id).status;
       d_->submit(std::move(here));
       sent[id] = true;
     }
-    p_->turn();
-    d_->turn();
-  }
+    return asked == requests.size() && d_->outcomes().size() == requests.size() &&
+           !d_->engine().has_work();
+  });
   serve::expect_same(want, d_->outcomes());
   EXPECT_GT(at_once, 10u);
   EXPECT_EQ(d_->engine().stats().loads_failed, 0u);
@@ -288,6 +302,7 @@ TEST_F(Pair, WhoIsSilentIsGivenUp) {
 
 TEST_F(Pair, WhoAnswersAndNeverComputesIsGivenUpAtTheTimeout) {
   Request request = request_of(1, 100);
+  make({}, {}, seconds(30));  // the clock is quicker than its answers
   request.remote_prefill = p_->at("t");
   d_->submit(std::move(request));
   const Time began = clock_.now();
@@ -309,13 +324,13 @@ TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsGoneForItsReader) {
   ASSERT_TRUE(reader->fetch_metadata("prefill/0", p_->at("t").address).ok());
   until([&] { return reader->has_remote("prefill/0"); });
   const KvGeometry geometry = serve::test_model().kv_geometry();
-  const auto said = [&] {  // the kinds of what comes, until something does
+  const auto hear = [&](const std::string& last) {  // the kinds of all that comes until that one
     std::vector<std::string> kinds;
     until([&] {
       for (const auto& message : reader->messages()) {
         kinds.push_back(nlohmann::json::parse(message.payload)["kind"]);
       }
-      return !kinds.empty();
+      return std::find(kinds.begin(), kinds.end(), last) != kinds.end();
     });
     return kinds;
   };
@@ -327,19 +342,11 @@ TEST_F(Pair, ARequestThatIsAbortedAtPrefillIsGoneForItsReader) {
                                {"model", "a checkpoint"},
                                {"kv", ForeignLayout::own(geometry).say()}};
   ASSERT_TRUE(reader->notify("prefill/0", want.dump()).ok());
-  std::vector<std::string> heard;
-  while (std::find(heard.begin(), heard.end(), "alive") == heard.end()) {
-    for (std::string& kind : said()) heard.push_back(std::move(kind));
-  }
-  EXPECT_EQ(heard.front(), "layout");
+  EXPECT_EQ(hear("alive").front(), "layout");
   p_->submit(prefill_of(request_of(1, 300), "t"));
   p_->turn();  // its first chunk
   EXPECT_TRUE(p_->engine().abort(1));
-  heard.clear();
-  while (std::find(heard.begin(), heard.end(), "gone") == heard.end()) {
-    for (std::string& kind : said()) heard.push_back(std::move(kind));
-  }
-  EXPECT_EQ(heard.back(), "gone");
+  EXPECT_EQ(hear("gone").back(), "gone");
   until([&] { return p_->quiet(); });
   // What is converted needs the engine's blocks no more, though the reader has read nothing.
   p_->submit(prefill_of(request_of(2, 100), "u"));

@@ -30,21 +30,17 @@ using testing::IsEmpty;
 
 class Misuse : public testing::Test {
  protected:
-  // Turns both until it is so. A fact that never comes is the test's time limit's to find.
   template <typename Fact>
-  void until(Fact fact) {
-    while (!fact()) {
-      p_->turn();
-      d_->turn();
-    }
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    turn_until(fact, true, true, from);
   }
   template <typename Fact>
-  void decode_until(Fact fact) {
-    while (!fact()) d_->turn();
+  void decode_until(Fact fact, CallSite from = CallSite::here()) {
+    turn_until(fact, false, true, from);
   }
   template <typename Fact>
-  void prefill_until(Fact fact) {
-    while (!fact()) p_->turn();
+  void prefill_until(Fact fact, CallSite from = CallSite::here()) {
+    turn_until(fact, true, false, from);
   }
   // A stranger that prefill knows, and that it takes for a decode.
   void meet(Stranger& stranger, const std::string& transfer) {
@@ -64,14 +60,18 @@ class Misuse : public testing::Test {
         .IgnoreError();
     return stranger;
   }
-  // Until decode has heard all that it has said, and it has heard decode.
+  // Until decode has heard all that it has said, and it has heard decode. A load ends for whoever
+  // asks for its end, heard or not: that it has failed is what says that decode heard "gone".
   void exchange(Stranger& stranger) {
     const uint64_t id = 1'000'000 + marks_++;
     const std::string mark = absl::StrCat("mark ", id);
     ASSERT_TRUE(d_->load(id, from(stranger, mark), {9}).ok());
     decode_until([&] { return stranger.count("want", mark) > 0; });
     stranger.say("decode/0", {{"kind", "gone"}, {"transfer", mark}});
-    decode_until([&] { return stranger.count("") > 0 || (*d_)->end_load(id); });
+    decode_until([&] {
+      stranger.count("");
+      return !(*d_)->load_status(id).ok() && (*d_)->end_load(id);
+    });
   }
   static constexpr int kMany = 40;
   // It asks prefill for transfers 1 to kMany.
@@ -93,6 +93,16 @@ class Misuse : public testing::Test {
             .agent = "stranger",
             .address = absl::StrCat("127.0.0.1:", stranger.agent().port()),
             .finished = false};
+  }
+
+  template <typename Fact>
+  void turn_until(Fact fact, bool prefill, bool decode, CallSite from) {
+    const auto turn = [&] {
+      if (prefill) p_->turn();
+      if (decode) d_->turn();
+    };
+    baton::until(
+        fact, turn, [&] { return p_->state("prefill") + d_->state("decode"); }, from);
   }
 
   ManualClock clock_;
@@ -267,10 +277,10 @@ TEST_F(Misuse, MoreAndMoreIsNotKept) {
   const json ready = {{"kind", "ready"}, {"transfer", "t"}, {"parts", {{0, 0, std::move(blocks)}}}};
   stranger->say("decode/0", ready);
   stranger->say("decode/0", ready);  // and never the layout
-  while (!d_->ended(1)) {
-    d_->turn();
+  decode_until([&] {
     stranger->count("");
-  }
+    return d_->ended(1);
+  });
   EXPECT_THAT(d_->why(1), HasSubstr("more and more"));
 }
 
@@ -531,11 +541,11 @@ TEST_F(Misuse, EnginesThatComputeAndChangeTheirMindsWhileAllIsServed) {
       (*d_)->progress();
     };
     const bool wanted = i % 7 != 0 && i % 4 != 0;
-    while (wanted && !d_->ended(id)) step();
+    if (wanted) baton::until([&] { return d_->ended(id); }, step);
     if (wanted) {
       EXPECT_TRUE(d_->holds((i + 1) % 64, static_cast<int>(i % 64))) << d_->why(id);
     }
-    while (!(*d_)->end_load(id)) step();
+    baton::until([&] { return (*d_)->end_load(id); }, step);
   }
   engine.join();
 }

@@ -28,8 +28,9 @@ struct HandOffNames : testing::Test {
     clock.advance(milliseconds(1));
   }
   template <typename Fact>
-  void until(Fact fact) {
-    while (!fact()) turn();
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    baton::until(
+        fact, [&] { turn(); }, [&] { return decode.state("decode"); }, from);
   }
   serve::RemotePrefill slow(const std::string& transfer) const {
     serve::RemotePrefill from = prefill.at(transfer);
@@ -97,7 +98,7 @@ TEST_F(HandOffNames, EachAgentAtEachAddressIsAskedForOnce) {
     ASSERT_TRUE(load(id + 1, unknown(id + 1, "other", 1), 5).ok());
     ASSERT_TRUE(load(id + 2, unknown(id + 2, "one", 2), 5).ok());
   }
-  for (int begun = 0; begun < 3; begun += dns_asked.try_acquire()) turn();
+  for (int i = 0; i < 3; ++i) until([&] { return dns_asked.try_acquire(); });
   for (int i = 0; i < 1'000; ++i) turn();  // a second of the clock's, in which it would ask again
   EXPECT_FALSE(dns_asked.try_acquire());
 }
@@ -106,7 +107,7 @@ TEST_F(HandOffNames, EightAtATimeAndOthersLater) {
   for (uint64_t id = 1; id <= 9; ++id) {
     ASSERT_TRUE(load(id, unknown(id, absl::StrCat("agent", id), 1), 5).ok());
   }
-  for (int begun = 0; begun < 8; begun += dns_asked.try_acquire()) turn();
+  for (int i = 0; i < 8; ++i) until([&] { return dns_asked.try_acquire(); });
   for (int i = 0; i < 100; ++i) turn();
   EXPECT_FALSE(dns_asked.try_acquire());
   dns_answered.release();

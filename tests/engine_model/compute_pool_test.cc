@@ -1,5 +1,6 @@
 // Every task runs exactly once, on any number of threads, time after time.
 #include "engine/kernels/compute_pool.h"
+#include "tests/until.h"
 
 #include <gtest/gtest.h>
 
@@ -78,9 +79,8 @@ TEST(ComputePool, EndsWhateverItsThreadsAreAt) {
     ComputePool pool(2);
     if (i % 3 == 0) continue;
     std::atomic<bool> both{false};
-    while (!both) {  // the other thread is up
-      pool.parallel_for(2, [&](int64_t, int thread) { both = both || thread == 1; });
-    }
+    until([&] { return both.load(); },  // the other thread is up
+          [&] { pool.parallel_for(2, [&](int64_t, int thread) { both = both || thread == 1; }); });
     pool.parallel_for(2, [](int64_t, int) {});
     if (i % 3 == 1) continue;
     for (std::atomic<int> passed{0}; passed.fetch_add(1) < i % 50;) {

@@ -97,14 +97,16 @@ void expect_same_tokens(const Case& given, const Model& model,
   std::map<uint64_t, Outcome> outcomes;
   std::mt19937_64 random(1);
   size_t added = 0;
-  while (added < kRequests || decode->has_work()) {
-    while (added < kRequests && random() % 3 == 0) {
-      Request request = requests()[added++];
-      request.prefill_address = prefill.address();
-      ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
-    }
-    if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
-  }
+  until([&] { return added == kRequests && !decode->has_work(); },
+        [&] {
+          while (added < kRequests && random() % 3 == 0) {
+            Request request = requests()[added++];
+            request.prefill_address = prefill.address();
+            ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
+          }
+          if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
+        },
+        [&] { return state_of(*decode); });
   expect_same(want, outcomes);
   EXPECT_EQ(decode->stats().loads_failed, 0u);
   EXPECT_GT(decode->stats().loaded_tokens, 1000u);
@@ -154,9 +156,7 @@ TEST_P(BatonDisaggregation, PrefillThatIsGoneIsSurvived) {
     request.prefill_address = address;
     ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
   }
-  while (decode->has_work()) {
-    if (!decode->step()) decode->wait(std::chrono::milliseconds(10), -1);
-  }
+  finish_all(*decode);
   for (const auto& [id, outcome] : outcomes) EXPECT_EQ(outcome.tokens, expected().at(id).tokens);
   EXPECT_EQ(decode->stats().free_blocks, 64u);
 }
@@ -183,9 +183,11 @@ TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
     const std::vector<int32_t> want = oracle_tokens(request);
     request.prefill_address = prefill.address();
     ASSERT_TRUE(submit(*decode, request, &outcome).ok());
-    while (!outcome.finished) {
-      if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
-    }
+    until([&] { return outcome.finished; },
+          [&] {
+            if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
+          },
+          [&] { return state_of(*decode); });
     EXPECT_EQ(outcome.tokens, want);
   };
   // Where nobody stops it, the machine may do so for as long; then it is asked again.
@@ -205,9 +207,7 @@ TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
     EXPECT_GT(decode->stats().quarantined_blocks, 0u);
   }
   // Nothing can arrive any more when it has heard of it; and it is asked again.
-  while (decode->has_work()) {
-    if (!decode->step()) decode->wait(std::chrono::milliseconds(1), -1);
-  }
+  finish_all(*decode);
   EXPECT_EQ(decode->stats().quarantined_blocks, 0u);
   ASSERT_NO_FATAL_FAILURE(ask_until_loaded());
 }
@@ -234,9 +234,7 @@ void expect_refused(const Case& given, const Model& other, const Model& model = 
     request.tokens.resize(40, 7);
     request.prefill_address = prefill.address();
     ASSERT_TRUE(submit(*decode, request, &outcomes[request.id]).ok());
-    while (decode->has_work()) {
-      if (!decode->step()) decode->wait(std::chrono::milliseconds(10), -1);
-    }
+    finish_all(*decode);
     request.prefill_address.clear();
     EXPECT_EQ(outcomes[request.id].tokens, oracle_tokens(request, model));
     const std::string why(outcomes[request.id].metrics.load_error.message());

@@ -59,23 +59,22 @@ Pair run_pair(Setup setup) {
     for (const auto& [id, outcome] : pair.outcomes) count += !outcome.finished;
     return count;
   };
-  run_until(
-      [&] {
-        while (added < kRequests && random() % 3 == 0 && in_flight() < setup.in_flight) {
-          const Request& request = requests()[added++];
-          const absl::Status status = submit(*decode, request, &pair.outcomes[request.id]);
-          EXPECT_TRUE(status.ok()) << status;
-        }
-        if (uniform(random) < setup.aborts && added > 0) decode->abort(random() % added);
-        bool moved = decode->step();
-        if (random() % 2 == 0) moved |= prefill->step();
-        if (random() % 16 == 0) {
-          EXPECT_TRUE(decode->check_integrity().ok()) << decode->check_integrity();
-          EXPECT_TRUE(prefill->check_integrity().ok()) << prefill->check_integrity();
-        }
-        return moved || added < kRequests;
-      },
-      [&] { return added == kRequests && !decode->has_work() && !prefill->has_work(); });
+  until([&] { return added == kRequests && !decode->has_work() && !prefill->has_work(); },
+        [&] {
+          while (added < kRequests && random() % 3 == 0 && in_flight() < setup.in_flight) {
+            const Request& request = requests()[added++];
+            const absl::Status status = submit(*decode, request, &pair.outcomes[request.id]);
+            EXPECT_TRUE(status.ok()) << status;
+          }
+          if (uniform(random) < setup.aborts && added > 0) decode->abort(random() % added);
+          bool moved = decode->step();
+          if (random() % 2 == 0) moved |= prefill->step();
+          if (random() % 16 == 0) {
+            EXPECT_TRUE(decode->check_integrity().ok()) << decode->check_integrity();
+            EXPECT_TRUE(prefill->check_integrity().ok()) << prefill->check_integrity();
+          }
+          return moved || added < kRequests;
+        });
   pair.prefill = prefill->stats();
   pair.decode = decode->stats();
   EXPECT_TRUE(decode->check_integrity().ok()) << decode->check_integrity();
@@ -273,21 +272,21 @@ TEST(Disaggregation, AHungPrefillHoldsNobodyElseUp) {
     const bool moved = decode->step();
     return prefill->step() || moved || true;
   };
-  run_until(both, [&] { return decode->stats().loads_stalled > 0; });
+  until([&] { return decode->stats().loads_stalled > 0; }, both);
   ASSERT_TRUE(submit(*decode, local, &seen[3]).ok());
-  run_until(both, [&] { return seen[3].finished; });
+  until([&] { return seen[3].finished; }, both);
   EXPECT_FALSE(seen[1].finished);
   EXPECT_EQ(decode->stats().loading, 1u);
   // One that is fetched too, as far as its layers come.
   ASSERT_TRUE(submit(*decode, other, &seen[2]).ok());
-  run_until(both, [&] { return decode->stats().loading == 2; });
+  until([&] { return decode->stats().loading == 2; }, both);
   // A client that leaves now is forgotten at once.
   EXPECT_TRUE(decode->abort(2));
   EXPECT_TRUE(seen[2].finished);
   EXPECT_TRUE(decode->check_integrity().ok());
   // The layers come after all.
   link.hold_from_layer = -1;
-  run_until(both, [&] { return seen[1].finished && !decode->has_work() && !prefill->has_work(); });
+  until([&] { return seen[1].finished && !decode->has_work() && !prefill->has_work(); }, both);
   EXPECT_EQ(seen[1].tokens, want.at(1).tokens);
   EXPECT_EQ(seen[3].tokens, want.at(3).tokens);
   EXPECT_EQ(seen[1].metrics.loaded_tokens, 96u);
@@ -310,8 +309,8 @@ TEST(Disaggregation, AWakeUpEndsTheWaitForALayer) {
   hung.prefill_address = "prefill";
   Outcome outcome;
   ASSERT_TRUE(submit(*decode, hung, &outcome).ok());
-  run_until([&] { return prefill->step() || decode->step(rung) || true; },
-            [&] { return decode->stats().loads_stalled > 0; });
+  until([&] { return decode->stats().loads_stalled > 0; },
+        [&] { return prefill->step() || decode->step(rung) || true; });
   EXPECT_EQ(link.sleeps, 0u);
   EXPECT_TRUE(decode->abort(hung.id));
   close(rung);

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 
+#include "absl/strings/str_cat.h"
 #include "engine/model/test_model.h"
 
 namespace baton::engine::serve {
@@ -122,13 +124,42 @@ absl::Status submit(Engine& engine, const Request& request, Outcome* outcome) {
   return engine.add_request(std::move(copy));
 }
 
-void run_until(const std::function<bool()>& step, const std::function<bool()>& done) {
-  int idle = 0;
-  for (int i = 0; i < 1000000 && !done(); ++i) {
-    idle = step() ? 0 : idle + 1;
-    ASSERT_LT(idle, 10000) << "nothing moves any more";
-  }
-  ASSERT_TRUE(done());
+std::string state_of(const Engine& engine) {
+  const EngineStats stats = engine.stats();
+  return absl::StrCat(stats.running, " requests run, ", stats.waiting, " wait, ", stats.loading,
+                      " load, ", stats.free_blocks, " of ", stats.blocks, " blocks are free, ",
+                      stats.quarantined_blocks, " quarantined; ");
+}
+
+void finish_all(Engine& engine, CallSite from) {
+  const auto turn = [&] {
+    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+  };
+  until([&] { return !engine.has_work(); }, turn, [&] { return state_of(engine); }, from);
+}
+
+std::map<uint64_t, Outcome> run_all(Engine& engine, const std::vector<Request>& requests,
+                                    size_t in_flight, const std::function<void()>& after_step,
+                                    const std::function<void(size_t)>& before_each, CallSite from) {
+  std::map<uint64_t, Outcome> outcomes;
+  const auto open = [&] {
+    size_t count = 0;
+    for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
+    return count;
+  };
+  const auto turn = [&] {
+    while (outcomes.size() < requests.size() && open() < in_flight) {
+      const Request& request = requests[outcomes.size()];
+      before_each(outcomes.size());
+      const absl::Status status = submit(engine, request, &outcomes[request.id]);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+    after_step();
+  };
+  until([&] { return outcomes.size() == requests.size() && !engine.has_work(); }, turn,
+        [&] { return state_of(engine); }, from);
+  return outcomes;
 }
 
 std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests,
@@ -139,7 +170,7 @@ std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& reques
     Outcome* outcome = &outcomes[request.id];
     const absl::Status status = submit(*engine, request, outcome);
     EXPECT_TRUE(status.ok()) << status;
-    run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+    finish_all(*engine);
     EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
     EXPECT_EQ(engine->stats().free_blocks, 64u);
   }

@@ -12,6 +12,7 @@
 #include "engine/model/model.h"
 #include "engine/serve/engine.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "tests/until.h"
 
 namespace baton::engine::serve {
 
@@ -43,8 +44,18 @@ std::vector<int32_t> oracle_tokens(const Request& request, const Model& model = 
 // Adds a copy of `request` to the engine; its events go to `outcome`.
 absl::Status submit(Engine& engine, const Request& request, Outcome* outcome);
 
-// Steps until `done`; fails the test if that takes unreasonably long.
-void run_until(const std::function<bool()>& step, const std::function<bool()>& done);
+// What until() prints of an engine.
+std::string state_of(const Engine& engine);
+
+// Steps until the engine has no work left.
+void finish_all(Engine& engine, CallSite from = CallSite::here());
+
+// All requests, at most `in_flight` at a time, until each has ended.
+std::map<uint64_t, Outcome> run_all(
+    Engine& engine, const std::vector<Request>& requests, size_t in_flight,
+    const std::function<void()>& after_step = [] {},
+    const std::function<void(size_t number)>& before_each = [](size_t) {},
+    CallSite from = CallSite::here());
 
 // Every request alone, in an engine that has all the room it wants.
 std::map<uint64_t, Outcome> run_one_at_a_time(const std::vector<Request>& requests,

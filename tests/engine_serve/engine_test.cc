@@ -29,20 +29,19 @@ std::map<uint64_t, Outcome> run_batched(EngineOptions options, uint64_t seed, En
   std::mt19937_64 random(seed);
   std::map<uint64_t, Outcome> outcomes;
   size_t added = 0;
-  run_until(
-      [&] {
-        while (added < kRequests && random() % 3 == 0) {
-          const Request& request = requests()[added++];
-          const absl::Status status = submit(*engine, request, &outcomes[request.id]);
-          EXPECT_TRUE(status.ok()) << status;
-        }
-        const bool moved = engine->step();
-        if (random() % 16 == 0) {
-          EXPECT_TRUE(engine->check_integrity().ok());
-        }
-        return moved || added < kRequests;
-      },
-      [&] { return added == kRequests && !engine->has_work(); });
+  until([&] { return added == kRequests && !engine->has_work(); },
+        [&] {
+          while (added < kRequests && random() % 3 == 0) {
+            const Request& request = requests()[added++];
+            const absl::Status status = submit(*engine, request, &outcomes[request.id]);
+            EXPECT_TRUE(status.ok()) << status;
+          }
+          const bool moved = engine->step();
+          if (random() % 16 == 0) {
+            EXPECT_TRUE(engine->check_integrity().ok());
+          }
+          return moved || added < kRequests;
+        });
   *stats = engine->stats();
   EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();
   return outcomes;
@@ -135,12 +134,12 @@ TEST(Engine, ResumedStreamsGoOnWhereTheyBroke) {
       if (cut > 0) {
         if (cut == want.tokens.size()) first.sampling.max_tokens = request.sampling.max_tokens;
         ASSERT_TRUE(engine->add_request(first).ok());
-        run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+        finish_all(*engine);
       }
       Request second = request;
       second.resume_tokens = before.tokens;
       ASSERT_TRUE(submit(*engine, second, &after).ok());
-      run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+      finish_all(*engine);
       ASSERT_EQ(before.text + after.text, want.text) << "request " << i << " cut at " << cut;
       ASSERT_EQ(before.tokens.size() + after.tokens.size(), want.tokens.size());
       ASSERT_EQ(after.reason, want.reason);
@@ -158,13 +157,12 @@ TEST(Engine, AbortsFreeEverything) {
   }
   EXPECT_FALSE(engine->abort(kRequests + 5));
   size_t aborted = 0;
-  run_until(
-      [&] {
-        if (random() % 4 == 0) aborted += engine->abort(random() % kRequests);
-        EXPECT_TRUE(engine->check_integrity().ok());
-        return engine->step();
-      },
-      [&] { return !engine->has_work(); });
+  until([&] { return !engine->has_work(); },
+        [&] {
+          if (random() % 4 == 0) aborted += engine->abort(random() % kRequests);
+          EXPECT_TRUE(engine->check_integrity().ok());
+          return engine->step();
+        });
   EXPECT_GT(aborted, 10u);
   EXPECT_EQ(engine->stats().free_blocks, 40u);
   for (const auto& [id, outcome] : outcomes) {
@@ -187,7 +185,7 @@ TEST(Engine, MetricsAddUp) {
   request.tokens = {1, 2, 3};
   request.sampling = {.max_tokens = 5, .ignore_eos = true};
   ASSERT_TRUE(submit(*engine, request, &outcome).ok());
-  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  finish_all(*engine);
   EXPECT_EQ(outcome.reason, FinishReason::kLength);
   EXPECT_EQ(outcome.metrics.prompt_tokens, 3u);
   EXPECT_EQ(outcome.metrics.output_tokens, 5u);
@@ -209,7 +207,7 @@ TEST(Engine, LongPromptsAreRefusedWithTheReason) {
   request.tokens.resize(60);
   request.sampling = {.max_tokens = 100, .ignore_eos = true};
   ASSERT_TRUE(submit(*engine, request, &outcome).ok());
-  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  finish_all(*engine);
   EXPECT_EQ(outcome.tokens.size(), 4u);  // then the cache is full
   EXPECT_EQ(outcome.reason, FinishReason::kLength);
 }

@@ -53,10 +53,10 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
                    : "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{");
   }
   // They all come in, those that have a request are being answered, and nobody has a thread.
-  while (worker.server().connections().answering < kEach ||
-         worker.server().connections().connections < 2 * kEach) {
-    std::this_thread::yield();
-  }
+  until([&] {
+    return worker.server().connections().answering >= kEach &&
+           worker.server().connections().connections >= 2 * kEach;
+  });
   // One of an earlier test may still have been ending.
   EXPECT_LE(threads_of_this_process(), threads);
   httplib::Client client = client_of(worker.port());
@@ -72,9 +72,9 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
     const auto stats = worker.thread().stats();
     return stats.running + stats.waiting + stats.requests_finished;
   };
-  while (known() < kEach) std::this_thread::yield();
+  until([&] { return known() >= kEach; });
   for (RawClient& stream : streams) stream.leave();
-  while (worker.thread().stats().requests_finished < kEach) std::this_thread::yield();
+  until([&] { return worker.thread().stats().requests_finished >= kEach; });
   EXPECT_EQ(worker.thread().stats().running + worker.thread().stats().waiting, 0u);
 }
 
@@ -92,8 +92,8 @@ TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
   EXPECT_TRUE(refused->has_header("Retry-After"));
   stream.leave();
   // The place of who has left is free some time later.
-  int status = 429;
-  while (status == 429) status = post(worker.port(), request_body())->status;
+  int status = 0;
+  until([&] { return (status = post(worker.port(), request_body())->status) != 429; });
   EXPECT_EQ(status, 200);
 }
 
@@ -147,7 +147,7 @@ TEST(Clients, TheOldestHalfSentRequestMakesRoom) {
     strangers.emplace_back(worker.port());
     strangers.back().send("GET /hea");
   }
-  while (worker.server().connections().connections < 3) std::this_thread::yield();
+  until([&] { return worker.server().connections().connections >= 3; });
   httplib::Client client = client_of(worker.port());
   const httplib::Result health = client.Get("/health");
   ASSERT_TRUE(health);
@@ -207,7 +207,7 @@ TEST(Clients, APipeliningClientThatLeavesIsAborted) {
   client.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
   client.read_until("data: ");
   client.leave();
-  while (worker.thread().stats().requests_finished == 0) std::this_thread::yield();
+  until([&] { return worker.thread().stats().requests_finished != 0; });
 }
 
 TEST(Clients, AFailureAfterTheFirstTokenIsNoSuccess) {
@@ -218,7 +218,7 @@ TEST(Clients, AFailureAfterTheFirstTokenIsNoSuccess) {
     body["max_tokens"] = 60000;
     body["stream"] = stream;
     client.post("/v1/completions", body.dump(), "Connection: close\r\n");
-    while (worker.thread().stats().tokens_computed < 100) std::this_thread::yield();
+    until([&] { return worker.thread().stats().tokens_computed >= 100; });
     worker.stop_engine();
     const std::string answer = client.read_to_end();
     EXPECT_EQ(absl::StrContains(answer, "HTTP/1.1 503"), !stream) << answer.substr(0, 500);

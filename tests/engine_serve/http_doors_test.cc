@@ -72,14 +72,12 @@ TEST(HalfClosed, WhoeverLeavesIsStillForgotten) {
   for (int i = 0; i < 8; ++i) {  // some are computed, some wait
     RawClient client(worker.port());
     client.send(post_of(body));
-    while (worker.server().connections().answering == 0) std::this_thread::yield();
+    until([&] { return worker.server().connections().answering != 0; });
     client.leave();
-    while (worker.server().connections().answering != 0) std::this_thread::yield();
+    until([&] { return worker.server().connections().answering == 0; });
   }
   // Some left before they were given to the engine.
-  while (worker.thread().stats().running + worker.thread().stats().waiting > 0) {
-    std::this_thread::yield();
-  }
+  until([&] { return worker.thread().stats().running + worker.thread().stats().waiting == 0; });
 }
 
 TEST(Engine, WhatComesAfterItsEndIsToldSo) {
@@ -88,7 +86,7 @@ TEST(Engine, WhatComesAfterItsEndIsToldSo) {
   body["max_tokens"] = 60000;
   RawClient open(worker.port());
   open.send(post_of(body));
-  while (worker.server().connections().answering == 0) std::this_thread::yield();
+  until([&] { return worker.server().connections().answering != 0; });
   worker.thread().stop();
   EXPECT_TRUE(absl::StartsWith(open.read_until("\r\n\r\n"), "HTTP/1.1 503"));
   for (const bool stream : {false, true}) {
@@ -267,9 +265,10 @@ TEST(Room, OneWhoDoesNotReadMakesIt) {
   for (int i = 0; i < 3; ++i) strangers.push_back(server.unread());
   EXPECT_EQ(server.health(), "");  // the oldest answer is still young
   // One that moved since the last look is spared, so it may have to come again.
-  do {
+  until([&] {
     clock.advance(kUnread);
-  } while (!absl::StrContains(server.health(), " 200 OK"));
+    return absl::StrContains(server.health(), " 200 OK");
+  });
   size_t cut = 0;
   for (RawClient& stranger : strangers) {
     cut += stranger.read_bytes(LongAnswers::kLong).size() < LongAnswers::kLong / 2 ? 1 : 0;

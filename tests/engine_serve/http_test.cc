@@ -325,7 +325,7 @@ TEST(Http, AClientThatLeavesIsAborted) {
       EXPECT_FALSE(client.send(request));
     } else {
       std::thread leaver([&] {
-        while (worker.thread().stats().running == 0) std::this_thread::yield();
+        until([&] { return worker.thread().stats().running != 0; });
         client.stop();
       });
       EXPECT_FALSE(client.Post("/v1/completions", body.dump(), "application/json"));
@@ -333,10 +333,10 @@ TEST(Http, AClientThatLeavesIsAborted) {
     }
     // Nobody hears of its end, behind which it is counted.
     httplib::Client other = client_of(worker.port());
-    while (!absl::StrContains(other.Get("/metrics")->body,
-                              "baton_requests_total{reason=\"abort\"} 1\n")) {
-      std::this_thread::yield();
-    }
+    until([&] {
+      return absl::StrContains(other.Get("/metrics")->body,
+                               "baton_requests_total{reason=\"abort\"} 1\n");
+    });
   }
 }
 
@@ -358,7 +358,7 @@ class DyingWorker {
     });
     port_ = server_.bind_to_any_port("127.0.0.1");
     thread_ = std::thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running()) std::this_thread::yield();
+    until([&] { return server_.is_running(); });
   }
   ~DyingWorker() {
     server_.stop();

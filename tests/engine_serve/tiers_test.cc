@@ -39,21 +39,9 @@ KvTierOptions disk(const TemporaryFolder& folder, bool io_uring = true) {
 // written over before the tiers have it, however slow they are.
 enum Saving { kSaveAll, kSaveWhatIsQuickEnough };
 std::map<uint64_t, Outcome> run_all(Engine& engine, size_t in_flight, Saving saving = kSaveAll) {
-  std::map<uint64_t, Outcome> outcomes;
-  size_t added = 0;
-  const auto open = [&] {
-    size_t count = 0;
-    for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
-    return count;
-  };
-  while (added < kRequests || engine.has_work()) {
-    while (added < kRequests && open() < in_flight) {
-      const Request& request = requests()[added++];
-      EXPECT_TRUE(submit(engine, request, &outcomes[request.id]).ok());
-    }
-    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+  std::map<uint64_t, Outcome> outcomes = serve::run_all(engine, requests(), in_flight, [&] {
     if (saving == kSaveAll && engine.tiers() != nullptr) engine.tiers()->flush();
-  }
+  });
   EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
   EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
   return outcomes;
@@ -209,11 +197,13 @@ TEST(KvTiers, PrefillWorkersUseThemForOthers) {
     for (const Request& request : requests()) {
       EXPECT_TRUE(submit(*to, request, &outcomes[request.id]).ok());
     }
-    while (to->has_work() || from->has_work()) {
-      to->step();
-      from->step();
-      from->tiers()->flush();
-    }
+    until([&] { return !to->has_work() && !from->has_work(); },
+          [&] {
+            to->step();
+            from->step();
+            from->tiers()->flush();
+          },
+          [&] { return state_of(*to) + state_of(*from); });
     expect_same(expected(), outcomes);
   }
   EXPECT_GT(from->tiers()->stats().loaded, 50u);
@@ -233,24 +223,13 @@ TEST(KvTiers, DecodeWorkersUseThemBesideTheirPrefillWorkers) {
   link.set_pump([&] { from->step(); });
   uint64_t loaded = 0;
   for (size_t in_flight : {kRequests, size_t{1}}) {
-    std::map<uint64_t, Outcome> outcomes;
-    size_t added = 0;
-    const auto open = [&] {
-      size_t count = 0;
-      for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
-      return count;
-    };
-    while (added < kRequests || to->has_work() || from->has_work()) {
-      while (added < kRequests && open() < in_flight) {
-        Request request = requests()[added++];
-        request.prefill_address = "prefill";
-        EXPECT_TRUE(submit(*to, request, &outcomes[request.id]).ok());
-      }
-      if (!to->step()) to->wait(std::chrono::milliseconds(1), -1);
-      from->step();
-      to->tiers()->flush();
-    }
-    expect_same(expected(), outcomes);
+    std::vector<Request> remote = requests();
+    for (Request& request : remote) request.prefill_address = "prefill";
+    expect_same(expected(), serve::run_all(*to, remote, in_flight, [&] {
+                  from->step();
+                  to->tiers()->flush();
+                }));
+    finish_all(*from);
     if (loaded == 0) loaded = to->stats().loaded_tokens;
   }
   EXPECT_GT(loaded, 500u);

@@ -93,7 +93,11 @@ class Server {
   void stop() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
-    while (engine_ != nullptr && engine_->has_work()) step();
+    if (engine_ != nullptr) finish();
+  }
+  void finish(CallSite from = CallSite::here()) {
+    until([this] { return !engine_->has_work(); }, [this] { step(); },
+          [this] { return state_of(*engine_); }, from);
   }
   // Ends the server; how its followers ended, from rank 1 on.
   std::vector<absl::Status> end() {

@@ -38,9 +38,9 @@ std::map<uint64_t, Outcome> run_all(Server& decode, const std::string& address) 
     Request request = requests()[i];
     request.prefill_address = address;
     EXPECT_TRUE(submit(decode.engine(), request, &outcomes[i]).ok());
-    while (i < 4 && decode.engine().has_work()) decode.step();
+    if (i < 4) decode.finish();
   }
-  while (decode.engine().has_work()) decode.step();
+  decode.finish();
   return outcomes;
 }
 
@@ -195,8 +195,9 @@ class Faulty : public KvConnector {
   std::set<KvRequestId> broken_loads_;
 };
 
-// Loads that will not come, for they did not start or were given up first, are not waited for long.
-constexpr Time kNotLong = std::chrono::milliseconds(200);
+// Loads that will not come, for they did not start or were given up first, are not waited for long;
+// but longer than the ranks of a load that does come are apart.
+const Time kNotLong = patient(std::chrono::milliseconds(50));
 
 // Loads fail at one rank of decode, and are there at the other.
 void expect_recomputed(int prefill_ranks, int faulty_rank, int refused, int broken) {
@@ -255,7 +256,7 @@ TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
     for (uint64_t steps = random() % 6; steps > 0; --steps) decode.step();
     if (random() % 2 == 0) decode.engine().abort(random() % (i + 1));
   }
-  while (decode.engine().has_work()) decode.step();
+  decode.finish();
   size_t aborted = 0;
   for (const auto& [id, outcome] : outcomes) {
     if (outcome.reason == serve::FinishReason::kAbort) {
@@ -326,7 +327,7 @@ void expect_not_loaded(Server& decode, const std::string& address, const std::st
   request.prefill_address = address;
   Outcome outcome;
   ASSERT_TRUE(submit(decode.engine(), request, &outcome).ok());
-  while (decode.engine().has_work()) decode.step();
+  decode.finish();
   EXPECT_EQ(outcome.tokens, want);
   EXPECT_THAT(std::string(outcome.metrics.load_error.message()), HasSubstr(what));
   EXPECT_EQ(decode.engine().stats().loaded_tokens, 0u);
@@ -337,7 +338,7 @@ TEST(Degrees, WrongAddressesAreRefusedByName) {
   Server prefill({.role = EngineRole::kPrefill,
                   .ranks = 2,
                   .limits = kTight,
-                  .loads_apart = std::chrono::seconds(3)});
+                  .loads_apart = patient(std::chrono::milliseconds(200))});
   Server one({.role = EngineRole::kDecode, .limits = kTight});
   Server two({.role = EngineRole::kDecode, .ranks = 2, .limits = kTight});
   prefill.start();
@@ -381,11 +382,11 @@ TEST(Degrees, ALoadOfOneRankAloneIsRefused) {
     load.tokens.assign(32, 5);
     load.blocks = {0, 1};
     ASSERT_TRUE(connector->start_load(std::move(load)).ok());
-    while (connector->load_status(1).ok() && connector->layers_loaded(1) == 0) {
-      connector->wait(std::chrono::milliseconds(1), -1);
-    }
+    until([&] { return !connector->load_status(1).ok() || connector->layers_loaded(1) > 0; },
+          [&] { connector->wait(std::chrono::milliseconds(1), -1); });
     EXPECT_THAT(std::string(connector->load_status(1).message()), HasSubstr("/v1/baton/address"));
-    while (!connector->end_load(1)) connector->wait(std::chrono::milliseconds(1), -1);
+    until([&] { return connector->end_load(1); },
+          [&] { connector->wait(std::chrono::milliseconds(1), -1); });
   }
   expect_clean(prefill, kTight.blocks);
 }

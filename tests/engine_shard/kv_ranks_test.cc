@@ -119,9 +119,10 @@ class KvRanks : public testing::Test {
       ++asked;
     }
   }
-  template <typename True>
-  void until(True is_true) {
-    while (!is_true()) connector_->wait(std::chrono::milliseconds(1), -1);
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    baton::until(
+        fact, [&] { connector_->wait(std::chrono::milliseconds(1), -1); }, NoState(), from);
   }
 
   Script mine_;

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "tests/engine_shard/ranks.h"
+#include "tests/manual_clock.h"
 
 namespace baton::engine::shard {
 namespace {
@@ -15,7 +16,6 @@ using serve::Engine;
 using serve::EngineOptions;
 using serve::Outcome;
 using serve::Request;
-using serve::run_until;
 
 constexpr size_t kRequests = 40;
 
@@ -74,10 +74,10 @@ TEST_P(ShardEngine, SaysWhatOneProcessSays) {
     for (size_t i = 0; i < kRequests; ++i) {
       ASSERT_TRUE(submit(**engine, requests()[i], &outcomes[i]).ok());
       if (i < 5) {
-        run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+        finish_all(**engine);
       }
     }
-    run_until([&] { return (*engine)->step(); }, [&] { return !(*engine)->has_work(); });
+    finish_all(**engine);
     expect_same(expected(checkpoint, given.arithmetic), outcomes);
     EXPECT_GT((*engine)->stats().preemptions, 0u) << "the cache is too large for this test";
     EXPECT_GT((*engine)->stats().cached_tokens, 0u);
@@ -113,7 +113,7 @@ TEST(Shard, RatesPromptsAsOneProcessDoes) {
       for (const auto& choice : *event.prompt) out->push_back(choice.logprob);
     };
     ASSERT_TRUE(engine.add_request(std::move(copy)).ok());
-    run_until([&] { return engine.step(); }, [&] { return !engine.has_work(); });
+    finish_all(engine);
   };
   ask(**Engine::create(whole_model(Arithmetic::kFp32), serve::test_tokenizer(),
                        engine_options(kTight, nullptr)),
@@ -146,7 +146,7 @@ TEST(Shard, LongStepsAreToldWhole) {
       *Engine::create(model, serve::test_tokenizer(), engine_options(limits, leader.get()));
   std::map<uint64_t, Outcome> outcomes;
   ASSERT_TRUE(submit(*engine, request, &outcomes[1]).ok());
-  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  finish_all(*engine);
   expect_same(alone, outcomes);
 }
 
@@ -211,11 +211,12 @@ TEST(Shard, EnginesAndModelsMustFit) {
 // Rank 1 does `body` instead of following. All of rank 0's requests end with an error that has
 // `what` in it, and so does what comes later; the failure is told once.
 void expect_requests_fail(const Followers::Body& body, const std::string& what,
-                          Time timeout = kNever) {
+                          Time timeout = kNever, const Clock* clock = nullptr) {
   const RendezvousPlace place(2);
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(), body);
   CommunicatorOptions options = place.options(0);
   options.timeout = timeout;
+  options.worker.clock = clock;
   auto group = *Group::meet(options);
   const Model model = *Model::create(ranks_checkpoint(), Arithmetic::kFp32, group->shard());
   auto leader = Leader::create(*group, model, kTight);
@@ -228,9 +229,9 @@ void expect_requests_fail(const Followers::Body& body, const std::string& what,
   for (size_t i = 0; i < 10; ++i) {
     ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
   }
-  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  finish_all(*engine);
   ASSERT_TRUE(submit(*engine, requests()[10], &outcomes[10]).ok());
-  run_until([&] { return engine->step(); }, [&] { return !engine->has_work(); });
+  finish_all(*engine);
   for (const auto& [id, outcome] : outcomes) {
     EXPECT_EQ(outcome.reason, serve::FinishReason::kError) << id;
     EXPECT_NE(outcome.status.message().find(what), std::string::npos) << outcome.status;
@@ -269,16 +270,18 @@ TEST(Shard, ARankThatFailsSaysWhy) {
 
 // It is there and does not take part: after the group's timeout it is given up.
 TEST(Shard, ARankThatIsLateFailsTheRequests) {
-  std::atomic<bool> over = false;
+  ManualClock clock;  // rank 0's
   expect_requests_fail(
       [&](Group& group, const Model& model) {
         absl::Status status = get_ready(group, model);
-        while (group.look().ok()) std::this_thread::yield();  // until rank 0 has given up
-        over = true;
+        until([&] { return !group.look().ok(); },  // until rank 0 has given up
+              [&, others = LetOthersRun()]() mutable {
+                clock.advance(std::chrono::milliseconds(1));
+                others();
+              });
         return status;
       },
-      "rank 1", std::chrono::milliseconds(300));
-  EXPECT_TRUE(over);
+      "rank 1", std::chrono::milliseconds(300), &clock);
 }
 
 TEST(Shard, FollowersEndWithAnErrorWhenRank0IsGone) {
@@ -320,7 +323,7 @@ TEST(Shard, ACommandThatAFollowerCannotDoFailsTheGroupAndSaysWhy) {
   ASSERT_TRUE(get_ready(*group, model).ok());
   ASSERT_TRUE(group->tell("nonsense").ok());
   absl::Status failed;
-  while (failed.ok()) failed = group->look();
+  until([&] { return !(failed = group->look()).ok(); });
   EXPECT_NE(failed.message().find("does not know"), std::string::npos) << failed;
   EXPECT_FALSE(followers.join()[1].ok());
 }
@@ -332,7 +335,7 @@ TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
   Followers followers(place, Arithmetic::kFp32, {.limits = kTight}, ranks_checkpoint(),
                       [&idle](Group& group, const Model& model) {
                         absl::Status status = get_ready(group, model);
-                        while (!idle && group.look().ok()) std::this_thread::yield();
+                        until([&] { return idle || !group.look().ok(); });
                         group.abort(absl::DataLossError("rank 1 has lost its memory"));
                         return status;
                       });
@@ -344,7 +347,7 @@ TEST(Shard, AnIdleLeaderNoticesThatARankHasFailed) {
   auto engine =
       *Engine::create(model, serve::test_tokenizer(), engine_options(kTight, leader.get()));
   idle = true;
-  while (told.ok()) engine->wait(std::chrono::milliseconds(1), -1);
+  until([&] { return !told.ok(); }, [&] { engine->wait(std::chrono::milliseconds(1), -1); });
   EXPECT_NE(told.message().find("has lost its memory"), std::string::npos) << told;
 }
 

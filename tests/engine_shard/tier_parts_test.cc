@@ -138,9 +138,10 @@ class TierParts : public testing::Test {
   void hear() {
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(leader_->ask().ok());
   }
-  template <typename True>
-  void until(True is_true) {
-    while (!is_true()) store_->wait(std::chrono::milliseconds(1), -1);
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    baton::until(
+        fact, [&] { store_->wait(std::chrono::milliseconds(1), -1); }, NoState(), from);
   }
   TierFound found(const std::vector<TierKey>& keys) {
     TierFound answer;

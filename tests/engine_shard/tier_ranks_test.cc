@@ -27,8 +27,8 @@ using serve::Outcome;
 using serve::Request;
 
 constexpr size_t kRequests = kSanitized ? 24 : 60;
-constexpr uint64_t kFound = 8 * kRequests;             // tokens that are at least found in a tier
-const Time kLong = patient(std::chrono::seconds(60));  // for what must come
+constexpr uint64_t kFound = 8 * kRequests;  // tokens that are at least found in a tier
+const Time kLong = until_gives_up();        // for what must come
 // Too small for all: prompts are forgotten, sequences preempted, prompts cut into many chunks.
 constexpr StepLimits kTight{.blocks = 26, .token_budget = 24, .max_sequences = 8};
 // Nothing is forgotten: what is loaded was there before.
@@ -87,24 +87,11 @@ class Server {
   // All requests, at most `in_flight` at a time: each says what it says alone, and no block is
   // lost. `save_all`: none is written over before all ranks have saved it.
   void run(bool save_all, size_t in_flight = kRequests) {
-    std::map<uint64_t, Outcome>& outcomes = outcomes_;
-    outcomes.clear();
-    size_t added = 0;
-    const auto open = [&] {
-      size_t count = 0;
-      for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
-      return count;
-    };
-    while (added < kRequests || engine_->has_work()) {
-      while (added < kRequests && open() < in_flight) {
-        const Request& request = requests()[added++];
-        EXPECT_TRUE(submit(*engine_, request, &outcomes[request.id]).ok());
-      }
-      if (!engine_->step()) engine_->wait(std::chrono::milliseconds(1), -1);
+    outcomes_ = run_all(*engine_, requests(), in_flight, [&] {
       if (save_all && engine_->tiers()->busy()) engine_->tiers()->flush();
-    }
+    });
     if (save_all) engine_->tiers()->flush();
-    expect_same(answers().of(options_.arithmetic, *options_.checkpoint), outcomes);
+    expect_same(answers().of(options_.arithmetic, *options_.checkpoint), outcomes_);
     EXPECT_EQ(stats().free_blocks, options_.limits.blocks);
     EXPECT_EQ(stats().quarantined_blocks, 0u);
     EXPECT_TRUE(engine_->check_integrity().ok()) << engine_->check_integrity();
@@ -197,11 +184,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TierRanks,
 
 // Runs until so many tokens were loaded: a store is called in the background.
 void expect_found(Server& server, uint64_t tokens) {
-  const Time end = Clock::steady().now() + kLong;
-  do {
-    server.run(true);
-  } while (server.stats().tier_tokens < tokens && Clock::steady().now() < end);
-  EXPECT_GE(server.stats().tier_tokens, tokens);
+  until([&] { return server.run(true), server.stats().tier_tokens >= tokens; });
   EXPECT_EQ(server.stats().loads_failed, 0u);
   EXPECT_EQ(server.stats().tiers.corrupt, 0u);
 }
@@ -307,9 +290,7 @@ TEST(TierRanksOnBadDays, AbortedRequestsLeaveNothingBehind) {
     for (uint64_t steps = random() % 6; steps > 0; --steps) server.engine().step();
     if (random() % 2 == 0) server.engine().abort(random() % (i + 1));
   }
-  while (server.engine().has_work()) {
-    if (!server.engine().step()) server.engine().wait(std::chrono::milliseconds(1), -1);
-  }
+  finish_all(server.engine());
   for (const auto& [id, outcome] : outcomes) {
     if (outcome.reason == serve::FinishReason::kAbort) continue;
     EXPECT_EQ(outcome.tokens, answers().of().at(id).tokens) << id;
@@ -371,9 +352,7 @@ TEST(TierRanksOnBadDays, ARankThatIsGoneHoldsNothing) {
                                  .leader = leader.get()});
   std::map<uint64_t, Outcome> outcomes;
   for (size_t i = 0; i < 10; ++i) ASSERT_TRUE(submit(*engine, requests()[i], &outcomes[i]).ok());
-  while (engine->has_work()) {
-    if (!engine->step()) engine->wait(std::chrono::milliseconds(1), -1);
-  }
+  finish_all(*engine);
   for (const auto& [id, outcome] : outcomes) EXPECT_FALSE(outcome.status.ok()) << id;
   EXPECT_EQ(engine->stats().free_blocks, kTight.blocks);
   EXPECT_TRUE(engine->check_integrity().ok()) << engine->check_integrity();

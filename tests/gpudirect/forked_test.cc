@@ -71,11 +71,8 @@ void move_what_is_the_hosts(const char* provider) {
                                     .local_layout = Layout::contiguous(0, from.size()),
                                     .remote = *b->remote_region(*far),
                                     .remote_layout = Layout::contiguous(0, from.size())});
-  const Time end = Clock::steady().now() + kSharePatience;
-  while (!ended(*a->state(id)) && Clock::steady().now() < end) {
-    a->progress();
-    b->progress();
-  }
+  until([&] { return ended(*a->state(id)); }, [&] { a->progress(), b->progress(); },
+        [&] { return state_of(a->stats(), "a") + state_of(b->stats(), "b"); });
   EXPECT_TRUE(a->status(id).ok()) << a->status(id);
   EXPECT_TRUE(from == to);
 }
@@ -143,11 +140,9 @@ TEST_P(TakenContext, CopiesThatNobodyCanAskForEnd) {
     ring->progress([](uint64_t, const absl::Status&) {});
     fake.fail_next("cuCtxPushCurrent", GetParam(), SIZE_MAX);
     std::optional<absl::Status> ended;
-    const Time patience = Clock::steady().now() + kSharePatience;
-    while (!ended.has_value() && Clock::steady().now() < patience) {
-      ring->progress([&](uint64_t, absl::Status status) { ended = std::move(status); });
-    }
-    ASSERT_TRUE(ended.has_value()) << "it never ends, and its ring with it";
+    until(
+        [&] { return ended.has_value(); },
+        [&] { ring->progress([&](uint64_t, absl::Status status) { ended = std::move(status); }); });
     EXPECT_FALSE(ended->ok());
     std::byte byte{};
     EXPECT_FALSE(buffer->get(0, {&byte, 1}).ok());

@@ -75,10 +75,10 @@ TEST_P(Personalities, MemoryOfADeviceMovesAndTheReasonIsOneLine) {
                                         .remote = *b.worker->remote_region(*far),
                                         .remote_layout = Layout::contiguous(0, kSharedBytes)});
       ASSERT_TRUE(id.ok()) << id.status();
-      EXPECT_TRUE(a.drive([&] {
+      a.until([&] {
         b.worker->progress();
         return ended(*a.worker->state(*id));
-      }));
+      });
       EXPECT_TRUE(a.worker->status(*id).ok()) << a.worker->status(*id);
       EXPECT_EQ(here, there);
       EXPECT_EQ(a.worker->stats().staged_transfers, direct ? 0u : 2u);

@@ -14,6 +14,7 @@
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -57,7 +58,7 @@ class StagedPair : public testing::Test {
       side->host_region = *side->worker->register_memory(side->host.data(), kBytes);
     }
     a_.peer = *a_.worker->connect(b_.worker->address());
-    ASSERT_TRUE(drive([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
   }
   void TearDown() override {
     for (Side* side : {&a_, &b_}) side->worker.reset();
@@ -72,15 +73,17 @@ class StagedPair : public testing::Test {
     gpu_.reset();
   }
 
-  bool drive(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       const gpudirect::FakeDriver::ProgressThread here;
       a_.worker->progress();
       b_.worker->progress();
-      if (Clock::steady().now() > end) return ready();
-    }
-    return true;
+    };
+    const auto state = [&] {
+      return state_of(*a_.worker, a_.peer, "a") + state_of(*b_.worker, b_.peer, "b") +
+             std::to_string(gpu_->queued()) + " operations queued on the device";
+    };
+    baton::until(fact, turn, state, from);
   }
   TransferRequest request(Op op, bool near, bool far, size_t bytes = 600'000, size_t at = 0) {
     return {.op = op,
@@ -91,9 +94,7 @@ class StagedPair : public testing::Test {
             .remote_layout = Layout::contiguous(at, bytes)};
   }
   absl::Status finish(TransferId id) {
-    if (!drive([&] { return ended(*a_.worker->state(id)); })) {
-      return absl::InternalError("it never ended");
-    }
+    until([&] { return ended(*a_.worker->state(id)); });
     absl::Status status = a_.worker->status(id);
     EXPECT_TRUE(a_.worker->release(id).ok());
     return status;

@@ -20,6 +20,7 @@
 #include "tests/hostile/failing_calls.h"
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
@@ -73,8 +74,7 @@ class Exchange {
     for (const auto* id : {&put_, &get_, &note_}) {
       if (!id->ok()) return says_why(id->status());
     }
-    EXPECT_TRUE(until([&] { return ended(*put_) && ended(*get_) && ended(*note_); }))
-        << sides_[0].worker->explain(*peer);
+    until([&] { return ended(*put_) && ended(*get_) && ended(*note_); });
     sides_[0].worker->disconnect(*peer, Time::zero()).IgnoreError();
     for (int quiet = 0; quiet < 50; ++quiet) {
       if (step()) quiet = 0;
@@ -122,7 +122,7 @@ class Exchange {
     put.counter = sides_[1].worker->remote_counter(counter_);
     auto id = sides_[0].worker->submit(put);
     ASSERT_TRUE(id.ok()) << id.status();
-    EXPECT_TRUE(until([&] { return ended(*id); })) << sides_[0].worker->explain(*peer);
+    until([&] { return ended(*id); });
     EXPECT_TRUE(finish(*id).ok()) << sides_[0].worker->explain(*peer);
     EXPECT_EQ(sides_[1].worker->counter_value(counter_), 1u);
   }
@@ -209,13 +209,10 @@ class Exchange {
     return any;
   }
   template <typename Ready>
-  bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      step();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  void until(const Ready& ready, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(*sides_[0].worker, sides_[0].peer, "a"); };
+    baton::until(
+        ready, [&] { step(); }, state, from);
   }
 
   const std::string provider_;

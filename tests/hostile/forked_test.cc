@@ -28,7 +28,7 @@
 namespace baton {
 namespace {
 
-const Time kLong = patient(std::chrono::seconds(60));
+const Time kLong = until_gives_up();
 
 class Forked : public testing::TestWithParam<std::string> {
  protected:

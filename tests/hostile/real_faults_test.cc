@@ -15,6 +15,7 @@
 #include "tests/hostile/real_check.h"
 #include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/base/child.h"
 
@@ -75,7 +76,7 @@ class TwoProcesses {
   bool over_or_dead(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
 
   bool until(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + patient(seconds(200));
+    const Time end = Clock::steady().now() + until_gives_up();
     while (!ready()) {
       if (Clock::steady().now() > end) return false;
       if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;

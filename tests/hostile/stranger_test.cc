@@ -26,7 +26,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-const Time kStrangersPatience = patient(std::chrono::seconds(60));
+const Time kStrangersPatience = until_gives_up();
 
 // How a process of its own ends that runs `what`: 0 where that returned true. One that hangs is
 // killed by SIGALRM.
@@ -193,7 +193,7 @@ TEST_P(Stranger, TakesTenThousandOfEverything) {
   }
   EXPECT_EQ(here.bytes, there.bytes);
   size_t heard = 0;
-  while (heard < 2 * many && Clock::steady().now() < end) heard += b->messages().size();
+  until([&] { return (heard += b->messages().size()) >= 2 * many; });
   EXPECT_EQ(heard, 2 * many);
   for (const AgentTransferId id : ids) EXPECT_TRUE(a->release(id, kStrangersPatience).ok());
   lists.push_back(*all);

@@ -19,6 +19,7 @@
 #include "engine/kv_events/event_order.h"
 #include "engine/kv_events/token_index.h"
 #include "engine/serve/cache/cache_events.h"
+#include "tests/until.h"
 
 namespace baton::engine::kv_events {
 
@@ -198,9 +199,9 @@ class FakeFollower {
   // All that is on its way comes, and what got lost is looked for.
   void settle() {
     const double loss = std::exchange(loss_, 0);
-    while (!idle()) step();
+    until([&] { return idle(); }, [&] { step(); });
     order_.check();
-    while (!idle()) step();
+    until([&] { return idle(); }, [&] { step(); });
     loss_ = loss;
     tell();
   }

@@ -95,7 +95,7 @@ TEST(RoutingEvents, GoesWhereVllmsBlocksAre) {
   const auto router = *router::Router::start(
       options_of(tokenizer, {listed(one.url(), *one.events), listed(other.url(), *other.events)}));
   const auto settled = [&](VllmServer& server, int64_t blocks) {
-    wait_until([&] {
+    until([&] {
       return of_worker(router->port(), "cache_known", server.url()) == 1 &&
              of_worker(router->port(), "cached_blocks", server.url()) == blocks &&
              of_worker(router->port(), "in_flight", server.url()) == 0;
@@ -120,7 +120,7 @@ TEST(RoutingEvents, GoesWhereVllmsBlocksAre) {
   post_json(router->port(), ask_for(prompt));
   EXPECT_EQ(one.asked, 1);
   // Told before they are counted.
-  wait_until([&] { return of_worker(router->port(), "kv_event_batches_total", one.url()) == 3; });
+  until([&] { return of_worker(router->port(), "kv_event_batches_total", one.url()) == 3; });
   EXPECT_EQ(of_worker(router->port(), "kv_event_forgotten_total", one.url()), 0);
 }
 
@@ -137,20 +137,19 @@ TEST(RoutingEvents, AServerThatStartsAnewHasNothing) {
       options_of(tokenizer, {absl::StrCat(server.url(), ",kv_events=", config.endpoint,
                                           ",replay=", config.replay_endpoint)}));
   const auto wait_for_blocks = [&](int64_t blocks) {
-    wait_until([&] {
+    until([&] {
       return of_worker(router->port(), "cache_known", server.url()) == 1 &&
              of_worker(router->port(), "cached_blocks", server.url()) == blocks;
     });
   };
   wait_for_blocks(6);
   events = nullptr;
-  wait_until([&] { return of_worker(router->port(), "cache_known", server.url()) == 0; });
+  until([&] { return of_worker(router->port(), "cache_known", server.url()) == 0; });
   EXPECT_EQ(of_worker(router->port(), "cached_blocks", server.url()), 0);
   events = *kv_events::EventPublisher::start(config);
   events->publish({.events = {blocks_of(std::vector<int32_t>(200, 8), 1)}});
   wait_for_blocks(1);
-  wait_until(
-      [&] { return of_worker(router->port(), "kv_event_forgotten_total", server.url()) == 1; });
+  until([&] { return of_worker(router->port(), "kv_event_forgotten_total", server.url()) == 1; });
 }
 
 // Baton's own server in vLLM's words: what a router expects of it is what it finds.
@@ -173,7 +172,7 @@ TEST(RoutingEvents, BatonsOwnEventsSayWhatItsCacheHas) {
                                    {"temperature", 0},
                                    {"ignore_eos", true}});
     cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
-    wait_until([&] {
+    until([&] {
       const std::string page = metrics_page(router->port());
       return of_worker(page, "in_flight", worker.url()) == 0 &&
              of_worker(page, "cached_blocks", worker.url()) ==

@@ -21,6 +21,7 @@
 #include "engine/kv_events/publisher.h"
 #include "engine/kv_events/token_index.h"
 #include "tests/temporary_folder.h"
+#include "tests/until.h"
 
 namespace baton::engine::kv_events {
 namespace {
@@ -81,25 +82,31 @@ class Heard {
       changed_.notify_all();
     };
   }
-  // For as long as it takes: CTest's timeout catches what never comes.
-  void wait_for(const std::set<std::string>& blocks) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return known_ && blocks_ == blocks; });
+  void wait_for(const std::set<std::string>& blocks, CallSite from = CallSite::here()) {
+    wait([&] { return known_ && blocks_ == blocks; }, from);
   }
   bool has(const std::set<std::string>& blocks) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, milliseconds(1), [&] { return known_ && blocks_ == blocks; });
   }
-  void wait_for(size_t count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return known_ && blocks_.size() == count; });
+  void wait_for(size_t count, CallSite from = CallSite::here()) {
+    wait([&] { return known_ && blocks_.size() == count; }, from);
   }
-  void wait_forgotten(int times) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return forgotten_ >= times; });
+  void wait_forgotten(int times, CallSite from = CallSite::here()) {
+    wait([&] { return forgotten_ >= times; }, from);
   }
 
  private:
+  template <typename Fact>
+  void wait(Fact fact, CallSite from) {
+    std::unique_lock lock(mutex_);
+    const auto state = [&] {
+      return std::to_string(blocks_.size()) + " blocks are known, forgotten " +
+             std::to_string(forgotten_) + " times";
+    };
+    until(
+        fact, [&] { changed_.wait_for(lock, milliseconds(100)); }, state, from);
+  }
   std::mutex mutex_;
   std::condition_variable changed_;
   bool known_ = false;
@@ -131,7 +138,7 @@ TEST(KvEventSockets, WhatIsPublishedIsHeardWhateverCameBefore) {
   heard.wait_for({name_of(1), name_of(2)});
   const SourceStats stats = to->stats(id);
   EXPECT_EQ(stats.order.forgotten, 0u);
-  while (from->stats().replays < 1) std::this_thread::sleep_for(milliseconds(1));
+  until([&] { return from->stats().replays >= 1; });
   to->leave(id);
   from->publish({.events = {AllBlocksCleared()}});
 }
@@ -169,7 +176,7 @@ TEST(KvEventSockets, WithoutReplaysOnlyWhatComesIsKnown) {
   const auto to = follower();
   to->follow("a worker", {.endpoint = reached(from->endpoint())}, heard.listener());
   // Until the subscription has arrived nothing is sent to it.
-  while (!heard.has({name_of(0)})) from->publish({.events = {block(0)}});
+  until([&] { return heard.has({name_of(0)}); }, [&] { from->publish({.events = {block(0)}}); });
 }
 
 // A subscriber that is given less than there is sees that, and asks for the rest.
@@ -206,7 +213,7 @@ TEST(KvEventSockets, ReplaysHaveVllmsFrames) {
     }
     return answers;
   };
-  while (from->stats().batches < 4) std::this_thread::sleep_for(milliseconds(1));
+  until([&] { return from->stats().batches >= 4; });
   auto answers = replay(2);
   ASSERT_EQ(answers.size(), 3u);
   EXPECT_EQ(answers[0].size(), 4u);
@@ -236,12 +243,12 @@ TEST(KvEventSockets, TheBufferHasTheNewestBatches) {
   config.buffer_steps = 2;
   const auto from = publisher(config);
   for (int i = 0; i < 5; ++i) from->publish({.events = {block(i)}});
-  while (from->stats().batches < 6) std::this_thread::sleep_for(milliseconds(1));
+  until([&] { return from->stats().batches >= 6; });
   Heard heard;
   const auto to = follower();
   const uint64_t id = to->follow("a worker", source_of(*from), heard.listener());
   heard.wait_for(0u);  // blocks 3 and 4 are behind one that is not known
-  while (to->stats(id).left_out != 2) std::this_thread::sleep_for(milliseconds(1));
+  until([&] { return to->stats(id).left_out == 2; });
 }
 
 TEST(KvEventSockets, AnEndpointThatIsTakenOrNoneIsSaid) {
@@ -316,7 +323,7 @@ TEST(KvEventSockets, WhatIsNoneIsPassedOver) {
   send({"", sequence_frame(9), batch(1)});
   answer({{"", "what?"}});
   heard.wait_forgotten(2);
-  while ((*made)->stats(id).order.unanswered != 1) std::this_thread::sleep_for(milliseconds(1));
+  until([&] { return (*made)->stats(id).order.unanswered == 1; });
 }
 
 }  // namespace

@@ -120,11 +120,14 @@ class PromptsOfStore {
     std::vector<uint32_t> blocks = load.blocks;
     EXPECT_TRUE(tiers_->start_load(std::move(load)).ok());
     const auto layers = static_cast<uint32_t>(memory_.cache().geometry().layers);
-    while (tiers_->layers_loaded(number_) < layers && tiers_->load_status(number_).ok()) {
-      tiers_->wait(1ms, -1);
-    }
+    const auto wait = [&] { tiers_->wait(1ms, -1); };
+    until(
+        [&] {
+          return tiers_->layers_loaded(number_) == layers || !tiers_->load_status(number_).ok();
+        },
+        wait);
     EXPECT_TRUE(tiers_->load_status(number_).ok());
-    while (!tiers_->end_load(number_)) tiers_->wait(1ms, -1);
+    until([&] { return tiers_->end_load(number_); }, wait);
     blocks_.release(blocks);
   }
 

@@ -26,7 +26,7 @@ namespace baton::engine::serve {
 namespace {
 
 constexpr size_t kRequests = 100;
-const Time kLong = patient(std::chrono::seconds(60));  // for what must come
+const Time kLong = until_gives_up();  // for what must come
 
 const std::vector<Request>& requests() {
   static const auto* list = new std::vector<Request>(random_requests(37, kRequests));
@@ -128,34 +128,19 @@ std::unique_ptr<Engine> make(EngineOptions options) {
 }
 
 void wait_until_up(Engine& engine) {
-  for (const Time end = Clock::steady().now() + kLong;
-       engine.tiers()->explain().find("(up)") == std::string::npos;) {
-    ASSERT_LT(Clock::steady().now(), end) << engine.tiers()->explain();
-    engine.tiers()->wait(std::chrono::milliseconds(20), -1);
-  }
+  until([&] { return engine.tiers()->explain().find("(up)") != std::string::npos; },
+        [&] { engine.tiers()->wait(std::chrono::milliseconds(20), -1); },
+        [&] { return engine.tiers()->explain(); });
 }
 
-// All requests, at most `in_flight` at a time; `before` each one. Each ends as it should.
-void run_all(
+// Each request ends as it should.
+void run_and_compare(
     Engine& engine, size_t in_flight, bool save_all,
     const std::function<void(size_t number)>& before = [](size_t) {}) {
-  std::map<uint64_t, Outcome> outcomes;
-  size_t added = 0;
-  const auto open = [&] {
-    size_t count = 0;
-    for (const auto& [id, outcome] : outcomes) count += !outcome.finished;
-    return count;
-  };
-  while (added < kRequests || engine.has_work()) {
-    while (added < kRequests && open() < in_flight) {
-      before(added);
-      const Request& request = requests()[added++];
-      EXPECT_TRUE(submit(engine, request, &outcomes[request.id]).ok());
-    }
-    if (!engine.step()) engine.wait(std::chrono::milliseconds(1), -1);
+  const auto flush = [&] {
     if (save_all) engine.tiers()->flush();
-  }
-  expect_same(expected(), outcomes);
+  };
+  expect_same(expected(), serve::run_all(engine, requests(), in_flight, flush, before));
   EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
   EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
 }
@@ -167,12 +152,12 @@ TEST(KvStoreEngines, OneFindsWhatAnotherComputed) {
   {
     auto first = make(with(client(store)));
     wait_until_up(*first);
-    run_all(*first, 6, true);
+    run_and_compare(*first, 6, true);
   }
   for (size_t in_flight : {6, 1}) {
     auto second = make(with(client(store), in_flight == 1 ? 64 << 10 : 0));
     wait_until_up(*second);
-    run_all(*second, in_flight, false);
+    run_and_compare(*second, in_flight, false);
     EXPECT_GT(second->stats().tiers.from_peer, 50u);
     EXPECT_GT(second->stats().tier_tokens, 500u);
     EXPECT_EQ(second->stats().tiers.corrupt, 0u);
@@ -187,7 +172,7 @@ TEST(KvStoreEngines, PreemptedOnesGoOn) {
   options.token_budget = 16;
   auto engine = make(options);
   wait_until_up(*engine);
-  for (bool save_all : {true, false}) run_all(*engine, 30, save_all);
+  for (bool save_all : {true, false}) run_and_compare(*engine, 30, save_all);
   EXPECT_GT(engine->stats().preemptions, 0u);
   EXPECT_GT(engine->stats().tiers.from_peer, 0u);
 }
@@ -197,7 +182,7 @@ TEST(KvStoreEngines, AFullStoreForgetsTheOldest) {
   StoreProcess store(folder, 1);
   auto engine = make(with(client(store)));
   wait_until_up(*engine);
-  for (int round = 0; round < 2; ++round) run_all(*engine, 6, true);
+  for (int round = 0; round < 2; ++round) run_and_compare(*engine, 6, true);
   EXPECT_EQ(engine->stats().tiers.corrupt, 0u);
 }
 
@@ -209,11 +194,11 @@ TEST(KvStoreEngines, AnotherTenantFindsNothing) {
   options.tiers.salt = "one";
   auto first = make(options);
   wait_until_up(*first);
-  run_all(*first, 6, true);
+  run_and_compare(*first, 6, true);
   options.tiers.salt = "two";
   auto second = make(options);
   wait_until_up(*second);
-  run_all(*second, 6, true);
+  run_and_compare(*second, 6, true);
   EXPECT_EQ(second->stats().tier_tokens, 0u);
 }
 
@@ -223,13 +208,13 @@ TEST(KvStoreEngines, AStoreThatIsKilledAndStartedAgain) {
   StoreProcess store(folder, 32);
   store.end(SIGKILL);
   auto engine = make(with(client(store)));
-  run_all(*engine, 6, false);
+  run_and_compare(*engine, 6, false);
   for (int life = 0; life < 2; ++life) {
     store.start();
     wait_until_up(*engine);
-    run_all(*engine, 6, true);
+    run_and_compare(*engine, 6, true);
     const uint64_t before = engine->stats().tiers.from_peer;
-    run_all(*engine, 6, false, [&](size_t number) {
+    run_and_compare(*engine, 6, false, [&](size_t number) {
       if (number == kRequests / 2) store.end(life == 0 ? SIGKILL : SIGTERM);
     });
     EXPECT_GT(engine->stats().tiers.from_peer, before);
@@ -245,9 +230,9 @@ TEST(KvStoreEngines, AStoreThatIsStopped) {
   options.load_timeout = std::chrono::milliseconds(500);
   auto engine = make(with(options));
   wait_until_up(*engine);
-  run_all(*engine, 6, true);
+  run_and_compare(*engine, 6, true);
   for (size_t in_flight : {6, 1}) {
-    run_all(*engine, in_flight, false, [&](size_t number) {
+    run_and_compare(*engine, in_flight, false, [&](size_t number) {
       if (number == kRequests / 3) store.stop();
     });
     EXPECT_EQ(engine->tiers()->explain().find("(up)"), std::string::npos);
@@ -268,7 +253,7 @@ TEST(KvStoreEngines, AStoreWithABadDay) {
   std::mt19937_64 random(11);
   bool alive = true;
   for (int round = 0; round < 4; ++round) {
-    run_all(*engine, 1 + random() % 8, false, [&](size_t) {
+    run_and_compare(*engine, 1 + random() % 8, false, [&](size_t) {
       switch (random() % 24) {
         case 0:
           store.end(SIGKILL);

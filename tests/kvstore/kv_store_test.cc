@@ -14,6 +14,7 @@
 #include "kvtransfer/store/store_messages.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/kvtiers/records.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"
 
@@ -30,7 +31,7 @@ using tiers::TierStore;
 constexpr uint32_t kLayers = 5;
 constexpr uint32_t kBlocks = 64;
 constexpr size_t kBytes = 3000;
-const Time kLong = patient(seconds(60));  // for what must come
+const Time kLong = until_gives_up();  // for what must come
 
 // One that the engine's threads may look at.
 class HandClock final : public Clock {
@@ -86,15 +87,14 @@ struct Engine {
     cache.fill(0, number);
     const tiers::TierSave save{key_of(number), 0};
     ASSERT_EQ(tiers->save(std::span(&save, 1)), 1u);
-    while (tiers->has_pinned()) {
-      tiers->wait(seconds(1), -1);
-      tiers->unpinned();
-    }
+    until([&] { return tiers->unpinned(), !tiers->has_pinned(); },
+          [&] { tiers->wait(seconds(1), -1); });
     tiers->flush();
   }
   TierFound find(const std::vector<TierKey>& keys) {
     TierFound found;
-    while ((found = tiers->find(keys)).pending) tiers->wait(seconds(1), -1);
+    until([&] { return !(found = tiers->find(keys)).pending; },
+          [&] { tiers->wait(seconds(1), -1); });
     return found;
   }
   absl::Status load(const std::vector<TierKey>& keys, Time timeout = kLong) {
@@ -103,11 +103,13 @@ struct Engine {
     std::ranges::fill(cache.memory, std::byte{0});
     const tiers::TierLoadId id = tiers->load(keys, blocks, timeout);
     absl::Status status;
-    while (status.ok() && tiers->layers_loaded(id) < kLayers) {
-      status = tiers->load_status(id);
-      tiers->wait(std::chrono::milliseconds(10), -1);
-    }
-    while (!tiers->end_load(id)) tiers->wait(std::chrono::milliseconds(1), -1);
+    until([&] { return !status.ok() || tiers->layers_loaded(id) == kLayers; },
+          [&] {
+            status = tiers->load_status(id);
+            tiers->wait(std::chrono::milliseconds(10), -1);
+          });
+    until([&] { return tiers->end_load(id); },
+          [&] { tiers->wait(std::chrono::milliseconds(1), -1); });
     return status;
   }
 };
@@ -234,7 +236,8 @@ TEST_P(KvStoreTest, AStoreThatIsAwayHasNothing) {
   engine.wait_until_up();
   engine.save(1);
   store.reset();
-  while (engine.is_up()) engine.tiers->wait(std::chrono::milliseconds(20), -1);
+  until([&] { return !engine.is_up(); },
+        [&] { engine.tiers->wait(std::chrono::milliseconds(20), -1); });
   EXPECT_EQ(engine.find(keys(1, 2)).blocks, 0u);
   EXPECT_FALSE(engine.load(keys(1, 2)).ok());
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvtransfer/store/lm_wire.h"
+#include "tests/until.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer::store {
@@ -212,9 +213,8 @@ TEST_F(LmServerTest, ValuesThatNeverComeHoldLittle) {
   Client client(server_->port());
   EXPECT_EQ(client.ask(request(5, "")).code, 200);
   for (int i = 0; i < 20; ++i) client.put("k" + std::to_string(i), std::string(1000, 'a'));
-  while (server_->stats().totals.puts < 84) {
-    EXPECT_EQ(client.ask(request(5, "")).code, 200);
-  }
+  until([&] { return server_->stats().totals.puts >= 84; },
+        [&] { EXPECT_EQ(client.ask(request(5, "")).code, 200); });
   EXPECT_LE(server_->stats().totals.arriving, (1u << 20) / 4);
   EXPECT_LT(arena_->stats().bytes, 700u << 10);
 }
@@ -237,8 +237,7 @@ TEST_F(LmServerTest, MoreCallersThanDescriptors) {
     EXPECT_GT(callers.size(), 50u);
   }
   // Until the server has seen that they left, their descriptors may be missing on either side.
-  while (Client(server_->port()).ask(request(5, "")).code != 200) {
-  }
+  until([&] { return Client(server_->port()).ask(request(5, "")).code == 200; });
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 

@@ -11,6 +11,7 @@
 #include "tests/kvtiers/records.h"
 #include "tests/manual_clock.h"
 #include "tests/temporary_folder.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {
@@ -48,24 +49,20 @@ void save(TierStore& store, Cache& cache, uint64_t number) {
   cache.fill(0, number);
   const TierSave save{key_of(number), 0};
   ASSERT_EQ(store.save(std::span(&save, 1)), 1u);
-  while (store.has_pinned()) {
-    store.wait(std::chrono::seconds(1), -1);
-    store.unpinned();
-  }
+  until([&] { return store.unpinned(), !store.has_pinned(); },
+        [&] { store.wait(std::chrono::seconds(1), -1); });
   store.flush();
 }
 
 // Waits for the load's end, and says how it was.
 absl::Status outcome(TierStore& store, TierLoadId id) {
-  while (store.layers_loaded(id) < kLayers) {
-    if (absl::Status status = store.load_status(id); !status.ok()) return status;
-    store.wait(std::chrono::milliseconds(10), -1);
-  }
+  until([&] { return store.layers_loaded(id) == kLayers || !store.load_status(id).ok(); },
+        [&] { store.wait(std::chrono::milliseconds(10), -1); });
   return store.load_status(id);
 }
 
 void end(TierStore& store, TierLoadId id) {
-  while (!store.end_load(id)) store.wait(std::chrono::milliseconds(1), -1);
+  until([&] { return store.end_load(id); }, [&] { store.wait(std::chrono::milliseconds(1), -1); });
 }
 
 TEST(TierStore, BlocksComeBackWhereverTheyGo) {

@@ -16,7 +16,7 @@
 namespace baton::kvtransfer {
 namespace {
 
-const Time kLong = patient(std::chrono::seconds(60));
+const Time kLong = until_gives_up();
 
 struct Scattered {
   explicit Scattered(size_t pages, size_t page) {

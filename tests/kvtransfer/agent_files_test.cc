@@ -60,7 +60,7 @@ extern "C" ssize_t pwritev(int fd, const iovec* pieces, int count, off_t at) {
 namespace baton::kvtransfer {
 namespace {
 
-const Time kPatience = patient(std::chrono::seconds(60));
+const Time kPatience = until_gives_up();
 constexpr size_t kFilePage = 4096;
 
 class AgentFilesTest : public testing::Test {

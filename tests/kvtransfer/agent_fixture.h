@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {
 
-inline const Time kLong = patient(std::chrono::seconds(60));
+inline const Time kLong = until_gives_up();
 
 inline std::vector<std::string> every_provider() {
   std::vector<std::string> names;
@@ -38,11 +39,10 @@ class AgentTest : public OverEveryProvider<std::string> {
   // Beta's inbox, which must get `count` messages.
   std::vector<AgentMessage> heard(Agent& agent, size_t count) {
     std::vector<AgentMessage> all;
-    const Time end = Clock::steady().now() + kLong;
-    while (all.size() < count && Clock::steady().now() < end) {
+    until([&] {
       for (AgentMessage& message : agent.messages()) all.push_back(std::move(message));
-      std::this_thread::yield();
-    }
+      return all.size() >= count;
+    });
     EXPECT_EQ(all.size(), count);
     return all;
   }

@@ -65,7 +65,7 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   ASSERT_TRUE(a->fetch_metadata("server", "slow.example:" + std::to_string(port)).ok());
   dns_asked.acquire();
   // It is refused, and called again by whoever looks.
-  while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
+  until([&] { return dns_asked.try_acquire(); }, [&] { EXPECT_FALSE(a->has_remote("server")); });
   use(*a);
   const auto there = server(port);
   ASSERT_NE(there, nullptr);
@@ -84,7 +84,7 @@ TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
   dns_answered.release();
   ASSERT_TRUE(a->fetch_metadata("server", where).ok());
   dns_asked.acquire();
-  while (!dns_asked.try_acquire()) EXPECT_FALSE(a->has_remote("server"));
+  until([&] { return dns_asked.try_acquire(); }, [&] { EXPECT_FALSE(a->has_remote("server")); });
   std::jthread ends([&] { a = nullptr; });
   // As long as this test likes: it would hear of the end at once.
   const Time later = Clock::steady().now() + std::chrono::milliseconds(200);
@@ -94,7 +94,7 @@ TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
   }
   dns_answered.release();
   ends.join();
-  while (b->stats().worker.peers_up != 0) b->progress();
+  until([&] { return b->stats().worker.peers_up == 0; }, [&] { b->progress(); });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvtransfer/agent.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer {
 
@@ -63,15 +64,21 @@ inline std::string introduce(Agent& to, Agent& who) {
   return name.value_or("");
 }
 
-// Drives both until `ready`, which must come about.
-template <typename Ready>
-void run_agents(Agent& a, Agent& b, Ready&& ready) {
-  const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-  while (!ready()) {
-    ASSERT_LT(Clock::steady().now(), end) << "it never came about";
+inline std::string state_of(const Agent& agent) {
+  const AgentStats stats = agent.stats();
+  return state_of(stats.worker, agent.name()) + std::to_string(stats.transfers) + " transfers, " +
+         std::to_string(stats.remotes) + " remotes; ";
+}
+
+// Drives both until the fact holds.
+template <typename Fact>
+void run_agents(Agent& a, Agent& b, Fact&& fact, CallSite from = CallSite::here()) {
+  const auto turn = [&] {
     const bool moved = a.progress();
     if (!b.progress() && !moved) std::this_thread::yield();
-  }
+  };
+  until(
+      fact, turn, [&] { return state_of(a) + state_of(b); }, from);
 }
 
 }  // namespace baton::kvtransfer

@@ -366,11 +366,10 @@ TEST_P(AgentTest, WithoutAThreadBytesMoveInsideTheCalls) {
       c->make_transfer(Op::kWrite, from.pages(1 << 12, 16), to.pages(1 << 12, 16), "delta", "here");
   ASSERT_TRUE(c->post(*write).ok());
   std::vector<AgentMessage> got;
-  const Time end = Clock::steady().now() + kLong;
-  while ((*c->state(*write) == AgentTransferState::kRunning || got.empty()) &&
-         Clock::steady().now() < end) {
+  until([&] {
     for (AgentMessage& message : d->messages()) got.push_back(message);
-  }
+    return *c->state(*write) != AgentTransferState::kRunning && !got.empty();
+  });
   EXPECT_TRUE(c->status(*write).ok()) << c->status(*write);
   ASSERT_EQ(got.size(), 1u);
   EXPECT_EQ(from.bytes, to.bytes);

@@ -36,11 +36,11 @@ TEST_P(KvConnectorTest, EveryByteOfManyLoadsArrivesOnce) {
   for (KvRequestId id = 1; id <= 30; ++id) {
     const uint32_t tokens = 1 + random() % 100;
     const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 25; }));
+    pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
     ASSERT_TRUE(pair.decode->start(id, pair.address(), tokens, first).ok());
     blocks += pair.decode->load(id).blocks.size();
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 30; ++id) {
     EXPECT_TRUE(pair.decode->load(id).status.ok()) << pair.decode->load(id).status;
     EXPECT_EQ(pair.decode->load(id).verified, 6u);
@@ -59,7 +59,7 @@ TEST_P(KvConnectorTest, ADecodeShardGetsItsHeads) {
   for (KvRequestId id = 1; id <= 5; ++id) {
     ASSERT_TRUE(pair.decode->start(id, pair.address(), 41).ok());
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 5; ++id) {
     EXPECT_EQ(pair.decode->load(id).verified, 6u);
     EXPECT_FALSE(pair.decode->load(id).wrong);
@@ -74,7 +74,7 @@ TEST_P(KvConnectorTest, FewSlotsOnlyMeanWaiting) {
   for (KvRequestId id = 1; id <= 4; ++id) {
     ASSERT_TRUE(pair.decode->start(id, pair.address(), 79).ok());
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 4; ++id) {
     EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
     EXPECT_FALSE(pair.decode->load(id).wrong);
@@ -87,12 +87,12 @@ TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   KvPair pair(with);
   pair.prefill->stop_before_layer(5);  // all but one layer are saved
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 1; }));
-  for (int i = 0; i < 1000; ++i) pair.run([] { return true; });
+  pair.until([&] { return pair.prefill->open_jobs() == 1; });
+  for (int i = 0; i < 1000; ++i) pair.step();
   EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, 0u);
   EXPECT_EQ(pair.decode->load(1).verified, 0u);
   pair.prefill->stop_before_layer(UINT32_MAX);
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 6u);
   EXPECT_FALSE(pair.decode->load(1).wrong);
 }
@@ -101,11 +101,11 @@ TEST_P(KvConnectorTest, LayersArriveBeforeTheJobIsFinished) {
   KvPair pair(options());
   pair.prefill->stop_before_layer(5);
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  EXPECT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 5; }));
+  pair.until([&] { return pair.decode->load(1).verified == 5; });
   EXPECT_FALSE(pair.decode->load(1).wrong);
   EXPECT_TRUE(pair.decode->load(1).status.ok());
   pair.prefill->stop_before_layer(UINT32_MAX);
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
 }
 
 TEST_P(KvConnectorTest, ACancelledLoadsBlocksCanBeReusedAtOnce) {
@@ -115,15 +115,15 @@ TEST_P(KvConnectorTest, ACancelledLoadsBlocksCanBeReusedAtOnce) {
   std::mt19937 random(5);
   size_t cancelled = 0;
   for (KvRequestId id = 1; id <= 12; ++id) {
-    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 20; }));
+    pair.until([&] { return pair.decode->cache().free_blocks() >= 20; });
     ASSERT_TRUE(pair.decode->start(id, pair.address(), 80).ok());
     pair.decode->cancel(id, random() % 4);
     // Freed blocks are overwritten and given to the next load at once.
     const uint32_t steps = random() % 200;
-    for (uint32_t i = 0; i < steps; ++i) pair.run([] { return true; });
+    for (uint32_t i = 0; i < steps; ++i) pair.step();
     EXPECT_EQ(pair.decode->cache().damaged(), 0u);
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 12; ++id) {
     EXPECT_FALSE(pair.decode->load(id).wrong);
     cancelled += absl::IsCancelled(pair.decode->load(id).status);
@@ -136,10 +136,10 @@ TEST_P(KvConnectorTest, APrefillThatStopsFailsItsLoads) {
   KvPair pair(options());
   pair.prefill->stop_before_layer(2);
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.until([&] { return pair.decode->load(1).verified == 2; });
   pair.prefill.reset();
   pair.prefill_connector = nullptr;
-  ASSERT_TRUE(pair.run([&] { return pair.decode->open() == 0; }));
+  pair.until([&] { return pair.decode->open() == 0; });
   EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
   EXPECT_THAT(text(pair.decode->load(1).status),
               AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
@@ -151,26 +151,26 @@ TEST_P(KvConnectorTest, ADecodeThatStopsMakesItsJobsUnwanted) {
   pair.prefill->stop_before_layer(2);
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 40).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.until([&] { return pair.decode->load(1).verified == 2; });
   pair.decode.reset();
   pair.decode_connector = nullptr;
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 0; }));
+  pair.until([&] { return pair.prefill->open_jobs() == 0; });
   EXPECT_EQ(pair.prefill->unwanted(), pair.prefill->jobs_seen());
 }
 
 TEST_P(KvConnectorTest, ARestartedPrefillIsFoundUnderItsNewAddress) {
   KvPair pair(options());
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   const std::string old = pair.address();
   pair.prefill.reset();
   pair.prefill_connector = make_or_fail(options_for(std::get<0>(GetParam()), "prefill-1"));
   pair.prefill.emplace(*pair.prefill_connector, test_layout(60), 9);
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.decode->load(2).verified, 6u) << pair.decode->load(2).status;
   const absl::Status status = pair.decode->start(3, old, 12);
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_FALSE(status.ok() && pair.decode->load(3).status.ok());
 }
 
@@ -184,7 +184,7 @@ TEST_P(KvConnectorTest, IncompatibleLayoutsAreRefusedWithTheRemedy) {
   load.tokens.assign(16, 1);
   load.blocks = {0, 1};
   ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
-  ASSERT_TRUE(pair.run([&] { return !pair.decode_connector->load_status(1).ok(); }));
+  pair.until([&] { return !pair.decode_connector->load_status(1).ok(); });
   const absl::Status status = pair.decode_connector->load_status(1);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("same block size")));
@@ -197,7 +197,7 @@ TEST_P(KvConnectorTest, APrefillShardMustHoldAllHeadsOfItsDecode) {
   with.prefill_layout = test_layout(60, 0, 4);
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
   EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
 }
@@ -206,7 +206,7 @@ TEST_P(KvConnectorTest, AnErrorOfThePrefillEngineReachesDecode) {
   KvPair pair(options());
   pair.prefill->refuse(absl::ResourceExhaustedError("the prompt is longer than my cache"));
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_TRUE(absl::IsResourceExhausted(pair.decode->load(1).status));
   EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("the prompt is longer than my cache"));
 }
@@ -215,7 +215,7 @@ TEST_P(KvConnectorTest, AJobFinishedWithBlocksMissingFails) {
   KvPair pair(options());
   pair.prefill->forget_a_block();
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_TRUE(absl::IsInternal(pair.decode->load(1).status));
   EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
 }
@@ -224,15 +224,15 @@ TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
   KvPair pair(options());
   // They have met before: to meet may take a busy machine as long as the load has.
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   pair.prefill->stop_before_layer(1);
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12, 0, std::chrono::seconds(2)).ok());
   // The engine may wait for the layer that does not come: this returns by itself.
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 1; }));
+  pair.until([&] { return pair.prefill->open_jobs() == 1; });
   const absl::Status status = pair.decode_connector->wait_for_layer(2, 5);
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(text(status), HasSubstr("2 s"));
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.prefill->jobs_seen(), 2u);
   EXPECT_EQ(pair.prefill->unwanted(), 1u);
   EXPECT_EQ(pair.decode->cache().damaged(), 0u);
@@ -244,7 +244,7 @@ TEST_P(KvConnectorTest, LongPromptsTravel) {
   with.decode_layout = with.prefill_layout;
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(1, pair.address(), 39'000).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
   EXPECT_FALSE(pair.decode->load(1).wrong);
 }
@@ -255,7 +255,7 @@ TEST_P(KvConnectorTest, TheTimelineHasEveryTransferAndEveryArrival) {
   with.timeline = &timeline;
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(7, pair.address(), 30).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   uint64_t bytes = 0;
   std::vector<std::string> arrivals;
   for (const Span& span : timeline.spans()) {
@@ -302,12 +302,12 @@ TEST_P(KvConnectorTest, MisuseIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(decode.wait_for_layer(1, 6)));
 
   KvConnector& prefill = *pair.prefill_connector;
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->jobs_seen() == 1; }));
+  pair.until([&] { return pair.prefill->jobs_seen() == 1; });
   EXPECT_TRUE(absl::IsNotFound(prefill.save_layer(999, 0, 0, {0})));
   EXPECT_FALSE(prefill.is_wanted(999));
   EXPECT_TRUE(prefill.is_saved(999));
   EXPECT_TRUE(absl::IsFailedPrecondition(prefill.allocate_cache(test_layout(4)).status()));
-  ASSERT_TRUE(pair.run([&] { return decode.end_load(1); }));
+  pair.until([&] { return decode.end_load(1); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest,

@@ -35,21 +35,19 @@ class KvHostileTest : public OverEveryProvider<std::string> {
     absl::StatusOr<PeerId> peer = worker_->connect(pair_->address());
     ASSERT_TRUE(peer.ok()) << peer.status();
     peer_ = *peer;
-    ASSERT_TRUE(run([&] { return worker_->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return worker_->peer_state(peer_) == PeerState::kUp; });
   }
 
-  bool run(const std::function<bool()>& ready) {
-    return pair_->run([&] {
-      worker_->progress();
-      return ready();
-    });
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    pair_->until([&] { return worker_->progress(), fact(); }, from);
   }
 
   // Sends one notification and waits until it has been delivered.
   void send(std::string_view payload) {
     absl::StatusOr<TransferId> id = worker_->notify(peer_, payload);
     ASSERT_TRUE(id.ok()) << id.status();
-    ASSERT_TRUE(run([&] { return ended(*worker_->state(*id)); }));
+    until([&] { return ended(*worker_->state(*id)); });
     ASSERT_TRUE(worker_->release(*id).ok());
   }
   void send(KvMessageKind kind, uint64_t load, std::string_view body = {}) {
@@ -67,12 +65,12 @@ class KvHostileTest : public OverEveryProvider<std::string> {
   // The next answer about a load.
   KvMessagePart answer() {
     KvMessagePart part;
-    EXPECT_TRUE(run([&] { return worker_->next_notification(inbox_); }));
+    until([&] { return worker_->next_notification(inbox_); });
     EXPECT_TRUE(decode_kv_part(inbox_.payload, part).ok());
     return part;
   }
   bool nothing_comes() {
-    for (int i = 0; i < 2000; ++i) run([] { return true; });
+    for (int i = 0; i < 2000; ++i) until([] { return true; });
     return !worker_->next_notification(inbox_);
   }
 
@@ -113,11 +111,11 @@ class KvHostileTest : public OverEveryProvider<std::string> {
     if (worker_ == nullptr) return;
     // An honest worker is served as ever.
     ASSERT_TRUE(pair_->decode->start(1, pair_->address(), 30).ok());
-    EXPECT_TRUE(run([&] { return pair_->decode->open() == 0; }));
+    until([&] { return pair_->decode->open() == 0; });
     EXPECT_EQ(pair_->decode->load(1).verified, 6u) << pair_->decode->load(1).status;
     EXPECT_FALSE(pair_->decode->load(1).wrong);
     worker_ = nullptr;
-    EXPECT_TRUE(pair_->run([&] { return pair_->prefill->open_jobs() == 0; }));
+    pair_->until([&] { return pair_->prefill->open_jobs() == 0; });
   }
 
   std::unique_ptr<KvPair> pair_;
@@ -237,7 +235,7 @@ TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {
   EXPECT_EQ(renewed.kind, KvMessageKind::kLeaseRenewed);
   EXPECT_EQ(decode_kv_lease(renewed.bytes)->number, 7u);
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
-  EXPECT_TRUE(run([&] { return pair_->prefill->open_jobs() == 0; }));
+  until([&] { return pair_->prefill->open_jobs() == 0; });
   // What was let go of is not held again.
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({8, kLongEnough})));
   EXPECT_TRUE(nothing_comes());
@@ -250,7 +248,7 @@ TEST_P(KvHostileTest, WordsAboutLeasesMeanNothingToAPush) {
   pushed.blocks = {1};
   pair_->prefill->stop_before_layer(1);
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(pushed)));
-  ASSERT_TRUE(run([&] { return pair_->prefill->jobs_seen() == 1; }));
+  until([&] { return pair_->prefill->jobs_seen() == 1; });
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({7, kLongEnough})));
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
   EXPECT_TRUE(nothing_comes());

@@ -39,12 +39,13 @@ class KvMisuse : public OverEveryProvider<std::string> {
     return load;
   }
   template <typename Fact>
-  [[nodiscard]] bool until(Fact fact) {
-    return pair_->run([&] {
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    const auto both = [&] {
       prefill().progress();
       decode().progress();
       return fact();
-    });
+    };
+    pair_->until(both, from);
   }
   // Computes a job: each of its blocks is block 0 of the cache.
   void serve(uint64_t job, size_t tokens) {
@@ -80,33 +81,33 @@ TEST_P(KvMisuse, ABlockIsOneLoadsUntilItHasEnded) {
   EXPECT_FALSE(decode().start_load(nowhere).ok());
   // Of what was refused nothing is kept.
   ASSERT_TRUE(decode().start_load(load(2, {3, 4, 5, 6, 7, 8})).ok());
-  ASSERT_TRUE(until([&] {
+  until([&] {
     serve_all();
     return decode().layers_loaded(1) == kLayers && decode().layers_loaded(2) == kLayers;
-  }));
+  });
   // Complete, but what arrived may arrive once more.
   EXPECT_TRUE(absl::IsInvalidArgument(decode().start_load(load(3, {0}))));
-  ASSERT_TRUE(until([&] { return decode().end_load(1); }));
+  until([&] { return decode().end_load(1); });
   ASSERT_TRUE(decode().start_load(load(3, {0})).ok());
-  ASSERT_TRUE(until([&] {
+  until([&] {
     const bool over = decode().end_load(2);
     return decode().end_load(3) && over && serve_all();
-  }));
+  });
 }
 
 TEST_P(KvMisuse, ABlockOfAFailedLoadIsItsUntilItHasEnded) {
   make(20);
   KvLoad first = load(1, {0, 1});
   ASSERT_TRUE(decode().start_load(first).ok());
-  ASSERT_TRUE(until([&] {
+  until([&] {
     while (const std::optional<KvJob> job = prefill().next_job()) {
       prefill().finish_job(job->job, absl::InternalError("the engine has a fault"));
       open_.push_back(job->job);
     }
     return !decode().load_status(1).ok();
-  }));
+  });
   EXPECT_TRUE(absl::IsInvalidArgument(decode().start_load(load(2, {1}))));
-  ASSERT_TRUE(until([&] { return decode().end_load(1); }));
+  until([&] { return decode().end_load(1); });
   EXPECT_TRUE(decode().start_load(load(2, {1})).ok());
 }
 
@@ -129,19 +130,18 @@ TEST_P(KvMisuse, AKeyIsOneRequests) {
     ASSERT_TRUE(decode().start_load(with_key(1, {0, 1, 2}, 1)).ok());
     ASSERT_TRUE(decode().start_load(with_key(2, {3, 4, 5}, 2)).ok());
     ASSERT_TRUE(decode().start_load(with_key(3, {6, 7}, 1)).ok());  // the beginning of the first's
-    ASSERT_TRUE(until([&] { return !decode().load_status(2).ok(); }));
+    until([&] { return !decode().load_status(2).ok(); });
     EXPECT_TRUE(absl::IsInvalidArgument(decode().load_status(2))) << decode().load_status(2);
     EXPECT_THAT(std::string(decode().load_status(2).message()), HasSubstr("other tokens"));
     if (!bound) {
       std::optional<KvJob> came;
-      ASSERT_TRUE(until([&] { return (came = prefill().next_job()).has_value(); }));
+      until([&] { return (came = prefill().next_job()).has_value(); });
       job = came->job;
     }
     serve(job, 12);
-    ASSERT_TRUE(until([&] {
+    until([&] {
       return decode().layers_loaded(1) == kLayers && decode().layers_loaded(3) == kLayers;
-    })) << decode().load_status(1)
-        << decode().load_status(3);
+    });
     EXPECT_EQ(decode().layers_loaded(2), 0U);
   }
 }
@@ -154,7 +154,7 @@ TEST_P(KvMisuse, OneMayLoadFromItself) {
     own.pull = pull;
     const absl::Status started = decode().start_load(own);
     std::optional<uint64_t> job;
-    ASSERT_TRUE(until([&] {
+    until([&] {
       if (const std::optional<KvJob> next = decode().next_job()) {
         job = next->job;
         for (uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -163,9 +163,9 @@ TEST_P(KvMisuse, OneMayLoadFromItself) {
         decode().finish_job(*job, absl::OkStatus());
       }
       return !started.ok() || !decode().load_status(1).ok() || decode().layers_loaded(1) == kLayers;
-    }));
-    ASSERT_TRUE(until([&] { return decode().end_load(1); }));
-    ASSERT_TRUE(until([&] { return !job || decode().is_saved(*job); }));
+    });
+    until([&] { return decode().end_load(1); });
+    until([&] { return !job || decode().is_saved(*job); });
   }
 }
 
@@ -181,20 +181,20 @@ TEST_P(KvMisuse, HundredsOfLoadsAtOnce) {
       prefill().progress();  // it answers meanwhile
     }
     KvRequestId ended = 0;
-    ASSERT_TRUE(until([&] {
+    until([&] {
       const bool served = serve_all();
       while (ended < kLoads && decode().layers_loaded(ended + 1) == kLayers &&
              decode().end_load(ended + 1)) {
         ++ended;
       }
       return served && ended == kLoads;
-    })) << decode().load_status(ended + 1);
+    });
     // All that they had is free again.
     ASSERT_TRUE(decode().start_load(load(1, {0})).ok());
-    ASSERT_TRUE(until([&] {
+    until([&] {
       serve_all();
       return decode().layers_loaded(1) == kLayers;
-    }));
+    });
   }
 }
 

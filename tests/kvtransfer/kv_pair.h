@@ -10,11 +10,12 @@
 
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {
 
-inline const Time kLongEnough = patient(std::chrono::seconds(60));
+inline const Time kLongEnough = until_gives_up();
 
 inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
 
@@ -75,16 +76,22 @@ struct KvPair {
 
   std::string address() const { return prefill_connector->address(); }
 
-  bool run(const std::function<bool()>& ready) {
-    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
-      if (prefill) prefill->step();
-      if (decode) decode->step();
-      if (ready()) return true;
-    }
-    return false;
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    step();
+    baton::until(
+        fact, [this] { step(); }, [this] { return state(); }, from);
   }
-  bool run_to_end() {
-    return run([this] { return decode->open() == 0 && prefill->open_jobs() == 0; });
+  void step() {
+    if (prefill) prefill->step();
+    if (decode) decode->step();
+  }
+  void run_to_end(CallSite from = CallSite::here()) {
+    until([this] { return decode->open() == 0 && prefill->open_jobs() == 0; }, from);
+  }
+  std::string state() const {
+    return (prefill ? absl::StrCat("prefill has ", prefill->open_jobs(), " open jobs; ") : "") +
+           (decode ? absl::StrCat("decode has ", decode->open(), " open loads") : "");
   }
 
   std::unique_ptr<KvConnector> prefill_connector;

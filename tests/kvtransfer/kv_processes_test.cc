@@ -124,12 +124,10 @@ void decode_main(const std::string& provider, bool pull, Line& in) {
 
 class KvProcessesTest : public OverEveryProvider<std::string> {
  protected:
-  static bool run(TestDecode& decode, const std::function<bool()>& ready) {
-    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
-      decode.step();
-      if (ready()) return true;
-    }
-    return false;
+  template <typename Fact>
+  static void until(TestDecode& decode, Fact fact, CallSite from = CallSite::here()) {
+    const auto state = [&] { return std::to_string(decode.open()) + " loads are open"; };
+    baton::until([&] { return decode.step(), fact(); }, [] {}, state, from);
   }
 };
 
@@ -151,7 +149,7 @@ TEST_P(KvProcessesTest, DecodeWaitsLayerByLayer) {
         ASSERT_TRUE(status.ok()) << status;
         EXPECT_GT(connector->layers_loaded(id), layer);
       }
-      ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+      until(decode, [&] { return decode.open() == 0; });
       EXPECT_EQ(decode.load(id).verified, 6u);
       EXPECT_FALSE(decode.load(id).wrong);
     }
@@ -170,18 +168,17 @@ TEST_P(KvProcessesTest, AKilledPrefillFailsItsLoadsAndAnotherTakesOver) {
   const std::string address = first_line.get();
   ASSERT_TRUE(decode.start(1, address, 40).ok());
   ASSERT_TRUE(decode.start(load_of(2, address, true), 40).ok());
-  ASSERT_TRUE(
-      run(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; }));
+  until(decode, [&] { return decode.load(1).verified == 2 && decode.load(2).verified == 2; });
   first.kill_now();
   const absl::Status status = connector->wait_for_layer(1, 5);
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("prefill-0"));
-  ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+  until(decode, [&] { return decode.open() == 0; });
   EXPECT_FALSE(decode.load(2).status.ok());
   EXPECT_EQ(decode.cache().free_blocks(), 80u);
 
   ASSERT_TRUE(decode.start(load_of(3, second_line.get(), true), 79).ok());
-  ASSERT_TRUE(run(decode, [&] { return decode.open() == 0; }));
+  until(decode, [&] { return decode.open() == 0; });
   EXPECT_EQ(decode.load(3).verified, 6u) << decode.load(3).status;
   EXPECT_FALSE(decode.load(3).wrong);
   EXPECT_EQ(decode.cache().damaged(), 0u);

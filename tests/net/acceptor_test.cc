@@ -39,7 +39,7 @@ TEST(Acceptor, BothSidesLearnWhoTheOtherIs) {
   ASSERT_TRUE(address.ok()) << address.status();
   a.it.rails = 3;
   a.provider->connect({.session = 7, .address = *address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.it.met.size() == 1 && b.it.met.size() == 1; }));
+  until({&a, &b}, [&] { return a.it.met.size() == 1 && b.it.met.size() == 1; });
   const HelloInfo dialled = a.it.met[0].peer;
   const HelloInfo caller = b.it.met[0].peer;
   EXPECT_TRUE(a.it.met[0].dialled && !b.it.met[0].dialled);
@@ -53,11 +53,11 @@ TEST(Acceptor, BothSidesLearnWhoTheOtherIs) {
   // The connection is theirs now.
   ASSERT_EQ(::send(a.it.met[0].fd, "hello", 5, MSG_NOSIGNAL), 5);
   char bytes[5] = {};
-  ASSERT_TRUE(run_until({&b}, [&] { return ::recv(b.it.met[0].fd, bytes, 5, MSG_DONTWAIT) == 5; }));
+  until({&b}, [&] { return ::recv(b.it.met[0].fd, bytes, 5, MSG_DONTWAIT) == 5; });
   EXPECT_EQ(std::string(bytes, 5), "hello");
   // Another connection goes where the first did; what is told besides is asked for each time.
   a.it.acceptor.connect_another(*a.it.last_dial, dialled, 2);
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.it.met.size() == 2 && b.it.met.size() == 2; }));
+  until({&a, &b}, [&] { return a.it.met.size() == 2 && b.it.met.size() == 2; });
   EXPECT_EQ(b.it.met[1].peer.rail, 2u);
   EXPECT_EQ(b.it.met[0].peer.extra, "extra 0");
   EXPECT_EQ(b.it.met[1].peer.extra, "extra 1");
@@ -72,7 +72,7 @@ TEST(Acceptor, EveryEndpointIsTriedAndNamed) {
   const std::string second = *c.provider->listen();
   a.it.refuses = 1;
   a.provider->connect({.session = 1, .address = dead + ",nonsense," + first + "," + second});
-  ASSERT_TRUE(run_until({&a, &b, &c}, [&] { return !a.it.met.empty() || !a.failed.ok(); }));
+  until({&a, &b, &c}, [&] { return !a.it.met.empty() || !a.failed.ok(); });
   ASSERT_TRUE(a.failed.ok()) << a.failed;
   EXPECT_EQ(a.it.met[0].peer.uid, c.self.uid);
   EXPECT_THAT(a.it.last_dial->errors,
@@ -80,7 +80,7 @@ TEST(Acceptor, EveryEndpointIsTriedAndNamed) {
                     HasSubstr(first + ": not good enough")));
   a.it.refuses = 2;
   a.provider->connect({.session = 2, .address = first + "," + second});
-  ASSERT_TRUE(run_until({&a, &b, &c}, [&] { return !a.failed.ok(); }));
+  until({&a, &b, &c}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsUnavailable(a.failed)) << a.failed;
   EXPECT_THAT(std::string(a.failed.message()),
               AllOf(HasSubstr("over plain failed"), HasSubstr(first + ": not good enough"),
@@ -93,21 +93,21 @@ TEST(Acceptor, WhoAnswersMustBeWhoWasAskedFor) {
   HelloInfo old;
   old.uid = WorkerUid::random();
   a.provider->connect({.session = 1, .address = address, .expected = old});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsFailedPrecondition(a.failed)) << a.failed;
   EXPECT_THAT(std::string(a.failed.message()),
               AllOf(HasSubstr("another worker answers there"), HasSubstr(old.uid.hex()),
                     HasSubstr(b.self.uid.hex()), HasSubstr("ask for its address again")));
   EXPECT_TRUE(a.it.met.empty());
   a.provider->connect({.session = 2, .address = address, .expected = b.self});
-  EXPECT_TRUE(run_until({&a, &b}, [&] { return !a.it.met.empty(); }));
+  until({&a, &b}, [&] { return !a.it.met.empty(); });
 }
 
 TEST(Acceptor, TheWrongKeyIsSaidAndNobodyIsMet) {
   Host a("a", Clock::steady(), "another secret here"), b("b");
   const std::string address = *b.provider->listen();
   a.provider->connect({.session = 1, .address = address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsPermissionDenied(a.failed)) << a.failed;
   EXPECT_THAT(std::string(a.failed.message()), testing::Not(HasSubstr("firewall")));
   EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
@@ -118,17 +118,17 @@ TEST(Acceptor, QueriesAreAnsweredAndMeetNobody) {
   const std::string address = *b.provider->listen();
   b.provider->set_worker_address("baton1:something");
   ASSERT_TRUE(a.provider->query(3, address).ok());
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
+  until({&a, &b}, [&] { return a.answer != nullptr; });
   EXPECT_EQ(**a.answer, "baton1:something");
   a.answer.reset();
   const HeldPort dead;
   ASSERT_TRUE(a.provider->query(4, dead.address()).ok());
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
+  until({&a, &b}, [&] { return a.answer != nullptr; });
   EXPECT_THAT(std::string(a.answer->status().message()),
               AllOf(HasSubstr("refused"), HasSubstr("is a worker listening there")));
   EXPECT_TRUE(absl::IsInvalidArgument(a.provider->query(5, "no port")));
   EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
-  run_until({&a, &b}, [&] { return !b.it.acceptor.busy(); });
+  until({&a, &b}, [&] { return !b.it.acceptor.busy(); });
 }
 
 TEST(Acceptor, WhatIsRefusedBeforehandIsReportedAllTheSame) {
@@ -148,7 +148,7 @@ TEST(Acceptor, NobodyHoldsAPlaceForLongerThanTheHandshakeMayTake) {
   const std::string address = *b.provider->listen();
   const int silent = RawPeer::dial(address);
   const int slow = RawPeer::dial(address);
-  ASSERT_TRUE(run_until({&b}, [&] { return b.it.acceptor.next_timer() != kNever; }));
+  until({&b}, [&] { return b.it.acceptor.next_timer() != kNever; });
   b.settle();
   const Time end = clock.now() + std::chrono::seconds(2);
   // A byte now and then buys no time.
@@ -161,7 +161,7 @@ TEST(Acceptor, NobodyHoldsAPlaceForLongerThanTheHandshakeMayTake) {
   }
   EXPECT_FALSE(hung_up(slow) || hung_up(silent));
   clock.advance(std::chrono::milliseconds(4));
-  ASSERT_TRUE(run_until({&b}, [&] { return hung_up(slow) && hung_up(silent); }));
+  until({&b}, [&] { return hung_up(slow) && hung_up(silent); });
   EXPECT_FALSE(b.it.acceptor.busy());
   EXPECT_EQ(b.it.acceptor.next_timer(), kNever);
   ::close(silent);
@@ -176,16 +176,16 @@ TEST(Acceptor, WhoDoesNotAnswerIsGivenUpAndTheSettingNamed) {
   a.settle();
   EXPECT_TRUE(a.failed.ok());
   clock.advance(std::chrono::seconds(2));
-  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  until({&a}, [&] { return !a.failed.ok(); });
   EXPECT_THAT(std::string(a.failed.message()),
               AllOf(HasSubstr("no answer within 2 s"), HasSubstr("plain.patience")));
   ::close(*listener);
 }
 
 // Goes on with a client's handshake over `fd` until `server` has met it.
-bool joins(Handshake& handshake, int fd, Host& server) {
+void join(Handshake& handshake, int fd, Host& server) {
   std::string in;
-  return run_until({&server}, [&] {
+  until({&server}, [&] {
     const std::string_view out = handshake.to_send();
     if (!out.empty()) {
       const ssize_t sent = ::send(fd, out.data(), out.size(), MSG_NOSIGNAL);
@@ -211,7 +211,7 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   const int honest = RawPeer::dial(address);
   ASSERT_EQ(::send(honest, handshake.to_send().data(), 10, MSG_NOSIGNAL), 10);
   handshake.sent(10);
-  ASSERT_TRUE(run_until({&b}, [&] { return b.it.acceptor.busy(); }));
+  until({&b}, [&] { return b.it.acceptor.busy(); });
   std::vector<int> strangers;
   for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
     strangers.push_back(dial_from("127.0.0.2", address));
@@ -222,7 +222,7 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   const auto gone = std::count_if(strangers.begin(), strangers.end(), hung_up);
   EXPECT_EQ(static_cast<size_t>(gone), 2 * Acceptor::kMaxHalfOpen + 1);
   EXPECT_TRUE(hung_up(strangers.front()) && !hung_up(strangers.back()));
-  EXPECT_TRUE(joins(handshake, honest, b));
+  join(handshake, honest, b);
   for (const int fd : strangers) ::close(fd);
   ::close(honest);
 }
@@ -238,16 +238,16 @@ TEST(Acceptor, WhoIsHungUpOnUnheardCallsAgain) {
     a.failed = absl::OkStatus();
     a.provider->connect({.session = 1, .address = local_of(*listener).text()});
     int caller = -1;
-    ASSERT_TRUE(run_until({&a}, [&] {
+    until({&a}, [&] {
       const int fd = ::accept4(*listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd < 0) return !a.failed.ok();
       if (++calls == answered) caller = fd;
       if (caller < 0) ::close(fd);
       return caller >= 0;
-    }));
+    });
     EXPECT_EQ(calls, Acceptor::kCalls);
     if (caller < 0) continue;
-    EXPECT_TRUE(joins(answer, caller, a));
+    join(answer, caller, a);
     ::close(caller);
   }
   EXPECT_THAT(std::string(a.failed.message()), HasSubstr("is a worker listening there"));
@@ -265,7 +265,7 @@ TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
             static_cast<ssize_t>(opening.size()));
   handshake.sent(opening.size());
   pollfd answer{honest, POLLIN, 0};
-  ASSERT_TRUE(run_until({&b}, [&] { return ::poll(&answer, 1, 0) == 1; }));
+  until({&b}, [&] { return ::poll(&answer, 1, 0) == 1; });
   std::vector<int> strangers;
   for (size_t i = 0; i < 3 * Acceptor::kMaxHalfOpen; ++i) {
     strangers.push_back(RawPeer::dial(address));
@@ -273,7 +273,7 @@ TEST(Acceptor, AFloodPushesOutNoPeerOfTheSameHostThatHasBegunToSpeak) {
   }
   b.settle();
   EXPECT_TRUE(hung_up(strangers.front()) && !hung_up(strangers.back()));
-  EXPECT_TRUE(joins(handshake, honest, b));
+  join(handshake, honest, b);
   for (const int fd : strangers) ::close(fd);
   ::close(honest);
 }
@@ -312,7 +312,7 @@ TEST(Acceptor, RunningOutOfDescriptorsCostsTimeAndNoSpinning) {
   a.provider->connect({.session = 1, .address = address});
   {
     const NoDescriptors none;
-    ASSERT_TRUE(run_until({&a, &b}, [&] { return b.provider->next_timer() != kNever; }));
+    until({&a, &b}, [&] { return b.provider->next_timer() != kNever; });
     // Somebody waits, and b sleeps nevertheless, until its timer.
     EXPECT_EQ(b.provider->next_timer(), clock.now() + Acceptor::kLookAway);
     EXPECT_TRUE(b.provider->arm());
@@ -331,7 +331,7 @@ TEST(Acceptor, RunningOutOfDescriptorsCostsTimeAndNoSpinning) {
   }
   // Who waited gets in.
   clock.advance(Acceptor::kLookAway);
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.it.met.empty() && !b.it.met.empty(); }));
+  until({&a, &b}, [&] { return !a.it.met.empty() && !b.it.met.empty(); });
   // One that cannot dial says what is missing.
   const NoDescriptors none;
   a.provider->connect({.session = 2, .address = address});

@@ -41,18 +41,17 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
     }
   }
   // Takes the next call; acknowledgements are not held back.
-  bool is_called() {
+  void take_call() {
     hang_up();
     in_.clear();
     handshake_.emplace(Handshake::Role::kServer, caller_.key,
                        HelloInfo{.uid = WorkerUid::random(), .name = "raw"});
-    const bool called = run_until({&caller_}, [&] {
+    until({&caller_}, [&] {
       fd_ = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       return fd_ >= 0;
     });
     const int on = 1;
     setsockopt(fd_, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on);
-    return called;
   }
   // Takes in what has come, and says what is to be said: `most` bytes of it.
   void answer(size_t most = SIZE_MAX) {
@@ -62,7 +61,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
     handshake_->sent(most);
   }
   void take_in_the_long_message() {
-    ASSERT_TRUE(run_until({&caller_}, [&] {
+    until({&caller_}, [&] {
       if (handshake_->padding() == 0) answer();  // the opening
       while (handshake_->wanted() > 0) {
         char bytes[Handshake::kMostPadding];
@@ -74,7 +73,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
         in_.clear();
       }
       return handshake_->padding() > 0 && !handshake_->to_send().empty();
-    }));
+    });
   }
   void wait(Time span) {
     for (Time gone{0}; gone < span; gone += kPatience / 100) {
@@ -87,7 +86,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
     EXPECT_FALSE(hung_up(fd_));
     answer();
     if (GetParam() == Handshake::Purpose::kRail) {
-      EXPECT_TRUE(run_until({&caller_}, [&] { return !caller_.it.met.empty(); }));
+      until({&caller_}, [&] { return !caller_.it.met.empty(); });
       return;
     }
     std::string said(sizeof(uint32_t), '\0');
@@ -95,7 +94,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
     said += "address";
     EXPECT_EQ(::send(fd_, said.data(), said.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(said.size()));
-    ASSERT_TRUE(run_until({&caller_}, [&] { return caller_.answer != nullptr; }));
+    until({&caller_}, [&] { return caller_.answer != nullptr; });
     EXPECT_EQ(**caller_.answer, "address");
   }
 
@@ -109,7 +108,7 @@ class LargePacketsTest : public testing::TestWithParam<Handshake::Purpose> {
 // Everything that was sent to it has arrived: it is busy, and may be as for long as any handshake.
 TEST_P(LargePacketsTest, OneThatIsBusyIsWaitedFor) {
   call(LargePackets::kOrSmallSegments);
-  ASSERT_TRUE(is_called());
+  take_call();
   take_in_the_long_message();
   wait(kPatience - kPatience / 20);
   goes_on();
@@ -121,7 +120,7 @@ TEST_P(LargePacketsTest, OneThatIsBusyIsWaitedFor) {
 // It has had the long message, and says so; its own is not there.
 TEST_P(LargePacketsTest, OneWhoseLargePacketsGetLostIsCalledWithSmallerSegments) {
   call(LargePackets::kOrSmallSegments);
-  ASSERT_TRUE(is_called());
+  take_call();
   take_in_the_long_message();
   wait(kPatience / 2);
   answer(kVerdict);
@@ -130,7 +129,7 @@ TEST_P(LargePacketsTest, OneWhoseLargePacketsGetLostIsCalledWithSmallerSegments)
   EXPECT_FALSE(hung_up(fd_)) << "from then on it has a quarter of the patience";
   wait(kPatience / 25);
   ASSERT_TRUE(hung_up(fd_));
-  ASSERT_TRUE(is_called());
+  take_call();
   EXPECT_LE(largest_segment(fd_), Dial::kSegments[1]);
   take_in_the_long_message();
   EXPECT_LE(handshake_->padding(), Dial::kSegments[1]);
@@ -140,7 +139,7 @@ TEST_P(LargePacketsTest, OneWhoseLargePacketsGetLostIsCalledWithSmallerSegments)
 // What comes behind the long message is not waited for in this way.
 TEST_P(LargePacketsTest, OneWhoseLongMessageHasComeIsWaitedFor) {
   call(LargePackets::kOrSmallSegments);
-  ASSERT_TRUE(is_called());
+  take_call();
   take_in_the_long_message();
   answer(kVerdict + handshake_->padding());
   caller_.settle();
@@ -157,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, LargePacketsTest,
 using WhereAllMustPass = LargePacketsTest;
 TEST_P(WhereAllMustPass, TheReasonIsTold) {
   call(LargePackets::kMustPass);
-  ASSERT_TRUE(is_called());
+  take_call();
   take_in_the_long_message();
   answer(kVerdict);
   caller_.settle();

@@ -19,6 +19,7 @@
 #include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "tests/quiet_port.h"
+#include "tests/until.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/handshake.h"
@@ -372,9 +373,8 @@ TEST(Rendezvous, AFloodPushesOutNoRankThatHasBegunToSpeak) {
   for (int i = 0; i < 100; ++i) strangers.emplace_back(dial((*service)->address()));
   pollfd turned_away{strangers[35].get(), POLLIN, 0};  // of 101 callers for 64 places: 37 go
   pollfd answered{rank.get(), POLLIN, 0};
-  while (::poll(&turned_away, 1, 0) == 0 || ::poll(&answered, 1, 0) == 0) {
-    (*service)->run_once({}, Clock::steady().now() + std::chrono::milliseconds(10));
-  }
+  until([&] { return ::poll(&turned_away, 1, 0) > 0 && ::poll(&answered, 1, 0) > 0; },
+        [&] { (*service)->run_once({}, Clock::steady().now() + std::chrono::milliseconds(10)); });
   char answer[1024];
   EXPECT_GT(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), 0) << "never heard";
   EXPECT_EQ(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), -1) << "hung up on";

@@ -22,10 +22,10 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   const auto router = *router::Router::start(options_for({stuck.url(), well.url()}));
   const json got = post_json(router->port(), request_body());
   EXPECT_EQ(got["choices"], want["choices"]);
-  wait_until([&] { return stuck.asked == 1; });
+  until([&] { return stuck.asked == 1; });
   // Workers write streams for the router, but this client waits for the last token.
   EXPECT_EQ(stuck.waits_for(), "answer");
-  wait_until([&] { return stuck.was_left(); });
+  until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
@@ -47,7 +47,7 @@ TEST(Hedge, WhoWasLateIsAskedAgainWhenItsEngineGetsOn) {
   const auto slow = [&] { return of_worker(router->port(), "worker_slow", stuck.url()); };
   EXPECT_EQ(slow(), 1);
   stuck.quiet = 0;
-  wait_until([&] { return slow() == 0; });
+  until([&] { return slow() == 0; });
   EXPECT_EQ(of_worker(router->port(), "worker_up", stuck.url()), 1);
 }
 
@@ -66,7 +66,7 @@ TEST(Hedge, AStreamThatStopsGoesOnElsewhere) {
   EXPECT_EQ(got.text, want.text);
   EXPECT_EQ(got.finish_reason, want.finish_reason);
   EXPECT_EQ(stuck.waits_for(), "");
-  wait_until([&] { return stuck.was_left(); });
+  until([&] { return stuck.was_left(); });
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
 }
 
@@ -79,14 +79,14 @@ TEST(Hedge, WhoWasAskedFirstMayStillBeFirst) {
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
   // On a busy machine it may have been asked before the first one was heard, and once more then.
-  wait_until([&] { return other.asked > 0 && other.resumed().size() == 3; });
+  until([&] { return other.asked > 0 && other.resumed().size() == 3; });
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
   late.say(rest);
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);
-  wait_until([&] { return other.was_left(); });
+  until([&] { return other.was_left(); });
   EXPECT_GE(metric(router->port(), "baton_router_hedges_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 0);
 }
@@ -100,9 +100,9 @@ TEST(Hedge, WhereTheFirstBreaksOffTheSecondGoesOn) {
   const auto router = *router::Router::start(options_for({breaks->url(), second.url()}));
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-  wait_until([&] { return second.asked == 1; });
+  until([&] { return second.asked == 1; });
   breaks = nullptr;
-  wait_until([&] { return of_worker(router->port(), "worker_up", second.url()) == 1; });
+  until([&] { return of_worker(router->port(), "worker_up", second.url()) == 1; });
   second.say(first(events, events.size()));
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);
@@ -129,7 +129,7 @@ TEST(Hedge, AnotherPrefillWorkerIsAskedOrNone) {
     options.decode = {first_asked.url(), second.url()};
     const auto router = *router::Router::start(options);
     std::thread client([&] { post(router->port(), stream_request()); });
-    wait_until([&] { return first_asked.asked == 1 && second.asked == 1; });
+    until([&] { return first_asked.asked == 1 && second.asked == 1; });
     EXPECT_EQ(first_asked.prefill(), "P0");
     EXPECT_EQ(second.prefill(), prefills == 2 ? "P1" : "");
     second.say(first(events, events.size()));
@@ -148,13 +148,13 @@ TEST(StuckWorkers, WhoDoesNotSayHowItIsIsFoundStuck) {
   EXPECT_EQ(post_json(router->port(), request_body())["choices"], want["choices"]);
   EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
-  wait_until([&] { return stuck.asked == 1; });
+  until([&] { return stuck.asked == 1; });
   // It gets nothing new, until it answers.
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
   EXPECT_EQ(stuck.asked, 1);
   EXPECT_EQ(slow(), 1);
   stuck.set_deaf(false);
-  wait_until([&] { return slow() == 0; });
+  until([&] { return slow() == 0; });
 }
 
 TEST(StuckWorkers, AStreamGoesOnElsewhereInTheMiddle) {
@@ -176,7 +176,7 @@ TEST(StuckWorkers, AnEngineThatGetsNowhereIsStuckThoughItsServerAnswers) {
   const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));
   stuck.quiet = 1;
   post_json(router->port(), request_body());
-  wait_until([&] { return stuck.asked == 1; });
+  until([&] { return stuck.asked == 1; });
   EXPECT_EQ(metric(router->port(), "baton_router_found_stuck_total"), 1);
 }
 
@@ -193,12 +193,12 @@ TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
   // Each worker has one of two requests: the other of who is found stuck first is asked as well.
   for (int i = 0; i < 2; ++i) {
     clients.emplace_back([&] { post(router->port(), stream_request()); });
-    wait_until([&] { return one.asked + other.asked > i; });
+    until([&] { return one.asked + other.asked > i; });
   }
-  wait_until([&] { return found() == 2; });
+  until([&] { return found() == 2; });
   const int64_t hedges = metric(router->port(), "baton_router_hedges_total");
   EXPECT_LE(hedges, 1);
-  wait_until([&] { return one.asked + other.asked == 2 + hedges; });
+  until([&] { return one.asked + other.asked == 2 + hedges; });
   one.set_deaf(false);
   other.set_deaf(false);
   for (StuckWorker* worker : {&one, &other}) worker->say_all(first(events, events.size()));
@@ -214,9 +214,9 @@ TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
   json body = request_body();
   body["n"] = 24;  // in turns, so that either worker has twelve
   std::thread client([&] { EXPECT_EQ(post_json(router->port(), body)["choices"].size(), 24u); });
-  wait_until([&] { return hedges() == 10; });
+  until([&] { return hedges() == 10; });
   for (int i = 0; i < 20; ++i) ASSERT_EQ(hedges(), 10);
-  wait_until([&] { return stuck.asked >= 12; });
+  until([&] { return stuck.asked >= 12; });
   EXPECT_EQ(stuck.asked, 12);
   stuck.set_deaf(false);
   stuck.say_all(whole_answer());
@@ -244,7 +244,7 @@ TEST(StuckWorkers, APrefillWorkerIsFoundStuck) {
     const auto router = *router::Router::start(options);
     Streamed got;
     std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-    wait_until([&] { return decode.asked + other.asked == 2; });
+    until([&] { return decode.asked + other.asked == 2; });
     StuckWorker& second = other.asked == 1 ? other : decode;
     EXPECT_EQ(second.prefill(), "");
     const std::string page = metrics_page(router->port());

@@ -117,7 +117,7 @@ TEST(LongPrompts, ChoicesAreAskedOneAfterTheOther) {
   const auto router = *router::Router::start(options_over({worker.url()}));
   Asker asker(router->port(), long_request(size_t{5} << 20, kChoices));
   for (int i = 0; i < kChoices; ++i) {
-    wait_until([&] { return worker.waiting() == 1; });
+    until([&] { return worker.waiting() == 1; });
     // Nobody else waits for it meanwhile, and no second one comes.
     for (int look = 0; look < 10; ++look) {
       EXPECT_EQ(client_of(router->port()).Get("/health")->status, 200);
@@ -140,7 +140,7 @@ TEST(LongPrompts, ChoicesOfShortOnesAreAskedAtOnce) {
   PatientWorker worker;
   const auto router = *router::Router::start(options_over({worker.url()}));
   Asker asker(router->port(), long_request(1000, kChoices));
-  wait_until([&] { return worker.waiting() == kChoices; });
+  until([&] { return worker.waiting() == kChoices; });
   for (size_t i = 0; i < kChoices; ++i) worker.answer_one();
   EXPECT_EQ(asker.answer()["choices"].size(), kChoices);
 }
@@ -152,7 +152,7 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
   const auto router = *router::Router::start(options);
   const json body = long_request(size_t{700} << 10, 1);
   Asker first(router->port(), body);
-  wait_until([&] { return worker.waiting() == 1; });
+  until([&] { return worker.waiting() == 1; });
   const httplib::Result second = post(router->port(), body);
   ASSERT_TRUE(second);
   EXPECT_EQ(second->status, 429) << second->body;
@@ -160,7 +160,7 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
   EXPECT_EQ(second->get_header_value("Retry-After"), "1");
   EXPECT_EQ(post(router->port(), body, "/tokenize")->status, 429);
   Asker small(router->port(), long_request(1000, 1));
-  wait_until([&] { return worker.waiting() == 2; });
+  until([&] { return worker.waiting() == 2; });
   worker.answer_one();
   worker.answer_one();
   first.answer();
@@ -170,9 +170,9 @@ TEST(LongPrompts, TogetherTheyHaveALimit) {
   for (const size_t bytes : {size_t{700} << 10, size_t{2} << 20}) {
     std::atomic<int> status{429};
     std::thread alone([&] {
-      while (status == 429) status = post(router->port(), long_request(bytes, 1))->status;
+      until([&] { return (status = post(router->port(), long_request(bytes, 1))->status) != 429; });
     });
-    wait_until([&] { return worker.waiting() == 1; });
+    until([&] { return worker.waiting() == 1; });
     worker.answer_one();
     alone.join();
     EXPECT_EQ(status, 200) << bytes;

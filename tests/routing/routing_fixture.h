@@ -15,11 +15,6 @@
 
 namespace baton::engine::serve {
 
-// Until it is so: CTest's timeout catches what never comes.
-inline void wait_until(const std::function<bool()>& so) {
-  while (!so()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
 // A server's /metrics; "" if it does not answer.
 inline std::string metrics_page(int port) {
   const httplib::Result page = client_of(port).Get("/metrics");
@@ -101,13 +96,13 @@ class Fleet {
 
  private:
   void settle() {
-    wait_until([this] {
+    until([this] {
       uint64_t finished = 0;
       for (const auto& worker : workers) finished += worker->thread().stats().requests_finished;
       return finished == asked_ && sum("in_flight") == 0;
     });
     if (!follows_) return;
-    wait_until([this] {
+    until([this] {
       const std::string page = metrics_page(router->port());
       bool heard = true;
       for (const auto& worker : workers) {

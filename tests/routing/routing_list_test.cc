@@ -133,22 +133,22 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   EXPECT_EQ(first.thread().stats().requests_finished, 1u);
   EXPECT_EQ(of("worker_up", second), -1);
   write_list(folder, absl::StrCat("decode ", first.url(), "\ndecode ", second.url(), "\n"));
-  wait_until([&] { return of("worker_up", second) == 1 && of("cache_known", second) == 1; });
+  until([&] { return of("worker_up", second) == 1 && of("cache_known", second) == 1; });
   write_list(folder, absl::StrCat("decode ", second.url(), "\n"));
-  wait_until([&] { return of("worker_up", first) == -1; });
+  until([&] { return of("worker_up", first) == -1; });
   post_json(router->port(), request_body());
   EXPECT_EQ(first.thread().stats().requests_finished, 1u);
   // Nothing changes while the list makes no sense, or there is none.
   write_list(folder, "decode nowhere\n");
-  wait_until([&] { return log.has("line 1"); });
+  until([&] { return log.has("line 1"); });
   std::remove(folder.path("workers").c_str());
-  wait_until([&] { return log.has("No such file"); });
+  until([&] { return log.has("No such file"); });
   EXPECT_EQ(of("worker_up", second), 1);
   post_json(router->port(), request_body());
   EXPECT_EQ(first.thread().stats().requests_finished, 1u);
   // And back again.
   write_list(folder, absl::StrCat("decode ", first.url(), "\n"));
-  wait_until([&] { return of("worker_up", first) == 1 && of("worker_up", second) == -1; });
+  until([&] { return of("worker_up", first) == 1 && of("worker_up", second) == -1; });
   post_json(router->port(), request_body());
   EXPECT_EQ(first.thread().stats().requests_finished, 2u);
 }
@@ -220,7 +220,7 @@ TEST(RoutingList, TheKvComesFromNearby) {
   for (const char* nearest : {"east/rack1/h3", "east/rack2/h4", "west/rack1/h2"}) {
     clients.emplace_back(router->port());
     clients.back().post("/v1/completions", stream_request().dump());
-    wait_until([&] { return decode.asked == static_cast<int>(clients.size()); });
+    until([&] { return decode.asked == static_cast<int>(clients.size()); });
     EXPECT_EQ(decode.prefill(), nearest);  // and those before it are busy
   }
 }
@@ -236,15 +236,15 @@ TEST(RoutingList, WhoLeavesEndsWhatItHas) {
   EXPECT_NE(client.read_until("<11>").find("<11>"), std::string::npos);
   write_list(folder, absl::StrCat("decode ", staying.url(), "\n"));
   httplib::Client http("127.0.0.1", router->port());
-  wait_until([&] {
+  until([&] {
     const httplib::Result page = http.Get("/health");
     return page && page->body.find("\"draining\":true") != std::string::npos;
   });
-  wait_until([&] { return of_worker(router->port(), "worker_up", staying.url()) == 1; });
+  until([&] { return of_worker(router->port(), "worker_up", staying.url()) == 1; });
   post_json(router->port(), request_body());  // by the other
   leaving.go_on();
   EXPECT_NE(client.read_until("[DONE]").find("<22>"), std::string::npos);
-  wait_until([&] { return of_worker(router->port(), "in_flight", leaving.url()) == -1; });
+  until([&] { return of_worker(router->port(), "in_flight", leaving.url()) == -1; });
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
 }
 

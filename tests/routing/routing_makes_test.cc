@@ -100,7 +100,7 @@ TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
     const auto busy = *router::Router::start(pair_of(url, {waits.url()}));
     RawClient client(busy->port());
     client.post("/v1/completions", stream_request().dump());
-    wait_until([&] { return waits.asked == 1; });
+    until([&] { return waits.asked == 1; });
     EXPECT_EQ(waits.prefill(), "");
     EXPECT_EQ(of_worker(busy->port(), "in_flight", url), 0);
   }
@@ -123,12 +123,12 @@ TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
   const auto is_up = [&] { return health(router->port())["workers"][0]["up"] == true; };
   EXPECT_FALSE(is_up());
   list(decode);
-  wait_until(is_up);
+  until(is_up);
   EXPECT_EQ(parse_stream(post(router->port(), stream_request())->body).tokens,
             parse_stream(whole_answer()).tokens);
   EXPECT_EQ(other.asked, 1);
   list(both);
-  wait_until([&] { return !is_up(); });
+  until([&] { return !is_up(); });
 }
 
 }  // namespace

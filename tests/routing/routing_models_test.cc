@@ -67,7 +67,7 @@ TEST(RoutingModels, EachIsRoutedByTheNamesOfItsOwn) {
            of_worker(router->port(), "cache_changes", worker.url()) ==
                static_cast<int64_t>(worker.thread().stats().cache_changes);
   };
-  const auto settle = [&] { wait_until([&] { return settled(one) && settled(tuned); }); };
+  const auto settle = [&] { until([&] { return settled(one) && settled(tuned); }); };
   settle();
   const json known = health(router->port())["workers"];
   EXPECT_EQ(known[0]["model"], one.thread().fingerprint());
@@ -82,7 +82,7 @@ TEST(RoutingModels, EachIsRoutedByTheNamesOfItsOwn) {
               of_worker(page, "expected_hit_tokens_total", one.url()) +
                   of_worker(page, "expected_hit_tokens_total", tuned.url()));
     EXPECT_GT(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 100);
-    wait_until([&] {
+    until([&] {
       return of_worker(router->port(), "in_flight", one.url()) +
                  of_worker(router->port(), "in_flight", tuned.url()) ==
              0;
@@ -99,7 +99,7 @@ TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   // The other checkpoint's worker is asked by nobody, though it has nothing to do. Before a stream
   // has begun any would do: so it has long to begin.
   router::RouterOptions options = options_for({stuck.url(), tuned.url(), one.url()});
-  options.hedge_after = std::chrono::milliseconds(300);
+  options.hedge_after = patient(std::chrono::milliseconds(100));
   const auto router = *router::Router::start(options);
   const Streamed got = parse_stream(post(router->port(), stream_request())->body);
   EXPECT_EQ(got.tokens, want.tokens);
@@ -140,7 +140,7 @@ TEST(RoutingModels, APrefillWorkerOfAnotherModelIsNotNamed) {
   for (int i = 1; i <= 4; ++i) {
     clients.emplace_back(router->port());
     clients.back().post("/v1/completions", stream_request().dump());
-    wait_until([&] { return decode.asked == i; });
+    until([&] { return decode.asked == i; });
     EXPECT_EQ(decode.prefill(), "mine");
   }
 }

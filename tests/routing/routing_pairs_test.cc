@@ -197,7 +197,7 @@ TEST(RoutingPairs, DecodeIsNotAskedBeforePrefillHasAnswered) {
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-  wait_until([&] { return prefill.asked() == 1; });
+  until([&] { return prefill.asked() == 1; });
   EXPECT_EQ(of_worker(router->port(), "in_flight", decode.url()), 1);
   EXPECT_EQ(decode.asked(), 0u);
   prefill.answer(200, prefilled(kNixl));
@@ -218,7 +218,7 @@ TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
       prefill.answer(0, "");
     }
     expect_answered(post(router->port(), stream_request()));  // though prefill has not answered
-    wait_until([&] { return prefill.asked() == 1 + in_turn; });
+    until([&] { return prefill.asked() == 1 + in_turn; });
     const json at_prefill = prefill.params(in_turn);
     const json at_decode = decode.params(in_turn);
     EXPECT_EQ(at_prefill["do_remote_decode"], true);
@@ -258,10 +258,10 @@ TEST(RoutingPairs, DecodeThatWaitsForPrefillIsAskedAnewWherePrefillSaysNo) {
   Half prefill(Half::kOursWithAgent), decode(Half::kVllm);
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-  wait_until([&] { return prefill.asked() == 1 && decode.asked() == 1; });
+  until([&] { return prefill.asked() == 1 && decode.asked() == 1; });
   EXPECT_EQ(decode.params(0)["do_remote_prefill"], true);
   prefill.answer(429, R"({"error": {}})");
-  wait_until([&] { return decode.asked() == 2 && decode.left == 1; });
+  until([&] { return decode.asked() == 2 && decode.left == 1; });
   expect_alone(decode.question(1));
   decode.answer(200, whole_answer());
   client.join();
@@ -276,9 +276,9 @@ TEST(RoutingPairs, WhatAPrefillThatBreaksOffWasAskedDecodeComputes) {
     const auto router = *router::Router::start(pairs_of({url}, {decode.url()}));
     std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
     const size_t before = make == Half::kVllm ? 0 : 1;
-    wait_until([&] { return prefill->asked() == 1 && decode.asked() == before; });
+    until([&] { return prefill->asked() == 1 && decode.asked() == before; });
     prefill = nullptr;
-    wait_until([&] { return decode.asked() == before + 1; });
+    until([&] { return decode.asked() == before + 1; });
     expect_alone(decode.question(before));
     decode.answer(200, whole_answer());
     client.join();
@@ -310,7 +310,7 @@ TEST(RoutingPairs, WhatAPrefillThatIsFoundDownWasAskedDecodeComputes) {
   options.health_interval = 5ms;
   const auto router = *router::Router::start(options);
   std::thread client([&] { expect_answered(post(router->port(), stream_request())); });
-  wait_until([&] { return asked == 1; });
+  until([&] { return asked == 1; });
   well = false;
   client.join();
   expect_alone(decode.question(0));
@@ -325,13 +325,13 @@ TEST(RoutingPairs, ALatePrefillIsNotWaitedFor) {
   options.hedge_after = 5ms;
   const auto router = *router::Router::start(options);
   expect_answered(post(router->port(), stream_request()));
-  wait_until([&] { return prefill.left == 1; });
+  until([&] { return prefill.left == 1; });
   EXPECT_EQ(prefill.asked(), 1u);
   expect_alone(decode.question(0));
   EXPECT_EQ(of_worker(router->port(), "worker_slow", prefill.url()), 1);
   // The next one goes to another.
   expect_answered(post(router->port(), stream_request()));
-  wait_until([&] { return other.asked() == 1; });
+  until([&] { return other.asked() == 1; });
   EXPECT_EQ(prefill.asked(), 1u);
 }
 
@@ -469,8 +469,8 @@ TEST(RoutingPairs, AnAnswerHasBegunWithItsTextThoughNoIdsAreSaid) {
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-  wait_until([&] { return decode.asked() == 1; });
-  wait_until([&] { return of_worker(router->port(), "in_flight", prefill.url()) == 0; });
+  until([&] { return decode.asked() == 1; });
+  until([&] { return of_worker(router->port(), "in_flight", prefill.url()) == 0; });
   std::string rest;
   for (size_t i = 3; i < events.size(); ++i) rest += events[i];
   decode.answer(200, rest);
@@ -515,7 +515,7 @@ TEST(RoutingPairs, EachChoiceIsATransferOfItsOwn) {
   json request = request_body();
   request["n"] = 2;
   EXPECT_EQ(post_json(router->port(), request)["choices"].size(), 2u);
-  wait_until([&] { return prefill.asked() == 2; });
+  until([&] { return prefill.asked() == 2; });
   EXPECT_NE(prefill.params(0)["transfer_id"], prefill.params(1)["transfer_id"]);
   for (size_t i = 0; i < 2; ++i) EXPECT_FALSE(prefill.question(i).contains("n"));
 }

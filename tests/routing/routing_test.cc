@@ -31,7 +31,7 @@ class Follower {
   }
   // Reads on until this many changes are known.
   void follow_to(uint64_t changes) {
-    while (changes_ < changes) take();
+    until([&] { return changes_ >= changes; }, [&] { take(); });
   }
   const std::set<std::string>& blocks() const { return blocks_; }
 
@@ -77,7 +77,7 @@ std::string letters(size_t count, size_t seed) {
 }
 
 uint64_t changes_after(Worker& worker, uint64_t requests) {
-  wait_until([&] { return worker.thread().stats().requests_finished == requests; });
+  until([&] { return worker.thread().stats().requests_finished == requests; });
   return worker.thread().stats().cache_changes;
 }
 
@@ -146,7 +146,7 @@ TEST(KvEvents, SubscribersWhoLeaveAreForgotten) {
     client.send(absl::StrCat("GET ", kEvents, " HTTP/1.1\r\nHost: x\r\n\r\n"));
     if (i % 2 == 0) client.read_until("\"blocks\":[");
   }
-  wait_until([&] { return worker.server().connections().connections == 0; });
+  until([&] { return worker.server().connections().connections == 0; });
   post_json(worker.port(), short_request("In the beginning"));
 }
 
@@ -266,13 +266,13 @@ TEST(Routing, KnowsNothingOfAWorkerWhoseStreamBreaks) {
                                               .tokenizer = tokenizer.path(),
                                               .health_interval = std::chrono::milliseconds(10)});
   const auto of = [&](const char* name) { return of_worker(router->port(), name, worker.url()); };
-  wait_until([&] { return of("cache_known") == 1; });
+  until([&] { return of("cache_known") == 1; });
   EXPECT_EQ(of("cached_blocks"), 1);
   EXPECT_EQ(of("cache_changes"), 5);
   EXPECT_EQ(metric(router->port(), "baton_router_cache_streams_lost_total"), 0);
   // It starts again, with nothing.
   worker.tell(cache_line({.snapshot = true, .changes = 0}, "m"));
-  wait_until([&] { return of("cache_known") == 1 && of("cache_changes") == 0; });
+  until([&] { return of("cache_known") == 1 && of("cache_changes") == 0; });
   EXPECT_EQ(of("cached_blocks"), 0);
   EXPECT_EQ(metric(router->port(), "baton_router_cache_streams_lost_total"), 1);
   // Nonsense is as good as nothing, and does not end the trying.
@@ -284,14 +284,14 @@ TEST(Routing, KnowsNothingOfAWorkerWhoseStreamBreaks) {
         snapshot + "{\"changes\":6,\"removed\":[7],\"stored\":[]}\n"}) {
     worker.tell(nonsense);
     const int before = worker.asked;
-    wait_until([&] { return worker.asked >= before + 3; });
+    until([&] { return worker.asked >= before + 3; });
     worker.tell("");
-    wait_until([&] { return of("cache_known") == 0; });
+    until([&] { return of("cache_known") == 0; });
     EXPECT_EQ(of("cached_blocks"), 0) << nonsense;
   }
   worker.tell(snapshot + "{\"changes\":6,\"removed\":[],\"stored\":[\"" +
               block_name(chain_hash({}, "y")) + "\"]}\n");
-  wait_until([&] { return of("cached_blocks") == 2; });
+  until([&] { return of("cached_blocks") == 2; });
   EXPECT_EQ(of("worker_up"), 1);
 }
 
@@ -310,7 +310,7 @@ TEST(Routing, LivesWithWorkersThatTellNothing) {
                                               .tokenizer = tokenizer.path(),
                                               .health_interval = std::chrono::milliseconds(10)});
   for (int i = 0; i < 3; ++i) post_json(router->port(), short_request(letters(300, 1)));
-  wait_until([&] { return of_worker(router->port(), "cache_known", worker.url()) == 1; });
+  until([&] { return of_worker(router->port(), "cache_known", worker.url()) == 1; });
   EXPECT_EQ(of_worker(router->port(), "cache_known", url), 0);
   post_json(router->port(), short_request(letters(300, 1)));
   EXPECT_EQ(worker.thread().stats().cached_tokens > 0, true);

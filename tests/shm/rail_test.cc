@@ -21,14 +21,15 @@ constexpr size_t kBytes = 1 << 20;
 // The memory under test comes from a pool (mapped) or not (CMA).
 class ShmRail : public testing::TestWithParam<bool> {
  protected:
-  void SetUp() override { ASSERT_TRUE(connect_nodes(a_, b_)) << a_.failed; }
-  bool done(size_t count) {
-    return run_until({&a_, &b_}, [&] { return a_.done.size() >= count; });
+  void SetUp() override { connect_nodes(a_, b_); }
+  void until_done(size_t count, CallSite from = CallSite::here()) {
+    until(
+        {&a_, &b_}, [&] { return a_.done.size() >= count; }, from);
   }
   absl::Status move(const TransferDescriptor& t) {
     const size_t before = a_.done.size();
     if (!a_.post(t)) return absl::InternalError("the rail is full");
-    if (!done(before + 1)) return absl::InternalError("the slice was never reported");
+    until_done(before + 1);
     return a_.done.back().status;
   }
 
@@ -92,10 +93,10 @@ TEST_P(ShmRail, CountsAndNotifiesAfterTheBytes) {
   t.increment = 5;
   t.notify = "here";
   ASSERT_TRUE(a_.post(t));
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return b_.counters.value(counter) != 0; }));
+  until({&a_, &b_}, [&] { return b_.counters.value(counter) != 0; });
   EXPECT_TRUE(far_.all(3));
   EXPECT_EQ(b_.counters.value(counter), 5u);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.notes.empty(); }));
+  until({&a_, &b_}, [&] { return !b_.notes.empty(); });
   EXPECT_EQ(b_.notes[0], "here");
 }
 
@@ -107,7 +108,7 @@ TEST_P(ShmRail, ReportsPartsOfATransferAsArrivals) {
   t.notify = "whole";
   ASSERT_TRUE(a_.rails[0]->post({&t, 0, 0, 1000}, a_));
   ASSERT_TRUE(a_.rails[0]->post({&t, 1, 1000, kBytes}, a_));
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return b_.landed.size() == 2; }));
+  until({&a_, &b_}, [&] { return b_.landed.size() == 2; });
   EXPECT_EQ(b_.landed[0].arrival.slice_bytes, 1000u);
   EXPECT_EQ(b_.landed[0].notify, "");
   EXPECT_EQ(b_.landed[1].arrival.slice, 1u);
@@ -129,13 +130,13 @@ TEST_P(ShmRail, SmallTransfersPassLargeOnes) {
   near_large.fill(6);
   TransferDescriptor& bulk = a_.transfer(Op::kWrite, near_large, large, remote_large, large);
   ASSERT_TRUE(a_.post(bulk));
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return far_large.data[0] == std::byte{6}; }));
+  until({&a_, &b_}, [&] { return far_large.data[0] == std::byte{6}; });
   ASSERT_TRUE(a_.done.empty());
 
   TransferDescriptor& first = a_.transfer(Op::kWrite, near_, small, remote, small);
   TransferDescriptor& second = a_.message("I am small, too");
   for (auto* t : {&first, &second}) ASSERT_TRUE(a_.post(*t));
-  ASSERT_TRUE(done(2));
+  until_done(2);
   EXPECT_EQ(a_.done[0].transfer, first.id);
   EXPECT_EQ(a_.done[1].transfer, second.id);
   EXPECT_TRUE(far_.all(5, 0, kUrgentBytes));
@@ -165,7 +166,7 @@ TEST_P(ShmRail, CancelsWhatItHasNotFinished) {
   ASSERT_EQ(a_.done.size(), 1u);
   EXPECT_EQ(a_.done[0].transfer, second.id);
   EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
-  ASSERT_TRUE(done(3));
+  until_done(3);
   EXPECT_EQ(a_.done[1].transfer, first.id);
   EXPECT_EQ(a_.done[2].transfer, third.id);
   EXPECT_TRUE(a_.done[1].status.ok() && a_.done[2].status.ok());
@@ -183,16 +184,16 @@ TEST_P(ShmRail, AFenceLeavesNoByteMoving) {
   std::thread writer([&] {
     while (!stale) {
       a_.post(t);
-      while (a_.done.empty()) a_.progress();
+      until([&] { return !a_.done.empty(); }, [&] { a_.progress(); });
       stale = !a_.done.back().status.ok();
       a_.done.clear();
       ++moved;
     }
   });
-  while (moved < 3) b_.progress();
+  until([&] { return moved >= 3; }, [&] { b_.progress(); });
   EXPECT_TRUE(b_.remove(entry).ok());  // from here on the memory is ours alone
   far_.fill(6);
-  while (!stale) b_.progress();
+  until([&] { return stale.load(); }, [&] { b_.progress(); });
   writer.join();
   EXPECT_TRUE(far_.all(6));
 }
@@ -202,16 +203,16 @@ TEST_P(ShmRail, AFenceInTheMiddleOfASliceEndsIt) {
   constexpr size_t kLarge = 64 << 20;
   TestMemory source(kLarge, GetParam()), target(kLarge, GetParam());
   RegionEntry* entry = b_.add(target);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&, rounds = 0]() mutable { return ++rounds > 100; }));
+  until({&a_, &b_}, [&, rounds = 0]() mutable { return ++rounds > 100; });
   source.fill(5);
   target.fill(6);
   const Layout all = Layout::contiguous(0, kLarge);
   ASSERT_TRUE(a_.post(a_.transfer(Op::kWrite, source, all, b_.regions.describe(*entry), all)));
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return target.all(5, 0, 1); }));
+  until({&a_, &b_}, [&] { return target.all(5, 0, 1); });
   ASSERT_TRUE(a_.done.empty());
   EXPECT_TRUE(b_.remove(entry).ok());
   target.fill(6);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !a_.done.empty(); }));
+  until({&a_, &b_}, [&] { return !a_.done.empty(); });
   EXPECT_TRUE(absl::IsNotFound(a_.done[0].status)) << a_.done[0].status;
   EXPECT_TRUE(target.all(6));
 }
@@ -228,7 +229,7 @@ ConnectionSegment* connection_segment() {
 
 TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
   ShmNode a("a"), b("b", {{"shm.fence_ms", "20"}});
-  ASSERT_TRUE(connect_nodes(a, b));
+  connect_nodes(a, b);
   TestMemory memory(kBytes, true);
   RegionEntry* entry = b.add(memory);
   ConnectionSegment* segment = connection_segment();
@@ -251,33 +252,28 @@ TEST(ShmMany, WhoWasSilentForLongIsHeardAndMayBeSpokenTo) {
     peers.push_back(std::make_unique<ShmNode>("peer"));
     ShmNode& peer = *peers.back();
     peer.provider->connect({.session = i + 1, .address = *address, .expected = server.self});
-    ASSERT_TRUE(run_until({&peer, &server}, [&] {
-      return peer.rails.size() == 1 && server.rails.size() == i + 1;
-    })) << peer.failed;
+    until({&peer, &server}, [&] { return peer.rails.size() == 1 && server.rails.size() == i + 1; });
   }
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
     for (size_t i = 0; i < kPeers; ++i) {
       const size_t heard = server.notes.size();
       ASSERT_TRUE(peers[i]->post(peers[i]->message("knock")));
-      ASSERT_TRUE(run_until({peers[i].get(), &server},
-                            [&] {
-                              return server.notes.size() == heard + 1 &&
-                                     peers[i]->done.size() == size_t(round) + 1;
-                            }))
-          << "peer " << i;
+      until({peers[i].get(), &server}, [&] {
+        return server.notes.size() == heard + 1 && peers[i]->done.size() == size_t(round) + 1;
+      });
     }
     for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
     const TransferDescriptor& news = server.message("come in");
     ASSERT_TRUE(server.rails[7]->post({&news, 0, 0, 0}, server));
-    ASSERT_TRUE(run_until({peers[7].get(), &server}, [&] {
+    until({peers[7].get(), &server}, [&] {
       return peers[7]->notes.size() == size_t(round) + 1 && server.done.size() == size_t(round) + 1;
-    }));
+    });
   }
   // One that goes is noticed, too.
   for (int i = 0; i < (1 << 14) + 100; ++i) server.progress();
   peers.erase(peers.begin() + 3);
-  ASSERT_TRUE(run_until({&server}, [&] { return server.rails.size() == kPeers - 1; }));
+  until({&server}, [&] { return server.rails.size() == kPeers - 1; });
 }
 
 TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
@@ -293,10 +289,10 @@ TEST_P(ShmRail, AFullRingHoldsBackAndLosesNothing) {
   const size_t in_ring = a_.done.size();
   EXPECT_EQ(in_ring, Lane::kRingBytes / (8 + 48 + 4008));
   EXPECT_LT(posted, kMessages);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] {
+  until({&a_, &b_}, [&] {
     while (posted < kMessages && a_.post(a_.message(std::to_string(posted) + filler))) ++posted;
     return b_.notes.size() == kMessages;
-  }));
+  });
   for (int i = 0; i < kMessages; ++i) EXPECT_EQ(b_.notes[i], std::to_string(i) + filler);
 }
 
@@ -308,7 +304,7 @@ TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
   ASSERT_EQ(a_.done.size(), 1u);
   EXPECT_TRUE(absl::IsCancelled(a_.done[0].status));
   ASSERT_EQ(a_.down.size(), 1u);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] { return !b_.down.empty(); }));
+  until({&a_, &b_}, [&] { return !b_.down.empty(); });
   EXPECT_TRUE(absl::IsAborted(b_.down[0]));
   EXPECT_THAT(std::string(b_.down[0].message()), HasSubstr("going home"));
 }
@@ -320,25 +316,26 @@ TEST(ShmEarly, NothingIsDeliveredBeforeThePeerHasTheConnection) {
   const auto address = server.provider->listen();
   ASSERT_TRUE(address.ok());
   client.provider->connect({.session = 1, .address = *address, .expected = server.self});
-  while (server.rails.empty() && client.rails.empty()) {
-    if (client.progress(), client.rails.empty()) server.progress();
-  }
+  until([&] { return !server.rails.empty() || !client.rails.empty(); },
+        [&] {
+          if (client.progress(), client.rails.empty()) server.progress();
+        });
   ShmNode& early = server.rails.empty() ? client : server;
   ShmNode& late = server.rails.empty() ? server : client;
   ASSERT_TRUE(early.post(early.message("hello")));
   for (int round = 0; round < 100; ++round) early.progress();
   EXPECT_TRUE(early.done.empty()) << "nobody has it";
   ASSERT_TRUE(late.rails.empty());
-  ASSERT_TRUE(run_until({&early, &late}, [&] { return !early.done.empty(); }));
+  until({&early, &late}, [&] { return !early.done.empty(); });
   EXPECT_TRUE(early.done[0].status.ok()) << early.done[0].status;
-  ASSERT_TRUE(run_until({&early, &late}, [&] { return !late.notes.empty(); }));
+  until({&early, &late}, [&] { return !late.notes.empty(); });
   EXPECT_EQ(late.notes[0], "hello");
 }
 
 TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
   ShmNode a("a", {{"shm.cma", "off"}});
   ShmNode b("b");
-  ASSERT_TRUE(connect_nodes(a, b)) << a.failed;
+  connect_nodes(a, b);
   TestMemory heap(4096, false);
   TestMemory pool(4096, true);
   const RemoteRegion remote = b.share(heap);
@@ -350,7 +347,7 @@ TEST(ShmProvider, SaysWhatStandsInTheWayWithoutCma) {
 
   const Layout page = Layout::contiguous(0, 4096);
   ASSERT_TRUE(a.post(a.transfer(Op::kWrite, heap, page, remote, page)));
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.done.empty(); }));
+  until({&a, &b}, [&] { return !a.done.empty(); });
   EXPECT_TRUE(absl::IsFailedPrecondition(a.done[0].status)) << a.done[0].status;
 }
 
@@ -360,7 +357,7 @@ TEST(ShmProvider, RefusesAnotherClustersKey) {
   const auto address = b.provider->listen();
   ASSERT_TRUE(address.ok());
   a.provider->connect({.session = 1, .address = *address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_THAT(std::string(a.failed.message()), HasSubstr("key"));
   EXPECT_TRUE(b.rails.empty());
 }
@@ -368,7 +365,7 @@ TEST(ShmProvider, RefusesAnotherClustersKey) {
 TEST(ShmProvider, SaysThatNobodyListens) {
   ShmNode a("a");
   a.provider->connect({.session = 1, .address = "baton-gone"});
-  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  until({&a}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsNotFound(a.failed)) << a.failed;
 }
 
@@ -377,7 +374,7 @@ TEST(ShmProvider, RefusesAnotherWorkerAtTheAddress) {
   ShmNode b("b");
   const auto address = b.provider->listen();
   a.provider->connect({.session = 1, .address = *address, .expected = a.self});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_THAT(std::string(a.failed.message()), HasSubstr("restarted"));
 }
 
@@ -388,7 +385,7 @@ TEST(ShmProvider, SaysWhyItIsNotAvailable) {
   EXPECT_FALSE(a.provider->listen().ok());
   EXPECT_FALSE(a.provider->reachable("baton-x", "here").ok());
   a.provider->connect({.session = 1, .address = "baton-x"});
-  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  until({&a}, [&] { return !a.failed.ok(); });
 }
 
 TEST(ShmProvider, ReachesOnlyThisMachine) {

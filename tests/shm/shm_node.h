@@ -95,12 +95,12 @@ class ShmNode : public ProviderNode {
 };
 
 // Connects `client` to `server`, both in this process.
-inline bool connect_nodes(ShmNode& client, ShmNode& server) {
+inline void connect_nodes(ShmNode& client, ShmNode& server, CallSite from = CallSite::here()) {
   const auto address = server.provider->listen();
-  if (!address.ok()) return false;
+  ASSERT_TRUE(address.ok()) << address.status();
   client.provider->connect({.session = 1, .address = *address, .expected = server.self});
-  return run_until({&client, &server},
-                   [&] { return !client.rails.empty() && !server.rails.empty(); });
+  until(
+      {&client, &server}, [&] { return !client.rails.empty() && !server.rails.empty(); }, from);
 }
 
 }  // namespace baton::shm

@@ -65,10 +65,9 @@ struct Strangers {
 };
 
 // connect_nodes() for a server that listens already.
-bool joins(ShmNode& client, ShmNode& server, const std::string& address) {
+void join(ShmNode& client, ShmNode& server, const std::string& address) {
   client.provider->connect({.session = 1, .address = address, .expected = server.self});
-  return run_until({&client, &server},
-                   [&] { return !client.rails.empty() && !server.rails.empty(); });
+  until({&client, &server}, [&] { return !client.rails.empty() && !server.rails.empty(); });
 }
 
 TEST(Strangers, OfAnotherUserTakeNoPlace) {
@@ -85,7 +84,7 @@ TEST(Strangers, OfAnotherUserTakeNoPlace) {
     EXPECT_EQ(strangers.turned_away(), strangers.sockets.size());
   }
   pretend_other_user = false;
-  EXPECT_TRUE(joins(client, server, address)) << client.failed;
+  join(client, server, address);
 }
 
 TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
@@ -98,7 +97,7 @@ TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
     }
   }
   EXPECT_GT(strangers.sockets.size(), 128U);
-  ASSERT_TRUE(joins(client, server, address)) << client.failed;
+  join(client, server, address);
   EXPECT_TRUE(closed(strangers.sockets.front())) << "the oldest goes";
   EXPECT_FALSE(closed(strangers.sockets.back()));
 }
@@ -112,7 +111,7 @@ TEST(Strangers, PushOutNobodyWhoHasBegunToSpeak) {
   ASSERT_TRUE(peer.ok()) << peer.status();
   ASSERT_EQ(peer->send(handshake.to_send()), PacketSocket::Io::kDone);
   pollfd answer{.fd = peer->fd(), .events = POLLIN, .revents = 0};
-  ASSERT_TRUE(run_until({&server}, [&] { return ::poll(&answer, 1, 0) > 0; }));
+  until({&server}, [&] { return ::poll(&answer, 1, 0) > 0; });
   Strangers strangers;
   for (int i = 0; i < 3; ++i) {
     strangers.dial(address, 100);
@@ -131,12 +130,13 @@ TEST(Strangers, AreLetInAFewAtATime) {
   strangers.dial(address, 100);
   ASSERT_GT(strangers.sockets.size(), 50U);
   size_t most = 0;
-  while (strangers.turned_away() < strangers.sockets.size()) {
-    const size_t before = strangers.turned_away();
-    server.provider->arm();
-    server.progress();
-    most = std::max(most, strangers.turned_away() - before);
-  }
+  until([&] { return strangers.turned_away() == strangers.sockets.size(); },
+        [&] {
+          const size_t before = strangers.turned_away();
+          server.provider->arm();
+          server.progress();
+          most = std::max(most, strangers.turned_away() - before);
+        });
   pretend_other_user = false;
   EXPECT_LE(most, 16U);
 }
@@ -173,9 +173,7 @@ TEST(NoDescriptors, NobodySpinsAndThePeerComesInLater) {
 
   pretend_no_descriptors = false;
   clock.advance(std::chrono::milliseconds(100));
-  EXPECT_TRUE(run_until({&client, &server}, [&] {
-    return !client.rails.empty() && !server.rails.empty();
-  })) << client.failed;
+  until({&client, &server}, [&] { return !client.rails.empty() && !server.rails.empty(); });
   // The next time is worth a line of its own.
   pretend_no_descriptors = true;
   ShmNode late("late");

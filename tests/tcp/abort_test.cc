@@ -29,8 +29,7 @@ void settle(TcpNode& a, TcpNode& b) {
     for (auto& rail : from->rails) {
       auto& t = from->transfer(Op::kWrite, none, Layout(), RemoteRegion{}, Layout());
       ASSERT_TRUE(rail->post({&t, 0, 0, 0}, *from));
-      ASSERT_TRUE(run_until(
-          {from, to}, [&] { return !from->done.empty() && from->done.back().transfer == t.id; }));
+      until({from, to}, [&] { return !from->done.empty() && from->done.back().transfer == t.id; });
     }
   }
 }
@@ -42,13 +41,13 @@ TEST_F(TcpPair, AbortedWriteNeitherReadsNorWritesAfterItsReport) {
   const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, b.share(remote), all);
   Feeder feeder(a, t, kAbortedSlice);
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     feeder.feed();
     return b.landed.size() >= 2;
-  }));
+  });
   for (auto& rail : a.rails) rail->abort(t.id, a);
   EXPECT_LT(feeder.posted(), feeder.slices()) << "all was sent: nothing was there to abort";
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); }));
+  until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); });
   for (const auto& d : a.done) {
     EXPECT_TRUE(d.status.ok() || absl::IsCancelled(d.status)) << d.status;
   }
@@ -74,10 +73,10 @@ TEST_F(TcpPair, AbortedReadLandsNothingMore) {
   const Layout all = Layout::contiguous(0, kAbortedBytes);
   auto& t = a.transfer(Op::kRead, local, all, b.share(remote), all);
   Feeder feeder(a, t, kAbortedSlice);
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     feeder.feed();
     return feeder.reports() >= 2;
-  }));
+  });
   for (auto& rail : a.rails) rail->abort(t.id, a);
   EXPECT_EQ(feeder.reports(), feeder.posted()) << "a read can always be let go of at once";
   std::fill(local.begin(), local.end(), kPoison);
@@ -125,10 +124,10 @@ TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
     const Layout all = Layout::contiguous(0, kAbortedBytes);
     auto& t = a.transfer(op, local, all, region, all);
     Feeder feeder(a, t, kAbortedSlice);
-    ASSERT_TRUE(run_until({&a, &b}, [&] {
+    until({&a, &b}, [&] {
       feeder.feed();
       return feeder.reports() >= 2;
-    }));
+    });
     ASSERT_TRUE(b.provider->remove_region(b.regions.entries()[region.index], b).ok());
     ASSERT_TRUE(b.regions
                     .remove({.base = nullptr,
@@ -137,10 +136,10 @@ TEST_F(TcpPair, RemovedRegionIsNeitherReadNorWritten) {
                              .generation = region.generation})
                     .ok());
     std::fill(remote.begin(), remote.end(), kPoison);
-    ASSERT_TRUE(run_until({&a, &b}, [&] {
+    until({&a, &b}, [&] {
       feeder.feed();
       return feeder.finished();
-    }));
+    });
     EXPECT_TRUE(absl::IsNotFound(feeder.result())) << feeder.result();
     EXPECT_FALSE(poisoned(local));
     EXPECT_EQ(std::count(remote.begin(), remote.end(), kPoison),
@@ -173,7 +172,7 @@ TEST_F(TcpPair, PeerThatStopsReadingIsGivenUp) {
   EXPECT_TRUE(absl::IsUnknown(feeder.result())) << "some may have landed";
   // What still lay in b's socket belongs to a connection that is gone.
   std::vector<char> before = remote;
-  ASSERT_TRUE(run_until({&b}, [&] { return !b.down.empty(); }));
+  until({&b}, [&] { return !b.down.empty(); });
   EXPECT_EQ(remote, before);
 }
 
@@ -197,7 +196,7 @@ TEST_F(TcpPair, AbortTowardsATargetThatSleepsWaitsForIt) {
     }
   }
   EXPECT_TRUE(a.down.empty());
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); }));
+  until({&a, &b}, [&] { return feeder.reports() == feeder.posted(); });
   EXPECT_TRUE(a.down.empty());
 }
 
@@ -216,7 +215,7 @@ TEST_F(TcpPair, CloseReportsEverySliceThenTheRail) {
     EXPECT_TRUE(absl::IsUnknown(d.status) || absl::IsCancelled(d.status)) << d.status;
   }
   ASSERT_EQ(a.down.size(), 1u);
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return b.down.size() == 1; }));
+  until({&a, &b}, [&] { return b.down.size() == 1; });
   EXPECT_TRUE(absl::IsUnavailable(b.down[0])) << b.down[0];
 }
 

@@ -12,7 +12,7 @@ TEST_F(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
   TcpNode a("a", settings(), "another secret here"), b("b", settings());
   auto address = b.provider->listen();
   a.provider->connect({.session = 1, .address = *address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsPermissionDenied(a.failed)) << a.failed;
   EXPECT_NE(a.failed.message().find("cluster key"), absl::string_view::npos) << a.failed;
   EXPECT_TRUE(a.rails.empty() && b.rails.empty());
@@ -23,7 +23,7 @@ TEST_F(TcpPair, NobodyListens) {
   const HeldPort dead;
   const std::string address = dead.address();
   a.provider->connect({.session = 1, .address = address});
-  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  until({&a}, [&] { return !a.failed.ok(); });
   EXPECT_NE(a.failed.message().find("refused"), absl::string_view::npos) << a.failed;
   EXPECT_NE(a.failed.message().find(address), absl::string_view::npos) << a.failed;
 }
@@ -44,7 +44,7 @@ TEST_F(TcpPair, AddressOfARestartedWorkerIsNotTakenForTheOld) {
   HelloInfo old;
   old.uid = WorkerUid::random();
   a.provider->connect({.session = 1, .address = *address, .expected = old});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.failed.ok(); }));
+  until({&a, &b}, [&] { return !a.failed.ok(); });
   EXPECT_TRUE(absl::IsFailedPrecondition(a.failed)) << a.failed;
   EXPECT_NE(a.failed.message().find("another worker answers"), absl::string_view::npos) << a.failed;
 }
@@ -54,7 +54,7 @@ TEST_F(TcpPair, SecondAddressIsTriedWhenTheFirstIsDead) {
   const HeldPort dead;
   auto address = b.provider->listen();
   a.provider->connect({.session = 1, .address = dead.address() + "," + *address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.rails.empty(); })) << a.failed;
+  until({&a, &b}, [&] { return !a.rails.empty(); });
 }
 
 TEST_F(TcpPair, QueryTellsTheWorkersAddress) {
@@ -62,7 +62,7 @@ TEST_F(TcpPair, QueryTellsTheWorkersAddress) {
   auto address = b.provider->listen();
   b.provider->set_worker_address("baton1:something");
   ASSERT_TRUE(a.provider->query(3, *address).ok());
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.answer != nullptr; }));
+  until({&a, &b}, [&] { return a.answer != nullptr; });
   ASSERT_TRUE(a.answer->ok()) << a.answer->status();
   EXPECT_EQ(**a.answer, "baton1:something");
   EXPECT_TRUE(b.rails.empty());
@@ -84,11 +84,11 @@ TEST_F(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
   const std::string nonsense = "GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8.0\r\n\r\n";
   ASSERT_EQ(::send(talker, nonsense.data(), nonsense.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(nonsense.size()));
-  ASSERT_TRUE(run_until({&b}, [&] {
+  until({&b}, [&] {
     char bytes[256];
     const ssize_t n = ::recv(talker, bytes, sizeof(bytes), MSG_DONTWAIT);
     return n == 0 || (n < 0 && errno == ECONNRESET);
-  }));
+  });
   ::close(talker);
   // Many that say nothing do not keep a real peer out ...
   std::vector<int> silent;
@@ -97,15 +97,15 @@ TEST_F(TcpPair, StrangersNeitherGetInNorKeepPeersOut) {
     b.progress();
   }
   a.provider->connect({.session = 1, .address = *address});
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !a.rails.empty() && !b.rails.empty(); }));
+  until({&a, &b}, [&] { return !a.rails.empty() && !b.rails.empty(); });
   // ... and are hung up on in time.
   clock.advance(std::chrono::seconds(6));
-  ASSERT_TRUE(run_until({&b}, [&] {
+  until({&b}, [&] {
     return std::all_of(silent.begin(), silent.end(), [](int fd) {
       char byte;
       return ::recv(fd, &byte, 1, MSG_DONTWAIT) >= 0 || errno == ECONNRESET;
     });
-  }));
+  });
   for (int fd : silent) ::close(fd);
   EXPECT_EQ(b.rails.size(), 1u);
 }
@@ -119,7 +119,7 @@ TEST_F(TcpPair, SilentServerIsGivenUp) {
   }
   EXPECT_TRUE(a.failed.ok());
   clock.advance(std::chrono::seconds(6));
-  ASSERT_TRUE(run_until({&a}, [&] { return !a.failed.ok(); }));
+  until({&a}, [&] { return !a.failed.ok(); });
   EXPECT_NE(a.failed.message().find("no answer"), absl::string_view::npos) << a.failed;
   ::close(*listener);
 }

@@ -18,6 +18,7 @@
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
 #include "tests/tcp/faulty_network.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton::tcp {
@@ -77,10 +78,10 @@ class CutSession {
     TransferRequest get = request(peer, kCutBytes, 2 * kCutBytes);
     get.op = Op::kRead;
     const std::array ids = {*worker.submit(put), *worker.notify(peer, "note"), *worker.submit(get)};
-    ASSERT_TRUE(until([&] {
+    until([&] {
       return std::all_of(ids.begin(), ids.end(),
                          [&](TransferId id) { return ended(*worker.state(id)); });
-    })) << worker.explain(peer);
+    });
     for (int quiet = 0; quiet < 20; ++quiet) {
       if (step()) quiet = 0;
     }
@@ -162,13 +163,10 @@ class CutSession {
     return any;
   }
   template <typename Ready>
-  bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      step();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  void until(const Ready& ready, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(sides_[0].worker->stats(), "a"); };
+    baton::until(
+        ready, [&] { step(); }, state, from);
   }
 
   ManualClock clock_;

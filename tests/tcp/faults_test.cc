@@ -60,7 +60,7 @@ class Schedule {
   }
 
   void run() {
-    ASSERT_TRUE(until([&] { return sides_[1].peer.generation != 0; }));
+    until([&] { return sides_[1].peer.generation != 0; });
     for (size_t i = 0; i < kTransfers; ++i) plan(i);
     size_t next = 0;
     for (int round = 0; round < 400; ++round) {
@@ -81,12 +81,12 @@ class Schedule {
     for (size_t side = 0; side < 2; ++side) {
       if (leaves_[side]) sides_[side].worker->begin_disconnect(sides_[side].peer);
     }
-    EXPECT_TRUE(until([&] {
+    until([&] {
       if (++quiet_ % 8 == 0) clock_.advance(milliseconds(1));  // nothing has moved for a while
       return parted() && std::all_of(items_.begin(), items_.end(), [](const Item& item) {
                return item.ended || !item.submitted;
              });
-    }));
+    });
     for (int quiet = 0; quiet < 100; ++quiet) {
       if (step()) quiet = 0;
     }
@@ -222,13 +222,10 @@ class Schedule {
   }
   // The workers' clock is the test's; the kernel has its own.
   template <typename Ready>
-  bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      step();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  void until(const Ready& ready, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(*sides_[0].worker, sides_[0].peer, "a"); };
+    baton::until(
+        ready, [&] { step(); }, state, from);
   }
 
   void reuse(Item& item) {

@@ -37,7 +37,7 @@ class Goodbye : public TcpPair {
       return there;
     };
     const int before = unread();
-    ASSERT_TRUE(run_until({&node_}, [&] { return unread() > before; }));
+    until({&node_}, [&] { return unread() > before; });
   }
   // A write by the peer, to the node's memory.
   std::string frame() {
@@ -66,7 +66,7 @@ TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
   ASSERT_TRUE(peer_.send(frame()));
   peer_.end();
   peer_.close();  // with our write unread in it: the kernel sends a reset behind the end
-  ASSERT_TRUE(run_until({&node_}, [&] { return node_.rails.empty(); }));
+  until({&node_}, [&] { return node_.rails.empty(); });
   EXPECT_EQ(node_.landed.size(), 1u);
   EXPECT_EQ(memory_, std::vector<char>(kLastBytes, 'p'));
 }
@@ -101,7 +101,7 @@ TEST(EndedSocket, TakesNothingAndLosesNothing) {
 
 TEST_F(Goodbye, WhatWeSaidReachesThePeerThoughWeDidNotReadAll) {
   ASSERT_TRUE(peer_.send(frame()));
-  ASSERT_TRUE(run_until({&node_}, [&] { return node_.landed.size() == 1; }));
+  until({&node_}, [&] { return node_.landed.size() == 1; });
   ASSERT_NO_FATAL_FAILURE(write(0));  // a counter, not acknowledged
   ASSERT_TRUE(peer_.send(frame()));   // comes too late
   close_node();

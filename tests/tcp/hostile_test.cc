@@ -57,7 +57,7 @@ TEST_F(TcpPair, HostileFramesCloseTheRailAndNothingElse) {
     RawPeer peer;
     ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
     ASSERT_TRUE(peer.send(attacks[i]));
-    ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); })) << "attack " << i;
+    until({&node}, [&] { return node.rails.empty(); });
     EXPECT_TRUE(absl::IsDataLoss(node.down.back())) << node.down.back();
     EXPECT_EQ(memory, std::vector<char>(4096, 'x')) << "attack " << i;
     EXPECT_NE(node.down.back().message().find("raw"), absl::string_view::npos) << node.down.back();
@@ -90,7 +90,7 @@ TEST_F(TcpPair, InitiatorDiesAtEveryByte) {
     ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
     ASSERT_TRUE(peer.send_raw(peer.sealed(whole).substr(0, cut)));
     peer.close();
-    ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); })) << "cut at " << cut;
+    until({&node}, [&] { return node.rails.empty(); });
     EXPECT_TRUE(node.landed.empty()) << "cut at " << cut;
     EXPECT_EQ(std::count(memory.begin(), memory.begin() + 100, 'x'), 100);
     EXPECT_EQ(std::count(memory.begin() + 164, memory.end(), 'x'), 92);
@@ -98,7 +98,7 @@ TEST_F(TcpPair, InitiatorDiesAtEveryByte) {
   RawPeer peer;
   ASSERT_NO_FATAL_FAILURE(peer.connect(node, *address));
   ASSERT_TRUE(peer.send(whole));
-  ASSERT_TRUE(run_until({&node}, [&] { return node.landed.size() == 1; }));
+  until({&node}, [&] { return node.landed.size() == 1; });
   EXPECT_EQ(std::string(&memory[100], 64), payload);
 }
 
@@ -134,7 +134,7 @@ TEST_F(TcpPair, TargetDiesAtEveryByte) {
       whole = cut == answer.size();
       ASSERT_TRUE(peer.send_raw(answer.substr(0, cut)));
       peer.close();
-      ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
+      until({&node}, [&] { return node.rails.empty(); });
       ASSERT_EQ(node.done.size(), 1u) << "cut at " << cut;
       if (whole) {
         EXPECT_TRUE(node.done[0].status.ok()) << node.done[0].status;
@@ -169,7 +169,7 @@ TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
   RawPeer first, second;
   ASSERT_NO_FATAL_FAILURE(first.connect(node, *address));
   ASSERT_NO_FATAL_FAILURE(second.connect(node, *address));
-  ASSERT_TRUE(run_until({&node}, [&] { return node.rails.size() == 2; }));
+  until({&node}, [&] { return node.rails.size() == 2; });
   while (node.progress()) {
   }
   node.memory = memory.data();
@@ -178,7 +178,7 @@ TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
   const framed::Frame write = write_frame(region, 4096);
   ASSERT_TRUE(second.send(encoded(write, {{4096, 4096}}, std::string(4096, '2'))));
   ASSERT_TRUE(first.send(encoded(write, {{0, 4096}}, std::string(4096, '1'))));
-  ASSERT_TRUE(run_until({&node}, [&] { return node.rails.size() == 1; }));
+  until({&node}, [&] { return node.rails.size() == 1; });
   const bool one = memory[0] == '1';
   EXPECT_EQ(std::string(memory.data(), 4096), std::string(4096, one ? '1' : 'x'));
   EXPECT_EQ(std::string(memory.data() + 4096, 4096), std::string(4096, one ? 'x' : '2'));
@@ -214,7 +214,7 @@ TEST_F(TcpPair, ARefusalIsNotTakenForALostRail) {
                                  .transfer = t->id,
                                  .text = 4},
                                 {}, "what")));
-  ASSERT_TRUE(run_until({&node}, [&] { return !node.done.empty(); }));
+  until({&node}, [&] { return !node.done.empty(); });
   EXPECT_TRUE(absl::IsInternal(node.done[0].status)) << node.done[0].status;
   EXPECT_EQ(node.done[0].status.message(), "what");
   EXPECT_EQ(node.rails.size(), 1u);
@@ -229,7 +229,7 @@ TEST_F(TcpPair, ReadEndWithoutDataIsNotBelieved) {
   ASSERT_NO_FATAL_FAILURE(ask(node, peer, Op::kRead, local, t));
   peer.receive_frame(node, framed::kHeaderBytes + framed::kPieceBytes);
   ASSERT_TRUE(peer.send(encoded({.type = framed::FrameType::kReadEnd, .transfer = t->id})));
-  ASSERT_TRUE(run_until({&node}, [&] { return node.rails.empty(); }));
+  until({&node}, [&] { return node.rails.empty(); });
   EXPECT_TRUE(absl::IsUnavailable(node.done.at(0).status));
 }
 

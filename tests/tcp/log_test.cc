@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/captured_log.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -17,8 +18,6 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
 
-const Time kPatience = patient(std::chrono::seconds(60));
-
 class WorkerLog : public testing::Test {
  protected:
   static std::unique_ptr<Worker> worker(const std::string& name, const std::string& secret) {
@@ -28,8 +27,11 @@ class WorkerLog : public testing::Test {
     return *std::move(made);
   }
   // Runs both, on this thread, until `ready`.
-  static bool run(Worker& a, Worker& b, const std::function<bool()>& ready) {
-    return a.wait_until([&] { return b.progress(), ready(); }, kPatience).ok();
+  template <typename Fact>
+  static void until(Worker& a, Worker& b, Fact fact, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(a.stats(), "a") + state_of(b.stats(), "b"); };
+    baton::until(
+        fact, [&] { a.progress(), b.progress(); }, state, from);
   }
 
   CapturedLog log_{base::LogLevel::kDebug};
@@ -40,12 +42,12 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   const auto a = worker("alice", "0123456789abcdef"), b = worker("bob", "0123456789abcdef");
   const auto peer = a->connect(b->address());
   ASSERT_TRUE(peer.ok()) << peer.status();
-  ASSERT_TRUE(run(*a, *b, [&] { return a->stats().peers_up == 1 && b->stats().peers_up == 1; }));
+  until(*a, *b, [&] { return a->stats().peers_up == 1 && b->stats().peers_up == 1; });
   EXPECT_THAT(lines_,
               Contains(AllOf(HasSubstr("alice: peer up: bob: tcp"), HasSubstr("127.0.0.1"))));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer up: alice: tcp")));
   a->disconnect(*peer, Time::zero()).IgnoreError();
-  ASSERT_TRUE(run(*b, *a, [&] { return b->stats().peers_up == 0; }));
+  until(*b, *a, [&] { return b->stats().peers_up == 0; });
   EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer down: bob: disconnect()")));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer down: alice: ")));
   EXPECT_THAT(lines_, Not(Contains(HasSubstr("warning"))));
@@ -56,9 +58,9 @@ TEST_F(WorkerLog, TellsAndCountsWhoWasRefused) {
   const auto a = worker("alice", "another secret here"), b = worker("bob", "0123456789abcdef");
   const auto peer = a->connect(b->address());
   ASSERT_TRUE(peer.ok()) << peer.status();
-  ASSERT_TRUE(run(*a, *b, [&] {
+  until(*a, *b, [&] {
     return a->peer_state(*peer) == PeerState::kDown && b->stats().handshakes_refused == 1;
-  }));
+  });
   EXPECT_THAT(lines_, Contains(AllOf(HasSubstr("bob: refused tcp 127.0.0.1:"),
                                      HasSubstr("(1 refused so far)"))));
   EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer not reached: bob: ")));

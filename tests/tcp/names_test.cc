@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/slow_dns.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -29,10 +30,9 @@ TEST(Names, NobodyElseWaitsForDns) {
   EXPECT_EQ(here->stats().peers_up, 0U);
   dns_answered.release();
   caller.join();
-  while (here->peer_state(peer) == PeerState::kConnecting) {
-    here->progress();
-    there->progress();
-  }
+  until([&] { return here->peer_state(peer) != PeerState::kConnecting; },
+        [&] { here->progress(), there->progress(); },
+        [&] { return state_of(*here, peer, "here"); });
   EXPECT_EQ(here->peer_state(peer), PeerState::kUp) << here->peer_status(peer);
 }
 

@@ -129,7 +129,7 @@ void run(std::string_view input) {
     }
   }
   peer.reset();
-  expect(run_until({&to.node}, [&] { return to.node.rails.empty(); }));
+  until({&to.node}, [&] { return to.node.rails.empty(); });
   expect(to.node.done.size() == 2);
   expect(to.node.done[0].transfer.slot != to.node.done[1].transfer.slot);
   for (size_t i = 0; i < kAround; ++i) {

@@ -40,21 +40,21 @@ class RawPeer {
     fd_ = dial(address);
     shake(net::Handshake::Role::kClient, node.key, {.uid = WorkerUid::random(), .name = "raw"},
           running(node));
-    ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
+    until({&node}, [&] { return !node.rails.empty(); });
   }
   // Accepts a rail that `node` is connecting.
   void accept(TcpNode& node, int listener) {
-    ASSERT_TRUE(run_until({&node}, [&] {
+    until({&node}, [&] {
       fd_ = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       return fd_ >= 0;
-    }));
+    });
     shake(net::Handshake::Role::kServer, node.key, {.uid = WorkerUid::random(), .name = "raw"},
           running(node));
-    ASSERT_TRUE(run_until({&node}, [&] { return !node.rails.empty(); }));
+    until({&node}, [&] { return !node.rails.empty(); });
   }
 
   // Runs what is at the other end until something is true; false: it never was.
-  using Run = std::function<bool(const std::function<bool()>&)>;
+  using Run = std::function<void(const std::function<bool()>&)>;
   // Connects to whatever listens there, and says that it is `self`.
   void connect(const ClusterKey& key, const HelloInfo& self, const std::string& address,
                const Run& run) {
@@ -115,12 +115,12 @@ class RawPeer {
   std::string receive(TcpNode& node, size_t want) { return receive(running(node), want); }
   std::string receive(const Run& run, size_t want) {
     std::string in;
-    EXPECT_TRUE(run([&] {
+    run([&] {
       char bytes[4096];
       const ssize_t n = ::recv(fd_, bytes, std::min(want - in.size(), sizeof(bytes)), MSG_DONTWAIT);
       if (n > 0) in.append(bytes, static_cast<size_t>(n));
       return n == 0 || in.size() == want;
-    }));
+    });
     return in;
   }
   // Closes so that the other side hears of a reset.
@@ -146,13 +146,13 @@ class RawPeer {
 
  private:
   static Run running(TcpNode& node) {
-    return [&node](const std::function<bool()>& ready) { return run_until({&node}, ready); };
+    return [&node](const std::function<bool()>& ready) { until({&node}, ready); };
   }
   void shake(net::Handshake::Role role, const ClusterKey& key, const HelloInfo& self,
              const Run& run) {
     net::Handshake handshake(role, key, self);
     std::string in;
-    ASSERT_TRUE(run([&] {
+    run([&] {
       while (true) {
         const std::string_view out = handshake.to_send();
         send_raw(out);
@@ -167,7 +167,7 @@ class RawPeer {
         EXPECT_TRUE(handshake.receive(in).ok());
         in.clear();
       }
-    }));
+    });
     sealer_.emplace(handshake.keys().send, handshake.keys().protection);
     opener_.emplace(handshake.keys().receive, handshake.keys().protection);
   }

@@ -40,7 +40,7 @@ class Session : public testing::Test {
     auto peer = a_.worker->connect(network_->address());
     ASSERT_TRUE(peer.ok()) << peer.status();
     a_.peer = *peer;
-    ASSERT_TRUE(run([&] { return b_.peer.generation != 0 && network_->open_lines() == 2; }));
+    until([&] { return b_.peer.generation != 0 && network_->open_lines() == 2; });
     run_out();
   }
 
@@ -75,12 +75,10 @@ class Session : public testing::Test {
   }
   // The kernel moves bytes in its own time; the workers' clock stands still.
   template <typename Ready>
-  bool run(const Ready& ready, bool with_b = true) {
-    const Time until = Clock::steady().now() + patient(seconds(60));
-    while (!ready()) {
-      if (!step(with_b) && Clock::steady().now() > until) return false;
-    }
-    return true;
+  void until(const Ready& ready, bool with_b = true, CallSite from = CallSite::here()) {
+    const auto state = [&] { return a_.worker ? state_of(*a_.worker, a_.peer, "a") : ""; };
+    baton::until(
+        ready, [&] { step(with_b); }, state, from);
   }
   // Until nothing has moved for a while.
   void run_out() {
@@ -122,11 +120,11 @@ TEST_F(Session, ASocketLostBetweenLandingAndAcknowledgementRepeatsNothing) {
   const CounterId counter = *b_.worker->allocate_counter();
   network_->hold(FaultyNetwork::kBack, true);
   const TransferId id = write(counter);
-  ASSERT_TRUE(run([&] { return b_.worker->counter_value(counter) == 1; }));
+  until([&] { return b_.worker->counter_value(counter) == 1; });
   reuse();
   network_->cut(network_->lines()[0]);
   network_->hold(FaultyNetwork::kBack, false);
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   run_out();
   EXPECT_TRUE(reused_is_whole());
@@ -140,10 +138,10 @@ TEST_F(Session, ALostSocketIsClosedAtTheTargetBeforeAnythingIsRepeated) {
   FaultyNetwork::Line& line = network_->lines()[0];
   line.held[FaultyNetwork::kThere] = true;
   const TransferId id = write(counter);
-  ASSERT_TRUE(run([&] { return line.under_way[FaultyNetwork::kThere].size() >= 300 << 10; }));
+  until([&] { return line.under_way[FaultyNetwork::kThere].size() >= 300 << 10; });
   run_out();
   network_->cut_near(line);
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   EXPECT_EQ(b_.worker->counter_value(counter), 1u);
   reuse();
@@ -156,11 +154,11 @@ TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
   const CounterId counter = *b_.worker->allocate_counter();
   network_->hold(FaultyNetwork::kBack, true);
   const TransferId id = write(counter);
-  ASSERT_TRUE(run([&] { return b_.worker->counter_value(counter) == 1; }));
+  until([&] { return b_.worker->counter_value(counter) == 1; });
   reuse();
   network_->cut_all();
   network_->hold(FaultyNetwork::kBack, false);
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   run_out();
   EXPECT_TRUE(reused_is_whole());
@@ -176,14 +174,14 @@ TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
 TEST_F(Session, ATransferGoesOnAfterEverythingWasLost) {
   const CounterId counter = *b_.worker->allocate_counter();
   const TransferId id = write(counter);
-  ASSERT_TRUE(run([&] { return b_.memory[0] == a_.memory[0]; }));
+  until([&] { return b_.memory[0] == a_.memory[0]; });
   for (int i = 0; i < 3; ++i) {
     network_->cut_all();
     const TransferId during = write(counter, kNever, 1000);  // waits for the peer
-    ASSERT_TRUE(run([&] { return ended_at_a(during); }));
+    until([&] { return ended_at_a(during); });
     EXPECT_TRUE(a_.worker->status(during).ok()) << a_.worker->status(during);
   }
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   EXPECT_EQ(b_.memory, a_.memory);
   EXPECT_EQ(b_.worker->counter_value(counter), 4u);
@@ -201,15 +199,15 @@ TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
   Time pause = milliseconds(10);
   for (int i = 0; i < 4; ++i, pause *= 2) {
     cut_one();
-    ASSERT_TRUE(run([&] { return a_.worker->stats().rails_lost == size_t(i) + 1; }));
+    until([&] { return a_.worker->stats().rails_lost == size_t(i) + 1; });
     run_out();
     EXPECT_EQ(network_->open_lines(), 1u) << "not before its time";
     clock_.advance(pause);
-    ASSERT_TRUE(run([&] { return network_->open_lines() == 2; })) << i;
+    until([&] { return network_->open_lines() == 2; });
     run_out();
     EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
     const TransferId id = write(counter);
-    ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+    until([&] { return ended_at_a(id); });
     EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   }
   EXPECT_EQ(b_.worker->counter_value(counter), 4u);
@@ -218,7 +216,7 @@ TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
   network_->refuse();
   cut_one();
   const TransferId id = write(counter);
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
   EXPECT_EQ(a_.worker->stats().peers_lost, 0u);
   EXPECT_EQ(b_.memory, a_.memory);
@@ -227,18 +225,18 @@ TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
 // A call for a socket may fail, and is made again; who sleeps is woken for it.
 TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
   network_->limit_next(FaultyNetwork::kThere, 20, /*silent=*/false);  // the next one is cut early
-  const auto calls_in = [&](Time pause) {
-    return run([&] {
+  const auto until_called_in = [&](Time pause) {
+    until([&] {
       return network_->open_lines() == 1 && a_.worker->next_timer() == clock_.now() + pause;
     });
   };
   network_->cut(network_->lines()[0]);
-  ASSERT_TRUE(calls_in(milliseconds(10)));
+  until_called_in(milliseconds(10));
   clock_.advance(milliseconds(10));
-  ASSERT_TRUE(calls_in(milliseconds(20)));
+  until_called_in(milliseconds(20));
   EXPECT_EQ(network_->lines().size(), 3u);
   clock_.advance(milliseconds(20));
-  ASSERT_TRUE(run([&] { return network_->open_lines() == 2; }));
+  until([&] { return network_->open_lines() == 2; });
   run_out();
   // No call for a session that is over.
   network_->cut(network_->lines()[1]);
@@ -265,7 +263,7 @@ TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
   EXPECT_EQ(*a_.worker->state(other), TransferState::kActive);
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
   EXPECT_EQ(a_.worker->stats().rails_lost, 0u);
-  ASSERT_TRUE(run([&] { return ended_at_a(late) && ended_at_a(other); }));
+  until([&] { return ended_at_a(late) && ended_at_a(other); });
   EXPECT_EQ(*a_.worker->state(late), TransferState::kDeadline);
   EXPECT_TRUE(a_.worker->status(other).ok()) << a_.worker->status(other);
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
@@ -277,7 +275,7 @@ TEST_F(Session, APeerThatIsGoneIsDownAtOnce) {
   const TransferId id = write(counter);
   network_->refuse();
   network_->cut_all();
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(id)));
   EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("nobody lives"));
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
@@ -288,8 +286,8 @@ TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
   network_->hold(FaultyNetwork::kBack, true);
   network_->cut_all();
   const TransferId id = write(*b_.worker->allocate_counter());
-  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; },
-                  /*with_b=*/false));
+  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; },
+        /*with_b=*/false);
   const Time lost = clock_.now();
   while (a_.worker->peer_state(a_.peer) != PeerState::kDown && clock_.now() < lost + seconds(60)) {
     for (int k = 0; k < 20; ++k) step(/*with_b=*/false);
@@ -297,13 +295,13 @@ TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
   }
   EXPECT_GE(clock_.now() - lost, seconds(5));  // peer.redial_ms
   EXPECT_LE(clock_.now() - lost, seconds(6));
-  ASSERT_TRUE(run([&] { return ended_at_a(id); }));
+  until([&] { return ended_at_a(id); });
   EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("peer.redial_ms"));
 }
 
 TEST_F(Session, AGoodbyeIsNotCalledBack) {
   b_.worker->disconnect(b_.peer, Time::zero()).IgnoreError();
-  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; }));
+  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
   EXPECT_THAT(a_.events, testing::ElementsAre(PeerEvent::Kind::kUp, PeerEvent::Kind::kDown));
   EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()), HasSubstr("disconnect()"));
 }
@@ -315,7 +313,7 @@ TEST_F(Session, DisconnectWaitsForAPeerThatIsCalledAgain) {
   const TransferId id = write(counter);
   for (int k = 0; k < 50; ++k) step();
   network_->cut_all();
-  ASSERT_TRUE(run([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; }));
+  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kReconnecting; });
   a_.worker->begin_disconnect(a_.peer);
   EXPECT_FALSE(ended_at_a(id)) << "bytes of it may still lie on the way";
   network_->hold(FaultyNetwork::kBack, false);
@@ -370,10 +368,10 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
   network_->hold(FaultyNetwork::kThere, false);
   network_->hold(FaultyNetwork::kBack, false);
   const auto run_with_c = [&](const std::function<bool()>& ready) {
-    return run([&] { return c.worker->progress(), ready(); }, /*with_b=*/false);
+    until([&] { return c.worker->progress(), ready(); }, /*with_b=*/false);
   };
   const Time killed = clock_.now();
-  ASSERT_TRUE(run_with_c([&] { return ended_at_a(open); }));
+  run_with_c([&] { return ended_at_a(open); });
   EXPECT_EQ(clock_.now(), killed) << "it had to wait for that";
   EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(open))) << a_.worker->status(open);
   EXPECT_THAT(std::string(a_.worker->status(open).message()), HasSubstr("another worker answers"));
@@ -382,7 +380,7 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
 
   // The new one is met as any other, and has heard of nothing.
   a_.peer = *a_.worker->connect(c.worker->address());
-  ASSERT_TRUE(run_with_c([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; }));
+  run_with_c([&] { return a_.worker->peer_state(a_.peer) == PeerState::kUp; });
   Notification got;
   EXPECT_FALSE(c.worker->next_notification(got));
   EXPECT_EQ(std::count(c.memory.begin(), c.memory.end(), kReused),
@@ -395,9 +393,9 @@ TEST_F(Session, AProcessThatTakesAKilledOnesPlaceIsAnother) {
                                .remote_layout = Layout::contiguous(0, kSessionBytes),
                                .notify = "to the new one"});
   ASSERT_TRUE(id.ok()) << id.status();
-  ASSERT_TRUE(run_with_c([&] { return ended_at_a(*id); }));
+  run_with_c([&] { return ended_at_a(*id); });
   EXPECT_TRUE(a_.worker->status(*id).ok()) << a_.worker->status(*id);
-  ASSERT_TRUE(run_with_c([&] { return c.worker->next_notification(got); }));
+  run_with_c([&] { return c.worker->next_notification(got); });
   EXPECT_EQ(got.payload, "to the new one");
   EXPECT_EQ(c.memory, a_.memory);
   EXPECT_EQ(a_.memory, as_it_was);
@@ -408,12 +406,12 @@ TEST_F(Session, ACallerThatDiedIsFoundOut) {
   a_.worker.reset();
   network_->cut_all();
   a_.worker = nullptr;
-  const Time until = Clock::steady().now() + patient(seconds(60));
-  while (b_.worker->peer_state(b_.peer) != PeerState::kDown && Clock::steady().now() < until) {
-    b_.worker->progress();
-    clock_.advance(milliseconds(1));
-  }
-  EXPECT_EQ(b_.worker->peer_state(b_.peer), PeerState::kDown);
+  baton::until([&] { return b_.worker->peer_state(b_.peer) == PeerState::kDown; },
+               [&] {
+                 b_.worker->progress();
+                 clock_.advance(milliseconds(1));
+               },
+               [&] { return state_of(*b_.worker, b_.peer, "b"); });
 }
 
 }  // namespace

@@ -41,11 +41,12 @@ TEST_F(TcpPair, NoAllocationPerSlice) {
     a.done.clear();
     b.landed.clear();
     Feeder feeder(a, t, 1 << 20);
-    while (!feeder.finished()) {
-      feeder.feed();
-      a.progress();
-      b.progress();
-    }
+    until([&] { return feeder.finished(); },
+          [&] {
+            feeder.feed();
+            a.progress();
+            b.progress();
+          });
     ASSERT_TRUE(feeder.result().ok());
   };
   auto& write = a.transfer(Op::kWrite, local, paged, region, flat);

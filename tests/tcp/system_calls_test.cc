@@ -71,7 +71,7 @@ class SmallMessages : public TcpPair {
     const size_t before = to.landed.size();
     post(from, message);
     from.progress();
-    ASSERT_TRUE(run_until({&to}, [&] { return to.landed.size() > before; }));
+    until({&to}, [&] { return to.landed.size() > before; });
   }
   void ping_pong(int times) {
     for (int i = 0; i < times; ++i) {
@@ -121,14 +121,14 @@ TEST_F(SmallMessages, NothingIsReadDirectlyAfterAPause) {
   a_.progress();
   a_.rails[0]->close(absl::UnavailableError("lost"), a_);
   clock_.advance(std::chrono::milliseconds(1));
-  EXPECT_TRUE(run_until({&b_}, [&] { return !b_.down.empty(); }));
+  until({&b_}, [&] { return !b_.down.empty(); });
   EXPECT_EQ(b_.landed.size(), before);
 }
 
 // Where nothing follows, the first ones are not held at all.
 TEST_F(SmallMessages, AcknowledgementsAreNotHeldWithoutAReason) {
   arrive(a_, *to_b_, b_);
-  EXPECT_TRUE(run_until({&a_}, [&] { return !a_.done.empty(); })) << "b has done nothing since";
+  until({&a_}, [&] { return !a_.done.empty(); });
 }
 
 TEST_F(SmallMessages, AnAcknowledgementThatNothingFollowsLeavesByItself) {
@@ -137,12 +137,12 @@ TEST_F(SmallMessages, AnAcknowledgementThatNothingFollowsLeavesByItself) {
   arrive(a_, *to_b_, b_);
   EXPECT_FALSE(b_.provider->arm()) << "somebody would sleep on it";
   for (uint32_t i = 0; i <= AckHold::kRounds; ++i) b_.progress();
-  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+  until({&a_}, [&] { return a_.done.size() == done + 1; });
   EXPECT_TRUE(b_.provider->arm());
   // From now on data has to follow more often before one is held again.
   done = a_.done.size();
   arrive(a_, *to_b_, b_);
-  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+  until({&a_}, [&] { return a_.done.size() == done + 1; });
 }
 
 TEST_F(SmallMessages, AnAcknowledgementIsHeldForMicrosecondsOnly) {
@@ -151,7 +151,7 @@ TEST_F(SmallMessages, AnAcknowledgementIsHeldForMicrosecondsOnly) {
   arrive(a_, *to_b_, b_);
   clock_.advance(AckHold::kLongest + std::chrono::microseconds(1));
   b_.progress();
-  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+  until({&a_}, [&] { return a_.done.size() == done + 1; });
 }
 
 // What is said next waits for what is on its way, not for all that a socket's buffer could hold.
@@ -169,10 +169,10 @@ TEST_F(SmallMessages, BulkDoesNotFillTheSocket) {
   ASSERT_EQ(ioctl(calls.socket, SIOCOUTQNSD, &unsent), 0);
   EXPECT_GT(unsent, 0);
   EXPECT_LE(static_cast<size_t>(unsent), net::kMostUnsent + kSegment);
-  ASSERT_TRUE(run_until({&a_, &b_}, [&] {
+  until({&a_, &b_}, [&] {
     feeder.feed();
     return feeder.finished();
-  }));
+  });
   EXPECT_EQ(remote, local);
 }
 
@@ -209,7 +209,7 @@ TEST_F(Unhurried, SleepsUntilAnAcknowledgementIsDue) {
   EXPECT_LE(b_.provider->next_timer(), clock_.now() + kHold);
   clock_.advance(kHold + std::chrono::microseconds(1));
   b_.progress();
-  EXPECT_TRUE(run_until({&a_}, [&] { return a_.done.size() == done + 1; }));
+  until({&a_}, [&] { return a_.done.size() == done + 1; });
 }
 
 // Being late now and then costs nobody anything, so it does not end the holding for long.
@@ -232,7 +232,7 @@ TEST_F(SmallMessages, AGoodbyeTakesHeldAcknowledgementsAlong) {
   const size_t done = a_.done.size();
   arrive(a_, *to_b_, b_);
   b_.rails[0]->close(absl::CancelledError("enough"), b_);
-  EXPECT_TRUE(run_until({&a_}, [&] { return !a_.down.empty(); }));
+  until({&a_}, [&] { return !a_.down.empty(); });
   ASSERT_EQ(a_.done.size(), done + 1);
   EXPECT_TRUE(a_.done.back().status.ok()) << a_.done.back().status;
 }

@@ -36,7 +36,7 @@ class Tamper : public testing::TestWithParam<const char*> {
     counter_ = *b_.worker->allocate_counter();
     network_ = std::make_unique<FaultyNetwork>(b_.worker->address());
     peer_ = *a_.worker->connect(network_->address());
-    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
     run_out();
   }
 
@@ -71,12 +71,10 @@ class Tamper : public testing::TestWithParam<const char*> {
     return false;
   }
   template <typename Ready>
-  bool run(const Ready& ready) {
-    const Time until = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      if (!step() && Clock::steady().now() > until) return false;
-    }
-    return true;
+  void until(const Ready& ready, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(*a_.worker, peer_, "a"); };
+    baton::until(
+        ready, [&] { step(); }, state, from);
   }
   void run_out() {
     for (int quiet = 0; quiet < 200; ++quiet) {
@@ -122,16 +120,16 @@ class Tamper : public testing::TestWithParam<const char*> {
     std::vector<TransferId> open;
     for (size_t i = 0; i < writes; ++i) open.push_back(submit(i * kTamperedBytes));
     std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kThere];
-    ASSERT_TRUE(run([&] { return bytes.size() >= writes * frame_bytes(); })) << what;
+    until([&] { return bytes.size() >= writes * frame_bytes(); });
     ASSERT_EQ(bytes.size(), writes * frame_bytes()) << what;
     change(bytes);
     hold(FaultyNetwork::kThere, false);
-    ASSERT_TRUE(run([&] { return lost() > lost_before; })) << what << " was not noticed";
+    until([&] { return lost() > lost_before; });
     for (const TransferId id : open) {
-      ASSERT_TRUE(run([&] { return ended(id); })) << what;
+      until([&] { return ended(id); });
       EXPECT_TRUE(a_.worker->wait(id).ok()) << what;
     }
-    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
     run_out();
     EXPECT_EQ(b_.worker->counter_value(counter_), counted + writes) << what;
     EXPECT_EQ(0, std::memcmp(b_.memory.data(), a_.memory.data(), writes * kTamperedBytes)) << what;
@@ -211,21 +209,21 @@ TEST_P(Tamper, NothingIsAnnouncedBeforeItsTag) {
   hold(FaultyNetwork::kThere, true);
   const TransferId id = submit(0);
   std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kThere];
-  ASSERT_TRUE(run([&] { return bytes.size() == frame_bytes(); }));
+  until([&] { return bytes.size() == frame_bytes(); });
   const std::string last = bytes.substr(bytes.size() - 1);
   bytes.pop_back();
   hold(FaultyNetwork::kThere, false);
   time_moves_ = false;
   // Until the kernel has them at b's socket: it takes its time.
   const int to_b = network_->lines().back().ends[1];
-  ASSERT_TRUE(run([&] {
+  until([&] {
     int unacknowledged = 1;
     return bytes.empty() && ioctl(to_b, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged == 0;
-  }));
+  });
   run_out();
   EXPECT_EQ(b_.worker->counter_value(counter_), 0u);
   network_->lines().back().under_way[FaultyNetwork::kThere] = last;
-  ASSERT_TRUE(run([&] { return ended(id); }));
+  until([&] { return ended(id); });
   EXPECT_TRUE(a_.worker->wait(id).ok());
   EXPECT_EQ(b_.worker->counter_value(counter_), 1u);
   EXPECT_EQ(lost(), 0u);
@@ -241,14 +239,14 @@ TEST_P(Tamper, AChangedAnswerIsNoticed) {
     hold(FaultyNetwork::kBack, true);
     const TransferId id = submit(0, Op::kRead);
     std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kBack];
-    ASSERT_TRUE(run([&] { return bytes.size() >= data + kTamperedBytes + data; }));
+    until([&] { return bytes.size() >= data + kTamperedBytes + data; });
     bytes[at] = static_cast<char>(bytes[at] ^ 1);
     hold(FaultyNetwork::kBack, false);
-    ASSERT_TRUE(run([&] { return ended(id); }));
+    until([&] { return ended(id); });
     EXPECT_TRUE(a_.worker->wait(id).ok());
     EXPECT_GT(lost(), lost_before) << at;
     EXPECT_EQ(0, std::memcmp(a_.memory.data(), b_.memory.data(), kTamperedBytes)) << at;
-    ASSERT_TRUE(run([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_.worker->peer_state(peer_) == PeerState::kUp; });
     run_out();
   }
 }
@@ -257,7 +255,7 @@ TEST_P(Tamper, EncryptedNothingIsThereToRead) {
   hold(FaultyNetwork::kThere, true);
   submit(0);
   std::string& bytes = network_->lines().back().under_way[FaultyNetwork::kThere];
-  ASSERT_TRUE(run([&] { return bytes.size() >= frame_bytes(); }));
+  until([&] { return bytes.size() >= frame_bytes(); });
   const bool hidden = std::string(GetParam()) == "tcp.encrypt";
   const std::string payload(a_.memory.data() + 100, 32);
   EXPECT_EQ(bytes.find(payload) == std::string::npos, hidden);

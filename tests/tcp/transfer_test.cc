@@ -65,12 +65,12 @@ TEST_F(TcpPair, ALargeSliceHasItsTurnThoughTheRailIsFullOfSmallOnes) {
     return std::any_of(a.done.begin(), a.done.end(),
                        [&](const TcpNode::Done& done) { return done.transfer == large.id; });
   };
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     flood();
     return large_ended() || a.done.size() > kMost;
-  }));
+  });
   EXPECT_TRUE(large_ended()) << "it waits for the end of the small ones";
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return a.done.size() == posted + 1; }));
+  until({&a, &b}, [&] { return a.done.size() == posted + 1; });
 }
 
 // Pages so small that one slice needs many frames, shuffled differently on both sides.
@@ -164,10 +164,10 @@ TEST_F(TcpPair, RefusedAccessTouchesNothingAndTheRailLives) {
     for (const Op op : {Op::kWrite, Op::kRead}) {
       auto& t = a.transfer(op, local, all, c.region, c.layout);
       Feeder feeder(a, t, 1 << 20);
-      ASSERT_TRUE(run_until({&a, &b}, [&] {
+      until({&a, &b}, [&] {
         feeder.feed();
         return feeder.finished();
-      }));
+      });
       EXPECT_EQ(a.done.back().status.code(), c.code) << a.done.back().status;
       EXPECT_EQ(local, local_before);
     }
@@ -190,13 +190,13 @@ TEST_F(TcpPair, SmallWritesOvertakeLargeOnes) {
                           Layout::strided(0, kBytes / kRow, 2 * kRow, kRow));
   Feeder feeder(a, bulk, 1 << 20);
   feeder.feed();
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return !b.landed.empty(); }));
+  until({&a, &b}, [&] { return !b.landed.empty(); });
   auto& message = a.transfer(Op::kWrite, none, Layout(), RemoteRegion{}, Layout());
   ASSERT_TRUE(a.rails[0]->post({&message, 0, 0, 0}, a));
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     feeder.feed();
     return feeder.finished() && a.done.size() == feeder.slices() + 1;
-  }));
+  });
   ASSERT_EQ(b.landed.size(), feeder.slices() + 1);
   EXPECT_NE(b.landed.back().arrival.transfer, message.id) << "it came last";
   for (const auto& d : a.done) EXPECT_TRUE(d.status.ok()) << d.status;
@@ -217,14 +217,14 @@ TEST_F(TcpPair, BothDirectionsAtOnce) {
   auto& r1 = a.transfer(Op::kRead, a3, all, b.share(b1), all);
   auto& r2 = b.transfer(Op::kRead, b3, all, a.share(a1), all);
   Feeder feeders[] = {{a, w1, 1 << 20}, {b, w2, 1 << 20}, {a, r1, 1 << 20}, {b, r2, 1 << 20}};
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     bool finished = true;
     for (Feeder& f : feeders) {
       f.feed();
       finished &= f.finished();
     }
     return finished;
-  }));
+  });
   for (Feeder& f : feeders) EXPECT_TRUE(f.result().ok()) << f.result();
   EXPECT_EQ(b2, a1);
   EXPECT_EQ(a2, b1);

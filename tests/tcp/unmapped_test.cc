@@ -54,10 +54,10 @@ TEST_F(TcpPair, WritesIntoMemoryThatIsGoneFailAlone) {
   const Layout all = Layout::contiguous(0, kMappedBytes);
   auto& t = a.transfer(Op::kWrite, local, all, region, all);
   Feeder feeder(a, t, kMappedSlice);
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     feeder.feed();
     return feeder.finished();
-  }));
+  });
   expect_only_the_second_half_failed(a);
   EXPECT_EQ(std::memcmp(target.data, local.data(), kMappedBytes / 2), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
@@ -83,8 +83,8 @@ TEST_F(TcpPair, AWriteThatLandsHalfWayFailsWithoutMoreComing) {
   Feeder feeder(a, t, kMappedSlice);
   feeder.feed();
   int rounds = 0;
-  ASSERT_TRUE(run_until({&a}, [&] { return ++rounds > 100; }));
-  ASSERT_TRUE(run_until({&a, &b}, [&] { return feeder.finished(); }));
+  until({&a}, [&] { return ++rounds > 100; });
+  until({&a, &b}, [&] { return feeder.finished(); });
   EXPECT_EQ(feeder.result().code(), absl::StatusCode::kFailedPrecondition) << feeder.result();
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
 }
@@ -100,10 +100,10 @@ TEST_F(TcpPair, ReadsIntoMemoryThatIsGoneFailAlone) {
   auto& t = a.transfer(Op::kRead, other, all, region, all);
   t.local_base = reinterpret_cast<std::byte*>(local.data);
   Feeder feeder(a, t, kMappedSlice);
-  ASSERT_TRUE(run_until({&a, &b}, [&] {
+  until({&a, &b}, [&] {
     feeder.feed();
     return feeder.finished();
-  }));
+  });
   expect_only_the_second_half_failed(a);
   EXPECT_EQ(std::memcmp(local.data, remote.data(), kMappedBytes / 2), 0);
   EXPECT_TRUE(a.down.empty() && b.down.empty()) << "a rail was lost over it";
@@ -226,10 +226,10 @@ TEST_P(SmallUnmapped, WritesFailAlone) {
     auto& good = a.transfer(Op::kWrite, local, all, region, Layout::contiguous(0, bytes));
     Feeder first(a, bad, kMost), second(a, half, kMost), third(a, good, kMost);
     b.landed.clear();
-    ASSERT_TRUE(run_until({&a, &b}, [&] {
+    until({&a, &b}, [&] {
       for (Feeder* each : {&first, &second, &third}) each->feed();
       return first.finished() && second.finished() && third.finished();
-    }));
+    });
     expect_gone(first.result());
     expect_gone(second.result());
     EXPECT_TRUE(third.result().ok()) << bytes << ": " << third.result();
@@ -272,10 +272,10 @@ TEST_P(SmallUnmapped, ReadsFailAlone) {
     auto& good = a.transfer(Op::kRead, other, all, region, all);
     good.local_base = reinterpret_cast<std::byte*>(memory_);
     Feeder first(a, bad, kMost), second(a, good, kMost);
-    ASSERT_TRUE(run_until({&a, &b}, [&] {
+    until({&a, &b}, [&] {
       for (Feeder* each : {&first, &second}) each->feed();
       return first.finished() && second.finished();
-    }));
+    });
     expect_gone(first.result());
     EXPECT_TRUE(second.result().ok()) << bytes << ": " << second.result();
     EXPECT_EQ(std::memcmp(memory_, remote.data(), bytes), 0) << bytes;

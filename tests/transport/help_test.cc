@@ -11,12 +11,13 @@
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
 #include "tests/transport/stub_provider.h"
+#include "tests/until.h"
 #include "transport/progress_thread.h"
 
 namespace baton {
 namespace {
 
-const Time kHelpComesWithin = patient(std::chrono::seconds(60));
+const Time kHelpComesWithin = until_gives_up();
 const ProgressThread::Options kAwake{.spin = std::chrono::hours(1000)};
 
 // Counts the looks of all threads but the test's.
@@ -86,19 +87,12 @@ class Help : public testing::Test {
     const int before = provider_->rounds_of_others;
     const int looks = clock_.looks_of_others;
     const Time end = Clock::steady().now() + patient(std::chrono::seconds(1));
-    while (clock_.looks_of_others < looks + 50 && Clock::steady().now() < end) {
-      std::this_thread::yield();
-    }
+    until([&] { return clock_.looks_of_others >= looks + 50 || Clock::steady().now() > end; });
     return provider_->rounds_of_others - before;
   }
-  bool thread_drives() {
+  void until_the_thread_drives(CallSite from = CallSite::here()) {
     const int before = provider_->rounds_of_others;
-    const Time end = Clock::steady().now() + kHelpComesWithin;
-    while (provider_->rounds_of_others == before) {
-      if (Clock::steady().now() > end) return false;
-      std::this_thread::yield();
-    }
-    return true;
+    until([&] { return provider_->rounds_of_others != before; }, LetOthersRun(), NoState(), from);
   }
 
   CountingClock clock_;
@@ -129,7 +123,7 @@ TEST_F(Help, IsARound) {
 TEST_F(Help, WaitsForNobody) {
   provider_->slow = true;
   std::thread other([&] { worker_->progress(); });
-  while (!provider_->inside) std::this_thread::yield();
+  until([&] { return provider_->inside.load(); });
   EXPECT_FALSE(worker_->help());
   EXPECT_EQ(provider_->rounds_of_test, 0);
   provider_->slow = false;
@@ -138,18 +132,18 @@ TEST_F(Help, WaitsForNobody) {
 
 TEST_F(Help, LetsTheThreadStandBackAsLongAsItComesOften) {
   ProgressThread thread(*worker_, kAwake);
-  ASSERT_TRUE(thread_drives());
+  until_the_thread_drives();
   help_often();
   // One that it was about to begin when the help came.
   EXPECT_LE(rounds_meanwhile(), 1);
   clock_.advance(std::chrono::milliseconds(1));
-  EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
+  until_the_thread_drives();
 }
 
 // A round that copies for long is no pause of the one who polls.
 TEST_F(Help, MayTakeLong) {
   ProgressThread thread(*worker_, kAwake);
-  ASSERT_TRUE(thread_drives());
+  until_the_thread_drives();
   help_often();
   rounds_meanwhile();
   provider_->clock = &clock_;
@@ -157,7 +151,7 @@ TEST_F(Help, MayTakeLong) {
   EXPECT_EQ(rounds_meanwhile(), 0);
   provider_->slow = true;
   std::thread other([&] {
-    while (!provider_->inside) std::this_thread::yield();
+    until([&] { return provider_->inside.load(); });
     EXPECT_EQ(rounds_meanwhile(), 0);
     provider_->slow = false;
   });
@@ -171,14 +165,14 @@ TEST_F(Help, TakesOverFromAThreadThatIsAtIt) {
   provider_->something = true;
   provider_->slow = true;
   ProgressThread thread(*worker_, kAwake);
-  while (!provider_->inside) std::this_thread::yield();
+  until([&] { return provider_->inside.load(); });
   for (int i = 0; i < 2; ++i) EXPECT_FALSE(worker_->help());
   const int before = provider_->rounds_of_others;
   provider_->slow = false;
   help_often();
   EXPECT_EQ(provider_->rounds_of_others, before) << "it goes on";
   clock_.advance(std::chrono::milliseconds(1));
-  EXPECT_TRUE(thread_drives()) << "nobody drives the worker";
+  until_the_thread_drives();
 }
 
 // Who waits has nothing else to do, so he waits for the thread's round, and does the next ones.
@@ -187,7 +181,7 @@ TEST_F(Help, OfOneWhoWaitsTakesOverFromAThreadWhoseRoundsAreLong) {
   provider_->clock = &clock_;
   provider_->pause = std::chrono::milliseconds(2);
   ProgressThread thread(*worker_, kAwake);
-  ASSERT_TRUE(thread_drives());
+  until_the_thread_drives();
   EXPECT_TRUE(
       worker_->wait_until([&] { return provider_->rounds_of_test >= 3; }, std::chrono::seconds(10))
           .ok());
@@ -196,20 +190,20 @@ TEST_F(Help, OfOneWhoWaitsTakesOverFromAThreadWhoseRoundsAreLong) {
 // Who looks once in a while leaves the bytes to the thread.
 TEST_F(Help, OnceInAWhileIsNotOften) {
   ProgressThread thread(*worker_, kAwake);
-  ASSERT_TRUE(thread_drives());
+  until_the_thread_drives();
   for (int i = 0; i < 10; ++i) {
     for (int helped = provider_->rounds_of_test; provider_->rounds_of_test == helped;) {
       clock_.advance(std::chrono::milliseconds(1));
       worker_->help();
     }
-    ASSERT_TRUE(thread_drives());
+    until_the_thread_drives();
   }
 }
 
 // It is not made ready to sleep again in each round.
 TEST_F(Help, OfOneWhoPollsDoesNotArmTheThreadAgainAndAgain) {
   ProgressThread thread(*worker_, {.spin = Time::zero()});
-  while (armed_ == 0) std::this_thread::yield();
+  until([&] { return armed_ != 0; });
   const int before = armed_;
   for (int i = 0; i < 100; ++i) help_often();
   EXPECT_LE(armed_, before + 1) << "it may have been about to sleep";
@@ -218,7 +212,7 @@ TEST_F(Help, OfOneWhoPollsDoesNotArmTheThreadAgainAndAgain) {
 // Somebody waits, and makes a few rounds himself; then the thread must not stand back any longer.
 TEST_F(Help, EndsWhenAWaitGoesToSleep) {
   ProgressThread thread(*worker_, kAwake);
-  ASSERT_TRUE(thread_drives());
+  until_the_thread_drives();
   int looks = 0;
   int thread_was_at = -1;
   const Time end = Clock::steady().now() + kHelpComesWithin;

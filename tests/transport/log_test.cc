@@ -17,6 +17,7 @@
 #include "tests/manual_clock.h"
 #include "tests/sleeping.h"
 #include "tests/transport/stub_provider.h"
+#include "tests/until.h"
 #include "transport/base/environment.h"
 #include "transport/base/nearest_name.h"
 #include "transport/base/patience.h"
@@ -86,7 +87,7 @@ TEST(Log, OneLineIsWrittenAtATime) {
   std::atomic<pid_t> other{0};
   LineUnderWay line(other);
   std::thread writes([&] { base::write_log(base::LogLevel::kError, "a line"); });
-  while (!line.begun) std::this_thread::yield();
+  until([&] { return line.begun.load(); });
   std::thread writes_too([&] {
     other = gettid();
     base::write_log(base::LogLevel::kError, "another");

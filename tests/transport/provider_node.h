@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/until.h"
 #include "transport/provider.h"
 
 namespace baton {
@@ -122,31 +124,39 @@ class ProviderNode : public EventSink {
   uint32_t next_slot = 0;
 };
 
-// Runs the nodes until `ready`, sleeping on their descriptors between rounds, but never for long:
-// `ready` may look at other things than nodes. False after `patience` without it: only a broken
-// provider comes to that.
-inline bool run_until(const std::vector<ProviderNode*>& nodes, const std::function<bool()>& ready,
-                      Time patience = patient(std::chrono::seconds(60))) {
-  const Time end = Clock::steady().now() + patience;
-  while (!ready()) {
-    bool any = false;
-    for (ProviderNode* node : nodes) any |= node->progress();
-    if (any) continue;
-    const Time now = Clock::steady().now();
-    if (now >= end) return false;
-    bool armed = true;
-    Time next = now + std::chrono::milliseconds(100);
-    std::vector<pollfd> fds;
-    for (ProviderNode* node : nodes) {
-      armed &= node->provider->arm();
-      next = std::min(next, node->provider->next_timer());
-      fds.push_back({node->provider->wait_fd(), POLLIN, 0});
-    }
-    const auto wait =
-        std::chrono::ceil<std::chrono::milliseconds>(std::max(next - now, Time::zero()));
-    if (armed && !ready()) ::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
+// One round of the nodes. Where nothing moves they sleep on their descriptors, but never for long:
+// `ready` may look at other things than nodes.
+inline void turn(const std::vector<ProviderNode*>& nodes, const std::function<bool()>& ready) {
+  bool any = false;
+  for (ProviderNode* node : nodes) any |= node->progress();
+  if (any) return;
+  const Time now = Clock::steady().now();
+  bool armed = true;
+  Time next = now + std::chrono::milliseconds(100);
+  std::vector<pollfd> fds;
+  for (ProviderNode* node : nodes) {
+    armed &= node->provider->arm();
+    next = std::min(next, node->provider->next_timer());
+    fds.push_back({node->provider->wait_fd(), POLLIN, 0});
   }
-  return true;
+  const auto wait =
+      std::chrono::ceil<std::chrono::milliseconds>(std::max(next - now, Time::zero()));
+  if (armed && !ready()) ::poll(fds.data(), fds.size(), static_cast<int>(wait.count()));
+}
+
+inline void until(const std::vector<ProviderNode*>& nodes, const std::function<bool()>& fact,
+                  CallSite from = CallSite::here()) {
+  const auto state = [&] {
+    std::ostringstream out;
+    for (const ProviderNode* node : nodes) {
+      out << node->self.name << ": " << node->rails.size() << " rails, " << node->down.size()
+          << " lost, " << node->done.size() << " slices done, " << node->landed.size()
+          << " landed, " << node->failed << "; ";
+    }
+    return out.str();
+  };
+  until(
+      fact, [&] { turn(nodes, fact); }, state, from);
 }
 
 }  // namespace baton

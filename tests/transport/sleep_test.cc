@@ -16,6 +16,7 @@
 #include "tests/sanitized.h"
 #include "tests/transport/scripted_peers.h"
 #include "tests/transport/stub_provider.h"
+#include "tests/until.h"
 #include "transport/progress_thread.h"
 
 namespace {
@@ -31,7 +32,7 @@ extern "C" ssize_t write(int fd, const void* data, size_t size) {
 namespace baton {
 namespace {
 
-const Time kPatience = patient(std::chrono::seconds(60));
+const Time kPatience = until_gives_up();
 
 // This process, while it lasts, cannot open another descriptor.
 class NoDescriptorsLeft {
@@ -76,7 +77,7 @@ TEST(Sleep, OfManyEndsWhenSomethingOutsideTheWorkerChanged) {
   for (std::thread& each : sleepers) each.join();
   EXPECT_LT(Clock::steady().now() - begin, kPatience / 2) << "woken by the timeout";
   EXPECT_TRUE(readable(worker.event_fd()));
-  while (!worker.arm()) worker.progress();
+  until([&] { return worker.arm(); }, [&] { worker.progress(); });
   EXPECT_FALSE(readable(worker.wait_fd()));
   worker.wake();
   EXPECT_TRUE(readable(worker.wait_fd()));
@@ -87,8 +88,7 @@ TEST(Sleep, OfManyEndsWhenSomethingOutsideTheWorkerChanged) {
 TEST(Sleep, OnTheDescriptorSurvivesAnothersProgress) {
   StubWorker stub;
   Worker& worker = *stub.worker;
-  while (worker.progress() || !worker.arm()) {
-  }
+  until([&] { return !worker.progress() && worker.arm(); });
   ASSERT_FALSE(readable(worker.wait_fd()));
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(worker.progress()) << "another thread's, with no work";
   EXPECT_FALSE(readable(worker.wait_fd())) << "woken for nothing";
@@ -100,14 +100,12 @@ TEST(Sleep, OnTheDescriptorHearsOfWorkThatAnotherDid) {
   StubWorker stub;
   Worker& worker = *stub.worker;
   const TransferId id = *worker.notify(stub.peer, "news");
-  while (worker.progress() || !worker.arm()) {
-  }
+  until([&] { return !worker.progress() && worker.arm(); });
   ASSERT_TRUE(worker.cancel(id).ok());
   EXPECT_TRUE(worker.progress()) << "another thread's: ends the transfer, uses the wake-up";
   EXPECT_EQ(*worker.state(id), TransferState::kCancelled);
   EXPECT_TRUE(readable(worker.wait_fd()));
-  while (worker.progress() || !worker.arm()) {
-  }
+  until([&] { return !worker.progress() && worker.arm(); });
   EXPECT_FALSE(readable(worker.wait_fd())) << "heard, and armed again";
 }
 
@@ -156,7 +154,7 @@ struct Waiter {
 TEST(Sleep, InAWaitSurvivesAnothersProgress) {
   StubWorker stub;
   Waiter waiter(stub);
-  while (stub.armed == 0) std::this_thread::yield();
+  until([&] { return stub.armed != 0; });
   stub.worker->progress();
   ASSERT_TRUE(stub.worker->cancel(waiter.id).ok());
   waiter.thread.join();
@@ -167,7 +165,7 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
   StubWorker stub;
   Waiter first(stub);
   Waiter second(stub);
-  while (stub.armed < 2) std::this_thread::yield();
+  until([&] { return stub.armed >= 2; });
   stub.worker->disconnect(stub.peer, Time::zero()).IgnoreError();
   first.thread.join();
   second.thread.join();
@@ -186,7 +184,7 @@ TEST(Sleep, AWaitEndsWithTheFirstWordThatItIsOver) {
     EXPECT_TRUE(stub.worker->wait_until(once, kShort).ok());
   }
   ProgressThread thread(*stub.worker, {.spin = Time::zero()});
-  while (stub.armed == 0) std::this_thread::yield();
+  until([&] { return stub.armed != 0; });
   for (int look = 1; look < 6; ++look) {
     int looks = 0;
     EXPECT_TRUE(stub.worker->wait_until([&] { return ++looks == look; }, kShort).ok()) << look;
@@ -201,7 +199,7 @@ TEST(Sleep, EndsWithAProgressThreadForWhichThereWasNoDescriptor) {
   StubWorker stub;
   const NoDescriptorsLeft none;
   ProgressThread thread(*stub.worker, {.spin = Time::zero()});
-  while (stub.armed == 0) std::this_thread::yield();
+  until([&] { return stub.armed != 0; });
 }
 
 // When a wait sleeps for the first time is a matter of chance: that nothing happens for 20 us.
@@ -221,7 +219,7 @@ TEST(Sleep, EndsWithTheProgressThread) {
   for (int i = 0; i < 200; ++i) {
     const int before = stub.armed;
     ProgressThread thread(*stub.worker, {.spin = Time::zero()});
-    while (stub.armed == before) stub.worker->progress();
+    until([&] { return stub.armed != before; }, [&] { stub.worker->progress(); });
   }
 }
 
@@ -230,8 +228,7 @@ TEST(Sleep, EndsWithTheProgressThread) {
 TEST(Sleep, IsSoundAfterARoundInTheMiddleOfAWakeUp) {
   StubWorker stub;
   Worker& worker = *stub.worker;
-  while (worker.progress() || !worker.arm()) {
-  }
+  until([&] { return !worker.progress() && worker.arm(); });
   bool hit = false;
   before_write = [&] {
     hit = true;
@@ -240,8 +237,7 @@ TEST(Sleep, IsSoundAfterARoundInTheMiddleOfAWakeUp) {
   ASSERT_TRUE(worker.notify_detached(stub.peer, "news").ok());
   ASSERT_TRUE(hit);
   for (int i = 0; i < 3; ++i) {
-    while (worker.progress() || !worker.arm()) {
-    }
+    until([&] { return !worker.progress() && worker.arm(); });
   }
   EXPECT_FALSE(readable(worker.wait_fd())) << "it will be awake for ever";
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/transport/stub_provider.h"
+#include "tests/until.h"
 #include "transport/internal/tables/arrivals.h"
 
 namespace baton {
@@ -128,7 +129,7 @@ TEST(TransferSlots, AStatusIsNotReadWhileItsSlotIsUsedAgain) {
     ASSERT_TRUE(id.ok()) << id.status();
     newest.store(uint64_t{id->generation} << 32 | id->slot);
     ASSERT_TRUE(stub.worker->cancel(*id).ok());
-    while (!ended(*stub.worker->state(*id))) stub.worker->progress();
+    until([&] { return ended(*stub.worker->state(*id)); }, [&] { stub.worker->progress(); });
     ASSERT_TRUE(stub.worker->release(*id).ok());
   }
   over.store(true);
@@ -146,7 +147,7 @@ TEST(TransferSlots, AStatusThatThreadsShareIsGoneWithTheLastOfThem) {
     counted_down.store(true,
                        std::memory_order_relaxed);  // nothing but the count itself orders the two
   });
-  while (!counted_down.load(std::memory_order_relaxed)) std::this_thread::yield();
+  until([&] { return counted_down.load(std::memory_order_relaxed); });
   mine = absl::OkStatus();
   other.join();
 }

@@ -12,6 +12,7 @@
 #include "tests/hostile/real_check.h"
 #include "tests/sanitized.h"
 #include "tests/two_hosts/moving_hosts.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -21,7 +22,7 @@ using std::chrono::seconds;
 
 constexpr size_t kPage = 32 << 10;
 constexpr size_t kPages = 32;
-const Time kLong = patient(seconds(120));
+const Time kLong = until_gives_up();
 
 class AgentNetwork : public testing::Test {
  protected:
@@ -66,22 +67,17 @@ class AgentNetwork : public testing::Test {
     return faults;
   }
 
-  bool until(size_t host, const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + kLong;
-    bool is = false;
-    hosts_->on(host, [&] {
-      while (!(is = ready()) && Clock::steady().now() < end) {
-        std::this_thread::sleep_for(milliseconds(1));
-      }
-    });
-    return is;
+  template <typename Fact>
+  void until(size_t host, const Fact& fact, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(agents_[host]->stats().worker, "here"); };
+    hosts_->on(host, [&] { baton::until(fact, LetOthersRun(), state, from); });
   }
-  bool meet() {
+  void meet() {
     hosts_->on(0, [&] {
       const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
       EXPECT_TRUE(agents_[0]->fetch_metadata("beta", there).ok());
     });
-    return until(0, [&] { return agents_[0]->has_remote("beta"); });
+    until(0, [&] { return agents_[0]->has_remote("beta"); });
   }
 
   // By other means than the network.
@@ -111,7 +107,7 @@ class AgentNetwork : public testing::Test {
     const auto begun = [&] { return agents_[0]->stats().worker.slices_posted; };
     const uint64_t before = begun();
     const AgentTransferId id = post(first, count, "", op);
-    EXPECT_TRUE(until(0, [&] { return begun() > before; }));
+    until(0, [&] { return begun() > before; });
     return id;
   }
   absl::Status wait(AgentTransferId id) {
@@ -150,12 +146,12 @@ TEST_F(AgentNetwork, MetadataIsFetchedWhenThePartitionIsOver) {
   });
   std::this_thread::sleep_for(milliseconds(100));
   both({});
-  EXPECT_TRUE(until(0, [&] { return agents_[0]->has_remote("beta"); }));
+  until(0, [&] { return agents_[0]->has_remote("beta"); });
 }
 
 TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   const uint64_t only = number_of("BATON_SEED", UINT64_MAX);
   std::mt19937_64 random(only == UINT64_MAX ? 7 : only);
   const auto pick = [&](size_t limit) { return static_cast<size_t>(random() % limit); };
@@ -203,21 +199,21 @@ TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
     EXPECT_EQ(std::count(page(1, 0), page(1, 8), fill), static_cast<ptrdiff_t>(8 * kPage));
     EXPECT_TRUE(release(id, kLong).ok());
   }
-  EXPECT_TRUE(until(1, [&] {
+  until(1, [&] {
     for (const AgentMessage& each : agents_[1]->messages()) ++got[each.payload];
     return got.size() >= sent.size();
-  }));
+  });
   EXPECT_EQ(got, sent);
 }
 
 TEST_F(AgentNetwork, BothHostsMayMoveOneAfterTheOther) {
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   hosts_->on(0, [&] {
     const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
     EXPECT_TRUE(agents_[0]->send_metadata(there).ok());
   });
-  EXPECT_TRUE(until(1, [&] { return agents_[1]->has_remote("alpha"); }));
+  until(1, [&] { return agents_[1]->has_remote("alpha"); });
   size_t last = 50;
   for (size_t host : {1, 0, 1}) {
     EXPECT_TRUE(wait(post(0, 4, "here")).ok());
@@ -239,11 +235,11 @@ TEST_F(AgentNetwork, AnAddressThatBothHostsHaveEndsNoSession) {
     }
   });
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   EXPECT_TRUE(wait(post(0, 4, "before")).ok());
   hosts_->change([](Hosts& it) { it.set_link(0, 0, false); });
   const AgentTransferId id = post(0, 4, "meanwhile");
-  EXPECT_TRUE(until(0, [&] { return agents_[0]->stats().worker.peers_lost > 0; }));
+  until(0, [&] { return agents_[0]->stats().worker.peers_lost > 0; });
   std::this_thread::sleep_for(milliseconds(500));  // for calls that reach nobody
   hosts_->change([](Hosts& it) { it.set_link(0, 0, true); });
   const absl::Status status = wait(id);
@@ -257,7 +253,7 @@ TEST_F(AgentNetwork, OfTwoCablesOneIsEnough) {
     for (size_t host : {0, 1}) it.set_link(host, 1, true);
   });
   start({{"peer.redial_ms", "6000"}, {"tcp.handshake_ms", "6000"}});
-  ASSERT_TRUE(meet());
+  meet();
   EXPECT_TRUE(wait(post(0, 4, "both")).ok());
   for (size_t lost : {0, 1}) {
     hosts_->change([&](Hosts& it) {
@@ -274,7 +270,7 @@ TEST_F(AgentNetwork, OfTwoCablesOneIsEnough) {
 
 TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   EXPECT_TRUE(wait(post(0, 1, "")).ok());
   both(kSlow);
   for (int round = 0; round < 4; ++round) {
@@ -300,7 +296,7 @@ TEST_F(AgentNetwork, WhatIsReleasedInAPartitionMovesNothingAfterwards) {
 
 TEST_F(AgentNetwork, WhatIsDeregisteredInAPartitionIsNotTouchedAfterwards) {
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   for (int round = 0; round < 3; ++round) {
     EXPECT_TRUE(wait(post(0, 1, "")).ok());
     both(kSlow);
@@ -324,7 +320,7 @@ TEST_F(AgentNetwork, WhatIsDeregisteredInAPartitionIsNotTouchedAfterwards) {
 
 TEST_F(AgentNetwork, OneThatIsRemovedInAPartitionMayBeMetAgainInIt) {
   start(kSurvives);
-  ASSERT_TRUE(meet());
+  meet();
   for (int round = 0; round < 2; ++round) {
     both(kSlow);
     const AgentTransferId id = post(0, kPages, "");
@@ -352,21 +348,21 @@ TEST_F(AgentNetwork, OneThatIsRemovedInAPartitionMayBeMetAgainInIt) {
 
 TEST_F(AgentNetwork, AgentsThatGaveEachOtherUpMeetAgain) {
   start(kGivesUp);
-  ASSERT_TRUE(meet());
+  meet();
   EXPECT_TRUE(wait(post(0, 1, "before")).ok());
   both({.cut = true});
   const AgentTransferId lost = post(0, 4, "lost");
   EXPECT_TRUE(absl::IsUnavailable(wait(lost)));
   hosts_->on(0, [&] { EXPECT_FALSE(agents_[0]->has_remote("beta")); });
   both({});
-  EXPECT_TRUE(meet());
+  meet();
   const absl::Status status = wait(post(0, 4, "found"));
   EXPECT_TRUE(status.ok()) << status;
   std::vector<std::string> got;
-  EXPECT_TRUE(until(1, [&] {
+  until(1, [&] {
     for (const AgentMessage& each : agents_[1]->messages()) got.push_back(each.payload);
     return !got.empty() && got.back() == "found";
-  }));
+  });
   EXPECT_EQ(got.front(), "before");
   EXPECT_LE(got.size(), 3u);  // of "lost" nobody knows
 }
@@ -374,7 +370,7 @@ TEST_F(AgentNetwork, AgentsThatGaveEachOtherUpMeetAgain) {
 // What was on its way to an agent that is given up may still land there: it cannot know.
 TEST_F(AgentNetwork, AReleaseThatGaveTheOtherAgentUpIsNotOk) {
   start(kGivesUp);
-  ASSERT_TRUE(meet());
+  meet();
   const AgentTransferId first = post(0, 1, "");
   EXPECT_TRUE(wait(first).ok());
   EXPECT_TRUE(release(first, kLong).ok());

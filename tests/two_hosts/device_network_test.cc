@@ -13,6 +13,7 @@
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/hostile/real_check.h"
 #include "tests/two_hosts/moving_hosts.h"
+#include "tests/until.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"
 
@@ -25,7 +26,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr size_t kBytes = kMiB / 2;
-const Time kLong = patient(seconds(120));
+const Time kLong = until_gives_up();
 
 class DeviceNetwork : public testing::Test {
  protected:
@@ -80,17 +81,14 @@ class DeviceNetwork : public testing::Test {
   void connect() {
     hosts_->on(0, [&] {
       peer_ = *workers_[0]->connect(workers_[1]->address());
-      EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }));
+      until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
     });
     remote_ = *workers_[1]->remote_region(regions_[1]);
   }
-  static bool until(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + kLong;
-    while (!ready()) {
-      if (Clock::steady().now() > end) return false;
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return true;
+  template <typename Fact>
+  void until(const Fact& fact, CallSite from = CallSite::here()) const {
+    baton::until(
+        fact, LetOthersRun(), [&] { return state_of(*workers_[0], peer_, "here"); }, from);
   }
   TransferId submit(Op op, size_t bytes = kBytes) {
     TransferRequest request{.op = op,
@@ -134,8 +132,8 @@ class DeviceNetwork : public testing::Test {
     expect(1, 'y');
   }
   // Something of what was submitted last is on its way.
-  bool some_posted() {
-    return until([&] { return workers_[0]->stats().slices_posted > posted_before_ + 1; });
+  void until_posted() {
+    until([&] { return workers_[0]->stats().slices_posted > posted_before_ + 1; });
   }
 
   gpudirect::InstalledFake gpu_{{.devices = 2}};
@@ -174,7 +172,7 @@ TEST_F(DeviceNetwork, WhateverIsCutAWriteLandsOnceAndAReadIsWhole) {
     fill(op == Op::kWrite ? 1 : 0, '-');
     both(kSlow);
     const TransferId id = submit(op);
-    EXPECT_TRUE(some_posted());
+    until_posted();
     std::this_thread::sleep_for(milliseconds(random() % 300));
     if (kind == 0) both({.cut = true});
     if (kind == 1) one(0, {.cut = true});
@@ -187,7 +185,7 @@ TEST_F(DeviceNetwork, WhateverIsCutAWriteLandsOnceAndAReadIsWhole) {
     const absl::Status status = wait(id);
     EXPECT_TRUE(status.ok()) << status;
     writes += op == Op::kWrite ? 1 : 0;
-    EXPECT_TRUE(until([&] { return counted() >= writes; }));
+    until([&] { return counted() >= writes; });
     EXPECT_EQ(counted(), writes);
     expect(0, letter);
     expect(1, letter);
@@ -203,7 +201,7 @@ TEST_F(DeviceNetwork, WhoGoesBetweenLandingAndItsWordEndsWhatWasOnItsWay) {
       connect();
       if (in_the_middle) both(kSlow);
       const TransferId id = submit(op);
-      EXPECT_TRUE(!in_the_middle || some_posted());
+      if (in_the_middle) until_posted();
       one(1, {.cut = true});
       end(1);
       both({});
@@ -226,7 +224,7 @@ TEST_F(DeviceNetwork, InAPartitionItEndsAndNothingMovesAfterwards) {
       fill(1, op == Op::kWrite ? '-' : 'n');
       both(kSlow);
       const TransferId id = submit(op);
-      EXPECT_TRUE(some_posted());
+      until_posted();
       both({.cut = true});
       absl::Status said;
       if (what == What::kCancel) workers_[0]->cancel(id).IgnoreError();

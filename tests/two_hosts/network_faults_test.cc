@@ -17,6 +17,7 @@
 #include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
 #include "tests/two_hosts/hosts.h"
+#include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/base/child.h"
 
@@ -86,7 +87,7 @@ class TwoHostsRun {
   }
 
   bool until(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + patient(seconds(200));
+    const Time end = Clock::steady().now() + until_gives_up();
     while (!ready()) {
       if (Clock::steady().now() > end) return false;
       if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;

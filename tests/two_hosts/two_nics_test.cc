@@ -54,7 +54,7 @@ TEST_F(TwoNics, AnAddressNamesBothAndSocketsAreSpread) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
   connect();
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   EXPECT_THAT(explain(), HasSubstr("some of 4 sockets"));
   const std::array<uint64_t, 2> before = {moved_by(0), moved_by(1)};
   for (int i = 0; i < 4; ++i) expect_done(write(kAll, 'x'), kAll, 'x');
@@ -70,7 +70,7 @@ TEST_P(TwoNicsLose, WhatIsOpenGoesOnByTheOtherAndTheLostOneIsUsedAgain) {
   connect();
   for (size_t lost : {1, 0}) {
     SCOPED_TRACE(testing::Message() << "without NIC " << lost);
-    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    until([&] { return goes_by_wire(0) && goes_by_wire(1); });
     const char letter = static_cast<char>('A' + lost);
     // Under way: it may not be through before the loss.
     change([&](Hosts& it) {
@@ -88,7 +88,7 @@ TEST_P(TwoNicsLose, WhatIsOpenGoesOnByTheOtherAndTheLostOneIsUsedAgain) {
       if (HasFatalFailure()) return;
     }
     change([&](Hosts& it) { GetParam().set(it, lost, false); });
-    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    until([&] { return goes_by_wire(0) && goes_by_wire(1); });
     const uint64_t before = moved_by(lost);
     for (int i = 0; i < 8; ++i) expect_done(write(kAll, 'y'), kAll, 'y');
     EXPECT_GT(moved_by(lost) - before, 4 * kPage);
@@ -109,7 +109,7 @@ TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
   connect();
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   expect_done(write(8, 'a'), 8, 'a');
   const auto cut = [&](size_t wire, bool lost) {
     change([&](Hosts& it) { it.wire(wire).faults(0).cut = it.wire(wire).faults(1).cut = lost; });
@@ -132,7 +132,7 @@ TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAl
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
   connect();
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto carry = [&](size_t bytes) {
     change([&](Hosts& it) {
       for (size_t host : {0, 1}) it.wire(1).faults(host).largest = bytes;
@@ -150,7 +150,7 @@ TEST_F(TwoNics, ANicThatCarriesOnlySmallPacketsIsLeftAndUsedAgainWhenItCarriesAl
     if (HasFatalFailure()) return;
   }
   carry(SIZE_MAX);
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const uint64_t before = moved_by(1);
   for (int i = 0; i < 8; ++i) expect_done(write(kAll, 'y'), kAll, 'y');
   EXPECT_GT(moved_by(1) - before, 4 * kPage);
@@ -164,7 +164,7 @@ TEST_F(TwoNics, ASlowOneBesideAFastOneHasLittleOfEachTransfer) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
   connect();
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
   const auto limit_first = [&](double bytes_per_s) {
     change([&](Hosts& it) {
       for (size_t host : {0, 1}) {
@@ -197,7 +197,7 @@ TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
   connect();
   for (const bool by_link : {false, true}) {
     SCOPED_TRACE(by_link);
-    ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+    until([&] { return goes_by_wire(0) && goes_by_wire(1); });
     const auto lose = [&](size_t wire, bool lost) {
       change([&](Hosts& it) {
         if (by_link) return it.set_link(0, wire, !lost);
@@ -207,13 +207,13 @@ TEST_F(TwoNics, AfterAllWasLostTheNicThatComesBackLaterIsUsedToo) {
     const uint64_t lost_before = workers_[0]->stats().peers_lost;
     for (size_t wire : {0, 1}) lose(wire, true);
     const TransferId id = write(kAll, 'z');
-    ASSERT_TRUE(until([&] { return workers_[0]->stats().peers_lost > lost_before; })) << explain();
+    until([&] { return workers_[0]->stats().peers_lost > lost_before; });
     lose(1, false);
     expect_done(id, kAll, 'z');
     EXPECT_FALSE(goes_by_wire(0)) << explain();
     lose(0, false);
   }
-  ASSERT_TRUE(until([&] { return goes_by_wire(0) && goes_by_wire(1); })) << explain();
+  until([&] { return goes_by_wire(0) && goes_by_wire(1); });
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tests/two_hosts/moving_hosts.h"
+#include "tests/until.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"
 
@@ -25,7 +26,7 @@ class TwoWorkers : public testing::Test {
   static constexpr size_t kPage = 64 << 10;
   static constexpr size_t kPages = 64;
   static constexpr size_t kAll = kPage * kPages;
-  const Time patience_ = patient(std::chrono::seconds(120));
+  const Time patience_ = until_gives_up();
 
   virtual size_t wires() const { return 2; }
   void SetUp() override {
@@ -74,24 +75,20 @@ class TwoWorkers : public testing::Test {
       auto peer = workers_[0]->connect(workers_[1]->address());
       ASSERT_TRUE(peer.ok()) << peer.status();
       peer_ = *peer;
-      EXPECT_TRUE(until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; }))
-          << explain();
+      until([&] { return workers_[0]->peer_state(peer_) == PeerState::kUp; });
     });
     std::optional<PeerEvent> up;
-    ASSERT_TRUE(until([&] {
+    until([&] {
       up = workers_[1]->next_peer_event();
       return up.has_value();
-    }));
+    });
     their_peer_ = up->peer;
   }
 
-  bool until(const std::function<bool()>& ready) const {
-    const Time end = Clock::steady().now() + patience_;
-    while (!ready()) {
-      if (Clock::steady().now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
+  template <typename Fact>
+  void until(const Fact& fact, CallSite from = CallSite::here()) const {
+    baton::until(
+        fact, LetOthersRun(), [&] { return state_of(*workers_[0], peer_, "here"); }, from);
   }
   std::string explain() const { return workers_[0]->explain(peer_); }
   bool goes_by(const std::string& address) const {

@@ -27,9 +27,8 @@ class UcxIdle : public testing::Test {
           "ucx", "peer", ProviderNode::Settings{{"ucx.tls", "tcp"}}, "0123456789abcdef");
       ASSERT_TRUE(peer->provider->listen().ok());
       peer->provider->connect({.session = i + 1, .address = *address});
-      ASSERT_TRUE(run_until({&node_, peer.get()}, [&] {
-        return peer->rails.size() == 1 && node_.rails.size() == i + 1;
-      }));
+      until({&node_, peer.get()},
+            [&] { return peer->rails.size() == 1 && node_.rails.size() == i + 1; });
       peers_.push_back(std::move(peer));
     }
     expect_idle();
@@ -41,7 +40,7 @@ class UcxIdle : public testing::Test {
       for (const auto& rail : peers_.back()->rails) {
         rail->close(absl::CancelledError("the test is over"), *peers_.back());
       }
-      ASSERT_TRUE(run_until(all(), [&] { return node_.down.size() > down; }));
+      until(all(), [&] { return node_.down.size() > down; });
       peers_.pop_back();
     }
   }
@@ -52,7 +51,7 @@ class UcxIdle : public testing::Test {
   }
   size_t active() const { return static_cast<UcxProvider&>(*node_.provider).active(); }
   void expect_idle() {
-    EXPECT_TRUE(run_until(all(), [&] { return active() == 0; })) << active() << " are active";
+    until(all(), [&] { return active() == 0; });
   }
   // A notification of the node's, over its rail to the peer of that number.
   void tell(size_t to, std::string_view words) {
@@ -68,7 +67,7 @@ class UcxIdle : public testing::Test {
 TEST_F(UcxIdle, OnlyWhoHasSomethingToDoIsLookedAt) {
   tell(3, "you");
   EXPECT_EQ(active(), 1U);
-  ASSERT_TRUE(run_until(all(), [&] { return !node_.done.empty(); }));
+  until(all(), [&] { return !node_.done.empty(); });
   EXPECT_TRUE(node_.done.front().status.ok()) << node_.done.front().status;
   EXPECT_THAT(peers_[3]->notes, testing::ElementsAre("you"));
   expect_idle();
@@ -78,7 +77,7 @@ TEST_F(UcxIdle, TheySeeWhatComes) {
   TransferDescriptor& t = peers_[5]->transfer(Op::kWrite, nullptr, {}, {}, {});
   t.notify = "hello";
   ASSERT_TRUE(peers_[5]->rails.front()->post({.transfer = &t}, *peers_[5]));
-  ASSERT_TRUE(run_until(all(), [&] { return !peers_[5]->done.empty(); }));
+  until(all(), [&] { return !peers_[5]->done.empty(); });
   EXPECT_THAT(node_.notes, testing::ElementsAre("hello"));
   expect_idle();
   // What is read from them they have to send.
@@ -91,7 +90,7 @@ TEST_F(UcxIdle, TheySeeWhatComes) {
                                                  node_.regions.describe(**region), all_of_it);
   const Slice slice{.transfer = &back, .end = memory.size()};
   ASSERT_TRUE(peers_[5]->rails.front()->post(slice, *peers_[5]));
-  ASSERT_TRUE(run_until(all(), [&] { return peers_[5]->done.size() == 2; }));
+  until(all(), [&] { return peers_[5]->done.size() == 2; });
   EXPECT_EQ(read, memory);
   expect_idle();
 }
@@ -99,12 +98,12 @@ TEST_F(UcxIdle, TheySeeWhatComes) {
 TEST_F(UcxIdle, TheySeeThatTheirPeerHasGone) {
   peers_[2]->rails.clear();
   peers_.erase(peers_.begin() + 2);
-  ASSERT_TRUE(run_until(all(), [&] { return !node_.down.empty(); }));
+  until(all(), [&] { return !node_.down.empty(); });
   EXPECT_THAT(std::string(node_.down.front().message()), HasSubstr("closed the connection"));
   EXPECT_THAT(node_.down, SizeIs(1));
   expect_idle();
   tell(2, "the others are there");  // the rail of the peer behind it
-  ASSERT_TRUE(run_until(all(), [&] { return !node_.done.empty(); }));
+  until(all(), [&] { return !node_.done.empty(); });
   EXPECT_TRUE(node_.done.front().status.ok()) << node_.done.front().status;
 }
 

@@ -49,7 +49,7 @@ class RawPeer {
     net::Handshake handshake(net::Handshake::Role::kClient, node.key,
                              {.uid = WorkerUid::random(), .name = "raw"});
     std::string in;
-    ASSERT_TRUE(run_until({&node}, [&] {
+    until({&node}, [&] {
       while (true) {
         const std::string_view out = handshake.to_send();
         if (!out.empty() && put(out)) handshake.sent(out.size());
@@ -58,7 +58,7 @@ class RawPeer {
         EXPECT_TRUE(handshake.receive(in).ok());
         in.clear();
       }
-    }));
+    });
     const net::LinkKeys& keys = handshake.keys();
     say_.emplace(net::hkdf_expand(keys.send, "baton messages"), net::Protection::kEncrypt);
     hear_.emplace(net::hkdf_expand(keys.receive, "baton messages"), net::Protection::kEncrypt);
@@ -71,10 +71,10 @@ class RawPeer {
     if (testing::Test::HasFatalFailure()) return;
     say(Introduction{0, engine->address()}.encode());
     std::string in;
-    ASSERT_TRUE(run_until({&node}, [&] { return take(in, 4); }));
+    until({&node}, [&] { return take(in, 4); });
     uint32_t bytes = 0;
     std::memcpy(&bytes, in.data(), 4);
-    ASSERT_TRUE(run_until({&node}, [&] { return take(in, bytes + net::kSealBytes); }));
+    until({&node}, [&] { return take(in, bytes + net::kSealBytes); });
     std::string_view words;
     ASSERT_EQ(hear_->head(in.data(), in.size(), bytes, words), net::Opener::Found::kHead);
     const auto peer = Introduction::decode(words);
@@ -84,10 +84,10 @@ class RawPeer {
     ASSERT_TRUE(endpoint.ok()) << endpoint.status();
     endpoint_ = *endpoint;
     say("");
-    ASSERT_TRUE(run_until({&node}, [&] {
+    until({&node}, [&] {
       engine->progress();
       return !node.rails.empty();
-    }));
+    });
   }
   // On the connection beside UCX.
   void say(std::string_view words) { EXPECT_TRUE(put(as_said(words))); }
@@ -141,12 +141,12 @@ class RawPeer {
   size_t last_words_of(ProviderNode& node) {
     ::shutdown(fd_, SHUT_WR);
     size_t bytes = 0;
-    EXPECT_TRUE(run_until({&node}, [&] {
+    until({&node}, [&] {
       char some[256];
       const ssize_t got = ::recv(fd_, some, sizeof some, MSG_DONTWAIT);
       if (got > 0) bytes += static_cast<size_t>(got);
       return got == 0 || (got < 0 && errno != EAGAIN);
-    }));
+    });
     return bytes;
   }
 

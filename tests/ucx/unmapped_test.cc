@@ -31,13 +31,12 @@ class UcxUnmapped : public ::testing::TestWithParam<std::tuple<const char*, Fadi
     const auto address = b_.provider->listen();
     ASSERT_TRUE(address.ok() && a_.provider->listen().ok());
     a_.provider->connect({.session = 7, .address = *address});
-    ASSERT_TRUE(
-        run_until({&a_, &b_}, [&] { return a_.rails.size() == 1 && b_.rails.size() == 1; }));
+    until({&a_, &b_}, [&] { return a_.rails.size() == 1 && b_.rails.size() == 1; });
   }
   void TearDown() override {
     EXPECT_TRUE(a_.down.empty() && b_.down.empty()) << "a rail was lost over it";
     for (const auto& rail : a_.rails) rail->close(absl::CancelledError("the test is over"), a_);
-    if (!a_.rails.empty()) run_until({&a_, &b_}, [&] { return !b_.down.empty(); });
+    if (!a_.rails.empty()) until({&a_, &b_}, [&] { return !b_.down.empty(); });
   }
   // An engine whose peer stands still while it ends is set aside, and closed when another ends: the
   // last two by these.
@@ -63,7 +62,7 @@ class UcxUnmapped : public ::testing::TestWithParam<std::tuple<const char*, Fadi
     for (TransferDescriptor* t : transfers) {
       EXPECT_TRUE(a_.rails.at(0)->post({t, 0, 0, t->bytes}, a_));
     }
-    EXPECT_TRUE(run_until({&a_, &b_}, [&] { return a_.done.size() == transfers.size(); }));
+    until({&a_, &b_}, [&] { return a_.done.size() == transfers.size(); });
     std::vector<absl::Status> out;
     for (TransferDescriptor* t : transfers) {
       for (const auto& done : a_.done) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/until.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -274,12 +275,11 @@ TEST_F(Faults, AQueuePairThatBreaksGivesBackTheReceiveThatItHad) {
       EXPECT_TRUE(both_carry(pair));
     }
     // Queue pairs are taken apart on a thread of their own, which knows nothing of virtual time.
-    const Time end = Clock::steady().now() + std::chrono::minutes(1);
-    while (pair.fake->shared_receives() < posted && Clock::steady().now() < end) {
-      pair.step();
-      std::this_thread::yield();
-    }
-    EXPECT_GE(pair.fake->shared_receives(), posted) << "receives were lost";
+    until([&] { return pair.fake->shared_receives() >= posted; },  // else receives were lost
+          [&] {
+            pair.step();
+            std::this_thread::yield();
+          });
   }
 }
 

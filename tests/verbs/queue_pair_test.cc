@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "tests/verbs/verbs_pair.h"
 
@@ -223,7 +224,7 @@ TEST_P(QueuePairs, WhatComesAfterABreakHasNotArrived) {
   b_->break_off();
   b_->poll(at_b_);
   const uint64_t reported = b_->received();
-  while (!b_->drained()) b_->poll(at_b_);
+  until([&] { return b_->drained(); }, [&] { b_->poll(at_b_); });
   EXPECT_EQ(at_b_.messages.size(), b_->received());
   EXPECT_GE(b_->received(), reported);
 }

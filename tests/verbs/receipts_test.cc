@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "tests/until.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {
@@ -161,9 +162,9 @@ INSTANTIATE_TEST_SUITE_P(
                                     [](VerbsPair& pair) {
                                       pair.fake->break_queue_pairs(0);
                                       const uint64_t lost = pair.a.worker->stats().peers_lost;
-                                      while (pair.a.worker->stats().peers_lost == lost) {
-                                        alone_at_a(pair);
-                                      }
+                                      until(
+                                          [&] { return pair.a.worker->stats().peers_lost > lost; },
+                                          [&] { alone_at_a(pair); });
                                     }),
         std::pair<const char*, End>("Goodbye", [](VerbsPair& pair) { pair.a.worker.reset(); })),
     [](const auto& of) { return of.param.first; });

@@ -2,6 +2,7 @@
 // for the busy, and room for everybody.
 #include "verbs/device/receive_pool.h"
 
+#include "tests/until.h"
 #include "tests/verbs/verbs_pair.h"
 #include "verbs/queue_pair.h"
 
@@ -99,9 +100,9 @@ TEST_F(Pool, APeerThatSendsMoreThanItMayIsCutOff) {
   for (uint32_t i = 0; i < may + 5; ++i) {
     greedy->add_message("more", QueuePair::kNoTag);
     greedy->ring();
-    while (!greedy->idle() && !greedy->broken()) greedy->poll(here);
+    until([&] { return greedy->idle() || greedy->broken(); }, [&] { greedy->poll(here); });
   }
-  while (!victim->broken()) victim->poll(there);
+  until([&] { return victim->broken(); }, [&] { victim->poll(there); });
   EXPECT_EQ(there.messages, may);
   EXPECT_GE(there.overruns, 1);
   EXPECT_EQ(fake_.stats().not_ready, 0u);

@@ -20,9 +20,11 @@
 #include "tests/peer_process.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/until.h"
 
 namespace {
 
+using baton::until;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -314,7 +316,8 @@ TEST_P(DeathInC, BetweenTwoPosts) {
   peer.kill_it();
   mine.fill(7);
   int32_t end = BATON_OK;
-  while (end == BATON_OK) end = run(read);  // over shm its pages are there until it is missed
+  // Over shm its pages are there until it is missed.
+  until([&] { return (end = run(read)) != BATON_OK; });
   EXPECT_EQ(end, BATON_ERR_REMOTE_DISCONNECT) << error.text;
   for (size_t page = 0; page < kPages; ++page) {  // as it was, or as it was there
     const uint8_t* const first = mine.data + page * kPage;
@@ -343,8 +346,7 @@ TEST_P(DeathInC, InFlightAndBeforeTheMessage) {
         << error.text;
   }
   mine.fill(9);  // fenced: nothing comes any more
-  while (baton_agent_has_remote(a, "b", BATON_DRAM, nullptr, 0) != 0) {
-  }
+  until([&] { return baton_agent_has_remote(a, "b", BATON_DRAM, nullptr, 0) == 0; });
   EXPECT_TRUE(mine.is(9));
   baton_agent_stats stats{};
   stats.size = sizeof stats;

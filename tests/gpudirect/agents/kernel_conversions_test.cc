@@ -13,6 +13,7 @@
 
 #include "kvtransfer/kv_requantise.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/until.h"
 #include "transport/clock.h"
 
 namespace baton::gpudirect {
@@ -29,9 +30,9 @@ class KernelConversionsTest : public testing::Test {
     conversions_ = *KernelConversions::create(*device_, *launcher_);
   }
   absl::Status wait(size_t slot) {
-    while (true) {
-      if (const auto ended = conversions_->ended(slot)) return *ended;
-    }
+    std::optional<absl::Status> ended;
+    until([&] { return (ended = conversions_->ended(slot)).has_value(); });
+    return *ended;
   }
   void expect_clean() {
     conversions_.reset();

@@ -70,10 +70,10 @@ TEST_P(ManyAllocations, LeaveDescriptorsForSockets) {
                                            .local_layout = Layout::contiguous(0, kPage),
                                            .remote = *there.worker->remote_region(to),
                                            .remote_layout = Layout::contiguous(0, kPage)});
-      EXPECT_TRUE(here.drive([&] {
+      here.until([&] {
         there.worker->progress();
         return ended(*here.worker->state(*id));
-      }));
+      });
       const absl::Status status = here.worker->status(*id);
       EXPECT_TRUE(status.ok()) << status;
       EXPECT_TRUE(here.worker->release(*id).ok());

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -15,7 +16,6 @@ namespace baton {
 using gpudirect::InstalledFake;
 
 inline constexpr size_t kSharedBytes = 1 << 20;
-inline const Time kSharePatience = patient(std::chrono::seconds(60));
 
 // A worker with a block of a device.
 class End {
@@ -56,26 +56,22 @@ class End {
     return installed_.fake().view(reinterpret_cast<uintptr_t>(address()), kSharedBytes);
   }
   std::string offer() const { return worker->remote_region(region)->encode() + worker->address(); }
-  template <typename Ready>
-  bool drive(const Ready& ready) const {
-    const Time end = Clock::steady().now() + kSharePatience;
-    while (!ready()) {
-      worker->progress();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  template <typename Fact>
+  void until(const Fact& fact, CallSite from = CallSite::here()) const {
+    baton::until(
+        fact, [&] { worker->progress(); }, [&] { return state_of(*worker, peer, "here"); }, from);
   }
   // Until what is staged goes from ring to device, with the peer of the last exchange; false: it
   // is gone.
   bool lent() const {
     bool there = false;
-    return drive([&] {
-             const std::string text = worker->explain(peer);
-             there = text.find("by the peer straight from ours") != std::string::npos &&
-                     text.find("straight from the peer's ring") != std::string::npos;
-             return there || worker->peer_state(peer) == PeerState::kDown;
-           }) &&
-           there;
+    until([&] {
+      const std::string text = worker->explain(peer);
+      there = text.find("by the peer straight from ours") != std::string::npos &&
+              text.find("straight from the peer's ring") != std::string::npos;
+      return there || worker->peer_state(peer) == PeerState::kDown;
+    });
+    return there;
   }
   // All of it, with the peer of the last time.
   absl::StatusOr<TransferId> submit(Op op, const std::string& offered) const {
@@ -98,10 +94,10 @@ class End {
     for (const Op op : {Op::kWrite, Op::kRead}) {
       const auto id = submit(op, offered);
       if (!id.ok()) return false;
-      EXPECT_TRUE(drive([&] {
+      until([&] {
         if (owner != nullptr) owner->progress();
         return ended(*worker->state(*id));
-      })) << "it never ended";
+      });
       const absl::Status status = worker->status(*id);
       EXPECT_TRUE(worker->release(*id).ok());
       if (!status.ok()) return false;

@@ -44,8 +44,7 @@ TEST(CudaIpcFence, MemoryIsTakenBackWhenNoCopyOfAnotherProcessUsesIt) {
            .local_layout = Layout::contiguous(0, kSharedBytes),
            .remote = *RemoteRegion::decode(offered.substr(0, RemoteRegion::kEncodedBytes)),
            .remote_layout = Layout::contiguous(0, kSharedBytes)});
-      ASSERT_TRUE(
-          here.drive([&] { return fake.fake().queued() > 0 || ended(*here.worker->state(id)); }));
+      here.until([&] { return fake.fake().queued() > 0 || ended(*here.worker->state(id)); });
       if (fake.fake().queued() > 0) ++in_the_middle;
       down.say("take it back");
       // It does not, as long as nobody here looks whether the copy has ended. Were it to, it would
@@ -55,9 +54,9 @@ TEST(CudaIpcFence, MemoryIsTakenBackWhenNoCopyOfAnotherProcessUsesIt) {
         EXPECT_EQ(poll(&answer, 1, 100), 0) << "a copy to memory that is gone is still to come";
       }
       fcntl(up.ends[0], F_SETFL, O_NONBLOCK);
-      EXPECT_TRUE(here.drive([&] { return up.hear() == "gone"; }));
+      here.until([&] { return up.hear() == "gone"; });
       EXPECT_EQ(fake.fake().queued(), 0u) << "a copy to memory that is gone is still to come";
-      EXPECT_TRUE(here.drive([&] { return ended(*here.worker->state(id)); }));
+      here.until([&] { return ended(*here.worker->state(id)); });
       int how = -1;
       waitpid(child, &how, 0);
       EXPECT_EQ(how, 0);

@@ -82,7 +82,7 @@ TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 0u);
     child.down.say("take it back");
     fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "freed"; }));
+    here.until([&] { return child.up.hear() == "freed"; });
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
     EXPECT_FALSE(here.exchange(offered)) << "it is stale";
     here.give_back();
@@ -110,7 +110,7 @@ TEST(CudaIpcHandles, AProcessOpensAHandleOnceHoweverManyWorkersMapIt) {
     EXPECT_TRUE(two.exchange(offered));
     child.down.say("take it back");
     fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    EXPECT_TRUE(two.drive([&] { return child.up.hear() == "freed"; }));
+    two.until([&] { return child.up.hear() == "freed"; });
     EXPECT_EQ(fake.fake().calls_of("cuIpcCloseMemHandle"), 1u);
     two.give_back();
   }
@@ -128,7 +128,7 @@ TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
       EXPECT_TRUE(end.exchange(down.hear()));
       up.say("open");
       EXPECT_EQ(down.hear(), "go on");  // it stands still, with the handle open
-      EXPECT_TRUE(end.drive([&] { return end.worker->stats().peers_up == 0; }));
+      end.until([&] { return end.worker->stats().peers_up == 0; });
       end.give_back();
     }
     fake.expect_clean();
@@ -139,7 +139,7 @@ TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
     here.make_by_malloc();
     child.down.say(here.offer());
     fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "open"; }));
+    here.until([&] { return child.up.hear() == "open"; });
     const absl::Status status = here.worker->deregister_memory(here.region);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_THAT(std::string(status.message()), HasSubstr("has memory of a device open"));
@@ -162,7 +162,7 @@ TEST(CudaIpcHandles, WhoIsPartedIsWaitedForToo) {
       up.say("open");
       EXPECT_EQ(down.hear(), "parted");
       up.say("going on");
-      EXPECT_TRUE(end.drive([&] { return end.worker->stats().peers_up == 0; }));
+      end.until([&] { return end.worker->stats().peers_up == 0; });
       end.give_back();
     }
     fake.expect_clean();
@@ -173,11 +173,11 @@ TEST(CudaIpcHandles, WhoIsPartedIsWaitedForToo) {
     here.make_by_malloc();
     child.down.say(here.offer());
     fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-    EXPECT_TRUE(here.drive([&] { return child.up.hear() == "open"; }));
+    here.until([&] { return child.up.hear() == "open"; });
     std::optional<PeerEvent> event = here.worker->next_peer_event();
     ASSERT_TRUE(event.has_value());
     here.worker->begin_disconnect(event->peer, Time{0});
-    EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+    here.until([&] { return here.worker->stats().peers_up == 0; });
     child.down.say("parted");
     here.give_back();  // closed by then: freeing it while it is open is against the fake's rules
   }
@@ -197,7 +197,7 @@ TEST(CudaIpcHandles, TwoThatTakeBackAtOnceDoNotWaitForEachOther) {
       EXPECT_EQ(end.worker->stats().staged_transfers, 0u);
       out.say("open");
       fcntl(in.ends[0], F_SETFL, O_NONBLOCK);
-      EXPECT_TRUE(end.drive([&] { return in.hear() == "open"; }));
+      end.until([&] { return in.hear() == "open"; });
       end.give_back();
       EXPECT_EQ(fake.fake().calls_of("cuIpcOpenMemHandle"), 1u);
     }
@@ -233,7 +233,7 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
       EXPECT_THAT(here.worker->explain(here.peer), HasSubstr(each.said));
       child.down.say("take it back");
       fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
-      EXPECT_TRUE(here.drive([&] { return child.up.hear() == "freed"; }));
+      here.until([&] { return child.up.hear() == "freed"; });
       here.give_back();
     }
     fake.expect_clean();

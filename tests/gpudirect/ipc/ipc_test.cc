@@ -6,13 +6,13 @@
 #include <string>
 
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
 namespace {
 
 constexpr size_t kIpcBytes = 8 << 20;
-const Time kIpcPatience = patient(std::chrono::seconds(60));
 
 struct Side {
   // With a setting, perhaps.
@@ -26,13 +26,10 @@ struct Side {
     buffer = *internal::device_memory()->allocate(0, kIpcBytes);
     region = *worker->register_memory(buffer->data(), kIpcBytes);
   }
-  bool drive(const std::function<bool()>& ready) const {
-    const Time end = Clock::steady().now() + kIpcPatience;
-    while (!ready()) {
-      worker->progress();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  template <typename Fact>
+  void until(const Fact& fact, CallSite from = CallSite::here()) const {
+    baton::until(
+        fact, [&] { worker->progress(); }, [&] { return state_of(worker->stats(), "here"); }, from);
   }
   std::unique_ptr<internal::DeviceBuffer> buffer;
   std::unique_ptr<Worker> worker;
@@ -67,7 +64,7 @@ TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
       Side here;
       Worker& worker = *here.worker;
       const PeerId peer = *worker.connect(offer + RemoteRegion::kEncodedBytes);
-      EXPECT_TRUE(here.drive([&] { return worker.peer_state(peer) == PeerState::kUp; }));
+      here.until([&] { return worker.peer_state(peer) == PeerState::kUp; });
       TransferRequest request{.peer = peer,
                               .local = here.region,
                               .local_layout = Layout::contiguous(0, kIpcBytes),
@@ -80,7 +77,7 @@ TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
         std::fill_n(view(), kIpcBytes, op == Op::kWrite ? std::byte{7} : std::byte{1});
         request.op = op;
         const TransferId id = *worker.submit(request);
-        EXPECT_TRUE(here.drive([&] { return ended(*worker.state(id)); }));
+        here.until([&] { return ended(*worker.state(id)); });
         EXPECT_TRUE(worker.status(id).ok()) << worker.status(id);
         EXPECT_TRUE(worker.release(id).ok());
       }
@@ -91,8 +88,8 @@ TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
       for (int i = 0; i < rounds; ++i) worker.progress();
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
-      EXPECT_TRUE(here.drive([&] { return ended(*worker.state(last)); }));
-      EXPECT_TRUE(here.drive([&] { return worker.stats().peers_up == 0; }));
+      here.until([&] { return ended(*worker.state(last)); });
+      here.until([&] { return worker.stats().peers_up == 0; });
       EXPECT_TRUE(worker.deregister_memory(here.region).ok());
       here.worker.reset();
       EXPECT_EQ(fake.fake().queued(), 0u);
@@ -111,14 +108,11 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
     {
       const Side a;
       const Side b;
-      const auto drive = [&](const std::function<bool()>& ready) {
-        return a.drive([&] {
-          b.worker->progress();
-          return ready();
-        });
+      const auto until = [&](const std::function<bool()>& fact) {
+        a.until([&] { return b.worker->progress(), fact(); });
       };
       const PeerId peer = *a.worker->connect(b.worker->address());
-      ASSERT_TRUE(drive([&] { return a.worker->peer_state(peer) == PeerState::kUp; }));
+      until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
       const TransferRequest request{.peer = peer,
                                     .local = a.region,
                                     .local_layout = Layout::contiguous(0, 600'000),
@@ -126,7 +120,7 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
                                     .remote_layout = Layout::contiguous(0, 600'000)};
       const auto run = [&] {
         const TransferId id = *a.worker->submit(request);
-        EXPECT_TRUE(drive([&] { return ended(*a.worker->state(id)); }));
+        until([&] { return ended(*a.worker->state(id)); });
         const absl::Status status = a.worker->status(id);
         EXPECT_TRUE(a.worker->release(id).ok());
         return status;
@@ -160,10 +154,10 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
       const Side a;
       const Side b;
       const PeerId peer = *a.worker->connect(b.worker->address());
-      ASSERT_TRUE(a.drive([&] {
+      a.until([&] {
         b.worker->progress();
         return a.worker->peer_state(peer) == PeerState::kUp;
-      }));
+      });
       const TransferId id = *a.worker->submit({.peer = peer,
                                                .local = a.region,
                                                .local_layout = Layout::contiguous(0, kIpcBytes),
@@ -176,7 +170,7 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
       if (fake.fake().queued() > 0) ++in_the_middle;
       ASSERT_TRUE(b.worker->deregister_memory(b.region).ok());
       EXPECT_EQ(fake.fake().queued(), 0u) << "a copy is still to come";
-      ASSERT_TRUE(a.drive([&] { return ended(*a.worker->state(id)); }));
+      a.until([&] { return ended(*a.worker->state(id)); });
     }
     fake.expect_clean();
   }
@@ -194,14 +188,11 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
     {
       const Side a("staging.kernels", kernels ? "on" : "off");
       const Side b;
-      const auto drive = [&](const std::function<bool()>& ready) {
-        return a.drive([&] {
-          b.worker->progress();
-          return ready();
-        });
+      const auto until = [&](const std::function<bool()>& fact) {
+        a.until([&] { return b.worker->progress(), fact(); });
       };
       const PeerId peer = *a.worker->connect(b.worker->address());
-      ASSERT_TRUE(drive([&] { return a.worker->peer_state(peer) == PeerState::kUp; }));
+      until([&] { return a.worker->peer_state(peer) == PeerState::kUp; });
       const auto view = [&](const Side& side) {
         return fake.fake().view(reinterpret_cast<uintptr_t>(side.buffer->data()), kIpcBytes);
       };
@@ -218,7 +209,7 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
                              .local_layout = Layout::paged(0, from, kPage, kPage),
                              .remote = *b.worker->remote_region(b.region),
                              .remote_layout = Layout::paged(0, to, kPage, kPage)});
-      ASSERT_TRUE(drive([&] { return ended(*a.worker->state(id)); }));
+      until([&] { return ended(*a.worker->state(id)); });
       EXPECT_TRUE(a.worker->status(id).ok()) << a.worker->status(id);
       EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
       for (size_t i = 0; i < from.size(); ++i) {

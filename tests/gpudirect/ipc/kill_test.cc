@@ -114,7 +114,7 @@ uint64_t live(const Point& point) {
     };
     if (child_maps) {
       down.say(here.offer());
-      EXPECT_TRUE(here.drive(gone));
+      here.until(gone);
     } else if (const std::string offered = up.hear(); !offered.empty()) {
       if (point.kill == Kill::kWhoSharesMeanwhile) {
         fake.fake().at_step(point.step, point.ended, kill_it);
@@ -127,7 +127,7 @@ uint64_t live(const Point& point) {
       }
       if (point.kill != Kill::kWhoSharesMeanwhile) {
         down.say("done");
-        EXPECT_TRUE(here.drive(gone));
+        here.until(gone);
       }
     }
     if (point.kill != Kill::kWhoSharesMeanwhile) {
@@ -137,13 +137,13 @@ uint64_t live(const Point& point) {
     const bool copied_here = point.lent || std::string_view(point.provider) == "tcp";
     if (copied_here && child_maps) {
       // What was sent before the end is copied by this side, until it knows of the end.
-      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+      here.until([&] { return here.worker->stats().peers_up == 0; });
       fake.fake().run_all();
     }
     // What is used for something else now stays as it is.
     std::fill_n(here.view(), kSharedBytes, std::byte{42});
     if (point.kill != Kill::kWhoSharesMeanwhile || killed) {
-      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+      here.until([&] { return here.worker->stats().peers_up == 0; });
     }
     fake.fake().run_all();
     for (int i = 0; i < 20; ++i) here.worker->progress();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -39,7 +40,7 @@ class MappedLists : public testing::Test {
     a_.emplace();
     b_.emplace();
     peer_ = *a_->worker->connect(b_->worker->address());
-    ASSERT_TRUE(drive([&] { return a_->worker->peer_state(peer_) == PeerState::kUp; }));
+    until([&] { return a_->worker->peer_state(peer_) == PeerState::kUp; });
     // The mapping is made by the first one.
     ASSERT_TRUE(run(request(Op::kWrite, Layout::contiguous(0, 1), Layout::contiguous(0, 1))).ok());
     EXPECT_EQ(a_->worker->stats().staged_transfers, 0u);
@@ -57,10 +58,9 @@ class MappedLists : public testing::Test {
     }
   }
   template <typename Ready>
-  bool drive(const Ready& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready() && Clock::steady().now() < end) turn(1);
-    return ready();
+  void until(const Ready& ready, CallSite from = CallSite::here()) {
+    baton::until(
+        ready, [&] { turn(1); }, [&] { return state_of(a_->worker->stats(), "a"); }, from);
   }
   TransferRequest request(Op op, const Layout& near, const Layout& far) {
     return {.op = op,
@@ -71,9 +71,7 @@ class MappedLists : public testing::Test {
             .remote_layout = far};
   }
   absl::Status finish(TransferId id) {
-    if (!drive([&] { return ended(*a_->worker->state(id)); })) {
-      return absl::InternalError("it never ended");
-    }
+    until([&] { return ended(*a_->worker->state(id)); });
     absl::Status status = a_->worker->status(id);
     EXPECT_TRUE(a_->worker->release(id).ok());
     return status;

@@ -61,7 +61,7 @@ struct Gate {
       end.make(1);
       up.say(end.offer());
       fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-      EXPECT_TRUE(end.drive([&] { return !down.hear().empty(); }));
+      end.until([&] { return !down.hear().empty(); });
       end.give_back();
       end.worker.reset();
     }
@@ -103,14 +103,14 @@ TEST_F(OpeningDevices, GoesOnBehindProgressAndNothingIsStagedForIt) {
     end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
     const auto id = end.submit(Op::kWrite, offered_);
     ASSERT_TRUE(id.ok()) << id.status();
-    EXPECT_TRUE(end.drive([] {
+    end.until([] {
       const std::lock_guard lock(Gate::mutex_);
       return Gate::others_ + Gate::by_own_ != 0;
-    }));
+    });
     for (int round = 0; round < 1000; ++round) end.worker->progress();
     EXPECT_EQ(*end.worker->state(*id), TransferState::kActive);
     Gate::let_through();
-    EXPECT_TRUE(end.drive([&] { return ended(*end.worker->state(*id)); }));
+    end.until([&] { return ended(*end.worker->state(*id)); });
     EXPECT_TRUE(end.worker->status(*id).ok()) << end.worker->status(*id);
     EXPECT_EQ(Gate::by_own_, 0) << "the device was opened in a round of progress";
     EXPECT_EQ(fake.fake().copies_with_host(), 0u) << "it was staged";
@@ -149,10 +149,10 @@ TEST_F(OpeningDevices, TheEndOfAllWaitsForIt) {
     end.peer = *end.worker->connect(offered_.substr(RemoteRegion::kEncodedBytes));
     const auto id = end.submit(Op::kRead, offered_);
     ASSERT_TRUE(id.ok()) << id.status();
-    EXPECT_TRUE(end.drive([] {
+    end.until([] {
       const std::lock_guard lock(Gate::mutex_);
       return Gate::others_ != 0;
-    }));
+    });
     end.worker.reset();
     end.free();
   }

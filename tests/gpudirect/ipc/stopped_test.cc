@@ -73,10 +73,10 @@ void live_as_child(const Case& what, Pipe& down, Pipe& up) {
       }
       // The other one has parted with it, if they ever met.
       fcntl(down.ends[0], F_SETFL, O_NONBLOCK);
-      EXPECT_TRUE(end.drive([&] {
+      end.until([&] {
         out |= down.hear() == kOut;
         return out && end.worker->stats().peers_up == 0;
-      })) << "it never heard that it is out";
+      });
       end.give_back();
       end.worker.reset();
     }
@@ -111,7 +111,7 @@ uint64_t live(const Case& what) {
     }
   };
   const auto hears = [&](const End& end, auto&& ready) {
-    return end.drive([&] {
+    end.until([&] {
       look();
       return stopped || gone || ready();
     });
@@ -133,7 +133,7 @@ uint64_t live(const Case& what) {
       PeerId peer;
       if (what.child_maps) {
         down.say(here.offer());
-        EXPECT_TRUE(hears(here, [&] { return said == "done"; }));
+        hears(here, [&] { return said == "done"; });
         if (const auto event = here.worker->next_peer_event()) peer = event->peer;
       } else if (hears(here, [&] { return said.size() > RemoteRegion::kEncodedBytes; }),
                  said.size() > RemoteRegion::kEncodedBytes) {
@@ -147,7 +147,7 @@ uint64_t live(const Case& what) {
                                     .local_layout = Layout::contiguous(0, kSharedBytes),
                                     .remote = *remote,
                                     .remote_layout = Layout::contiguous(0, kSharedBytes)});
-          EXPECT_TRUE(hears(here, [&] { return ended(*here.worker->state(id)); }));
+          hears(here, [&] { return ended(*here.worker->state(id)); });
         }
       }
       look();
@@ -177,7 +177,7 @@ uint64_t live(const Case& what) {
       if (!gone) {
         kill(child, SIGCONT);
         down.say(std::string(kOut));
-        EXPECT_TRUE(here.drive([&] {
+        here.until([&] {
           look();
           if (std::exchange(stopped_now, false)) kill(child, SIGCONT);  // late in its life
           // Nor is it in again where it had never come before.
@@ -185,7 +185,7 @@ uint64_t live(const Case& what) {
             if (event->kind == PeerEvent::Kind::kUp) here.worker->begin_disconnect(event->peer);
           }
           return gone;
-        })) << "it does not end";
+        });
         EXPECT_EQ(how, 0) << "what it had was not given back, or it was told nothing";
       }
       for (int i = 0; i < 20; ++i) here.worker->progress();
@@ -233,10 +233,10 @@ TEST(CudaIpcPeers, ThatEndWithMemoryOpenCostNothing) {
       fcntl(child.up.ends[0], F_SETFL, O_NONBLOCK);
       child.down.say(here.offer());
       std::string said;
-      EXPECT_TRUE(here.drive([&] { return !(said += child.up.hear()).empty(); }));
+      here.until([&] { return !(said += child.up.hear()).empty(); });
       EXPECT_EQ(said, "done");
       waitpid(child.pid, nullptr, 0);
-      EXPECT_TRUE(here.drive([&] { return here.worker->stats().peers_up == 0; }));
+      here.until([&] { return here.worker->stats().peers_up == 0; });
       for (int round = 0; round < 3; ++round) here.worker->progress();
       if (before == 0) before = open_descriptors();  // what is made once is there
       EXPECT_EQ(open_descriptors(), before);

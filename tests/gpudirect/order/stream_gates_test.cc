@@ -13,6 +13,7 @@
 
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/sanitized.h"
+#include "tests/until.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -80,8 +81,7 @@ TEST_F(StreamGatesTest, ATransferWaitsForWhatAStreamHasStillToDo) {
   copy(streams_[0], 100, 0);
   const auto gate = gates_->after(streams_[0], kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  while (state(*gate) == GateState::kWaiting) {
-  }
+  until([&] { return state(*gate) != GateState::kWaiting; });
   EXPECT_EQ(state(*gate), GateState::kOpen);
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
   EXPECT_TRUE(gates_->close(*gate).ok());
@@ -232,8 +232,7 @@ TEST_F(StreamGatesTest, ATransferWaitsForAnEventOfTheCallers) {
   }
   const auto gate = gates_->after(event, kSoon);
   ASSERT_TRUE(gate.ok()) << gate.status();
-  while (state(*gate) == GateState::kWaiting) {
-  }
+  until([&] { return state(*gate) != GateState::kWaiting; });
   EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
   EXPECT_TRUE(gates_->close(*gate).ok());
   EXPECT_FALSE(gates_->after(event, kNever).ok());

@@ -164,7 +164,7 @@ TEST_P(StreamOrder, DefaultStreamsAreAsGoodAsOthers) {
     EXPECT_EQ(gpu_->read(b_.at, kSent), std::string(kSent, '-'));
     ASSERT_EQ(finish(*reading).code(), absl::StatusCode::kOk);
     let_go();
-    ASSERT_TRUE(drive([&] { return ended(state(*writing)); }));
+    until([&] { return ended(state(*writing)); });
     gpu_->run_all();
     EXPECT_EQ(gpu_->queued(), 0u);
     EXPECT_TRUE(delivered(*writing));
@@ -208,7 +208,7 @@ TEST_P(StreamOrder, WhatIsPutOnAStreamBehindAReadSeesItsBytes) {
   copy(spare_, a_.at);
   gpu_->run_all();
   EXPECT_TRUE(gpu_->stuck()) << "the stream went on";
-  ASSERT_TRUE(drive([&] { return ended(state(*id)); }));
+  until([&] { return ended(state(*id)); });
   gpu_->run_all();
   EXPECT_EQ(gpu_->read(spare_, kSent), std::string(kSent, 'n'));
   EXPECT_TRUE(delivered(*id));
@@ -232,7 +232,7 @@ TEST_P(StreamOrder, ChainsRunInTheOrderOfTheirStream) {
     write.after = write.release = stream();
     ids.push_back(*a_.worker->submit(write));
   }
-  ASSERT_TRUE(drive([&] { return ended(state(ids.back())); }));
+  until([&] { return ended(state(ids.back())); });
   gpu_->run_all();
   for (const TransferId id : ids) EXPECT_TRUE(delivered(id) && finish(id).ok());
   EXPECT_EQ(gpu_->read(b_.at, 4 * kSent), std::string(4 * kSent, '1'));
@@ -308,7 +308,7 @@ TEST_P(StreamOrder, ACancelledOneLetsItsStreamGoWhenNothingMovesAnyMore) {
   const auto id = a_.worker->submit(read);
   ASSERT_TRUE(id.ok());
   ASSERT_TRUE(a_.worker->cancel(*id).ok());
-  ASSERT_TRUE(drive([&] { return ended(state(*id)); }));
+  until([&] { return ended(state(*id)); });
   gpu_->run_all();
   EXPECT_FALSE(gpu_->stuck());
   EXPECT_EQ(delivered(*id), state(*id) == TransferState::kDone);

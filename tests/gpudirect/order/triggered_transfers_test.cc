@@ -86,11 +86,8 @@ class Triggered : public StagedPair {
     std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(out.data()));
     return out;
   }
-  bool drive_until_idle() {
-    return drive([&] {
-      const bool any = transfers_->progress();
-      return !any && transfers_->idle();
-    });
+  void until_idle(CallSite from = CallSite::here()) {
+    until([&] { return !transfers_->progress() && transfers_->idle(); }, from);
   }
   void expect_pages(size_t from, size_t to) {
     for (size_t i = 0; i < kPages; ++i) {
@@ -118,15 +115,16 @@ TEST_F(Triggered, AKernelStartsThePiecesThatItNames) {
   std::fill(list_.begin(), list_.end(), 0u);  // it was copied
   std::vector<Trigger> todo;
   for (uint32_t first = 20; first < 180; first += 4) todo.push_back({*number, first, 4, 0});
-  while (!todo.empty()) {
-    const std::vector<uint32_t> accepted = push(todo);
-    std::vector<Trigger> again;
-    for (size_t i = 0; i < todo.size(); ++i) {
-      if (accepted[i] == 0) again.push_back(todo[i]);
-    }
-    todo = std::move(again);
-    ASSERT_TRUE(drive_until_idle());
-  }
+  baton::until([&] { return todo.empty(); },
+               [&] {
+                 const std::vector<uint32_t> accepted = push(todo);
+                 std::vector<Trigger> again;
+                 for (size_t i = 0; i < todo.size(); ++i) {
+                   if (accepted[i] == 0) again.push_back(todo[i]);
+                 }
+                 todo = std::move(again);
+                 until_idle();
+               });
   list_ = order;
   const TriggeredTransfers::State state = transfers_->state(*number);
   EXPECT_EQ(state.started, 40u);
@@ -142,7 +140,7 @@ TEST_F(Triggered, WithoutASlotTheyWaitAndNoneIsLost) {
   std::vector<Trigger> todo;
   for (uint32_t first = 0; first < 60; ++first) todo.push_back({number, first, 1, 0});
   EXPECT_EQ(push(todo), std::vector<uint32_t>(60, 1));
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(transfers_->state(number).done, 60u);
   expect_pages(0, 60);
 }
@@ -153,7 +151,7 @@ TEST_F(Triggered, AnEarlierEpochStartsNothing) {
   EXPECT_EQ(*transfers_->renew(number), 1u);
   EXPECT_TRUE(absl::IsNotFound(transfers_->renew(number + 1).status()));
   push({{number, 0, 1, 0}, {number, 3, 2, 1}});
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(transfers_->state(number).started, 1u);
   EXPECT_EQ(fifo_->consumer().refused(), 1u);
   expect_pages(3, 5);
@@ -179,13 +177,13 @@ TEST_F(Triggered, WhatWaitedForASlotIsRefusedOnceItsTransferIsRenewed) {
               epoch + 1);
     // Of those that wait; the queue alone knows of none.
     EXPECT_EQ(fifo_->consumer().refused() - refused, by_the_queue ? 0 : 40 - went);
-    ASSERT_TRUE(drive_until_idle());
+    until_idle();
     EXPECT_EQ(transfers_->state(number).started - started, went);
     EXPECT_EQ(fifo_->consumer().refused() - refused, 40 - went);
   }
   push({{number, 50, 1, 2}});
   const uint64_t before = transfers_->state(number).done;
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(transfers_->state(number).done, before + 1);
 }
 
@@ -202,23 +200,14 @@ TEST_F(Triggered, ASilentPeerHoldsUpNoOther) {
   const MemoryRegion region =
       *other->register_memory(reinterpret_cast<void*>(uintptr_t{at}), kBytes);
   const PeerId peer = *a_.worker->connect(other->address());
-  const auto until = [&](const std::function<bool()>& ready) {
-    return drive([&] {
+  const auto until = [&](const std::function<bool()>& fact) {
+    StagedPair::until([&] {
       other->progress();
       transfers_->progress();
-      return ready();
+      return fact();
     });
   };
-  const auto without_b = [&](const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(20));
-    while (!ready() && Clock::steady().now() < end) {
-      transfers_->progress();
-      a_.worker->progress();
-      other->progress();
-    }
-    return ready();
-  };
-  ASSERT_TRUE(until([&] { return a_.worker->peer_state(peer) == PeerState::kUp; }));
+  until([&] { return a_.worker->peer_state(peer) == PeerState::kUp; });
   const uint32_t silent = *transfers_->prepare(pages());
   TransferRequest request = pages();
   request.peer = peer;
@@ -228,8 +217,13 @@ TEST_F(Triggered, ASilentPeerHoldsUpNoOther) {
   for (uint32_t i = 0; i < 58; ++i) todo.push_back({silent, i, 1, 0});
   for (uint32_t i = 0; i < 5; ++i) todo.push_back({well, i, 1, 0});
   ASSERT_EQ(push(todo), std::vector<uint32_t>(63, 1));
-  EXPECT_TRUE(without_b([&] { return transfers_->state(well).done == 5; }))
-      << transfers_->state(well).started << " of 5 started";
+  baton::until([&] { return transfers_->state(well).done == 5; },  // though b says nothing
+               [&] {
+                 transfers_->progress();
+                 a_.worker->progress();
+                 other->progress();
+               },
+               [&] { return state_of(*a_.worker, peer, "a"); });
   EXPECT_LT(transfers_->state(silent).started, 58u) << "nothing waits, so nothing was tested";
 
   // So many are put aside, and no more: then kernels find the queue full.
@@ -241,7 +235,7 @@ TEST_F(Triggered, ASilentPeerHoldsUpNoOther) {
     for (int i = 0; i < 3; ++i) transfers_->progress();
   } while (round > 0 && accepted < 10'000);
   EXPECT_LE(accepted, TriggeredTransfers::kMostWaiting + 64 + 64);
-  ASSERT_TRUE(until([&] { return transfers_->idle(); }));
+  until([&] { return transfers_->idle(); });
   EXPECT_EQ(transfers_->state(silent).done, 58 + accepted)
       << transfers_->state(silent).last_failure;
   transfers_.reset();
@@ -264,7 +258,7 @@ TEST_F(Triggered, WhateverAKernelWritesOnlyPreparedPagesMove) {
       if (random() % 8 == 0) trigger.count = static_cast<uint32_t>(random());
     }
     push(wild);
-    ASSERT_TRUE(drive_until_idle());
+    until_idle();
   }
   EXPECT_GT(transfers_->state(number).done, 0u);
   EXPECT_EQ(transfers_->state(number).failed, 0u);
@@ -283,7 +277,8 @@ TEST_F(Triggered, WhatFailsIsCountedWithItsReason) {
   const uint32_t number = *transfers_->prepare(request);
   a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();  // the other one does not answer
   push({{number, 0, 1, 0}, {number, 1, 1, 0}});
-  while (transfers_->progress() || !transfers_->idle()) a_.worker->progress();
+  baton::until([&] { return !transfers_->progress() && transfers_->idle(); },
+               [&] { a_.worker->progress(); });
   EXPECT_EQ(transfers_->state(number).failed, 2u);
   EXPECT_FALSE(transfers_->state(number).last_failure.ok());
 }
@@ -298,7 +293,7 @@ TEST_F(Triggered, OfMemoryThatWasTakenBackNothingMoves) {
         *side->worker->register_memory(gpudirect::pointer_of<void>(side->at), kBytes);
     push({{number, 0, 4, 0}});
     const uint64_t before = transfers_->state(number).failed;
-    ASSERT_TRUE(drive_until_idle());
+    until_idle();
     EXPECT_EQ(transfers_->state(number).failed, before + 1);
     EXPECT_TRUE(absl::IsNotFound(transfers_->state(number).last_failure))
         << transfers_->state(number).last_failure;
@@ -329,9 +324,8 @@ TEST_F(Triggered, TheEndWaitsForWhatWasStarted) {
   ASSERT_TRUE(transfers_->progress());
   a_.worker->progress();  // it is under way, and the other side has not moved
   std::atomic<bool> over{false};
-  std::thread other([&] {
-    while (!over) b_.worker->progress();
-  });
+  std::thread other(
+      [&] { baton::until([&] { return over.load(); }, [&] { b_.worker->progress(); }); });
   transfers_.reset();
   over = true;
   other.join();
@@ -346,12 +340,12 @@ TEST_F(Triggered, TheNextOfAQueueStartsNothingOfTheOneBefore) {
   transfers_ = nullptr;
   fifo_->consumer().take(64, [](const Trigger&) { ADD_FAILURE() << "nobody has prepared it"; });
   transfers_ = std::make_unique<TriggeredTransfers>(*a_.worker, fifo_->consumer());
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(fifo_->consumer().refused(), 1u);
   const uint32_t number = *transfers_->prepare(pages());
   EXPECT_NE(number, before);
   push({{before, 1, 1, 0}, {number, 3, 2, 0}});
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(fifo_->consumer().refused(), 2u);
   EXPECT_EQ(transfers_->state(number).done, 1u);
   EXPECT_TRUE(absl::IsNotFound(transfers_->state(before).last_failure));
@@ -365,7 +359,7 @@ TEST_F(Triggered, WhatSomebodyElseHasPreparedStartsNothing) {
   ASSERT_TRUE(transfers_->prepare(pages()).ok());
   const uint32_t other = fifo_->consumer().prepare(10);
   push({{other, 0, 1, 0}, {other, 1, 1, 0}});
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(fifo_->consumer().refused(), 2u);
   expect_pages(0, 0);
   const absl::Status status = transfers_->prepare(pages()).status();
@@ -401,7 +395,7 @@ TEST_F(Triggered, WhatCannotBePreparedIsRefused) {
   bad.local_layout = Layout::paged(kBytes, list_, kPage, kPage);
   const uint32_t number = *transfers_->prepare(bad);
   push({{number, 0, 1, 0}});
-  ASSERT_TRUE(drive_until_idle());
+  until_idle();
   EXPECT_EQ(transfers_->state(number).last_failure.code(), absl::StatusCode::kOutOfRange);
 }
 

@@ -31,7 +31,7 @@ class StagedCrowds : public StagedPair {
       ASSERT_TRUE(id.ok()) << i << ": " << id.status();
       ids_.push_back(*id);
     }
-    ASSERT_TRUE(drive([&] { return gpu_->copies() > 2; }));
+    until([&] { return gpu_->copies() > 2; });
   }
   // Processor time of this thread for each of so many, from the first round to their end.
   double nanoseconds_each(size_t count) {

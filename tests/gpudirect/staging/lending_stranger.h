@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/until.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/staging/ring_marks.h"
 #include "transport/worker.h"
@@ -167,17 +168,19 @@ class LendingStrangers : public testing::Test {
   // The next thing of this kind that the worker said.
   std::optional<StagingMessage> hear(Kind kind) {
     // The thread that pins may wait for a processor long.
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (Clock::steady().now() < end) {
-      while (!there_->heard.empty()) {
-        StagingMessage message = std::move(there_->heard.front());
+    std::optional<StagingMessage> found;
+    const auto look = [&] {
+      while (!there_->heard.empty() && !found.has_value()) {
+        if (there_->heard.front().kind == kind) found = std::move(there_->heard.front());
         there_->heard.pop_front();
-        if (message.kind == kind) return message;
       }
+      return found.has_value();
+    };
+    until(look, [&] {
       turn(1);
       std::this_thread::yield();
-    }
-    return std::nullopt;
+    });
+    return found;
   }
   RemoteRegion theirs(uint32_t index, uint64_t size = kRing) const {
     return {.owner = uid_,

@@ -106,14 +106,13 @@ TEST_F(LendingStrangers, WhatIsReadIsCopiedFromTheRingOnceThatIsPinned) {
   // Until then over the wire, which brings nothing here.
   ASSERT_TRUE(read(0, 0).ok());
   bool copied = false;
-  const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-  while (!copied && Clock::steady().now() < end) {
-    marks.lend(0, kTurn);
-    ASSERT_TRUE(read(0, 0).ok());
-    copied = fake().read(at_, 4096) == std::string(4096, 6);
-    std::this_thread::yield();  // to the one that pins
-  }
-  EXPECT_TRUE(copied);
+  until([&] { return copied; },
+        [&] {
+          marks.lend(0, kTurn);
+          ASSERT_TRUE(read(0, 0).ok());
+          copied = fake().read(at_, 4096) == std::string(4096, 6);
+          std::this_thread::yield();  // to the one that pins
+        });
   EXPECT_TRUE(marks.take_back(0)) << "nobody reads there any more";
   for (const StagingMessage& message : there_->heard) {
     EXPECT_NE(message.kind, Kind::kBorrows) << "no ring was shown";
@@ -245,9 +244,7 @@ TEST_F(LendingStrangers, MarksOfNobodyGiveTheirPagesBack) {
     say({.kind = Kind::kEnded, .chunk = offered->chunk});
     turn();
     EXPECT_EQ(*worker_->state(id), TransferState::kDone);
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(10));
-    while (*word != 0 && Clock::steady().now() < end) turn(1);
-    EXPECT_EQ(*word, 0u) << "the page is out of use";
+    until([&] { return *word == 0; }, [&] { turn(1); });  // else the page is out of use
   }
   waitpid(children[1], nullptr, 0);
 }

@@ -22,10 +22,10 @@ class Lent : public StagedPair {
     // One way for writes, the other way for reads.
     ASSERT_TRUE(run(request(Op::kWrite, true, true)).ok());
     ASSERT_TRUE(run(request(Op::kRead, true, true)).ok());
-    ASSERT_TRUE(drive([&] {
+    until([&] {
       const std::string text = a_.worker->explain(a_.peer);
       return text.find(kByPeer) != std::string::npos && text.find(kFromPeer) != std::string::npos;
-    })) << a_.worker->explain(a_.peer);
+    });
   }
   // What the side's explain() says of these; 0: nothing. What went before both rings were there may
   // be a part of it.

@@ -74,7 +74,7 @@ TEST(Pinner, DoesWhatItIsAskedInOrderAndEndsAfterIt) {
     pinner.pin(2, [&]() -> absl::StatusOr<internal::Pinner::Pin> {
       return absl::ResourceExhaustedError("no memory");
     });
-    while (told != 2) std::this_thread::yield();
+    until([&] { return told == 2; });
     auto done = pinner.take();
     ASSERT_EQ(done.size(), 2u);
     EXPECT_EQ(done[0].job, 1u);

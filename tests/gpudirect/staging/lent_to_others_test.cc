@@ -36,19 +36,16 @@ class LentToOthers : public Lent {
       return *initiator().submit(next);
     }
     absl::Status finish(TransferId id) {
-      if (!drive([&] { return ended(*initiator().state(id)); })) {
-        return absl::InternalError("it never ended");
-      }
+      until([&] { return ended(*initiator().state(id)); });
       absl::Status status = initiator().status(id);
       initiator().release(id).IgnoreError();
       return status;
     }
     // Until transfers go straight from the ring.
-    bool lent() {
-      return finish(begin()).ok() && drive([&] {
-               return initiator().explain(peer_).find(op_ == Op::kWrite ? kByPeer : kFromPeer) !=
-                      std::string::npos;
-             });
+    void until_lent(CallSite from = CallSite::here()) {
+      ASSERT_TRUE(finish(begin()).ok());
+      const char* const how = op_ == Op::kWrite ? kByPeer : kFromPeer;
+      until([&] { return initiator().explain(peer_).find(how) != std::string::npos; }, from);
     }
     void owner_alone() {
       // The question of a read has to come, the answer stays where it is.
@@ -65,13 +62,16 @@ class LentToOthers : public Lent {
     }
 
    private:
-    bool drive(const std::function<bool()>& ready) {
-      const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-      while (!ready() && Clock::steady().now() < end) {
+    template <typename Fact>
+    void until(const Fact& fact, CallSite from = CallSite::here()) {
+      const auto turn = [&] {
         owner_.worker->progress();
         worker_->progress();
-      }
-      return ready();
+      };
+      const auto state = [&] {
+        return state_of(owner_.worker->stats(), "owner") + state_of(worker_->stats(), "other");
+      };
+      baton::until(fact, turn, state, from);
     }
     LentToOthers& test_;
     Side& owner_;
@@ -95,7 +95,7 @@ TEST_F(LentToOthers, PagesThatAreLentAnewAreNotReadByWhoHadThemBefore) {
       Side& owner = op == Op::kWrite ? a_ : b_;  // of the ring that is lent
       Side& before = op == Op::kWrite ? b_ : a_;
       Third third(*this, owner, op);
-      ASSERT_TRUE(third.lent());
+      third.until_lent();
       gpu_->write(owner.at, pattern('s'));
       gpu_->write(before.at, std::string(600'000, '-'));
       const TransferId id = *a_.worker->submit(request(op, true, true));
@@ -138,7 +138,7 @@ TEST_F(LentToOthers, WhoStandsStillLeavesRoomForOthers) {
     lend();
     Side& owner = op == Op::kWrite ? a_ : b_;
     Third third(*this, owner, op);
-    ASSERT_TRUE(third.lent());
+    third.until_lent();
     std::vector<TransferId> ids;
     for (int i = 0; i < 8; ++i) ids.push_back(*a_.worker->submit(request(op, true, true, kBytes)));
     for (int i = 0; i < 20; ++i) {

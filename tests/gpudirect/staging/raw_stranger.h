@@ -41,13 +41,10 @@ class RawStrangers : public testing::Test {
     gpu_.expect_clean();
   }
   gpudirect::FakeDriver& fake() { return gpu_.fake(); }
-  bool run(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      worker_->progress();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) {
+    baton::until(
+        fact, [&] { worker_->progress(); }, [&] { return state_of(worker_->stats(), "worker"); },
+        from);
   }
   // Once more, as somebody else.
   void call() {
@@ -63,11 +60,11 @@ class RawStrangers : public testing::Test {
     socket_ = std::make_unique<tcp::RawPeer>();
     number_ = 0;
     ASSERT_NO_FATAL_FAILURE(socket_->connect(key_, who, address->providers.front().second, run_));
-    ASSERT_TRUE(run([&] { return worker_->stats().peers_up == 1; }));
+    until([&] { return worker_->stats().peers_up == 1; });
   }
   void hang_up() {
     socket_.reset();
-    ASSERT_TRUE(run([&] { return worker_->stats().peers_up == 0; }));
+    until([&] { return worker_->stats().peers_up == 0; });
   }
   // A transfer of no bytes, as words travel.
   void say(std::string_view words) {
@@ -151,7 +148,7 @@ class RawStrangers : public testing::Test {
 
   gpudirect::InstalledFake gpu_;
   const ClusterKey key_ = *ClusterKey::from_bytes("a secret of the tests");
-  const tcp::RawPeer::Run run_ = [this](const std::function<bool()>& ready) { return run(ready); };
+  const tcp::RawPeer::Run run_ = [this](const std::function<bool()>& ready) { until(ready); };
   std::unique_ptr<Worker> worker_;
   gpudirect::DevicePointer at_ = 0;
   MemoryRegion region_;

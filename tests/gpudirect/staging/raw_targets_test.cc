@@ -110,7 +110,7 @@ TEST_F(RawTargets, AnswersThatNoCorrectOneGivesEndTheTransferAndNoOther) {
           EXPECT_TRUE(absl::IsInvalidArgument(worker_->status(id))) << worker_->status(id);
         }
         hang_up();
-        EXPECT_TRUE(run([&] { return ended(*worker_->state(id)); }));
+        until([&] { return ended(*worker_->state(id)); });
         EXPECT_TRUE(worker_->release(id).ok());
         call();
       }

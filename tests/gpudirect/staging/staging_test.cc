@@ -19,8 +19,6 @@ using gpudirect::FakeDriver;
 using gpudirect::kMiB;
 using ::testing::HasSubstr;
 
-const Time kPatience = patient(std::chrono::seconds(60));
-
 using Staged = StagedPair;
 
 // One call of the driver after the other fails, wherever it is.
@@ -71,7 +69,7 @@ TEST_F(Staged, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
 TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
   start("tcp", {.seed = 7});
   const TransferId bulk = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));
-  ASSERT_TRUE(drive([&] { return gpu_->copies() > 2; }));
+  until([&] { return gpu_->copies() > 2; });
   ASSERT_TRUE(run(request(Op::kWrite, true, true, 4096)).ok());
   EXPECT_EQ(*a_.worker->state(bulk), TransferState::kActive);
   EXPECT_TRUE(finish(bulk).ok());
@@ -91,12 +89,13 @@ TEST_F(Staged, WhereSomethingUrgentComesByBulkGoesInShortCopies) {
     (*ring)->copy(internal::CopyDirection::kToHost, cookie, urgent, {&piece, 1});
   };
   const auto finish_all = [&] {
-    while ((*ring)->busy()) {
-      (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
-        order.push_back(cookie);
-        EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
-      });
-    }
+    baton::until([&] { return !(*ring)->busy(); },
+                 [&] {
+                   (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+                     order.push_back(cookie);
+                     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
+                   });
+                 });
   };
   const auto copies = [&](const std::function<void()>& what) {
     const uint64_t before = gpu_->copies();
@@ -148,12 +147,13 @@ TEST_F(Staged, WhicheverPartOfACopyFailsItEndsOnce) {
     (*ring)->copy(internal::CopyDirection::kToHost, 1, true, {&small, 1});
     (*ring)->copy(internal::CopyDirection::kToHost, 2, false, {&piece, 1});
     gpu_->fail_call_in(k, gpudirect::kOutOfMemory);
-    while ((*ring)->busy()) {
-      (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
-        ++ends;
-        if (cookie == 2) bulk = status;
-      });
-    }
+    baton::until([&] { return !(*ring)->busy(); },
+                 [&] {
+                   (*ring)->progress([&](uint64_t cookie, const absl::Status& status) {
+                     ++ends;
+                     if (cookie == 2) bulk = status;
+                   });
+                 });
     gpu_->fail_call_in(0, gpudirect::kSuccess);
     EXPECT_EQ(ends, 2u);
     if (bulk.ok()) continue;
@@ -171,7 +171,7 @@ TEST_F(Staged, TheCounterRisesWhenTheCopyHasEndedOnTheDevice) {
     write.counter = b_.worker->remote_counter(counter);
     write.notify = "all there";
     const TransferId id = *a_.worker->submit(write);
-    ASSERT_TRUE(drive([&] { return b_.worker->counter_value(counter) == round; }));
+    until([&] { return b_.worker->counter_value(counter) == round; });
     ASSERT_TRUE(gpu_->read(b_.at, sent.size()) == sent) << "risen too early";
     EXPECT_TRUE(finish(id).ok());
   }
@@ -216,7 +216,7 @@ TEST_F(Staged, APeerThatGoesLeavesNothingThatMoves) {
     a_.worker->disconnect(a_.peer, Time::zero()).IgnoreError();
     const absl::Status status = finish(id);
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
-    ASSERT_TRUE(drive([&] { return b_.worker->stats().peers_up == 0; }));
+    until([&] { return b_.worker->stats().peers_up == 0; });
     ASSERT_TRUE(b_.worker->deregister_memory(b_.device_region).ok());
     EXPECT_TRUE(a_.worker->deregister_memory(a_.device_region).ok());
     EXPECT_EQ(gpu_->queued(), 0u) << "a copy is still to come";

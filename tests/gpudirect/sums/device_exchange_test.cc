@@ -13,6 +13,7 @@
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
+#include "tests/until.h"
 
 namespace baton {
 namespace {
@@ -235,7 +236,7 @@ TEST(DeviceExchange, ARankThatDoesNotComeIsNamed) {
   std::atomic<bool> over{false};
   run_group(2, exchange_options(), [&](Communicator& comm) {
     if (comm.rank() == 1) {
-      while (!over) comm.progress();
+      until([&] { return over.load(); }, [&] { comm.progress(); });
       return;
     }
     Bytes both(&gpu, std::vector<std::byte>(1 << 20));

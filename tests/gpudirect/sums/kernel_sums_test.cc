@@ -11,6 +11,7 @@
 
 #include "collectives/reduce/reduce.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/until.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -30,9 +31,9 @@ class KernelSumsTest : public testing::Test {
     return *std::move(sums);
   }
   static absl::Status wait(KernelSums& sums, size_t slot) {
-    while (true) {
-      if (const auto ended = sums.ended(slot)) return *ended;
-    }
+    std::optional<absl::Status> ended;
+    until([&] { return (ended = sums.ended(slot)).has_value(); });
+    return *ended;
   }
   void expect_clean() {
     launcher_.reset();

@@ -18,7 +18,7 @@ namespace baton::kvtransfer {
 namespace {
 
 constexpr size_t kDeathPage = 4096, kDeathPages = 256;
-const Time kUntilDeath = patient(std::chrono::seconds(60));
+const Time kUntilDeath = until_gives_up();
 
 class AgentDeath : public OverEveryProvider<std::string> {
  protected:
@@ -84,7 +84,8 @@ TEST_P(AgentDeath, BetweenTwoPosts) {
   peer_->kill_it();
   fill(7);
   absl::Status end;
-  while (end.ok()) end = run(read);  // over shm its pages are there until it is missed
+  until(
+      [&] { return !(end = run(read)).ok(); });  // over shm its pages are there until it is missed
   expect_lost(end);
   for (size_t page = 0; page < kDeathPages; ++page) {  // as it was, or as it was there
     const auto first = mine_->bytes.begin() + static_cast<ptrdiff_t>(page * kDeathPage);

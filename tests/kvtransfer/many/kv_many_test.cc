@@ -178,11 +178,11 @@ TEST_F(KvMany, ALoadWhosePrefillWasLookedUpIsLookedAtInItsTime) {
     port = text.substr(text.rfind(':'));
   }
   ASSERT_TRUE(start(1, true, hours(100), Time{}, "localhost" + port).ok());
-  const Time end = Clock::steady().now() + kLongEnough;
-  while (decode.worker->stats().transfers_submitted == 0 && Clock::steady().now() < end) {
-    loads.progress();
-    decode.mailbox.flush();
-  }
+  until([&] { return decode.worker->stats().transfers_submitted > 0; },
+        [&] {
+          loads.progress();
+          decode.mailbox.flush();
+        });
   EXPECT_EQ(looked_at_after(minutes(59)), 0U);
   EXPECT_EQ(looked_at_after(minutes(1)), 1U);
   EXPECT_EQ(looked_at_after(minutes(59)), 0U);
@@ -193,9 +193,8 @@ TEST_F(KvMany, ALoadWhosePrefillWasLookedUpIsLookedAtInItsTime) {
 TEST_F(KvMany, ALoadIsLookedAtByTheLeaseThatItWasGranted) {
   lease = hours(30);
   ASSERT_TRUE(start(1, true, hours(100)).ok());
-  const Time end = Clock::steady().now() + kLongEnough;
-  while (!jobs.next_job().has_value() && Clock::steady().now() < end) move();
-  while (peer_.generation == 0 && Clock::steady().now() < end) move();
+  until([&] { return jobs.next_job().has_value(); }, [&] { move(); });
+  until([&] { return peer_.generation != 0; }, [&] { move(); });
   EXPECT_EQ(looked_at_after(minutes(59)), 0U);
   EXPECT_EQ(looked_at_after(minutes(1)), 1U) << "it is to be renewed";
   loads.on_lease_renewed(peer_, 1, encode_kv_lease({1, minutes(30)}));

@@ -52,7 +52,7 @@ TEST_P(KvNames, NobodyWaitsForDns) {
   dns_asked.acquire();
   // Another load comes and goes meanwhile.
   ASSERT_TRUE(pair.decode->start(load_of(3, pair.address()), 40).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(3).state == TestLoad::State::kEnded; }));
+  pair.until([&] { return pair.decode->load(3).state == TestLoad::State::kEnded; });
   EXPECT_EQ(pair.decode->load(3).verified, 6U) << pair.decode->load(3).status;
   EXPECT_TRUE(pair.decode_connector->load_status(1).ok());
   EXPECT_EQ(pair.decode_connector->layers_loaded(1), 0U);
@@ -61,14 +61,14 @@ TEST_P(KvNames, NobodyWaitsForDns) {
   EXPECT_TRUE(pair.decode_connector->renew_load(2, kLongEnough).ok());
   EXPECT_FALSE(dns_asked.try_acquire());
   dns_answered.release();
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (const KvRequestId id : {1, 2}) {
     EXPECT_EQ(pair.decode->load(id).verified, 6U) << pair.decode->load(id).status;
     EXPECT_FALSE(pair.decode->load(id).wrong);
   }
   // It is known now.
   ASSERT_TRUE(pair.decode->start(load_of(4, slow), 40).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.decode->load(4).verified, 6U);
   EXPECT_FALSE(dns_asked.try_acquire());
 }
@@ -91,16 +91,17 @@ TEST_P(KvNames, ALoadMayEndBeforeItsNameIsKnown) {
   late.blocks = {7};
   late.timeout = std::chrono::milliseconds(1);
   ASSERT_TRUE(pair.decode_connector->start_load(late).ok());
-  while (pair.decode_connector->load_status(1).ok()) pair.decode_connector->wait(kLongEnough, -1);
+  until([&] { return !pair.decode_connector->load_status(1).ok(); },
+        [&] { pair.decode_connector->wait(kLongEnough, -1); });
   EXPECT_TRUE(absl::IsDeadlineExceeded(pair.decode_connector->load_status(1)));
   dns_answered.release();
   // What is found then is of no use to it, and harms nobody.
   ASSERT_TRUE(pair.decode->start(load_of(2, slow), 40).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(2).state == TestLoad::State::kEnded; }));
+  pair.until([&] { return pair.decode->load(2).state == TestLoad::State::kEnded; });
   EXPECT_EQ(pair.decode->load(2).verified, 6U) << pair.decode->load(2).status;
   EXPECT_TRUE(absl::IsDeadlineExceeded(pair.decode_connector->load_status(1)));
   EXPECT_TRUE(pair.decode_connector->end_load(1));
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.prefill->jobs_seen(), 1U);
 }
 
@@ -151,14 +152,12 @@ TEST_P(KvNames, ShardsAreAskedAsTheyAreFound) {
   EXPECT_TRUE(pair.decode_connector->end_load(1));
   ASSERT_TRUE(pair.decode_connector->start_load(load).ok());
   dns_answered.release();
-  while (pair.prefill->jobs_seen() < 2) {
+  const auto turn = [&] {
     pair.prefill->step();
     pair.decode_connector->progress();
-  }
-  while (!pair.decode_connector->end_load(1)) {
-    pair.prefill->step();
-    pair.decode_connector->progress();
-  }
+  };
+  until([&] { return pair.prefill->jobs_seen() >= 2; }, turn);
+  until([&] { return pair.decode_connector->end_load(1); }, turn);
 }
 
 // Whose time is a test's.
@@ -167,10 +166,10 @@ struct KvNamesInTime : KvNames {
   // Prefill computes so many layers, which come.
   bool layers_come(uint32_t layers) {
     now.prefill->stop_before_layer(layers);
-    EXPECT_TRUE(now.run([&] {
+    now.until([&] {
       return now.decode->load(1).verified == layers ||
              now.decode->load(1).state == TestLoad::State::kEnded;
-    }));
+    });
     return now.decode->load(1).verified == layers;
   }
   void find_name() {
@@ -195,7 +194,7 @@ TEST_P(KvNamesInTime, WhatWasRenewedMeanwhileHasThatTime) {
   clock.advance(seconds(60));
   EXPECT_TRUE(layers_come(4)) << now.decode->load(1).status;
   now.prefill->stop_before_layer(UINT32_MAX);
-  ASSERT_TRUE(now.run_to_end());
+  now.run_to_end();
   EXPECT_EQ(now.decode->load(1).verified, 6U) << now.decode->load(1).status;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/escaping.h"
 #include "kvtransfer/metadata/etcd_store.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -40,7 +41,7 @@ class StrangeEtcd {
     });
     port_ = server_.bind_to_any_port("127.0.0.1");
     thread_ = std::thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running()) std::this_thread::yield();
+    until([&] { return server_.is_running(); });
   }
   ~StrangeEtcd() {
     server_.stop();

@@ -17,6 +17,7 @@
 #include "kvtransfer/metadata/http_client.h"
 #include "kvtransfer/metadata/http_store.h"
 #include "kvtransfer/metadata/metadata_store.h"
+#include "tests/until.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {
@@ -182,7 +183,7 @@ struct HttpRecords : ::testing::Test {
     server.Delete("/.*", [this](const httplib::Request&, httplib::Response&) { asked += 'D'; });
     const int port = server.bind_to_any_port("127.0.0.1");
     serves = std::thread([this] { server.listen_after_bind(); });
-    while (!server.is_running()) std::this_thread::yield();
+    until([&] { return server.is_running(); });
     store.emplace("127.0.0.1", std::to_string(port), "/agents", milliseconds(1));
   }
   ~HttpRecords() override {
@@ -193,7 +194,7 @@ struct HttpRecords : ::testing::Test {
   // Nothing is asked while the test looks.
   std::string take_asked() { return std::exchange(asked, {}); }
   void until_dead() {
-    while (store->get("key").ok()) std::this_thread::yield();
+    until([&] { return !store->get("key").ok(); });
     EXPECT_TRUE(absl::IsNotFound(store->get("key").status()));
   }
   httplib::Server server;

@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/sleeping.h"
+#include "tests/until.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -146,7 +147,7 @@ struct Keeper : ::testing::Test {
         ending = gettid();
         keeper = nullptr;
       });
-      while (ending == 0 || !sleeps(ending)) std::this_thread::yield();
+      until([&] { return ending != 0 && sleeps(ending); });
       script.say("it is to end");
     });
   }

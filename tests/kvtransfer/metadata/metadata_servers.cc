@@ -13,6 +13,7 @@
 
 #include "tests/quiet_port.h"
 #include "tests/temporary_folder.h"
+#include "tests/until.h"
 #include "transport/base/child.h"
 
 namespace baton::kvtransfer {
@@ -61,7 +62,7 @@ class HttpServer : public MetadataServer {
     thread_ = std::thread([this] { server_->listen_after_bind(); });
   }
   void kill() override {
-    while (!server_->is_running()) std::this_thread::yield();
+    until([&] { return server_->is_running(); });
     server_->stop();
     if (thread_.joinable()) thread_.join();
   }

@@ -27,7 +27,7 @@ namespace baton::kvtransfer {
 namespace {
 
 using ::testing::HasSubstr;
-const Time kLong = patient(std::chrono::seconds(60));
+const Time kLong = until_gives_up();
 // Longer than any test: what is refused while a lease lives must not depend on how busy this
 // machine is.
 constexpr std::chrono::seconds kLongLease{600};
@@ -63,15 +63,6 @@ class MetadataStoreTest : public ::testing::TestWithParam<std::string> {
     out.metadata_lease = lease;
     return out;
   }
-  static ::testing::AssertionResult comes_about(const std::function<bool()>& what) {
-    const Time end = Clock::steady().now() + kLong;
-    while (!what()) {
-      if (Clock::steady().now() > end)
-        return ::testing::AssertionFailure() << "it never came about";
-      usleep(2'000);
-    }
-    return ::testing::AssertionSuccess();
-  }
   static bool published(const Agent& agent) { return agent.metadata_state(agent.name()).ok(); }
 
   MetadataServer* server_ = nullptr;
@@ -103,10 +94,10 @@ TEST_P(MetadataStoreTest, FoundByNameFollowedAndTakenBack) {
   const auto a = make_agent(options("alpha")), b = make_agent(options("beta"));
   AgentMemory mine(*a, 4096, 1), theirs(*b, 4096, 2);
   ASSERT_EQ(a->follow_metadata(b->name()), absl::OkStatus());
-  EXPECT_TRUE(comes_about([&] { return absl::IsNotFound(a->metadata_state(b->name())); }));
+  until([&] { return absl::IsNotFound(a->metadata_state(b->name())); });
   ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return a->has_remote(b->name(), {theirs.whole()}); }));
-  EXPECT_TRUE(comes_about([&] { return a->metadata_state(b->name()).ok() && published(*b); }));
+  until([&] { return a->has_remote(b->name(), {theirs.whole()}); });
+  until([&] { return a->metadata_state(b->name()).ok() && published(*b); });
   const auto read = a->make_transfer(Op::kRead, std::vector<Descriptor>{mine.whole()},
                                      std::vector<Descriptor>{theirs.whole()}, b->name());
   ASSERT_EQ(a->post(*read), absl::OkStatus());
@@ -117,28 +108,25 @@ TEST_P(MetadataStoreTest, FoundByNameFollowedAndTakenBack) {
   ASSERT_EQ(b->publish_metadata(*b->partial_metadata({later.whole()}, false), "later"),
             absl::OkStatus());
   ASSERT_EQ(a->follow_metadata(b->name(), "later"), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] {
-    return a->has_remote(b->name(), {theirs.whole(), later.whole()});
-  }));
+  until([&] { return a->has_remote(b->name(), {theirs.whole(), later.whole()}); });
 
   // While the two are connected.
   ASSERT_EQ(b->withdraw_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return !a->has_remote(b->name()); }));
-  EXPECT_TRUE(
-      comes_about([&] { return absl::IsFailedPrecondition(a->metadata_state(b->name())); }));
+  until([&] { return !a->has_remote(b->name()); });
+  until([&] { return absl::IsFailedPrecondition(a->metadata_state(b->name())); });
   ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return a->has_remote(b->name(), {later.whole()}); }));
+  until([&] { return a->has_remote(b->name(), {later.whole()}); });
 }
 
 TEST_P(MetadataStoreTest, AnAgentThatEndsLeavesNothing) {
   auto a = make_agent(options("alpha"));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return published(*a); }));
+  until([&] { return published(*a); });
   const std::string key = metadata_key(a->name());
   EXPECT_TRUE(store()->get(key).ok());
   const auto b = make_agent(options("beta"));
   ASSERT_EQ(b->follow_metadata(a->name()), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return b->has_remote(named("alpha")); }));
+  until([&] { return b->has_remote(named("alpha")); });
   a = nullptr;
   EXPECT_TRUE(absl::IsNotFound(store()->get(key).status()));
 }
@@ -147,16 +135,15 @@ TEST_P(MetadataStoreTest, TheLaterOfTwoWithOneNameIsRefused) {
   auto first = make_agent(options("alpha"));
   AgentMemory memory(*first, 4096, 1);
   ASSERT_EQ(first->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return published(*first); }));
+  until([&] { return published(*first); });
   const auto second = make_agent(options("alpha", kShortLease));
   ASSERT_EQ(second->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(
-      comes_about([&] { return absl::IsAlreadyExists(second->metadata_state(second->name())); }));
+  until([&] { return absl::IsAlreadyExists(second->metadata_state(second->name())); });
   const auto b = make_agent(options("beta"));
   ASSERT_EQ(b->follow_metadata(first->name()), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return b->has_remote(named("alpha"), {memory.whole()}); }));
+  until([&] { return b->has_remote(named("alpha"), {memory.whole()}); });
   first = nullptr;
-  EXPECT_TRUE(comes_about([&] { return published(*second); }));
+  until([&] { return published(*second); });
 }
 
 // Run by the next test in a process of its own: an agent that others find, until it is killed.
@@ -182,16 +169,16 @@ TEST_P(MetadataStoreTest, ANameIsFreeWhenItsAgentWasKilled) {
   }
   const auto b = make_agent(options("beta", kShortLease));
   ASSERT_EQ(b->follow_metadata(name), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return b->has_remote(name); }));
+  until([&] { return b->has_remote(name); });
   ::kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  ASSERT_TRUE(comes_about([&] { return !b->has_remote(name); }));
-  EXPECT_TRUE(comes_about([&] { return absl::IsNotFound(b->metadata_state(name)); }));
+  until([&] { return !b->has_remote(name); });
+  until([&] { return absl::IsNotFound(b->metadata_state(name)); });
 
   const auto next = make_agent(options("alpha", kShortLease));
   AgentMemory memory(*next, 4096, 1);
   ASSERT_EQ(next->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return b->has_remote(name, {memory.whole()}); }));
+  until([&] { return b->has_remote(name, {memory.whole()}); });
 }
 
 TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
@@ -201,7 +188,7 @@ TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
     const std::string name = named("alpha");
     ASSERT_EQ(strange->put(metadata_key(name), bytes), absl::OkStatus());
     ASSERT_EQ(b->follow_metadata(name), absl::OkStatus());
-    ASSERT_TRUE(comes_about([&] { return absl::IsDataLoss(b->metadata_state(name)); }));
+    until([&] { return absl::IsDataLoss(b->metadata_state(name)); });
     EXPECT_THAT(std::string(b->metadata_state(name).message()), HasSubstr(why));
     EXPECT_FALSE(b->has_remote(name));
     b->remove_remote(name);
@@ -221,7 +208,7 @@ TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
   // And the good one is taken at once, though bad ones were there before it.
   ASSERT_EQ(strange->put(metadata_key(named("alpha")), *good->metadata()), absl::OkStatus());
   ASSERT_EQ(b->follow_metadata(named("alpha")), absl::OkStatus());
-  EXPECT_TRUE(comes_about([&] { return b->has_remote(named("alpha")); }));
+  until([&] { return b->has_remote(named("alpha")); });
 }
 
 TEST_P(MetadataServerTest, AServerThatDiesAndComesBackIsFoundAgain) {
@@ -229,25 +216,24 @@ TEST_P(MetadataServerTest, AServerThatDiesAndComesBackIsFoundAgain) {
   const auto b = make_agent(options("beta", kShortLease));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
   ASSERT_EQ(b->follow_metadata(a->name()), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return published(*a) && b->has_remote(a->name()); }));
+  until([&] { return published(*a) && b->has_remote(a->name()); });
   server_->kill();
-  ASSERT_TRUE(comes_about([&] { return absl::IsUnavailable(a->metadata_state(a->name())); }));
+  until([&] { return absl::IsUnavailable(a->metadata_state(a->name())); });
   ASSERT_EQ(b->publish_metadata(), absl::OkStatus());
   ASSERT_EQ(a->follow_metadata(b->name()), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return absl::IsUnavailable(a->metadata_state(b->name())); }));
+  until([&] { return absl::IsUnavailable(a->metadata_state(b->name())); });
   server_->start();
-  EXPECT_TRUE(
-      comes_about([&] { return published(*a) && published(*b) && a->has_remote(b->name()); }));
+  until([&] { return published(*a) && published(*b) && a->has_remote(b->name()); });
 }
 
 TEST_P(MetadataFolderTest, WhatAStrangerRemovedIsLeftThereAgain) {
   const auto a = make_agent(options("alpha", kShortLease));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
-  ASSERT_TRUE(comes_about([&] { return published(*a); }));
+  until([&] { return published(*a); });
   const std::string file = server_->url().substr(7) + "/" + metadata_key(a->name());
   ASSERT_EQ(unlink((file + ".agent").c_str()), 0);
   ASSERT_EQ(unlink((file + ".lock").c_str()), 0);
-  EXPECT_TRUE(comes_about([&] { return store()->get(metadata_key(a->name())).ok(); }));
+  until([&] { return store()->get(metadata_key(a->name())).ok(); });
 }
 
 // A forked child has all that its parent had open, but the parent's locks.
@@ -296,7 +282,7 @@ TEST_P(MetadataStoreTest, AThousandNames) {
     ASSERT_EQ(all->put(metadata_key(metadata.name), metadata.encode(key)), absl::OkStatus());
     ASSERT_EQ(a->follow_metadata(metadata.name), absl::OkStatus());
   }
-  EXPECT_TRUE(comes_about([&] { return a->stats().remotes == kNames; }));
+  until([&] { return a->stats().remotes == kNames; });
   EXPECT_TRUE(a->has_remote(named("999")));
 }
 
@@ -422,7 +408,7 @@ TEST(MetadataStore, WhatAServerAnswersIsARecordOrRefused) {
   });
   const int port = server.bind_to_any_port("127.0.0.1");
   std::thread serves([&] { server.listen_after_bind(); });
-  while (!server.is_running()) std::this_thread::yield();
+  until([&] { return server.is_running(); });
   const auto store =
       *make_metadata_store("http://127.0.0.1:" + std::to_string(port), std::chrono::seconds(10));
   body = "BATON1 another 7 60000\nmetadata";
@@ -502,11 +488,7 @@ TEST(MetadataStore, OnlyOnesOwnMetadataIsPublished) {
   EXPECT_TRUE(absl::IsInvalidArgument(a->follow_metadata(std::string(kMaxAgentName + 1, 'n'))));
   EXPECT_TRUE(absl::IsDataLoss(a->publish_metadata("garbage")));
   ASSERT_EQ(a->publish_metadata(), absl::OkStatus());
-  const Time end = Clock::steady().now() + kLong;
-  while (a->metadata_state("alpha").message().find(path) == std::string::npos) {
-    ASSERT_LT(Clock::steady().now(), end);
-    usleep(2'000);
-  }
+  until([&] { return a->metadata_state("alpha").message().find(path) != std::string::npos; });
   EXPECT_TRUE(absl::IsUnavailable(a->metadata_state("alpha")));
 }
 

@@ -51,13 +51,13 @@ TEST_P(KvPullTest, EveryByteOfManyLoadsIsReadOnce) {
     for (KvRequestId id = 1; id <= 20; ++id) {
       const uint32_t tokens = 1 + random() % 100;
       const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-      ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 25; }));
+      pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
       KvLoad load = pull(id, pair.address(), first);
       load.pull = id % 5 != 0;  // both ways, beside each other
       if (load.pull) blocks += (tokens + 3) / 4 - first / 4;
       ASSERT_TRUE(pair.decode->start(std::move(load), tokens).ok());
     }
-    ASSERT_TRUE(pair.run_to_end());
+    pair.run_to_end();
     uint64_t all = 0;
     for (KvRequestId id = 1; id <= 20; ++id) {
       const TestLoad& load = pair.decode->load(id);
@@ -83,7 +83,7 @@ TEST_P(KvPullTest, OtherLayoutsAndFewSlots) {
   for (KvRequestId id = 1; id <= 4; ++id) {
     ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 20 * static_cast<uint32_t>(id)).ok());
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 4; ++id) {
     EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
     EXPECT_FALSE(pair.decode->load(id).wrong);
@@ -99,7 +99,7 @@ TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
   with.prefill_layout = with.decode_layout = KvLayout::dense(2, kTokens, 1, 1, 8, "test");
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), kTokens).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
   EXPECT_FALSE(pair.decode->load(1).wrong);
 }
@@ -112,14 +112,14 @@ TEST_P(KvPullTest, ACancelledLoadsBlocksCanBeReusedAtOnceOnBothSides) {
   std::mt19937 random(5);
   size_t cancelled = 0;
   for (KvRequestId id = 1; id <= 12; ++id) {
-    ASSERT_TRUE(pair.run([&] { return pair.decode->cache().free_blocks() >= 20; }));
+    pair.until([&] { return pair.decode->cache().free_blocks() >= 20; });
     ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 80).ok());
     pair.decode->cancel(id, random() % 4);
     const uint32_t steps = random() % 200;
-    for (uint32_t i = 0; i < steps; ++i) pair.run([] { return true; });
+    for (uint32_t i = 0; i < steps; ++i) pair.step();
     EXPECT_EQ(pair.decode->cache().damaged(), 0u);
   }
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   for (KvRequestId id = 1; id <= 12; ++id) {
     EXPECT_FALSE(pair.decode->load(id).wrong);
     EXPECT_EQ(pair.decode->load(id).wrongly_kept, 0u);
@@ -134,10 +134,10 @@ TEST_P(KvPullTest, APrefillThatStopsFailsItsLoads) {
   KvPair pair(options());
   pair.prefill->stop_before_layer(2);
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.until([&] { return pair.decode->load(1).verified == 2; });
   pair.prefill.reset();
   pair.prefill_connector = nullptr;
-  ASSERT_TRUE(pair.run([&] { return pair.decode->open() == 0; }));
+  pair.until([&] { return pair.decode->open() == 0; });
   EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
   EXPECT_THAT(text(pair.decode->load(1).status),
               AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
@@ -150,10 +150,10 @@ TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
   KvPair pair(with);
   pair.prefill->stop_before_layer(2);
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->jobs_seen() == 1; }));
+  pair.until([&] { return pair.prefill->jobs_seen() == 1; });
   pair.decode.reset();
   pair.decode_connector = nullptr;
-  ASSERT_TRUE(pair.run([&] { return pair.prefill->open_jobs() == 0; }));
+  pair.until([&] { return pair.prefill->open_jobs() == 0; });
   EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
 }
 
@@ -164,11 +164,11 @@ TEST_P(KvPullTest, ADecodeThatIsGoneLetsNothingGo) {
   KvLoad load = pull(1, pair.address());
   load.lease = kLongEnough;
   ASSERT_TRUE(pair.decode->start(std::move(load), 12).ok());
-  ASSERT_TRUE(pair.run([&] { return pair.decode->load(1).verified == 2; }));
+  pair.until([&] { return pair.decode->load(1).verified == 2; });
   pair.decode.reset();
   pair.decode_connector = nullptr;
-  ASSERT_TRUE(pair.run([&] { return pair.prefill_connector->stats().jobs_failed == 1; }));
-  for (int i = 0; i < 100; ++i) pair.run([] { return true; });
+  pair.until([&] { return pair.prefill_connector->stats().jobs_failed == 1; });
+  for (int i = 0; i < 100; ++i) pair.step();
   EXPECT_EQ(pair.prefill->open_jobs(), 1u);
   EXPECT_EQ(pair.prefill->cache().free_blocks(), 57u);
 }
@@ -178,12 +178,12 @@ TEST_P(KvPullTest, WhoMayNotBeReadSaysSo) {
   with.allow_pull = false;
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   const absl::Status status = pair.decode->load(1).status;
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(text(status), AllOf(HasSubstr("prefill-0"), HasSubstr("allow_pull")));
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_TRUE(pair.decode->load(2).status.ok());
 }
 
@@ -192,7 +192,7 @@ TEST_P(KvPullTest, LayoutsThatDoNotFitAreRefusedWithTheRemedy) {
   with.prefill_layout = test_layout(60, 0, 4);
   KvPair pair(with);
   ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  ASSERT_TRUE(pair.run_to_end());
+  pair.run_to_end();
   EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
   EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
 }
@@ -206,7 +206,7 @@ TEST_P(KvPullTest, EnginesErrorsReachDecode) {
       pair.prefill->refuse(absl::ResourceExhaustedError("longer than my cache"));
     }
     ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-    ASSERT_TRUE(pair.run_to_end());
+    pair.run_to_end();
     EXPECT_THAT(text(pair.decode->load(1).status),
                 HasSubstr(missing ? "blocks missing" : "longer than my cache"));
     EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
@@ -240,20 +240,22 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
   }
   // The next request's version. What is sent from now on is about that load.
   uint16_t hear_request() {
-    EXPECT_TRUE(run([&] { return worker_->next_notification(request_); }));
+    until([&] { return worker_->next_notification(request_); });
     KvMessagePart part;
     EXPECT_TRUE(decode_kv_part(request_.payload, part).ok());
     EXPECT_EQ(part.kind, KvMessageKind::kRequest);
     number_ = part.load;
     return part.version;
   }
-  bool run(const std::function<bool()>& ready) {
-    for (const Time end = Clock::steady().now() + kLongEnough; Clock::steady().now() < end;) {
+  template <typename Fact>
+  void until(Fact fact, CallSite from = CallSite::here()) {
+    const auto turn = [&] {
       worker_->progress();
       decode_->step();
-      if (ready()) return true;
-    }
-    return false;
+    };
+    turn();
+    baton::until(
+        fact, turn, [&] { return state_of(worker_->stats(), "prefill"); }, from);
   }
   void send(KvMessageKind kind, std::string_view body, uint16_t version) {
     size_t offset = 0;
@@ -278,7 +280,7 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
   }
   // How the load ended.
   absl::Status end() {
-    EXPECT_TRUE(run([&] { return decode_->open() == 0; }));
+    until([&] { return decode_->open() == 0; });
     EXPECT_EQ(decode_->cache().damaged(), 0u);
     EXPECT_EQ(decode_->load(1).verified, 0u);
     return decode_->load(1).status;
@@ -351,7 +353,7 @@ TEST_P(KvFalsePrefillTest, BlocksWithoutAnOfferAreNotCollectedForEver) {
   const size_t enough = kMaxKvMessage / sizeof(uint32_t) / KvReady::kMaxBlocks + 2;
   for (size_t i = 0; i < enough && decode_->open() > 0; ++i) {
     send(KvMessageKind::kReady, ready);
-    run([] { return true; });
+    until([] { return true; });
   }
   EXPECT_THAT(text(end()), HasSubstr("not of what cache"));
 }
@@ -364,7 +366,7 @@ TEST_P(KvFalsePrefillTest, WordsAboutPullsMeanNothingToAPush) {
   send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0}));
   send(KvMessageKind::kLeaseRenewed, encode_kv_lease({1, kLongEnough}));
   send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
-  ASSERT_TRUE(run([&] { return decode_->open() == 1; }));
+  until([&] { return decode_->open() == 1; });
   EXPECT_THAT(text(decode_->load(2).status), HasSubstr("let go"));
 }
 

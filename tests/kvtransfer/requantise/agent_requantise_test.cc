@@ -169,7 +169,7 @@ TEST_P(AgentRequantiseOneTest, ATransferIsLikeOthers) {
   EXPECT_EQ(a_->telemetry(*id)->bytes, row * 2 * kTokens);
   EXPECT_GT(a_->telemetry(*id)->descriptors, 0u);
   std::vector<AgentMessage> heard;
-  while (heard.empty()) heard = b_->messages();
+  until([&] { return !heard.empty(); }, [&] { heard = b_->messages(); });
   EXPECT_EQ(heard[0].payload, "request 5");
   // Once more, of other values and with another message.
   prefill_->fill(8);
@@ -231,7 +231,7 @@ TEST_P(AgentRequantiseOneTest, AbortedTransfersGiveTheirStagingBack) {
   for (int i = 0; i < 8; ++i) {
     const auto id = pull->make_transfer(*b_, back);
     ASSERT_TRUE(b_->post(*id).ok());
-    while (b_->telemetry(*id)->descriptors == 0) std::this_thread::yield();
+    until([&] { return b_->telemetry(*id)->descriptors != 0; });
     ASSERT_TRUE(b_->abort(*id).ok());
     EXPECT_TRUE(b_->release(*id, kLong).ok());
   }
@@ -400,16 +400,14 @@ TEST(AgentRequantise, FencesAndEndsWithAnAgentThatIsSilentAndGoes) {
   EXPECT_TRUE(absl::IsAlreadyExists(a->post(*first)));
   EXPECT_TRUE(absl::IsFailedPrecondition(a->deregister_memory(from.ranges)));
   // It is in the middle of it.
-  const Time end = Clock::steady().now() + kLong;
-  while (to.bytes[0][0] == std::byte{0x55} && Clock::steady().now() < end) silent->progress();
+  until([&] { return to.bytes[0][0] != std::byte{0x55}; }, [&] { silent->progress(); });
   ASSERT_EQ(to.bytes[1].back(), std::byte{0x55}) << "it is done already";
   // What is at the processor ends first; what was sent needs the other agent's word.
   const absl::Status early = a->release(*first, std::chrono::milliseconds(50));
   EXPECT_TRUE(early.ok() || absl::IsDeadlineExceeded(early)) << early;
   if (!early.ok()) {
     EXPECT_THAT(std::string(early.message()), HasSubstr("has not said yet"));
-    while (!*a->local_free(*first) && Clock::steady().now() < end) std::this_thread::yield();
-    EXPECT_TRUE(*a->local_free(*first)) << "nothing is converted any more";
+    until([&] { return *a->local_free(*first); });  // nothing is converted any more
   }
   const auto elsewhere =
       AgentKvPlan::make_requantising(*a, Op::kWrite, from.place, "other", too.place);
@@ -419,11 +417,11 @@ TEST(AgentRequantise, FencesAndEndsWithAnAgentThatIsSilentAndGoes) {
   ASSERT_TRUE(a->post(*second).ok());
   EXPECT_TRUE(a->wait(*second, kLong).ok());
   EXPECT_EQ(too.bytes, want);
-  while (!absl::IsNotFound(a->status(*first)) && Clock::steady().now() < end) {
-    silent->progress();
-    a->release(*first, Time::zero()).IgnoreError();
-  }
-  EXPECT_TRUE(absl::IsNotFound(a->status(*first))) << a->status(*first);
+  until([&] { return absl::IsNotFound(a->status(*first)); },
+        [&] {
+          silent->progress();
+          a->release(*first, Time::zero()).IgnoreError();
+        });
 
   const auto third = plan->make_transfer(*a, request);
   ASSERT_TRUE(a->post(*third).ok());

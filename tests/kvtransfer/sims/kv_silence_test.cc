@@ -162,11 +162,9 @@ class KvAnswersTest : public OverEveryProvider<std::string> {
   // The next message from there.
   KvMessagePart answer(const std::function<void()>& meanwhile) {
     KvMessagePart part;
-    const Time end = Clock::steady().now() + kLongEnough;
-    while (!worker_->next_notification(inbox_) && Clock::steady().now() < end) {
-      worker_->progress();
-      meanwhile();
-    }
+    until([&] { return worker_->next_notification(inbox_); },
+          [&] { worker_->progress(), meanwhile(); },
+          [&] { return state_of(worker_->stats(), "decode"); });
     EXPECT_TRUE(decode_kv_part(inbox_.payload, part).ok());
     return part;
   }
@@ -218,8 +216,7 @@ TEST_P(KvAnswersTest, APrefillThatWasStoppedBeforeItWasAskedIsGivenUpToo) {
   load.prefill = prefill->address();
   load.silence = milliseconds(100);
   ASSERT_TRUE(decode.start(std::move(load), 40).ok());
-  const Time end = Clock::steady().now() + kLongEnough;
-  while (decode.load(1).status.ok() && Clock::steady().now() < end) decode.step();
+  until([&] { return !decode.load(1).status.ok(); }, [&] { decode.step(); });
   EXPECT_THAT(std::string(decode.load(1).status.message()), HasSubstr("said nothing for 0.1 s"));
 }
 

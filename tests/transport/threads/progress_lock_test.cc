@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/until.h"
 #include "transport/internal/threads/progress_lock.h"
 
 namespace baton::internal {
@@ -22,7 +23,7 @@ TEST(ProgressLock, WayIsGivenToWhoWaits) {
       const std::lock_guard held(lock);
       got = true;
     });
-    while (!lock.wanted()) std::this_thread::yield();
+    until([&] { return lock.wanted(); });
     EXPECT_FALSE(lock.try_lock());
     EXPECT_FALSE(got);
     lock.unlock();
@@ -40,7 +41,7 @@ TEST(ProgressLock, NoWayIsGivenToNobodyNorForLong) {
   ProgressLock brief(std::chrono::milliseconds(2));
   brief.lock();
   std::thread other([&] { const std::lock_guard held(brief); });
-  while (!brief.wanted()) std::this_thread::yield();
+  until([&] { return brief.wanted(); });
   brief.give_way();  // though the other one cannot have it
   EXPECT_TRUE(brief.wanted());
   brief.unlock();
