@@ -101,10 +101,10 @@ std::string doctor_text(absl::Span<const Check> checks) {
       absl::StrAppend(&out, std::string(width + 8, ' '), "-> ", check.remedy, "\n");
     }
   }
-  absl::StrAppendFormat(&out, "summary: %u ok, %u warn, %u fail: %s\n", count(checks, Grade::kOk),
-                        count(checks, Grade::kWarn), count(checks, Grade::kFail),
-                        failed(checks) ? "what failed must be mended first"
-                                       : "nothing is in the way of what was asked");
+  absl::StrAppendFormat(
+      &out, "summary: %u ok, %u warn, %u fail: %s\n", count(checks, Grade::kOk),
+      count(checks, Grade::kWarn), count(checks, Grade::kFail),
+      failed(checks) ? "fix what failed first" : "nothing stands in the way of what was asked");
   return out;
 }
 

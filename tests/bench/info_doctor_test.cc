@@ -111,12 +111,12 @@ TEST(Doctor, EndsWithASummary) {
   EXPECT_THAT(
       doctor_text(checks_of(tree, "verbs")),
       testing::ContainsRegex(
-          "\nsummary: [0-9]+ ok, 0 warn, 0 fail: nothing is in the way of what was asked\n$"));
+          "\nsummary: [0-9]+ ok, 0 warn, 0 fail: nothing stands in the way of what was asked\n$"));
   tree.limits("8388608", "65536");
   const std::vector<Check> bad = checks_of(tree, "verbs", false);
   EXPECT_THAT(doctor_text(bad), testing::ContainsRegex("\nsummary: [0-9]+ ok, [0-9]+ warn, "
-                                                       "[1-9][0-9]* fail: what failed must be "
-                                                       "mended first\n$"));
+                                                       "[1-9][0-9]* fail: fix what failed "
+                                                       "first\n$"));
   const Json summary = doctor_json(bad)["summary"];
   EXPECT_EQ(
       summary["ok"].get<size_t>() + summary["warn"].get<size_t>() + summary["fail"].get<size_t>(),
