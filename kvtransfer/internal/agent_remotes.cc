@@ -363,10 +363,9 @@ void Agent::Impl::say_again() {
         one.warn = kNever;
       }
       if (over && one.kind == AgentFrameKind::kFetch) {
-        refused = {one.payload, absl::StrFormat("no agent answered at %s in %d s: %s", one.host_port,
-                                                static_cast<int>(kCallingTime / std::chrono::seconds(1)),
-                                                why)};
-      }
+        refused = {one.payload,
+                   absl::StrFormat("no agent answered at %s in %d s: %s", one.host_port,
+                                   static_cast<int>(kCallingTime / std::chrono::seconds(1)), why)};
       }
       if (over) return true;
       if (now < one.next) return false;
