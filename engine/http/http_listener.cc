@@ -351,8 +351,8 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
   }
   const auto listening = net::listen_on(host, static_cast<uint16_t>(port), {.buffer_bytes = 0});
   if (!listening.ok()) {
-    return absl::Status(listening.status().code(),
-                        absl::StrCat("serving HTTP: ", listening.status().message()));
+    return absl::Status(listening.status().code(), absl::StrCat("serving HTTP (--host, --port): ",
+                                                                listening.status().message()));
   }
   const bool ipv6 = net::local_of(*listening).storage.ss_family == AF_INET6;
   auto& acceptor = impl_->acceptor;

@@ -304,8 +304,13 @@ TEST(Http, APortInUseIsAnError) {
   const auto second =
       http::HttpServer::start({.port = worker.port()}, worker.thread(), test_tokenizer());
   ASSERT_FALSE(second.ok());
-  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_NE(second.status().message().find("--port"), absl::string_view::npos);
+  for (const char* host : {"10.99.99.99", "nosuch.invalid", "0.0.0.0:8000"}) {
+    EXPECT_FALSE(
+        http::HttpServer::start({.host = host, .port = 0}, worker.thread(), test_tokenizer()).ok())
+        << host;
+  }
 }
 
 TEST(Http, AClientThatLeavesIsAborted) {
