@@ -1,9 +1,8 @@
 // Writes the results of a collective benchmark as JSON.
 #include "bench/nccl_tests/collective_perf_json.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -154,23 +153,15 @@ Json nccl_json(const CollectivePerfOptions& options, const NcclDocument& documen
 }
 
 absl::StatusOr<std::string> write_new_file(const std::string& path, const Json& json) {
-  const std::string text = dump(json, 1) + "\n";
-  if (!engine::is_replaced(path)) {
-    if (absl::Status status = write_text(path, text, "-J"); !status.ok()) return status;
-    return path;
-  }
   std::string name = path;
-  for (int i = 0; i < 1000; ++i) {
-    if (std::FILE* const file = std::fopen(name.c_str(), "wx"); file != nullptr) {
-      const bool whole = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-      if (std::fclose(file) == 0 && whole) return name;
-      return absl::ResourceExhaustedError(absl::StrFormat("%s could not be written whole", name));
-    }
-    if (errno != EEXIST) break;
+  std::error_code error;
+  for (int i = 0; engine::is_replaced(name) && std::filesystem::exists(name, error); ++i) {
     name = absl::StrCat(path, ".", i);
   }
-  return absl::PermissionDeniedError(absl::StrFormat(
-      "cannot write %s (%s): name a file that can be written after -J", name, strerror(errno)));
+  if (absl::Status status = write_text(name, dump(json, 1) + "\n", "-J"); !status.ok()) {
+    return status;
+  }
+  return name;
 }
 
 }  // namespace baton::bench
