@@ -153,7 +153,7 @@ struct Router::Impl {
   CacheWatch caches;
   HealthWatch health;
   std::atomic<bool> ends{false};  // it drains
-  std::string last_list;  // for the parser's thread
+  std::string last_list;          // for the parser's thread
   std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
 };
