@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/files.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -43,6 +44,10 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   if (path.filename().empty()) path = path.parent_path();
   absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
   if (!chat_template.ok()) return chat_template.status();
+  if (chat_template->has_value() && !(*chat_template)->status().ok()) {
+    base::log_event(base::LogLevel::kWarning, "%s: chats are refused, completions go on",
+                    (*chat_template)->status().message());
+  }
   SamplingDefaults defaults;
   constexpr size_t kMaxBytes = size_t{1} << 20;
   if (const auto text = read_file(directory + "/generation_config.json", kMaxBytes); text.ok()) {
