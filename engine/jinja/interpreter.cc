@@ -375,7 +375,7 @@ Value Interpreter::evaluate(const Expression& node, Scope& scope) {
     case ExpressionKind::kSlice: {
       const Value value = part(0), start = optional(1), stop = optional(2);
       Value out = slice(value, start, stop, optional(3));
-      budget_.take(1 + (out.is_string() ? static_cast<int64_t>(out.text().size() / 64) : out.length().value_or(0)));
+      budget_.take(1 + (out.is_string() ? static_cast<int64_t>(out.text().size() / 256) : out.length().value_or(0)));
       return out;
     }
     case ExpressionKind::kCall: {

@@ -10,7 +10,7 @@
 namespace baton::engine::jinja {
 namespace {
 
-constexpr size_t kLongestText = size_t{256} << 20;
+constexpr size_t kLongestText = size_t{64} << 20;
 constexpr int64_t kExact = int64_t{1} << 53;  // up to here, floats are exact integers
 
 [[noreturn]] void too_large() { throw Error("integers beyond 64 bits are not supported"); }
@@ -135,7 +135,7 @@ void Budget::take(int64_t steps) {
 
 void Budget::take_text(size_t bytes) {
   if (bytes > kLongestText) throw Error("a string is too long");
-  take(static_cast<int64_t>(bytes / 64));
+  take(static_cast<int64_t>(bytes / 256));
 }
 
 Value binary(std::string_view operation, const Value& a, const Value& b, Budget& budget) {

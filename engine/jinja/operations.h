@@ -15,7 +15,7 @@ class Budget {
   void take(int64_t steps);        // throws at the end
   void take_text(size_t bytes);    // of a new string; throws where it is too large
  private:
-  int64_t steps_ = 100'000'000;
+  int64_t steps_ = 10'000'000;
 };
 
 Value binary(std::string_view operation, const Value& a, const Value& b, Budget& budget);

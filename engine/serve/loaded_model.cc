@@ -12,10 +12,15 @@
 namespace baton::engine::serve {
 namespace {
 
-absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOnDevice& on_device,
-                                      std::unique_ptr<ModelRunner>* runner) {
+absl::StatusOr<Model> load_weights(const std::string& directory, Arithmetic arithmetic,
+                                   const ModelShard& shard, const LoadOnDevice& on_device,
+                                   std::unique_ptr<ModelRunner>* runner) {
   absl::StatusOr<Checkpoint> checkpoint = load_checkpoint(directory);
   if (!checkpoint.ok()) return checkpoint.status();
+  for (const std::string& remark : checkpoint->remarks) {
+    base::log_event(base::LogLevel::kWarning, "%s: %s", directory, remark);
+  }
+  if (on_device == nullptr) return Model::create(*std::move(checkpoint), arithmetic, shard);
   absl::StatusOr<OnDevice> loaded = on_device(*checkpoint);
   if (!loaded.ok()) return loaded.status();
   *runner = std::move(loaded->runner);
@@ -34,9 +39,7 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
         "config.json, model.safetensors and tokenizer.json (`baton train` writes such a one)"));
   }
   std::unique_ptr<ModelRunner> runner;
-  absl::StatusOr<Model> model = on_device != nullptr
-                                    ? load_for_device(directory, on_device, &runner)
-                                    : Model::load(directory, arithmetic, shard);
+  absl::StatusOr<Model> model = load_weights(directory, arithmetic, shard, on_device, &runner);
   if (!model.ok()) return model.status();
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
   if (!tokenizer.ok()) return tokenizer.status();
