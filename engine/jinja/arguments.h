@@ -14,10 +14,10 @@ namespace baton::engine::jinja {
 
 class Arguments {
  public:
-  // `names` in order; one that begins with '/' takes no keyword. Throws for what is missing (of the first `required`),
-  // too many, unknown or given twice.
-  Arguments(std::string_view function, const Args& given, std::initializer_list<std::string_view> names,
-            size_t required = 0);
+  // `names` in order; one that begins with '/' takes no keyword. Throws for what is missing (of the
+  // first `required`), too many, unknown or given twice.
+  Arguments(std::string_view function, const Args& given,
+            std::initializer_list<std::string_view> names, size_t required = 0);
   bool has(size_t i) const { return values_[i].has_value(); }
   bool has_some(size_t i) const { return has(i) && !values_[i]->is_none(); }  // given, and not None
   const Value& at(size_t i) const { return *values_[i]; }

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "engine/jinja/arguments.h"
-#include "engine/jinja/names.h"
 #include "engine/jinja/operations.h"
 #include "engine/jinja/text.h"
 
@@ -14,10 +13,11 @@ namespace {
 
 using Filter = Value (*)(const Value& value, const Args& args, Budget& budget);
 
-constexpr std::array<std::string_view, 8> kRefused = {"filesizeformat", "pprint",   "random", "striptags",
-                                                      "urlencode",      "urlize",   "wordwrap", "xmlattr"};
-constexpr std::array<std::string_view, 8> kTags = {"block",  "extends",    "include", "import",
-                                                   "from",   "autoescape", "trans",   "do"};
+constexpr std::array<std::string_view, 8> kRefused = {"filesizeformat", "pprint",    "random",
+                                                      "striptags",      "urlencode", "urlize",
+                                                      "wordwrap",       "xmlattr"};
+constexpr std::array<std::string_view, 8> kTags = {"block", "extends",    "include", "import",
+                                                   "from",  "autoescape", "trans",   "do"};
 
 // soft_str(): strings stay what they are, safe or not.
 Value soft(const Value& value) { return value.is_string() ? value : Value(value.str()); }
@@ -28,7 +28,9 @@ Value change_filter(const Value& value, const Args& args, Budget&) {
   return {kChange(value.str()), value.is_markup()};
 }
 
-std::vector<std::string> split_at(const std::string& text, const std::string& mark) { return split(text, &mark, -1, false); }
+std::vector<std::string> split_at(const std::string& text, const std::string& mark) {
+  return split(text, &mark, -1, false);
+}
 
 // Looks an attribute up by "a.b.0", or an index.
 std::vector<Value> path_of(const Value& attribute) {
@@ -42,7 +44,8 @@ std::vector<Value> path_of(const Value& attribute) {
   return path;
 }
 
-Value follow(Value value, const std::vector<Value>& path, Budget& budget, const std::optional<Value>& fallback = {}) {
+Value follow(Value value, const std::vector<Value>& path, Budget& budget,
+             const std::optional<Value>& fallback = {}) {
   for (const Value& part : path) {
     value = item(value, part, budget);
     if (fallback.has_value() && value.is_undefined()) value = *fallback;
@@ -87,7 +90,8 @@ Value trim_filter(const Value& value, const Args& args, Budget&) {
 
 Value replace_filter(const Value& value, const Args& args, Budget& budget) {
   const Arguments given("replace", args, {"old", "new", "count"}, 2);
-  std::string out = replace(value.str(), given.at(0).str(), given.at(1).str(), given.has_some(2) ? given.integer(2) : -1);
+  std::string out = replace(value.str(), given.at(0).str(), given.at(1).str(),
+                            given.has_some(2) ? given.integer(2) : -1);
   budget.take_text(out.size());
   return out;
 }
@@ -115,7 +119,9 @@ Value indent_filter(const Value& value, const Args& args, Budget& budget) {
   const bool text_width = given.has(0) && given.at(0).is_string();
   const int64_t width = text_width ? 0 : given.integer(0, 4);
   budget.take_text(static_cast<size_t>(std::max<int64_t>(width, 0)));
-  const std::string indentation = text_width ? given.at(0).text() : std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+  const std::string indentation =
+      text_width ? given.at(0).text()
+                 : std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
   std::string out;
   bool first = true;
   for (const std::string& line : split_lines(value.text() + "\n", false)) {
@@ -132,9 +138,11 @@ Value truncate_filter(const Value& value, const Args& args, Budget&) {
   const Arguments given("truncate", args, {"length", "killwords", "end", "leeway"});
   const int64_t length = given.integer(0, 255), leeway = given.has_some(3) ? given.integer(3) : 5;
   const std::string end = given.text(2, "...");
-  if (length < count_characters(end) || leeway < 0) throw Error("truncate was given lengths that do not fit");
+  if (length < count_characters(end) || leeway < 0)
+    throw Error("truncate was given lengths that do not fit");
   if (value.length().has_value() && *value.length() <= length + leeway) return value;
-  if (!value.is_string() || value.is_markup()) throw Error(concat("truncate of a ", value.type(), " is not supported"));
+  if (!value.is_string() || value.is_markup())
+    throw Error(concat("truncate of a ", value.type(), " is not supported"));
   const std::u32string all = wide(value.text());
   std::string out = narrow(all.substr(0, static_cast<size_t>(length - count_characters(end))));
   if (!given.truth(1)) {
@@ -185,7 +193,8 @@ Value round_filter(const Value& value, const Args& args, Budget& budget) {
   if (how != "ceil" && how != "floor") throw Error("method must be common, ceil or floor");
   const Value unit = binary("**", int64_t{10}, digits, budget);
   const double scaled = binary("*", value, unit, budget).number();
-  return binary("/", truncated(how == "ceil" ? std::ceil(scaled) : std::floor(scaled)), unit, budget);
+  return binary("/", truncated(how == "ceil" ? std::ceil(scaled) : std::floor(scaled)), unit,
+                budget);
 }
 
 Value tojson_filter(const Value& value, const Args& args, Budget& budget) {
@@ -200,7 +209,8 @@ Value tojson_filter(const Value& value, const Args& args, Budget& budget) {
   }
   if (given.has_some(2)) {
     const Values* both = given.at(2).sequence();
-    if (both == nullptr || both->size() != 2 || !(*both)[0].is_string() || !(*both)[1].is_string()) {
+    if (both == nullptr || both->size() != 2 || !(*both)[0].is_string() ||
+        !(*both)[1].is_string()) {
       throw Error("tojson: separators are two strings");
     }
     style.comma = (*both)[0].text();
@@ -283,7 +293,8 @@ Value sort_filter(const Value& value, const Args& args, Budget& budget) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& one : value.to_list()) {
     List key;
-    for (const auto& path : paths) key.items.push_back(folded(follow(one, path, budget), given.truth(1)));
+    for (const auto& path : paths)
+      key.items.push_back(folded(follow(one, path, budget), given.truth(1)));
     keyed.emplace_back(std::move(key), one);
   }
   sort_values(keyed, given.truth(0), budget);
@@ -307,7 +318,8 @@ Value dictsort_filter(const Value& value, const Args& args, Budget& budget) {
 Value groupby_filter(const Value& value, const Args& args, Budget& budget) {
   const Arguments given("groupby", args, {"attribute", "default", "case_sensitive"}, 1);
   const std::vector<Value> path = path_of(given.at(0));
-  const std::optional<Value> fallback = given.has_some(1) ? std::optional<Value>(given.at(1)) : std::nullopt;
+  const std::optional<Value> fallback =
+      given.has_some(1) ? std::optional<Value>(given.at(1)) : std::nullopt;
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& one : value.to_list()) {
     keyed.emplace_back(folded(follow(one, path, budget, fallback), given.truth(2)), one);
@@ -317,8 +329,10 @@ Value groupby_filter(const Value& value, const Args& args, Budget& budget) {
   for (size_t at = 0; at < keyed.size();) {
     List members;
     const Value key = keyed[at].first, name = follow(keyed[at].second, path, budget, fallback);
-    for (; at < keyed.size() && equal(keyed[at].first, key); ++at) members.items.push_back(keyed[at].second);
-    groups.items.emplace_back(Tuple{.items = {given.truth(2) ? key : name, std::move(members)}, .group = true});
+    for (; at < keyed.size() && equal(keyed[at].first, key); ++at)
+      members.items.push_back(keyed[at].second);
+    groups.items.emplace_back(
+        Tuple{.items = {given.truth(2) ? key : name, std::move(members)}, .group = true});
   }
   return groups;
 }
@@ -326,7 +340,8 @@ Value groupby_filter(const Value& value, const Args& args, Budget& budget) {
 Value unique_filter(const Value& value, const Args& args, Budget& budget) {
   const Arguments given("unique", args, {"case_sensitive", "attribute"});
   const std::vector<Value> path = path_of(given.has(1) ? given.at(1) : Value(None()));
-  return generator([value, source = Next(), seen = Dict(), path, exact = given.truth(0), &budget](Value& out) mutable {
+  return generator([value, source = Next(), seen = Dict(), path, exact = given.truth(0),
+                    &budget](Value& out) mutable {
     if (source == nullptr) source = value.iterate();
     while (source(out)) {
       budget.take(static_cast<int64_t>(seen.items.size()) + 1);
@@ -343,7 +358,9 @@ template <bool kMost>
 Value extreme_filter(const Value& value, const Args& args, Budget& budget) {
   const Arguments given(kMost ? "max" : "min", args, {"case_sensitive", "attribute"});
   const std::vector<Value> path = path_of(given.has(1) ? given.at(1) : Value(None()));
-  const auto key_of = [&](const Value& one) { return folded(follow(one, path, budget), given.truth(0)); };
+  const auto key_of = [&](const Value& one) {
+    return folded(follow(one, path, budget), given.truth(0));
+  };
   Value best, one;
   const Next next = value.iterate();
   if (!next(best)) return Value::undefined("No aggregated item, sequence was empty.");
@@ -358,7 +375,8 @@ Value sum_filter(const Value& value, const Args& args, Budget& budget) {
   const std::vector<Value> path = path_of(given.has(0) ? given.at(0) : Value(None()));
   Value sum = given.has(1) ? given.at(1) : Value(int64_t{0}), one;
   if (sum.is_string()) throw Error("sum() can't sum strings");
-  for (const Next next = value.iterate(); next(one);) sum = binary("+", sum, follow(one, path, budget), budget);
+  for (const Next next = value.iterate(); next(one);)
+    sum = binary("+", sum, follow(one, path, budget), budget);
   return sum;
 }
 
@@ -372,7 +390,8 @@ Value list_filter(const Value& value, const Args& args, Budget& budget) {
 Value items_filter(const Value& value, const Args& args, Budget&) {
   const Arguments given("items", args, {});
   if (!value.is_undefined() && value.dict() == nullptr) {
-    return generator([](Value&) -> bool { throw Error("Can only get item pairs from a mapping."); });
+    return generator(
+        [](Value&) -> bool { throw Error("Can only get item pairs from a mapping."); });
   }
   return generator([value, at = size_t{0}](Value& out) mutable {
     if (value.is_undefined() || at == value.dict()->items.size()) return false;
@@ -404,7 +423,8 @@ Value batch_filter(const Value& value, const Args& args, Budget&) {
     }
     if (batch.items.empty()) return batches;
     if (count > 100000) throw Error("batch: such long lines are not supported");
-    while (given.has_some(1) && static_cast<int64_t>(batch.items.size()) < count) batch.items.push_back(given.at(1));
+    while (given.has_some(1) && static_cast<int64_t>(batch.items.size()) < count)
+      batch.items.push_back(given.at(1));
     batches.emplace_back(std::move(batch));
     return batches;
   });
@@ -444,12 +464,14 @@ Value map_filter(const Value& value, const Args& args, Budget& budget) {
   if (args.positional.empty()) {
     const Arguments given("map", args, {"/", "attribute", "default"});
     if (!given.has(1)) throw Error("map requires a filter argument");
-    const std::optional<Value> fallback = given.has_some(2) ? std::optional<Value>(given.at(2)) : std::nullopt;
-    return lazily(value, [path = path_of(given.at(1)), fallback, &budget](const Next& source, Value& out) {
-      if (!source(out)) return false;
-      out = follow(out, path, budget, fallback);
-      return true;
-    });
+    const std::optional<Value> fallback =
+        given.has_some(2) ? std::optional<Value>(given.at(2)) : std::nullopt;
+    return lazily(value,
+                  [path = path_of(given.at(1)), fallback, &budget](const Next& source, Value& out) {
+                    if (!source(out)) return false;
+                    out = follow(out, path, budget, fallback);
+                    return true;
+                  });
   }
   Args rest = args;
   const Value name = rest.positional.front();
@@ -478,11 +500,13 @@ Value select_filter(const Value& value, const Args& args, Budget& budget) {
     path = path_of(*attribute);
   }
   const std::optional<Value> name = next_argument();
-  if (name.has_value() && !name->is_string()) throw Error(concat("No test named ", name->repr(), "."));
+  if (name.has_value() && !name->is_string())
+    throw Error(concat("No test named ", name->repr(), "."));
   return lazily(value, [path, name, rest, &budget](const Next& source, Value& out) {
     while (source(out)) {
       const Value one = follow(out, path, budget);
-      if ((name.has_value() ? call_test(name->text(), one, rest) : one.truth()) == kTakes) return true;
+      if ((name.has_value() ? call_test(name->text(), one, rest) : one.truth()) == kTakes)
+        return true;
     }
     return false;
   });
@@ -494,7 +518,8 @@ const std::map<std::string, Filter, std::less<>>& filters() {
        [](const Value& value, const Args& args, Budget&) {
          const Arguments given("abs", args, {});
          if (!value.is_number()) throw Error(concat("bad operand type for abs(): ", value.type()));
-         const bool below = value.number() < 0 || (value.is<double>() && std::signbit(value.number()));
+         const bool below =
+             value.number() < 0 || (value.is<double>() && std::signbit(value.number()));
          return below ? negative(value) : value.is_integer() ? Value(value.integer()) : value;
        }},
       {"attr",
@@ -505,7 +530,8 @@ const std::map<std::string, Filter, std::less<>>& filters() {
          // What a dictionary has under that key is no attribute.
          const Value plain = value.dict() != nullptr ? Value(Dict()) : value;
          Value found = attribute(plain, name, budget);
-         return found.is_undefined() || value.dict() == nullptr ? found : attribute(value, name, budget);
+         return found.is_undefined() || value.dict() == nullptr ? found
+                                                                : attribute(value, name, budget);
        }},
       {"batch", batch_filter},
       {"capitalize", change_filter<capitalize>},
@@ -529,14 +555,16 @@ const std::map<std::string, Filter, std::less<>>& filters() {
        }},
       {"first", first_filter},
       {"float", float_filter},
-      {"forceescape", [](const Value& value, const Args&, Budget&) { return Value(escape_html(value.str()), true); }},
+      {"forceescape", [](const Value& value, const Args&,
+                         Budget&) { return Value(escape_html(value.str()), true); }},
       {"format",
        [](const Value& value, const Args& args, Budget& budget) {
          if (value.is_markup()) throw Error("format of a safe string is not supported");
          if (!args.positional.empty() && !args.named.empty()) {
            throw Error("can't handle positional and keyword arguments at the same time");
          }
-         if (args.named.empty()) return Value(format_percent(value.str(), Tuple{.items = args.positional}, budget));
+         if (args.named.empty())
+           return Value(format_percent(value.str(), Tuple{.items = args.positional}, budget));
          Dict named;
          for (const auto& [name, one] : args.named) put(named, name, one);
          return Value(format_percent(value.str(), named, budget));
@@ -591,13 +619,16 @@ bool knows_filter(std::string_view name) { return filters().contains(name); }
 bool is_jinja_filter(std::string_view name) {
   return knows_filter(name) || std::find(kRefused.begin(), kRefused.end(), name) != kRefused.end();
 }
-bool is_jinja_tag(std::string_view name) { return std::find(kTags.begin(), kTags.end(), name) != kTags.end(); }
+bool is_jinja_tag(std::string_view name) {
+  return std::find(kTags.begin(), kTags.end(), name) != kTags.end();
+}
 
 Value call_filter(const std::string& name, const Value& value, const Args& args, Budget& budget) {
   const auto found = filters().find(name);
   if (found == filters().end()) {
-    throw Error(is_jinja_filter(name) ? concat("the filter '", name, "' is not supported in chat templates")
-                                      : concat("No filter named '", name, "'."));
+    throw Error(is_jinja_filter(name)
+                    ? concat("the filter '", name, "' is not supported in chat templates")
+                    : concat("No filter named '", name, "'."));
   }
   budget.take(1);
   return found->second(value, args, budget);

@@ -22,14 +22,17 @@ struct Style {
 std::string digits_of(uint64_t number, int base, bool capital) {
   std::string out;
   do {
-    out += (capital ? "0123456789ABCDEF" : "0123456789abcdef")[number % static_cast<unsigned>(base)];
+    out +=
+        (capital ? "0123456789ABCDEF" : "0123456789abcdef")[number % static_cast<unsigned>(base)];
     number /= static_cast<unsigned>(base);
   } while (number > 0);
   std::reverse(out.begin(), out.end());
   return out;
 }
 
-std::string sign_of(bool negative, char sign) { return negative ? "-" : sign == '+' ? "+" : sign == ' ' ? " " : ""; }
+std::string sign_of(bool negative, char sign) {
+  return negative ? "-" : sign == '+' ? "+" : sign == ' ' ? " " : "";
+}
 
 void group_digits(std::string& digits, char mark, size_t each) {
   for (size_t at = digits.size(); at > each; at -= each) digits.insert(at - each, 1, mark);
@@ -38,13 +41,15 @@ void group_digits(std::string& digits, char mark, size_t each) {
 std::string integer_text(int64_t number, const Style& style) {
   const char type = absl::ascii_tolower(static_cast<unsigned char>(style.type));
   const int base = type == 'x' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
-  const uint64_t size = number < 0 ? 0 - static_cast<uint64_t>(number) : static_cast<uint64_t>(number);
+  const uint64_t size =
+      number < 0 ? 0 - static_cast<uint64_t>(number) : static_cast<uint64_t>(number);
   std::string digits = digits_of(size, base, style.type == 'X');
   if (style.precision > static_cast<int64_t>(digits.size())) {
     digits.insert(0, static_cast<size_t>(style.precision) - digits.size(), '0');
   }
   if (style.group != '\0') group_digits(digits, style.group, base == 10 ? 3 : 4);
-  const std::string mark = style.alternate && base != 10 ? concat("0", std::string(1, style.type)) : "";
+  const std::string mark =
+      style.alternate && base != 10 ? concat("0", std::string(1, style.type)) : "";
   return concat(sign_of(number < 0, style.sign), mark, digits);
 }
 
@@ -53,17 +58,21 @@ std::string float_text(double number, const Style& style) {
   if (std::isnan(number) || std::isinf(number)) {
     std::string text = std::isnan(number) ? "nan" : "inf";
     if (absl::ascii_isupper(static_cast<unsigned char>(type))) text = absl::AsciiStrToUpper(text);
-    return sign_of(std::signbit(number) && !std::isnan(number), style.sign) + text + (style.type == '%' ? "%" : "");
+    return sign_of(std::signbit(number) && !std::isnan(number), style.sign) + text +
+           (style.type == '%' ? "%" : "");
   }
   const double size = std::fabs(style.type == '%' ? number * 100 : number);
   std::string text;
   if (type == '\0') {
-    if (style.precision >= 0) throw Error("a float is formatted with a precision and no type: this is not supported");
+    if (style.precision >= 0)
+      throw Error("a float is formatted with a precision and no type: this is not supported");
     text = float_repr(size);
   } else {
     const std::string format = concat("%", style.alternate ? "#" : "", ".*", std::string(1, type));
     char buffer[1500];
-    std::snprintf(buffer, sizeof buffer, format.c_str(), static_cast<int>(style.precision < 0 ? 6 : std::min<int64_t>(style.precision, 1000)), size);
+    std::snprintf(
+        buffer, sizeof buffer, format.c_str(),
+        static_cast<int>(style.precision < 0 ? 6 : std::min<int64_t>(style.precision, 1000)), size);
     text = buffer;
   }
   if (style.group != '\0') {
@@ -83,7 +92,8 @@ std::string placed(const std::string& text, const Style& style, char fallback) {
 // One conversion of a %-format.
 class Percent {
  public:
-  Percent(const std::string& text, const Value& args) : text_(text), args_(args), left_(args.is_tuple() ? *args.sequence() : Values{args}) {}
+  Percent(const std::string& text, const Value& args)
+      : text_(text), args_(args), left_(args.is_tuple() ? *args.sequence() : Values{args}) {}
 
   std::string run() {
     std::string out;
@@ -93,8 +103,10 @@ class Percent {
       at_ = next + 1;
       if (next < text_.size()) out += conversion();
     }
-    const bool mapping = !args_.is_tuple() && !args_.is_string() && (args_.is_undefined() || args_.is_list() || args_.dict() != nullptr);
-    if (used_ < left_.size() && !mapping) throw Error("not all arguments converted during string formatting");
+    const bool mapping = !args_.is_tuple() && !args_.is_string() &&
+                         (args_.is_undefined() || args_.is_list() || args_.dict() != nullptr);
+    if (used_ < left_.size() && !mapping)
+      throw Error("not all arguments converted during string formatting");
     return out;
   }
 
@@ -115,7 +127,8 @@ class Percent {
       return given.integer();
     }
     int64_t out = 0;
-    while (absl::ascii_isdigit(static_cast<unsigned char>(here())) && out < kWidest) out = out * 10 + (text_[at_++] - '0');
+    while (absl::ascii_isdigit(static_cast<unsigned char>(here())) && out < kWidest)
+      out = out * 10 + (text_[at_++] - '0');
     return out;
   }
 
@@ -168,7 +181,8 @@ class Percent {
       case 's':
       case 'r': {
         std::string text = style.type == 's' ? value.str() : value.repr();
-        if (style.precision >= 0) text = narrow(wide(text).substr(0, static_cast<size_t>(style.precision)));
+        if (style.precision >= 0)
+          text = narrow(wide(text).substr(0, static_cast<size_t>(style.precision)));
         return placed(text, style, '>');
       }
       case 'c': {
@@ -188,9 +202,11 @@ class Percent {
         const bool decimal = style.type == 'd' || style.type == 'i' || style.type == 'u';
         value.used();
         if (!value.is_integer() && !(decimal && value.is_number())) {
-          throw Error(concat("%", std::string(1, style.type), " format: a number is required, not ", value.type()));
+          throw Error(concat("%", std::string(1, style.type), " format: a number is required, not ",
+                             value.type()));
         }
-        return numeric(integer_text(value.is_integer() ? value.integer() : truncated(value.number()), style));
+        return numeric(
+            integer_text(value.is_integer() ? value.integer() : truncated(value.number()), style));
       }
       case 'e':
       case 'E':
@@ -216,7 +232,9 @@ Style parse_style(const std::string& spec) {
   Style style;
   const std::u32string all = wide(spec);
   size_t at = 0;
-  const auto is_align = [&](size_t i) { return i < all.size() && (all[i] == '<' || all[i] == '>' || all[i] == '=' || all[i] == '^'); };
+  const auto is_align = [&](size_t i) {
+    return i < all.size() && (all[i] == '<' || all[i] == '>' || all[i] == '=' || all[i] == '^');
+  };
   const auto take = [&](char32_t c) { return at < all.size() && all[at] == c && (++at, true); };
   if (is_align(1)) {
     style.fill = all[0];
@@ -226,7 +244,8 @@ Style parse_style(const std::string& spec) {
     style.align = static_cast<char>(all[0]);
     at = 1;
   }
-  if (at < all.size() && (all[at] == '+' || all[at] == '-' || all[at] == ' ')) style.sign = static_cast<char>(all[at++]);
+  if (at < all.size() && (all[at] == '+' || all[at] == '-' || all[at] == ' '))
+    style.sign = static_cast<char>(all[at++]);
   style.alternate = take('#');
   if (take('0')) {
     style.zero = true;
@@ -237,7 +256,8 @@ Style parse_style(const std::string& spec) {
   }
   const auto number = [&] {
     int64_t out = 0;
-    while (at < all.size() && all[at] >= '0' && all[at] <= '9' && out < kWidest) out = out * 10 + static_cast<int64_t>(all[at++] - '0');
+    while (at < all.size() && all[at] >= '0' && all[at] <= '9' && out < kWidest)
+      out = out * 10 + static_cast<int64_t>(all[at++] - '0');
     return out;
   };
   style.width = number();
@@ -257,24 +277,34 @@ std::string formatted(const Value& value, const std::string& spec) {
   if (spec.empty()) return value.str();
   Style style = parse_style(spec);
   const std::string_view type(&style.type, 1);
-  const auto is_in = [&](std::string_view types) { return style.type == '\0' || types.find(style.type) != std::string_view::npos; };
+  const auto is_in = [&](std::string_view types) {
+    return style.type == '\0' || types.find(style.type) != std::string_view::npos;
+  };
   if (value.is_string()) {
     if (value.is_markup()) throw Error("format() of a safe string is not supported");
-    if (!is_in("s") || style.sign != '-' || style.alternate || style.group != '\0' || style.align == '=') {
+    if (!is_in("s") || style.sign != '-' || style.alternate || style.group != '\0' ||
+        style.align == '=') {
       // "05" of a string: from Python 3.10 on, zeros behind it.
-      if (!is_in("s") || !style.zero || style.align != '=') throw Error("Invalid format specifier for a string");
+      if (!is_in("s") || !style.zero || style.align != '=')
+        throw Error("Invalid format specifier for a string");
       style.align = '<';
     }
     std::string text = value.text();
-    if (style.precision >= 0) text = narrow(wide(text).substr(0, static_cast<size_t>(style.precision)));
+    if (style.precision >= 0)
+      text = narrow(wide(text).substr(0, static_cast<size_t>(style.precision)));
     return placed(text, style, '<');
   }
   if (value.is_number()) {
     const bool integer = value.is_integer() && is_in("dbxXo");
-    if (!integer && !is_in("eEfFgG%")) throw Error(concat("the format '", type, "' is not supported here"));
-    if (integer && style.precision >= 0) throw Error("Precision not allowed in integer format specifier");
-    if (style.group != '\0' && style.zero) throw Error("grouped digits behind zeros are not supported");
-    return placed(integer ? integer_text(value.integer(), style) : float_text(value.number(), style), style, '>');
+    if (!integer && !is_in("eEfFgG%"))
+      throw Error(concat("the format '", type, "' is not supported here"));
+    if (integer && style.precision >= 0)
+      throw Error("Precision not allowed in integer format specifier");
+    if (style.group != '\0' && style.zero)
+      throw Error("grouped digits behind zeros are not supported");
+    return placed(
+        integer ? integer_text(value.integer(), style) : float_text(value.number(), style), style,
+        '>');
   }
   throw Error(concat("unsupported format string passed to ", value.type()));
 }
@@ -324,7 +354,8 @@ class Braces {
     Value value = named(text.substr(0, name_end));
     std::string_view rest = text.substr(name_end);
     if (rest.starts_with('!')) {
-      if (rest.size() < 2 || (rest.size() > 2 && rest[2] != ':')) throw Error("expected ':' after conversion specifier");
+      if (rest.size() < 2 || (rest.size() > 2 && rest[2] != ':'))
+        throw Error("expected ':' after conversion specifier");
       if (rest[1] == 'r') {
         value = value.repr();
       } else if (rest[1] == 's') {
@@ -342,32 +373,43 @@ class Braces {
     const size_t end = std::min(name.find_first_of(".["), name.size());
     const std::string first(name.substr(0, end));
     Value value;
-    const bool digits = !first.empty() && std::all_of(first.begin(), first.end(), [](unsigned char c) { return absl::ascii_isdigit(c); });
+    const bool digits =
+        !first.empty() && std::all_of(first.begin(), first.end(),
+                                      [](unsigned char c) { return absl::ascii_isdigit(c); });
     if (first.empty() || digits) {
       if ((first.empty() && numbered_ == 2) || (digits && numbered_ == 1)) {
-        throw Error("cannot switch between manual field specification and automatic field numbering");
+        throw Error(
+            "cannot switch between manual field specification and automatic field numbering");
       }
       numbered_ = digits ? 2 : 1;
-      const size_t at = digits ? static_cast<size_t>(parse_integer(first, 10).value_or(-1)) : next_++;
-      if (at >= args_.positional.size()) throw Error("Replacement index out of range for positional args tuple");
+      const size_t at =
+          digits ? static_cast<size_t>(parse_integer(first, 10).value_or(-1)) : next_++;
+      if (at >= args_.positional.size())
+        throw Error("Replacement index out of range for positional args tuple");
       value = args_.positional[at];
     } else {
-      const auto found = std::find_if(args_.named.begin(), args_.named.end(), [&](const auto& one) { return one.first == first; });
+      const auto found = std::find_if(args_.named.begin(), args_.named.end(),
+                                      [&](const auto& one) { return one.first == first; });
       if (found == args_.named.end()) throw Error(concat("format() was given no '", first, "'"));
       value = found->second;
     }
     name.remove_prefix(end);
     while (!name.empty()) {
       const bool is_item = name[0] == '[';
-      const size_t stop = is_item ? name.find(']') : std::min(name.find_first_of(".[", 1), name.size());
-      if (stop == std::string_view::npos || stop == 1) throw Error("Empty attribute in format string");
+      const size_t stop =
+          is_item ? name.find(']') : std::min(name.find_first_of(".[", 1), name.size());
+      if (stop == std::string_view::npos || stop == 1)
+        throw Error("Empty attribute in format string");
       const std::string part(name.substr(1, stop - 1));
-      const bool number = is_item && std::all_of(part.begin(), part.end(), [](unsigned char c) { return absl::ascii_isdigit(c); });
+      const bool number = is_item && std::all_of(part.begin(), part.end(), [](unsigned char c) {
+                            return absl::ascii_isdigit(c);
+                          });
       value = number    ? item(value, Value(parse_integer(part, 10).value_or(0)), budget_)
               : is_item ? item(value, Value(part), budget_)
                         : attribute(value, part, budget_);
       name.remove_prefix(stop + (is_item ? 1 : 0));
-      if (is_item && !name.empty() && name[0] != '.' && name[0] != '[') throw Error("Only '.' or '[' may follow ']' in format field specifier");
+      if (is_item && !name.empty() && name[0] != '.' && name[0] != '[')
+        throw Error("Only '.' or '[' may follow ']' in format field specifier");
     }
     return value;
   }

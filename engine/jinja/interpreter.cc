@@ -18,17 +18,21 @@ class Macro : public Object {
       : interpreter_(interpreter), macro_(macro), around_(around) {}
   std::string type() const override { return "macro"; }
   std::string repr() const override {
-    return macro_->kind == StatementKind::kMacro ? "<Macro " + Value(macro_->text).repr() + ">" : "<Macro 'caller'>";
+    return macro_->kind == StatementKind::kMacro ? "<Macro " + Value(macro_->text).repr() + ">"
+                                                 : "<Macro 'caller'>";
   }
   std::optional<Value> attribute(const std::string& name) override {
     if (name == "name" && macro_->kind == StatementKind::kMacro) return Value(macro_->text);
-    if (name == "arguments" || name == "catch_kwargs" || name == "catch_varargs" || name == "caller") {
+    if (name == "arguments" || name == "catch_kwargs" || name == "catch_varargs" ||
+        name == "caller") {
       throw Error(concat("the attribute '", name, "' of a macro is not supported"));
     }
     return std::nullopt;
   }
   bool callable() const override { return true; }
-  Value call(const Args& args) override { return interpreter_->call_macro(*macro_, *around_, args); }
+  Value call(const Args& args) override {
+    return interpreter_->call_macro(*macro_, *around_, args);
+  }
 
  private:
   Interpreter* interpreter_;
@@ -43,7 +47,9 @@ void check_attribute(const Value& name) {
   }
 }
 
-Value undefined_name(const std::string& name) { return Value::undefined(concat("'", name, "' is undefined")); }
+Value undefined_name(const std::string& name) {
+  return Value::undefined(concat("'", name, "' is undefined"));
+}
 
 }  // namespace
 
@@ -97,11 +103,14 @@ void Scope::set(const std::string& name, std::optional<Value> value) {
 }
 
 Interpreter::Interpreter(Variables variables) {
-  const auto add = [&](const char* name, Function::Body body) { variables_[name] = function(name, std::move(body)); };
+  const auto add = [&](const char* name, Function::Body body) {
+    variables_[name] = function(name, std::move(body));
+  };
   add("range", [](const Args& args) -> Value {
     const Arguments given("range", args, {"/start", "/stop", "/step"}, 1);
     const bool both = given.has(1);
-    return std::shared_ptr<Object>(std::make_shared<Range>(both ? given.integer(0) : 0, given.integer(both ? 1 : 0), given.integer(2, 1)));
+    return std::shared_ptr<Object>(std::make_shared<Range>(
+        both ? given.integer(0) : 0, given.integer(both ? 1 : 0), given.integer(2, 1)));
   });
   const auto dictionary_of = [](const Args& args) {
     const Arguments given("dict", {args.positional, {}}, {"/mapping"});
@@ -126,11 +135,15 @@ Interpreter::Interpreter(Variables variables) {
     namespaces_.push_back(made);
     return std::shared_ptr<Object>(made);
   });
-  add("cycler", [](const Args& args) -> Value { return std::shared_ptr<Object>(std::make_shared<Cycler>(args)); });
+  add("cycler", [](const Args& args) -> Value {
+    return std::shared_ptr<Object>(std::make_shared<Cycler>(args));
+  });
   add("joiner", [](const Args& args) -> Value {
     const Arguments given("joiner", args, {"sep"});
     const Value separator = given.has(0) ? given.at(0) : Value(", ");
-    return function("joiner", [separator, used = false](const Args&) mutable { return std::exchange(used, true) ? separator : Value(""); });
+    return function("joiner", [separator, used = false](const Args&) mutable {
+      return std::exchange(used, true) ? separator : Value("");
+    });
   });
   for (auto& [name, value] : variables) variables_[name] = std::move(value);
 }
@@ -170,7 +183,8 @@ Interpreter::Flow Interpreter::execute_one(const Statement& made, Scope& scope, 
       print(made, scope, out);
       break;
     case StatementKind::kIf:
-      return execute(evaluate(*made.expressions[0], scope).truth() ? made.body : made.other, scope, out);
+      return execute(evaluate(*made.expressions[0], scope).truth() ? made.body : made.other, scope,
+                     out);
     case StatementKind::kFor:
       return loop(made, evaluate(*made.expressions[0], scope), scope, out, 0);
     case StatementKind::kSet:
@@ -192,14 +206,16 @@ Interpreter::Flow Interpreter::execute_one(const Statement& made, Scope& scope, 
     }
     case StatementKind::kMacro:
       keep(scope);
-      scope.set(made.text, Value(std::shared_ptr<Object>(std::make_shared<Macro>(this, &made, &scope))));
+      scope.set(made.text,
+                Value(std::shared_ptr<Object>(std::make_shared<Macro>(this, &made, &scope))));
       break;
     case StatementKind::kCall: {
       keep(scope);
       const Expression& call_of = *made.expressions[0];
       const Value called = evaluate(*call_of.parts[0], scope);
       Args args = arguments(call_of.arguments, scope);
-      args.named.emplace_back("caller", Value(std::shared_ptr<Object>(std::make_shared<Macro>(this, &made, &scope))));
+      args.named.emplace_back(
+          "caller", Value(std::shared_ptr<Object>(std::make_shared<Macro>(this, &made, &scope))));
       out += call(called, args).str();
       break;
     }
@@ -250,7 +266,8 @@ Value Interpreter::tested(const Statement& made, const Value& iterable, Scope& a
 }
 
 // What its `else` does is the flow of the block around it.
-Interpreter::Flow Interpreter::loop(const Statement& made, const Value& iterable, Scope& around, std::string& out, int64_t depth) {
+Interpreter::Flow Interpreter::loop(const Statement& made, const Value& iterable, Scope& around,
+                                    std::string& out, int64_t depth) {
   const Level level(this);
   const Value source = made.test != nullptr ? tested(made, iterable, around) : iterable;
   std::function<Value(const Value&)> recurse;
@@ -296,17 +313,20 @@ void Interpreter::assign(const Expression& target, const Value& value, Scope& sc
   }
   const Values all = value.to_list();
   if (all.size() != target.parts.size()) {
-    throw Error(concat("cannot unpack ", all.size(), " values into ", target.parts.size(), " names"));
+    throw Error(
+        concat("cannot unpack ", all.size(), " values into ", target.parts.size(), " names"));
   }
   for (size_t i = 0; i < all.size(); ++i) assign(*target.parts[i], all[i], scope);
 }
 
 std::string Interpreter::call_macro(const Statement& macro, Scope& around, const Args& args) {
   const Level level(this);
-  const std::string label = macro.kind == StatementKind::kMacro ? concat("macro '", macro.text, "'") : "caller";
+  const std::string label =
+      macro.kind == StatementKind::kMacro ? concat("macro '", macro.text, "'") : "caller";
   auto named = args.named;
   const auto take = [&](const std::string& name) -> std::optional<Value> {
-    const auto found = std::find_if(named.begin(), named.end(), [&](const auto& one) { return one.first == name; });
+    const auto found = std::find_if(named.begin(), named.end(),
+                                    [&](const auto& one) { return one.first == name; });
     if (found == named.end()) return std::nullopt;
     Value value = found->second;
     named.erase(found);
@@ -316,11 +336,14 @@ std::string Interpreter::call_macro(const Statement& macro, Scope& around, const
   Scope& scope = block.scope();
   const size_t places = macro.parameters.size(), given = std::min(args.positional.size(), places);
   for (size_t i = 0; i < places; ++i) {
-    scope.set(macro.parameters[i].name, i < given ? args.positional[i] : take(macro.parameters[i].name));
+    scope.set(macro.parameters[i].name,
+              i < given ? args.positional[i] : take(macro.parameters[i].name));
   }
   if (macro.takes_caller) {
     const std::optional<Value> caller = take("caller");
-    scope.set("caller", caller.has_value() && !caller->is_none() ? *caller : Value::undefined("No caller defined"));
+    scope.set("caller", caller.has_value() && !caller->is_none()
+                            ? *caller
+                            : Value::undefined("No caller defined"));
   }
   if (macro.takes_named) {
     Dict rest;
@@ -336,10 +359,12 @@ std::string Interpreter::call_macro(const Statement& macro, Scope& around, const
     throw Error(concat(label, " takes not more than ", places, " argument(s)"));
   }
   for (const auto& [name, fallback] : macro.parameters) {
-    const auto found = std::find_if(scope.variables.begin(), scope.variables.end(), [&](const auto& one) { return one.first == name; });
+    const auto found = std::find_if(scope.variables.begin(), scope.variables.end(),
+                                    [&](const auto& one) { return one.first == name; });
     if (found->second.has_value()) continue;
-    const Value value = fallback != nullptr ? evaluate(*fallback, scope)
-                                            : Value::undefined(concat("parameter '", name, "' was not provided"));
+    const Value value = fallback != nullptr
+                            ? evaluate(*fallback, scope)
+                            : Value::undefined(concat("parameter '", name, "' was not provided"));
     scope.set(name, value);
   }
   std::string out;
@@ -360,7 +385,9 @@ Value Interpreter::name(const std::string& name, const Scope& scope) const {
 Value Interpreter::evaluate(const Expression& node, Scope& scope) {
   const Level level(this);
   const auto part = [&](size_t i) { return evaluate(*node.parts[i], scope); };
-  const auto optional = [&](size_t i) { return node.parts[i] != nullptr ? part(i) : Value(None()); };
+  const auto optional = [&](size_t i) {
+    return node.parts[i] != nullptr ? part(i) : Value(None());
+  };
   switch (node.kind) {
     case ExpressionKind::kConstant:
       return node.value;
@@ -375,7 +402,8 @@ Value Interpreter::evaluate(const Expression& node, Scope& scope) {
     case ExpressionKind::kSlice: {
       const Value value = part(0), start = optional(1), stop = optional(2);
       Value out = slice(value, start, stop, optional(3));
-      budget_.take(1 + (out.is_string() ? static_cast<int64_t>(out.text().size() / 256) : out.length().value_or(0)));
+      budget_.take(1 + (out.is_string() ? static_cast<int64_t>(out.text().size() / 256)
+                                        : out.length().value_or(0)));
       return out;
     }
     case ExpressionKind::kCall: {
@@ -417,12 +445,13 @@ Value Interpreter::evaluate(const Expression& node, Scope& scope) {
       if (part(1).truth()) return part(0);
       if (node.parts[2] != nullptr) return part(2);
       return Value::undefined(concat("the inline if-expression on line ", node.line,
-                                           " evaluated to false and no else section was defined."));
+                                     " evaluated to false and no else section was defined."));
     case ExpressionKind::kList:
     case ExpressionKind::kTuple: {
       Values items;
       for (size_t i = 0; i < node.parts.size(); ++i) items.push_back(part(i));
-      return node.kind == ExpressionKind::kList ? Value(List{std::move(items)}) : Value(Tuple{.items = std::move(items)});
+      return node.kind == ExpressionKind::kList ? Value(List{std::move(items)})
+                                                : Value(Tuple{.items = std::move(items)});
     }
     case ExpressionKind::kDict:
       break;
@@ -453,9 +482,9 @@ Value Interpreter::compared(const Expression& node, Scope& scope) {
 Value Interpreter::filtered(const Expression& node, const Value& captured, Scope& scope) {
   const Level level(this);
   const Expression* inner = node.parts[0].get();
-  const Value value = inner == nullptr                            ? captured
-                      : inner->kind == ExpressionKind::kFilter    ? filtered(*inner, captured, scope)
-                                                                  : evaluate(*inner, scope);
+  const Value value = inner == nullptr                         ? captured
+                      : inner->kind == ExpressionKind::kFilter ? filtered(*inner, captured, scope)
+                                                               : evaluate(*inner, scope);
   return call_filter(node.name, value, arguments(node.arguments, scope), budget_);
 }
 
@@ -464,7 +493,8 @@ Args Interpreter::arguments(const CallArguments& given, Scope& scope) {
   for (const auto& one : given.positional) args.positional.push_back(evaluate(*one, scope));
   for (const auto& [name, one] : given.named) args.named.emplace_back(name, evaluate(*one, scope));
   if (given.more_positional != nullptr) {
-    for (const Value& one : evaluate(*given.more_positional, scope).to_list()) args.positional.push_back(one);
+    for (const Value& one : evaluate(*given.more_positional, scope).to_list())
+      args.positional.push_back(one);
   }
   if (given.more_named != nullptr) {
     const Value more = evaluate(*given.more_named, scope);

@@ -12,7 +12,8 @@
 
 namespace baton::engine::jinja {
 
-// Variables of a block, within those around it. A name may be there and unset: then it is undefined, whatever is around.
+// Variables of a block, within those around it. A name may be there and unset: then it is
+// undefined, whatever is around.
 struct Scope {
   Scope* parent = nullptr;
   std::vector<std::pair<std::string, std::optional<Value>>> variables;
@@ -42,7 +43,8 @@ class Interpreter {
   Flow execute_one(const Statement& made, Scope& scope, std::string& out);
   void print(const Statement& made, Scope& scope, std::string& out);
   Flow capture(const Statement& made, Scope& scope, std::string& out);
-  Flow loop(const Statement& made, const Value& iterable, Scope& around, std::string& out, int64_t depth);
+  Flow loop(const Statement& made, const Value& iterable, Scope& around, std::string& out,
+            int64_t depth);
   Value tested(const Statement& made, const Value& iterable, Scope& around);
   void assign(const Expression& target, const Value& value, Scope& scope);
   void keep(Scope& scope);
@@ -58,7 +60,8 @@ class Interpreter {
   Budget budget_;
   int depth_ = 0;
   std::vector<std::unique_ptr<Scope>> kept_;
-  std::vector<std::shared_ptr<Namespace>> namespaces_;  // emptied at the end: they may hold themselves
+  std::vector<std::shared_ptr<Namespace>>
+      namespaces_;  // emptied at the end: they may hold themselves
 };
 
 }  // namespace baton::engine::jinja

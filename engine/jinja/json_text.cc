@@ -20,7 +20,8 @@ void write_string(std::string& out, const std::string& text, bool ascii) {
     } else if (code < 0x20 || (ascii && code >= 0x7f && code < 0x10000)) {
       absl::StrAppendFormat(&out, "\\u%04x", code);
     } else if (ascii && code >= 0x10000) {
-      absl::StrAppendFormat(&out, "\\u%04x\\u%04x", 0xd800 + ((code - 0x10000) >> 10), 0xdc00 + ((code - 0x10000) & 0x3ff));
+      absl::StrAppendFormat(&out, "\\u%04x\\u%04x", 0xd800 + ((code - 0x10000) >> 10),
+                            0xdc00 + ((code - 0x10000) & 0x3ff));
     } else {
       out += narrow(std::u32string_view(&c, 1));
     }
@@ -64,7 +65,8 @@ void write(std::string& out, const Value& value, const JsonStyle& style, const s
   } else if (value.dict() != nullptr) {
     auto items = value.dict()->items;
     if (style.sorted) {
-      std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return less(a.first, b.first); });
+      std::stable_sort(items.begin(), items.end(),
+                       [](const auto& a, const auto& b) { return less(a.first, b.first); });
     }
     out += '{';
     for (const auto& [key, one] : items) {
@@ -72,7 +74,11 @@ void write(std::string& out, const Value& value, const JsonStyle& style, const s
       if (!key.is_string() && !key.is_number() && !key.is_none()) {
         throw Error(concat("tojson: keys must be str, int, float, bool or None, not ", key.type()));
       }
-      write_string(out, key.is_string() ? key.text() : key.is_none() ? "null" : number_text(key), style.ascii);
+      write_string(out,
+                   key.is_string() ? key.text()
+                   : key.is_none() ? "null"
+                                   : number_text(key),
+                   style.ascii);
       out += style.colon;
       write(out, one, style, inner);
     }

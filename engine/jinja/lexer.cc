@@ -10,16 +10,16 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "engine/files/utf8.h"
 #include "engine/jinja/text.h"
-#include "engine/tokenizer/pre_tokenizer.h"
 
 namespace baton::engine::jinja {
 namespace {
 
 // The longest first.
 constexpr std::array<std::string_view, 25> kOperators = {
-    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
-    ">",  "<",  "=",  ".",  ":",  "|",  ","};
+    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
+    "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ","};
 
 bool is_name_byte(char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -42,14 +42,17 @@ class Lexer {
     throw Error(absl::StrFormat("line %d: %s", line_, what));
   }
 
-  bool here(std::string_view text) const { return std::string_view(source_).substr(at_).starts_with(text); }
+  bool here(std::string_view text) const {
+    return std::string_view(source_).substr(at_).starts_with(text);
+  }
 
   void add(TokenKind kind, std::string text, Value number = {}) {
     tokens_.push_back({kind, std::move(text), std::move(number), line_});
   }
 
   void go(size_t to) {
-    line_ += static_cast<int>(std::count(source_.begin() + static_cast<long>(at_), source_.begin() + static_cast<long>(to), '\n'));
+    line_ += static_cast<int>(std::count(source_.begin() + static_cast<long>(at_),
+                                         source_.begin() + static_cast<long>(to), '\n'));
     at_ = to;
   }
 
@@ -63,12 +66,14 @@ class Lexer {
     return at;
   }
 
-  // Behind `tag` at `at`, which may have a sign before it that says what happens to the white space behind it; nothing
-  // where it does not stand there.
+  // Behind `tag` at `at`, which may have a sign before it that says what happens to the white space
+  // behind it; nothing where it does not stand there.
   std::optional<size_t> end_of(size_t at, std::string_view tag, bool trims, bool plus) const {
     const std::string_view rest = std::string_view(source_).substr(std::min(at, source_.size()));
-    if (rest.starts_with('-') && rest.substr(1).starts_with(tag)) return behind_spaces(at + 1 + tag.size());
-    if (plus && rest.starts_with('+') && rest.substr(1).starts_with(tag)) return at + 1 + tag.size();
+    if (rest.starts_with('-') && rest.substr(1).starts_with(tag))
+      return behind_spaces(at + 1 + tag.size());
+    if (plus && rest.starts_with('+') && rest.substr(1).starts_with(tag))
+      return at + 1 + tag.size();
     if (!rest.starts_with(tag)) return std::nullopt;
     const size_t end = at + tag.size();
     return trims && end < source_.size() && source_[end] == '\n' ? end + 1 : end;
@@ -85,7 +90,8 @@ class Lexer {
     return end_of(behind_spaces(at + name.size()), "%}", ends, ends);
   }
 
-  // Text before a tag with this sign: "-" strips it; without "+", lstrip_blocks takes the spaces of the tag's line.
+  // Text before a tag with this sign: "-" strips it; without "+", lstrip_blocks takes the spaces of
+  // the tag's line.
   void data(size_t end, char sign, bool variable) {
     std::string text = source_.substr(at_, end - at_);
     if (sign == '-') {
@@ -93,7 +99,8 @@ class Lexer {
     } else if (sign != '+' && !variable) {
       const size_t line = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
       const std::string indentation = text.substr(line);
-      if ((line > 0 || line_starts_) && strip(indentation, nullptr, true, false).empty()) text.resize(line);
+      if ((line > 0 || line_starts_) && strip(indentation, nullptr, true, false).empty())
+        text.resize(line);
     }
     if (!text.empty()) add(TokenKind::kData, text);
     go(end);
@@ -147,7 +154,8 @@ class Lexer {
   }
 
   void raw_text() {
-    for (size_t at = source_.find("{%", at_); at != std::string::npos; at = source_.find("{%", at + 1)) {
+    for (size_t at = source_.find("{%", at_); at != std::string::npos;
+         at = source_.find("{%", at + 1)) {
       if (const auto end = raw_tag(at, "endraw", true)) {
         data(at, sign_at(at + 2), false);
         return set_behind(*end);
@@ -197,7 +205,8 @@ class Lexer {
       add(TokenKind::kOperator, std::string(one));
       return go(at_ + one.size());
     }
-    fail(concat("unexpected character \"", source_.substr(at_, decode_character(source_, at_).bytes), "\""));
+    fail(concat("unexpected character \"",
+                source_.substr(at_, decode_character(source_, at_).bytes), "\""));
   }
 
   // Digits, each of which may have one underscore before it but for the first.
@@ -241,7 +250,9 @@ class Lexer {
     if (source_[at_] == '0' && (mark == 'b' || mark == 'o' || mark == 'x')) {
       const int other = mark == 'b' ? 2 : mark == 'o' ? 8 : 16;
       const auto fits = [&](char c) {
-        const int digit = is_digit(c) ? c - '0' : absl::ascii_isxdigit(static_cast<unsigned char>(c)) ? 10 : 99;
+        const int digit = is_digit(c)                                           ? c - '0'
+                          : absl::ascii_isxdigit(static_cast<unsigned char>(c)) ? 10
+                                                                                : 99;
         return digit < other;
       };
       size_t last = at_ + 2;
@@ -297,14 +308,18 @@ class Lexer {
       } else if (c == 'x' || c == 'u' || c == 'U') {
         const size_t count = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         const std::string_view hex = text.substr(at, count);
-        if (hex.size() < count || !std::all_of(hex.begin(), hex.end(), [](unsigned char h) { return absl::ascii_isxdigit(h); })) {
+        if (hex.size() < count || !std::all_of(hex.begin(), hex.end(), [](unsigned char h) {
+              return absl::ascii_isxdigit(h);
+            })) {
           fail(absl::StrFormat("truncated \\%c escape", c));
         }
         append_code(out, hex, 16);
         at += count;
       } else if (c == 'N') {
         const size_t end = text.find('}', at);
-        const std::string name(end != std::string_view::npos && text[at] == '{' ? text.substr(at + 1, end - at - 1) : "");
+        const std::string name(end != std::string_view::npos && text[at] == '{'
+                                   ? text.substr(at + 1, end - at - 1)
+                                   : "");
         UErrorCode error = U_ZERO_ERROR;
         const UChar32 code = u_charFromName(U_UNICODE_CHAR_NAME, name.c_str(), &error);
         if (name.empty() || U_FAILURE(error)) fail("unknown Unicode character name");
@@ -317,7 +332,8 @@ class Lexer {
           out += c;
           continue;
         }
-        // Jinja2 writes a character beyond ASCII as an escape first; the backslash before it spoils that.
+        // Jinja2 writes a character beyond ASCII as an escape first; the backslash before it spoils
+        // that.
         const Character wide = decode_character(text, at - 1);
         out += wide.code < 0x100     ? absl::StrFormat("x%02x", wide.code)
                : wide.code < 0x10000 ? absl::StrFormat("u%04x", wide.code)

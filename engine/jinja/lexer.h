@@ -1,5 +1,5 @@
-// The tokens of a template, with what whitespace control takes away: as Jinja2 cuts it with trim_blocks and
-// lstrip_blocks.
+// The tokens of a template, with what whitespace control takes away: as Jinja2 cuts it with
+// trim_blocks and lstrip_blocks.
 #pragma once
 
 #include <string>

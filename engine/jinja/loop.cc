@@ -36,14 +36,16 @@ std::optional<int64_t> Loop::length() {
   if (!length_.has_value()) {
     Values rest;
     for (Value one; next_(one);) rest.push_back(one);
-    length_ = static_cast<int64_t>(rest.size()) + index0_ + 1 + (peeked_ && after_.has_value() ? 1 : 0);
+    length_ =
+        static_cast<int64_t>(rest.size()) + index0_ + 1 + (peeked_ && after_.has_value() ? 1 : 0);
     next_ = next_of(std::move(rest));
   }
   return length_;
 }
 
 Next Loop::iterate() {
-  return [](Value&) -> bool { throw Error("a loop that goes through its own loop is not supported"); };
+  return
+      [](Value&) -> bool { throw Error("a loop that goes through its own loop is not supported"); };
 }
 
 std::string Loop::repr() const {
@@ -60,8 +62,10 @@ std::optional<Value> Loop::attribute(const std::string& name) {
   if (name == "revindex0") return Value(*length() - index0_ - 1);
   if (name == "depth0") return Value(depth_);
   if (name == "depth") return Value(depth_ + 1);
-  if (name == "previtem") return index0_ == 0 ? Value::undefined("there is no previous item") : before_;
-  if (name == "nextitem") return peek().has_value() ? *after_ : Value::undefined("there is no next item");
+  if (name == "previtem")
+    return index0_ == 0 ? Value::undefined("there is no previous item") : before_;
+  if (name == "nextitem")
+    return peek().has_value() ? *after_ : Value::undefined("there is no next item");
   if (name == "cycle") {
     return function("cycle", [at = index0_](const Args& args) {
       if (args.positional.empty() || !args.named.empty()) throw Error("no items for cycling given");
@@ -81,7 +85,8 @@ std::optional<Value> Loop::attribute(const std::string& name) {
 
 Value Loop::call(const Args& args) {
   const Arguments given("loop", args, {"iterable"}, 1);
-  if (recurse_ == nullptr) throw Error("The loop must have the 'recursive' marker to be called recursively.");
+  if (recurse_ == nullptr)
+    throw Error("The loop must have the 'recursive' marker to be called recursively.");
   return recurse_(given.at(0));
 }
 

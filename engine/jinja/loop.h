@@ -14,7 +14,10 @@ namespace baton::engine::jinja {
 class Loop : public Object {
  public:
   Loop(Value source, std::function<Value(const Value&)> recurse, int64_t depth)
-      : source_(std::move(source)), next_(source_.iterate()), recurse_(std::move(recurse)), depth_(depth) {}
+      : source_(std::move(source)),
+        next_(source_.iterate()),
+        recurse_(std::move(recurse)),
+        depth_(depth) {}
 
   bool advance(Value& out);
   void forget();  // at the end: what it holds might hold it

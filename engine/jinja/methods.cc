@@ -1,11 +1,10 @@
-// Methods of strings, lists, tuples and dictionaries. Those that would change a list or a dictionary are unsafe, as in
-// transformers' sandbox.
+// Methods of strings, lists, tuples and dictionaries. Those that would change a list or a
+// dictionary are unsafe, as in transformers' sandbox.
 #include <algorithm>
 #include <array>
 #include <map>
 
 #include "engine/jinja/arguments.h"
-#include "engine/jinja/names.h"
 #include "engine/jinja/operations.h"
 #include "engine/jinja/text.h"
 
@@ -38,7 +37,8 @@ Value split_method(const Value& self, const Args& args, Budget&) {
   const Arguments given("split", args, {"sep", "maxsplit"});
   const std::string separator = given.has_some(0) ? given.text(0) : "";
   if (given.has_some(0) && separator.empty()) throw Error("empty separator");
-  return strings(split(self.text(), given.has_some(0) ? &separator : nullptr, given.integer(1, -1), kFromRight));
+  return strings(split(self.text(), given.has_some(0) ? &separator : nullptr, given.integer(1, -1),
+                       kFromRight));
 }
 
 template <std::string (*kChange)(std::string_view)>
@@ -47,8 +47,8 @@ Value change_method(const Value& self, const Args& args, Budget&) {
   return kChange(self.text());
 }
 
-// The characters of `self` from a start to an end, which count from the end where they are negative; nothing where the
-// start lies behind the text.
+// The characters of `self` from a start to an end, which count from the end where they are
+// negative; nothing where the start lies behind the text.
 struct Part {
   std::u32string text;
   int64_t start;
@@ -72,7 +72,8 @@ Value starts_method(const Value& self, const Args& args, Budget&) {
   const std::optional<Part> part = part_of(self, given);
   const auto fits = [&](const Value& one) {
     one.used();
-    if (!one.is_string()) throw Error("startswith and endswith take a string or a tuple of strings");
+    if (!one.is_string())
+      throw Error("startswith and endswith take a string or a tuple of strings");
     if (!part.has_value()) return false;
     const std::u32string_view text = part->text;
     return kEnd ? text.ends_with(wide(one.text())) : text.starts_with(wide(one.text()));
@@ -87,7 +88,9 @@ Value find_method(const Value& self, const Args& args, Budget&) {
   const Arguments given("find", args, {"/sub", "/start", "/end"}, 1);
   const std::optional<Part> part = part_of(self, given);
   const std::u32string what = wide(given.text(0));
-  const size_t at = !part.has_value() ? std::u32string::npos : kLast ? part->text.rfind(what) : part->text.find(what);
+  const size_t at = !part.has_value() ? std::u32string::npos
+                    : kLast           ? part->text.rfind(what)
+                                      : part->text.find(what);
   if (at != std::u32string::npos) return part->start + static_cast<int64_t>(at);
   if (kMust) throw Error("substring not found");
   return int64_t{-1};
@@ -100,7 +103,9 @@ Value count_method(const Value& self, const Args& args, Budget&) {
   if (!part.has_value()) return int64_t{0};
   if (what.empty()) return static_cast<int64_t>(part->text.size()) + 1;
   int64_t count = 0;
-  for (size_t at = part->text.find(what); at != std::u32string::npos; at = part->text.find(what, at + what.size())) ++count;
+  for (size_t at = part->text.find(what); at != std::u32string::npos;
+       at = part->text.find(what, at + what.size()))
+    ++count;
   return count;
 }
 
@@ -132,7 +137,8 @@ Value partition_method(const Value& self, const Args& args, Budget&) {
   const std::string separator = given.text(0);
   if (separator.empty()) throw Error("empty separator");
   const size_t at = kLast ? text.rfind(separator) : text.find(separator);
-  if (at == std::string_view::npos) return kLast ? tuple_of({"", "", text}) : tuple_of({text, "", ""});
+  if (at == std::string_view::npos)
+    return kLast ? tuple_of({"", "", text}) : tuple_of({text, "", ""});
   return tuple_of({text.substr(0, at), separator, text.substr(at + separator.size())});
 }
 
@@ -190,20 +196,21 @@ const std::map<std::string, Method, std::less<>>& string_methods() {
          const Arguments given("splitlines", args, {"keepends"});
          return strings(split_lines(self.text(), given.truth(0)));
        }},
-      {"format",
-       [](const Value& self, const Args& args, Budget& budget) {
-         return Value(format_braces(self.text(), args, budget));
-       }},
+      {"format", [](const Value& self, const Args& args,
+                    Budget& budget) { return Value(format_braces(self.text(), args, budget)); }},
   };
   return methods;
 }
 
-// What strings that are marked safe give: such strings. Where they would escape their arguments, they are refused.
+// What strings that are marked safe give: such strings. Where they would escape their arguments,
+// they are refused.
 Value as_markup(const std::string& name, const Args& args, const Value& result) {
   if (!result.is_string() && !result.is_list() && !result.is_tuple()) return result;
-  const bool text = !args.named.empty() || std::any_of(args.positional.begin(), args.positional.end(),
-                                                       [](const Value& one) { return !one.is_integer(); });
-  if (text || !result.is_string()) throw Error(concat("the method '", name, "' of safe strings is not supported"));
+  const bool text =
+      !args.named.empty() || std::any_of(args.positional.begin(), args.positional.end(),
+                                         [](const Value& one) { return !one.is_integer(); });
+  if (text || !result.is_string())
+    throw Error(concat("the method '", name, "' of safe strings is not supported"));
   return {result.text(), true};
 }
 
@@ -232,7 +239,9 @@ Value get_method(const Value& self, const Args& args, Budget&) {
 Value view(const Value& self, const std::string& name) {
   Values items;
   for (const auto& [key, value] : self.dict()->items) {
-    items.push_back(name == "keys" ? key : name == "values" ? value : Value(Tuple{.items = {key, value}}));
+    items.push_back(name == "keys"     ? key
+                    : name == "values" ? value
+                                       : Value(Tuple{.items = {key, value}}));
   }
   return std::shared_ptr<Object>(std::make_shared<DictView>(name, std::move(items)));
 }
@@ -242,17 +251,20 @@ bool is_one_of(const std::array<std::string_view, kSize>& names, std::string_vie
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-constexpr std::array<std::string_view, 5> kChangeDicts = {"clear", "pop", "popitem", "setdefault", "update"};
+constexpr std::array<std::string_view, 5> kChangeDicts = {"clear", "pop", "popitem", "setdefault",
+                                                          "update"};
 constexpr std::array<std::string_view, 8> kChangeLists = {"append", "clear",  "extend",  "insert",
                                                           "pop",    "remove", "reverse", "sort"};
-constexpr std::array<std::string_view, 6> kOfStrings = {"encode",     "expandtabs", "format_map",
+constexpr std::array<std::string_view, 6> kOfStrings = {"encode",       "expandtabs", "format_map",
                                                         "isidentifier", "maketrans",  "translate"};
 constexpr std::array<std::string_view, 14> kOfNumbers = {
-    "as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "fromhex", "from_number",
-    "hex",              "imag",      "is_integer", "numerator", "real",        "to_bytes"};
+    "as_integer_ratio", "bit_count", "bit_length",  "conjugate", "denominator",
+    "from_bytes",       "fromhex",   "from_number", "hex",       "imag",
+    "is_integer",       "numerator", "real",        "to_bytes"};
 
 [[noreturn]] void unsupported(const std::string& name, const Value& value) {
-  throw Error(concat("the method '", name, "' of a ", value.type(), " is not supported in chat templates"));
+  throw Error(
+      concat("the method '", name, "' of a ", value.type(), " is not supported in chat templates"));
 }
 
 }  // namespace
@@ -278,14 +290,17 @@ std::optional<Value> method(const Value& value, const std::string& name, Budget&
     });
   }
   const auto with = [&](Method body) {
-    return function(name, [value, body, &budget](const Args& args) { return body(value, args, budget); });
+    return function(name,
+                    [value, body, &budget](const Args& args) { return body(value, args, budget); });
   };
   if (value.sequence() != nullptr) {
-    if (value.is_group() && (name == "grouper" || name == "list")) return (*value.sequence())[name == "list" ? 1 : 0];
+    if (value.is_group() && (name == "grouper" || name == "list"))
+      return (*value.sequence())[name == "list" ? 1 : 0];
     if (name == "index") return with(index_method);
     if (name == "count") return with(count_items);
     if (value.is_list() && is_one_of(kChangeLists, name)) return unsafe(value, name);
-    if (value.is_list() && name == "copy") return with([](const Value& self, const Args&, Budget&) { return self; });
+    if (value.is_list() && name == "copy")
+      return with([](const Value& self, const Args&, Budget&) { return self; });
     return std::nullopt;
   }
   if (value.dict() != nullptr) {

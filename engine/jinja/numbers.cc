@@ -15,8 +15,11 @@ namespace {
 std::optional<std::string> without_underscores(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
-    if (static_cast<unsigned char>(text[i]) >= 0x80) throw Error("numbers with digits beyond ASCII are not supported");
-    const auto digit = [&](size_t at) { return at < text.size() && absl::ascii_isalnum(static_cast<unsigned char>(text[at])); };
+    if (static_cast<unsigned char>(text[i]) >= 0x80)
+      throw Error("numbers with digits beyond ASCII are not supported");
+    const auto digit = [&](size_t at) {
+      return at < text.size() && absl::ascii_isalnum(static_cast<unsigned char>(text[at]));
+    };
     if (text[i] != '_') {
       out += text[i];
     } else if (i == 0 || !digit(i - 1) || !digit(i + 1)) {
@@ -34,22 +37,27 @@ std::optional<int64_t> parse_integer(std::string_view given, int64_t base) {
   std::string_view text = stripped;
   const bool minus = text.starts_with('-');
   if (minus || text.starts_with('+')) text.remove_prefix(1);
-  const char mark = text.size() > 1 && text[0] == '0' ? absl::ascii_tolower(static_cast<unsigned char>(text[1])) : '\0';
+  const char mark = text.size() > 1 && text[0] == '0'
+                        ? absl::ascii_tolower(static_cast<unsigned char>(text[1]))
+                        : '\0';
   const int64_t marked = mark == 'x' ? 16 : mark == 'o' ? 8 : mark == 'b' ? 2 : 0;
   if (marked != 0 && (base == 0 || base == marked)) {
     text.remove_prefix(2);
     if (text.starts_with('_')) text.remove_prefix(1);
     base = marked;
   } else if (base == 0) {
-    if (text.size() > 1 && text[0] == '0' && text.find_first_not_of("0_") != std::string_view::npos) return std::nullopt;
+    if (text.size() > 1 && text[0] == '0' && text.find_first_not_of("0_") != std::string_view::npos)
+      return std::nullopt;
     base = 10;
   }
   const std::optional<std::string> digits = without_underscores(text);
   if (!digits.has_value() || digits->empty() || digits->starts_with('-')) return std::nullopt;
   int64_t value = 0;
-  const auto [end, error] = std::from_chars(digits->data(), digits->data() + digits->size(), value, static_cast<int>(base));
+  const auto [end, error] = std::from_chars(digits->data(), digits->data() + digits->size(), value,
+                                            static_cast<int>(base));
   if (end != digits->data() + digits->size()) return std::nullopt;
-  if (error == std::errc::result_out_of_range) throw Error("integers beyond 64 bits are not supported");
+  if (error == std::errc::result_out_of_range)
+    throw Error("integers beyond 64 bits are not supported");
   if (error != std::errc()) return std::nullopt;
   return minus ? -value : value;
 }
@@ -65,10 +73,12 @@ std::optional<double> parse_float(std::string_view given) {
     value = std::nan("");
   } else {
     const std::optional<std::string> digits = without_underscores(text);
-    if (!digits.has_value() || digits->empty() || digits->starts_with('-') || absl::ascii_isalpha(static_cast<unsigned char>((*digits)[0]))) {
+    if (!digits.has_value() || digits->empty() || digits->starts_with('-') ||
+        absl::ascii_isalpha(static_cast<unsigned char>((*digits)[0]))) {
       return std::nullopt;
     }
-    const auto [end, error] = std::from_chars(digits->data(), digits->data() + digits->size(), value);
+    const auto [end, error] =
+        std::from_chars(digits->data(), digits->data() + digits->size(), value);
     if (end != digits->data() + digits->size()) return std::nullopt;
     if (error == std::errc::result_out_of_range) value = std::strtod(digits->c_str(), nullptr);
   }
@@ -76,7 +86,8 @@ std::optional<double> parse_float(std::string_view given) {
 }
 
 int64_t truncated(double number) {
-  if (!(std::fabs(number) < 9.2e18)) throw Error(concat("cannot convert ", float_repr(number), " to an integer of 64 bits"));
+  if (!(std::fabs(number) < 9.2e18))
+    throw Error(concat("cannot convert ", float_repr(number), " to an integer of 64 bits"));
   return static_cast<int64_t>(number);
 }
 

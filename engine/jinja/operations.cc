@@ -38,7 +38,8 @@ Value integers(std::string_view operation, int64_t a, int64_t b) {
   }
   if (b == 0) throw Error("division by zero");
   if (operation == "/") {
-    if (std::llabs(a) > kExact || std::llabs(b) > kExact) throw Error("such large integers are not divided");
+    if (std::llabs(a) > kExact || std::llabs(b) > kExact)
+      throw Error("such large integers are not divided");
     return static_cast<double>(a) / static_cast<double>(b);
   }
   if (b == -1) return operation == "//" ? integers("*", a, -1) : Value(int64_t{0});
@@ -55,7 +56,8 @@ Value floats(std::string_view operation, double a, double b) {
     if (a == 0 && b < 0) throw Error("0 cannot be raised to a negative power");
     if (a < 0 && b != std::floor(b)) throw Error("the power is a complex number");
     const double power = std::pow(a, b);
-    if (std::isinf(power) && std::isfinite(a) && std::isfinite(b)) throw Error("the power is too large");
+    if (std::isinf(power) && std::isfinite(a) && std::isfinite(b))
+      throw Error("the power is too large");
     return power;
   }
   if (b == 0) throw Error("float division by zero");
@@ -79,14 +81,16 @@ Value repeated(const Value& what, int64_t times, Budget& budget) {
   times = std::max<int64_t>(times, 0);
   if (what.is_string()) {
     const size_t size = what.text().size();
-    if (size > 0 && static_cast<uint64_t>(times) > kLongestText / size) throw Error("a string is too long");
+    if (size > 0 && static_cast<uint64_t>(times) > kLongestText / size)
+      throw Error("a string is too long");
     budget.take_text(size * static_cast<size_t>(times));
     std::string out;
     for (int64_t i = 0; i < times && size > 0; ++i) out += what.text();
     return {out, what.is_markup()};
   }
   Values out;
-  if (!what.sequence()->empty()) budget.take(std::min<int64_t>(times, 1 << 30) * static_cast<int64_t>(what.sequence()->size()));
+  if (!what.sequence()->empty())
+    budget.take(std::min<int64_t>(times, 1 << 30) * static_cast<int64_t>(what.sequence()->size()));
   for (int64_t i = 0; i < times && !what.sequence()->empty(); ++i) {
     out.insert(out.end(), what.sequence()->begin(), what.sequence()->end());
   }
@@ -94,8 +98,9 @@ Value repeated(const Value& what, int64_t times, Budget& budget) {
 }
 
 Value missing(const Value& value, const Value& key) {
-  return Value::undefined(key.is_string() ? concat("'", value.type(), "' has no attribute ", key.repr())
-                                          : concat(value.type(), " has no element ", key.repr()));
+  return Value::undefined(key.is_string()
+                              ? concat("'", value.type(), "' has no attribute ", key.repr())
+                              : concat(value.type(), " has no element ", key.repr()));
 }
 
 // The attribute that Python's object has, not the key of a dictionary.
@@ -125,7 +130,8 @@ std::optional<Value> own_item(const Value& value, const Value& key) {
 }  // namespace
 
 Value unsafe(const Value& value, const std::string& name) {
-  return Value::undefined(concat("access to attribute '", name, "' of '", value.type(), "' is unsafe."));
+  return Value::undefined(
+      concat("access to attribute '", name, "' of '", value.type(), "' is unsafe."));
 }
 
 void Budget::take(int64_t steps) {
@@ -152,7 +158,8 @@ Value binary(std::string_view operation, const Value& a, const Value& b, Budget&
   if (operation == "+" && a.is_string() && b.is_string()) {
     budget.take_text(a.text().size() + b.text().size());
     if (!a.is_markup() && !b.is_markup()) return a.text() + b.text();
-    return {(a.is_markup() ? a.text() : escape_html(a.text())) + (b.is_markup() ? b.text() : escape_html(b.text())),
+    return {(a.is_markup() ? a.text() : escape_html(a.text())) +
+                (b.is_markup() ? b.text() : escape_html(b.text())),
             true};
   }
   if (operation == "+" && ((a.is_list() && b.is_list()) || (a.is_tuple() && b.is_tuple()))) {
@@ -161,7 +168,9 @@ Value binary(std::string_view operation, const Value& a, const Value& b, Budget&
     budget.take(static_cast<int64_t>(out.size()));
     return a.is_list() ? Value(List{std::move(out)}) : Value(Tuple{.items = std::move(out)});
   }
-  const auto repeats = [](const Value& what) { return what.is_string() || what.sequence() != nullptr; };
+  const auto repeats = [](const Value& what) {
+    return what.is_string() || what.sequence() != nullptr;
+  };
   if (operation == "*" && repeats(a) && b.is_integer()) return repeated(a, b.integer(), budget);
   if (operation == "*" && repeats(b) && a.is_integer()) return repeated(b, a.integer(), budget);
   throw Error(concat("there is no ", operation, " of ", a.type(), " and ", b.type()));
@@ -204,14 +213,16 @@ Value slice(const Value& value, const Value& start, const Value& stop, const Val
   value.used();
   for (const Value* bound : {&start, &stop, &step}) {
     bound->used();
-    if (!bound->is_none() && !bound->is_integer()) throw Error("the bounds of a slice must be integers or None");
+    if (!bound->is_none() && !bound->is_integer())
+      throw Error("the bounds of a slice must be integers or None");
   }
   const auto* range = dynamic_cast<Range*>(value.object());
   if (!value.is_string() && value.sequence() == nullptr && range == nullptr) {
     throw Error(concat("slices of a ", value.type(), " are not supported"));
   }
   const std::u32string characters = value.is_string() ? wide(value.text()) : std::u32string();
-  const int64_t length = value.is_string() ? static_cast<int64_t>(characters.size()) : *value.length();
+  const int64_t length =
+      value.is_string() ? static_cast<int64_t>(characters.size()) : *value.length();
   const int64_t by = step.is_none() ? 1 : step.integer();
   if (by == 0) throw Error("slice step cannot be zero");
   const int64_t low = by > 0 ? 0 : -1, high = by > 0 ? length : length - 1;

@@ -1,4 +1,5 @@
-// What templates do with values: operators, attributes, items, methods, calls of filters and tests by name.
+// What templates do with values: operators, attributes, items, methods, calls of filters and tests
+// by name.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@ namespace baton::engine::jinja {
 // What a rendering may still do. A template that does more is stopped.
 class Budget {
  public:
-  void take(int64_t steps);        // throws at the end
-  void take_text(size_t bytes);    // of a new string; throws where it is too large
+  void take(int64_t steps);      // throws at the end
+  void take_text(size_t bytes);  // of a new string; throws where it is too large
  private:
-  int64_t steps_ = 10'000'000;
+  int64_t steps_ = 5'000'000;
 };
 
 Value binary(std::string_view operation, const Value& a, const Value& b, Budget& budget);
@@ -26,7 +27,8 @@ Value attribute(const Value& value, const std::string& name, Budget& budget);
 Value item(const Value& value, const Value& key, Budget& budget);
 Value slice(const Value& value, const Value& start, const Value& stop, const Value& step);
 Value call(const Value& function, const Args& args);
-Value unsafe(const Value& value, const std::string& name);  // an attribute that templates may not use
+Value unsafe(const Value& value,
+             const std::string& name);  // an attribute that templates may not use
 
 // The method of a value, or nothing: not of dictionaries' keys (methods.cc).
 std::optional<Value> method(const Value& value, const std::string& name, Budget& budget);
@@ -44,6 +46,14 @@ std::optional<int64_t> parse_integer(std::string_view text, int64_t base);
 std::optional<double> parse_float(std::string_view text);
 int64_t truncated(double number);  // int(x); throws where it is too large
 double rounded(double number, int64_t digits);
+
+// What templates may call by name.
+bool knows_filter(std::string_view name);
+bool is_jinja_filter(std::string_view name);  // of Jinja2's own, known or not
+bool knows_test(std::string_view name);       // all of Jinja2's own
+bool is_jinja_tag(std::string_view name);
+// A method of Python's strings, lists, dictionaries or numbers that is not here.
+bool is_unsupported_method(std::string_view name);
 
 struct JsonStyle {
   bool ascii = false, sorted = false;

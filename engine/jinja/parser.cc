@@ -5,14 +5,14 @@
 
 #include "absl/strings/str_format.h"
 #include "engine/jinja/lexer.h"
-#include "engine/jinja/names.h"
+#include "engine/jinja/operations.h"
 #include "engine/jinja/syntax.h"
 
 namespace baton::engine::jinja {
 namespace {
 
-constexpr int kHighest = 200;    // of an expression's tree
-constexpr int kDeepestTags = 200;    // tags in tags, brackets in brackets
+constexpr int kHighest = 200;      // of an expression's tree
+constexpr int kDeepestTags = 200;  // tags in tags, brackets in brackets
 
 class Parser {
  public:
@@ -95,7 +95,8 @@ class Parser {
     next();
   }
 
-  ExpressionPtr make(ExpressionKind kind, int line, std::vector<ExpressionPtr> parts = {}, std::string name = "") {
+  ExpressionPtr make(ExpressionKind kind, int line, std::vector<ExpressionPtr> parts = {},
+                     std::string name = "") {
     auto made = std::make_unique<Expression>();
     made->kind = kind;
     made->line = line;
@@ -127,7 +128,8 @@ class Parser {
     return made;
   }
 
-  // Statements up to a tag with one of these names, which is left for the caller; to the end without names.
+  // Statements up to a tag with one of these names, which is left for the caller; to the end
+  // without names.
   Body body(Names ends) {
     const Level level(this);
     Body out;
@@ -204,7 +206,7 @@ class Parser {
     } else {
       const bool known = is_jinja_tag(tag);
       fail_at(line, concat(known ? "the tag '" : "Encountered unknown tag '", tag,
-                                 known ? "' is not supported in chat templates" : "'"));
+                           known ? "' is not supported in chat templates" : "'"));
     }
     return made;
   }
@@ -301,11 +303,13 @@ class Parser {
   }
 
   void check_target(const std::string& name) const {
-    constexpr std::array<std::string_view, 6> kConstants = {"true", "false", "True", "False", "none", "None"};
+    constexpr std::array<std::string_view, 6> kConstants = {"true",  "false", "True",
+                                                            "False", "none",  "None"};
     if (std::find(kConstants.begin(), kConstants.end(), name) != kConstants.end()) {
       fail(concat("can't assign to '", name, "'"));
     }
-    if (name == "loop" && for_tags_ > 0) fail("Can't assign to special loop variable in for-loop target");
+    if (name == "loop" && for_tags_ > 0)
+      fail("Can't assign to special loop variable in for-loop target");
   }
 
   // What is assigned to: a name, a namespace's attribute, or several in a tuple.
@@ -315,8 +319,8 @@ class Parser {
     bool several = false;
     while (true) {
       if (!all.empty()) expect_operator(",");
-      const bool closed = is(TokenKind::kVariableEnd) || is(TokenKind::kBlockEnd) || is_operator(")") ||
-                          (!end.empty() && is_name(end));
+      const bool closed = is(TokenKind::kVariableEnd) || is(TokenKind::kBlockEnd) ||
+                          is_operator(")") || (!end.empty() && is_name(end));
       if (closed) break;
       all.push_back(one_target(with_namespace));
       if (!is_operator(",")) break;
@@ -345,7 +349,8 @@ class Parser {
     return make(ExpressionKind::kName, line, {}, name);
   }
 
-  ExpressionPtr tuple(bool with_condition = true, std::string_view end = "", bool in_parentheses = false) {
+  ExpressionPtr tuple(bool with_condition = true, std::string_view end = "",
+                      bool in_parentheses = false) {
     const int line = token().line;
     std::vector<ExpressionPtr> all;
     bool several = false;
@@ -371,7 +376,8 @@ class Parser {
     while (skip_name("if")) {
       ExpressionPtr test = either();
       ExpressionPtr otherwise = skip_name("else") ? expression() : nullptr;
-      left = make(ExpressionKind::kCondition, line, list(std::move(left), std::move(test), std::move(otherwise)));
+      left = make(ExpressionKind::kCondition, line,
+                  list(std::move(left), std::move(test), std::move(otherwise)));
     }
     return left;
   }
@@ -386,7 +392,8 @@ class Parser {
   ExpressionPtr both() {
     const int line = token().line;
     ExpressionPtr left = negation();
-    while (skip_name("and")) left = make(ExpressionKind::kAnd, line, list(std::move(left), negation()));
+    while (skip_name("and"))
+      left = make(ExpressionKind::kAnd, line, list(std::move(left), negation()));
     return left;
   }
 
@@ -403,7 +410,8 @@ class Parser {
     std::vector<std::string> names;
     constexpr std::array<std::string_view, 6> kOrders = {"==", "!=", "<", "<=", ">", ">="};
     while (true) {
-      if (is(TokenKind::kOperator) && std::find(kOrders.begin(), kOrders.end(), token().text) != kOrders.end()) {
+      if (is(TokenKind::kOperator) &&
+          std::find(kOrders.begin(), kOrders.end(), token().text) != kOrders.end()) {
         names.push_back(next().text);
       } else if (skip_name("in")) {
         names.emplace_back("in");
@@ -436,7 +444,8 @@ class Parser {
     const int line = token().line;
     std::vector<ExpressionPtr> parts = list(product());
     while (skip_operator("~")) parts.push_back(product());
-    return parts.size() == 1 ? std::move(parts[0]) : make(ExpressionKind::kJoin, line, std::move(parts));
+    return parts.size() == 1 ? std::move(parts[0])
+                             : make(ExpressionKind::kJoin, line, std::move(parts));
   }
 
   ExpressionPtr product() {
@@ -452,7 +461,8 @@ class Parser {
   ExpressionPtr power() {
     const int line = token().line;
     ExpressionPtr left = unary(true);
-    while (skip_operator("**")) left = make(ExpressionKind::kBinary, line, list(std::move(left), unary(true)), "**");
+    while (skip_operator("**"))
+      left = make(ExpressionKind::kBinary, line, list(std::move(left), unary(true)), "**");
     return left;
   }
 
@@ -545,8 +555,10 @@ class Parser {
     const int line = token().line;
     if (next().text == ".") {
       const Token one = next();
-      if (one.kind == TokenKind::kName) return make(ExpressionKind::kAttribute, line, list(std::move(node)), one.text);
-      if (one.kind != TokenKind::kNumber || !one.number.is_integer()) fail("expected name or number");
+      if (one.kind == TokenKind::kName)
+        return make(ExpressionKind::kAttribute, line, list(std::move(node)), one.text);
+      if (one.kind != TokenKind::kNumber || !one.number.is_integer())
+        fail("expected name or number");
       return make(ExpressionKind::kItem, line, list(std::move(node), constant(one.number, line)));
     }
     std::vector<ExpressionPtr> all;
@@ -560,10 +572,12 @@ class Parser {
       measure(*all[0]);
       return std::move(all[0]);
     }
-    const bool slices =
-        std::any_of(all.begin(), all.end(), [](const auto& one) { return one->kind == ExpressionKind::kSlice && one->parts[0] == nullptr; });
+    const bool slices = std::any_of(all.begin(), all.end(), [](const auto& one) {
+      return one->kind == ExpressionKind::kSlice && one->parts[0] == nullptr;
+    });
     if (slices) fail("a slice among several subscripts is not supported");
-    ExpressionPtr key = all.size() == 1 ? std::move(all[0]) : make(ExpressionKind::kTuple, line, std::move(all));
+    ExpressionPtr key =
+        all.size() == 1 ? std::move(all[0]) : make(ExpressionKind::kTuple, line, std::move(all));
     return make(ExpressionKind::kItem, line, list(std::move(node), std::move(key)));
   }
 
@@ -578,7 +592,8 @@ class Parser {
     const auto more = [&] { return !is_operator("]") && !is_operator(","); };
     if (!is_operator(":") && more()) stop = expression();
     if (skip_operator(":") && more()) step = expression();
-    return make(ExpressionKind::kSlice, line, list(ExpressionPtr(), std::move(start), std::move(stop), std::move(step)));
+    return make(ExpressionKind::kSlice, line,
+                list(ExpressionPtr(), std::move(start), std::move(stop), std::move(step)));
   }
 
   CallArguments arguments() {
@@ -602,7 +617,8 @@ class Parser {
         ensure(out.more_named == nullptr);
         const std::string name = next().text;
         next();
-        ensure(std::none_of(out.named.begin(), out.named.end(), [&](const auto& one) { return one.first == name; }));
+        ensure(std::none_of(out.named.begin(), out.named.end(),
+                            [&](const auto& one) { return one.first == name; }));
         out.named.emplace_back(name, expression());
       } else {
         ensure(out.more_positional == nullptr && out.more_named == nullptr && out.named.empty());
@@ -660,7 +676,8 @@ class Parser {
       made->arguments.positional.push_back(postfix(primary()));
     }
     measure(*made);
-    return negated ? make(ExpressionKind::kUnary, line, list(std::move(made)), "not") : std::move(made);
+    return negated ? make(ExpressionKind::kUnary, line, list(std::move(made)), "not")
+                   : std::move(made);
   }
 
   void check(const std::string& name, std::string_view what, bool known, bool jinja) const {
@@ -669,14 +686,15 @@ class Parser {
                : concat("No ", what, " named '", name, "'."));
   }
 
-  // map("name") and select("name") call filters and tests by name: known ones, where the name is there to be read.
+  // map("name") and select("name") call filters and tests by name: known ones, where the name is
+  // there to be read.
   void check_called(const Expression& node) const {
     const bool by_attribute = node.name == "selectattr" || node.name == "rejectattr";
     const bool tests = by_attribute || node.name == "select" || node.name == "reject";
     const size_t at = by_attribute ? 1 : 0;
     const auto& given = node.arguments.positional;
-    if ((!tests && node.name != "map") || given.size() <= at || given[at]->kind != ExpressionKind::kConstant ||
-        !given[at]->value.is_string()) {
+    if ((!tests && node.name != "map") || given.size() <= at ||
+        given[at]->kind != ExpressionKind::kConstant || !given[at]->value.is_string()) {
       return;
     }
     const std::string& name = given[at]->value.text();

@@ -1,5 +1,5 @@
-// Where Jinja's compiler takes a name for a local variable before anything is assigned to it: what jinja2/idtracking.py
-// finds out, as far as templates can tell.
+// Where Jinja's compiler takes a name for a local variable before anything is assigned to it: what
+// jinja2/idtracking.py finds out, as far as templates can tell.
 #include <set>
 
 #include "engine/jinja/syntax.h"

@@ -20,24 +20,25 @@ struct CallArguments {
 };
 
 enum class ExpressionKind {
-  kConstant,    // value
-  kName,        // name; as a target, too
-  kAttribute,   // parts[0].name; as a target of a namespace, parts is empty and `space` the namespace's name
-  kItem,        // parts[0][parts[1]]
-  kSlice,       // parts[0][parts[1]:parts[2]:parts[3]], each of which may be null
-  kCall,        // parts[0](arguments)
-  kFilter,      // parts[0] | name(arguments); parts[0] is null in blocks
-  kTest,        // parts[0] is name(arguments)
-  kUnary,       // name: "-", "+", "not"
-  kBinary,      // name: an operator of numbers and the like
+  kConstant,   // value
+  kName,       // name; as a target, too
+  kAttribute,  // parts[0].name; as a target of a namespace, parts is empty and `space` the
+               // namespace's name
+  kItem,       // parts[0][parts[1]]
+  kSlice,      // parts[0][parts[1]:parts[2]:parts[3]], each of which may be null
+  kCall,       // parts[0](arguments)
+  kFilter,     // parts[0] | name(arguments); parts[0] is null in blocks
+  kTest,       // parts[0] is name(arguments)
+  kUnary,      // name: "-", "+", "not"
+  kBinary,     // name: an operator of numbers and the like
   kAnd,
   kOr,
-  kJoin,        // parts ~ ...
-  kCompare,     // parts[0] names[0] parts[1] names[1] parts[2] ...
-  kCondition,   // parts[0] if parts[1] else parts[2], which may be null
+  kJoin,       // parts ~ ...
+  kCompare,    // parts[0] names[0] parts[1] names[1] parts[2] ...
+  kCondition,  // parts[0] if parts[1] else parts[2], which may be null
   kList,
   kTuple,
-  kDict,        // keys and values in turn
+  kDict,  // keys and values in turn
 };
 
 struct Expression {
@@ -84,8 +85,8 @@ struct Statement {
   std::vector<Parameter> parameters;
   bool recursive = false, takes_named = false, takes_positional = false, takes_caller = false;
   Body body, other;
-  // Names that Jinja's compiler makes undefined where the scope of `body` or of `other` begins, because it
-  // sees them assigned there before it sees them read.
+  // Names that Jinja's compiler makes undefined where the scope of `body` or of `other` begins,
+  // because it sees them assigned there before it sees them read.
   std::vector<std::string> unset, other_unset;
 };
 

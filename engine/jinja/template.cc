@@ -8,24 +8,27 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "engine/files/utf8.h"
 #include "engine/jinja/arguments.h"
 #include "engine/jinja/interpreter.h"
-#include "engine/tokenizer/pre_tokenizer.h"
 
 namespace baton::engine::jinja {
 namespace {
 
-// Today's date, for templates that tell the model: Python's datetime.now().strftime(), which knows microseconds and no
-// time zone.
+// Today's date, for templates that tell the model: Python's datetime.now().strftime(), which knows
+// microseconds and no time zone.
 Value strftime_now(const Args& args) {
   const Arguments given("strftime_now", args, {"format"}, 1);
   const auto now = std::chrono::system_clock::now();
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count() % 1000000;
+  const auto micros =
+      std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count() %
+      1000000;
   std::tm local{};
   localtime_r(&seconds, &local);
   const std::string format = absl::StrReplaceAll(
-      given.text(0), {{"%%", "%%"}, {"%f", absl::StrFormat("%06d", micros)}, {"%z", ""}, {"%Z", ""}});
+      given.text(0),
+      {{"%%", "%%"}, {"%f", absl::StrFormat("%06d", micros)}, {"%z", ""}, {"%Z", ""}});
   char text[1024] = "";
   return std::string(text, std::strftime(text, sizeof text, format.c_str(), &local));
 }

@@ -1,5 +1,6 @@
-// Jinja templates, rendered as transformers' apply_chat_template renders them: Jinja2's sandbox with trim_blocks and
-// lstrip_blocks, break and continue, raise_exception(), strftime_now(), JSON as json.dumps() writes it.
+// Jinja templates, rendered as transformers' apply_chat_template renders them: Jinja2's sandbox
+// with trim_blocks and lstrip_blocks, break and continue, raise_exception(), strftime_now(), JSON
+// as json.dumps() writes it.
 #pragma once
 
 #include <memory>
@@ -15,16 +16,17 @@ struct Syntax;
 
 // Immutable; any number of threads may render at once. Copies share what was parsed.
 //
-// What is rendered is what Jinja2 renders. What is not supported is an error that names it: tags, filters, tests and
-// methods when the template is parsed (inheritance and imports, random, urlize and the like); a value whose text would
-// be an address in Python, integers beyond 64 bits, and a rendering that takes too long, when that happens.
+// What is rendered is what Jinja2 renders. What is not supported is an error that names it: tags,
+// filters, tests and methods when the template is parsed (inheritance and imports, random, urlize
+// and the like); a value whose text would be an address in Python, integers beyond 64 bits, and a
+// rendering that takes too long, when that happens.
 class Template {
  public:
   // InvalidArgument with the line of what is no template or not supported.
   static absl::StatusOr<Template> parse(std::string_view source);
 
-  // `values` is an object: the template's variables. InvalidArgument with the template's words where it calls
-  // raise_exception(), or with what cannot be rendered.
+  // `values` is an object: the template's variables. InvalidArgument with the template's words
+  // where it calls raise_exception(), or with what cannot be rendered.
   absl::StatusOr<std::string> render(const nlohmann::ordered_json& values) const;
 
  private:

@@ -3,7 +3,6 @@
 #include <map>
 
 #include "engine/jinja/arguments.h"
-#include "engine/jinja/names.h"
 #include "engine/jinja/operations.h"
 #include "engine/jinja/text.h"
 
@@ -25,7 +24,9 @@ bool order(const Value& value, const Args& args) {
   return compare(kOrders[kOrder], value, given.at(0));
 }
 
-bool is_hashable(const Value& value) { return find(Dict(), value) == nullptr; }  // throws where it is not
+bool is_hashable(const Value& value) {
+  return find(Dict(), value) == nullptr;
+}  // throws where it is not
 
 bool is_iterable(const Value& value) {
   if (value.object() != nullptr) return value.object()->iterate() != nullptr;
@@ -46,18 +47,25 @@ const std::map<std::string, Plain, std::less<>>& plain_tests() {
       {"string", [](const Value& v) { return v.is_string(); }},
       {"mapping", [](const Value& v) { return v.dict() != nullptr; }},
       {"iterable", is_iterable},
-      {"sequence", [](const Value& v) {
+      {"sequence",
+       [](const Value& v) {
          const bool view = dynamic_cast<DictView*>(v.object()) != nullptr;
-         return v.length().has_value() && !view && (v.object() == nullptr || dynamic_cast<Range*>(v.object()) != nullptr);
+         return v.length().has_value() && !view &&
+                (v.object() == nullptr || dynamic_cast<Range*>(v.object()) != nullptr);
        }},
-      {"callable", [](const Value& v) { return v.is_undefined() || (v.object() != nullptr && v.object()->callable()); }},
+      {"callable",
+       [](const Value& v) {
+         return v.is_undefined() || (v.object() != nullptr && v.object()->callable());
+       }},
       {"escaped", [](const Value& v) { return v.is_markup(); }},
       {"lower", [](const Value& v) { return *ask("islower", v.str()); }},
       {"upper", [](const Value& v) { return *ask("isupper", v.str()); }},
       {"odd", [](const Value& v) { return equal(remainder(v, int64_t{2}), int64_t{1}); }},
       {"even", [](const Value& v) { return equal(remainder(v, int64_t{2}), int64_t{0}); }},
-      {"filter", [](const Value& v) { return is_hashable(v) && v.is_string() && is_jinja_filter(v.text()); }},
-      {"test", [](const Value& v) { return is_hashable(v) && v.is_string() && knows_test(v.text()); }},
+      {"filter",
+       [](const Value& v) { return is_hashable(v) && v.is_string() && is_jinja_filter(v.text()); }},
+      {"test",
+       [](const Value& v) { return is_hashable(v) && v.is_string() && knows_test(v.text()); }},
   };
   return all;
 }
@@ -100,7 +108,9 @@ const std::map<std::string, Test, std::less<>>& tests() {
 
 }  // namespace
 
-bool knows_test(std::string_view name) { return plain_tests().contains(name) || tests().contains(name); }
+bool knows_test(std::string_view name) {
+  return plain_tests().contains(name) || tests().contains(name);
+}
 
 bool call_test(const std::string& name, const Value& value, const Args& args) {
   if (const auto plain = plain_tests().find(name); plain != plain_tests().end()) {

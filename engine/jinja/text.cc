@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine::jinja {
 namespace {
@@ -26,8 +26,9 @@ std::string utf8(const icu::UnicodeString& text) {
 // One character as the first of a word.
 std::string title_of(char32_t c) {
   icu::UnicodeString one(static_cast<UChar32>(c));
-  one.toTitle(nullptr, icu::Locale::getRoot(),
-              U_TITLECASE_NO_LOWERCASE | U_TITLECASE_NO_BREAK_ADJUSTMENT | U_TITLECASE_WHOLE_STRING);
+  one.toTitle(
+      nullptr, icu::Locale::getRoot(),
+      U_TITLECASE_NO_LOWERCASE | U_TITLECASE_NO_BREAK_ADJUSTMENT | U_TITLECASE_WHOLE_STRING);
   return utf8(one);
 }
 
@@ -37,12 +38,15 @@ bool is_upper(char32_t c) { return u_isUUppercase(static_cast<UChar32>(c)) != 0;
 bool is_title(char32_t c) { return u_charType(static_cast<UChar32>(c)) == U_TITLECASE_LETTER; }
 bool is_cased(char32_t c) { return is_lower(c) || is_upper(c) || is_title(c); }
 bool is_alpha(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_L_MASK) != 0; }
-int numeric(char32_t c) { return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE); }
+int numeric(char32_t c) {
+  return u_getIntPropertyValue(static_cast<UChar32>(c), UCHAR_NUMERIC_TYPE);
+}
 bool is_decimal(char32_t c) { return numeric(c) == U_NT_DECIMAL; }
 bool is_digit_character(char32_t c) { return is_decimal(c) || numeric(c) == U_NT_DIGIT; }
 bool is_numeric(char32_t c) { return numeric(c) != U_NT_NONE; }
 bool is_line_end(char32_t c) {
-  return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
+  return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+         c == 0x2029;
 }
 
 template <typename Predicate>
@@ -108,8 +112,8 @@ int64_t count_characters(std::string_view text) {
 
 bool is_space(char32_t c) {
   if (c < 0x80) return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20);
-  return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
-         c == 0x202f || c == 0x205f || c == 0x3000;
+  return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
 bool is_printable(char32_t c) {
@@ -138,20 +142,23 @@ std::vector<std::string> split_lines(std::string_view text, bool keep_ends) {
     while (end < all.size() && !is_line_end(all[end])) ++end;
     size_t next = std::min(end + 1, all.size());
     if (next < all.size() && all[end] == '\r' && all[next] == '\n') ++next;
-    lines.push_back(narrow(std::u32string_view(all).substr(begin, (keep_ends ? next : end) - begin)));
+    lines.push_back(
+        narrow(std::u32string_view(all).substr(begin, (keep_ends ? next : end) - begin)));
     begin = next;
   }
   return lines;
 }
 
-std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t most, bool from_right) {
+std::vector<std::string> split(std::string_view text, const std::string* separator, int64_t most,
+                               bool from_right) {
   std::vector<std::string> pieces;
   const auto may = [&] { return most < 0 || static_cast<int64_t>(pieces.size()) < most; };
   if (separator != nullptr) {
     while (may()) {
       const size_t at = from_right ? text.rfind(*separator) : text.find(*separator);
       if (at == std::string_view::npos) break;
-      const std::string_view before = text.substr(0, at), behind = text.substr(at + separator->size());
+      const std::string_view before = text.substr(0, at),
+                             behind = text.substr(at + separator->size());
       pieces.emplace_back(from_right ? behind : before);
       text = from_right ? before : behind;
     }
@@ -182,10 +189,11 @@ std::vector<std::string> split(std::string_view text, const std::string* separat
   return pieces;
 }
 
-std::string replace(std::string_view text, std::string_view from, std::string_view to, int64_t most) {
+std::string replace(std::string_view text, std::string_view from, std::string_view to,
+                    int64_t most) {
   std::string out;
   if (from.empty()) {  // before each character and at the end
-    for (size_t at = 0;; ) {
+    for (size_t at = 0;;) {
       if (most != 0) out.append(to);
       most -= most > 0 ? 1 : 0;
       if (at >= text.size()) return out;
@@ -194,7 +202,8 @@ std::string replace(std::string_view text, std::string_view from, std::string_vi
       at += bytes;
     }
   }
-  for (size_t at = text.find(from); at != std::string_view::npos && most != 0; at = text.find(from)) {
+  for (size_t at = text.find(from); at != std::string_view::npos && most != 0;
+       at = text.find(from)) {
     out.append(text.substr(0, at)).append(to);
     text.remove_prefix(at + from.size());
     most -= most > 0 ? 1 : 0;
@@ -202,15 +211,23 @@ std::string replace(std::string_view text, std::string_view from, std::string_vi
   return out.append(text);
 }
 
-std::string upper(std::string_view text) { return utf8(unicode(text).toUpper(icu::Locale::getRoot())); }
-std::string lower(std::string_view text) { return utf8(unicode(text).toLower(icu::Locale::getRoot())); }
-std::string casefold(std::string_view text) { return utf8(unicode(text).foldCase(U_FOLD_CASE_DEFAULT)); }
+std::string upper(std::string_view text) {
+  return utf8(unicode(text).toUpper(icu::Locale::getRoot()));
+}
+std::string lower(std::string_view text) {
+  return utf8(unicode(text).toLower(icu::Locale::getRoot()));
+}
+std::string casefold(std::string_view text) {
+  return utf8(unicode(text).foldCase(U_FOLD_CASE_DEFAULT));
+}
 
 std::string capitalize(std::string_view text) {
   if (text.empty()) return "";
   const Character first = decode_character(text, 0);
-  // Small letters depend on what is before them: all of the text is made small, and its first letter replaced.
-  return title_of(static_cast<char32_t>(first.code)) + lower(text).substr(lower(text.substr(0, first.bytes)).size());
+  // Small letters depend on what is before them: all of the text is made small, and its first
+  // letter replaced.
+  return title_of(static_cast<char32_t>(first.code)) +
+         lower(text).substr(lower(text.substr(0, first.bytes)).size());
 }
 
 std::string title(std::string_view text) {
@@ -247,15 +264,18 @@ std::optional<bool> ask(std::string_view name, std::string_view text) {
   if (name == "isdigit") return all(all_of_it, is_digit_character);
   if (name == "isdecimal") return all(all_of_it, is_decimal);
   if (name == "isnumeric") return all(all_of_it, is_numeric);
-  if (name == "isalnum") return all(all_of_it, [](char32_t c) { return is_alpha(c) || is_numeric(c); });
+  if (name == "isalnum")
+    return all(all_of_it, [](char32_t c) { return is_alpha(c) || is_numeric(c); });
   if (name == "isspace") return all(all_of_it, is_space);
   if (name == "isprintable") return all_of_it.empty() || all(all_of_it, is_printable);
-  if (name == "isascii") return all_of_it.empty() || all(all_of_it, [](char32_t c) { return c < 0x80; });
+  if (name == "isascii")
+    return all_of_it.empty() || all(all_of_it, [](char32_t c) { return c < 0x80; });
   return std::nullopt;
 }
 
 std::string repr_of(std::string_view text) {
-  const bool single = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos;
+  const bool single =
+      text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos;
   const char quote = single ? '"' : '\'';
   std::string out(1, quote);
   for (const char32_t c : wide(text)) {
@@ -310,8 +330,10 @@ std::string pad(std::string_view text, int64_t width, char32_t fill, char where)
   std::string before, behind;
   for (int64_t i = 0; i < missing; ++i) (i < left ? before : behind) += of(fill);
   const bool signs = where == '=' || where == 'z';
-  const bool sign = signs && (text.starts_with('-') || text.starts_with('+') || (where == '=' && text.starts_with(' ')));
-  return std::string(text.substr(0, sign ? 1 : 0)) + before + std::string(text.substr(sign ? 1 : 0)) + behind;
+  const bool sign = signs && (text.starts_with('-') || text.starts_with('+') ||
+                              (where == '=' && text.starts_with(' ')));
+  return std::string(text.substr(0, sign ? 1 : 0)) + before +
+         std::string(text.substr(sign ? 1 : 0)) + behind;
 }
 
 }  // namespace baton::engine::jinja

@@ -6,14 +6,14 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/files/utf8.h"
 #include "engine/jinja/text.h"
-#include "engine/tokenizer/pre_tokenizer.h"
 
 namespace baton::engine::jinja {
 namespace {
 
 constexpr int64_t kMostInRange = 100000;  // MAX_RANGE of Jinja's sandbox
-constexpr int kDeepestValue = 100;             // lists in lists
+constexpr int kDeepestValue = 100;        // lists in lists
 
 std::string list_repr(const Values& items, char open, char close) {
   std::string out(1, open);
@@ -47,7 +47,8 @@ Value of_json_at(const nlohmann::ordered_json& json, int depth) {
     }
     case nlohmann::json::value_t::object: {
       Dict dict;
-      for (const auto& [key, one] : json.items()) dict.items.emplace_back(key, of_json_at(one, depth + 1));
+      for (const auto& [key, one] : json.items())
+        dict.items.emplace_back(key, of_json_at(one, depth + 1));
       return dict;
     }
     default:
@@ -65,7 +66,8 @@ int compare(const Value& a, const Value& b) {
   a.used();
   b.used();
   if (a.is_number() && b.is_number()) {
-    if (a.is_integer() && b.is_integer()) return a.integer() < b.integer() ? -1 : a.integer() > b.integer();
+    if (a.is_integer() && b.is_integer())
+      return a.integer() < b.integer() ? -1 : a.integer() > b.integer();
     if (std::isnan(a.number()) || std::isnan(b.number())) throw Error("there is no order of nan");
     return a.number() < b.number() ? -1 : a.number() > b.number();
   }
@@ -111,7 +113,9 @@ std::shared_ptr<Object> Value::shared_object() const {
   return object != nullptr ? *object : nullptr;
 }
 Object* Value::object() const { return shared_object().get(); }
-bool Value::is_group() const { return is_tuple() && std::get<std::shared_ptr<const Tuple>>(data_)->group; }
+bool Value::is_group() const {
+  return is_tuple() && std::get<std::shared_ptr<const Tuple>>(data_)->group;
+}
 
 bool Value::truth() const {
   if (is_number()) return number() != 0;
@@ -160,10 +164,12 @@ std::string Value::type() const {
 bool Value::same_as(const Value& other) const {
   if (data_.index() != other.data_.index() || !equal(*this, other)) return false;
   if (is_none() || is<bool>()) return true;
-  if (const auto* a = std::get_if<std::shared_ptr<Object>>(&data_)) return *a == other.shared_object();
+  if (const auto* a = std::get_if<std::shared_ptr<Object>>(&data_))
+    return *a == other.shared_object();
   if (is_list()) return sequence() == other.sequence();
   if (dict() != nullptr) return dict() == other.dict();
-  throw Error(concat("\"sameas\" of two equal values that are each a ", type(), " is chance in Python"));
+  throw Error(
+      concat("\"sameas\" of two equal values that are each a ", type(), " is chance in Python"));
 }
 
 void Value::used() const {
@@ -233,11 +239,13 @@ bool equal(const Value& a, const Value& b) {
   if (a.is_string() && b.is_string()) return a.text() == b.text();
   if (a.is_undefined() || a.is_none()) return a.is_undefined() ? b.is_undefined() : b.is_none();
   if ((a.is_list() && b.is_list()) || (a.is_tuple() && b.is_tuple())) {
-    return std::equal(a.sequence()->begin(), a.sequence()->end(), b.sequence()->begin(), b.sequence()->end(), equal);
+    return std::equal(a.sequence()->begin(), a.sequence()->end(), b.sequence()->begin(),
+                      b.sequence()->end(), equal);
   }
   if (a.dict() != nullptr && b.dict() != nullptr) {
     const auto& items = a.dict()->items;
-    return items.size() == b.dict()->items.size() && std::all_of(items.begin(), items.end(), [&](const auto& item) {
+    return items.size() == b.dict()->items.size() &&
+           std::all_of(items.begin(), items.end(), [&](const auto& item) {
              const Value* other = find(*b.dict(), item.first);
              return other != nullptr && equal(item.second, *other);
            });
@@ -246,7 +254,8 @@ bool equal(const Value& a, const Value& b) {
   if (a.object() == b.object()) return true;
   const auto *x = dynamic_cast<Range*>(a.object()), *y = dynamic_cast<Range*>(b.object());
   if (x != nullptr && y != nullptr) return equal(List{a.to_list()}, List{b.to_list()});
-  if (dynamic_cast<DictView*>(a.object()) != nullptr && dynamic_cast<DictView*>(b.object()) != nullptr) {
+  if (dynamic_cast<DictView*>(a.object()) != nullptr &&
+      dynamic_cast<DictView*>(b.object()) != nullptr) {
     throw Error("views of dictionaries are not compared");
   }
   return false;
@@ -304,7 +313,9 @@ Value function(std::string name, Function::Body body) {
   return std::shared_ptr<Object>(std::make_shared<Function>(std::move(name), std::move(body)));
 }
 
-Value generator(Next next) { return std::shared_ptr<Object>(std::make_shared<Generator>(std::move(next))); }
+Value generator(Next next) {
+  return std::shared_ptr<Object>(std::make_shared<Generator>(std::move(next)));
+}
 
 Range::Range(int64_t from, int64_t to, int64_t by) : start(from), stop(to), step(by) {
   if (step == 0) throw Error("range() arg 3 must not be zero");
@@ -312,7 +323,8 @@ Range::Range(int64_t from, int64_t to, int64_t by) : start(from), stop(to), step
   if (far(start) || far(stop) || far(step)) throw Error("the numbers of a range are too large");
   const int64_t distance = step > 0 ? stop - start : start - stop, stride = std::abs(step);
   count_ = distance <= 0 ? 0 : (distance + stride - 1) / stride;
-  if (count_ > kMostInRange) throw Error("Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+  if (count_ > kMostInRange)
+    throw Error("Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
 }
 
 std::string Range::repr() const {

@@ -1,5 +1,5 @@
-// Values as Python has them, where templates can tell: strings of code points, integers beside floats, tuples beside
-// lists, dictionaries in order, what is undefined and why.
+// Values as Python has them, where templates can tell: strings of code points, integers beside
+// floats, tuples beside lists, dictionaries in order, what is undefined and why.
 #pragma once
 
 #include <concepts>
@@ -17,7 +17,8 @@
 
 namespace baton::engine::jinja {
 
-// Whatever ends the reading or the rendering of a template; jinja/template.h turns it into a status.
+// Whatever ends the reading or the rendering of a template; jinja/template.h turns it into a
+// status.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -67,7 +68,8 @@ struct Args {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// Everything else: functions, loops, namespaces, ranges, iterators. By default an object can do nothing.
+// Everything else: functions, loops, namespaces, ranges, iterators. By default an object can do
+// nothing.
 class Object : public std::enable_shared_from_this<Object> {
  public:
   Object() = default;
@@ -87,9 +89,9 @@ class Object : public std::enable_shared_from_this<Object> {
 
 class Value {
  public:
-  using Data =
-      std::variant<Undefined, None, bool, int64_t, double, Text, std::shared_ptr<const List>,
-                   std::shared_ptr<const Tuple>, std::shared_ptr<const Dict>, std::shared_ptr<Object>>;
+  using Data = std::variant<Undefined, None, bool, int64_t, double, Text,
+                            std::shared_ptr<const List>, std::shared_ptr<const Tuple>,
+                            std::shared_ptr<const Dict>, std::shared_ptr<Object>>;
   Value() = default;
   Value(None none) : data_(none) {}
   Value(Undefined undefined) : data_(std::move(undefined)) {}
@@ -125,8 +127,12 @@ class Value {
   std::shared_ptr<Object> shared_object() const;
   bool is_group() const;
   const std::string& text() const { return *std::get<Text>(data_).text; }
-  int64_t integer() const { return is<bool>() ? int64_t{std::get<bool>(data_)} : std::get<int64_t>(data_); }
-  double number() const { return is<double>() ? std::get<double>(data_) : static_cast<double>(integer()); }
+  int64_t integer() const {
+    return is<bool>() ? int64_t{std::get<bool>(data_)} : std::get<int64_t>(data_);
+  }
+  double number() const {
+    return is<double>() ? std::get<double>(data_) : static_cast<double>(integer());
+  }
 
   bool truth() const;
   std::string str() const;   // str(x)
@@ -185,7 +191,8 @@ Value generator(Next next);
 
 class Range : public Object {
  public:
-  Range(int64_t start, int64_t stop, int64_t step);  // throws for a step of 0 and for too many numbers
+  Range(int64_t start, int64_t stop,
+        int64_t step);  // throws for a step of 0 and for too many numbers
   std::string type() const override { return "range object"; }
   std::string repr() const override;
   std::optional<Value> item(const Value& key) override;
@@ -203,7 +210,9 @@ class DictView : public Object {
  public:
   DictView(std::string name, Values items) : name_(std::move(name)), items_(std::move(items)) {}
   std::string type() const override { return "dict_" + name_ + " object"; }
-  std::string repr() const override { return "dict_" + name_ + "(" + Value(List{items_}).repr() + ")"; }
+  std::string repr() const override {
+    return "dict_" + name_ + "(" + Value(List{items_}).repr() + ")";
+  }
   std::optional<int64_t> length() override { return static_cast<int64_t>(items_.size()); }
   Next iterate() override { return next_of(items_); }
   Next reversed() override { return next_of(Values(items_.rbegin(), items_.rend())); }

@@ -114,10 +114,9 @@ absl::Status load_weight(const Shards& shards, const std::string& name, Weight& 
   std::vector<size_t> expected = {size_t(weight.rows), size_t(weight.cols)};
   if (weight.is_vector) expected = {size_t(weight.cols)};
   if (info.shape != expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file.path(), ": tensor \"", name, "\" has shape [",
-                     absl::StrJoin(info.shape, ", "), "] but config.json calls for [",
-                     absl::StrJoin(expected, ", "), "]"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        file.path(), ": tensor \"", name, "\" has shape [", absl::StrJoin(info.shape, ", "),
+        "] but config.json calls for [", absl::StrJoin(expected, ", "), "]"));
   }
   weight.data.resize(info.elements());
   copy_as_bf16(info.type, file.data(info), weight.data);
@@ -127,8 +126,8 @@ absl::Status load_weight(const Shards& shards, const std::string& name, Weight& 
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 constexpr char kHead[] = "lm_head.weight";
 
-// Where the config ties the output to the embedding and the files have both, the files are right if the two differ: as
-// in transformers. Where they have the output's alone it is the embedding, too.
+// Where the config ties the output to the embedding and the files have both, the files are right if
+// the two differ: as in transformers. Where they have the output's alone it is the embedding, too.
 absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
   Weight& embedding = checkpoint.weights[0];
   const bool has_both = shards.places.contains(kEmbedding) && shards.places.contains(kHead);
@@ -141,7 +140,8 @@ absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
   checkpoint.config.tie_word_embeddings = false;
   checkpoint.weights.push_back(std::move(head));
   checkpoint.remarks.push_back(
-      "config.json ties lm_head.weight to the embedding, but the two differ: both are used as they are");
+      "config.json ties lm_head.weight to the embedding, but the two differ: both are used as they "
+      "are");
   return absl::OkStatus();
 }
 
@@ -158,9 +158,10 @@ void remark_unused(const Shards& shards, Checkpoint& checkpoint) {
   const size_t count = unused.size();
   constexpr size_t kMostNamed = 8;
   unused.resize(std::min(count, kMostNamed));
-  checkpoint.remarks.push_back(absl::StrCat(
-      shards.where, " has ", count, count == 1 ? " tensor" : " tensors", " that config.json does not call for, unused: ",
-      absl::StrJoin(unused, ", "), count > kMostNamed ? absl::StrCat(" and ", count - kMostNamed, " more") : ""));
+  checkpoint.remarks.push_back(
+      absl::StrCat(shards.where, " has ", count, count == 1 ? " tensor" : " tensors",
+                   " that config.json does not call for, unused: ", absl::StrJoin(unused, ", "),
+                   count > kMostNamed ? absl::StrCat(" and ", count - kMostNamed, " more") : ""));
 }
 
 }  // namespace
@@ -369,7 +370,8 @@ absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
   for (Weight& weight : checkpoint.weights) {
     const bool tied = checkpoint.config.tie_word_embeddings && weight.name == kEmbedding;
     if (tied) continue;
-    if (absl::Status status = load_weight(*shards, weight.name, weight); !status.ok()) return status;
+    if (absl::Status status = load_weight(*shards, weight.name, weight); !status.ok())
+      return status;
   }
   if (checkpoint.config.tie_word_embeddings) {
     if (absl::Status status = load_tied(*shards, checkpoint); !status.ok()) return status;

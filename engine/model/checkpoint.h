@@ -63,7 +63,8 @@ struct Checkpoint {
   // Embedding, then each layer's weights in the order of LayerWeight, the final norm and, if
   // embeddings are not tied, lm_head.
   std::vector<Weight> weights;
-  // What whoever loads it should be told, a line each: tensors that are not used, a config that the files contradict.
+  // What whoever loads it should be told, a line each: tensors that are not used, a config that the
+  // files contradict.
   std::vector<std::string> remarks;
 
   const Weight& embedding() const { return weights[0]; }
@@ -85,9 +86,11 @@ std::vector<Weight> weight_list(const ModelConfig& config);
 // checkpoints of one shape have different ones.
 std::string fingerprint(const Checkpoint& checkpoint);
 
-// Reads config.json and model.safetensors, or model.safetensors.index.json and its shards: the index alone says which
-// file holds a tensor. Where config.json ties the output to the embedding and the files hold two that differ, the
-// checkpoint's config says that they are not tied. Tensors that the config does not call for are left out. Errors name the file, the tensor, what was found and what was expected.
+// Reads config.json and model.safetensors, or model.safetensors.index.json and its shards: the
+// index alone says which file holds a tensor. Where config.json ties the output to the embedding
+// and the files hold two that differ, the checkpoint's config says that they are not tied. Tensors
+// that the config does not call for are left out. Errors name the file, the tensor, what was found
+// and what was expected.
 absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory);
 
 // Parses model.safetensors.index.json: the file of each tensor. File names have no path parts.

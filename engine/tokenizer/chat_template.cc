@@ -41,10 +41,11 @@ absl::StatusOr<ChatTemplate> ChatTemplate::parse(const std::string& source,
                                                  const nlohmann::ordered_json& tokens) {
   absl::StatusOr<jinja::Template> parsed = jinja::Template::parse(source);
   if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("the chat template is wrong or not supported: ",
-                                                   parsed.status().message()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the chat template is wrong or not supported: ", parsed.status().message()));
   }
-  return ChatTemplate(std::make_shared<const Impl>(Impl{absl::OkStatus(), *std::move(parsed), tokens}));
+  return ChatTemplate(
+      std::make_shared<const Impl>(Impl{absl::OkStatus(), *std::move(parsed), tokens}));
 }
 
 ChatTemplate ChatTemplate::refused(absl::Status why) {
@@ -70,25 +71,29 @@ absl::StatusOr<std::string> ChatTemplate::render(const nlohmann::ordered_json& m
   values["add_generation_prompt"] = options.add_generation_prompt;
   absl::StatusOr<std::string> text = impl_->parsed->render(values);
   if (text.ok()) return text;
-  return absl::InvalidArgumentError(absl::StrCat("the model's chat template cannot render this chat: ",
-                                                 text.status().message()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the model's chat template cannot render this chat: ", text.status().message()));
 }
 
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory) {
-  const absl::StatusOr<nlohmann::json> config = read_json_beside(directory, "tokenizer_config.json");
+  const absl::StatusOr<nlohmann::json> config =
+      read_json_beside(directory, "tokenizer_config.json");
   if (!config.ok()) return config.status();
   const absl::StatusOr<SpecialTokens> tokens = load_special_tokens(directory);
   if (!tokens.ok()) return tokens.status();
-  absl::StatusOr<std::string> source = read_file(directory + "/chat_template.jinja", kLongestTemplate);
+  absl::StatusOr<std::string> source =
+      read_file(directory + "/chat_template.jinja", kLongestTemplate);
   if (absl::IsNotFound(source.status())) {
     source = template_of(*config);
   } else if (!source.ok()) {
     return source.status();
   }
   if (source.ok() && source->empty()) return std::nullopt;
-  absl::StatusOr<ChatTemplate> made = source.ok() ? ChatTemplate::parse(*source, tokens->named) : source.status();
+  absl::StatusOr<ChatTemplate> made =
+      source.ok() ? ChatTemplate::parse(*source, tokens->named) : source.status();
   if (made.ok()) return *std::move(made);
-  const absl::Status why = absl::InvalidArgumentError(absl::StrCat(directory, ": ", made.status().message()));
+  const absl::Status why =
+      absl::InvalidArgumentError(absl::StrCat(directory, ": ", made.status().message()));
   return ChatTemplate::refused(why);
 }
 

@@ -19,16 +19,17 @@ struct ChatOptions {
 // Immutable; any number of threads may render at once. Copies share the template.
 class ChatTemplate {
  public:
-  // `tokens` is what the template knows by the names of special tokens: {"bos_token": "<s>"}. InvalidArgument with
-  // the line of what is no Jinja, or of what is and is not supported.
+  // `tokens` is what the template knows by the names of special tokens: {"bos_token": "<s>"}.
+  // InvalidArgument with the line of what is no Jinja, or of what is and is not supported.
   static absl::StatusOr<ChatTemplate> parse(
-      const std::string& source, const nlohmann::ordered_json& tokens = nlohmann::ordered_json::object());
+      const std::string& source,
+      const nlohmann::ordered_json& tokens = nlohmann::ordered_json::object());
   // One that renders nothing: render() gives this error.
   static ChatTemplate refused(absl::Status why);
 
-  // `messages` is a list of objects with role and content. What transformers' apply_chat_template writes, where null
-  // members are left out. InvalidArgument with the template's words where it refuses the chat (raise_exception), or
-  // cannot be rendered.
+  // `messages` is a list of objects with role and content. What transformers' apply_chat_template
+  // writes, where null members are left out. InvalidArgument with the template's words where it
+  // refuses the chat (raise_exception), or cannot be rendered.
   absl::StatusOr<std::string> render(const nlohmann::ordered_json& messages,
                                      const ChatOptions& options = {}) const;
   // OK, or why no chat can be written.
@@ -40,9 +41,10 @@ class ChatTemplate {
   std::shared_ptr<const Impl> impl_;
 };
 
-// That of a Hugging Face directory: chat_template.jinja, or "chat_template" of tokenizer_config.json (a string, or a
-// list with one named "default"). Nothing if it has none. A template that is wrong or not supported
-// refuses every chat by its status(): completions need none. An error is that a file cannot be read.
+// That of a Hugging Face directory: chat_template.jinja, or "chat_template" of
+// tokenizer_config.json (a string, or a list with one named "default"). Nothing if it has none. A
+// template that is wrong or not supported refuses every chat by its status(): completions need
+// none. An error is that a file cannot be read.
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory);
 
 }  // namespace baton::engine

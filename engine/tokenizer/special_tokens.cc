@@ -14,8 +14,8 @@ namespace baton::engine {
 namespace {
 
 constexpr size_t kLargestTokenFile = size_t{16} << 20;
-constexpr std::array<const char*, 7> kTokenNames = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                               "pad_token", "cls_token", "mask_token"};
+constexpr std::array<const char*, 7> kTokenNames = {
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 
 absl::Status bad_file(const char* file, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(file, ": ", what));
@@ -30,7 +30,8 @@ absl::StatusOr<AddedToken> token_of(const nlohmann::json& given, bool special) {
     return token;
   }
   const nlohmann::json& content = member(given, "content");
-  if (!content.is_string()) return absl::InvalidArgumentError("is neither a string nor an object with \"content\"");
+  if (!content.is_string())
+    return absl::InvalidArgumentError("is neither a string nor an object with \"content\"");
   token.text = content.get<std::string>();
   const auto flag = [&](const char* name, bool fallback) {
     const nlohmann::json& value = member(given, name);
@@ -47,7 +48,8 @@ absl::StatusOr<AddedToken> token_of(const nlohmann::json& given, bool special) {
 class TokenReader {
  public:
   absl::Status read(const std::string& directory) {
-    const char* const files[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"};
+    const char* const files[] = {"tokenizer_config.json", "special_tokens_map.json",
+                                 "added_tokens.json"};
     nlohmann::json parsed[3];
     for (int i = 0; i < 3; ++i) {
       absl::StatusOr<nlohmann::json> one = read_json_beside(directory, files[i]);
@@ -85,13 +87,16 @@ class TokenReader {
 
  private:
   bool is_named(const std::string& text) const {
-    return std::any_of(named_.begin(), named_.end(), [&](const auto& one) { return one.second.text == text; });
+    return std::any_of(named_.begin(), named_.end(),
+                       [&](const auto& one) { return one.second.text == text; });
   }
 
   absl::Status name_token(const char* file, const std::string& name, const nlohmann::json& given) {
     const absl::StatusOr<AddedToken> token = token_of(given, true);
-    if (!token.ok()) return bad_file(file, absl::StrCat("\"", name, "\" ", std::string(token.status().message())));
-    const auto there = std::find_if(named_.begin(), named_.end(), [&](const auto& one) { return one.first == name; });
+    if (!token.ok())
+      return bad_file(file, absl::StrCat("\"", name, "\" ", std::string(token.status().message())));
+    const auto there = std::find_if(named_.begin(), named_.end(),
+                                    [&](const auto& one) { return one.first == name; });
     if (there != named_.end()) {
       there->second = *token;
     } else {
@@ -100,15 +105,18 @@ class TokenReader {
     return absl::OkStatus();
   }
 
-  // "bos_token" and the like in their order, tokens with names of the model's own, and those without names.
+  // "bos_token" and the like in their order, tokens with names of the model's own, and those
+  // without names.
   absl::Status names_of(const char* file, const nlohmann::json& given) {
     absl::Status status;
     for (const char* name : kTokenNames) {
       if (given.contains(name) && status.ok()) status = name_token(file, name, given[name]);
     }
     for (const auto& [name, value] : given.items()) {
-      const bool known = std::find(kTokenNames.begin(), kTokenNames.end(), name) != kTokenNames.end();
-      if (!known && name.ends_with("_token") && value.is_string() && status.ok()) status = name_token(file, name, value);
+      const bool known =
+          std::find(kTokenNames.begin(), kTokenNames.end(), name) != kTokenNames.end();
+      if (!known && name.ends_with("_token") && value.is_string() && status.ok())
+        status = name_token(file, name, value);
     }
     if (!status.ok()) return status;
     const nlohmann::json& extra = member(given, "extra_special_tokens");
@@ -125,7 +133,9 @@ class TokenReader {
       if (!tokens.is_array() || tokens.empty()) continue;
       for (const nlohmann::json& one : tokens) {
         const absl::StatusOr<AddedToken> token = token_of(one, true);
-        if (!token.ok()) return bad_file(file, absl::StrCat("an entry of \"", list, "\" ", std::string(token.status().message())));
+        if (!token.ok())
+          return bad_file(file, absl::StrCat("an entry of \"", list, "\" ",
+                                             std::string(token.status().message())));
         extra_.push_back(*token);
       }
       break;  // transformers takes the newer name's alone
@@ -137,8 +147,10 @@ class TokenReader {
     for (const auto& [key, value] : decoder.items()) {
       int64_t id = 0;
       const absl::StatusOr<AddedToken> token = token_of(value, false);
-      if (!decoder.is_object() || !absl::SimpleAtoi(key, &id) || !token.ok() || token->text.empty()) {
-        return bad_file(file, absl::StrCat("\"added_tokens_decoder\" has at \"", key, "\" what is no token"));
+      if (!decoder.is_object() || !absl::SimpleAtoi(key, &id) || !token.ok() ||
+          token->text.empty()) {
+        return bad_file(
+            file, absl::StrCat("\"added_tokens_decoder\" has at \"", key, "\" what is no token"));
       }
       by_id_[id] = *token;
     }
@@ -147,8 +159,11 @@ class TokenReader {
 
   absl::Status ids_of(const char* file, const nlohmann::json& given) {
     for (const auto& [text, id] : given.items()) {
-      if (!id.is_number_integer() || text.empty()) return bad_file(file, absl::StrCat("\"", text, "\" has no id"));
-      const bool special = is_named(text) || std::any_of(extra_.begin(), extra_.end(), [&](const auto& one) { return one.text == text; });
+      if (!id.is_number_integer() || text.empty())
+        return bad_file(file, absl::StrCat("\"", text, "\" has no id"));
+      const bool special =
+          is_named(text) || std::any_of(extra_.begin(), extra_.end(),
+                                        [&](const auto& one) { return one.text == text; });
       by_id_[id.get<int64_t>()] = {.special = special, .normalized = !special, .text = text};
     }
     return absl::OkStatus();
@@ -162,7 +177,8 @@ class TokenReader {
 }  // namespace
 
 absl::StatusOr<nlohmann::json> read_json_beside(const std::string& directory, const char* name) {
-  const absl::StatusOr<std::string> text = read_file(absl::StrCat(directory, "/", name), kLargestTokenFile);
+  const absl::StatusOr<std::string> text =
+      read_file(absl::StrCat(directory, "/", name), kLargestTokenFile);
   if (absl::IsNotFound(text.status())) return nlohmann::json();
   if (!text.ok()) return text.status();
   return parse_json(*text, name);

@@ -62,7 +62,8 @@ absl::Status Tokenizer::Impl::map_tokens() {
   for (std::string& token : output) {
     if (!spec.byte_fallback) break;
     const int byte = byte_of_token(token);
-    token = byte >= 0 ? std::string(1, static_cast<char>(byte)) : replace_all(token, kMetaspace, " ");
+    token =
+        byte >= 0 ? std::string(1, static_cast<char>(byte)) : replace_all(token, kMetaspace, " ");
   }
   for (AddedToken& token : spec.added_tokens) {
     if (!in_range(token.id) || (token.text.empty() && spec.tokens[token.id].empty())) {

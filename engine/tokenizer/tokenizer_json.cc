@@ -60,9 +60,11 @@ absl::Status read_vocab(const nlohmann::json& model, TokenizerSpec& spec) {
   return absl::OkStatus();
 }
 
-// Gives a token the id that the `tokenizers` library gives it: that of the vocabulary, or the next one that is free. That
-// counts words; where the numbering has holes, the last words' ids are given away.
-void add_token(TokenizerSpec& spec, const absl::flat_hash_map<std::string, int32_t>& vocab, AddedToken token) {
+// Gives a token the id that the `tokenizers` library gives it: that of the vocabulary, or the next
+// one that is free. That counts words; where the numbering has holes, the last words' ids are given
+// away.
+void add_token(TokenizerSpec& spec, const absl::flat_hash_map<std::string, int32_t>& vocab,
+               AddedToken token) {
   int32_t last = -1;
   for (const AddedToken& there : spec.added_tokens) {
     if (there.text == token.text) return;
@@ -71,13 +73,16 @@ void add_token(TokenizerSpec& spec, const absl::flat_hash_map<std::string, int32
   const auto words = static_cast<int32_t>(vocab.size());
   const auto known = vocab.find(token.text);
   token.id = known != vocab.end() ? known->second : std::max(last + 1, words);
-  if (static_cast<size_t>(token.id) >= spec.tokens.size()) spec.tokens.resize(static_cast<size_t>(token.id) + 1);
+  if (static_cast<size_t>(token.id) >= spec.tokens.size())
+    spec.tokens.resize(static_cast<size_t>(token.id) + 1);
   spec.added_tokens.push_back(std::move(token));
 }
 
-absl::Status read_added(const nlohmann::json& root, const std::vector<AddedToken>& more, TokenizerSpec& spec) {
+absl::Status read_added(const nlohmann::json& root, const std::vector<AddedToken>& more,
+                        TokenizerSpec& spec) {
   absl::flat_hash_map<std::string, int32_t> vocab;  // as the file writes it
-  for (const auto& [text, id] : member(member(root, "model"), "vocab").items()) vocab.emplace(text, id.get<int32_t>());
+  for (const auto& [text, id] : member(member(root, "model"), "vocab").items())
+    vocab.emplace(text, id.get<int32_t>());
   const nlohmann::json& added = member(root, "added_tokens");
   if (!is_null(added) && !added.is_array()) return bad("added_tokens is not a list");
   for (const nlohmann::json& token : added) {
@@ -91,12 +96,13 @@ absl::Status read_added(const nlohmann::json& root, const std::vector<AddedToken
       const nlohmann::json& value = member(token, name);
       return value.is_boolean() ? value.get<bool>() : fallback;
     };
-    add_token(spec, vocab, {.special = flag("special", true),
-                            .normalized = flag("normalized", false),
-                            .single_word = flag("single_word", false),
-                            .lstrip = flag("lstrip", false),
-                            .rstrip = flag("rstrip", false),
-                            .text = content});
+    add_token(spec, vocab,
+              {.special = flag("special", true),
+               .normalized = flag("normalized", false),
+               .single_word = flag("single_word", false),
+               .lstrip = flag("lstrip", false),
+               .rstrip = flag("rstrip", false),
+               .text = content});
   }
   for (const AddedToken& token : more) {
     if (!token.text.empty()) add_token(spec, vocab, token);
@@ -276,9 +282,11 @@ absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec
       if (token.text == name) spec.prepend_id = token.id;
     }
     // The template's own id counts, whatever id the token has.
-    const nlohmann::json& ids = member(member(member(*step, "special_tokens"), name.c_str()), "ids");
+    const nlohmann::json& ids =
+        member(member(member(*step, "special_tokens"), name.c_str()), "ids");
     if (ids.is_array() && ids.size() == 1 && ids[0].is_number_integer()) {
-      spec.prepend_id = static_cast<int32_t>(std::clamp<int64_t>(ids[0].get<int64_t>(), -1, kMaxVocab));
+      spec.prepend_id =
+          static_cast<int32_t>(std::clamp<int64_t>(ids[0].get<int64_t>(), -1, kMaxVocab));
     }
     if (spec.prepend_id < 0) {
       return bad(absl::StrFormat("the post-processor's token \"%s\" does not exist", name));
@@ -289,7 +297,8 @@ absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec
 
 }  // namespace
 
-absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text, const std::vector<AddedToken>& more) {
+absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text,
+                                           const std::vector<AddedToken>& more) {
   absl::StatusOr<nlohmann::json> root = parse_json(text, "tokenizer.json");
   if (!root.ok()) return root.status();
   const nlohmann::json& model = member(*root, "model");

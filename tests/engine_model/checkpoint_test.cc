@@ -335,7 +335,8 @@ TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {
 TensorToWrite as_written(const Weight& weight) {
   std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
   if (weight.is_vector) shape = {size_t(weight.cols)};
-  return {weight.name, TensorType::kBf16, shape, std::as_bytes(std::span<const uint16_t>(weight.data))};
+  return {weight.name, TensorType::kBf16, shape,
+          std::as_bytes(std::span<const uint16_t>(weight.data))};
 }
 
 TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {
@@ -356,7 +357,8 @@ TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {
   ASSERT_TRUE(write_safetensors(folder_ + "/z.safetensors", tensors).ok());
   const auto load_with = [&] {
     const nlohmann::json index = {{"weight_map", map}};
-    EXPECT_TRUE(write_file_atomically(folder_ + "/model.safetensors.index.json", index.dump()).ok());
+    EXPECT_TRUE(
+        write_file_atomically(folder_ + "/model.safetensors.index.json", index.dump()).ok());
     return load_checkpoint(folder_);
   };
   const auto loaded = load_with();
@@ -367,23 +369,27 @@ TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {
   EXPECT_THAT(std::string(load_with().status().message()),
               ::testing::AllOf(HasSubstr(checkpoint.weights[2].name), HasSubstr("a.safetensors")));
   map.erase(checkpoint.weights[2].name);
-  EXPECT_THAT(std::string(load_with().status().message()), HasSubstr("index.json lacks the tensor"));
+  EXPECT_THAT(std::string(load_with().status().message()),
+              HasSubstr("index.json lacks the tensor"));
 }
 
 TEST_F(CheckpointTest, AnOutputThatIsNotTheEmbeddingIsUsed) {
   ModelConfig config = tiny_model_config();
   config.tie_word_embeddings = false;
   Checkpoint checkpoint = make_test_checkpoint(config, 3);
-  const auto load_tied = [&](size_t from) {  // as if the config said "tied", with the tensors from this one on
-    EXPECT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
-    std::vector<TensorToWrite> tensors;
-    for (size_t i = from; i < checkpoint.weights.size(); ++i) tensors.push_back(as_written(checkpoint.weights[i]));
-    EXPECT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
-    ModelConfig tied = config;
-    tied.tie_word_embeddings = true;
-    EXPECT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(tied)).ok());
-    return load_checkpoint(folder_);
-  };
+  const auto load_tied =
+      [&](size_t from) {  // as if the config said "tied", with the tensors from this one on
+        EXPECT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+        std::vector<TensorToWrite> tensors;
+        for (size_t i = from; i < checkpoint.weights.size(); ++i)
+          tensors.push_back(as_written(checkpoint.weights[i]));
+        EXPECT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
+        ModelConfig tied = config;
+        tied.tie_word_embeddings = true;
+        EXPECT_TRUE(
+            write_file_atomically(folder_ + "/config.json", model_config_to_json(tied)).ok());
+        return load_checkpoint(folder_);
+      };
   auto loaded = load_tied(0);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_FALSE(loaded->config.tie_word_embeddings);
@@ -410,9 +416,11 @@ TEST_F(CheckpointTest, WhatIsNotUsedIsNamedInOneLine) {
   ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(config)).ok());
   const auto loaded = load_checkpoint(folder_);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  const std::string surplus = "model.layers." + std::to_string(config.num_layers) + ".input_layernorm.weight";
+  const std::string surplus =
+      "model.layers." + std::to_string(config.num_layers) + ".input_layernorm.weight";
   EXPECT_THAT(loaded->remarks,
-              ::testing::ElementsAre(::testing::AllOf(HasSubstr("9 tensors"), HasSubstr(surplus), HasSubstr("and 1 more"))));
+              ::testing::ElementsAre(::testing::AllOf(HasSubstr("9 tensors"), HasSubstr(surplus),
+                                                      HasSubstr("and 1 more"))));
 }
 
 TEST(ShardIndex, RefusesPathsAndWrongTypes) {

@@ -346,8 +346,9 @@ TEST(StreamDecoder, ReplacesWhatIsNoCharacter) {
   EXPECT_EQ(decoder.finish(), "");
 }
 
-// The `tokenizers` library numbers added tokens that the vocabulary lacks by the count of its words: where the file
-// has them all, each number once and none left out, it reads what was written.
+// The `tokenizers` library numbers added tokens that the vocabulary lacks by the count of its
+// words: where the file has them all, each number once and none left out, it reads what was
+// written.
 void expect_no_holes(const std::string& json) {
   const auto root = nlohmann::json::parse(json);
   std::set<int64_t> ids;
@@ -356,7 +357,8 @@ void expect_no_holes(const std::string& json) {
   EXPECT_EQ(*ids.begin(), 0);
   EXPECT_EQ(*ids.rbegin() + 1, static_cast<int64_t>(ids.size()));
   for (const auto& token : root["added_tokens"]) {
-    EXPECT_EQ(root["model"]["vocab"].value(token["content"].get<std::string>(), -1), token["id"].get<int>());
+    EXPECT_EQ(root["model"]["vocab"].value(token["content"].get<std::string>(), -1),
+              token["id"].get<int>());
   }
 }
 
@@ -382,7 +384,8 @@ TEST(TokenizerFiles, TheShippedModelsHasNoHoles) {
   EXPECT_EQ(tokenizer->to_json(), *json);
 }
 
-// What the library does with such a file: the end of a text takes the last word's id, and that word has no text.
+// What the library does with such a file: the end of a text takes the last word's id, and that word
+// has no text.
 TEST(TokenizerFiles, AForeignFileWithAHoleIsReadAsTheLibraryReadsIt) {
   TokenizerSpec spec = make_test_tokenizer().spec();
   while (spec.tokens.back().empty()) spec.tokens.pop_back();
@@ -414,18 +417,21 @@ TEST(TokenizerFiles, TokensThatAreNamedBesideTheFileAreAdded) {
   write("tokenizer.json", Tokenizer::create(spec)->to_json());
   write("special_tokens_map.json", R"({"bos_token": "<s>", "additional_special_tokens": ["<x>"]})");
   write("added_tokens.json", R"({"<think>": 90, "<x>": 91, "<|endoftext|>": 256})");
-  EXPECT_THAT(load()->encode("a<s><think><x><|endoftext|>"), ElementsAre('a', words + 2, words, words + 1, 256));
+  EXPECT_THAT(load()->encode("a<s><think><x><|endoftext|>"),
+              ElementsAre('a', words + 2, words, words + 1, 256));
   EXPECT_EQ(load()->decode({words, words + 1, words + 2}), "<think>");
   write("tokenizer_config.json",
         R"({"eos_token": "<|im_end|>", "additional_special_tokens": ["<y>"], "added_tokens_decoder":
             {"9": {"content": "<|im_start|>", "special": true}, "8": {"content": "<z>", "rstrip": true}}})");
-  EXPECT_THAT(load()->encode("<z>  <|im_start|><|im_end|><y>"), ElementsAre(words, words + 1, words + 2, words + 3));
+  EXPECT_THAT(load()->encode("<z>  <|im_start|><|im_end|><y>"),
+              ElementsAre(words, words + 1, words + 2, words + 3));
   EXPECT_EQ(load()->decode({words, words + 1, words + 2, words + 3}), "<z>");
   EXPECT_EQ(load()->special_id("<x>"), -1);
   for (const char* wrong : {R"({"bos_token": 5})", R"({"additional_special_tokens": [1]})", "[]",
                             R"({"added_tokens_decoder": {"x": {"content": "a"}}})"}) {
     write("tokenizer_config.json", wrong);
-    EXPECT_THAT(std::string(load().status().message()), HasSubstr("tokenizer_config.json")) << wrong;
+    EXPECT_THAT(std::string(load().status().message()), HasSubstr("tokenizer_config.json"))
+        << wrong;
   }
 }
 

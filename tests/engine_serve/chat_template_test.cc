@@ -88,7 +88,8 @@ TEST_F(ChatTemplateFiles, AreFoundInEachPlace) {
 
 TEST_F(ChatTemplateFiles, KnowTheTokensThatACheckpointNames) {
   write("chat_template.jinja",
-        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}{{ image_token }}{{ img }}");
+        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}{{ image_token "
+        "}}{{ img }}");
   write("special_tokens_map.json", R"({"bos_token": {"content": "<b>"}, "pad_token": "<p>"})");
   EXPECT_EQ(rendered(), "<b><p>False");
   write("tokenizer_config.json", R"({"eos_token": "<e>", "bos_token": "<s>", "image_token": "<i>",

@@ -1,5 +1,5 @@
-// Fuzzes chat templates: whatever is no template, or not supported, is refused; what is rendered is UTF-8 text, or an
-// error, and the same the second time.
+// Fuzzes chat templates: whatever is no template, or not supported, is refused; what is rendered is
+// UTF-8 text, or an error, and the same the second time.
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto made = baton::engine::jinja::Template::parse(source);
   if (!made.ok()) return 0;
   const nlohmann::ordered_json values = {
-      {"messages", {{{"role", "user"}, {"content", "Hé 日"}}, {{"role", "assistant"}, {"content", "<a>"}}}},
+      {"messages",
+       {{{"role", "user"}, {"content", "Hé 日"}}, {{"role", "assistant"}, {"content", "<a>"}}}},
       {"tools", nullptr},
       {"add_generation_prompt", true},
       {"bos_token", "<s>"}};

@@ -14,10 +14,12 @@ namespace {
 
 bool is_exact(const baton::engine::Tokenizer& tokenizer) {
   const baton::engine::TokenizerSpec& spec = tokenizer.spec();
-  // Added tokens may take spaces, hide a word whose id they have, or be special words, which have no text.
+  // Added tokens may take spaces, hide a word whose id they have, or be special words, which have
+  // no text.
   bool takes_text = false;
   for (const auto& token : spec.added_tokens) {
-    takes_text |= token.lstrip || token.rstrip || !spec.tokens[static_cast<size_t>(token.id)].empty();
+    takes_text |=
+        token.lstrip || token.rstrip || !spec.tokens[static_cast<size_t>(token.id)].empty();
   }
   std::array<bool, 256> there{};
   for (const std::string& token : spec.tokens) {
