@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -55,52 +56,112 @@ void copy_as_bf16(TensorType type, std::string_view bytes, std::vector<uint16_t>
   }
 }
 
-absl::StatusOr<std::vector<SafetensorsFile>> open_shards(const std::string& directory) {
-  std::vector<std::string> names = {"model.safetensors"};
-  const std::string index_path = directory + "/model.safetensors.index.json";
-  auto index = read_file(index_path, size_t{64} << 20);
-  if (index.ok()) {
-    auto shards = parse_shard_index(*index);
-    if (!shards.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(index_path, ": ", shards.status().message()));
-    }
-    names = *std::move(shards);
-  } else if (!absl::IsNotFound(index.status())) {
-    return index.status();
-  }
+// The files of a checkpoint, and which of them holds a tensor.
+struct Shards {
   std::vector<SafetensorsFile> files;
-  for (const std::string& name : names) {
-    auto file = SafetensorsFile::open(directory + "/" + name);
+  std::map<std::string, size_t, std::less<>> places;
+  std::string where;  // for errors
+};
+
+// Where there is an index, it alone says where a tensor is: a copy in another file is stale.
+absl::StatusOr<Shards> open_shards(const std::string& directory) {
+  Shards shards{.where = directory + "/model.safetensors.index.json"};
+  auto index = read_file(shards.where, size_t{64} << 20);
+  if (absl::IsNotFound(index.status())) {
+    shards.where = directory + "/model.safetensors";
+    auto file = SafetensorsFile::open(shards.where);
     if (!file.ok()) return file.status();
-    files.push_back(*std::move(file));
+    for (const auto& [name, info] : file->header().tensors) shards.places[name] = 0;
+    shards.files.push_back(*std::move(file));
+    return shards;
   }
-  return files;
+  if (!index.ok()) return index.status();
+  auto map = parse_shard_index(*index);
+  if (!map.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(shards.where, ": ", map.status().message()));
+  }
+  std::map<std::string, size_t> opened;
+  for (const auto& [tensor, name] : *map) {
+    const auto [place, is_new] = opened.emplace(name, shards.files.size());
+    if (is_new) {
+      auto file = SafetensorsFile::open(directory + "/" + name);
+      if (!file.ok()) return file.status();
+      shards.files.push_back(*std::move(file));
+    }
+    shards.places[tensor] = place->second;
+  }
+  return shards;
 }
 
-absl::Status load_weight(const std::vector<SafetensorsFile>& files, Weight& weight) {
-  for (const SafetensorsFile& file : files) {
-    auto found = file.find(weight.name);
-    if (!found.ok()) continue;
-    const TensorInfo& info = **found;
-    if (info.type == TensorType::kOther) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file.path(), ": tensor \"", weight.name, "\" is neither F32, F16 nor BF16"));
-    }
-    std::vector<size_t> expected = {size_t(weight.rows), size_t(weight.cols)};
-    if (weight.is_vector) expected = {size_t(weight.cols)};
-    if (info.shape != expected) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file.path(), ": tensor \"", weight.name, "\" has shape [",
-                       absl::StrJoin(info.shape, ", "), "] but config.json calls for [",
-                       absl::StrJoin(expected, ", "), "]"));
-    }
-    weight.data.resize(info.elements());
-    copy_as_bf16(info.type, file.data(info), weight.data);
-    return absl::OkStatus();
+// `name` is what the files call it.
+absl::Status load_weight(const Shards& shards, const std::string& name, Weight& weight) {
+  const auto place = shards.places.find(name);
+  if (place == shards.places.end()) {
+    return absl::NotFoundError(
+        absl::StrCat(shards.where, " lacks the tensor \"", name, "\" that config.json calls for"));
   }
-  return absl::NotFoundError(
-      absl::StrCat(files[0].path(), files.size() > 1 ? " and its fellows" : "",
-                   " lack the tensor \"", weight.name, "\" that config.json calls for"));
+  const SafetensorsFile& file = shards.files[place->second];
+  const auto found = file.find(name);
+  if (!found.ok()) {
+    return absl::NotFoundError(
+        absl::StrCat(found.status().message(), ", where ", shards.where, " says that it is"));
+  }
+  const TensorInfo& info = **found;
+  if (info.type == TensorType::kOther) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.path(), ": tensor \"", name, "\" is neither F32, F16 nor BF16"));
+  }
+  std::vector<size_t> expected = {size_t(weight.rows), size_t(weight.cols)};
+  if (weight.is_vector) expected = {size_t(weight.cols)};
+  if (info.shape != expected) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file.path(), ": tensor \"", name, "\" has shape [", absl::StrJoin(info.shape, ", "),
+        "] but config.json calls for [", absl::StrJoin(expected, ", "), "]"));
+  }
+  weight.data.resize(info.elements());
+  copy_as_bf16(info.type, file.data(info), weight.data);
+  return absl::OkStatus();
+}
+
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
+constexpr char kHead[] = "lm_head.weight";
+
+// Where the config ties the output to the embedding and the files have both, the files are right if
+// the two differ: as in transformers. Where they have the output's alone it is the embedding, too.
+absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
+  Weight& embedding = checkpoint.weights[0];
+  const bool has_both = shards.places.contains(kEmbedding) && shards.places.contains(kHead);
+  const bool has_head_alone = !has_both && shards.places.contains(kHead);
+  absl::Status status = load_weight(shards, has_head_alone ? kHead : kEmbedding, embedding);
+  if (!status.ok() || !has_both) return status;
+  Weight head{.name = kHead, .rows = embedding.rows, .cols = embedding.cols};
+  status = load_weight(shards, kHead, head);
+  if (!status.ok() || head.data == embedding.data) return status;
+  checkpoint.config.tie_word_embeddings = false;
+  checkpoint.weights.push_back(std::move(head));
+  checkpoint.remarks.push_back(
+      "config.json ties lm_head.weight to the embedding, but the two differ: both are used as they "
+      "are");
+  return absl::OkStatus();
+}
+
+// One line that names what the files hold and the model does not have.
+void remark_unused(const Shards& shards, Checkpoint& checkpoint) {
+  std::set<std::string_view> used = {kHead};  // tied, where it is not in the list
+  for (const Weight& weight : checkpoint.weights) used.insert(weight.name);
+  std::vector<std::string> unused;
+  for (const auto& [name, file] : shards.places) {
+    // Older files hold the rotation's frequencies, which follow from the config.
+    if (!used.contains(name) && !name.ends_with(".rotary_emb.inv_freq")) unused.push_back(name);
+  }
+  if (unused.empty()) return;
+  const size_t count = unused.size();
+  constexpr size_t kMostNamed = 8;
+  unused.resize(std::min(count, kMostNamed));
+  checkpoint.remarks.push_back(
+      absl::StrCat(shards.where, " has ", count, count == 1 ? " tensor" : " tensors",
+                   " that config.json does not call for, unused: ", absl::StrJoin(unused, ", "),
+                   count > kMostNamed ? absl::StrCat(" and ", count - kMostNamed, " more") : ""));
 }
 
 }  // namespace
@@ -254,7 +315,7 @@ std::string fingerprint(const Checkpoint& checkpoint) {
   return absl::StrFormat("%016x%016x", sum.high64, sum.low64);
 }
 
-absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view text) {
+absl::StatusOr<std::map<std::string, std::string>> parse_shard_index(std::string_view text) {
   auto json = parse_json(text, "the shard index");
   if (!json.ok()) return json.status();
   const nlohmann::json& map = member(*json, "weight_map");
@@ -262,6 +323,7 @@ absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view text
     return absl::InvalidArgumentError("the shard index has no \"weight_map\"");
   }
   std::set<std::string> names;
+  std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string()) return absl::InvalidArgumentError("a shard name is not a string");
     const std::string& name = file.get_ref<const std::string&>();
@@ -270,11 +332,12 @@ absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view text
       return absl::InvalidArgumentError("a shard name is not a plain file name");
     }
     names.insert(name);
+    files[tensor] = name;
     if (names.size() > kMaxShards) {
       return absl::InvalidArgumentError(absl::StrCat("more than ", kMaxShards, " shards"));
     }
   }
-  return std::vector<std::string>(names.begin(), names.end());
+  return files;
 }
 
 absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
@@ -300,13 +363,20 @@ absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
   } else if (!absl::IsNotFound(generation.status())) {
     return generation.status();
   }
-  auto files = open_shards(directory);
-  if (!files.ok()) return files.status();
+  auto shards = open_shards(directory);
+  if (!shards.ok()) return shards.status();
   Checkpoint checkpoint{.config = *std::move(config)};
   checkpoint.weights = weight_list(checkpoint.config);
   for (Weight& weight : checkpoint.weights) {
-    if (absl::Status status = load_weight(*files, weight); !status.ok()) return status;
+    const bool tied = checkpoint.config.tie_word_embeddings && weight.name == kEmbedding;
+    if (tied) continue;
+    if (absl::Status status = load_weight(*shards, weight.name, weight); !status.ok())
+      return status;
   }
+  if (checkpoint.config.tie_word_embeddings) {
+    if (absl::Status status = load_tied(*shards, checkpoint); !status.ok()) return status;
+  }
+  remark_unused(*shards, checkpoint);
   return checkpoint;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -62,6 +63,9 @@ struct Checkpoint {
   // Embedding, then each layer's weights in the order of LayerWeight, the final norm and, if
   // embeddings are not tied, lm_head.
   std::vector<Weight> weights;
+  // What whoever loads it should be told, a line each: tensors that are not used, a config that the
+  // files contradict.
+  std::vector<std::string> remarks;
 
   const Weight& embedding() const { return weights[0]; }
   // Of a weight that the config calls for.
@@ -82,12 +86,15 @@ std::vector<Weight> weight_list(const ModelConfig& config);
 // checkpoints of one shape have different ones.
 std::string fingerprint(const Checkpoint& checkpoint);
 
-// Reads config.json and model.safetensors, or model.safetensors.index.json and its shards.
-// Errors name the file, the tensor, what was found and what was expected.
+// Reads config.json and model.safetensors, or model.safetensors.index.json and its shards: the
+// index alone says which file holds a tensor. Where config.json ties the output to the embedding
+// and the files hold two that differ, the checkpoint's config says that they are not tied. Tensors
+// that the config does not call for are left out. Errors name the file, the tensor, what was found
+// and what was expected.
 absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory);
 
-// Parses model.safetensors.index.json; returns the shard file names, which have no path parts.
-absl::StatusOr<std::vector<std::string>> parse_shard_index(std::string_view json);
+// Parses model.safetensors.index.json: the file of each tensor. File names have no path parts.
+absl::StatusOr<std::map<std::string, std::string>> parse_shard_index(std::string_view json);
 
 // Writes config.json, generation_config.json and model.safetensors (bf16), each atomically; with
 // a tokenizer, tokenizer.json and tokenizer_config.json too. Creates the directory.

@@ -286,8 +286,13 @@ absl::StatusOr<Model> Model::load(const std::string& directory, Arithmetic arith
                                   const ModelShard& shard) {
   auto checkpoint = load_checkpoint(directory);
   if (!checkpoint.ok()) return checkpoint.status();
+  return create(*std::move(checkpoint), arithmetic, shard);
+}
+
+absl::StatusOr<Model> Model::create(Checkpoint&& checkpoint, Arithmetic arithmetic,
+                                    const ModelShard& shard) {
   // Once, not twice, in memory: what is packed is freed.
-  auto impl = Impl::make(*checkpoint, arithmetic, shard, &*checkpoint);
+  auto impl = Impl::make(checkpoint, arithmetic, shard, &checkpoint);
   if (!impl.ok()) return impl.status();
   return Model(*std::move(impl));
 }

@@ -123,6 +123,10 @@ class Model {
   static absl::StatusOr<Model> create(const Checkpoint& checkpoint,
                                       Arithmetic arithmetic = Arithmetic::kFp32,
                                       const ModelShard& shard = {});
+  // The same, where the checkpoint's weights are freed as they are packed.
+  static absl::StatusOr<Model> create(Checkpoint&& checkpoint,
+                                      Arithmetic arithmetic = Arithmetic::kFp32,
+                                      const ModelShard& shard = {});
   // What a model is, without its weights: config and fingerprint, for one that a device computes.
   // Its forward() is an error. `arithmetic` is what the fingerprint says where that is not "fp32".
   static absl::StatusOr<Model> describe(const Checkpoint& checkpoint, std::string_view arithmetic);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/files/files.h"
+#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -39,10 +40,15 @@ absl::Status no_model(const std::string& directory) {
                                           "train` writes such a one)"));
 }
 
-absl::StatusOr<Model> load_for_device(const std::string& directory, const LoadOnDevice& on_device,
-                                      std::unique_ptr<ModelRunner>* runner) {
+absl::StatusOr<Model> load_weights(const std::string& directory, Arithmetic arithmetic,
+                                   const ModelShard& shard, const LoadOnDevice& on_device,
+                                   std::unique_ptr<ModelRunner>* runner) {
   absl::StatusOr<Checkpoint> checkpoint = load_checkpoint(directory);
   if (!checkpoint.ok()) return checkpoint.status();
+  for (const std::string& remark : checkpoint->remarks) {
+    base::log_event(base::LogLevel::kWarning, "%s: %s", directory, remark);
+  }
+  if (on_device == nullptr) return Model::create(*std::move(checkpoint), arithmetic, shard);
   absl::StatusOr<OnDevice> loaded = on_device(*checkpoint);
   if (!loaded.ok()) return loaded.status();
   *runner = std::move(loaded->runner);
@@ -65,9 +71,7 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   std::error_code error;
   if (!fs::is_directory(directory, error)) return no_model(directory);
   std::unique_ptr<ModelRunner> runner;
-  absl::StatusOr<Model> model = on_device != nullptr
-                                    ? load_for_device(directory, on_device, &runner)
-                                    : Model::load(directory, arithmetic, shard);
+  absl::StatusOr<Model> model = load_weights(directory, arithmetic, shard, on_device, &runner);
   if (!model.ok()) return model.status();
   absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");
   if (!tokenizer.ok()) return tokenizer.status();
@@ -75,6 +79,10 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   if (path.filename().empty()) path = path.parent_path();
   absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
   if (!chat_template.ok()) return chat_template.status();
+  if (chat_template->has_value() && !(*chat_template)->status().ok()) {
+    base::log_event(base::LogLevel::kWarning, "%s: chats are refused, completions go on",
+                    (*chat_template)->status().message());
+  }
   SamplingDefaults defaults;
   constexpr size_t kMaxBytes = size_t{1} << 20;
   if (const auto text = read_file(directory + "/generation_config.json", kMaxBytes); text.ok()) {

@@ -33,7 +33,7 @@ bool is_space_at(std::string_view text, size_t at) {
 AddedTokens::AddedTokens(const TokenizerSpec& spec, bool normalized) {
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
-    std::string text = spec.tokens[static_cast<size_t>(token.id)];
+    std::string text = token.text;
     // They are looked for in normalized text as they would be written there.
     if (normalized) text = normalize(spec, text);
     first_[static_cast<uint8_t>(text[0])] = true;

@@ -1,4 +1,4 @@
-// A checkpoint's own way of writing a chat as a prompt: a Jinja template (third_party/minja).
+// A checkpoint's own way of writing a chat as a prompt: a Jinja template (engine/jinja).
 #pragma once
 
 #include <memory>
@@ -10,18 +10,30 @@
 
 namespace baton::engine {
 
+// What a chat is written with beside its messages.
+struct ChatOptions {
+  bool add_generation_prompt = true;  // ends where the answer begins
+  nlohmann::ordered_json tools;       // a list of JSON schemas; null: none
+};
+
 // Immutable; any number of threads may render at once. Copies share the template.
 class ChatTemplate {
  public:
-  // `bos` and `eos` are what the template knows as bos_token and eos_token. InvalidArgument with
-  // the place of what is no Jinja.
-  static absl::StatusOr<ChatTemplate> parse(const std::string& source, const std::string& bos,
-                                            const std::string& eos);
+  // `tokens` is what the template knows by the names of special tokens: {"bos_token": "<s>"}.
+  // InvalidArgument with the line of what is no Jinja, or of what is and is not supported.
+  static absl::StatusOr<ChatTemplate> parse(
+      const std::string& source,
+      const nlohmann::ordered_json& tokens = nlohmann::ordered_json::object());
+  // One that renders nothing: render() gives this error.
+  static ChatTemplate refused(absl::Status why);
 
-  // `messages` is a list of objects with role and content. Ends where the answer begins, as
-  // transformers' apply_chat_template does with add_generation_prompt. InvalidArgument with the
-  // template's words where it refuses the chat (raise_exception), or cannot be rendered.
-  absl::StatusOr<std::string> render(const nlohmann::ordered_json& messages) const;
+  // `messages` is a list of objects with role and content. What transformers' apply_chat_template
+  // writes, where null members are left out. InvalidArgument with the template's words where it
+  // refuses the chat (raise_exception), or cannot be rendered.
+  absl::StatusOr<std::string> render(const nlohmann::ordered_json& messages,
+                                     const ChatOptions& options = {}) const;
+  // OK, or why no chat can be written.
+  absl::Status status() const;
 
  private:
   struct Impl;
@@ -30,7 +42,9 @@ class ChatTemplate {
 };
 
 // That of a Hugging Face directory: chat_template.jinja, or "chat_template" of
-// tokenizer_config.json (a string, or a list with one named "default"). Nothing if it has none.
+// tokenizer_config.json (a string, or a list with one named "default"). Nothing if it has none. A
+// template that is wrong or not supported refuses every chat by its status(): completions need
+// none. An error is that a file cannot be read.
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory);
 
 }  // namespace baton::engine

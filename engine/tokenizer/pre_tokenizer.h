@@ -2,21 +2,12 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <string_view>
 
+#include "engine/files/utf8.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine {
-
-// Decodes one character at `text[at]`, at < text.size(). Bytes that are not UTF-8 count as one
-// character each that is neither letter, number nor space.
-struct Character {
-  uint32_t code = 0;
-  size_t bytes = 1;
-  bool valid = true;
-};
-Character decode_character(std::string_view text, size_t at);
 
 // Length in bytes of the first word of `text` (not empty), as the pattern of the field matches it.
 size_t next_word(std::string_view text, PreTokenizer pattern);

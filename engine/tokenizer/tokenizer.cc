@@ -11,6 +11,7 @@
 #include "engine/tokenizer/added_tokens.h"
 #include "engine/tokenizer/normalizer.h"
 #include "engine/tokenizer/pre_tokenizer.h"
+#include "engine/tokenizer/special_tokens.h"
 #include "engine/tokenizer/token_text.h"
 #include "engine/tokenizer/unicode_classes.h"
 
@@ -34,9 +35,9 @@ struct Tokenizer::Impl {
   TokenizerSpec spec;
   std::array<int32_t, 256> byte_ids{};
   absl::flat_hash_map<uint64_t, Merge> merges;
-  absl::flat_hash_map<std::string, int32_t> ids;  // of ordinary tokens
+  absl::flat_hash_map<std::string, int32_t> ids;  // of the vocabulary
   std::vector<bool> special;
-  std::vector<std::string> output;  // of tokens, where it is not what they are matched by
+  std::vector<std::string> output;  // the text of each id
   AddedTokens raw_added, normalized_added;
 
   absl::Status map_tokens();
@@ -57,14 +58,21 @@ absl::Status Tokenizer::Impl::map_tokens() {
   const auto size = static_cast<int32_t>(spec.tokens.size());
   const auto in_range = [size](int32_t id) { return id >= 0 && id < size; };
   special.assign(spec.tokens.size(), false);
-  std::vector<bool> added(spec.tokens.size(), false);
-  for (const AddedToken& token : spec.added_tokens) {
-    if (!in_range(token.id) || spec.tokens[token.id].empty()) {
+  output = spec.tokens;
+  for (std::string& token : output) {
+    if (!spec.byte_fallback) break;
+    const int byte = byte_of_token(token);
+    token =
+        byte >= 0 ? std::string(1, static_cast<char>(byte)) : replace_all(token, kMetaspace, " ");
+  }
+  for (AddedToken& token : spec.added_tokens) {
+    if (!in_range(token.id) || (token.text.empty() && spec.tokens[token.id].empty())) {
       return absl::InvalidArgumentError(
           absl::StrFormat("added token %d is not among the %d tokens", token.id, size));
     }
+    if (token.text.empty()) token.text = spec.tokens[token.id];
     special[token.id] = token.special;
-    added[token.id] = true;
+    output[token.id] = token.text;
   }
   for (const int32_t id : {spec.prepend_id, spec.unknown_id}) {
     if (id == -1 || in_range(id)) continue;
@@ -72,9 +80,7 @@ absl::Status Tokenizer::Impl::map_tokens() {
         absl::StrFormat("the token put before text, or for unknown text, %d, is out of range", id));
   }
   for (int32_t id = 0; id < size; ++id) {
-    // Files of characters have control tokens in their vocabulary, and merges may name them.
-    const bool plain = spec.byte_fallback || !added[id];
-    if (plain && !spec.tokens[id].empty()) ids.emplace(spec.tokens[id], id);
+    if (!spec.tokens[id].empty()) ids.emplace(spec.tokens[id], id);
   }
   return absl::OkStatus();
 }
@@ -96,14 +102,11 @@ absl::Status Tokenizer::Impl::map_bytes() {
 absl::Status Tokenizer::Impl::map_merges() {
   const auto size = static_cast<int32_t>(spec.tokens.size());
   const auto in_range = [size](int32_t id) { return id >= 0 && id < size; };
-  // Merges may make added tokens too.
-  absl::flat_hash_map<std::string, int32_t> all = ids;
-  for (const AddedToken& token : spec.added_tokens) all.emplace(spec.tokens[token.id], token.id);
   int32_t rank = 0;
   for (const auto& [a, b] : spec.merges) {
     const auto it =
-        in_range(a) && in_range(b) ? all.find(spec.tokens[a] + spec.tokens[b]) : all.end();
-    if (it == all.end()) {
+        in_range(a) && in_range(b) ? ids.find(spec.tokens[a] + spec.tokens[b]) : ids.end();
+    if (it == ids.end()) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "merge %d (tokens %d and %d) makes no token of the vocabulary", rank, a, b));
     }
@@ -121,20 +124,17 @@ absl::StatusOr<Tokenizer> Tokenizer::create(TokenizerSpec spec) {
   if (!status.ok()) return status;
   impl->raw_added = AddedTokens(impl->spec, false);
   impl->normalized_added = AddedTokens(impl->spec, true);
-  if (impl->spec.byte_fallback) {
-    for (const std::string& token : impl->spec.tokens) {
-      const int byte = byte_of_token(token);
-      impl->output.push_back(byte >= 0 ? std::string(1, static_cast<char>(byte))
-                                       : replace_all(token, kMetaspace, " "));
-    }
-  }
   return Tokenizer(std::move(impl));
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::load(const std::string& path) {
   absl::StatusOr<std::string> text = read_file(path, kMaxFileBytes);
   if (!text.ok()) return text.status();
-  absl::StatusOr<Tokenizer> tokenizer = parse(*text);
+  const size_t name = path.rfind('/');
+  const absl::StatusOr<SpecialTokens> beside =
+      load_special_tokens(name == std::string::npos ? "." : path.substr(0, name + 1));
+  if (!beside.ok()) return beside.status();
+  absl::StatusOr<Tokenizer> tokenizer = parse(*text, beside->added);
   if (!tokenizer.ok()) {
     return absl::Status(tokenizer.status().code(),
                         absl::StrFormat("%s: %s", path, std::string(tokenizer.status().message())));
@@ -298,7 +298,7 @@ std::string Tokenizer::decode(const std::vector<int32_t>& ids) const {
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return {};
-  return impl_->output.empty() ? impl_->spec.tokens[id] : impl_->output[id];
+  return impl_->output[id];
 }
 
 bool Tokenizer::is_special(int32_t id) const {
@@ -307,7 +307,7 @@ bool Tokenizer::is_special(int32_t id) const {
 
 int32_t Tokenizer::special_id(std::string_view text) const {
   for (const AddedToken& token : impl_->spec.added_tokens) {
-    if (impl_->spec.tokens[token.id] == text) return token.id;
+    if (token.text == text) return token.id;
   }
   return -1;
 }

@@ -38,12 +38,15 @@ struct AddedToken {
   bool single_word = false;  // only where no letter, digit or underscore is beside it
   bool lstrip = false;       // takes the spaces before it
   bool rstrip = false;       // and behind it
+  std::string text;          // empty: that of its id in TokenizerSpec::tokens
 };
 
 struct TokenizerSpec {
   // Tokens by id: bytes (real ones, not the printable stand-ins of tokenizer.json), or with
   // byte_fallback the text of the file, "\u2581" for spaces and "<0x0A>" for bytes. Unused ids are
-  // empty strings.
+  // empty strings. An added token may be one of them, or stand at an id that is unused here, or
+  // hide the token that has its id: in files whose numbering has holes the `tokenizers` library
+  // gives it that of the last word.
   std::vector<std::string> tokens;
   // Pairs of ids in order of rank; the merged token is their concatenation.
   std::vector<std::pair<int32_t, int32_t>> merges;
@@ -68,7 +71,12 @@ class Tokenizer {
   static absl::StatusOr<Tokenizer> create(TokenizerSpec spec);
   // Parses tokenizer.json. Anything that would change the ids it produces and is not understood
   // (another model type, another normalizer, an unknown split pattern) is an error that names it.
-  static absl::StatusOr<Tokenizer> parse(std::string_view json);
+  // `more` are added tokens that the file may lack: those that it has are left as they are. Ids of
+  // added tokens are given as the `tokenizers` library gives them: that of the vocabulary, or else
+  // the next one; the file's are not looked at.
+  static absl::StatusOr<Tokenizer> parse(std::string_view json,
+                                         const std::vector<AddedToken>& more = {});
+  // A file, with the added tokens that are named beside it (tokenizer/special_tokens.h).
   static absl::StatusOr<Tokenizer> load(const std::string& path);
 
   Tokenizer(Tokenizer&&) noexcept;

@@ -50,7 +50,7 @@ absl::Status read_vocab(const nlohmann::json& model, TokenizerSpec& spec) {
       return bad(
           absl::StrFormat("the id of token \"%s\" is not a number in [0, %d)", text, kMaxVocab));
     }
-    // A control token may be listed here too; added_tokens settles its text.
+    // A control token may be listed here too.
     if (!read_token(spec, text, bytes)) bytes = text;
     const auto at = id.get<size_t>();
     if (at >= spec.tokens.size()) spec.tokens.resize(at + 1);
@@ -60,10 +60,31 @@ absl::Status read_vocab(const nlohmann::json& model, TokenizerSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status read_added(const nlohmann::json& root, TokenizerSpec& spec) {
+// Gives a token the id that the `tokenizers` library gives it: that of the vocabulary, or the next
+// one that is free. That counts words; where the numbering has holes, the last words' ids are given
+// away.
+void add_token(TokenizerSpec& spec, const absl::flat_hash_map<std::string, int32_t>& vocab,
+               AddedToken token) {
+  int32_t last = -1;
+  for (const AddedToken& there : spec.added_tokens) {
+    if (there.text == token.text) return;
+    last = std::max(last, there.id);
+  }
+  const auto words = static_cast<int32_t>(vocab.size());
+  const auto known = vocab.find(token.text);
+  token.id = known != vocab.end() ? known->second : std::max(last + 1, words);
+  if (static_cast<size_t>(token.id) >= spec.tokens.size())
+    spec.tokens.resize(static_cast<size_t>(token.id) + 1);
+  spec.added_tokens.push_back(std::move(token));
+}
+
+absl::Status read_added(const nlohmann::json& root, const std::vector<AddedToken>& more,
+                        TokenizerSpec& spec) {
+  absl::flat_hash_map<std::string, int32_t> vocab;  // as the file writes it
+  for (const auto& [text, id] : member(member(root, "model"), "vocab").items())
+    vocab.emplace(text, id.get<int32_t>());
   const nlohmann::json& added = member(root, "added_tokens");
-  if (is_null(added)) return absl::OkStatus();
-  if (!added.is_array()) return bad("added_tokens is not a list");
+  if (!is_null(added) && !added.is_array()) return bad("added_tokens is not a list");
   for (const nlohmann::json& token : added) {
     const nlohmann::json& id = member(token, "id");
     const std::string content = text_of(member(token, "content"));
@@ -71,19 +92,20 @@ absl::Status read_added(const nlohmann::json& root, TokenizerSpec& spec) {
         content.empty()) {
       return bad("an added token lacks a valid id or content");
     }
-    const auto at = id.get<size_t>();
-    if (at >= spec.tokens.size()) spec.tokens.resize(at + 1);
-    spec.tokens[at] = content;
     const auto flag = [&](const char* name, bool fallback) {
       const nlohmann::json& value = member(token, name);
       return value.is_boolean() ? value.get<bool>() : fallback;
     };
-    spec.added_tokens.push_back({.id = static_cast<int32_t>(at),
-                                 .special = flag("special", true),
-                                 .normalized = flag("normalized", false),
-                                 .single_word = flag("single_word", false),
-                                 .lstrip = flag("lstrip", false),
-                                 .rstrip = flag("rstrip", false)});
+    add_token(spec, vocab,
+              {.special = flag("special", true),
+               .normalized = flag("normalized", false),
+               .single_word = flag("single_word", false),
+               .lstrip = flag("lstrip", false),
+               .rstrip = flag("rstrip", false),
+               .text = content});
+  }
+  for (const AddedToken& token : more) {
+    if (!token.text.empty()) add_token(spec, vocab, token);
   }
   return absl::OkStatus();
 }
@@ -257,7 +279,14 @@ absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec
     if (!prefixed) continue;
     const std::string name = text_of(member(member(single[0], "SpecialToken"), "id"));
     for (const AddedToken& token : spec.added_tokens) {
-      if (spec.tokens[token.id] == name) spec.prepend_id = token.id;
+      if (token.text == name) spec.prepend_id = token.id;
+    }
+    // The template's own id counts, whatever id the token has.
+    const nlohmann::json& ids =
+        member(member(member(*step, "special_tokens"), name.c_str()), "ids");
+    if (ids.is_array() && ids.size() == 1 && ids[0].is_number_integer()) {
+      spec.prepend_id =
+          static_cast<int32_t>(std::clamp<int64_t>(ids[0].get<int64_t>(), -1, kMaxVocab));
     }
     if (spec.prepend_id < 0) {
       return bad(absl::StrFormat("the post-processor's token \"%s\" does not exist", name));
@@ -268,7 +297,8 @@ absl::Status read_post_processor(const nlohmann::json& root, TokenizerSpec& spec
 
 }  // namespace
 
-absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text) {
+absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text,
+                                           const std::vector<AddedToken>& more) {
   absl::StatusOr<nlohmann::json> root = parse_json(text, "tokenizer.json");
   if (!root.ok()) return root.status();
   const nlohmann::json& model = member(*root, "model");
@@ -288,7 +318,7 @@ absl::StatusOr<Tokenizer> Tokenizer::parse(std::string_view text) {
   spec.byte_fallback = member(model, "byte_fallback") == true;
   spec.fuse_unknown = member(model, "fuse_unk") == true;
   absl::Status status = read_vocab(model, spec);
-  if (status.ok()) status = read_added(*root, spec);
+  if (status.ok()) status = read_added(*root, more, spec);
   if (status.ok()) status = read_merges(model, spec);
   if (status.ok()) status = read_unknown(model, spec);
   if (status.ok()) status = read_normalizer(*root, spec);

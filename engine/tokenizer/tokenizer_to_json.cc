@@ -72,28 +72,27 @@ std::string Tokenizer::to_json() const {
   Json added = Json::array(), vocab = Json::object(), merges = Json::array();
   std::vector<AddedToken> sorted = s.added_tokens;
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
-  std::vector<bool> is_added(s.tokens.size(), false);
+  const auto write = [&](const std::string& token) {
+    return s.byte_fallback ? token : alphabet.write(token);
+  };
+  std::vector<std::string> names(s.tokens.size());  // the vocabulary, by id
+  std::transform(s.tokens.begin(), s.tokens.end(), names.begin(), write);
   for (const AddedToken& token : sorted) {
-    is_added[static_cast<size_t>(token.id)] = true;
     added.push_back({{"id", token.id},
-                     {"content", s.tokens[static_cast<size_t>(token.id)]},
+                     {"content", token.text},
                      {"single_word", token.single_word},
                      {"lstrip", token.lstrip},
                      {"rstrip", token.rstrip},
                      {"normalized", token.normalized},
                      {"special", token.special}});
+    // The library gives an added token that is not in the vocabulary an id of its own choice.
+    std::string bytes = token.text, &name = names[static_cast<size_t>(token.id)];
+    if (!s.byte_fallback && !alphabet.read(token.text, bytes)) bytes = token.text;
+    const std::string& there = s.tokens[static_cast<size_t>(token.id)];
+    if (there.empty() || there == bytes || there == token.text) name = token.text;
   }
-  for (const auto& [a, b] : s.merges) {  // what merges make must be in the vocabulary
-    const int32_t made = special_id(s.tokens[a] + s.tokens[b]);
-    if (made >= 0) is_added[static_cast<size_t>(made)] = false;
-  }
-  // Files of characters list all tokens in the vocabulary; so do we.
-  const auto write = [&](const std::string& token) {
-    return s.byte_fallback ? token : alphabet.write(token);
-  };
-  for (int32_t id = 0; id < vocab_size(); ++id) {
-    if (!s.tokens[id].empty() && (s.byte_fallback || !is_added[id]))
-      vocab[write(s.tokens[id])] = id;
+  for (size_t id = 0; id < names.size(); ++id) {
+    if (!names[id].empty()) vocab[names[id]] = id;
   }
   for (const auto& [a, b] : s.merges) {
     merges.push_back(write(s.tokens[a]) + " " + write(s.tokens[b]));
@@ -103,7 +102,8 @@ std::string Tokenizer::to_json() const {
   if (s.space_prefix == SpacePrefix::kEvery) normalizer = spaces_to_metaspaces();
   Json post = s.byte_fallback ? Json() : byte_level(true);
   if (s.prepend_id >= 0) {
-    const std::string& name = s.tokens[s.prepend_id];
+    std::string name = s.tokens[s.prepend_id];
+    for (const AddedToken& token : sorted) name = token.id == s.prepend_id ? token.text : name;
     const Json token = {{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
     const auto sequence = [](const char* id, int type) {
       return Json{{"Sequence", {{"id", id}, {"type_id", type}}}};

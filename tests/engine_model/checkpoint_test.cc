@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -328,6 +329,98 @@ TEST_F(CheckpointTest, FingerprintsFollowFromWhatLogitsFollowFrom) {
   Checkpoint rope = checkpoint;
   rope.config.rope_theta *= 2;
   EXPECT_NE(fingerprint(rope), before);
+}
+
+// A tensor as the files write it.
+TensorToWrite as_written(const Weight& weight) {
+  std::vector<size_t> shape = {size_t(weight.rows), size_t(weight.cols)};
+  if (weight.is_vector) shape = {size_t(weight.cols)};
+  return {weight.name, TensorType::kBf16, shape,
+          std::as_bytes(std::span<const uint16_t>(weight.data))};
+}
+
+TEST_F(CheckpointTest, TheIndexSaysWhichFileHoldsATensor) {
+  const Checkpoint checkpoint = make_test_checkpoint(tiny_model_config(), 3);
+  ASSERT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+  std::vector<TensorToWrite> tensors;
+  nlohmann::json map;
+  for (const Weight& weight : checkpoint.weights) {
+    tensors.push_back(as_written(weight));
+    map[weight.name] = "z.safetensors";
+  }
+  // A file that comes first and has other numbers under one of the names.
+  Weight stale = checkpoint.weights[1];
+  for (uint16_t& bits : stale.data) bits ^= 0x55;
+  const TensorToWrite copies[] = {as_written(stale), as_written(checkpoint.weights[0])};
+  map[checkpoint.weights[0].name] = "a.safetensors";
+  ASSERT_TRUE(write_safetensors(folder_ + "/a.safetensors", copies).ok());
+  ASSERT_TRUE(write_safetensors(folder_ + "/z.safetensors", tensors).ok());
+  const auto load_with = [&] {
+    const nlohmann::json index = {{"weight_map", map}};
+    EXPECT_TRUE(
+        write_file_atomically(folder_ + "/model.safetensors.index.json", index.dump()).ok());
+    return load_checkpoint(folder_);
+  };
+  const auto loaded = load_with();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(fingerprint(*loaded), fingerprint(checkpoint));
+  // What the index does not name is nowhere, and what it names must be where it says.
+  map[checkpoint.weights[2].name] = "a.safetensors";
+  EXPECT_THAT(std::string(load_with().status().message()),
+              ::testing::AllOf(HasSubstr(checkpoint.weights[2].name), HasSubstr("a.safetensors")));
+  map.erase(checkpoint.weights[2].name);
+  EXPECT_THAT(std::string(load_with().status().message()),
+              HasSubstr("index.json lacks the tensor"));
+}
+
+TEST_F(CheckpointTest, AnOutputThatIsNotTheEmbeddingIsUsed) {
+  ModelConfig config = tiny_model_config();
+  config.tie_word_embeddings = false;
+  Checkpoint checkpoint = make_test_checkpoint(config, 3);
+  const auto load_tied =
+      [&](size_t from) {  // as if the config said "tied", with the tensors from this one on
+        EXPECT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+        std::vector<TensorToWrite> tensors;
+        for (size_t i = from; i < checkpoint.weights.size(); ++i)
+          tensors.push_back(as_written(checkpoint.weights[i]));
+        EXPECT_TRUE(write_safetensors(folder_ + "/model.safetensors", tensors).ok());
+        ModelConfig tied = config;
+        tied.tie_word_embeddings = true;
+        EXPECT_TRUE(
+            write_file_atomically(folder_ + "/config.json", model_config_to_json(tied)).ok());
+        return load_checkpoint(folder_);
+      };
+  auto loaded = load_tied(0);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_FALSE(loaded->config.tie_word_embeddings);
+  EXPECT_EQ(loaded->lm_head().data, checkpoint.weights.back().data);
+  EXPECT_EQ(fingerprint(*loaded), fingerprint(checkpoint));
+  EXPECT_THAT(loaded->remarks, ::testing::ElementsAre(HasSubstr("lm_head.weight")));
+  // The same numbers twice are a tied model, and the output's alone are the embedding's.
+  const std::vector<uint16_t> head = checkpoint.weights.back().data;
+  checkpoint.weights[0].data = head;
+  for (const size_t from : {0, 1}) {
+    loaded = load_tied(from);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->config.tie_word_embeddings);
+    EXPECT_EQ(loaded->lm_head().data, head);
+    EXPECT_TRUE(loaded->remarks.empty());
+  }
+}
+
+TEST_F(CheckpointTest, WhatIsNotUsedIsNamedInOneLine) {
+  ModelConfig config = tiny_model_config();
+  const Checkpoint checkpoint = make_test_checkpoint(config, 3);
+  ASSERT_TRUE(save_checkpoint(folder_, checkpoint, nullptr).ok());
+  config.num_layers -= 1;  // a layer is one too many
+  ASSERT_TRUE(write_file_atomically(folder_ + "/config.json", model_config_to_json(config)).ok());
+  const auto loaded = load_checkpoint(folder_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const std::string surplus =
+      "model.layers." + std::to_string(config.num_layers) + ".input_layernorm.weight";
+  EXPECT_THAT(loaded->remarks,
+              ::testing::ElementsAre(::testing::AllOf(HasSubstr("9 tensors"), HasSubstr(surplus),
+                                                      HasSubstr("and 1 more"))));
 }
 
 TEST(ShardIndex, RefusesPathsAndWrongTypes) {

@@ -5,14 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/model/test_model.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/unicode_classes.h"
+#include "tests/temporary_folder.h"
 
 namespace baton::engine {
 namespace {
@@ -341,6 +344,95 @@ TEST(StreamDecoder, ReplacesWhatIsNoCharacter) {
   EXPECT_EQ(decoder.push(0x9f), "");
   EXPECT_EQ(decoder.finish(), replacement);
   EXPECT_EQ(decoder.finish(), "");
+}
+
+// The `tokenizers` library numbers added tokens that the vocabulary lacks by the count of its
+// words: where the file has them all, each number once and none left out, it reads what was
+// written.
+void expect_no_holes(const std::string& json) {
+  const auto root = nlohmann::json::parse(json);
+  std::set<int64_t> ids;
+  for (const auto& [text, id] : root["model"]["vocab"].items()) ids.insert(id.get<int64_t>());
+  EXPECT_EQ(ids.size(), root["model"]["vocab"].size());
+  EXPECT_EQ(*ids.begin(), 0);
+  EXPECT_EQ(*ids.rbegin() + 1, static_cast<int64_t>(ids.size()));
+  for (const auto& token : root["added_tokens"]) {
+    EXPECT_EQ(root["model"]["vocab"].value(token["content"].get<std::string>(), -1),
+              token["id"].get<int>());
+  }
+}
+
+TEST(TokenizerFiles, ListTheirAddedTokensInTheVocabulary) {
+  TokenizerSpec spec = make_test_tokenizer().spec();
+  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  expect_no_holes(Tokenizer::create(spec)->to_json());
+  // Also those whose text no byte-level token could be.
+  const auto id = static_cast<int32_t>(spec.tokens.size());
+  spec.tokens.emplace_back();
+  spec.added_tokens.push_back({.id = id, .text = "< \u65e5 >"});
+  const std::string json = Tokenizer::create(spec)->to_json();
+  expect_no_holes(json);
+  EXPECT_EQ(Tokenizer::parse(json)->special_id("< \u65e5 >"), id);
+}
+
+TEST(TokenizerFiles, TheShippedModelsHasNoHoles) {
+  const auto json = read_file(BATON_MODELS "/kjv-1.8m/tokenizer.json", size_t{1} << 20);
+  ASSERT_TRUE(json.ok()) << json.status();
+  expect_no_holes(*json);
+  const auto tokenizer = Tokenizer::parse(*json);
+  EXPECT_EQ(tokenizer->special_id("<|endoftext|>"), 256);
+  EXPECT_EQ(tokenizer->to_json(), *json);
+}
+
+// What the library does with such a file: the end of a text takes the last word's id, and that word
+// has no text.
+TEST(TokenizerFiles, AForeignFileWithAHoleIsReadAsTheLibraryReadsIt) {
+  TokenizerSpec spec = make_test_tokenizer().spec();
+  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  auto root = nlohmann::json::parse(Tokenizer::create(spec)->to_json());
+  const auto words = static_cast<int32_t>(root["model"]["vocab"].size());
+  root["model"]["vocab"].erase("<|endoftext|>");
+  auto read = Tokenizer::parse(root.dump());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->special_id("<|endoftext|>"), words - 1);
+  EXPECT_THAT(read->encode(" a<|endoftext|>"), ElementsAre(words - 1, words - 1));
+  EXPECT_EQ(read->decode({'x', words - 1, 'y'}), "xy");
+  // A number far away is not kept, either.
+  root = nlohmann::json::parse(Tokenizer::create(spec)->to_json());
+  root["added_tokens"].push_back({{"id", words + 700}, {"content", "<x>"}, {"special", false}});
+  read = Tokenizer::parse(root.dump());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->special_id("<x>"), words);
+}
+
+TEST(TokenizerFiles, TokensThatAreNamedBesideTheFileAreAdded) {
+  TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) {
+    ASSERT_TRUE(write_file_atomically(folder.path(name), text).ok());
+  };
+  const auto load = [&] { return Tokenizer::load(folder.path("tokenizer.json")); };
+  TokenizerSpec spec = make_test_tokenizer().spec();
+  while (spec.tokens.back().empty()) spec.tokens.pop_back();
+  const auto words = static_cast<int32_t>(spec.tokens.size());
+  write("tokenizer.json", Tokenizer::create(spec)->to_json());
+  write("special_tokens_map.json", R"({"bos_token": "<s>", "additional_special_tokens": ["<x>"]})");
+  write("added_tokens.json", R"({"<think>": 90, "<x>": 91, "<|endoftext|>": 256})");
+  EXPECT_THAT(load()->encode("a<s><think><x><|endoftext|>"),
+              ElementsAre('a', words + 2, words, words + 1, 256));
+  EXPECT_EQ(load()->decode({words, words + 1, words + 2}), "<think>");
+  write("tokenizer_config.json",
+        R"({"eos_token": "<|im_end|>", "additional_special_tokens": ["<y>"], "added_tokens_decoder":
+            {"9": {"content": "<|im_start|>", "special": true}, "8": {"content": "<z>", "rstrip": true}}})");
+  EXPECT_THAT(load()->encode("<z>  <|im_start|><|im_end|><y>"),
+              ElementsAre(words, words + 1, words + 2, words + 3));
+  EXPECT_EQ(load()->decode({words, words + 1, words + 2, words + 3}), "<z>");
+  EXPECT_EQ(load()->special_id("<x>"), -1);
+  for (const char* wrong : {R"({"bos_token": 5})", R"({"additional_special_tokens": [1]})", "[]",
+                            R"({"added_tokens_decoder": {"x": {"content": "a"}}})"}) {
+    write("tokenizer_config.json", wrong);
+    EXPECT_THAT(std::string(load().status().message()), HasSubstr("tokenizer_config.json"))
+        << wrong;
+  }
 }
 
 }  // namespace

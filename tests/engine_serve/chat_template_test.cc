@@ -12,7 +12,9 @@
 namespace baton::engine::serve {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr char kChatMl[] =
     "{% for message in messages %}"
@@ -24,7 +26,7 @@ nlohmann::ordered_json chat(const std::string& content) {
 }
 
 TEST(ChatTemplate, RendersMessages) {
-  auto made = ChatTemplate::parse(kChatMl, "", "");
+  auto made = ChatTemplate::parse(kChatMl);
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(*made->render(chat(" Hi {{ x }} ")),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi {{ x }}<|im_end|>\n"
@@ -35,7 +37,7 @@ TEST(ChatTemplate, KnowsTokensAndTrimsBlocksAsTransformersDoes) {
   auto made = ChatTemplate::parse(
       "{{ bos_token }}\n  {%- for m in messages %}\n[{{ m.role | upper }}]{{ m.content }}"
       "{% if loop.last %}{{ eos_token }}{% endif %}\n  {% endfor %}",
-      "<s>", "</s>");
+      {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(*made->render(chat("Hi")), "<s>[SYSTEM]Be brief.[USER]Hi</s>");
 }
@@ -43,14 +45,13 @@ TEST(ChatTemplate, KnowsTokensAndTrimsBlocksAsTransformersDoes) {
 TEST(ChatTemplate, SaysWhatTheTemplateSays) {
   auto made = ChatTemplate::parse(
       "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}"
-      "{% endif %}",
-      "", "");
+      "{% endif %}");
   ASSERT_TRUE(made.ok()) << made.status();
   const absl::Status status = made->render(chat("Hi")).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("no system role here"));
   for (const char* wrong : {"{% for x in %}", "{{ 'a", "{% if true %}", "{% endfor %}"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(ChatTemplate::parse(wrong, "", "").status())) << wrong;
+    EXPECT_TRUE(absl::IsInvalidArgument(ChatTemplate::parse(wrong).status())) << wrong;
   }
 }
 
@@ -62,7 +63,10 @@ class ChatTemplateFiles : public ::testing::Test {
   std::string rendered() {
     auto loaded = load_chat_template(folder_.path("."));
     if (!loaded.ok()) return std::string(loaded.status().message());
-    return loaded->has_value() ? *(*loaded)->render(chat("Hi")) : "none";
+    if (!loaded->has_value()) return "none";
+    const auto text = (*loaded)->render(chat("Hi"));
+    EXPECT_EQ(text.status(), (*loaded)->status());
+    return text.ok() ? *text : "refused: " + std::string(text.status().message());
   }
   const TemporaryFolder folder_;
 };
@@ -82,13 +86,31 @@ TEST_F(ChatTemplateFiles, AreFoundInEachPlace) {
   EXPECT_EQ(rendered(), "<e>3");
 }
 
-TEST_F(ChatTemplateFiles, AreRefusedByName) {
+TEST_F(ChatTemplateFiles, KnowTheTokensThatACheckpointNames) {
+  write("chat_template.jinja",
+        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}{{ image_token "
+        "}}{{ img }}");
+  write("special_tokens_map.json", R"({"bos_token": {"content": "<b>"}, "pad_token": "<p>"})");
+  EXPECT_EQ(rendered(), "<b><p>False");
+  write("tokenizer_config.json", R"({"eos_token": "<e>", "bos_token": "<s>", "image_token": "<i>",
+                                     "extra_special_tokens": {"img": "<x>"}})");
+  EXPECT_EQ(rendered(), "<b><e><p>False<i><x>");
+  // The newer way of writing makes the older files nothing.
+  write("tokenizer_config.json", R"({"eos_token": "<e>", "added_tokens_decoder": {}})");
+  EXPECT_EQ(rendered(), "<e>False");
+  write("tokenizer_config.json", R"({"eos_token": 7})");
+  EXPECT_THAT(rendered(), HasSubstr("tokenizer_config.json: \"eos_token\""));
+}
+
+TEST_F(ChatTemplateFiles, WhatCannotBeUsedRefusesChatsByName) {
   write("tokenizer_config.json", R"({"chat_template": 7})");
-  EXPECT_THAT(rendered(), HasSubstr("chat_template"));
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("chat_template")));
   write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": ""}]})");
-  EXPECT_THAT(rendered(), HasSubstr("default"));
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("default")));
   write("tokenizer_config.json", R"({"chat_template": "{% for %}"})");
-  EXPECT_THAT(rendered(), HasSubstr("template is wrong"));
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("wrong or not supported")));
+  write("tokenizer_config.json", R"({"chat_template": "{{ x | urlize }}"})");
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("'urlize'")));
 }
 
 }  // namespace

@@ -445,8 +445,7 @@ TEST(Clients, WholeFloatsAreIntegersAndSeedsHave64Bits) {
 TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
   const auto made = ChatTemplate::parse(
       "{% if messages[0].role != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
-      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>",
-      "", "");
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>");
   ASSERT_TRUE(made.ok()) << made.status();
   Worker worker(test_model(), {.blocks = 256}, {.chat_template = *made});
   const json messages = {{{"role", "user"}, {"content", "And it came"}}};

@@ -136,8 +136,7 @@ TEST(Http, EveryKeyOfAMessageIsUsedOrRefused) {
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->prompts[0].text, "assistant Ann: x\nassistant:");
   const auto by_template = ChatTemplate::parse(
-      "{% for m in messages %}{{ m.name | default('nobody') }} {{ m.content }}{% endfor %}", "",
-      "");
+      "{% for m in messages %}{{ m.name | default('nobody') }} {{ m.content }}{% endfor %}");
   EXPECT_EQ(*http::chat_text(*answer, *by_template), "Ann x");
   EXPECT_EQ(*http::chat_text(*read({{"role", "user"}, {"content", "x"}}), *by_template),
             "nobody x");

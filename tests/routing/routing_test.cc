@@ -200,7 +200,7 @@ TEST(Routing, MakesTheSameTokensOfEveryKindOfPrompt) {
       "{% if messages[0].role != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
       "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>";
   Fleet fleet(2, 256, router::PickBy::kCache,
-              {.chat_template = *ChatTemplate::parse(chat_template, "", "")}, chat_template);
+              {.chat_template = *ChatTemplate::parse(chat_template)}, chat_template);
   json chat = short_request("");
   chat.erase("prompt");
   chat["messages"] = {{{"role", "user"}, {"content", letters(300, 1)}}};

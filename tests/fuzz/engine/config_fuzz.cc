@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!again.ok() || again->num_parameters() != config->num_parameters()) std::abort();
   }
   if (const auto shards = baton::engine::parse_shard_index(json); shards.ok()) {
-    for (const auto& shard : *shards) {
+    for (const auto& [tensor, shard] : *shards) {
       if (shard.empty() || shard == ".." || shard.find('/') != shard.npos) std::abort();
     }
   }

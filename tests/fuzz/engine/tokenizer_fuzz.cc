@@ -14,13 +14,18 @@ namespace {
 
 bool is_exact(const baton::engine::Tokenizer& tokenizer) {
   const baton::engine::TokenizerSpec& spec = tokenizer.spec();
-  bool takes_spaces = false;
-  for (const auto& token : spec.added_tokens) takes_spaces |= token.lstrip || token.rstrip;
+  // Added tokens may take spaces, hide a word whose id they have, or be special words, which have
+  // no text.
+  bool takes_text = false;
+  for (const auto& token : spec.added_tokens) {
+    takes_text |=
+        token.lstrip || token.rstrip || !spec.tokens[static_cast<size_t>(token.id)].empty();
+  }
   std::array<bool, 256> there{};
   for (const std::string& token : spec.tokens) {
     if (token.size() == 1) there[static_cast<uint8_t>(token[0])] = true;
   }
-  return !spec.byte_fallback && !spec.nfc && !takes_spaces &&
+  return !spec.byte_fallback && !spec.nfc && !takes_text &&
          std::all_of(there.begin(), there.end(), [](bool is) { return is; });
 }
 
