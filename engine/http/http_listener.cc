@@ -360,9 +360,8 @@ absl::Status HttpListener::listen(const std::string& host, int port) {
   acceptor.assign(ipv6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4(), *listening, error);
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
   if (error) {
-    return absl::UnavailableError(absl::StrCat("serving HTTP on ",
-                                               authority(host, std::to_string(port)),
-                                               " failed: ", error.message()));
+    return absl::UnavailableError(absl::StrCat(
+        "serving HTTP on ", authority(host, std::to_string(port)), " failed: ", error.message()));
   }
   impl_->port = acceptor.local_endpoint(error).port();
   size_t& connections = impl_->host->options.max_connections;

@@ -57,8 +57,8 @@ struct HttpServerOptions {
 // until it is destroyed. A client that goes away has its request aborted, at whatever moment.
 class HttpServer {
  public:
-  // AlreadyExists if the port is taken, else as net::listen_on() says. `engine` and `tokenizer` must
-  // outlive the server.
+  // AlreadyExists if the port is taken, else as net::listen_on() says. `engine` and `tokenizer`
+  // must outlive the server.
   static absl::StatusOr<std::unique_ptr<HttpServer>> start(HttpServerOptions options,
                                                            serve::EngineThread& engine,
                                                            const Tokenizer& tokenizer);

@@ -80,8 +80,8 @@ struct RouterOptions {
 class Router {
  public:
   // InvalidArgument without decode workers, with a malformed URL or list, with a tokenizer that
-  // cannot be read, or without one where workers publish events; AlreadyExists if the port is taken.
-  // Workers need not be up yet.
+  // cannot be read, or without one where workers publish events; AlreadyExists if the port is
+  // taken. Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 
