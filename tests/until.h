@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 #include "transport/clock.h"
 
 namespace baton {
@@ -35,7 +36,8 @@ struct CallSite {
 // When a fact is given up: far longer than it takes on a busy machine, and within CTest's limit
 // (baton_test() in cmake/BatonTargets.cmake), so that the state is still printed.
 inline Time until_gives_up() {
-  return std::min<Time>(patient(std::chrono::seconds(kSanitized ? 120 : 60)),
+  const auto patience = static_cast<int64_t>(number_of("BATON_PATIENCE", 1));
+  return std::min<Time>(patience * std::chrono::seconds(kSanitized ? 120 : 60),
                         std::chrono::seconds(kSanitized ? 400 : 200));
 }
 
@@ -71,8 +73,9 @@ struct NoState {
 // Calls `turn` until `fact()` holds; fails the test, with `state()`, when it does not come.
 template <std::predicate Fact, typename Turn = LetOthersRun, typename State = NoState>
 void until(Fact&& fact, Turn turn = {}, const State& state = {}, CallSite from = CallSite::here()) {
-  for (const Time end = Clock::steady().now() + until_gives_up(); !fact(); turn()) {
-    if (Clock::steady().now() > end) give_up(state(), from);
+  using Steady = std::chrono::steady_clock;
+  for (const auto end = Steady::now() + until_gives_up(); !fact(); turn()) {
+    if (Steady::now() > end) give_up(state(), from);
   }
 }
 

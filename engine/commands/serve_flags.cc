@@ -109,9 +109,8 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
          "--allowed-origins",
          [&flags](const std::vector<std::string>& words) {
            for (const std::string& word : words) {
-             for (std::string& origin : *origins_in(word)) {
-               flags.allowed_origins.push_back(std::move(origin));
-             }
+             auto origins = *origins_in(word);  // checked below
+             for (std::string& origin : origins) flags.allowed_origins.push_back(std::move(origin));
            }
          },
          "pages of these origins may call this server from a browser (CORS), such as "
