@@ -127,9 +127,14 @@ TEST(Metrics, EachSaysWhatItIs) {
   for (const std::string& line : lines_of(page())) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     if (words[1] == "HELP") helped = words[2];
-    if (words[1] == "TYPE") EXPECT_EQ(words[2], helped);
-    if (words[0] == "#") EXPECT_GT(words.size(), 3u) << line;
-    if (words[0] != "#") EXPECT_TRUE(line.starts_with(helped)) << line;
+    if (words[1] == "TYPE") {
+      EXPECT_EQ(words[2], helped);
+    }
+    if (words[0] == "#") {
+      EXPECT_GT(words.size(), 3u) << line;
+    } else {
+      EXPECT_TRUE(line.starts_with(helped)) << line;
+    }
   }
 }
 

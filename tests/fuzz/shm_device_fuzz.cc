@@ -39,8 +39,8 @@ class FuzzedPeer {
     auto control = shm::create_file("fuzzed-control", sizeof(shm::ControlSegment));
     expect(control.ok());
     rows_ = control->mapping.as<shm::ControlSegment>()->regions;
-    memory_.emplace(std::move(control->mapping), 1, absl::FailedPreconditionError("no CMA"),
-                    lane_.get());
+    memory_.emplace(std::move(control->mapping), shm::CmaPeer{.pid = 1},
+                    absl::FailedPreconditionError("no CMA"), lane_.get());
     RegionEntry* const row =
         *table_.add(gpudirect::pointer_of<std::byte>(ours_), kBytes, Access::kRemoteReadWrite, {});
     row->place = {MemoryKind::kDevice, 0};
