@@ -48,7 +48,7 @@ TEST(Drain, AServerEndsWhatItHasAndTakesNothingNew) {
   EXPECT_TRUE(absl::StrContains(kept.read_until("version\""), "keep-alive"));
   begin_stream(client, 1500);
   worker.server().drain();
-  wait_until([&] { return client_of(worker.port()).Get("/health")->status == 503; });
+  until([&] { return client_of(worker.port()).Get("/health")->status == 503; });
   expect_draining(worker.port());
   expect_refused(worker.port());
   kept.send("GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -56,7 +56,7 @@ TEST(Drain, AServerEndsWhatItHasAndTakesNothingNew) {
   const std::string rest = client.read_until("[DONE]");
   EXPECT_TRUE(absl::StrContains(rest, "\"finish_reason\":\"length\""));
   EXPECT_TRUE(absl::StrContains(rest, "[DONE]"));
-  wait_until([&] { return worker.server().drained(); });
+  until([&] { return worker.server().drained(); });
 }
 
 TEST(Drain, AServerTellsThoseWhoseTimeIsOver) {
@@ -66,7 +66,7 @@ TEST(Drain, AServerTellsThoseWhoseTimeIsOver) {
   json body = request_body();
   body["max_tokens"] = 60000;
   whole.post("/v1/completions", body.dump());
-  wait_until([&] { return worker.thread().stats().running == 2; });
+  until([&] { return worker.thread().stats().running == 2; });
   worker.server().drain();
   EXPECT_FALSE(worker.server().drained());
   worker.server().end_requests();
@@ -74,7 +74,7 @@ TEST(Drain, AServerTellsThoseWhoseTimeIsOver) {
   EXPECT_TRUE(absl::StrContains(rest, "\"code\":\"engine_stopped\"")) << rest;
   EXPECT_TRUE(absl::StrContains(rest, "shutting down")) << rest;
   EXPECT_TRUE(absl::StrContains(whole.read_until("}}"), "HTTP/1.1 503"));
-  wait_until([&] { return worker.server().drained(); });
+  until([&] { return worker.server().drained(); });
 }
 
 TEST(Drain, ARouterToo) {
@@ -89,7 +89,7 @@ TEST(Drain, ARouterToo) {
     RawClient client(router->port());
     begin_stream(client, 24);
     router->drain();
-    wait_until([&] { return client_of(router->port()).Get("/health")->status == 503; });
+    until([&] { return client_of(router->port()).Get("/health")->status == 503; });
     expect_draining(router->port());
     expect_refused(router->port());
     EXPECT_FALSE(router->drained());
@@ -99,7 +99,7 @@ TEST(Drain, ARouterToo) {
     rest = client.read_until("[DONE]");
     EXPECT_TRUE(absl::StrContains(rest, "[DONE]")) << rest;
     EXPECT_EQ(absl::StrContains(rest, "shutting down"), !ends) << rest;
-    wait_until([&] { return router->drained(); });
+    until([&] { return router->drained(); });
     EXPECT_EQ(decode.asked, 1);
   }
 }

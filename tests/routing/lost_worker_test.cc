@@ -36,7 +36,7 @@ TEST(LostWorker, AllThatItWasAskedGoesOnElsewhere) {
   const auto router = *router::Router::start(without_hedges({dies->url(), well.url()}));
   json got;
   std::thread client([&] { got = post_json(router->port(), body)["choices"]; });
-  wait_until([&] { return dies->asked == kChoices / 2; });
+  until([&] { return dies->asked == kChoices / 2; });
   dies = nullptr;
   client.join();
   EXPECT_EQ(got, want);
@@ -54,7 +54,7 @@ TEST(LostWorker, StreamsThatHaveBegunGoOnElsewhere) {
   for (Streamed& one : got) {
     clients.emplace_back([&] { one = parse_stream(post(router->port(), stream_request())->body); });
   }
-  wait_until([&] { return dies->asked > 2 * kChoices / 5; });
+  until([&] { return dies->asked > 2 * kChoices / 5; });
   dies = nullptr;
   for (std::thread& client : clients) client.join();
   for (const Streamed& one : got) {
@@ -90,10 +90,10 @@ TEST(LostWorker, TheOnlyOneIsWaitedFor) {
     auto router = *router::Router::start(options);
     Streamed got;
     std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-    wait_until([&] { return dies->asked == 1; });
+    until([&] { return dies->asked == 1; });
     const int port = dies->port();
     dies = nullptr;
-    wait_until([&] { return of_worker(router->port(), "worker_up", options.decode[0]) == 0; });
+    until([&] { return of_worker(router->port(), "worker_up", options.decode[0]) == 0; });
     Worker back(test_model(), {.blocks = 256}, {.port = port});
     client.join();
     EXPECT_EQ(got.tokens, want.tokens);
@@ -118,7 +118,7 @@ TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
     status = result->status;
     body = result->body;
   });
-  wait_until([&] { return dies->asked == 1; });
+  until([&] { return dies->asked == 1; });
   dies = nullptr;
   client.join();
   EXPECT_EQ(status, 503);
@@ -135,7 +135,7 @@ TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {
   // One that never answers is told of in the end, and once.
   options.health_interval = milliseconds(1);
   router = *router::Router::start(options);
-  wait_until([&] {
+  until([&] {
     return json::parse(client_of(router->port()).Get("/health")->body)["workers"][0]["looks"] > 20;
   });
   router = nullptr;
@@ -153,9 +153,9 @@ TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
   const auto router = *router::Router::start(options);
   Streamed got;
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
-  wait_until([&] { return leaves.asked == 1; });
+  until([&] { return leaves.asked == 1; });
   leaves.draining = true;
-  wait_until([&] { return of_worker(router->port(), "worker_up", leaves.url()) == 0; });
+  until([&] { return of_worker(router->port(), "worker_up", leaves.url()) == 0; });
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
   EXPECT_EQ(leaves.asked, 1);
   std::string rest;
@@ -171,7 +171,7 @@ TEST(LostWorker, WhatADrainingOneRefusesGoesElsewhere) {
   Worker leaves, well;
   const auto router = *router::Router::start(without_hedges({leaves.url(), well.url()}));
   leaves.server().drain();
-  wait_until([&] { return client_of(leaves.port()).Get("/health")->status == 503; });
+  until([&] { return client_of(leaves.port()).Get("/health")->status == 503; });
   json body = request_body();
   body["n"] = kChoices;
   EXPECT_EQ(post_json(router->port(), body)["choices"].size(), size_t{kChoices});
