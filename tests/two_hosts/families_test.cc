@@ -51,18 +51,18 @@ class Families : public TwoWorkers {
       auto peer = workers_[0]->connect(where);
       ASSERT_TRUE(peer.ok()) << peer.status();
       peer_ = *peer;
-      EXPECT_TRUE(until([&] {
+      until([&] {
         const PeerState state = workers_[0]->peer_state(peer_);
         return state == PeerState::kUp || state == PeerState::kDown;
-      }));
+      });
       EXPECT_EQ(workers_[0]->peer_state(peer_), PeerState::kUp)
           << workers_[0]->peer_status(peer_) << "; " << explain();
     });
     std::optional<PeerEvent> up;
-    ASSERT_TRUE(until([&] {
+    until([&] {
       up = workers_[1]->next_peer_event();
       return up.has_value();
-    }));
+    });
     their_peer_ = up->peer;
   }
   bool add_v6() {
@@ -253,10 +253,10 @@ TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
   if (!added) GTEST_SKIP() << "no address of IPv6 can be added here";
   hosts_->on(1, [&] {
     absl::StatusOr<std::unique_ptr<Worker>> worker;
-    ASSERT_TRUE(until([&] {  // an address is there a moment after it was added
+    until([&] {  // an address is there a moment after it was added
       worker = Worker::create(options_of("beta", "fe80::7:2%wire0"));
       return worker.ok();
-    })) << worker.status();
+    }) << worker.status();
     const auto told = Address::decode((*worker)->address());
     ASSERT_TRUE(told.ok());
     EXPECT_EQ(told->providers.front().second, absl::StrCat("[fe80::7:2]:", (*worker)->port()));
@@ -405,7 +405,7 @@ TEST_F(Published, AnAgentThatWasAskedForItsMetadataIsReachedWhereItAnswered) {
   };
   const auto expect_moved = [&] {
     hosts_->on(0, [&] {
-      ASSERT_TRUE(until([&] { return agents[0]->has_remote("beta"); }));
+      until([&] { return agents[0]->has_remote("beta"); });
       std::fill(memory[1].begin(), memory[1].end(), 'b');
       auto id = agents[0]->make_transfer(Op::kWrite, {whole(0)}, {whole(1)}, "beta", "here");
       ASSERT_TRUE(id.ok()) << id.status();
