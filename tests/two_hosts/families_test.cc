@@ -256,7 +256,7 @@ TEST_F(Families, TheScopeOfAListenerIsNotItsCallers) {
     until([&] {  // an address is there a moment after it was added
       worker = Worker::create(options_of("beta", "fe80::7:2%wire0"));
       return worker.ok();
-    }) << worker.status();
+    });
     const auto told = Address::decode((*worker)->address());
     ASSERT_TRUE(told.ok());
     EXPECT_EQ(told->providers.front().second, absl::StrCat("[fe80::7:2]:", (*worker)->port()));
