@@ -71,7 +71,7 @@ TEST_P(Partings, NothingMovesWhenItIsOver) {
     expect_still();
     expect_ended(other);
     EXPECT_THAT(std::string(other.worker->peer_status(other.peer).message()),
-                testing::HasSubstr("disconnect()"));
+                testing::HasSubstr("closed the connection"));
     EXPECT_TRUE(other.worker->disconnect(other.peer).ok()) << "it was asked, and agreed";
     again();
   }

@@ -134,7 +134,7 @@ TEST(Safetensors, WriterRefusesWhatItWouldWriteWrong) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(Files, WritesAtomicallyAndLeavesNothingBehindOnFailure) {
+TEST(FileWrites, AreAtomicAndLeaveNothingBehindOnFailure) {
   const std::string folder = temporary("atomic");
   ASSERT_TRUE(make_directories(folder + "/a/b").ok());
   ASSERT_TRUE(write_file_atomically(folder + "/a/b/f", "one").ok());

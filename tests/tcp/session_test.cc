@@ -303,7 +303,8 @@ TEST_F(Session, AGoodbyeIsNotCalledBack) {
   b_.worker->disconnect(b_.peer, Time::zero()).IgnoreError();
   until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
   EXPECT_THAT(a_.events, testing::ElementsAre(PeerEvent::Kind::kUp, PeerEvent::Kind::kDown));
-  EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()), HasSubstr("disconnect()"));
+  EXPECT_THAT(std::string(a_.worker->peer_status(a_.peer).message()),
+              HasSubstr("closed the connection"));
 }
 
 // What is open waits for the peer's word, and so does disconnect(): also one that is called again.

@@ -163,10 +163,10 @@ TEST(Environment, NamesThatNobodyReadAreWrong) {
       << "in their order";
   unsetenv("BATON_HOLE");
   unsetenv("BATON_KEYFILE");
-  setenv("BATON_X", "", 1);
+  setenv("BATON_UNHEARD_OF", "", 1);
   EXPECT_THAT(base::wrong_environment(),
-              ElementsAre(HasSubstr("env -u BATON_X baton info --settings")));
-  unsetenv("BATON_X");
+              ElementsAre(HasSubstr("env -u BATON_UNHEARD_OF baton info --settings")));
+  unsetenv("BATON_UNHEARD_OF");
 }
 
 // Services called baton, baton-router and baton-kv-store, as Kubernetes tells of them, and a link
