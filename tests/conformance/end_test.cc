@@ -231,7 +231,7 @@ TEST_P(Ends, SlotsRunOutCleanlyAndComeBack) {
     submit_all();
     ASSERT_GT(ids.size(), before) << refused;
   }
-  EXPECT_THAT(refused, HasSubstr("ended and wait for release()"));
+  EXPECT_THAT(refused, HasSubstr("ended and wait to be released"));
   for (TransferId id : ids) EXPECT_TRUE(finish(a_, id).ok());
   EXPECT_TRUE(run(a_, request(Op::kRead, a_, b_, 0, 1000)).ok());
 }
