@@ -47,7 +47,7 @@ TEST_P(EveryProvider, TinyRunsAreVerifiedAndWrittenAsJson) {
 }
 
 TEST_P(EveryProvider, AListenerServesAnInitiatorElsewhere) {
-  ChildProcess listener = start("kv_bw --listen 127.0.0.1:0 --once");
+  ChildProcess listener = start("kv_bw --listen 127.0.0.1:0 --once --provider " + GetParam());
   const TemporaryFolder folder;
   const std::string path = folder.path("listen.jsonl");
   const Ended ended = baton("kv_bw " + address_of(listener) + " --provider " + GetParam() +
