@@ -173,7 +173,8 @@ void Worker::Impl::call_around(internal::Peer& peer) {
     around.notes.clear();
     // The provider that a caller chose is its own choice and binds only the caller.
     const std::string& require = peer.dialled ? peer.require : options.require;
-    for (auto& [rank, name] : rank_routes(peer, require, around.notes)) {
+    for (auto& route : rank_routes(peer, require, around.notes)) {
+      std::string& name = route.second;
       const bool there =
           std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
             return state.rail->properties().provider == name;
