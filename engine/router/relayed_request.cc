@@ -415,8 +415,10 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
 }
 
 void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
-  const bool resume = leg.relay->tokens_seen() > 0;
-  const Workers::Hope hope = workers_.hope(leg.model, resume, Clock::steady().now());
+  // The client of a whole answer has seen nothing of it: any worker may begin it anew.
+  const bool resume = request_->stream && leg.relay->tokens_seen() > 0;
+  const Workers::Hope hope = workers_.hope(request_->stream ? leg.model : decltype(leg.model)(),
+                                           resume, Clock::steady().now());
   if (hope == Workers::Hope::kNow) return attempt(leg);
   if (hope == Workers::Hope::kNone) {
     return give_up("gave up: no decode worker that can go on is left", why);

@@ -20,7 +20,7 @@ class Group:
     """A memory cgroup of its own, below the one of this process."""
 
     def __init__(self, limit):
-        rows = [line.rstrip("\n").split(":", 2) for line in open("/proc/self/cgroup", encoding="utf8")]
+        rows = [line.rstrip("\n").split(":", 2) for line in pathlib.Path("/proc/self/cgroup").read_text(encoding="utf8").splitlines(True)]
         for _, controllers, path in rows:
             v2 = controllers == ""
             if not v2 and "memory" not in controllers.split(","):
@@ -84,7 +84,7 @@ class Memory(unittest.TestCase):
     def test_ranks_of_a_training(self):
         with tempfile.TemporaryDirectory() as out:
             text = pathlib.Path(out, "text")
-            text.write_text("in the beginning was the word, and the word was short. \n" * 4000, encoding="utf8")
+            text.write_text("".join(f"{i * 7919 % 65521:x} of {i * 104729 % 65521:x}, and then\n" for i in range(40000)), encoding="utf8")
             self.refused(160 * MIB, [BATON, "train", "--preset", "small", "--data", str(text), "--ranks", "4", "--steps", "2",
                                      "--out", out + "/model"], "rank")
 
@@ -106,7 +106,7 @@ class Files(unittest.TestCase):
     def test_a_model_that_is_too_large_a_file(self):
         with tempfile.TemporaryDirectory() as out:
             text = pathlib.Path(out, "text")
-            text.write_text("in the beginning was the word, and the word was short. \n" * 4000, encoding="utf8")
+            text.write_text("".join(f"{i * 7919 % 65521:x} of {i * 104729 % 65521:x}, and then\n" for i in range(40000)), encoding="utf8")
             done = subprocess.run([BATON, "train", "--preset", "tiny", "--data", str(text), "--steps", "1", "--out", out + "/model"],
                                   preexec_fn=lambda: limit_files(20000), capture_output=True, text=True, timeout=500,
                                   check=False)

@@ -81,7 +81,7 @@ TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
   EXPECT_EQ(worker_->stats().open_transfers, kAll / 3 + 1);
   EXPECT_THAT(refused_, HasSubstr("peer \"deaf\" has its share of the 4096 transfers"));
   EXPECT_THAT(refused_, HasSubstr("1366 with notifications have not ended. They wait until what"));
-  EXPECT_THAT(refused_, Not(HasSubstr("ended and wait for release()"))) << "nothing is to release";
+  EXPECT_THAT(refused_, Not(HasSubstr("ended and wait to be released"))) << "nothing is to release";
   expect_served(other);
   // Its own transfers do not wait for what nobody reads.
   const auto write = worker_->submit({.peer = deaf.peer});
@@ -141,7 +141,7 @@ TEST_F(Share, WhereAllAreInUseTheErrorSaysByWhom) {
   EXPECT_EQ(flood(quick.peer, ""), 0u);
   EXPECT_THAT(refused_,
               HasSubstr("all 4096 transfers are in use: 2048 have not ended (the peer with most, "
-                        "\"busy\", has 2048), 2048 have ended and wait for release()"));
+                        "\"busy\", has 2048), 2048 have ended and wait to be released"));
   for (const TransferId id : ended) EXPECT_TRUE(worker_->release(id).ok());
   EXPECT_TRUE(worker_->submit({.peer = quick.peer, .detached = true}).ok());
 }
