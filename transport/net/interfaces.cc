@@ -143,7 +143,8 @@ std::vector<Endpoint> on_interfaces(const Endpoint& at, const Endpoint* called) 
     return {at.with_scope(called->scope())};
   }
   std::vector<Endpoint> out;
-  for (const auto& [interface, own] : own_addresses()) {
+  for (const auto& each_own : own_addresses()) {
+    const Endpoint& own = each_own.second;
     if (own.scope() == 0 || !own.link_local()) continue;
     const bool known = std::any_of(
         out.begin(), out.end(), [&](const Endpoint& each) { return each.scope() == own.scope(); });
