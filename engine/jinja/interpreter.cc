@@ -359,8 +359,9 @@ std::string Interpreter::call_macro(const Statement& macro, Scope& around, const
     throw Error(concat(label, " takes not more than ", places, " argument(s)"));
   }
   for (const auto& [name, fallback] : macro.parameters) {
-    const auto found = std::find_if(scope.variables.begin(), scope.variables.end(),
-                                    [&](const auto& one) { return one.first == name; });
+    const auto found =
+        std::find_if(scope.variables.begin(), scope.variables.end(),
+                     [&wanted = name](const auto& one) { return one.first == wanted; });
     if (found->second.has_value()) continue;
     const Value value = fallback != nullptr
                             ? evaluate(*fallback, scope)

@@ -161,9 +161,10 @@ class TokenReader {
     for (const auto& [text, id] : given.items()) {
       if (!id.is_number_integer() || text.empty())
         return bad_file(file, absl::StrCat("\"", text, "\" has no id"));
-      const bool special =
-          is_named(text) || std::any_of(extra_.begin(), extra_.end(),
-                                        [&](const auto& one) { return one.text == text; });
+      const bool special = is_named(text) || std::any_of(extra_.begin(), extra_.end(),
+                                                         [&wanted = text](const auto& one) {
+                                                           return one.text == wanted;
+                                                         });
       by_id_[id.get<int64_t>()] = {.special = special, .normalized = !special, .text = text};
     }
     return absl::OkStatus();
