@@ -139,7 +139,7 @@ absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
   if (!status.ok() || head.data == embedding.data) return status;
   checkpoint.config.tie_word_embeddings = false;
   checkpoint.weights.push_back(std::move(head));
-  checkpoint.remarks.push_back(
+  checkpoint.remarks.emplace_back(
       "config.json ties lm_head.weight to the embedding, but the two differ: both are used as they "
       "are");
   return absl::OkStatus();

@@ -179,7 +179,7 @@ TEST_F(UcxEngine, OneEndsBesideAPeerThatHasStoppedListening) {
   }
   // The peer goes; what was set aside for it goes when the next engine is made.
   Engine::end(std::move(b));
-  baton::until([&] { return Engine::end(make()), open_files() <= files; });
+  baton::until([&] { return open_files() <= files; }, [&] { Engine::end(make()); });
   EXPECT_EQ(open_files(), files);
 }
 
