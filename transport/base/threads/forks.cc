@@ -114,7 +114,7 @@ struct Forks {
 namespace {
 
 // As the library is loaded, so that no fork can come in between.
-[[maybe_unused]] const int at_load =
+[[maybe_unused]] const int kAtLoad =
     (Forks::all(), pthread_atfork([] { Forks::all().before(); }, [] { Forks::all().after(); },
                                   [] { Forks::all().in_child(); }));
 
