@@ -48,7 +48,8 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer up: alice: tcp")));
   a->disconnect(*peer, Time::zero()).IgnoreError();
   until(*b, *a, [&] { return b->stats().peers_up == 0; });
-  EXPECT_THAT(lines_, Contains(HasSubstr("alice: peer down: bob: this side closed the connection")));
+  EXPECT_THAT(lines_,
+              Contains(HasSubstr("alice: peer down: bob: this side closed the connection")));
   EXPECT_THAT(lines_, Contains(HasSubstr("bob: peer down: alice: ")));
   EXPECT_THAT(lines_, Not(Contains(HasSubstr("warning"))));
   EXPECT_EQ(a->stats().handshakes_refused + b->stats().handshakes_refused, 0u);
