@@ -141,9 +141,12 @@ class Crowd {
       take(running_.back());
     }
     if (chunks.empty()) return false;
-    std::normal_distribution<double> noise(1, machine_.disturbed);
-    const double took = (machine_.fixed + machine_.per_token * static_cast<double>(tokens)) *
-                        (machine_.disturbed > 0 ? std::max(0.3, noise(dice_)) : 1);
+    double noise = 1;
+    if (machine_.disturbed > 0) {
+      std::normal_distribution<double> disturbed(1, machine_.disturbed);
+      noise = std::max(0.3, disturbed(dice_));
+    }
+    const double took = (machine_.fixed + machine_.per_token * static_cast<double>(tokens)) * noise;
     now_ += took;
     admission_.computed(tokens, from_seconds(took));
     for (const auto& [one, chunk] : chunks) {
