@@ -25,7 +25,7 @@ std::string title_of(const PerfOptions& options) {
                       options.test.latency ? " Latency" : " BW", " Test");
 }
 
-// Of queue pairs alone: other providers have no such thing to print.
+// Only verbs has queue pairs; other providers print no line about them.
 bool over_verbs(const PerfOptions& options) { return options.client_provider() == "verbs"; }
 
 std::string or_auto(const std::optional<uint64_t>& value, const char* unit = "") {

@@ -53,7 +53,7 @@ void prepare(CLI::App& app, const std::string& name) {
   app.formatter(std::make_shared<HelpText>());
   for (CLI::Option* option : app.get_options([](const CLI::Option*) { return true; })) {
     if (option->get_items_expected_max() == 0) option->disable_flag_override();
-    // Of a flag that is repeated the last one holds, as in perftest, nccl-tests and getopt.
+    // The last of repeated flags holds, as in perftest, nccl-tests and getopt.
     if (option->get_items_expected_max() == 1 && option->get_expected_max() == 1) {
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }

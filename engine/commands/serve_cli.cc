@@ -195,7 +195,7 @@ std::string event_metrics(const kv_events::EventPublisher* publisher) {
   return text;
 }
 
-// Of the workers that move KV; null: there is none.
+// Metrics of the workers that move KV. Either may be null: not used.
 std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
                               const handoff::BatonHandOff* hand_off) {
   std::vector<serve::NamedWorkerStats> workers;

@@ -35,7 +35,7 @@ class BatonHandOff : public HandOff {
   // InvalidArgument: no name or no model. Otherwise what Agent::create() and Staging::make() say.
   static absl::StatusOr<std::unique_ptr<BatonHandOff>> create(HandOffOptions options);
 
-  // Of the worker that moves the bytes. Any thread, until close().
+  // Statistics of the worker that moves the bytes. Any thread, until close().
   virtual WorkerStats stats() const = 0;
   // Host and port, as decode has to be told.
   virtual std::string address() const = 0;

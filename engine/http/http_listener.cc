@@ -248,7 +248,7 @@ void HttpListener::Impl::accepted(error_code error, asio::ip::tcp::socket socket
   accept();
 }
 
-// Of a request whose body is not read yet; true: it is answered.
+// Looks at a request before its body is read. True: it has been answered.
 bool HttpListener::Impl::answer_head(const std::shared_ptr<HttpExchange>& exchange) {
   return answer_preflight(exchange.get()) || (filter && filter(exchange)) ||
          refuse_while_draining(exchange.get());

@@ -106,7 +106,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ended(Leg& leg, Attempt& attempt, const absl::Status& connection);
   absl::Status outcome(const Leg& leg, const Attempt& attempt, const absl::Status& connection);
   void retry(Leg& leg, const absl::Status& why);
-  // Of a choice whose worker is lost: goes on when a decode worker is up again.
+  // Continues a choice whose worker is lost, once a decode worker is up again.
   void await_worker(Leg& leg, const absl::Status& why);
   // Its worker says that its engine has stopped: nobody asks it before it answers a probe.
   void note_stopped(const Attempt& attempt, const absl::Status& error);

@@ -58,7 +58,7 @@ std::optional<Time> Admission::limit(bool stream, Time now) const {
 StepCost Admission::cost() const {
   const double mean_x = steps_.x / steps_.n, mean_y = steps_.y / steps_.n;
   const double spread = steps_.xx / steps_.n - mean_x * mean_x;
-  // Of steps that are all alike nothing tells what is fixed.
+  // Steps of one size do not tell the fixed cost from the cost per token.
   const double slope = spread > kAlike * mean_x * mean_x
                            ? (steps_.xy / steps_.n - mean_x * mean_y) / spread
                            : mean_y / mean_x;

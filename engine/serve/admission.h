@@ -60,8 +60,8 @@ class Admission {
   // not for its sake: the status' payload kRetryAfter says in how many seconds it may be otherwise.
   absl::Status admit(const Backlog& backlog, const WorkAhead& work, Time now);
   static constexpr char kRetryAfter[] = "retry_after";  // as engine/http/http_listener.h
-  // Of those that wait, the ones whose turn is now and that will not be answered before their
-  // clients leave. Counts them as refused.
+  // The waiting requests whose turn is now and that cannot be answered before their clients
+  // leave. Counts them as refused.
   std::vector<uint64_t> too_late(const Backlog& backlog, Time now);
 
   // A step took `busy`; it computed `computed` tokens, and brought the backlog `tokens` further.

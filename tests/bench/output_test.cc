@@ -82,7 +82,7 @@ TEST_F(Output, FilesThatAreNoFilesAreWrittenThrough) {
   const std::string copy = folder_.path("copy"), target = folder_.path("target");
   ASSERT_EQ(0, mkfifo(fifo.c_str(), 0600));
   for (const std::string& flag : flags) {
-    // Of a FIFO a reader gets all, and once.
+    // A reader of a FIFO gets everything, once.
     const Ended ended =
         script(absl::StrCat("cat ", fifo, " >", copy, " & \"$0\" ", flag, " ", fifo, " && wait"));
     EXPECT_EQ(ended.status, 0) << flag << ended.output;

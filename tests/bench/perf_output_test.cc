@@ -95,7 +95,7 @@ TEST(PerfOutput, HeaderHasPerftestsLines) {
                            " TX depth        : 128\n", " Route           : tcp somewhere\n"}) {
     EXPECT_THAT(text, HasSubstr(line));
   }
-  // Of queue pairs, which no other provider has.
+  // Only verbs has queue pairs.
   options.provider = "verbs";
   const std::string verbs = header_text(options, {});
   const Json report = perftest_json(options, {}, {result_of(2)})["test_info"];

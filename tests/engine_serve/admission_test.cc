@@ -190,7 +190,7 @@ TEST(Admission, GoodputHoldsAtFiveTimesTheCapacity) {
         // Until clients have left once, nobody knows how long they wait.
         const Seen seen = crowd.run(5 * capacity, patience, 0, 60, 2 * patience);
         EXPECT_GE(static_cast<double>(seen.answered), 0.95 * capacity * seen.seconds) << which;
-        // Of those that were taken nearly all are answered in time.
+        // Nearly all requests that were admitted are answered in time.
         EXPECT_LE(seen.left * 50, seen.answered) << which;
         // And right behind it hardly anybody is refused at four fifths: who would be late.
         const Seen after = crowd.run(0.79 * capacity, patience, 62, 92, 64);

@@ -166,7 +166,7 @@ json ApiReply::usage() const {
           {"prompt_tokens_details", std::move(details)}};
 }
 
-// Of one choice, as vLLM counts in its chunks. What its prompt found in caches is known at the end.
+// Usage of one choice, as vLLM counts in its chunks. Cached tokens are known only at the end.
 json ApiReply::usage_so_far(size_t choice) const {
   const size_t prompt = prompt_lengths_[choice / static_cast<size_t>(request_->best_of)];
   const size_t output = choices_[choice].tokens + request_->resume_tokens.size();
