@@ -92,7 +92,7 @@ std::string worker_metrics(std::span<const NamedWorkerStats> workers) {
       Metric{"worker_peers_up", "Peers that are connected.", "gauge", &WorkerStats::peers_up},
       Metric{"worker_open_transfers", "Transfers that have not ended.", "gauge",
              &WorkerStats::open_transfers},
-      Metric{"worker_notifications_waiting", "Notifications that nobody has read yet.", "gauge",
+      Metric{"worker_notifications_waiting", "Notifications that are not read yet.", "gauge",
              &WorkerStats::notifications_waiting},
       Metric{"worker_transfers_total", "Transfers that ended.", "counter",
              &WorkerStats::transfers_ended},

@@ -235,7 +235,8 @@ std::string Agent::Impl::why_missing(std::string_view agent) {
     for (const Said& one : said) {
       if (one.kind != AgentFrameKind::kFetch || one.payload != agent) continue;
       const absl::Status why = worker->peer_status(one.peer);
-      return absl::StrCat("nobody answers at ", one.host_port, why.ok() ? "" : ": ", why.message());
+      return absl::StrCat("no agent answers at ", one.host_port, why.ok() ? "" : ": ",
+                          why.message());
     }
     if (refused.first == agent) return refused.second;
   }
@@ -244,7 +245,7 @@ std::string Agent::Impl::why_missing(std::string_view agent) {
       return std::string(state.message());
     }
   }
-  return "nobody has given its metadata";
+  return "its metadata was not loaded here";
 }
 
 void Agent::Impl::look_at(RemoteAgent& remote) {
