@@ -214,7 +214,7 @@ class Agents(Pair):
             got += self.b.wait_messages(60)
         self.assertEqual(got, [("alpha", b"first"), ("alpha", b"second")])
         self.a.wait_remote("beta", [self.theirs], 60)
-        with self.assertRaisesRegex(baton.BatonTimeoutError, "nobody has given"):
+        with self.assertRaisesRegex(baton.BatonTimeoutError, "did not appear in time: its metadata was not loaded here"):
             self.a.wait_remote("gamma", timeout=0)
         with self.assertRaisesRegex(baton.BatonTimeoutError, "lacks this memory"):
             self.a.wait_remote("beta", [(1, 1, 0)], 0)

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
@@ -131,12 +132,17 @@ void Gate::Unmap::operator()(std::byte* page) const {
 
 absl::StatusOr<Gate> Gate::create() {
   const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const auto here = reinterpret_cast<uint64_t>(&bytes);  // stacks are near the end of all addresses
+  const auto end = reinterpret_cast<uint64_t>(&bytes);  // stacks are near the end of all addresses
+#ifdef ABSL_HAVE_THREAD_SANITIZER
+  const uint64_t begin = end - (uint64_t{1} << 40);  // it ends programs that map anything below
+#else
+  const uint64_t begin = 0;
+#endif
   void* page = MAP_FAILED;
   for (int i = 0; i < kTries && page == MAP_FAILED; ++i) {
     uint64_t at = 0;
     base::fill_with_secret(&at, sizeof at);
-    at = at % here / bytes * bytes;
+    at = (begin + at % (end - begin)) / bytes * bytes;
     page = mmap(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   }
