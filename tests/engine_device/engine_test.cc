@@ -53,6 +53,8 @@ struct Half {
   std::optional<Model> described;
 };
 
+// Promise(engine): On a GPU in fp32 logits and KV are the CPU's bits | every kernel adds in the
+//   CPU's order
 TEST(DeviceEngine, SameTokensAsTheCpus) {
   InstalledFake driver;
   {
@@ -253,6 +255,8 @@ TEST(DeviceEngine, ACopyToOrFromATierThatFailsIsComputed) {
 }
 
 // One step fails and the device with it: what the step computed, what waits, and what comes later.
+// Promise(serving): A lost GPU stops its engine; a router continues its requests elsewhere | the
+//   runner is asked after each step
 TEST(DeviceEngine, StopsWithItsDevice) {
   InstalledFake driver;
   {

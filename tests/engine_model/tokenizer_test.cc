@@ -362,6 +362,8 @@ void expect_no_holes(const std::string& json) {
   }
 }
 
+// Promise(engine): Text becomes the ids of Hugging Face's tokenizers | the file's steps in its
+//   order
 TEST(TokenizerFiles, ListTheirAddedTokensInTheVocabulary) {
   TokenizerSpec spec = make_test_tokenizer().spec();
   while (spec.tokens.back().empty()) spec.tokens.pop_back();

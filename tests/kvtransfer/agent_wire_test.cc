@@ -34,6 +34,8 @@ AgentMetadata some_metadata() {
   return out;
 }
 
+// Promise(agents): Damaged or foreign metadata is refused | its last 32 bytes are an HMAC under the
+//   cluster's key
 TEST(AgentMetadata, ComesBackAsItWas) {
   const AgentMetadata before = some_metadata();
   const auto after = AgentMetadata::decode(before.encode(key_of('k')), key_of('k'));

@@ -163,6 +163,8 @@ void expect_alone(const json& question) {
             (json{{"prefill", ""}, {"resume_token_ids", json::array()}}));
 }
 
+// Promise(serving): What prefill does not hand over by `kv_transfer_params` is computed at decode |
+//   decode is asked again before its first token
 TEST(RoutingPairs, DecodeIsToldWhatPrefillAnswered) {
   Half prefill(Half::kVllm), decode(Half::kVllm);
   prefill.answer(200, prefilled(kNixl));

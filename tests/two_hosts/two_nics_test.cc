@@ -50,6 +50,9 @@ class TwoNics : public TwoWorkers {
   bool goes_by_wire(size_t wire) const { return goes_by(Hosts::address(1, wire) + ':'); }
 };
 
+// Promise(network): With several NICs, tcp spreads its sockets over them; losing one costs at most
+//   1.25 `tcp.stall_ms`, and it is used again within a minute | sockets are bound by the kernel's
+//   view of paths and moved when their NIC answers
 TEST_F(TwoNics, AnAddressNamesBothAndSocketsAreSpread) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;

@@ -296,6 +296,8 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
 };
 
 // As one answers that speaks version 3 alone.
+// Promise(kv): A false prefill worker fails its own loads only | every offer and block is checked
+//   against the request
 TEST_P(KvFalsePrefillTest, AnOlderReleaseRefusesAtOnceAndIsNamed) {
   send(KvMessageKind::kFailed,
        encode_kv_failure(absl::FailedPreconditionError(
