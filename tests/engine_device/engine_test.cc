@@ -53,8 +53,6 @@ struct Half {
   std::optional<Model> described;
 };
 
-// Promise(engine): On a GPU in fp32 logits and KV are the CPU's bits | every kernel adds in the
-//   CPU's order
 TEST(DeviceEngine, SameTokensAsTheCpus) {
   InstalledFake driver;
   {

@@ -145,6 +145,8 @@ TEST(Tokenizer, ReadsMergesWrittenAsPairs) {
   EXPECT_THAT(read->encode("then"), ElementsAre(258, 'n'));
 }
 
+// Promise(engine): A tokenizer file that Baton would encode differently from Hugging Face's library
+//   is refused by name | the file's steps are known or refused
 TEST(Tokenizer, RefusesWhatItWouldEncodeWrong) {
   const auto json = *parse_json(make_test_tokenizer().to_json(), "test");
   const auto error = [&](auto&& change) {
@@ -362,8 +364,6 @@ void expect_no_holes(const std::string& json) {
   }
 }
 
-// Promise(engine): Text becomes the ids of Hugging Face's tokenizers | the file's steps in its
-//   order
 TEST(TokenizerFiles, ListTheirAddedTokensInTheVocabulary) {
   TokenizerSpec spec = make_test_tokenizer().spec();
   while (spec.tokens.back().empty()) spec.tokens.pop_back();

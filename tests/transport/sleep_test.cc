@@ -59,8 +59,6 @@ bool readable(int fd) {
 }
 
 // One of them makes progress, and finds that there is nothing to do: the others must look too.
-// Promise(sleep): A sleeping thread misses no event, whichever thread drives the worker | each
-//   sleeper has its own bell
 TEST(Sleep, OfManyEndsWhenSomethingOutsideTheWorkerChanged) {
   StubWorker stub;
   Worker& worker = *stub.worker;
@@ -153,6 +151,8 @@ struct Waiter {
   std::thread thread;
 };
 
+// Promise(sleep): A sleeping thread misses no event, whichever thread drives the worker | each
+//   sleeper has its own bell
 TEST(Sleep, InAWaitSurvivesAnothersProgress) {
   StubWorker stub;
   Waiter waiter(stub);

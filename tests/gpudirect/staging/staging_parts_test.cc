@@ -41,8 +41,6 @@ TEST(RingSpace, WhatIsTakenIsNobodyElsesUntilItIsGivenBack) {
   EXPECT_EQ(space.used(), 0u);
 }
 
-// Promise(devices): Urgent transfers overtake staged bulk; no copy is longer than 4 MiB | room of
-//   its own in the ring, two copies queued ahead
 TEST(RingSpace, BulkLeavesRoomForWhatIsUrgent) {
   RingSpace space(0, 2 * kMiB);
   while (space.take(RingSpace::kPage, false, 0)) {

@@ -68,6 +68,8 @@ TEST_F(Staged, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
   }
 }
 
+// Promise(devices): Urgent transfers overtake staged bulk; no copy is longer than 4 MiB | room of
+//   its own in the ring, two copies queued ahead
 TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
   start("tcp", {.seed = 7});
   const TransferId bulk = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));

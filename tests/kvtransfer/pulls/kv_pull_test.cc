@@ -296,8 +296,6 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
 };
 
 // As one answers that speaks version 3 alone.
-// Promise(kv): A false prefill worker fails its own loads only | every offer and block is checked
-//   against the request
 TEST_P(KvFalsePrefillTest, AnOlderReleaseRefusesAtOnceAndIsNamed) {
   send(KvMessageKind::kFailed,
        encode_kv_failure(absl::FailedPreconditionError(
@@ -312,6 +310,8 @@ TEST_P(KvFalsePrefillTest, AnAnswerInAVersionThatNobodyReadsFailsTheLoad) {
   EXPECT_THAT(text(end()), HasSubstr("version 9"));
 }
 
+// Promise(kv): A malicious prefill worker fails its own loads only | every offer and block is checked
+//   against the request
 TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
   send(KvMessageKind::kOffer, "nonsense");
   EXPECT_TRUE(absl::IsInvalidArgument(end()));
