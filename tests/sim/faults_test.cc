@@ -53,6 +53,8 @@ void expect_all_of_it(const Seen& seen, uint64_t schedules) {
 
 class FaultSchedules : public testing::TestWithParam<int> {};
 
+// Promise(lost): In 5,000 seeded schedules of kills, cuts, stops and deadlines each transfer ends
+//   once and nothing lands late, with every block reused at once | sessions, receipts and fences
 TEST_P(FaultSchedules, EveryTransferEndsExactly) {
   const Seeds seeds(kPerShard * kShards);
   // Neighbours differ in kind, so a shard has a stretch of them.

@@ -311,6 +311,8 @@ class Schedule {
 
 class Reuse : public testing::TestWithParam<int> {};
 
+// Promise(rdma): A late packet of an ended queue pair changes no reused memory | 510 schedules with
+//   packets that outlive their queue pair
 TEST_P(Reuse, OfWhatTheTargetWasToldOf) {
   const Seeds seeds(kSeeds);
   Seen seen;

@@ -92,6 +92,8 @@ TEST(KvGroupsOverSim, ABoundJobEndsWithItsLeaseAndLivesWhileItIsRenewed) {
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 
+// Promise(kv): After a failed load every block outside `failed_blocks()` is whole in all layers |
+//   prefill reports blocks whose writes have all ended
 TEST(KvGroupsOverSim, CancelsAndDeathsLeaveNothingBehind) {
   size_t failed = 0, kept = 0, lost = 0;
   const auto seeds = static_cast<uint32_t>(rounds_of(60, 12));
