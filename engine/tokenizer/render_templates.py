@@ -27,11 +27,11 @@ def read(size):
     return data
 
 
-def answer(kind, text):
-    data = kind + text.encode()
-    data = len(data).to_bytes(4, "little") + data
-    while data:
-        data = data[os.write(0, data):]
+def answer(kind, data):
+    for part in (len(data) + 1).to_bytes(4, "little") + kind, data:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(0, left):]
 
 
 try:
@@ -40,7 +40,7 @@ try:
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError as error:
-    answer(b"e", str(error))
+    answer(b"e", str(error).encode())
     sys.exit(1)
 
 
@@ -95,7 +95,7 @@ def compiled(source):
 
 
 def confine(memory):
-    """Whoever breaks out of Jinja's sandbox finds no files, sockets or processes, and the memory is limited."""
+    """Limits memory, and leaves no files, sockets or processes to what breaks out of Jinja's sandbox."""
     datetime.now().strftime("%c")  # reads the time zone: nothing is opened later
     for name in "ascii", "latin-1", "unicode-escape":
         codecs.lookup(name)
@@ -128,25 +128,28 @@ def serve(seconds, memory):
     while True:
         request = read(int.from_bytes(read(4), "little"))
         signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: then the kernel kills this process
+        error = None
         try:
             source, variables = json.loads(request)
             template = compiled(source)
-            kind, text = b"t", "" if variables is None else template.render(variables)
-            text.encode()
-        except RaisedByTemplate as error:
-            kind, text = b"e", str(error)
-        except jinja2.exceptions.TemplateSyntaxError as error:
-            kind, text = b"e", f"line {error.lineno}: {error.message}"
+            text = b"" if variables is None else template.render(variables).encode()
+        except RaisedByTemplate as raised:
+            error = str(raised)
+        except jinja2.exceptions.TemplateSyntaxError as wrong:
+            error = f"line {wrong.lineno}: {wrong.message}"
         except MemoryError:
-            kind, text = b"e", f"it needs more than {memory >> 20} MiB of memory"
-        except Exception as error:
-            kind, text = b"e", f"{line_of(error)}{type(error).__name__}: {error}"
+            error = f"it needs more than {memory >> 20} MiB of memory"
+        except Exception as other:
+            error = f"{line_of(other)}{type(other).__name__}: {other}"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer(kind, text)
+        if error is None:
+            answer(b"t", text)
+        else:
+            answer(b"e", error.encode(errors="replace"))
 
 
 for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(ignored, signal.SIG_IGN)  # the server says when to end
 confine(int(sys.argv[2]))
-answer(b"t", "")
+answer(b"t", b"")
 serve(float(sys.argv[1]), int(sys.argv[2]))
