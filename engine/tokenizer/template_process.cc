@@ -141,11 +141,12 @@ absl::Status TemplateProcess::start(const std::string& python) {
     return absl::ErrnoToStatus(errno, "socketpair");
   }
   socket_.reset(ends[0]);
-  const base::UniqueFd other(ends[1]);
+  base::UniqueFd other(ends[1]);
   const int error = spawn(python,
                           {python, "-IB", "-Wignore", "-c", kRenderTemplates,
                            absl::StrCat(options_.compute.count()), absl::StrCat(kMemory)},
                           other.get(), &pid_);
+  other.reset();  // so that the end of the process is the end of the connection
   if (error != 0) {
     pid_ = 0;
     return absl::ErrnoToStatus(error, "cannot be started");
@@ -202,7 +203,7 @@ absl::StatusOr<std::string> TemplateProcess::answer() {
   const size_t size = base::WireReader(*head).number<uint32_t>();
   if (size == 0 || size > kLongestAnswer) {
     return absl::OutOfRangeError(
-        absl::StrCat("it writes ", size, " bytes, and ", kLongestAnswer, " are the most"));
+        absl::StrCat("it writes ", size - 1, " bytes, and ", kLongestAnswer, " are the most"));
   }
   absl::StatusOr<std::string> answer = receive(size);
   if (!answer.ok()) return answer;
