@@ -77,7 +77,9 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   if (!tokenizer.ok()) return tokenizer.status();
   fs::path path = fs::absolute(directory, error).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  absl::StatusOr<std::optional<ChatTemplate>> chat_template = load_chat_template(directory);
+  absl::StatusOr<std::optional<ChatTemplate>> chat_template =
+      std::nullopt;  // the first rank alone has clients
+  if (shard.rank == 0) chat_template = load_chat_template(directory);
   if (!chat_template.ok()) return chat_template.status();
   if (chat_template->has_value() && !(*chat_template)->status().ok()) {
     base::log_event(base::LogLevel::kWarning, "%s: chats are refused, completions go on",

@@ -6,8 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
-#include "engine/jinja/template.h"
+#include "engine/files/utf8.h"
 #include "engine/tokenizer/special_tokens.h"
+#include "engine/tokenizer/template_process.h"
 
 namespace baton::engine {
 namespace {
@@ -29,27 +30,41 @@ absl::StatusOr<std::string> template_of(const nlohmann::json& config) {
       "\"default\"");
 }
 
+bool is_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const Character c = decode_character(text, at);
+    if (!c.valid) return false;
+    at += c.bytes;
+  }
+  return true;
+}
+
+absl::Status behind(const std::string& words, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(words, ": ", status.message()));
+}
+
 }  // namespace
 
 struct ChatTemplate::Impl {
   absl::Status status;
-  std::optional<jinja::Template> parsed;
+  std::shared_ptr<TemplateProcess> process;
+  std::string source;
   nlohmann::ordered_json tokens;
 };
 
 absl::StatusOr<ChatTemplate> ChatTemplate::parse(const std::string& source,
                                                  const nlohmann::ordered_json& tokens) {
-  absl::StatusOr<jinja::Template> parsed = jinja::Template::parse(source);
-  if (!parsed.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the chat template is wrong or not supported: ", parsed.status().message()));
-  }
+  if (!is_utf8(source)) return absl::InvalidArgumentError("the chat template is not UTF-8");
+  std::shared_ptr<TemplateProcess> process = TemplateProcess::shared();
+  const absl::Status status = process->compile(source);
+  if (absl::IsInvalidArgument(status)) return behind("the chat template is wrong", status);
+  if (!status.ok()) return status;
   return ChatTemplate(
-      std::make_shared<const Impl>(Impl{absl::OkStatus(), *std::move(parsed), tokens}));
+      std::make_shared<const Impl>(Impl{status, std::move(process), source, tokens}));
 }
 
 ChatTemplate ChatTemplate::refused(absl::Status why) {
-  return ChatTemplate(std::make_shared<const Impl>(Impl{std::move(why), std::nullopt, {}}));
+  return ChatTemplate(std::make_shared<const Impl>(Impl{std::move(why), nullptr, {}, {}}));
 }
 
 absl::Status ChatTemplate::status() const { return impl_->status; }
@@ -69,10 +84,9 @@ absl::StatusOr<std::string> ChatTemplate::render(const nlohmann::ordered_json& m
   values["tools"] = options.tools;
   values["documents"] = nullptr;
   values["add_generation_prompt"] = options.add_generation_prompt;
-  absl::StatusOr<std::string> text = impl_->parsed->render(values);
+  absl::StatusOr<std::string> text = impl_->process->render(impl_->source, values);
   if (text.ok()) return text;
-  return absl::InvalidArgumentError(
-      absl::StrCat("the model's chat template cannot render this chat: ", text.status().message()));
+  return behind("the model's chat template cannot render this chat", text.status());
 }
 
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory) {
@@ -92,9 +106,7 @@ absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string
   absl::StatusOr<ChatTemplate> made =
       source.ok() ? ChatTemplate::parse(*source, tokens->named) : source.status();
   if (made.ok()) return *std::move(made);
-  const absl::Status why =
-      absl::InvalidArgumentError(absl::StrCat(directory, ": ", made.status().message()));
-  return ChatTemplate::refused(why);
+  return ChatTemplate::refused(behind(directory, made.status()));
 }
 
 }  // namespace baton::engine

@@ -1,4 +1,4 @@
-// A checkpoint's own way of writing a chat as a prompt: a Jinja template (engine/jinja).
+// A checkpoint's own way of writing a chat as a prompt: a Jinja template (template_process.h).
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct ChatOptions {
 class ChatTemplate {
  public:
   // `tokens` is what the template knows by the names of special tokens: {"bos_token": "<s>"}.
-  // InvalidArgument with the line of what is no Jinja, or of what is and is not supported.
+  // InvalidArgument with the line of what is no Jinja; FailedPrecondition without Jinja2.
   static absl::StatusOr<ChatTemplate> parse(
       const std::string& source,
       const nlohmann::ordered_json& tokens = nlohmann::ordered_json::object());
@@ -29,7 +29,7 @@ class ChatTemplate {
 
   // `messages` is a list of objects with role and content. What transformers' apply_chat_template
   // writes, where null members are left out. InvalidArgument with the template's words where it
-  // refuses the chat (raise_exception), or cannot be rendered.
+  // refuses the chat (raise_exception), or with what is wrong; other errors are of the process.
   absl::StatusOr<std::string> render(const nlohmann::ordered_json& messages,
                                      const ChatOptions& options = {}) const;
   // OK, or why no chat can be written.
@@ -43,8 +43,8 @@ class ChatTemplate {
 
 // That of a Hugging Face directory: chat_template.jinja, or "chat_template" of
 // tokenizer_config.json (a string, or a list with one named "default"). Nothing if it has none. A
-// template that is wrong or not supported refuses every chat by its status(): completions need
-// none. An error is that a file cannot be read.
+// template that is wrong, or that nothing here can render, refuses every chat by its status():
+// completions need none. An error is that a file cannot be read.
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory);
 
 }  // namespace baton::engine

@@ -1,6 +1,6 @@
 """Chats as the engine's templates write them beside transformers' apply_chat_template.
 
-Of every shape in tests/jinja/shapes.py."""
+Of every shape in shapes.py."""
 import json
 import subprocess
 import sys
@@ -10,7 +10,6 @@ from pathlib import Path
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jinja"))
 from shapes import CHATS, shapes
 
 

@@ -2,11 +2,8 @@
 //
 //   engine_probe logits DIRECTORY CHUNK < token ids   one line of logits for every token
 //   engine_probe encode TOKENIZER_JSON < lines        each a JSON string: ids, and the text again
-//   engine_probe chat DIRECTORY < lines               each a list of messages: as its template has
-//   them
-//   engine_probe templates < lines                    each {"source", "tokens", "messages",
-//   "prompt"}: a template
-//                                                     and a chat for it
+//   engine_probe chat DIRECTORY < lines               each a list of messages, as its template
+//                                                     writes them
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -70,36 +67,13 @@ int chat(const std::string& directory) {
   return 0;
 }
 
-int templates() {
-  std::string parsed_source;
-  absl::StatusOr<ChatTemplate> parsed = absl::UnknownError("");
-  for (std::string line; std::getline(std::cin, line);) {
-    const auto given = nlohmann::ordered_json::parse(line, nullptr, false);
-    const std::string source = given["source"];
-    if (!parsed.ok() || source != parsed_source)
-      parsed = ChatTemplate::parse(source, given["tokens"]);
-    parsed_source = source;
-    nlohmann::json out;
-    if (!parsed.ok()) {
-      out["refused"] = std::string(parsed.status().message());
-    } else {
-      const auto text = parsed->render(given["messages"],
-                                       {.add_generation_prompt = given["prompt"], .tools = {}});
-      out[text.ok() ? "text" : "error"] = text.ok() ? *text : std::string(text.status().message());
-    }
-    std::cout << out.dump() << "\n";
-  }
-  return 0;
-}
-
 int run(int argc, char** argv) {
   const std::string_view what = argc > 1 ? argv[1] : "";
   if (what == "logits" && argc == 4) return logits(argv[2], std::stoul(argv[3]));
   if (what == "encode" && argc == 3) return encode(argv[2]);
   if (what == "chat" && argc == 3) return chat(argv[2]);
-  if (what == "templates" && argc == 2) return templates();
   std::cerr << "usage: engine_probe logits DIRECTORY CHUNK | encode TOKENIZER_JSON | chat "
-               "DIRECTORY | templates\n";
+               "DIRECTORY\n";
   return 2;
 }
 

@@ -9,7 +9,7 @@
 #include "engine/files/files.h"
 #include "tests/temporary_folder.h"
 
-namespace baton::engine::serve {
+namespace baton::engine {
 namespace {
 
 using ::testing::AllOf;
@@ -110,10 +110,13 @@ TEST_F(ChatTemplateFiles, WhatCannotBeUsedRefusesChatsByName) {
   write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": ""}]})");
   EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("default")));
   write("tokenizer_config.json", R"({"chat_template": "{% for %}"})");
-  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("wrong or not supported")));
-  write("tokenizer_config.json", R"({"chat_template": "{{ x | urlize }}"})");
-  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("'urlize'")));
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("template is wrong: line 1")));
+  write("tokenizer_config.json", R"({"chat_template": "\n{{ x | nosuch }}"})");
+  EXPECT_THAT(rendered(),
+              AllOf(StartsWith("refused: "), HasSubstr("line 2: No filter named 'nosuch'")));
+  write("chat_template.jinja", "caf\xe9");
+  EXPECT_THAT(rendered(), AllOf(StartsWith("refused: "), HasSubstr("not UTF-8")));
 }
 
 }  // namespace
-}  // namespace baton::engine::serve
+}  // namespace baton::engine

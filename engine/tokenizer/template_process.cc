@@ -1,0 +1,228 @@
+// Starts Python, asks it, and replaces it when it dies.
+#include "engine/tokenizer/template_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "render_templates.h"  // generated
+#include "transport/base/wire.h"
+
+namespace baton::engine {
+namespace {
+
+constexpr size_t kMemory = size_t{512} << 20;
+constexpr size_t kLongestAnswer = size_t{64} << 20;
+constexpr std::chrono::seconds kStart{60};  // of a busy machine
+
+// What is in the way of starting `python` with the socket as its standard input, or 0.
+int spawn(const std::string& python, const std::vector<std::string>& words, int socket,
+          pid_t* pid) {
+  std::vector<std::string> environment = {"LANG=C.UTF-8"};
+  for (const char* name : {"PATH", "TZ"}) {
+    if (const char* value = std::getenv(name)) {
+      environment.push_back(absl::StrCat(name, "=", value));
+    }
+  }
+  std::vector<char*> arguments, variables;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& one : environment) variables.push_back(const_cast<char*>(one.c_str()));
+  arguments.push_back(nullptr);
+  variables.push_back(nullptr);
+
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_adddup2(&files, socket, 0);
+  posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_adddup2(&files, 1, 2);
+  posix_spawn_file_actions_addclosefrom_np(&files, 3);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t signals;
+  sigemptyset(&signals);
+  posix_spawnattr_setsigmask(&attributes, &signals);
+  sigfillset(&signals);
+  posix_spawnattr_setsigdefault(&attributes, &signals);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  // Not fork(): that copies the page tables of a process that may hold a model.
+  const int error =
+      posix_spawnp(pid, python.c_str(), &files, &attributes, arguments.data(), variables.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  return error;
+}
+
+}  // namespace
+
+std::shared_ptr<TemplateProcess> TemplateProcess::shared() {
+  static std::mutex mutex;
+  static auto* last = new std::weak_ptr<TemplateProcess>();
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<TemplateProcess> process = last->lock();
+  if (process == nullptr) *last = process = std::make_shared<TemplateProcess>();
+  return process;
+}
+
+absl::Status TemplateProcess::compile(std::string_view source) {
+  return call(source, nullptr).status();
+}
+
+absl::StatusOr<std::string> TemplateProcess::render(std::string_view source,
+                                                    const nlohmann::ordered_json& variables) {
+  return call(source, variables);
+}
+
+pid_t TemplateProcess::pid() {
+  const std::lock_guard lock(mutex_);
+  return pid_;
+}
+
+absl::StatusOr<std::string> TemplateProcess::call(std::string_view source,
+                                                  const nlohmann::ordered_json& variables) {
+  const std::string body = nlohmann::ordered_json::array({source, variables})
+                               .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string request;
+  base::put_number(request, static_cast<uint32_t>(body.size()));
+  request += body;
+
+  const std::lock_guard lock(mutex_);
+  absl::Status status;
+  // A process that was killed since the last call costs its successor a start, and no request.
+  for (int tries = 0; tries < 2; ++tries) {
+    if (pid_ == 0) status = start();
+    if (pid_ == 0) return status;
+    deadline_ = std::chrono::steady_clock::now() + options_.patience;
+    status = send(request);
+    if (status.ok()) {
+      absl::StatusOr<std::string> text = answer();
+      if (text.ok() || absl::IsInvalidArgument(text.status())) return text;
+      status = text.status();
+    }
+    const int how = end();
+    if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPROF) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("it computes for more than ", options_.compute.count(), " s"));
+    }
+    if (absl::IsDeadlineExceeded(status) || absl::IsOutOfRange(status)) break;
+  }
+  return status;
+}
+
+absl::Status TemplateProcess::start() {
+  std::vector<std::string> tried;
+  for (const std::string& python : options_.pythons) {
+    const absl::Status status = start(python);
+    if (status.ok()) {
+      options_.pythons = {std::string(python)};
+      return status;
+    }
+    end();
+    tried.push_back(absl::StrCat(python, ": ", status.message()));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("chat templates need Python with Jinja2: install Debian's python3-jinja2, or "
+                   "`pip install jinja2` for python3 in PATH (",
+                   absl::StrJoin(tried, "; "), ")"));
+}
+
+absl::Status TemplateProcess::start(const std::string& python) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return absl::ErrnoToStatus(errno, "socketpair");
+  }
+  socket_.reset(ends[0]);
+  base::UniqueFd other(ends[1]);
+  const int error = spawn(python,
+                          {python, "-IB", "-Wignore", "-c", kRenderTemplates,
+                           absl::StrCat(options_.compute.count()), absl::StrCat(kMemory)},
+                          other.get(), &pid_);
+  other.reset();  // so that the end of the process is the end of the connection
+  if (error != 0) {
+    pid_ = 0;
+    return absl::ErrnoToStatus(error, "cannot be started");
+  }
+  deadline_ = std::chrono::steady_clock::now() + kStart;
+  return answer().status();
+}
+
+absl::Status TemplateProcess::wait_for(short events) {
+  while (true) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    pollfd poll_fd{.fd = socket_.get(), .events = events, .revents = 0};
+    const int ready = left.count() <= 0 ? 0 : poll(&poll_fd, 1, static_cast<int>(left.count()));
+    if (ready > 0) return absl::OkStatus();
+    if (ready == 0) {
+      return absl::DeadlineExceededError("the process that renders chat templates does not answer");
+    }
+    if (errno != EINTR) return absl::UnavailableError(absl::StrCat("poll: ", strerror(errno)));
+  }
+}
+
+absl::Status TemplateProcess::send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (absl::Status status = wait_for(POLLOUT); !status.ok()) return status;
+    const ssize_t sent =
+        ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<size_t>(sent));
+    } else if (errno != EINTR && errno != EAGAIN) {
+      return absl::UnavailableError("the process that renders chat templates has ended");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> TemplateProcess::receive(size_t size) {
+  std::string bytes(size, '\0');
+  for (size_t got = 0; got < size;) {
+    if (absl::Status status = wait_for(POLLIN); !status.ok()) return status;
+    const ssize_t more = recv(socket_.get(), bytes.data() + got, size - got, MSG_DONTWAIT);
+    if (more > 0) {
+      got += static_cast<size_t>(more);
+    } else if (more == 0 || (errno != EINTR && errno != EAGAIN)) {
+      return absl::UnavailableError("the process that renders chat templates has ended");
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::string> TemplateProcess::answer() {
+  const absl::StatusOr<std::string> head = receive(sizeof(uint32_t));
+  if (!head.ok()) return head.status();
+  const size_t size = base::WireReader(*head).number<uint32_t>();
+  if (size == 0 || size > kLongestAnswer) {
+    return absl::OutOfRangeError(
+        absl::StrCat("it writes ", size - 1, " bytes, and ", kLongestAnswer, " are the most"));
+  }
+  absl::StatusOr<std::string> answer = receive(size);
+  if (!answer.ok()) return answer;
+  const bool text = answer->front() == 't';
+  answer->erase(0, 1);
+  if (text) return answer;
+  return absl::InvalidArgumentError(*answer);
+}
+
+// Kills the process and gives its wait status.
+int TemplateProcess::end() {
+  int how = 0;
+  socket_.reset();
+  if (pid_ == 0) return how;
+  kill(pid_, SIGKILL);
+  while (waitpid(pid_, &how, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+  return how;
+}
+
+}  // namespace baton::engine

@@ -1,0 +1,69 @@
+// Jinja templates, rendered by Python's Jinja2 in a process of its own.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/base/unique_fd.h"
+
+namespace baton::engine {
+
+struct TemplateProcessOptions {
+  std::vector<std::string> pythons = {"/usr/bin/python3", "python3"};  // the first with Jinja2
+  std::chrono::seconds compute{2};    // of the processor, for one call
+  std::chrono::seconds patience{30};  // until a process that does not answer is killed
+};
+
+// A Python process that renders templates as transformers' apply_chat_template does
+// (render_templates.py). A template is a program from a stranger: the process opens no files, no
+// sockets and no processes, and has limits of time and memory. It starts at the first call, and
+// anew at the call after its death. Any threads may call; one is served at a time.
+class TemplateProcess {
+ public:
+  explicit TemplateProcess(TemplateProcessOptions options = {}) : options_(std::move(options)) {}
+  TemplateProcess(const TemplateProcess&) = delete;
+  TemplateProcess& operator=(const TemplateProcess&) = delete;
+  ~TemplateProcess() { end(); }
+
+  // The one of this program, while anybody has it.
+  static std::shared_ptr<TemplateProcess> shared();
+
+  // InvalidArgument with the line of what is no template. FailedPrecondition without a Python that
+  // has Jinja2.
+  absl::Status compile(std::string_view source);
+  // `variables` is an object. InvalidArgument with the template's words where it calls
+  // raise_exception(), or with what is wrong or exceeds a limit; DeadlineExceeded or Unavailable
+  // where the process is at fault.
+  absl::StatusOr<std::string> render(std::string_view source,
+                                     const nlohmann::ordered_json& variables);
+  // 0: none runs.
+  pid_t pid();
+
+ private:
+  absl::StatusOr<std::string> call(std::string_view source,
+                                   const nlohmann::ordered_json& variables);
+  absl::Status start();
+  absl::Status start(const std::string& python);
+  absl::Status send(std::string_view bytes);
+  absl::StatusOr<std::string> receive(size_t size);
+  absl::StatusOr<std::string> answer();
+  absl::Status wait_for(short events);
+  int end();
+
+  std::mutex mutex_;
+  TemplateProcessOptions options_;
+  pid_t pid_ = 0;
+  base::UniqueFd socket_;
+  std::chrono::steady_clock::time_point deadline_;
+};
+
+}  // namespace baton::engine

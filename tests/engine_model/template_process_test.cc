@@ -1,0 +1,174 @@
+// The process that renders templates: transformers' semantics, its limits, its deaths.
+#include "engine/tokenizer/template_process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/until.h"
+
+namespace baton::engine {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+constexpr char kForEver[] =
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+
+std::string file(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+int files_of(const std::string& process) {
+  const std::filesystem::directory_iterator open(absl::StrCat("/proc/", process, "/fd"));
+  return static_cast<int>(std::distance(begin(open), end(open)));
+}
+
+std::string said(TemplateProcess& process, std::string_view source) {
+  const auto text = process.render(source, Json{{"m", {{"role", "user"}, {"content", "é"}}}});
+  return text.ok() ? *text : absl::StrCat("error: ", text.status().message());
+}
+
+TEST(TemplateProcess, RendersAsTransformersDoes) {
+  TemplateProcess process;
+  for (
+      const auto& [source, text] : std::vector<std::pair<const char*, const char*>>{
+          {"a\n  {% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"},
+          {"{{ m | tojson }}", R"({"role": "user", "content": "é"})"},
+          {"{{ {'b': '<&>', 'a': [1, 2.0, none, true]} | tojson }}",
+           R"({"b": "<&>", "a": [1, 2.0, null, true]})"},
+          {"{{ [1] | tojson(indent=2) }}", "[\n  1\n]"},
+          {"{{ 'é' | tojson(ensure_ascii=true) }}", R"("\u00e9")"},
+          {"{% generation %}x{% endgeneration %}", "x"},
+          {"{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break "
+           "%}{% endif %}{{ i }}{% endfor %}",
+           "02"},
+          {"[{{ '\u3000 x\u3000'.strip() }}]", "[x]"},
+          {"{{ '\\N{BULLET}\\u00e9' }}", "•é"},
+          {"{{ strftime_now('%Y') | length }}", "4"},
+          {"{% set ns = namespace(n=1) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor "
+           "%}{{ ns.n }}",
+           "4"},
+          {"{{ nothing }}{{ m.nothing }}", ""},
+          {"{{ raise_exception('no such role') }}", "error: no such role"},
+          {"\n{{ m.x.y }}", "error: line 2: UndefinedError: 'dict object' has no attribute 'x'"}}) {
+    EXPECT_EQ(said(process, source), text) << source;
+  }
+}
+
+TEST(TemplateProcess, KeepsTemplatesInTheirSandbox) {
+  TemplateProcess process;
+  for (const char* source : {"{{ ''.__class__.__mro__ }}", "{{ raise_exception.__code__.co_code }}",
+                             "{{ '{0.__class__.__mro__}'.format(m) }}", "{{ [1].append(2) }}",
+                             "{{ namespace(_a=1) }}"}) {
+    EXPECT_THAT(said(process, source), HasSubstr("SecurityError")) << source;
+  }
+  // Nor does one that breaks out find anything.
+  const std::string of = absl::StrCat(process.pid());
+  EXPECT_EQ(files_of(of), 3);
+  EXPECT_THAT(file(absl::StrCat("/proc/", of, "/status")),
+              HasSubstr("NoNewPrivs:\t1\nSeccomp:\t2\n"));
+  EXPECT_THAT(file(absl::StrCat("/proc/", of, "/limits")),
+              AllOf(HasSubstr("Max address space         536870912            536870912"),
+                    HasSubstr("Max open files            0                    0")));
+  EXPECT_EQ(file(absl::StrCat("/proc/", of, "/environ")).find("HOME="), std::string::npos);
+}
+
+TEST(TemplateProcess, NamesWhatIsWrongWithATemplateAndItsLine) {
+  TemplateProcess process;
+  for (const auto& [source, why] : std::vector<std::pair<const char*, const char*>>{
+           {"{% for %}", "line 1: "},
+           {"\n\n{{ 'a }}", "line 3: "},
+           {"\n{% nosuch %}", "line 2: Encountered unknown tag 'nosuch'"},
+           {"{{ x is nosuch }}", "line 1: No test named 'nosuch'"}}) {
+    const absl::Status status = process.compile(source);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  }
+  EXPECT_EQ(process.compile("{{ x }}"), absl::OkStatus());
+}
+
+TEST(TemplateProcess, LimitsTimeAndMemoryAndGoesOn) {
+  TemplateProcess process({.compute = std::chrono::seconds(1)});
+  EXPECT_EQ(said(process, kForEver), "error: it computes for more than 1 s");
+  EXPECT_EQ(said(process, "x"), "x");
+  for (const char* source : {"{{ 'x' * 10**10 }}",
+                             "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = "
+                             "ns.x ~ ns.x %}{% endfor %}"}) {
+    EXPECT_EQ(said(process, source), "error: it needs more than 512 MiB of memory");
+    EXPECT_EQ(said(process, "x"), "x");
+  }
+  EXPECT_THAT(said(process, "{{ m.role * 17500001 }}"), HasSubstr("it writes 70000004 bytes"));
+  EXPECT_EQ(said(process, "x"), "x");
+  EXPECT_THAT(said(process, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+              HasSubstr("RecursionError"));
+}
+
+TEST(TemplateProcess, ReplacesAProcessThatIsKilled) {
+  TemplateProcess process;
+  EXPECT_EQ(said(process, "x"), "x");
+  const pid_t first = process.pid();
+  kill(first, SIGKILL);
+  EXPECT_EQ(said(process, "y"), "y");
+  EXPECT_NE(process.pid(), first);
+  EXPECT_EQ(kill(first, 0), -1) << "the dead one is not reaped";
+}
+
+TEST(TemplateProcess, KillsAProcessThatDoesNotAnswer) {
+  TemplateProcess process({.patience = std::chrono::seconds(1)});
+  until([&] { return said(process, "x") == "x"; });
+  const pid_t first = process.pid();
+  kill(first, SIGSTOP);
+  EXPECT_THAT(said(process, "x"), HasSubstr("does not answer"));
+  EXPECT_EQ(kill(first, 0), -1);
+  until([&] { return said(process, "x") == "x"; });
+}
+
+TEST(TemplateProcess, ServesThreadsAndLeavesNothing) {
+  const int before = files_of("self");
+  auto process = TemplateProcess::shared();
+  EXPECT_EQ(process, TemplateProcess::shared());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        const std::string text = absl::StrCat(t, " ", i, std::string(10000, 'a'));
+        EXPECT_EQ(*process->render("{{ x }}", {{"x", text}}), text);
+        if (t == 0 && i == 10) kill(process->pid(), SIGKILL);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const pid_t pid = process->pid();
+  EXPECT_EQ(kill(pid, 0), 0);
+  process.reset();
+  EXPECT_EQ(kill(pid, 0), -1);
+  EXPECT_EQ(files_of("self"), before);
+}
+
+TEST(TemplateProcess, TakesTheFirstPythonThatHasJinja2OrSaysWhatToInstall) {
+  TemplateProcess second(
+      {.pythons = {"/nowhere/python3", "/bin/false", "/usr/bin/python3", "python3"}});
+  EXPECT_EQ(said(second, "x"), "x");
+  TemplateProcess none({.pythons = {"/nowhere/python3", "/bin/false"}});
+  const absl::Status status = none.compile("x");
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("install Debian's python3-jinja2"), HasSubstr("/nowhere/python3: ")));
+  EXPECT_EQ(none.pid(), 0);
+}
+
+}  // namespace
+}  // namespace baton::engine
