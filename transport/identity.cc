@@ -128,8 +128,8 @@ class Writers {
 
 absl::Status being_written(const std::string& path) {
   return absl::UnavailableError(absl::StrFormat(
-      "the cluster key %s is being written at this moment: try again; who changes a key writes a "
-      "new file and renames it to this name (`mv`), so that everybody reads the old or the new one",
+      "the cluster key %s is being written: try again. To change a key, write a new file and "
+      "rename it to this name (`mv`), so that every reader gets either the old or the new one",
       path));
 }
 
@@ -231,8 +231,8 @@ absl::Status check_private(int fd, const std::string& path) {
   // Root may hand a key to a service, and can read every key anyway.
   if (info.st_uid != geteuid() && info.st_uid != 0) {
     return absl::PermissionDeniedError(absl::StrFormat(
-        "the cluster key %s belongs to user %d and not to you (user %d), so another may know it or "
-        "have chosen it: remove it, or run `chown %d %s && chmod 600 %s` if it is yours",
+        "the cluster key %s belongs to user %d and not to you (user %d), so another user may know "
+        "it or have chosen it: remove it, or run `chown %d %s && chmod 600 %s` if it is yours",
         path, info.st_uid, geteuid(), geteuid(), path, path));
   }
   if ((info.st_mode & 077) == 0) return absl::OkStatus();
@@ -246,7 +246,7 @@ absl::Status check_private(int fd, const std::string& path) {
   }
   return absl::PermissionDeniedError(absl::StrFormat(
       "the cluster key %s has mode %04o, so other users can read or change it: run `chmod 600 %s`, "
-      "and make a new key if others may have read this one. Of a key that is mounted, as a "
+      "and make a new key if others may have read this one. For a mounted key, such as a "
       "Kubernetes Secret, set its mode (defaultMode: 0400, or 0440 with an fsGroup)",
       path, info.st_mode & 07777, path));
 }
@@ -297,7 +297,8 @@ ClusterKey ClusterKey::with_previous(const ClusterKey& previous) const {
 absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
   if (path.empty()) {
     return absl::InvalidArgumentError(
-        "the path of the cluster key is empty: name a file, or none at all for this user's own");
+        "the path of the cluster key is empty: name a file, or leave the setting out to use this "
+        "user's own key");
   }
   // Not blocking: should it be a pipe, it is refused and not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -305,7 +305,7 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
   }
   // After the new one is there: the peer must not seem to have lost its last rail.
   if (replaced != nullptr) {
-    replaced->lose(absl::UnavailableError("the peer connected this rail anew"), sink);
+    replaced->lose(absl::UnavailableError("the peer reconnected this rail"), sink);
   }
 }
 

@@ -198,9 +198,10 @@ void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::st
   const auto waits = std::count_if(unsaid_.begin(), unsaid_.end(),
                                    [&](const Outgoing& each) { return each.peer == peer.id(); });
   if (waits >= kMostUnsaid) {
-    worker_.doomed.push_back({peer.id(), &rail,
-                              absl::InvalidArgumentError("the peer asks for staged chunks, and "
-                                                         "takes no answers")});
+    worker_.doomed.push_back(
+        {peer.id(), &rail,
+         absl::InvalidArgumentError(
+             "the peer asks for staged chunks but does not read the answers")});
     return;
   }
   due_ = true;
@@ -337,7 +338,8 @@ absl::Status Worker::Impl::make_ring(int device) {
     if (staging != nullptr && staging->has_ring(device)) return absl::OkStatus();
   }
   const internal::DeviceMemory* devices = internal::device_memory();
-  if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
+  if (devices == nullptr)
+    return absl::UnavailableError("built without CUDA support (link gpudirect)");
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
       devices->staging_ring(device, internal::RingMarks::with_room(ring_bytes), ring_kernels);
   if (!made.ok()) return made.status();
@@ -365,7 +367,7 @@ absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
                                   const internal::Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;
   if (d.bytes == 0 || peer.rails.empty()) {
-    return absl::FailedPreconditionError("nothing that a rail maps");
+    return absl::FailedPreconditionError("no rail maps this memory");
   }
   return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);
 }

@@ -106,13 +106,14 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
            each->state == Borrowed::State::kReady;
   });
   if (from == borrowed_.end() || !(*from)->marks.covers(message.offset, message.bytes)) {
-    return refuse(absl::InvalidArgumentError("what was offered lies in no ring that was lent"));
+    return refuse(absl::InvalidArgumentError(
+        "the peer offered bytes outside every staging ring that was lent to it"));
   }
   const absl::StatusOr<std::byte*> base =
       base_of(message.region, true, message.bytes, message.runs);
   if (!base.ok()) return refuse(base.status());
   if (!(*from)->marks.borrow(message.offset, message.chunk.generation, worker_.self.pid)) {
-    return refuse(absl::CancelledError("what was offered was taken back"));
+    return refuse(absl::CancelledError("the peer withdrew the bytes that it had offered"));
   }
   const size_t offset = message.offset;
   Served& served = open_served(peer, std::move(message));

@@ -253,9 +253,9 @@ void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& me
     if (stopped) return retire(*chunk);
     if (chunk == nullptr || !chunk->asked) return;
     chunk->asked = false;
-    return fail(*chunk, absl::InvalidArgumentError(
-                            "the peer answered with room for staged memory that is none: run the "
-                            "same release on both sides"));
+    return fail(*chunk,
+                absl::InvalidArgumentError(
+                    "the peer offered invalid staging space: run the same release on both sides"));
   }
   chunk->asked = false;
   chunk->granted = true;
@@ -271,8 +271,7 @@ void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
   const bool active = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
   if (status.ok() && active && !chunk.touched && !chunk.landing) {
     status = absl::InvalidArgumentError(
-        "the peer says of staged memory that it is there, which was not sent: run the same release "
-        "on both sides");
+        "the peer reports staged bytes that were never sent: run the same release on both sides");
   }
   chunk.landing = chunk.asked = false;
   chunk.far = {};

@@ -133,7 +133,7 @@ void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
   if (served == nullptr || !served->write || served->state != Served::State::kRoom) return;
   absl::StatusOr<std::byte*> base = base_of(served->region, true, served->bytes, message.runs);
   if (base.ok() && message.bytes > served->bytes) {
-    base = absl::InvalidArgumentError("more bytes than there was room for");
+    base = absl::InvalidArgumentError("more bytes than the staging space holds");
   }
   if (!base.ok()) {
     served->state = Served::State::kWaiting;

@@ -131,7 +131,7 @@ absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
   if (found.size() > kMostAdvertised || all.size() > kMostAdvertisedText) {
     return absl::InvalidArgumentError(
         absl::StrCat("advertise \"", told, "\": these are ", found.size(), " addresses (", all,
-                     "), more than a peer is told; name at most ", kMostAdvertised, " in ",
+                     "), too many to tell a peer; name at most ", kMostAdvertised, " in ",
                      kMostAdvertisedText, " letters"));
   }
   return all;

@@ -48,10 +48,10 @@ void ask_back(Lane& in, uint64_t number) {
 bool holds_nothing(const Parted& peer) { return !holds(*peer.in, 0) || ended(peer.process, {}); }
 
 absl::Status still_open(const std::string& who) {
-  return absl::UnavailableError(absl::StrFormat(
-      "%s has memory of a device open that was deregistered here, and does not let it go: end that "
-      "process before the memory is freed (while it runs, its progress() closes it)",
-      who));
+  return absl::UnavailableError(
+      absl::StrFormat("%s keeps device memory open that was deregistered here: end that process "
+                      "before the memory is freed (while it runs, its progress() closes it)",
+                      who));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace baton::shm {
 
 class Connection;
 
-// What is left of a connection while the peer has memory of a device open that we own: its lane,
+// What is left of a connection while the peer keeps device memory open that we own: its lane,
 // and how the end of its process is seen.
 struct Parted {
   MappedFile segment;

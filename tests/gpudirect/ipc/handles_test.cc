@@ -142,7 +142,7 @@ TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
     here.until([&] { return child.up.hear() == "open"; });
     const absl::Status status = here.worker->deregister_memory(here.region);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("has memory of a device open"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("keeps device memory open"));
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(child.id())));
     child.down.say("go on");
     EXPECT_EQ(child.end(), 0);

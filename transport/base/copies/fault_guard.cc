@@ -135,14 +135,14 @@ bool readable(const std::byte* data, size_t bytes) {
 
 absl::Status source_is_gone() {
   return absl::FailedPreconditionError(
-      "the memory of this transfer's source is not mapped any more: keep memory until the transfer "
-      "has ended");
+      "the memory of this transfer's source is no longer mapped: keep memory mapped until the "
+      "transfer has ended");
 }
 
 absl::Status target_is_gone() {
   return absl::FailedPreconditionError(
-      "the memory of this transfer's target is not mapped for writing any more: keep memory until "
-      "it is deregistered");
+      "the memory of this transfer's target is no longer mapped for writing: keep memory mapped "
+      "until it is deregistered");
 }
 
 }  // namespace baton::base
