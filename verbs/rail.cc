@@ -33,7 +33,7 @@ absl::Status VerbsRail::moves(const RegionEntry& region) const {
   if (!status.ok() || region.place.kind == MemoryKind::kHost) return status;
   if (port_.device->region(region.index) != nullptr) return status;
   return absl::FailedPreconditionError(
-      absl::StrFormat("%s has not taken memory of %s", port_.name(), region.place.name()));
+      absl::StrFormat("%s could not register memory of %s", port_.name(), region.place.name()));
 }
 
 std::string VerbsRail::about_devices() const { return session_.about_devices(port_); }
@@ -343,7 +343,7 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
     last_moved_ = now;  // while this program stood still, nothing could be heard
   } else if (now - last_moved_ >= session_.tuning().stall && state_ != State::kBroken) {
     fail(absl::UnavailableError(absl::StrFormat(
-             "a work request on %s hangs since %d ms: see the counters under "
+             "a work request on %s has been pending for %d ms: see the counters under "
              "/sys/class/infiniband/%s/ports/%u/hw_counters",
              port_.name(),
              std::chrono::duration_cast<std::chrono::milliseconds>(now - last_moved_).count(),

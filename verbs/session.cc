@@ -249,7 +249,7 @@ absl::Status Session::on_message(const Message& message, VerbsRail* rail, EventS
     default:
       break;
   }
-  return absl::InvalidArgumentError("the peer sent a message that does not belong there");
+  return absl::InvalidArgumentError("the peer sent a message that is not valid in this state");
 }
 
 absl::Status Session::on_rail_note(Kind kind, const RailNote& note, EventSink& sink) {

@@ -255,8 +255,8 @@ TEST_F(DeviceMemoryOverVerbs, ARegistrationThatLiesIsNotUsed) {
     const char* said;
   };
   for (const Case& each : {Case{Worth::kRefused, "completion status"},
-                           {Worth::kElsewhere, "it reads other bytes than are there"},
-                           {Worth::kWritesElsewhere, "what it writes does not arrive"}}) {
+                           {Worth::kElsewhere, "a read returned wrong bytes"},
+                           {Worth::kWritesElsewhere, "a write did not arrive"}}) {
     SCOPED_TRACE(each.said);
     start({}, {.dma_buf_worth = each.worth});
     check_staged(each.said);
