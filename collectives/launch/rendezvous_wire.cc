@@ -37,7 +37,8 @@ absl::StatusOr<Message> decode_message(std::string_view bytes) {
       type < static_cast<uint8_t>(MessageType::kJoin) ||
       type > static_cast<uint8_t>(MessageType::kRefusal)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a message of type ", type, " with ", bytes.size(), " bytes is none of ours"));
+        absl::StrCat("a message of type ", type, " with ", bytes.size(),
+                     " bytes is not part of the rendezvous protocol"));
   }
   return Message{static_cast<MessageType>(type), bytes.substr(1)};
 }
