@@ -45,7 +45,7 @@ absl::StatusOr<Requests> read_lines(
     const absl::StatusOr<json> value = parse_json(line, "the line");
     if (!value.ok()) return in_line(options, number, value.status());
     if (!value->is_object()) {
-      return in_line(options, number, absl::InvalidArgumentError("it is no JSON object"));
+      return in_line(options, number, absl::InvalidArgumentError("it is not a JSON object"));
     }
     absl::StatusOr<LoadRequest> request = read_line(*value);
     if (!request.ok()) return in_line(options, number, request.status());

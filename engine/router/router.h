@@ -39,8 +39,8 @@ struct RouterOptions {
   std::vector<std::string> decode;   // at least one
   // A file that lists them instead (engine/router/worker_list.h). It is looked at every
   // health_interval: workers that are new are asked how they are and used, those that are gone get
-  // nothing new and end what they have. A file that is wrong changes nothing, and is said in the
-  // log.
+  // nothing new and end what they have. A file that is wrong changes nothing, and is described in
+  // the log.
   std::string workers_file;
   // The model's directory, of which tokenizer.json and the chat template are read. With it the
   // router makes the same tokens of a prompt as its workers, and knows what each of them has

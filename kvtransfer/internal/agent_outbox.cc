@@ -175,8 +175,8 @@ absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
-      "64 MiB of messages of more than 60,000 bytes are on their way to this agent: send it more "
-      "when it has taken some of them");
+      "64 MiB of messages of more than 60,000 bytes are in flight to this agent: send more when it "
+      "has received some of them");
 }
 
 void AgentOutbox::give_back_locked(PeerId peer, size_t bytes) {

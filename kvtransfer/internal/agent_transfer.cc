@@ -38,7 +38,7 @@ absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Stat
 absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState state,
                                                            AgentTelemetry seen, Time now) {
   if (state == AgentTransferState::kIdle) {
-    return not_posted("the transfer was not posted: there is nothing to tell");
+    return not_posted("the transfer was not posted: there is no result");
   }
   if (state == AgentTransferState::kRunning) seen.transfer_duration = now - seen.start;
   return seen;

@@ -46,8 +46,7 @@ absl::StatusOr<std::optional<HttpStore::Record>> HttpStore::look(const std::stri
   if (line == std::string::npos || words.size() != 4 || words[0] != "BATON1" ||
       !absl::SimpleAtoi(words[2], &out.beat) || !absl::SimpleAtoi(words[3], &lease) || lease <= 0 ||
       lease > kMaxLease) {
-    return absl::DataLossError(
-        absl::StrCat(name(), "/", key, " is nothing that an agent has put there"));
+    return absl::DataLossError(absl::StrCat(name(), "/", key, " was not written by an agent"));
   }
   out.owner = words[1];
   out.lease = std::chrono::milliseconds(lease);
@@ -65,7 +64,7 @@ bool HttpStore::alive(const std::string& key, const Record& record) {
 }
 
 absl::Status HttpStore::anothers(const std::string& key) const {
-  return absl::AlreadyExistsError(absl::StrCat("another agent that lives has ", name(), "/", key));
+  return absl::AlreadyExistsError(absl::StrCat("another live agent has ", name(), "/", key));
 }
 
 absl::Status HttpStore::write(const std::string& key) {

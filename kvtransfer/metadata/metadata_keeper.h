@@ -51,7 +51,7 @@ class MetadataKeeper {
     std::string agent, bytes;
     bool put = false;     // to be
     bool remove = false;  // to be
-    absl::Status status = absl::UnavailableError("it is on its way to the store");
+    absl::Status status = absl::UnavailableError("it has not reached the store yet");
   };
   struct Theirs {
     std::string agent, seen;

@@ -268,7 +268,7 @@ absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& 
       });
   if (there) return status;
   return absl::FailedPreconditionError(
-      "memory of what is requantised is no longer mapped, or was never mapped for writing: keep "
+      "memory of a requantised cache is no longer mapped, or was never mapped for writing: keep "
       "memory mapped until it is deregistered");
 }
 

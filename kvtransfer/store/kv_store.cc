@@ -157,7 +157,7 @@ void Service::hear(const Notification& note) {
   }
   const std::lock_guard lock(mutex_);
   if (stats_.rejected++ == 0) {
-    base::log_event(base::LogLevel::kWarning, "%s: a message is no question to a KV store: %s",
+    base::log_event(base::LogLevel::kWarning, "%s: a message is not a request to a KV store: %s",
                     options_.worker.name,
                     message.ok() ? "it is an answer" : message.status().message());
   }
@@ -247,7 +247,7 @@ void Service::follow_reads() {
 
 absl::StatusOr<std::unique_ptr<KvStore>> KvStore::start(KvStoreOptions options) {
   if (options.memory_bytes < tiers::kPage) {
-    return absl::InvalidArgumentError("a KV store needs memory: give it a MiB or more");
+    return absl::InvalidArgumentError("a KV store needs memory: give it at least 1 MiB");
   }
   auto service = std::make_unique<Service>(std::move(options));
   if (absl::Status status = service->open(); !status.ok()) return status;

@@ -88,7 +88,7 @@ absl::Status Server::open() {
                         absl::StrCat("lm://: ", listening.status().message()));
   }
   listener_.reset(*listening);
-  if (listen(listener_.get(), 512) != 0) return failed(options_, "nobody can call it");
+  if (listen(listener_.get(), 512) != 0) return failed(options_, "listen() failed");
   port_ = net::local_of(listener_.get()).port();
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return base::refused("epoll_create1", errno);

@@ -121,7 +121,7 @@ template <typename Message>
 absl::StatusOr<StoreMessage> whole(base::WireReader& in) {
   Message message;
   if (take(in, message) && in.finished()) return StoreMessage(std::move(message));
-  return absl::DataLossError("a message to or from a KV store has numbers that cannot be");
+  return absl::DataLossError("a message to or from a KV store has values out of range");
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ class KvJob:
 
     @property
     def wanted(self) -> bool:
-        """False: decode gave it up or died, or nobody came during its lease. Stop computing it."""
+        """False: decode gave it up or died, or no load came during its lease. Stop computing it."""
         return bool(self.connector._open.ask(lib.kv_job_is_wanted, self.number))
 
     def save_layer(self, layer: int, blocks: Iterable[int], first_block: int = 0) -> None:

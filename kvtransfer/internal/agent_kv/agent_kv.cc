@@ -241,7 +241,7 @@ absl::StatusOr<Out> AgentKvPlan::Inside::made_of(const AgentKvRequest& request,
     if (!status.ok()) return status;
     return out;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("no memory for a transfer of so many blocks");
+    return absl::ResourceExhaustedError("no memory for a transfer of this many blocks");
   }
 }
 

@@ -86,7 +86,7 @@ class BatonConnector final : public KvConnector {
         worker_->deregister_memory(*region).IgnoreError();
         status = absl::InvalidArgumentError(
             absl::StrCat("buffer ", i, " of the KV cache is memory of ", region->place.name(),
-                         ", and its layout says otherwise"));
+                         ", but its layout says otherwise"));
         break;
       }
       absl::StatusOr<RemoteRegion> remote = worker_->remote_region(*region);
@@ -106,7 +106,8 @@ class BatonConnector final : public KvConnector {
     for (const KvBuffer& buffer : layout.buffers) {
       if (buffer.device == KvDevice::kHost) continue;
       return absl::UnimplementedError(
-          "a connector allocates host memory alone: allocate the device's, and register that");
+          "a connector allocates host memory only: allocate device memory yourself and register "
+          "it");
     }
     PoolOptions options;
     options.huge_pages = huge_pages_;
@@ -351,7 +352,7 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
   try {
     return make_baton_connector(*std::move(worker), options);
   } catch (const std::system_error& no_thread) {
-    return absl::ResourceExhaustedError(absl::StrCat("no thread to move the KV: ", no_thread.what(),
+    return absl::ResourceExhaustedError(absl::StrCat("no thread to move KV: ", no_thread.what(),
                                                      "; raise `ulimit -u` or `ulimit -v`"));
   }
 }

@@ -23,7 +23,7 @@ void KvLoads::on_done(PeerId peer, uint64_t number, std::string_view body) {
     if (load->complete()) return;
     for (Source& each : load->sources) each.done = false;
     fail(*load, source->name,
-         absl::DataLossError("prefill says that all is sent, but it has not arrived"));
+         absl::DataLossError("prefill reports that all KV is sent, but some has not arrived"));
   }
 }
 

@@ -361,7 +361,7 @@ absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
   Load* load = find(id);
   if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
   if (timeout <= Time::zero()) {
-    return absl::InvalidArgumentError("a load cannot be renewed for no time");
+    return absl::InvalidArgumentError("a load must be renewed for more than 0 s");
   }
   if (!load->failure.ok()) return load->failure;
   load->timeout = std::min(timeout, KvLoadRequest::kMaxTimeout);
@@ -384,7 +384,7 @@ absl::StatusOr<std::string> KvLoads::payload(KvRequestId id) {
     if (!load->sources.front().told) {
       return absl::UnavailableError("prefill has not finished yet: ask again");
     }
-    return absl::FailedPreconditionError("prefill ended without giving it: compute it here");
+    return absl::FailedPreconditionError("prefill ended without delivering it: compute it here");
   }
   return load->payload;
 }

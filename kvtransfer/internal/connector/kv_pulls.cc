@@ -58,7 +58,7 @@ absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
   if (pull.offered) return read(pull, ready_);
   pull.early_blocks += ready_.blocks.size();
   if (pull.early_blocks > kMaxKvMessage / sizeof(uint32_t)) {
-    return absl::InvalidArgumentError("blocks are said to be ready, but not of what cache");
+    return absl::InvalidArgumentError("blocks are reported ready before the layout of their cache");
   }
   pull.early.push_back(ready_);
   return absl::OkStatus();
@@ -109,7 +109,7 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
       ready.first_block + ready.blocks.size() > wanted.first + wanted.count) {
     return absl::InvalidArgumentError(absl::StrCat(
         "it says that blocks [", ready.first_block, ", ", ready.first_block + ready.blocks.size(),
-        ") of layer ", ready.layer, " are ready, which were not asked for"));
+        ") of layer ", ready.layer, " are ready, but they were not requested"));
   }
   absl::Status status;
   route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {

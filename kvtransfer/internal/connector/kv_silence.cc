@@ -14,9 +14,9 @@ constexpr int kLeastLooks = 4;
 constexpr int kMostLooks = 16;
 
 absl::Status silent(Time limit) {
-  return absl::UnavailableError(absl::StrCat(
-      "it has said nothing for ", seconds_of(limit),
-      " s, not even that it is alive; ask another worker, compute it here, or allow more silence"));
+  return absl::UnavailableError(
+      absl::StrCat("no sign of life for ", seconds_of(limit),
+                   " s; ask another worker, compute it here, or allow more silence"));
 }
 
 }  // namespace

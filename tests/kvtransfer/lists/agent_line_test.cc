@@ -188,7 +188,7 @@ TEST_F(AgentLost, WhatIsRefusedLeavesNothing) {
                                        outbox->send(peer, AgentFrameKind::kMetadata, text)}) {
         if (!whole && said.ok()) continue;
         EXPECT_TRUE(absl::IsResourceExhausted(said)) << said;
-        EXPECT_EQ(said.message().find("are on their way to this agent"), std::string::npos) << said;
+        EXPECT_EQ(said.message().find("are in flight to this agent"), std::string::npos) << said;
       }
     }
   }

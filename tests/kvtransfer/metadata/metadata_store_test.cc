@@ -202,7 +202,7 @@ TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
   std::string bytes = *good->metadata();
   bytes[bytes.size() / 2] ^= 1;
   refused(bytes, "damaged");
-  refused("hello", "no metadata");
+  refused("hello", "not agent metadata");
   refused(good->metadata()->substr(0, 100), "damaged");
 
   // And the good one is taken at once, though bad ones were there before it.
