@@ -75,9 +75,10 @@ absl::Status Device::check_named(Result result, std::string_view what) const {
   if (!is_loss(result) || is_loss(driver_.cuStreamQuery(stream(Direction::kToHost)))) {
     return check(result, what);
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "%s: it is of a CUDA context that is lost, or gone (error %d); device %d is not concerned",
-      what, static_cast<int>(result), ordinal()));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%s: it belongs to a CUDA context that is lost or destroyed (error %d); "
+                      "device %d is not affected",
+                      what, static_cast<int>(result), ordinal()));
 }
 
 absl::Status Device::alive() const {

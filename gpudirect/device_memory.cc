@@ -140,10 +140,9 @@ absl::Status DevicePool::free(const DeviceBlock& block) {
   const auto taken = taken_.find(block.span.data);
   if (taken == taken_.end() || taken->second.span.size != block.span.size ||
       taken->second.slab != block.slab) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("freeing %u bytes of device memory at %#x: no block of this pool, or freed "
-                        "before",
-                        block.span.size, block.span.data));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "freeing %u bytes of device memory at %#x: not a block of this pool, or already freed",
+        block.span.size, block.span.data));
   }
   taken_.erase(taken);
   free_[block.span.size].push_back(block);
@@ -192,8 +191,8 @@ absl::Status reached_by_kernels(const Device& device, DevicePointer pointer) {
   if (!status.ok()) return status;
   if (made_in == nullptr || made_in == device.context() || reached_at != 0) return status;
   return absl::InvalidArgumentError(absl::StrFormat(
-      "%#x is memory of a context beside the primary one of CUDA device %d, which no kernel of "
-      "another context reaches; allocate in the primary one (cudaMalloc, "
+      "%#x is memory of a context other than the primary one of CUDA device %d, which kernels of "
+      "other contexts cannot reach; allocate in the primary one (cudaMalloc, "
       "cuDevicePrimaryCtxRetain), or by cuMemCreate",
       pointer, device.ordinal()));
 }
@@ -202,7 +201,7 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
   std::vector<DeviceSpan> parts;
   if (span.size == 0 || span.data + span.size < span.data) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%u bytes at %#x are no range of device memory", span.size, span.data));
+        absl::StrFormat("%u bytes at %#x are not a range of device memory", span.size, span.data));
   }
   int ordinal = -1;
   const DevicePointer end = span.data + span.size;
@@ -211,10 +210,10 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
     if (!facts.ok()) return facts.status();
     const std::string where = absl::StrFormat("%u bytes at %#x: ", span.size, span.data);
     if (facts->managed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          where,
-          "managed memory moves between host and device by itself, so no transfer can use "
-          "it; allocate with cudaMalloc"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(where,
+                       "managed memory migrates between host and device, so no transfer can use "
+                       "it; allocate with cudaMalloc"));
     }
     const DevicePointer mapped_to = facts->mapping.data + facts->mapping.size;
     if (!facts->device || facts->mapping.data > at || mapped_to <= at) {
@@ -224,7 +223,7 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
     }
     if (ordinal >= 0 && ordinal != facts->ordinal) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%sfrom %#x on it is memory of device %d and not %d; register each part by itself", where,
+          "%sfrom %#x on it is memory of device %d, not %d; register each part by itself", where,
           at, facts->ordinal, ordinal));
     }
     ordinal = facts->ordinal;

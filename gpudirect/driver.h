@@ -139,13 +139,14 @@ bool driver_in_process();
 // forked from one that uses CUDA has none: there each call says so (kNotInitialized).
 bool is_loss(Result result);
 inline constexpr const char* kForked =
-    "; a process that was forked from one that uses CUDA cannot use it: fork before, or exec";
+    "; a process forked from one that uses CUDA cannot use CUDA: fork before CUDA is initialised, "
+    "or exec";
 
 // "cuMemCreate of 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". OK for success. `device`: the
 // one that a loss is of, where it is known.
 absl::Status driver_status(const Driver& driver, Result result, std::string_view what,
                            int device = -1);
-// "CUDA device 0 is lost to this process until it ends: restart it".
+// "CUDA device 0 is lost to this process: restart the process".
 std::string words_of_loss(int device);
 
 }  // namespace baton::gpudirect

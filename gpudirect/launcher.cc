@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
                                                          absl::Span<const std::byte> image) {
   if (image.empty()) {
     return absl::UnimplementedError(
-        "no kernels: this build has none, for nvcc was not found when it was configured; install "
-        "CUDA's toolkit and build again");
+        "no kernels: nvcc was not found when this build was configured; install CUDA's toolkit and "
+        "build again");
   }
   const Device::Current current(device);
   if (!current.status().ok()) return current.status();

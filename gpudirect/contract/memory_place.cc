@@ -65,7 +65,7 @@ absl::StatusOr<int> CudaMemory::count() const {
   }
   if (count > 0) return count;
   return absl::UnavailableError(
-      "this process may use no CUDA device (look at CUDA_VISIBLE_DEVICES and nvidia-smi)");
+      "this process can use no CUDA device (check CUDA_VISIBLE_DEVICES and nvidia-smi)");
 }
 
 absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) const {
@@ -218,7 +218,7 @@ CopyMeans CudaMemory::means_of(const Device& device) const {
     if (status.ok()) status = (*copier)->measure();
     if (!status.ok()) {
       base::log_event(base::LogLevel::kWarning,
-                      "CUDA device %d: what copies cost could not be measured: %s",
+                      "CUDA device %d: the cost of copies could not be measured: %s",
                       device.ordinal(), status.message());
     }
     opened.table = status.ok() ? (*copier)->table() : CopyTable{};
@@ -328,7 +328,7 @@ absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int devic
   if (!sums.has_value()) {
     const auto costs = measure_sums(there, **kernels);
     if (!costs.ok()) {
-      return absl::Status(costs.status().code(), absl::StrCat("what sums cost was not measured: ",
+      return absl::Status(costs.status().code(), absl::StrCat("the cost of sums was not measured: ",
                                                               costs.status().message()));
     }
     sums = *costs;

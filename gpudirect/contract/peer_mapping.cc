@@ -18,14 +18,14 @@ DevicePointer device_address(const std::byte* data) { return reinterpret_cast<ui
 absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal) {
   if (driver.cuDeviceGetUuid == nullptr) {
     return absl::UnimplementedError(
-        "no CUDA IPC: the driver is older than 11.4, and does not name its devices");
+        "no CUDA IPC: the driver is older than 11.4 and does not identify its devices");
   }
   int handle = 0;
   DeviceUuid uuid;
   Result result = driver.cuDeviceGet(&handle, ordinal);
   if (result == kSuccess) result = driver.cuDeviceGetUuid(&uuid, handle);
   if (result != kSuccess) {
-    return driver_status(driver, result, absl::StrCat("asking who CUDA device ", ordinal, " is"));
+    return driver_status(driver, result, absl::StrCat("identifying CUDA device ", ordinal, " is"));
   }
   return uuid.bytes;
 }
@@ -44,8 +44,8 @@ absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePoint
   AllocationHandle handle = 0;
   absl::Status status = device.check(
       driver.cuMemRetainAllocationHandle(&handle, pointer_of<void>(at)),
-      "no CUDA IPC: the memory has neither a handle (as cudaMalloc's has) nor a descriptor (as "
-      "virtual memory management gives); a pool's, as cudaMallocAsync's, has none");
+      "no CUDA IPC: the memory has neither an IPC handle (as from cudaMalloc) nor a descriptor (as "
+      "from virtual memory management); memory of a pool, as from cudaMallocAsync, has none");
   if (!status.ok()) return absl::FailedPreconditionError(status.message());
   int fd = -1;
   status = device.check(driver.cuMemExportToShareableHandle(&fd, handle, kPosixFd, 0),

@@ -231,7 +231,7 @@ std::string PinnedRing::explain() const {
   for (const Lane& lane : lanes_) {
     const std::string& why_not = lane.copier->why_no_boxes();
     if (why_not.empty()) continue;
-    absl::StrAppendFormat(&out, "; planes of rows by no '%s': %s", name_of(CopyWay::kBoxes),
+    absl::StrAppendFormat(&out, "; planes of rows without '%s': %s", name_of(CopyWay::kBoxes),
                           why_not);
     break;
   }

@@ -19,7 +19,7 @@ absl::Status for_transfers(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(
       "all waits between this worker's transfers and the streams of the device are in use: submit "
-      "again when some transfers have begun or ended, and release() those that a stream waited "
+      "again after some transfers have begun or ended, and release() those that a stream waited "
       "for");
 }
 absl::StatusOr<internal::TransferGates::Gate> number_of(absl::StatusOr<GateId> id) {

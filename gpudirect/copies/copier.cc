@@ -145,10 +145,10 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
   if (!kernels) possible = possible & kPlainWays;
   if (!way.has_value()) return run_cheapest(route, shape, merged_, possible);
   if (!possible.has(*way)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "this list cannot be copied %s by '%s': the list has no such shape, or the device, its "
-        "driver or this build no such way",
-        name_of(route), name_of(*way)));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("this list cannot be copied %s by '%s': the list has another shape, or the "
+                        "device, its driver or this build lacks that way",
+                        name_of(route), name_of(*way)));
   }
   return run(*way, route, shape, merged_);
 }

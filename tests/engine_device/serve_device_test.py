@@ -243,7 +243,7 @@ def main():
         if "nvcc" in kernels.stderr:
             print("skipped: this build has no kernels, since nvcc was not found")
             sys.exit(77)
-        same_answers(model, "bf16", "; our own kernel multiplies: BATON_CUBLASLT is none")
+        same_answers(model, "bf16", "; Baton's own kernel multiplies: BATON_CUBLASLT=none switches it off")
         expected = same_answers(model, "fp32", "")
         with_tiers(model)
         pairs(model, expected)

@@ -244,7 +244,7 @@ TEST_F(DeviceMemoryOverVerbs, ADeviceThatLetsNoAdapterAtItsMemoryIsStaged) {
   gpudirect::Attributes device = gpudirect::without_dma_buf();
   device[gpudirect::kRdmaSupported] = 0;
   start({.attributes = device});
-  check_staged("lets no adapter at its memory");
+  check_staged("does not let adapters access its memory");
 }
 
 // A registration that succeeds and lies is found out, and the next way is tried.

@@ -218,7 +218,7 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
       {{.ipc_handles = false}, {}, "staged"},
       {{.missing = {"cuIpcGetMemHandle"}}, {}, "staged"},
       {{}, {.ipc_handles = false}, "--ipc=host"},
-      {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no handles for memory of cudaMalloc"},
+      {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no IPC handles for memory of cudaMalloc"},
   };
   for (const Case& each : cases) {
     Child child([&](const Pipe& down, const Pipe& up) { offer(down, up, each.owner); });
