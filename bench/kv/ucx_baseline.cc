@@ -76,7 +76,7 @@ absl::StatusOr<double> attempt(const std::vector<std::string>& test, size_t mess
   if (!server.ok()) return server.status();
   for (int i = 0; i < 300 && !listening(port); ++i) {
     if (const auto ended = server->wait(std::chrono::milliseconds(10)); ended.ok()) {
-      if (*ended != 127) return absl::UnavailableError("its server ended at once");
+      if (*ended != 127) return absl::UnavailableError("its server exited at once");
       return absl::NotFoundError("ucx_perftest is not installed (Debian: ucx-utils)");
     }
   }

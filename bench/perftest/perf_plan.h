@@ -55,7 +55,7 @@ struct PerfPlan {
   PerfTest test;
   bool bidirectional = false;
   bool events = false;     // sleep until something happens, instead of polling
-  bool immediate = false;  // arrival is told by a counter, instead of seen in the last byte
+  bool immediate = false;  // a counter signals arrival, instead of seen in the last byte
   bool verify = true;
   bool cold = false;      // the area is larger than the caches: sweep them before each run
   size_t depth = 128;     // messages under way at a time

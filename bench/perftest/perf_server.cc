@@ -105,7 +105,7 @@ class Client {
   }
 
   std::string summary() const {
-    if (end_ == nullptr) return "nothing was asked";
+    if (end_ == nullptr) return "no request came";
     return absl::StrFormat("%s, %u run%s", end_->plan().test.name(), rows_, rows_ == 1 ? "" : "s");
   }
 

@@ -179,7 +179,7 @@ TEST(KvPacking, AWholeIsBytes) {
 
 TEST(KvPacking, WhatMakesNoSenseIsRefused) {
   for (const char* none : {"", "{", "null", "[]", "7", "\"text\""}) {
-    EXPECT_THAT(why(none), HasSubstr("no JSON object")) << none;
+    EXPECT_THAT(why(none), HasSubstr("not a JSON object")) << none;
   }
   const auto refused = [](const std::vector<Said>& said, const char* because) {
     const std::string packing = with(good(), said).dump();
