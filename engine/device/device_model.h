@@ -41,7 +41,7 @@ class DeviceModel final : public ModelRunner {
   static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
       std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
       const absl::StatusOr<const gpudirect::CublasLt*>& blas =
-          absl::UnavailableError("nobody gave it cuBLASLt"));
+          absl::UnavailableError("no cuBLASLt was given"));
   ~DeviceModel() override;
 
   // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.

@@ -342,7 +342,7 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
   if (status.ok()) status = tell_written(hook, config_.num_layers);
   if (!status.ok()) return status;
   if (tells_ && told_ < config_.num_layers) {
-    return absl::InternalError("a step has ended, and nobody told of its last layers");
+    return absl::InternalError("a step has ended without a report of its last layers");
   }
   while (told_ < config_.num_layers) hook.kv_written(told_++);
   if (status = take(logits); !status.ok()) return status;

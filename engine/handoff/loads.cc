@@ -38,9 +38,9 @@ absl::Status Loads::check(const KvLoad& load) const {
     return absl::FailedPreconditionError("use_cache() comes before the first load");
   }
   if (load.first_token >= load.tokens.size() || load.first_token % kBlockTokens != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("a load of tokens ", load.first_token, " to ",
-                                                   load.tokens.size(),
-                                                   ": none, or not from a block's first on"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a load of tokens ", load.first_token, " to ", load.tokens.size(),
+                     ": it is empty, or does not start at a block's first token"));
   }
   const size_t wanted = (load.tokens.size() - load.first_token - 1) / kBlockTokens + 1;
   if (load.blocks.size() != wanted) {
@@ -58,7 +58,7 @@ absl::Status Loads::check(const KvLoad& load) const {
 absl::Status Loads::start(const RemotePrefill& from, KvLoad load) {
   if (absl::Status status = check(load); !status.ok()) return status;
   if (!is_text(from.transfer) || !is_text(from.agent)) {
-    return absl::InvalidArgumentError("the names of a transfer and of an agent are UTF-8");
+    return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
   const std::lock_guard lock(mutex_);
   if (closed_) return closed();
@@ -138,13 +138,14 @@ void Loads::heard(const std::string& sender, const json& message) {
   load.heard = now;
   load.answered = true;
   if (message.at("kind") == "gone") {
-    load.why = absl::NotFoundError("prefill does not have it any more");
+    load.why = absl::NotFoundError("prefill no longer has it");
   } else if (message.at("kind") == "ready" && load.wanted.has_value()) {
     const json& parts = message.at("parts");
     for (const json& part : parts) load.unknown_blocks += 1 + part.at(2).size();
     const size_t whole = core_.own.layers.size() * load.wanted->tokens.size();
     if (load.unknown_blocks > std::max(kMostUnknown, 2 * whole)) {
-      load.why = absl::InvalidArgumentError("prefill says more and more, and not what it is");
+      load.why =
+          absl::InvalidArgumentError("prefill keeps reporting blocks without describing its cache");
       return;
     }
     load.unknown.push_back(parts);
@@ -172,14 +173,14 @@ absl::StatusOr<std::shared_ptr<Loads::Peer>> Loads::understand(
                     .stride = row.at(3).get<uint64_t>(),
                     .count = row.at(4).get<uint64_t>()});
     if (rows.back().bytes != layout->bytes || !rows.back().span().has_value()) {
-      return absl::FailedPreconditionError("its rows are not of the layout that it says");
+      return absl::FailedPreconditionError("its rows do not match the layout that it reports");
     }
     peer->starts.push_back(start);
     peer->counts.push_back(rows.back().count);
     start += rows.back().count;
   }
   if (rows.size() != layout->layers.size()) {
-    return absl::FailedPreconditionError("it has more or fewer rows than layers");
+    return absl::FailedPreconditionError("its number of rows differs from its number of layers");
   }
   // Values are rounded where the types differ, so only one's own type is exact.
   peer->exact = member(message, "fingerprint") == core_.fingerprint &&
@@ -310,7 +311,7 @@ void Loads::move(Load& load) {
         load.why.Update(take_ready(load, parts));
       } catch (const json::exception& error) {
         load.why = absl::InvalidArgumentError(
-            absl::StrCat("what prefill says is not understood: ", error.what()));
+            absl::StrCat("cannot parse prefill's message: ", error.what()));
       }
     }
     load.unknown_blocks = 0;

@@ -190,8 +190,7 @@ Sends::Reader& Sends::meet(const std::string& sender, const json& message) {
     reader.layout = *std::move(layout);
   } else {
     reader.why = std::string(layout.status().message());
-    base::log_event(base::LogLevel::kWarning, "KV is not handed over to %s: %s", sender,
-                    reader.why);
+    base::log_event(base::LogLevel::kWarning, "cannot hand KV over to %s: %s", sender, reader.why);
   }
   core_.tell(sender, layout_message(reader, message)).IgnoreError();
   return reader;
@@ -389,7 +388,7 @@ bool Sends::step() {
         send.read = true;
         messages.emplace_back(send.reader, json{{"kind", "gone"}, {"transfer", send.transfer}});
         base::log_event(base::LogLevel::kWarning,
-                        "the KV of a prompt of %d tokens is not handed over to %s: it needs %d "
+                        "cannot hand over the KV of a prompt of %d tokens to %s: it needs %d "
                         "blocks of %d bytes; use more --kv-staging-mib",
                         send.tokens, send.reader, blocks_of(send.tokens, *send.layout),
                         piece_bytes(*send.layout));

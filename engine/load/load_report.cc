@@ -160,7 +160,7 @@ absl::StatusOr<std::pair<std::string, double>> parse_goodput(std::string_view te
   });
   if (number && std::isfinite(limit) && known) return std::pair(name, limit);
   return absl::InvalidArgumentError(absl::StrCat(
-      "\"", std::string(text), "\" is no NAME:MS, such as ttft:500; names are ttft, tpot, e2el"));
+      "\"", std::string(text), "\" is not NAME:MS, such as ttft:500; names are ttft, tpot, e2el"));
 }
 
 absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
@@ -168,8 +168,8 @@ absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
   for (const auto part : absl::StrSplit(view(text), ',')) {
     double value = 0;
     if (!absl::SimpleAtod(part, &value) || !(value > 0) || value > 100) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", part, "\" is no percentile: a number above 0 and at most 100"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", part, "\" is not a percentile: give a number above 0 and at most 100"));
     }
     out.push_back(value);
   }
@@ -184,7 +184,7 @@ absl::StatusOr<std::vector<std::string>> parse_metrics(std::string_view text) {
     if (std::find(names.begin(), names.end(), out.back()) != names.end()) continue;
     std::string all;
     for (const std::string& name : names) absl::StrAppend(&all, all.empty() ? "" : ", ", name);
-    return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is none of ", all));
+    return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not one of ", all));
   }
   return out;
 }

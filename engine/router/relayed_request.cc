@@ -117,9 +117,10 @@ void RelayedRequest::attempt(Leg& leg) {
   }
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
-        leg.model.has_value() ? "there is no other decode worker with the model that has begun"
-        : resume              ? "there is no decode worker that can go on with what has begun"
-                              : "there is no decode worker at present"));
+        leg.model.has_value()
+            ? "there is no other decode worker with the model of the answer in progress"
+        : resume ? "no decode worker can continue the answer in progress"
+                 : "no decode worker is available"));
   }
   if (workers_.lacks_prefill(*attempt.decode)) {
     return fail(absl::UnavailableError(
@@ -301,7 +302,8 @@ void RelayedRequest::take_hedge(Leg& leg) {
 void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
   const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
   leg.failed.push_back(*hedge->decode);
-  if (!connection.ok()) workers_.set_down(workers_.decode, *hedge->decode, "it broke off");
+  if (!connection.ok())
+    workers_.set_down(workers_.decode, *hedge->decode, "it closed the connection early");
 }
 
 // OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
@@ -334,8 +336,9 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
     return error;
   }
   const bool not_sent = has(connection, http::kNotSentPayload);
-  workers_.set_down(workers_.decode, *attempt.decode,
-                    not_sent ? std::string(connection.message()) : "it broke off");
+  workers_.set_down(
+      workers_.decode, *attempt.decode,
+      not_sent ? std::string(connection.message()) : "it closed the connection early");
   absl::Status lost = absl::UnavailableError(
       absl::StrCat("decode worker ", workers_.decode.name(*attempt.decode), " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
@@ -389,7 +392,7 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   // Whoever is asked now would say again what the client has.
   if (request_->stream && leg.relay->lacks_ids()) {
     return give_up(
-        "no other worker can go on with an answer whose tokens' ids its worker did not say "
+        "no other worker can continue an answer whose worker did not report token ids "
         "(return_token_ids)",
         why);
   }
@@ -421,7 +424,7 @@ void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
                                            resume, Clock::steady().now());
   if (hope == Workers::Hope::kNow) return attempt(leg);
   if (hope == Workers::Hope::kNone) {
-    return give_up("gave up: no decode worker that can go on is left", why);
+    return give_up("gave up: no decode worker is left that can continue", why);
   }
   leg.look = workers_.loop->after(kLookAgain, [this, &leg, why] {
     const std::shared_ptr<RelayedRequest> self = self_;
@@ -442,7 +445,7 @@ void RelayedRequest::leave_worker(size_t worker) {
   const std::shared_ptr<RelayedRequest> self = self_;
   for (Leg& leg : legs_) {
     if (self_ == nullptr) return;  // closed meanwhile
-    const absl::Status gone = absl::UnavailableError("it answers no more");
+    const absl::Status gone = absl::UnavailableError("it no longer answers");
     if (leg.hedge != nullptr && *leg.hedge->decode == worker) drop_hedge(leg, gone);
     if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
     leg.attempt->status = 0;

@@ -251,7 +251,7 @@ void Router::Impl::look_at_list() {
       listed = *std::move(parsed);
     } else {
       base::log_event(base::LogLevel::kError,
-                      "router: the workers stay as they are, for %s is wrong: %s",
+                      "router: the workers stay as they are, because %s is invalid: %s",
                       options.workers_file, std::string(parsed.status().message()));
     }
     last_list = std::move(seen);

@@ -174,11 +174,12 @@ class RelayedRequest;
 
 // Why a worker of another make gets nothing beside workers of Baton's.
 inline constexpr char kNoPrefillForIt[] =
-    "it is no `baton serve`, and no prefill worker hands KV over by vLLM's kv_transfer_params: "
+    "it is not a `baton serve`, and no prefill worker hands KV over by vLLM's kv_transfer_params: "
     "start "
-    "Baton's with --kv-agent NAME --kv-agent-address HOST:PORT (docs/vllm.md), or list none";
+    "Baton's with --kv-agent NAME --kv-agent-address HOST:PORT (docs/vllm.md), or list no prefill "
+    "workers";
 inline constexpr char kNoDecodeForIt[] =
-    "it is no `baton serve --role prefill`, and no decode worker takes KV by vLLM's "
+    "it is not a `baton serve --role prefill`, and no decode worker takes KV by vLLM's "
     "kv_transfer_params: start Baton's with --kv-agent NAME --kv-agent-address HOST:PORT "
     "(docs/vllm.md)";
 

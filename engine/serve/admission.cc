@@ -124,8 +124,8 @@ absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Tim
   if (waits && waiting >= options_.max_waiting) {
     const double ahead = static_cast<double>(backlog.prompt_tokens + backlog.output_tokens);
     return refuse(
-        absl::StrFormat("the queue is full: %d requests wait, and %d may; try again later", waiting,
-                        options_.max_waiting),
+        absl::StrFormat("the queue is full: %d of at most %d requests are waiting; try again later",
+                        waiting, options_.max_waiting),
         rate() > 0 ? ahead / rate() / 2 : 0);
   }
   if (steps_.n == 0 || !has_limit(now)) return absl::OkStatus();
@@ -138,15 +138,14 @@ absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Tim
   }
   if (!late) {
     return refuse(
-        "this server is overloaded: others, whose answers are due, would have to wait for this; "
-        "try again later",
+        "this server is overloaded: this request would delay others whose answers are due; try "
+        "again later",
         1);
   }
-  return refuse(
-      absl::StrFormat("this server is overloaded: an answer is expected after %.1f s, and is "
-                      "wanted within %.1f s; try again later",
-                      outlook.expected, seconds_of(*most)),
-      outlook.expected - seconds_of(*most));
+  return refuse(absl::StrFormat("this server is overloaded: an answer would take %.1f s, longer "
+                                "than the limit of %.1f s; try again later",
+                                outlook.expected, seconds_of(*most)),
+                outlook.expected - seconds_of(*most));
 }
 
 std::vector<uint64_t> Admission::too_late(const Backlog& backlog, Time now) {

@@ -174,7 +174,7 @@ bool Engine::follow_jobs() {
     if (!jobs_->is_wanted(*sequence)) dropped.push_back(sequence.get());
   }
   for (Sequence* sequence : dropped) {
-    finish_job(sequence, absl::CancelledError("the decode worker gave the request up"));
+    finish_job(sequence, absl::CancelledError("the decode worker cancelled the request"));
     changed = true;
   }
   while (std::unique_ptr<Sequence> sequence = jobs_->accept()) {

@@ -52,7 +52,7 @@ enum class EngineRole : uint8_t {
 struct EngineOptions {
   EngineRole role = EngineRole::kAll;
   uint32_t blocks = 2048;         // of 16 tokens
-  size_t token_budget = 512;      // tokens computed per step, at most
+  size_t token_budget = 512;      // most tokens computed per step
   size_t max_sequences = 16;      // in one step; at most token_budget
   bool prefix_cache = true;       // reuse the KV of prompts that begin alike
   int threads = 1;                // that compute; 0: one per CPU

@@ -261,9 +261,9 @@ void EngineThread::refuse_late() {
     ids = admission_.too_late(backlog_, Clock::steady().now());
   }
   for (const uint64_t id : ids) {
-    engine_.refuse(id, absl::ResourceExhaustedError(
-                           "this server is overloaded: the request waited until an answer could "
-                           "not come in time any more; try again later"));
+    engine_.refuse(id,
+                   absl::ResourceExhaustedError("this server is overloaded: the request waited too "
+                                                "long to be answered in time; try again later"));
   }
 }
 

@@ -25,7 +25,7 @@ def run(*command):
 
 
 def wrong_options_are_refused():
-    for options, words in ((["--baseline", "torch,vlm"], '"vlm" is none of torch, vllm, llama.cpp'),
+    for options, words in ((["--baseline", "torch,vlm"], '"vlm" is not one of torch, vllm, llama.cpp'),
                            (["--arithmetic", "fp32,fp64"], '"fp64" is not one of auto, fp32, bf16, int8'),
                            (["--arithmetic", ""], "name one of auto"),
                            (["--rounds", "0"], "--rounds must be at least 1"),

@@ -110,7 +110,7 @@ def refused(model):
 
     says("libcuda.so.1", "--device", "cuda", environment={"LD_LIBRARY_PATH": ""})
     for wrong in ("gpu", "cuda:", "cuda: 1", "cuda:1 ", "cuda:1\n", "cuda:01", "cuda:+1", "cuda:-0", "CUDA"):
-        says("is no device: write cpu", "--device", wrong)
+        says("is not a device: write cpu", "--device", wrong)
     says("CUDA device 7", "--device", "cuda:7", environment=CUDA)
     says("tensor-parallel", "--device", "cuda", "-tp", "2")
     says("--kv-agent", "--device", "cuda", "--role", "prefill", "--kv-agent", "prefill-0")

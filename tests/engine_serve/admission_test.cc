@@ -379,7 +379,7 @@ TEST(Admission, WhereNoneMayWaitAPlaceInTheBatchIsTaken) {
   // For want of memory a request may wait beside free places.
   EXPECT_FALSE(taken({.waiting = 1, .free_places = 3, .output_tokens = 9}, work));
   EXPECT_EQ(admission.admit({.free_places = 0, .output_tokens = 9}, work, 0s).message(),
-            "the queue is full: 0 requests wait, and 0 may; try again later");
+            "the queue is full: 0 of at most 0 requests are waiting; try again later");
 }
 
 }  // namespace

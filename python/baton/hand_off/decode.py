@@ -188,12 +188,12 @@ class Loads(End):
         source = load.sources[sender]
         source.heard, source.answered = self.clock(), True
         if message["kind"] == "gone":
-            load.why = "prefill does not have it any more"
+            load.why = "prefill no longer has it"
         elif message["kind"] == "ready" and load.runs:
             source.waiting += message["parts"]
             source.blocks += sum(len(blocks) for _, _, blocks in message["parts"])
             if len(source.waiting) + source.blocks > load.most:
-                load.why = f"prefill {sender} says more and more blocks, and not what they are"
+                load.why = f"prefill {sender} keeps reporting blocks without describing its cache"
 
     def step(self) -> bool:
         """Moves everything on. Whether anything is under way."""

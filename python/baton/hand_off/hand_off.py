@@ -80,7 +80,7 @@ class HandOff:
                 end: Union[Sends, Loads] = self.sends if said["kind"] in ("want", "done") else self.loads
                 end.heard(sender, said)
             except Exception as why:  # whatever a peer says, the thread lives
-                log.warning("a message of %s is not understood: %r", sender, why)
+                log.warning("cannot parse a message from %s: %r", sender, why)
         return self.loads.step()
 
     def _serve(self) -> None:
