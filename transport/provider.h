@@ -232,7 +232,7 @@ class Provider {
   // Whether this provider could move the region's bytes; the reason and the remedy where it could
   // not. Of memory of a device a worker gives a provider only what it takes.
   virtual absl::Status takes(const RegionEntry& region) const;
-  // Of memory of a device that it does not take: whether its peers may map it all the same, so that
+  // For device memory that it does not take: whether its peers may still map it, so that
   // it is given the region too. What they cannot map is staged.
   virtual bool shares(const RegionEntry& /*region*/) const { return false; }
   // Once per registered slab. remove_region() fences: after it returned OK no peer touches the

@@ -93,8 +93,8 @@ struct DeviceExport {
   uint64_t bytes = 0;                     // of the allocation; 0: there is no export
   uint64_t offset = 0;                    // of the region's first byte
   std::array<uint8_t, 16> device_uuid{};  // processes may number their devices differently
-  // Of memory that was made by cudaMalloc. It is gone when that is freed, so whoever opened it has
-  // to close it before; and the process that made it cannot open it, and uses allocation[0].
+  // For memory of cudaMalloc: an IPC handle, valid until the memory is freed, so those that opened
+  // it must close it first. The process that allocated it cannot open it, and uses allocation[0].
   bool by_handle = false;
   std::array<uint8_t, kHandleBytes> handle{};
   bool same_process = false;  // of whoever maps it

@@ -35,7 +35,7 @@ enum class CopyDirection : uint8_t { kToHost, kToDevice };
 // under its progress lock. The destructor waits until what is in flight has ended.
 class StagingRing {
  public:
-  // Of a copy: OK, kCancelled for one that was dropped, or the driver's words.
+  // The result of a copy: OK, kCancelled for one that was dropped, or the driver's text.
   using Ended = std::function<void(uint64_t cookie, absl::Status status)>;
   virtual ~StagingRing() = default;
 
@@ -144,7 +144,7 @@ struct RowBox {
     uint32_t from_element = 2;  // from an element to the next
     uint32_t to_element = 1;
     uint32_t scale_element = 4;
-    // Of clang-tidy's: it takes the zero that a default compares with for a pointer.
+    // A false alarm of clang-tidy: it takes the zero that a default compares with for a pointer.
     auto operator<=>(const Form&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   Form form;
@@ -219,7 +219,7 @@ class TransferGates {
   // The stream waits from here on, until end() or close(). InvalidArgument for a stream that
   // transfers need.
   virtual absl::StatusOr<Hold> hold(void* stream, Time deadline) = 0;
-  // Of a gate of after_...(): nothing as long as it waits; OK; or why it never will be passed.
+  // The state of a gate of after_...(): nothing while it waits; OK; or why it will never be passed.
   virtual std::optional<absl::Status> passed(Gate gate, Time now) = 0;
   // Lets the stream of a hold() go on, and tells it whether the data is there. Once; what comes
   // later changes nothing.

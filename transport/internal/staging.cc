@@ -16,8 +16,8 @@
 namespace baton {
 namespace {
 
-// Of the slots that callers cannot take. One peer that is lost must not hold them all, and rails
-// that are lost have to be asked about.
+// The most slots used of those reserved from callers. One lost peer must not hold them all, since
+// lost rails must be queried too.
 constexpr uint32_t kMostWires = 96;
 constexpr uint32_t kMostWiresOfAPeer = 32;
 constexpr ptrdiff_t kMostUnsaid = 1024;  // to one peer; one that asks for more is closed
@@ -362,7 +362,7 @@ bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Pe
   });
 }
 
-// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
+// For a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
 absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
                                   const internal::Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;

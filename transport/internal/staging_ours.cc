@@ -244,7 +244,7 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
 // Room that nobody waits for any more goes back.
 void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
-  // Of a ring, as every correct one's. What is on a device would be staged itself, and so on.
+  // It must be in a ring, as a correct peer's is. Device memory would need staging itself.
   const bool room = chunk != nullptr && message.room.generation != 0 &&
                     message.region.kind == MemoryKind::kHost &&
                     message.bytes >= chunk->end - chunk->begin;
@@ -321,7 +321,7 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
   if (chunk.lent) chunk.near.ring->marks.take_back(chunk.near.offset);
   if (chunk.wired || chunk.landing) return;
   if (chunk.far.generation != 0) {
-    // Of a write that was on the wire the target may have all, and be copying it.
+    // The target may have all of a write that was on the wire, and be copying it.
     const bool write = worker_.slots[chunk.parent.slot].descriptor.op == baton::Op::kWrite;
     const Handle room = chunk.far;
     release_room(chunk);

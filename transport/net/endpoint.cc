@@ -320,7 +320,7 @@ absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
     }
     first.Update(out.status());
   }
-  // Of two families the second is there in vain where the first is missing: its reason counts.
+  // Where one of two address families is missing, report the first one's reason.
   return host == "*" ? out : absl::StatusOr<int>(first);
 }
 

@@ -42,7 +42,7 @@ struct Advertised {
   auto unlikeliness() const { return std::tuple(bridge, idle, number, ipv6); }
 };
 
-// Of the families of IP.
+// For the IP families.
 Endpoint endpoint_of(const ifaddrs& interface) {
   Endpoint e;
   e.size = interface.ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);

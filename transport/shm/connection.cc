@@ -308,7 +308,7 @@ absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
     if (held(peer)) status.Update(still_open(absl::StrFormat("process %d", peer.pid)));
   }
   std::erase_if(shared.parted, [](const Parted& peer) {
-    // Of one in another pid namespace nobody would ever hear that it has ended.
+    // The end of a process in another pid namespace would never be noticed.
     return holds_nothing(peer) || !peer.process.valid();
   });
   return status;

@@ -66,7 +66,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state() const { return state_; }
   // Somebody dialed and has not authenticated himself yet.
   bool stranger() const { return !client_ && state_ == State::kHandshake; }
-  // Of a stranger: it has not even named a key of ours (net::Handshake).
+  // Whether a stranger has not even named a key of ours (net::Handshake).
   bool silent() const { return stranger() && !handshake_->names_our_key(); }
   // Gone for good, and nobody holds its rail: may be forgotten.
   bool finished() const { return state_ == State::kDown && rail_ == nullptr; }

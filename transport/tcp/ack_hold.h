@@ -53,7 +53,7 @@ class AckHold {
     return held_ = followed_ >= needed_;
   }
 
-  // Of one that is held: when it leaves by itself, if that may be slept until.
+  // When a held one leaves by itself, if a sleep may last until then.
   Time due() const { return open_ && held_ && unhurried() ? since_ + longest_ : kNever; }
 
  private:

@@ -21,8 +21,8 @@ struct WayOut {
   sigjmp_buf to;
   stack_t signals{};  // the program's alternate stack
 };
-// Of this thread: where a copy that faults goes on. Its place is fixed when the library is loaded:
-// a handler could not make room for it.
+// Where this thread continues after a copy that faults. Static TLS, allocated when the library is
+// loaded: a signal handler could not allocate it.
 __attribute__((tls_model("initial-exec"))) thread_local WayOut* way_out = nullptr;
 // The signals get through to this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool this_thread_is_ready = false;

@@ -16,7 +16,7 @@ namespace baton::base {
 // Counts in a child what forks lie between it and the process that loaded the library.
 uint32_t forks();
 
-// Of an object: whether it is a child's copy of its parent's, whose threads are not there, and
+// Whether an object is a forked child's copy of its parent's, whose threads are missing here and
 // whose sockets and shared memory the parent uses.
 class MadeHere {
  public:

@@ -41,7 +41,7 @@ class RingMarks {
   }
 
   RingMarks() = default;
-  // Of memory that cannot be a ring: without room.
+  // Memory that cannot be a ring gives marks without room.
   RingMarks(std::byte* ring, size_t bytes)
       : ring_(ring), room_(is_ring(ring, bytes) ? bytes - bytes_for(bytes) : 0) {}
 
@@ -55,7 +55,7 @@ class RingMarks {
     return offset % RingSpace::kPage == 0 && bytes <= room_ && offset <= room_ - bytes;
   }
 
-  // Of the owner.
+  // For the owner.
   void lend(size_t offset, uint32_t turn) const {
     mark(offset).store(lent(turn), std::memory_order_seq_cst);
   }
@@ -70,7 +70,7 @@ class RingMarks {
     return static_cast<uint32_t>(mark(offset).load(std::memory_order_acquire) / kKinds);
   }
 
-  // Of the borrower. False: it is not lent any more, or for another turn.
+  // For the borrower. False: it is no longer lent, or for another turn.
   bool borrow(size_t offset, uint32_t turn, uint32_t process) const {
     uint64_t seen = lent(turn);
     return mark(offset).compare_exchange_strong(seen, process * kKinds + kRead);

@@ -39,7 +39,7 @@ inline constexpr uint32_t kUnreadEvents = 8;
 inline constexpr uint32_t kMostUnsaid = 8192;
 // Lost rails of which a peer has not said what had come. With more it is closed.
 inline constexpr size_t kMostLostRails = 4096;
-// Of peers that are down, what the inbox may hold before no new ones are let in.
+// What the inbox may hold of peers that are down before new peers are refused.
 inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
 
 struct RailState {
@@ -149,7 +149,7 @@ struct Peer {
   bool dialled = false;  // we called it first
   std::vector<LostRail> lost_rails;
   std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
-  // Of rails that are gone here, what had been counted on them; the newest last.
+  // What had been counted on rails that are gone here; the newest last.
   std::vector<std::pair<uint64_t, Ordinal>> counted;
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
