@@ -28,7 +28,7 @@ constexpr int kRejectedByPeer = 28;
 
 std::string reason_of(int status) { return strerror(status < 0 ? -status : status); }
 
-// Of a GID that is an IP address.
+// The socket address of a GID that is an IP address.
 absl::StatusOr<sockaddr_storage> socket_address(const Port& port, const ibv_gid& gid,
                                                 uint16_t number) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};

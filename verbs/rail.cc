@@ -26,8 +26,8 @@ double VerbsRail::share(uint32_t region) const {
   return properties_.bytes_per_second / session_.distance(port_, region);
 }
 
-// Of memory of a device its adapter may have taken none, for a window that is too small or a proof
-// that failed.
+// The rail's adapter may not have registered device memory, for want of window space or after
+// a failed self-check.
 absl::Status VerbsRail::moves(const RegionEntry& region) const {
   absl::Status status = reaches_memory(region);
   if (!status.ok() || region.place.kind == MemoryKind::kHost) return status;

@@ -14,7 +14,7 @@ uint32_t immediate_of(const RemoteCounter& counter) {
   return counter.index << 16 | counter.generation;
 }
 
-// Of one work request: a completion every now and then, and bytes in flight that stay in step.
+// Limits of one work request: they keep completions regular and bytes in flight balanced.
 constexpr size_t kMaxWork = 1 << 20;
 constexpr size_t kUrgentShare = 1 << 20;
 
