@@ -19,7 +19,7 @@ using baton::internal::VectorSums;
 using executor::Blocked;
 using executor::Call;
 
-// Of a sum: behind those of the executor's lanes.
+// The slot of the first sum, after those of the executor's lanes.
 constexpr size_t kFirstSum = VectorSums::kSlots - DeviceExchange::kSlots;
 static_assert(kFirstSum >= executor::kLanes, "the executor's lanes have the first slots");
 static_assert(2 * DeviceExchange::kSlots <= baton::internal::DeviceCopies::kSlots);

@@ -88,7 +88,7 @@ class DeviceCalls {
   // Whether all can; nothing as long as some have not said it, of which `waits_for` is one, or one
   // has published another call.
   std::optional<bool> all_can(uint64_t sequence, uint32_t* waits_for = nullptr) const;
-  // Of such a call, which all ranks can: begins it. What it will take, in seconds.
+  // Begins such a call, which all ranks can run. Returns its predicted time in seconds.
   double exchange(executor::Call& call);
   // Null: there was no such call yet.
   devices::DeviceExchange* exchange() const { return exchange_.get(); }

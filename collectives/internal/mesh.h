@@ -41,7 +41,7 @@ class Mesh {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Of the kinds that the mesh does not deal with itself: kCall, kAbort, kQuery, kStanding,
+    // Called for the kinds that the mesh does not handle itself: kCall, kAbort, kQuery, kStanding,
     // kBallot.
     virtual void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) = 0;
     virtual void on_down(uint32_t rank, const absl::Status& why) = 0;
