@@ -140,7 +140,7 @@ struct AgentOutcome {
 // posted.
 inline constexpr char kNotPosted[] = "baton/not-posted";
 
-// Of the last post() of a transfer.
+// Times of the last post() of a transfer.
 struct AgentTelemetry {
   Time start{};              // when it was posted, on the worker's clock
   Time post_duration{};      // inside post()
@@ -305,9 +305,9 @@ class Agent {
   absl::Status follow_metadata(std::string_view agent, std::string_view label = {});
   // Takes ours back: whoever follows it removes this agent.
   absl::Status withdraw_metadata();
-  // Of this agent: OK when what it published is there; AlreadyExists; Unavailable, with the
-  // store's reason. Of another: OK when it was found and loaded; NotFound when nobody published it;
-  // FailedPrecondition when it was taken back; DataLoss for what was refused.
+  // For this agent: OK when its metadata is published; AlreadyExists; Unavailable, with the
+  // store's reason. For another: OK when it was found and loaded; NotFound when it is not
+  // published; FailedPrecondition when it was taken back; DataLoss for what was refused.
   absl::Status metadata_state(std::string_view agent) const;
   // Starts connecting now instead of at the first use.
   absl::Status connect(std::string_view agent);

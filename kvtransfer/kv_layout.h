@@ -87,7 +87,7 @@ struct KvField {
   uint64_t element_stride = 0;
   std::vector<KvPlace> places;  // one for each layer of the group
 
-  // Of tiles. A row holds row_tokens tokens, which divide block_tokens, and token_stride is from
+  // For tiles. A row holds row_tokens tokens, which divide block_tokens, and token_stride is from
   // row to row. It lies in `runs` runs of `width` elements, run_stride bytes apart; with more than
   // one there are no gaps in a run. `order`: how tokens and elements lie in a row, in words that
   // must be equal at both ends; of kOpaque, what its bytes are.

@@ -31,7 +31,7 @@ float float_of_fp8_e4m3(uint8_t code);
 
 // Rows that a plan converts: tokens of one block on either side, times heads.
 struct KvRowBox {
-  // Of the first token and head.
+  // The place of the first token and head.
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::byte* scales = nullptr;

@@ -43,7 +43,7 @@ inline constexpr size_t kMostRemoteRanges = 1 << 18;
 // Agents that gave their metadata unasked and have gone.
 inline constexpr size_t kMostGoneRemotes = 1024;
 // The worker tells of each peer that goes, but of those that it has forgotten before it was asked.
-// Of more senders than this, and twice those that were there last, it is asked who still is.
+// Beyond this many senders, and twice the last count, drop those that are gone.
 inline constexpr size_t kFewSenders = 64;
 
 // Another agent; or this one, as others see it.

@@ -23,7 +23,7 @@ size_t part_bytes(size_t total, size_t part) {
 
 absl::Status strange() { return absl::InvalidArgumentError("a malformed notification"); }
 
-// Of a message that comes in parts.
+// The number of a message that travels in parts.
 uint64_t next_number() {
   static std::atomic<uint64_t> messages{0};
   return ++messages;

@@ -18,7 +18,7 @@ using RemoteRanges = AgentRanges<RemoteRegion>;
 // What partial metadata makes of what was known: it replaces the newest range of the same place.
 RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range> by) {
   std::stable_sort(by.begin(), by.end(), RemoteRanges::before);
-  // Of what it names more than once the last counts.
+  // Where it names a range more than once, the last entry counts.
   std::vector<RemoteRanges::Range> added;
   std::vector<size_t> replaced;
   for (const RemoteRanges::Range& range : by) {

@@ -86,7 +86,7 @@ absl::Status HttpStore::put(const std::string& key, std::string_view bytes) {
   }
   ours_[key] = bytes;
   if (absl::Status written = write(key); !written.ok()) return written;
-  // Of two that put at the same time, the first finds the second's.
+  // If two put at the same time, the first finds the second's record.
   const absl::StatusOr<std::optional<Record>> now = look(key);
   if (!now.ok()) return now.status();
   if (*now && (*now)->owner == owner_) return absl::OkStatus();

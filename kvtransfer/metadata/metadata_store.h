@@ -34,7 +34,7 @@ class MetadataStore {
 
   // AlreadyExists: the key is another's, whose lease lives. Unavailable: the store does not answer.
   virtual absl::Status put(const std::string& key, std::string_view bytes) = 0;
-  // Of ours; quiet where there is none.
+  // Removes our entry; no error if there is none.
   virtual absl::Status remove(const std::string& key) = 0;
   // Renews the lease. NotFound: it has run out, or what was put is not there any more: put it
   // again. AlreadyExists: another has a key of ours now.

@@ -20,7 +20,7 @@
 
 namespace baton::kvtransfer::store {
 
-// Of all sessions of a server; changed by its thread only.
+// Totals of all sessions of a server; only its thread changes them.
 struct LmTotals {
   uint64_t puts = 0;
   uint64_t gets = 0;

@@ -59,7 +59,7 @@ class DiskTier {
   using Done = std::function<void(size_t number, std::span<const std::byte> bytes)>;
   void read(std::span<Pin* const> pins, uint32_t part, const Done& done);
 
-  // Of the newest record that opening found, or that was written since.
+  // The sequence of the newest record, found on opening or written since.
   uint64_t last_sequence() const;
   size_t records() const;
   size_t capacity() const { return slots_.size(); }  // in records

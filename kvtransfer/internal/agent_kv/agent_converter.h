@@ -77,7 +77,7 @@ class AgentConverter final : public AgentStaging {
   void sleep(bool ask);  // until poked; with `ask`, not for long
   // Tells the thread to look. Whoever calls may have whatever lock but poke_mutex_.
   void poke();
-  // Of transfers that have ended, those who sleep are told: not under the lock, which they take.
+  // Wakes the waiters of transfers that have ended, after unlocking, since they take the lock.
   void unlock_and_wake(std::unique_lock<std::mutex>& lock);
 
   Worker& worker_;

@@ -63,7 +63,7 @@ struct KvPush {
   bool told = false;       // decode knows how it ended
   bool cancelled = false;  // by decode
   absl::Status why;        // it is not wanted, unless cancelled
-  // Of one that decode pulls.
+  // For a job that decode pulls.
   Time lease{};  // granted
   Time hold_until = kNever;
   bool released = false;  // decode reads no more, or its lease is over

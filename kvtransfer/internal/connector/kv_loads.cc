@@ -16,8 +16,8 @@ std::string name_of(const std::string& address) {
   return decoded.ok() && !decoded->name.empty() ? decoded->name : address;
 }
 
-// Of a name: picks among workers that hold the same heads, always the same for one decode worker,
-// so that plans are reused.
+// Picks among workers that hold the same heads by a name: always the same one for one decode
+// worker, so that plans are reused.
 uint64_t turn_of(const std::string& name) {
   uint64_t turn = 0;
   for (char c : name) turn = turn * 31 + static_cast<unsigned char>(c);

@@ -139,7 +139,7 @@ class KvLoads {
     uint64_t last_number = 0;
     absl::flat_hash_map<uint64_t, Load*> loads;  // that are open, by their numbers
     Time probe_at = kNever;                      // kNever: no load of it is under way
-    // Of loads that have a limit:
+    // For loads that have a limit:
     Time silence = kNever;  // the shortest; kNever: there was none yet
     Time looked{};
     Time silent{};         // how long nothing has come, of the time in which somebody looked

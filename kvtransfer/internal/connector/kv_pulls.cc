@@ -12,7 +12,7 @@ namespace {
 
 // Two clocks that are steered may run at speeds that differ by a thousandth.
 constexpr int kClockSlack = 512;
-// Of a lease: so often is it renewed.
+// Renewals per lease time.
 constexpr int kRenewals = 3;
 
 }  // namespace
