@@ -150,7 +150,7 @@ int32_t failure(const absl::Status& why, baton_error* error) {
                    error);
 }
 
-// Of what prefill says of a job that it gives up, as decode hears it.
+// The code of a result that prefill reports for a job that it gives up, as decode gets it.
 absl::StatusCode code_of(int32_t result) {
   switch (result) {
     case BATON_OK:

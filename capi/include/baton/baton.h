@@ -163,9 +163,9 @@ typedef enum baton_memory {
 // the driver to find out.
 int32_t baton_memory_supported(int32_t memory, baton_error* error);
 
-// Of memory of a CUDA device (BATON_VRAM): the number that CUDA has for it in the owner's process.
+// `device`, for memory of a CUDA device (BATON_VRAM): its CUDA ordinal in the owner's process.
 // The kind is part of what a range is: what was registered as one is not found as another.
-// Of a file: its offset, and a file descriptor as the device. Files are the remote side of a
+// For a file: its offset, and a file descriptor as the device. Files are the remote side of a
 // transfer with oneself, whose local side is BATON_DRAM.
 typedef struct baton_descriptor {
   uint64_t address, bytes, device;
