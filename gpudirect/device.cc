@@ -25,7 +25,7 @@ absl::Status Device::start() {
   context_ = context;
   const Current current(*this);
   status = current.status();
-  // Of their own: work on the legacy stream waits for, and stops, everybody else's.
+  // Own streams: work on the legacy stream waits for, and blocks, all others.
   for (Stream& stream : streams_) {
     if (!status.ok()) break;
     status = check(driver_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0),

@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
   absl::Status status = device.check(loaded, "loading the kernels");
   if (status.ok()) status = launcher->find_all();
   if (!status.ok()) {
-    // Of a device without room, or that is lost, the driver's words say it all.
+    // For a device without room, or a lost one, the driver's own text is enough.
     const bool may_be_too_old = !absl::IsResourceExhausted(status) && !absl::IsAborted(status);
     return absl::Status(
         may_be_too_old ? absl::StatusCode::kUnimplemented : status.code(),

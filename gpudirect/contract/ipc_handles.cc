@@ -30,8 +30,8 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
-// Of memory of cudaMalloc the driver lets other devices' kernels reach nothing, unless the
-// application turns that on for a whole context. Copies need no such thing.
+// The driver hides memory of cudaMalloc from other devices' kernels, unless the
+// application enables access for a whole context. Copies do not need that.
 bool own_kernels(const Device& device, int from) { return from == device.ordinal(); }
 
 class OwnAllocation final : public internal::PeerMapping {

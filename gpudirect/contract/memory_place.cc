@@ -73,7 +73,7 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
   if (driver == nullptr || size == 0) return MemoryPlace{};
   absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
   if (!facts.ok()) {
-    // Of a lost device nothing can be asked any more: what the CPU may read is the host's.
+    // A lost device answers no queries: treat memory that the CPU can read as the host's.
     const bool hosts =
         absl::IsAborted(facts.status()) && internal::check_mapped(data, size, Access::kLocal).ok();
     if (hosts) return MemoryPlace{};

@@ -38,7 +38,7 @@ class CudaMemory final : public internal::DeviceMemory {
 
   absl::StatusOr<int> count() const override;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
-  // Of the whole pages of the host's size around the range.
+  // A dma-buf of the whole pages (of the host's page size) around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
   // With the kernel module that adapters find device memory by.
   absl::Status by_address(const void* data, bool now) const override;
@@ -67,7 +67,7 @@ class CudaMemory final : public internal::DeviceMemory {
 
  private:
   absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
-  // Of one whose memory peers share, and that nobody uses here, no kernels are needed.
+  // A device whose memory is only shared by peers, and not used here, needs no kernels.
   enum class Kernels : uint8_t { kLoaded, kNotNeeded };
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,
                                           Kernels kernels = Kernels::kLoaded) const;

@@ -1,9 +1,9 @@
 // Memory of a device between processes of one machine (CUDA IPC): exporting the allocation that an
 // address lies in, mapping another process's, and copies between the two.
 //
-// Of virtual memory management: its descriptors travel over a socket, need no rights over the other
-// process, and an allocation lives for as long as anybody has it mapped. What was allocated by
-// cudaMalloc has no such descriptor, and is shared by handles (ipc_handles.h).
+// Virtual memory management: its descriptors travel over a socket and need no rights over the other
+// process, and an allocation lives as long as any process maps it. Memory of cudaMalloc has no
+// such descriptor; it is shared by handles (ipc_handles.h).
 #pragma once
 
 #include <array>

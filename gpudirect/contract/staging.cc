@@ -152,7 +152,7 @@ void PinnedRing::drop(uint64_t cookie) {
   }
 }
 
-// Of bulk that is dropped in the middle nothing more begins: it has ended when its parts have.
+// Dropped bulk begins no further parts: it ends when the parts that have begun end.
 void PinnedRing::end_dropped(Lane& lane) {
   Copy copy = std::move(lane.bulk.front());
   lane.bulk.pop_front();
@@ -175,7 +175,7 @@ bool PinnedRing::busy() const {
   });
 }
 
-// Of what is not begun yet `most` bytes.
+// Begins at most `most` bytes of the rest.
 void PinnedRing::begin(Lane& lane, Copy& copy, size_t most) {
   const bool to_host = route(lane) == CopyRoute::kToHost;
   pieces_.clear();

@@ -73,7 +73,7 @@ class PinnedRing final : public internal::StagingRing {
     uint64_t cookie = 0;
     std::vector<internal::CopyRun> runs;
     absl::Status status;
-    // Of bulk that is begun part by part.
+    // Progress of bulk, which is begun part by part.
     size_t run = 0;   // the first that is not begun, or not all of it,
     size_t done = 0;  // but so much
     bool begun() const { return run != 0 || done != 0; }

@@ -72,7 +72,7 @@ std::optional<absl::Status> CudaGates::passed(Gate gate, Time now) {
 }
 
 void CudaGates::end(Gate gate, bool delivered) {
-  // Of a stream that has gone on before there is nothing more to say.
+  // A stream that has already continued needs no further word.
   if (delivered) {
     gates_->release(id_of(gate)).IgnoreError();
   } else {

@@ -311,7 +311,8 @@ absl::Status Copier::run_boxes(CopyRoute route, size_t plane_pieces,
     next.from.height = next.to.height = next.height;
     const size_t bytes = next.height * width;
     const bool room = batched == 0 || bytes <= most - batched;
-    // Of as many rows as those before: beside a part of a plane there is no room for another part.
+    // Must have as many rows as the previous ones: a part of a plane leaves no room for another
+    // part.
     if (room && !boxes_.empty() && next_layer(boxes_.back(), next.from.at, next.to.at)) {
       batched += bytes;
       continue;

@@ -82,8 +82,8 @@ struct CudaBlock {
       for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
-  // Of each warp, all fragments of a with all of b. As mma.sync has it, twice: 16 k each, and far
-  // apart, for the second waits for the first.
+  // Multiplies, in each warp, all fragments of a with all of b: two mma.sync of 16 k each, far
+  // apart, because the second waits for the first.
   template <class Left, class Right, class Sums>
   __device__ __forceinline__ void multiply_fragments(PerThread<Left>& a, PerThread<Right>& b,
                                                      PerThread<Sums>& sums) const {

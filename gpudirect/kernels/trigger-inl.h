@@ -51,8 +51,8 @@ BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Tri
   }
   if (granted != Pushed::kYes) return granted;
   const uint64_t at = block.count_up(queue.head);
-  // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
-  // and the host sees of either word whether it has come.
+  // The bit of this lap; it alternates between laps, so that the bits need no clearing
+  // and the host can tell for either word whether it has arrived.
   const uint64_t lap = (at / queue.capacity & 1) ^ 1;
   // What has no such number asks for a transfer that was never prepared.
   constexpr uint32_t kMost = 0x7fffffff;
