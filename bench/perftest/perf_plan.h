@@ -32,7 +32,7 @@
 
 namespace baton::bench {
 
-// Of the messages above. Raised when they change in a way that the other side must know.
+// Version of the messages above. Raise it when a change must be known to the other side.
 inline constexpr uint64_t kPerfProtocol = 3;
 
 struct PerfTest {

@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 # A token arrives by itself if it came so many seconds behind the one before, or such a part of what its answer took for a token.
 APART = (1e-4, 0.02)
-# Of an answer's tokens so many arrive by themselves, or its times are not the engine's.
+# The share of an answer's tokens that must arrive by themselves, or its times are not the engine's.
 LEAST_APART = 0.5
 GOALS = (("prefill", 1.5, ("torch", "vllm", "llama.cpp")), ("decode", 2.0, ("llama.cpp",)))
 
