@@ -138,7 +138,7 @@ absl::Status use_kv_tiers(ServeFlags& flags, int rank) {
   return absl::OkStatus();
 }
 
-// Of one rank of the server. Null where it hands no KV to others.
+// The connector of one rank of the server. Null if it hands no KV to others.
 absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
                                                                         int rank,
                                                                         Timeline* timeline) {

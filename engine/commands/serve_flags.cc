@@ -234,7 +234,7 @@ void add_event_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("JSON");
 }
 
-// Of pairs with vLLM, and of whatever else speaks its kv_transfer_params: docs/vllm.md.
+// Flags for pairs with vLLM, and other engines with its kv_transfer_params: docs/vllm.md.
 void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
   auto* name = app.add_option("--kv-agent", flags.kv_agent,
                               "take part in pairs by vLLM's kv_transfer_params (do_remote_decode, "

@@ -171,7 +171,7 @@ class DeviceModel final : public ModelRunner {
   size_t most_splits_ = 0;  // that there is room for
   InputPlaces places_;
   Inputs inputs_;
-  // Of the step, before they go to pinned memory.
+  // The step's inputs, before they go to pinned memory.
   std::vector<uint32_t> ids_, positions_, slots_, tables_, rows_, row_chunks_;
   std::vector<gpudirect::kernels::AttentionTask> tasks_;
   std::vector<gpudirect::kernels::SplitTask> split_tasks_;

@@ -30,7 +30,7 @@ class Gpu {
 
   const gpudirect::Device& device() const { return *device_; }
   const gpudirect::Launcher& launcher() const { return *launcher_; }
-  // Of its own: what peers' copies do runs beside it.
+  // A stream of its own: peers' copies run concurrently.
   gpudirect::Stream stream() const { return stream_; }
 
   // Copies to the device by way of pinned memory; the bytes are there when it returns.

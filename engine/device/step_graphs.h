@@ -22,7 +22,7 @@ struct StepShape {
   bool joins = false;  // some context has several splits
   bool tells = false;  // of layers
   const void* cache = nullptr;
-  // Of clang-tidy's: it takes the zero that a default compares with for a pointer.
+  // A false alarm of clang-tidy: it takes the zero that a default compares with for a pointer.
   friend auto operator<=>(const StepShape&,
                           const StepShape&) = default;  // NOLINT(modernize-use-nullptr)
 };

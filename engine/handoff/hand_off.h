@@ -49,7 +49,7 @@ class HandOff : public kvtransfer::KvSource {
   virtual void hold(uint64_t send) = 0;
   // It has ended otherwise: nothing more is handed over. Nobody reads its blocks when this returns.
   virtual void drop(uint64_t send) = 0;
-  // Of those that are held: whose blocks are free, since the last call.
+  // Held requests whose blocks became free since the last call.
   virtual std::vector<uint64_t> released() = 0;
   // What decode has to be told, for a transfer of this name. Of any thread.
   virtual serve::RemotePrefill params_of(absl::string_view transfer) const = 0;

@@ -59,7 +59,7 @@ namespace beast = boost::beast;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Of requests that bring none. Null: the system's cannot be read.
+// For requests without their own. Null: the system's certificates cannot be read.
 const std::shared_ptr<HttpTrust>& system_trust() {
   static const std::shared_ptr<HttpTrust> trust = load_trust("").value_or(nullptr);
   return trust;
@@ -75,7 +75,7 @@ std::string why_no_tls(const SSL* ssl, const error_code& error) {
   const long found = SSL_get_verify_result(ssl);
   if (found != X509_V_OK) return X509_verify_cert_error_string(found);
   if (is_end(error)) return "it closed the connection during the handshake";
-  // Of a first record that is none.
+  // The first record was not a TLS record.
   if (error.category() == asio::error::get_ssl_category() &&
       ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_WRONG_VERSION_NUMBER) {
     return "server did not speak TLS; try an http:// URL";

@@ -227,8 +227,8 @@ BATON_INLINE void score_unit(const Tile& tile, int row, const float* HWY_RESTRIC
   }
 }
 
-// Of each row: the largest score and the sum of exponentials of the splits so far; what the result
-// of those before a split is multiplied with, and its own.
+// For each row: the largest score and the sum of exponentials of the splits so far; the factors
+// for the result before a split, and for the split's own.
 template <int kRows>
 struct Parts {
   float most[kRows], total[kRows];
@@ -295,7 +295,7 @@ HWY_NOINLINE void weigh_split(const Tile& tile, int split, Places& places, const
     exp_pass(scores + r * kSplitTokens, places.count * kBlockTokens, most[r], lines,
              totals + r * kBlockTokens);
   }
-  // Of each row in the order of lanes, but all rows side by side: none waits for its own sum.
+  // Each row sums in the order of lanes, all rows side by side, so none waits for its own sum.
   float sums[kRows] = {};
   for (int lane = 0; lane < kBlockTokens; ++lane) {
     BATON_UNROLL

@@ -204,7 +204,7 @@ void EventOrder::give_up(const std::string& why) {
   fruitless_ = rounds_ = failures_ = 0;
   forget(why);
   anywhere_ = true;
-  // Of what waited, the part that has no hole up to its end.
+  // Keep the part of the held batches that has no gap up to its end.
   size_t begin = held_.empty() ? 0 : held_.size() - 1;
   while (begin > 0 && held_[begin - 1].sequence + 1 == held_[begin].sequence) --begin;
   std::deque<Batch> rest;

@@ -37,7 +37,7 @@ constexpr std::array kMetrics = {
     Metric{"kv_wait", "Waiting for KV", "KV wait", false},
 };
 
-// Of one answer; of itl the gaps. Nothing where it does not apply.
+// The values of one answer; for itl the gaps. Empty where it does not apply.
 std::vector<double> values_of(std::string_view metric, const Answer& answer) {
   if (metric == "ttft") return {ms(answer.first)};
   if (metric == "e2el") return {ms(answer.end)};
@@ -141,7 +141,7 @@ std::string shown(const json& value) {
   return value.is_number_float() ? absl::StrFormat("%.2f", value.get<double>()) : value.dump();
 }
 
-// Of rates and times; what is counted has none.
+// For rates and times; counts have no ratio.
 std::string ratio(const json& value, const json& first) {
   if (!value.is_number_float() || !first.is_number_float() || first.get<double>() <= 0) return "";
   return absl::StrFormat("%.2fx", value.get<double>() / first.get<double>());

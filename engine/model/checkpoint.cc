@@ -194,7 +194,7 @@ bool has_weight(const ModelConfig& config, int layer, LayerWeight kind) {
 
 namespace {
 
-// Of a layer, in front of this kind.
+// The number of a layer's weights before this kind.
 size_t kinds_before(const ModelConfig& config, int layer, int kind) {
   size_t count = 0;
   for (int before = 0; before < kind; ++before) {

@@ -49,7 +49,7 @@ class ExpectedWait {
  private:
   static constexpr double kStrange = 3;
   static constexpr double kUsual = 0.95;
-  // Of answers to questions: many may come from workers that had been stuck.
+  // For answers to probes: many may come from workers that had been stuck.
   static constexpr double kStrangeAnswer = 10;
   static constexpr double kUsualAnswer = 0.5;
   static constexpr int kUnknown = 10;

@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kErrorBytes = 65536;
-// Of a request, on the way to workers that have not begun to answer; but one choice always.
+// Bytes of a request in flight to workers that have not begun to answer; one choice always goes.
 constexpr size_t kAskedAtOnce = size_t{4} << 20;
 // How often a request without a worker looks for one.
 constexpr std::chrono::milliseconds kLookAgain{20};
@@ -136,7 +136,7 @@ void RelayedRequest::attempt(Leg& leg) {
   watch(leg);
 }
 
-// Of a choice of which the client has seen nothing.
+// For a choice of which the client has seen nothing.
 void RelayedRequest::start_over(Leg& leg) {
   leg.relay->start_over();
   leg.model = {};
@@ -192,7 +192,7 @@ void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes
   take_hedge(leg);
 }
 
-// Of the attempt whose stream it is.
+// Relays bytes of the attempt whose stream it is.
 void RelayedRequest::relay(Leg& leg, std::string_view bytes) {
   const size_t before = leg.relay->news();
   const bool go_on = leg.relay->receive(bytes);
@@ -243,7 +243,7 @@ void RelayedRequest::watch(Leg& leg) {
                                   [this, &leg] { look_at(leg); });
 }
 
-// Of those that it waits for.
+// Considers only the workers that it waits for.
 RelayedRequest::Late RelayedRequest::who_is_stuck(const Leg& leg, Time now) const {
   if (!workers_.waits.asks() || now - leg.heard < workers_.waits.ask_limit()) return Late::kNobody;
   const Attempt& attempt = *leg.attempt;

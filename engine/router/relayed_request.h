@@ -90,8 +90,8 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void attempt(Leg& leg);
   void start_over(Leg& leg);
   std::vector<double> moves(const Attempt& attempt) const;
-  // Of prefill workers that could hand over to its decode worker in one of these ways; the one that
-  // was picked has a way.
+  // Picks among prefill workers that could hand over to its decode worker in one of these ways; the
+  // picked one has a way.
   Way pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid, bool by_params);
   bool may_use_params(const Leg& leg, const Attempt& attempt) const;
   std::string address_of(const Attempt& attempt) const;

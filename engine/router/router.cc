@@ -144,7 +144,7 @@ struct Router::Impl {
   std::string event_metrics();
 
   const RouterOptions options;
-  // Of requests that are not answered yet; exchanges may outlive the router.
+  // Bytes of unanswered requests; exchanges may outlive the router.
   const std::shared_ptr<std::atomic<size_t>> body_bytes = std::make_shared<std::atomic<size_t>>(0);
   http::HttpListener listener;
   std::optional<Tokenizer> tokenizer;
@@ -388,7 +388,7 @@ json Router::Impl::health_page(bool* usable) {
   return page;
 }
 
-// Of the workers that publish what they have cached.
+// Metrics of the workers that publish cache events.
 std::string Router::Impl::event_metrics() {
   std::string page;
   serve::PrometheusPage out("baton_router_kv_event_", {}, &page);

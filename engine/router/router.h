@@ -67,7 +67,7 @@ struct RouterOptions {
   // more (engine/router/distance.h). It counts where a prefill and a decode worker are chosen.
   double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
-  // Of workers whose URL is https: a PEM file of those who sign their certificates; "": the
+  // For workers whose URL is https: a PEM file of the CAs of their certificates; "": the
   // system's.
   std::string worker_ca;
   // Bytes of the bodies of requests that are not answered yet, together; what comes beyond is told

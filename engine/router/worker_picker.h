@@ -50,10 +50,10 @@ struct PromptKey {
   // Empty for names that were not known when the key was made.
   const Chain& under(const BlockNames& its_names) const;
 };
-// Of a text: its first 64 pieces of 256 bytes.
+// The names of a text's first 64 pieces of 256 bytes.
 PromptKey text_key(std::string_view prompt);
-// Of a prompt as workers see it: its blocks but for the last token's, which is always computed; by
-// each of these names.
+// The names of a prompt's blocks as workers see them, except the last token's, which is always
+// computed; by each of these names.
 PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names = {});
 
 struct PickStats {
@@ -162,7 +162,7 @@ class WorkerPicker {
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
   size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
-  // Of its cache: what was asked for again.
+  // The part of its cache that was requested again.
   static size_t kept(const Worker& worker) {
     return worker.again.size() *
            static_cast<size_t>(worker.names.value_or(BlockNames{}).block_tokens);

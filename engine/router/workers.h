@@ -225,7 +225,7 @@ struct Workers {
     group.pulses[worker].heard(now);
     group.picker.set_slow(worker, false);
   }
-  // Of one that owes something: asks it, if it has shown nothing for long.
+  // Probes a worker that owes something, if it has shown nothing for long.
   bool is_stuck(WorkerGroup& group, size_t worker, Time now) {
     const Pulse::Look look = group.pulses[worker].look(now, waits);
     if (look.ask) ask(group, worker);

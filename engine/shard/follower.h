@@ -26,7 +26,7 @@ struct FollowerOptions {
   std::string_view role = "all";  // likewise
   int threads = 1;                // that compute; 0: one per CPU
   std::vector<int> cpus;          // to pin them to; see ComputePool
-  // Of this rank, where rank 0 has one: the engine's calls of that are made here too (kv_ranks.h).
+  // This rank's, where rank 0 has one: the engine's calls to it are repeated here (kv_ranks.h).
   // Must outlive the follower.
   kvtransfer::KvConnector* connector = nullptr;
   RankTiers tiers;  // of this rank, where rank 0 has some; likewise (tier_ranks.h)

@@ -55,7 +55,7 @@ class Run {
   Time reported_at_{};
   int reported_steps_ = 0;
   Time exposed_{}, stepping_{};
-  // Of a generation; in this order, so that they go in the other one.
+  // Members of a generation, in this order so that they are destroyed in reverse.
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Replicator> replicator_;

@@ -31,7 +31,7 @@ std::optional<LoadPlace> place_of_others(const KvTierOptions& options, bool rank
   return std::nullopt;
 }
 
-// Of several ranks it is that of all of them: each has names of its own for its part.
+// For several ranks it covers all of them: each has its own names for its part.
 TierIdentity identity_of(const KvGeometry& geometry, const Model& model, const std::string& salt) {
   return {.weights = model.fingerprint(),
           .tokenizer = "",  // a block's name has the numbers of its tokens

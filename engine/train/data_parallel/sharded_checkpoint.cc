@@ -282,7 +282,7 @@ absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardS
       path, tensors,
       {{"pieces", encode_pieces(state.pieces)}, {"steps", absl::StrCat(state.steps)}});
   if (!status.ok()) return status;
-  // Of what a reader will see.
+  // Check what a reader will see.
   absl::StatusOr<std::string> bytes = read_file(path, kMaxShardBytes);
   if (!bytes.ok()) return bytes.status();
   return ShardSeal{bytes->size(), checksum(*bytes)};
