@@ -118,7 +118,7 @@ class _Load:
             number = rank + shard.stage * order.ranks
             self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
                                                               [begin for begin, _ in self.tokens], now)
-        # Of parts and blocks that wait. Prefill may have more of the prompt than is wanted here.
+        # The most parts and blocks that wait. Prefill may have more of the prompt than is wanted here.
         self.most = max(_MOST_WAITING, 2 * sum(end + 1 for _, end in self.tokens))
         self.reads: List[_Read] = []
         self.reading_since = now      # while there are reads
@@ -352,7 +352,7 @@ class Loads(End):
         if begin >= end:
             return
         if begin < first * size:
-            # Of a window it keeps whole blocks, and so do we: vLLM gives ours to others that begin alike.
+            # Both sides keep a window in whole blocks: vLLM gives ours to other prompts that begin alike.
             raise ValueError(f"prefill does not keep token {begin} of layer {layer}'s window: give it blocks that are not "
                              "smaller than these here")
         if not load.reads:

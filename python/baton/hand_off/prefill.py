@@ -52,7 +52,7 @@ class Sends(End):
         self._sends: Dict[str, _Send] = {}
         self._awaited: Set[str] = set()  # of these, those that were asked for only
         self._freed: Set[str] = set()    # requests that finished() is to name
-        # Of who has our layout, and each layer: checksums of what it reads; None: those of whole blocks.
+        # For readers with our layout, per layer: checksums of what they read; None: those of whole blocks.
         self._readers: Dict[str, List[Optional[KvChecksums]]] = {}
 
     # --- the engine
