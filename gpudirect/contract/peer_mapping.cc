@@ -197,7 +197,7 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
   slot.busy = true;
-  slot.asking.answered();
+  slot.poll_errors.succeeded();
   return absl::OkStatus();
 }
 
@@ -214,28 +214,28 @@ std::optional<absl::Status> StreamCopies::ended(size_t number) {
                                 ? driver.cuEventQuery(slot.event)
                                 : driver.cuStreamQuery(device_.stream(Direction::kBetween));
       if (result == kNotReady) {
-        slot.asking.answered();
+        slot.poll_errors.succeeded();
         return std::nullopt;
       }
       status = device_.check(result, "waiting for a copy");
     }
   }
   slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && !slot.asking.hopeless()) return std::nullopt;
+  if (!status.ok() && device_.alive().ok() && !slot.poll_errors.reached()) return std::nullopt;
   slot.busy = false;
   slot.status.Update(device_.alive());
   return slot.status;
 }
 
 void wait_for_stream(const Device& device, Direction direction) {
-  FailingQuestions asking;
+  PollErrorLimit poll_errors;
   while (device.alive().ok()) {
     const Device::Current current(device);
     const Result result =
         current.status().ok() ? device.driver().cuStreamQuery(device.stream(direction)) : kUnknown;
     if (result == kSuccess) return;
     if (result == kNotReady || device.check(result, "waiting for copies").ok()) continue;
-    if (asking.hopeless()) return;
+    if (poll_errors.reached()) return;
   }
 }
 

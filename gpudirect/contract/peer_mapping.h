@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "gpudirect/contract/failing_questions.h"
+#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
@@ -78,7 +78,7 @@ class StreamCopies final : public internal::DeviceCopies {
     Event event = nullptr;
     bool busy = false;
     bool recorded = false;  // else the stream itself is asked
-    FailingQuestions asking;
+    PollErrorLimit poll_errors;
     absl::Status status;
   };
   explicit StreamCopies(const Device& device) : device_(device) {}

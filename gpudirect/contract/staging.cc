@@ -244,12 +244,12 @@ bool PinnedRing::over(Lane& lane, Flight& flight) {
   const Result result = flight.event != nullptr ? driver.cuEventQuery(flight.event)
                                                 : driver.cuStreamQuery(stream(lane));
   if (result == kNotReady) {
-    flight.asking.answered();
+    flight.poll_errors.succeeded();
     return false;
   }
   const absl::Status status = device_.check(result, "waiting for a copy");
   if (!status.ok()) flight.copy.status.Update(status);
-  return status.ok() || !device_.alive().ok() || flight.asking.hopeless();
+  return status.ok() || !device_.alive().ok() || flight.poll_errors.reached();
 }
 
 // An error of a part is its copy's.
@@ -293,9 +293,9 @@ bool PinnedRing::progress(const Ended& ended) {
   {
     const Device::Current current(device_);
     if (current.status().ok()) {
-      making_current_.answered();
+      making_current_.succeeded();
       for (Lane& lane : lanes_) work(lane);
-    } else if (!device_.alive().ok() || making_current_.hopeless()) {
+    } else if (!device_.alive().ok() || making_current_.reached()) {
       // Nothing can be asked, and nothing moves any more.
       for (Lane& lane : lanes_) {
         for (Flight& flight : lane.flying) {

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/contract/failing_questions.h"
+#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"
@@ -83,7 +83,7 @@ class PinnedRing final : public internal::StagingRing {
     Copy copy;  // of a part that others follow: its cookie and status
     bool last = true;
     Event event = nullptr;  // null: it could not be recorded, so the stream itself is asked
-    FailingQuestions asking;
+    PollErrorLimit poll_errors;
   };
   struct Lane {
     std::deque<Copy> urgent;
@@ -112,7 +112,7 @@ class PinnedRing final : public internal::StagingRing {
   int fd_ = -1;
   bool pinned_ = false;
   std::array<Lane, 2> lanes_;  // by CopyDirection
-  FailingQuestions making_current_;
+  PollErrorLimit making_current_;
   std::vector<Event> made_;
   std::vector<CopyPiece> pieces_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet
