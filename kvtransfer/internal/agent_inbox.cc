@@ -20,7 +20,7 @@ size_t kept_bytes(const AgentMessage& message) {
 
 void Agent::Impl::pump() {
   worker->help();
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   say_again();
   std::lock_guard lock(inbox_mutex);
   const auto take_events = [&] {

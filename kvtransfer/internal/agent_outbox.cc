@@ -75,7 +75,7 @@ absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, Time p
 
 absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view payload,
                                      std::unique_ptr<Sent> sent, Time patience) {
-  say_what_waits();
+  flush_control_messages();
   if (absl::Status room = wait_for_room(sent->peer, payload.size(), patience); !room.ok()) {
     sent->open = 1;
     ended(*sent.release(), 1, room, true);
@@ -137,7 +137,7 @@ void AgentOutbox::give_back(PeerId peer, size_t bytes) {
 }
 
 void AgentOutbox::room_came(PeerId peer) {
-  say_what_waits();
+  flush_control_messages();
   feed_line(peer);
 }
 
@@ -201,9 +201,9 @@ void AgentOutbox::abandon(Sent& sent, std::string_view part, size_t parts) {
   {
     std::lock_guard lock(mutex_);
     word->parts_bytes = std::exchange(sent.parts_bytes, 0);
-    say_later(std::move(word));
+    send_later(std::move(word));
   }
-  say_what_waits();
+  flush_control_messages();
 }
 
 void AgentOutbox::abandon(PeerId peer, std::string_view part, size_t bytes) {
@@ -211,15 +211,15 @@ void AgentOutbox::abandon(PeerId peer, std::string_view part, size_t bytes) {
       std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer, .parts_bytes = bytes, .open = 1});
   word->bytes = abandon_frame(part, 0);
   std::lock_guard lock(mutex_);
-  say_later(std::move(word));
+  send_later(std::move(word));
 }
 
-void AgentOutbox::say_later(std::unique_ptr<Sent> word) {
+void AgentOutbox::send_later(std::unique_ptr<Sent> word) {
   ++unsaid_;
   parts_[key_of(word->peer)].unsaid.push_back(std::move(word));
 }
 
-void AgentOutbox::say_what_waits() {
+void AgentOutbox::flush_control_messages() {
   while (unsaid_ > 0) {
     std::unique_ptr<Sent> word;
     {
@@ -234,7 +234,7 @@ void AgentOutbox::say_what_waits() {
     }
     if (!submit(word->peer, word->bytes, word.get()).ok()) {  // there is no room
       std::lock_guard lock(mutex_);
-      return say_later(std::move(word));
+      return send_later(std::move(word));
     }
     word.release();  // NOLINT(bugprone-unused-return-value): its end frees it
   }
@@ -244,7 +244,8 @@ void AgentOutbox::on_end(void* context, TransferId /*id*/, const absl::Status& s
   auto& sent = *static_cast<Sent*>(context);
   AgentOutbox& outbox = sent.outbox;
   outbox.ended(sent, 1, status, false);
-  outbox.say_what_waits();  // also to peers that have gone: what was kept there is free then
+  outbox
+      .flush_control_messages();  // also to peers that have gone: what was kept there is free then
 }
 
 void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, bool refused) {

@@ -48,8 +48,8 @@ class AgentOutbox {
   void abandon(PeerId peer, std::string_view part, size_t bytes);
   // After these, when the lock is free: whoever waits is told.
   void room_came(PeerId peer);
-  // Says what found no room among our transfers before, if anything.
-  void say_what_waits();
+  // Sends the control messages that found no transfer slot before, if any.
+  void flush_control_messages();
 
   std::vector<AgentLostMessage> take_lost();
   uint64_t lost() const;  // ever
@@ -96,7 +96,7 @@ class AgentOutbox {
   void forget_if_unused(PeerId peer);  // locked
   void feed_line(PeerId peer);
   void abandon(Sent& sent, std::string_view part, size_t parts);
-  void say_later(std::unique_ptr<Sent> word);  // locked
+  void send_later(std::unique_ptr<Sent> word);  // locked
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
   void note_end(Sent& sent);  // locked
 

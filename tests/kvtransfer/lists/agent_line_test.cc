@@ -216,14 +216,14 @@ TEST_F(AgentLost, WhatAPeerThatWentKeptIsNotWaitedFor) {
   ASSERT_TRUE(outbox->reserve(peer, kRoomThere, nobody));
   fill();
   outbox->abandon(peer, part, kRoomThere);
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   EXPECT_FALSE(has_room(1));
   hang_up();
   EXPECT_TRUE(has_room(kRoomThere));
   // Nor where it has gone before.
   ASSERT_TRUE(outbox->reserve(peer, kRoomThere, nobody));
   outbox->abandon(peer, part, kRoomThere);
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   worker->progress();
   EXPECT_TRUE(has_room(kRoomThere));
 }
