@@ -108,7 +108,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
   slot.asked.reset();
   slot.link.reset();
   if (slot.fresh != nullptr) {
-    slot.fresh->lose(absl::UnavailableError("the peer called again"), sink);
+    slot.fresh->lose(absl::UnavailableError("the peer connected again"), sink);
   }
   slot.incarnation = peer.incarnation;
   slot.recovery = recovers;

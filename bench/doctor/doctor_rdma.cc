@@ -117,7 +117,7 @@ void check_port(const std::string& device, const Json& port, std::vector<Check>&
 void check_rdma(const Json& info, std::vector<Check>& out) {
   const Json& devices = info["rdma_devices"];
   if (devices.empty()) {
-    out.push_back({Grade::kFail, "rdma devices", kVerbs, "there is none", soft_roce(info)});
+    out.push_back({Grade::kFail, "rdma devices", kVerbs, "no RDMA device found", soft_roce(info)});
     return;
   }
   out.push_back(

@@ -63,7 +63,7 @@ absl::Status Loads::start(const RemotePrefill& from, KvLoad load) {
   const std::lock_guard lock(mutex_);
   if (closed_) return closed();
   if (!views_.try_emplace(load.id).second) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
+    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
   }
   orders_.push_back({from, std::move(load)});
   core_.wake_thread();

@@ -206,7 +206,7 @@ void HttpConnection::read_head() {
     return read_more(&HttpConnection::read_head);
   }
   if (has_folded_line(seen.substr(0, end))) {
-    return refuse(400, "a header line must not go on in the next line: write it as one");
+    return refuse(400, "a header must not continue on the next line: write it on one line");
   }
   parser_->eager(false);
   ErrorCode error;

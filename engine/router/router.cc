@@ -409,9 +409,9 @@ std::string Router::Impl::event_metrics() {
         [](Stats stats) { return stats.order.gaps; });
   print("batches_replayed_total", "Missing batches that came again.",
         [](Stats stats) { return stats.order.replayed; });
-  print("restarts_total", "Times that the publisher had started anew.",
+  print("restarts_total", "Times that the publisher had restarted.",
         [](Stats stats) { return stats.order.restarts; });
-  print("forgotten_total", "Times that nothing was known of the cache any more.",
+  print("forgotten_total", "Times that the cache's contents became unknown.",
         [](Stats stats) { return stats.order.forgotten; });
   print("blocks_left_out_total", "Blocks that cannot be known by their tokens.",
         [](Stats stats) { return stats.left_out; });
@@ -424,7 +424,7 @@ std::string Router::Impl::metrics_page() {
   const auto count = [&](const char* name, const char* help, uint64_t value) {
     out.single(name, help, "counter", value);
   };
-  count("retries_total", "Choices that another worker was asked to go on with.", workers.retried);
+  count("retries_total", "Choices that another worker was asked to continue.", workers.retried);
   count("hedges_total", "Choices that a second worker was asked for as well.", workers.hedged);
   count("hedges_won_total", "... which was quicker.", workers.hedges_won);
   count("found_stuck_total", "Times that a worker showed nothing and did not say how it was.",

@@ -147,7 +147,7 @@ void KvFollower::follow_jobs() {
   // Rank 0 was never asked for these, or has refused them.
   absl::erase_if(unclaimed_, [this](const auto& entry) {
     if (connector_.is_wanted(entry.second)) return false;
-    connector_.finish_job(entry.second, absl::CancelledError("no request needs it any more"));
+    connector_.finish_job(entry.second, absl::CancelledError("no request needs it now"));
     closing_.push_back(entry.second);
     return true;
   });

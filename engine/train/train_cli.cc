@@ -313,7 +313,7 @@ int train_main(int argc, char** argv) {
       ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(going_on);
-  app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this folder")
+  app.add_option("--resume", run.resume_dir, "continue from the newest checkpoint in this folder")
       ->check(command_line::readable_folder())
       ->type_name("DIR")
       ->group(going_on);

@@ -133,7 +133,7 @@ absl::Status FileStore::check(const std::string& folder) {
   if (is_folder && ::access(folder.c_str(), R_OK | W_OK | X_OK) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "metadata store \"file://", folder,
-      "\": ", is_folder || found.st_mode == 0 ? std::strerror(errno) : "it is no folder",
+      "\": ", is_folder || found.st_mode == 0 ? std::strerror(errno) : "it is not a folder",
       "; every agent has to be able to write there"));
 }
 

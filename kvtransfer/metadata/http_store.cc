@@ -118,7 +118,7 @@ absl::StatusOr<std::string> HttpStore::get(const std::string& key) {
   if (!*there) return absl::NotFoundError(absl::StrCat(name(), "/", key, " is not there"));
   if (!alive(key, **there)) {
     return absl::NotFoundError(
-        absl::StrCat("nobody renews ", name(), "/", key, " any more: its lease ran out"));
+        absl::StrCat("the lease of ", name(), "/", key, " ran out: its owner stopped renewing it"));
   }
   return std::move((*there)->bytes);
 }

@@ -95,7 +95,7 @@ def view_of(thing: Any) -> View:
         kind = VRAM if thing.device.type == "cuda" else DRAM
         start, device, dtype = thing.data_ptr(), thing.get_device() if kind else 0, str(thing.dtype)
     else:
-        raise TypeError(f"{type(thing).__name__} is no array of numpy's and no tensor of torch's")
+        raise TypeError(f"{type(thing).__name__} is neither a numpy array nor a torch tensor")
     size = itemsize + sum((length - 1) * step for length, step in zip(shape, strides)) if 0 not in shape else 0
     return View(Memory(start, size, device, thing, kind), shape, strides, dtype, itemsize)
 

@@ -32,7 +32,7 @@ absl::Status KvLoads::start(KvLoad load) {
         "the connector has no cache yet: register_cache() comes before the first load");
   }
   if (loads_.contains(load.id)) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
+    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
   }
   if (load.shards.empty()) load.shards = {std::move(load.prefill)};
   auto record = std::make_unique<Load>();

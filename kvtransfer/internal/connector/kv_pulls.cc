@@ -107,9 +107,10 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
   const KvBlockRange wanted = layer_exists ? route.layers[ready.layer].blocks : KvBlockRange();
   if (ready.first_block < wanted.first ||
       ready.first_block + ready.blocks.size() > wanted.first + wanted.count) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "it says that blocks [", ready.first_block, ", ", ready.first_block + ready.blocks.size(),
-        ") of layer ", ready.layer, " are ready, but they were not requested"));
+    return absl::InvalidArgumentError(absl::StrCat("it reports that blocks [", ready.first_block,
+                                                   ", ", ready.first_block + ready.blocks.size(),
+                                                   ") of layer ", ready.layer,
+                                                   " are ready, but they were not requested"));
   }
   absl::Status status;
   route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {

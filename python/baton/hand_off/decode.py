@@ -283,8 +283,8 @@ class Loads(End):
                 load.why = peer.refused
                 ranks = peer.said.get("ranks", 1)
                 if ranks != load.order.ranks:
-                    load.why = (f"prefill has {ranks} ranks, and was thought to have {load.order.ranks}: say it in "
-                                "kv_transfer_params, as tp_size")
+                    load.why = (f"prefill has {ranks} ranks, but was expected to have {load.order.ranks}: "
+                                "pass tp_size in kv_transfer_params")
                 if peer.passages:
                     parts, source.waiting, source.blocks = source.waiting, [], 0
                     for layer, first, blocks in parts:

@@ -351,7 +351,7 @@ class _Connection:
         self._fill(memoryview(self._head))
         reply = _REPLY.unpack(self._head)
         if reply[0] not in (_FOUND, _MISSING) or reply[1] < 0:
-            raise ConnectionError("it says what no KV store says")
+            raise ConnectionError("it does not speak a KV store's protocol")
         return reply
 
     def _waste(self, count: int) -> None:

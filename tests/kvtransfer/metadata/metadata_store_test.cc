@@ -339,7 +339,7 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
   std::ofstream(folder.path("file")) << "no folder";
   const absl::Status file = opened(folder.path("file"));
   EXPECT_TRUE(absl::IsFailedPrecondition(file)) << file;
-  EXPECT_THAT(std::string(file.message()), HasSubstr("it is no folder"));
+  EXPECT_THAT(std::string(file.message()), HasSubstr("it is not a folder"));
   ASSERT_EQ(chmod(folder.path("file").c_str(), 0700), 0);  // which may be run
   EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path("file"))));
   const absl::Status within = opened(folder.path("file/folder"));
