@@ -51,14 +51,14 @@ absl::Status fill_random_key_file(const std::string& path) {
   base::fill_with_secret(secret.data(), secret.size());
   std::string hex;
   for (unsigned char byte : secret) absl::StrAppendFormat(&hex, "%02x", byte);
-  // Made under a name that nobody else has, and then given the one it is known by, unless there is
-  // one by now: whoever looks, another thread or container too, sees no file or a whole one, and it
-  // never changes.
+  // Made under a name that no other file has, and then given the one it is known by, unless there
+  // is one by now: whoever looks, another thread or container too, sees no file or a whole one, and
+  // it never changes.
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
   const bool written = fd >= 0 && write_durably(fd, hex);
   int why = fd < 0 && error ? error.value() : errno;
-  // Nobody has it open for writing when it gets its name: see Writers.
+  // No process has it open for writing when it gets its name: see Writers.
   if (fd >= 0) close(fd);
   bool made = false;
   if (written) {
@@ -117,8 +117,8 @@ class Writers {
   Writers(const Writers&) = delete;
   Writers& operator=(const Writers&) = delete;
 
-  // Somebody has the file open for writing. False also where the file system, or whose the file is,
-  // does not let one ask.
+  // A process has the file open for writing. False also where the file system, or whose the file
+  // is, does not let one ask.
   bool there() const { return there_; }
 
  private:
@@ -174,7 +174,7 @@ std::chrono::nanoseconds quiet_for(int fd) {
          std::chrono::nanoseconds(now.tv_nsec - info.st_mtim.tv_nsec);
 }
 
-// Times and sizes as they were, and twice the same bytes: nobody who writes has come between.
+// Times and sizes as they were, and twice the same bytes: no writer has come between.
 absl::StatusOr<std::string> read_twice(int fd, const std::string& path) {
   struct stat before {
   }, after{};

@@ -95,13 +95,13 @@ class EventSink {
   virtual void counters_moved(Rail& /*rail*/) {}
 
   // A rail asked for with Provider::connect() is up (the first of them makes the peer usable), or
-  // the attempt has failed for good: kNotFound where nobody lives at the address any more,
-  // kPermissionDenied or kFailedPrecondition where somebody said no.
+  // the attempt has failed for good: kNotFound where no worker lives at the address any more,
+  // kPermissionDenied or kFailedPrecondition where the peer said no.
   virtual void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
   virtual void connect_failed(uint64_t session, absl::Status why) = 0;
   // A peer connected to us, authenticated. Rails of one session of one peer belong together.
   virtual void accepted(const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
-  // Somebody called and was turned away before there was a rail: the wrong key or version
+  // A peer called and was turned away before there was a rail: the wrong key or version
   // (kPermissionDenied, kFailedPrecondition), or no whole handshake at all. `who`: for people.
   virtual void handshake_refused(std::string_view /*who*/, const absl::Status& /*why*/) {}
   // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.

@@ -23,7 +23,7 @@ absl::Status status_of(const Frame& frame, std::string_view text) {
   } else if (message.empty()) {
     message = "the remote region is stale: its owner deregistered it during the transfer";
   }
-  // Only a rail itself may say that nobody knows what became of a slice: when it is lost.
+  // Only a rail itself may say that no side knows what became of a slice: when it is lost.
   const bool vague = frame.code == absl::StatusCode::kUnknown;
   return absl::Status(vague ? absl::StatusCode::kInternal : frame.code, message);
 }

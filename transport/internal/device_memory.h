@@ -273,7 +273,7 @@ class DeviceMemory {
     return absl::UnimplementedError(
         "cannot export memory of devices: built without CUDA support (link gpudirect)");
   }
-  // Unavailable: the device that it lies on is nobody's here yet, and is opened meanwhile, which
+  // Unavailable: the device that it lies on is no worker's here yet, and is opened meanwhile, which
   // takes the driver a fraction of a second; ask again. Else map() can be called. Never blocks.
   virtual absl::Status may_map(const DeviceExport& /*memory*/) const { return absl::OkStatus(); }
   // Maps what another process has shared; its descriptor can be closed afterwards. Takes the driver
@@ -282,8 +282,8 @@ class DeviceMemory {
     return absl::UnimplementedError(
         "cannot map memory of devices: built without CUDA support (link gpudirect)");
   }
-  // `kernels`: they may copy small pieces, where there are any. Blocks, some 100 ms, where nobody
-  // has measured yet what copies cost on the device; making a ring does.
+  // `kernels`: they may copy small pieces, where there are any. Blocks, some 100 ms, where no
+  // caller has measured yet what copies cost on the device; making a ring does.
   virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/,
                                                                bool /*kernels*/ = true) const {
     return absl::UnimplementedError(
@@ -322,7 +322,7 @@ class DeviceMemory {
 
 // Null takes it out again. Not while a worker registers memory.
 void use_device_memory(const DeviceMemory* memory);
-// Null: nobody drives devices here.
+// Null: built without CUDA support.
 const DeviceMemory* device_memory();
 
 // OK for the host's memory. The word of a provider that moves bytes by the CPU on any other.

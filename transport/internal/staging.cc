@@ -255,7 +255,7 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
   for (const uint32_t index : theirs) {
     worker_.stop(index, TransferState::kFailed,
                  there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
-    // Nobody will say how what it has to copy ended.
+    // No side will say how what it has to copy ended.
     const auto op = ops_.find(index);
     if (op == ops_.end()) continue;
     const std::vector<uint32_t> open = op->second->chunks;

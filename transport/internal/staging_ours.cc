@@ -241,7 +241,7 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
   step(chunk);
 }
 
-// Room that nobody waits for any more goes back.
+// Room that no chunk waits for any more goes back.
 void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
   // It must be in a ring, as a correct peer's is. Device memory would need staging itself.

@@ -330,7 +330,7 @@ void Acceptor::call_done(Call call, EventSink& sink) {
 }
 
 void Acceptor::met_at(const WorkerUid& peer, const Endpoint& where) {
-  if (met_at_.size() >= kMaxMet) met_at_.clear();  // of most nobody will ask
+  if (met_at_.size() >= kMaxMet) met_at_.clear();  // of most no caller will ask
   met_at_[peer.bytes] = where;
 }
 

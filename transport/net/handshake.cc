@@ -120,7 +120,8 @@ void Handshake::open() {
   if (role_ == Role::kServer) return;
   opening_.purpose = static_cast<uint16_t>(purpose_);
   for (size_t i = 0; i < opening_.ids.size(); ++i) {
-    // Bytes at random in place of a key that there is not: how many there are is nobody's business.
+    // Bytes at random in place of a key that there is not: how many there are is no reader's
+    // business.
     fill(opening_.ids[i]);
     if (i < key_.count()) opening_.ids[i] = key_id(key_, i, opening_.nonce);
   }
@@ -274,7 +275,7 @@ void Handshake::accept() {
 absl::Status Handshake::on_verdict(std::string_view bytes) {
   base::WireReader in(bytes);
   const uint32_t verdict = in.number<uint32_t>();
-  // The server proves itself too: a stranger that accepts anybody is found out here.
+  // The server proves itself too: a stranger that accepts any peer is found out here.
   if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
     return wrong_key();
   }
@@ -286,7 +287,7 @@ absl::Status Handshake::on_verdict(std::string_view bytes) {
   return absl::OkStatus();
 }
 
-// Sealed with a key of its own, once: nobody between reads or changes a byte of it.
+// Sealed with a key of its own, once: no third party between reads or changes a byte of it.
 void Handshake::send_info() {
   sent_info_ = self_.encode();
   std::string length;

@@ -38,7 +38,7 @@ class HandshakeConnection : public Watched {
   // that had no room for one more caller at that moment.
   bool turned_away() const { return hung_up_ && !heard_; }
 
-  bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
+  bool connecting() const { return step_ == Step::kConnecting; }  // no peer has answered yet
   // State of the message that fills a packet: in flight, or answered by a message that does not
   // fill a packet.
   enum class FullPacket { kNotAwaited, kSent, kDue };

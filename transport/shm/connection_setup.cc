@@ -228,7 +228,7 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   } else {
     sink.accepted(peer_, std::move(rail));
   }
-  if (state_ != State::kUp) return absl::OkStatus();  // nobody wants it
+  if (state_ != State::kUp) return absl::OkStatus();  // no peer wants it
   in_->open.store(1, std::memory_order_release);
   tell_peer();
   return absl::OkStatus();

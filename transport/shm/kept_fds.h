@@ -1,4 +1,4 @@
-// Descriptors that are kept in case somebody needs them, as those of devices' memory are: half of
+// Descriptors that are kept in case a peer needs them, as those of devices' memory are: half of
 // those that a process may have at most. The others are for its sockets and files.
 #pragma once
 

@@ -26,7 +26,7 @@ constexpr int kRank = 300;
 constexpr std::string_view kPrefix = "baton-";
 constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
-// For so long nobody looks at a listener that has callers for whom there are no descriptors.
+// For so long no thread looks at a listener that has callers for whom there are no descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
 constexpr Time kPartingPatience = std::chrono::seconds(1);
 constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
@@ -331,9 +331,10 @@ class ShmProvider final : public Provider {
                     why.message());
   }
 
-  // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have
-  // our memory anyway, take no place; and where the places run out, the one that has been silent
-  // for longest goes: a peer that means it speaks at once. Where all have spoken the oldest goes.
+  // Bounded, since any process on this machine may dial as fast as it can. Other users, who cannot
+  // have our memory anyway, take no place; and where the places run out, the one that has been
+  // silent for longest goes: a peer that means it speaks at once. Where all have spoken the oldest
+  // goes.
   bool accept() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();

@@ -96,7 +96,7 @@ SliceRunner::Result SliceRunner::step(size_t& budget) {
     if (result.moved) return result;
   }
   const Result result = step(urgent_, budget);
-  // One that must wait, for a mapping or for room in the ring, holds nobody else up.
+  // One that must wait, for a mapping or for room in the ring, holds no other slice up.
   return result.moved ? result : step(bulk_, budget);
 }
 

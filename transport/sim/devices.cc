@@ -353,7 +353,7 @@ absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> SimDevices::copies(int d
   return std::make_unique<SimCopies>(*this, device);
 }
 
-// Two mappings of the same bytes: one that nobody may touch, and one for who plays the device.
+// Two mappings of the same bytes: one that no thread may touch, and one for who plays the device.
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> SimDevices::allocate(int device,
                                                                              size_t bytes) const {
   if (device < 0 || device >= options_.devices) return no_device(device, options_.devices);

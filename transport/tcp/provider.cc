@@ -253,7 +253,7 @@ bool TcpProvider::read_directly() {
 
 bool TcpProvider::progress(EventSink& sink) {
   if (!capabilities_.available) return acceptor_.progress(sink);
-  // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
+  // While there is no peer to talk to, system calls now and then are enough: a worker whose peers
   // come by other ways should not pay for this one in every round.
   constexpr uint32_t kLookEvery = 32;
   const bool alone = !acceptor_.busy() && shared_->rails.empty();

@@ -140,8 +140,8 @@ void TcpRail::give_way(EventSink& sink) {
 }
 
 // Sockets to the peer that go the same way as this one, and have been silent for as long, are as
-// dead, though nobody waits for anything on them who would notice: what is said about this one must
-// not go there. Where there is no other way, nothing is known of them.
+// dead, though no caller waits for anything on them and would notice: what is said about this one
+// must not go there. Where there is no other way, nothing is known of them.
 void TcpRail::stalled() {
   stalled_ = true;
   const net::Endpoint from = net::local_of(socket_.fd()), to = net::peer_of(socket_.fd());
@@ -203,7 +203,7 @@ bool TcpRail::may_be_read_to_the_end() const {
          });
 }
 
-// Only between two frames, and only what the socket takes now: nobody waits for a goodbye.
+// Only between two frames, and only what the socket takes now: no thread waits for a goodbye.
 void TcpRail::say_goodbye(std::string_view why) {
   if (socket_.fd() < 0 || !may_be_read_to_the_end()) return;
   activate();

@@ -97,7 +97,7 @@ class TcpRail final : public framed::FramedRail {
   // Called by the provider. Moves what the socket takes and has, once each way; true if anything
   // moved. The rail may be gone afterwards.
   bool advance(EventSink& sink);
-  // Whether advance() would do something right now, so that nobody should sleep.
+  // Whether advance() would do something right now, so that no thread should sleep.
   bool runnable() const;
   // Whether nothing is under way: until it is activated there is nothing to do, and no timer.
   bool idle() const { return !runnable() && !waiting() && !hot(); }
@@ -239,7 +239,7 @@ class TcpRail final : public framed::FramedRail {
   bool at_once_ = false;      // there is more in it than acknowledgements that may wait
   AckHold hold_;
   // For hot(): how many small messages came one after the other, when the last did, and in which
-  // round of progress somebody last asked how the socket stands.
+  // round of progress a caller last asked how the socket stands.
   uint32_t small_ = 0;
   Time small_at_{};
   uint32_t looked_ = 0;

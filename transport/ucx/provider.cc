@@ -123,8 +123,8 @@ absl::Status UcxProvider::configure() {
                                     .offers = net::kAllProtections,
                                     .needs = needs,
                                     .large_packets = net::Acceptor::LargePackets::kMustPass});
-  // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
-  // must have none elsewhere.
+  // UCX takes messages from any process that reaches its ports: a worker that serves this machine
+  // only must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
       net::loopback_host(context.listen_host)) {
     options_.net_devices = "lo";
@@ -135,7 +135,7 @@ absl::Status UcxProvider::configure() {
     shared_->transports = options_.tls.empty() ? from_environment : options_.tls;
   } else {
     // Not its shared memory: a peer that is killed while it puts a message into our queue there
-    // blocks the queue for everybody behind it, for good.
+    // blocks the queue for everything behind it, for good.
     options_.tls = "^sysv,posix,xpmem";
     shared_->transports = "all but shared memory";
   }

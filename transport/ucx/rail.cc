@@ -52,7 +52,7 @@ void UcxRail::activate() {
   shared_->active.push_back(this);
 }
 
-// Stops hearing the peer at once: what of its messages is still on the way is for nobody.
+// Stops hearing the peer at once: what of its messages is still on the way is for no receiver.
 void UcxRail::leave() {
   if (channel_ == nullptr) return;
   channel_.reset();

@@ -38,7 +38,7 @@ Before segv_before, bus_before;
 void pass_on(int signal, siginfo_t* info, void* context) {
   Before& of_signal = signal == SIGBUS ? bus_before : segv_before;
   const struct sigaction& before = of_signal.action;
-  const bool sent = info->si_code <= 0;  // by somebody: it does not come again by itself
+  const bool sent = info->si_code <= 0;  // by a process: it does not come again by itself
   const bool informed = (before.sa_flags & SA_SIGINFO) != 0;
   if (!informed && before.sa_handler == SIG_IGN && sent) return;
   const bool handled = informed || (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);

@@ -1,4 +1,4 @@
-// Calls that may take long, such as looking up a name, on threads of this object's: nobody else
+// Calls that may take long, such as looking up a name, on threads of this object's: no other call
 // waits for them.
 #pragma once
 

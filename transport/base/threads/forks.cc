@@ -22,7 +22,7 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 std::atomic<uint32_t> fork_count{0};
 thread_local std::array<int, 2> held{};  // by this thread, of each kind
 
-// Closed while somebody forks.
+// Closed while a thread forks.
 class Gate {
  public:
   void enter() {

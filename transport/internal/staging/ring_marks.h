@@ -8,7 +8,7 @@
 //   owner:     free -> lent (with a turn)          before it tells the borrower
 //   borrower:  lent -> read (with its process)     else it reads nothing
 //              read -> free                        when no engine reads any more
-//   owner:     lent -> free                        takes it back: nobody will read
+//   owner:     lent -> free                        takes it back: no peer will read
 //
 // Each lending is another turn, of which the borrower is told: whoever comes late, with words of an
 // earlier one, does not get what lies there now. Pages that are being read stay out of use until
@@ -59,7 +59,7 @@ class RingMarks {
   void lend(size_t offset, uint32_t turn) const {
     mark(offset).store(lent(turn), std::memory_order_seq_cst);
   }
-  // Whether nobody reads there, nor will. Else ask again, or ask for the reader.
+  // Whether no peer reads there, nor will. Else ask again, or ask for the reader.
   bool take_back(size_t offset) const {
     uint64_t seen = mark(offset).load(std::memory_order_acquire);
     if (seen % kKinds != kLent) return seen == kFree;
