@@ -91,7 +91,7 @@ bool same_proof(std::string_view expected, std::string_view given) {
 
 // Destroying says goodbye to the peer, by the connection manager's own queue pair. When that cannot
 // send because the interface is down, rdma_rxe breaks it for good: no call comes through there any
-// more, for anybody. So goodbyes wait until the interface is up.
+// more, for any caller. So goodbyes wait until the interface is up.
 CmLink::~CmLink() {
   Port now = port_;
   const bool down = !port_.device->dead() && port_.device->refresh(now).ok() && !now.up();

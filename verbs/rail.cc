@@ -266,7 +266,7 @@ bool VerbsRail::move_on(Time now) {
     session_.rail_drained(*this, lost_);
   }
   if (!settled_) {
-    // The last rail has nobody to hand its slices to, so there is nothing to find out.
+    // The last rail has no rail to hand its slices to, so there is nothing to find out.
     const bool pointless = lost_ && !session_.others_up(*this);
     if (!peer_received_ && !pointless && now < deadline_) return false;
     if (!peer_received_) lost_ = true;

@@ -22,7 +22,7 @@ constexpr size_t kUrgentShare = 1 << 20;
 
 bool VerbsRail::tells(const Slice& slice) {
   const TransferDescriptor& transfer = *slice.transfer;
-  // Bytes that nobody is told of need no word. A transfer of no bytes is a word.
+  // Bytes that no caller is told of need no word. A transfer of no bytes is a word.
   return transfer.op == Op::kWrite &&
          (transfer.counter.generation != 0 || !transfer.notify.empty() || transfer.bytes == 0);
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kBytes = 4096;  // that are written
 constexpr size_t kLook = 64;     // that are read at each end of a region
-constexpr int kLooks = 3;        // at memory that somebody else changes meanwhile
+constexpr int kLooks = 3;        // at memory that another process changes meanwhile
 constexpr Time kPatience = std::chrono::seconds(1);
 
 // A queue pair that is its own peer, and a page of the host.
@@ -206,7 +206,7 @@ absl::Status prove_region(Port& port, const Tuning& tuning, const RegionEntry& r
                           Device::Way way) {
   const internal::DeviceMemory* const devices = internal::device_memory();
   const int cuda = region.place.device;
-  if (devices == nullptr || cuda < 0) return absl::OkStatus();  // nobody here can look at it
+  if (devices == nullptr || cuda < 0) return absl::OkStatus();  // no code here can look at it
   Device& device = *port.device;
   const ibv_mr* const memory = device.region(region.index);
   Loopback loop(port);
