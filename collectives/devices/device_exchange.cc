@@ -288,7 +288,7 @@ absl::Status DeviceExchange::begin_copy_out(size_t slot) {
 
 absl::StatusOr<bool> DeviceExchange::send_all(size_t slot) {
   bool all = true;
-  for (uint32_t distance = 1; distance < ranks_; ++distance) {  // everybody begins with another
+  for (uint32_t distance = 1; distance < ranks_; ++distance) {  // each rank begins with another
     const uint32_t to = (rank_ + distance) % ranks_;
     Ways& way = pieces_[slot].ways[to];
     if (way.sent) continue;

@@ -68,8 +68,8 @@ class DeviceCalls {
   DeviceCalls(const DeviceCalls&) = delete;
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
-  // Whether memory of a checked call may be a device's: not where nobody drives devices, nor where
-  // all of it is ours. A small call in memory of ours pays for no more than this look.
+  // Whether memory of a checked call may be a device's: not where no provider drives devices, nor
+  // where all of it is ours. A small call in memory of ours pays for no more than this look.
   bool concerns(const Request& request) const;
   // Puts memory of the host's in the place of what a checked call has on devices; null where it has
   // nothing there. InvalidArgument for memory that no call can use: managed, freed, in several

@@ -280,7 +280,7 @@ void FailureDetector::check_deadlines(Time now) {
   }
 }
 
-// The deadline is over. Asks everybody where they stand, and follows who waits for whom to the rank
+// The deadline is over. Asks all ranks where they stand, and follows who waits for whom to the rank
 // that all wait for.
 void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   if (diagnosing_ == Time::zero()) {

@@ -82,9 +82,9 @@ class Mesh {
 
   // Returns once every link can be used.
   absl::Status start();
-  // Says goodbye, so that nobody takes the silence for a death, and waits until what is on its way
+  // Says goodbye, so that no rank takes the silence for a death, and waits until what is on its way
   // has arrived (at most as long as a call may take), and a moment for the goodbyes of others.
-  // After this the listener hears of nobody who goes down.
+  // After this the listener hears of no rank that goes down.
   void leave();
 
   uint32_t rank() const { return rank_; }

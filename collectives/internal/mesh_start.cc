@@ -77,7 +77,7 @@ absl::Status Mesh::open() {
   if (options_.worker.listen_host.empty() && ranks_ > 1) {
     options_.worker.listen_host = listen_host_for(options_.rendezvous);
   }
-  // Nobody waits for acknowledgements of small messages: they are copied when they are sent, and
+  // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
   // slots go back by other words.
   for (const Setting& known : known_settings()) {
     SettingValues& settings = options_.worker.settings;
