@@ -104,7 +104,7 @@ struct KvJob {
   uint32_t loads_of_key = 1;  // likewise
 };
 
-// Prefill starts before anybody has asked.
+// Prefill starts before decode has asked.
 struct KvBinding {
   std::string key;      // that loads will name
   uint32_t tokens = 0;  // of the sequence: loads ask for these or fewer
@@ -196,7 +196,7 @@ class KvConnector : public KvSource {
     return not_offered();
   }
   static constexpr size_t kMaxPayload = 4096;
-  // False once decode gave the job up or died, or let its lease run out, or nobody came during the
+  // False once decode gave the job up or died, or let its lease run out, or no load came during the
   // job's: stop computing it.
   virtual bool is_wanted(uint64_t job) = 0;
   // These blocks of `layer` are computed: send them. `first_block` counts blocks of the sequence

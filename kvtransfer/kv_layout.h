@@ -144,7 +144,7 @@ struct KvLayout {
   KvModel model;
 
   // One buffer without gaps: [layer][block][head]{head_bytes in `format`}. Blocks of both ends then
-  // have to be of one size: nobody but their engines can look into a head.
+  // have to be of one size: no code but their engines can look into a head.
   static KvLayout dense(uint32_t layers, uint32_t blocks, uint32_t block_tokens, uint32_t heads,
                         uint32_t head_bytes, std::string format);
 

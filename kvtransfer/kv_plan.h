@@ -77,7 +77,7 @@ struct KvShare {
 };
 
 // The ranks of the source that rank `rank` of `targets` hears, ascending: those that send it heads,
-// with its rank as the share's turn; and of those that nobody needs some, so that each rank of the
+// with its rank as the share's turn; and of those that no rank needs some, so that each rank of the
 // source hears when its blocks are free. Empty: there are no such ranks.
 std::vector<uint32_t> ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
                                   uint32_t rank);

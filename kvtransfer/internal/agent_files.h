@@ -79,7 +79,7 @@ class AgentFiles {
   mutable std::mutex mutex_;  // of what follows, and of all transfers' states
   std::condition_variable work_;
   bool stop_ = false;
-  bool ended_ = false;  // a transfer has, and nobody was woken yet
+  bool ended_ = false;  // a transfer has, and no waiter was woken yet
   std::vector<std::shared_ptr<AgentFileTransfer>> running_;
   std::deque<std::shared_ptr<AgentFileTransfer>> queue_;  // those with jobs left, in turns
   std::vector<std::thread> threads_;

@@ -35,8 +35,8 @@
 
 namespace baton::kvtransfer {
 
-// What others may make an agent keep. Of messages that nobody reads: what comes then stays in the
-// worker, where its senders' credit ends.
+// What others may make an agent keep. Of messages that no caller reads: what comes then stays in
+// the worker, where its senders' credit ends.
 inline constexpr size_t kMostUnread = 64 << 20;
 // Ranges of one agent that came in parts: four times what a worker can hold.
 inline constexpr size_t kMostRemoteRanges = 1 << 18;
@@ -112,7 +112,7 @@ class Agent::Impl {
   void take_called();                             // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
-  void say_again();  // what was said to somebody who was not there yet
+  void say_again();  // what was said to an agent that was not there yet
 
   // agent_store.cc
   absl::Status check_store() const;

@@ -123,7 +123,7 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       return;
     }
     case AgentFrameKind::kInvalidate:
-      // Its own, and nobody else's.
+      // Its own, and no other agent's.
       if (options.serve_metadata) remove_remote(sender.name, &sender.uid);
       return;
     case AgentFrameKind::kAbandon:

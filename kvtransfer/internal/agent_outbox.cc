@@ -126,7 +126,7 @@ bool AgentOutbox::reserve(PeerId peer, size_t bytes, const std::shared_ptr<Agent
 
 void AgentOutbox::leave_line(PeerId peer, const AgentTransfer& who) {
   std::lock_guard lock(mutex_);
-  Parts& parts = parts_.find(key_of(peer))->second;  // kept while somebody waits
+  Parts& parts = parts_.find(key_of(peer))->second;  // kept while a caller waits
   std::erase_if(parts.line, [&](const Parts::Waits& other) { return other.who == &who; });
   forget_if_unused(peer);
 }
@@ -142,7 +142,7 @@ void AgentOutbox::room_came(PeerId peer) {
 }
 
 // Whom it feeds may end, and give room back, in the middle of this: one thread does it for all, so
-// that nobody's feed() is called in another's.
+// that no agent's feed() is called in another's.
 void AgentOutbox::feed_line(PeerId peer) {
   std::shared_ptr<AgentTransfer> next;  // freed without the lock
   for (bool begun = false;; begun = true) {

@@ -30,7 +30,7 @@ class AgentOutbox {
   // most, until those before it leave room for it at the other agent, which keeps parts of so many
   // bytes and no more; then, and when a part finds no room here, it is ResourceExhausted.
   absl::Status send_message(std::string_view agent, PeerId peer, std::string_view message);
-  // Agents among themselves: who asked asks again, so that nobody waits. ResourceExhausted where
+  // Agents among themselves: who asked asks again, so that no caller waits. ResourceExhausted where
   // there is no room.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   // Whether metadata is on its way to this peer.
@@ -60,7 +60,7 @@ class AgentOutbox {
     AgentOutbox& outbox;
     PeerId peer;
     std::string agent;
-    uint64_t number = 0;  // of messages; 0: not the application's, nobody is told of its loss
+    uint64_t number = 0;  // of messages; 0: not the application's, no caller is told of its loss
     std::string bytes;    // the message, behind `skip` others
     size_t skip = 0;
     size_t parts_bytes = 0;  // that the other agent may have to keep until all of them are there
@@ -100,7 +100,7 @@ class AgentOutbox {
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
   void note_end(Sent& sent);  // locked
 
-  // Somebody who never asks must not fill the memory: the oldest go.
+  // A caller that never asks must not fill the memory: the oldest go.
   static constexpr size_t kMostLost = 1024;
 
   Worker& worker_;

@@ -271,7 +271,7 @@ bool Agent::Impl::is_up(PeerId peer) const {
   return peer.generation != 0 && worker->peer_state(peer) != PeerState::kDown;
 }
 
-// A name is looked up without the lock: nobody else waits for DNS.
+// A name is looked up without the lock: no other call waits for DNS.
 absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
   const std::string where(host_port);
   {

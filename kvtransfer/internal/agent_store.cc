@@ -21,7 +21,7 @@ absl::Status Agent::Impl::check_store() const {
       "etcd://127.0.0.1:2379");
 }
 
-// Under the cluster's key, as metadata is: nobody else can make others forget this agent.
+// Under the cluster's key, as metadata is: no other party can make others forget this agent.
 std::string Agent::Impl::farewell() const {
   AgentMetadata out;
   out.withdrawn = true;

@@ -27,7 +27,7 @@ absl::Status failed(const std::string& path) {
 }
 
 // The locks of all stores of this process. A lock is the open file's, which a forked child has too:
-// it closes them. Nobody is in the middle of taking one while another thread forks.
+// it closes them. No thread is in the middle of taking one while another thread forks.
 class HeldLocks {
  public:
   using Locks = std::map<std::string, base::UniqueFd>;
@@ -146,7 +146,7 @@ absl::Status FileStore::take(const std::string& key) {
   std::lock_guard lock_of_all(HeldLocks::instance().mutex);
   if (const auto has = ours_.find(key); has != ours_.end()) {
     if (same_file(has->second.get(), lock(key))) return absl::OkStatus();
-    ours_.erase(has);  // somebody removed it
+    ours_.erase(has);  // another process removed it
   }
   while (true) {
     absl::StatusOr<base::UniqueFd> fd = open_file(lock(key), O_RDWR | O_CREAT);

@@ -39,7 +39,7 @@ class MetadataStore {
   // Renews the lease. NotFound: it has run out, or what was put is not there any more: put it
   // again. AlreadyExists: another has a key of ours now.
   virtual absl::Status renew() = 0;
-  // NotFound: nobody has put anything there whose lease lives.
+  // NotFound: no agent has put anything there whose lease lives.
   virtual absl::StatusOr<std::string> get(const std::string& key) = 0;
   // Says from now on what changes. False: this kind of store cannot.
   virtual bool watch(Changed changed) = 0;

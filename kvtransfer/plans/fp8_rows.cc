@@ -24,7 +24,7 @@
 #define BATON_KVTRANSFER_PLANS_FP8_ROWS_ONCE
 namespace baton::kvtransfer {
 
-// As numbers, for it may be nobody's memory.
+// As numbers, since it may not be mapped.
 inline void ask_for(const std::byte* from, size_t ahead, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(from) + ahead;
   for (size_t at = 0; at < bytes; at += 64) {

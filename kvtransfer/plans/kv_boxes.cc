@@ -110,7 +110,7 @@ bool follows(const KvGroup& source, const KvGroup& target, const KvPart& part, c
   if (from_a.block_stride != from_b.block_stride || to_a.block_stride != to_b.block_stride) {
     return false;
   }
-  // Where a block is one unit, nobody steps from unit to unit.
+  // Where a block is one unit, no copy steps from unit to unit.
   if (source.block_tokens != part.unit && a.source_unit_stride != b.source_unit_stride)
     return false;
   if (target.block_tokens != part.unit && a.target_unit_stride != b.target_unit_stride)

@@ -104,7 +104,7 @@ Service::~Service() {
     thread_.join();
   }
   progress_.reset();
-  // The worker first: what is still being read ends with it. Then nobody touches the memory.
+  // The worker first: what is still being read ends with it. Then nothing touches the memory.
   if (worker_ != nullptr) {
     for (const Reading& reading : readings_) worker_->cancel(reading.transfer).IgnoreError();
     for (const Reading& reading : readings_) {
@@ -171,7 +171,7 @@ void Service::answer(PeerId peer, const Lookup& lookup) {
   size_t here = 0;
   for (const tiers::TierKey& key : lookup.keys) {
     const BlockArena::Found block = arena_->find(key, lease);
-    // A name has a shape behind it; another one is somebody's error, and no hit.
+    // A name has a shape behind it; another one is a client's error, and no hit.
     const bool hit =
         block.space != nullptr && block.space->bytes().size() == lookup.shape.record_bytes();
     found.pages.push_back(hit ? static_cast<uint32_t>(block.space->offset() / tiers::kPage)

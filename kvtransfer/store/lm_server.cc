@@ -25,7 +25,7 @@
 namespace baton::kvtransfer::store {
 namespace {
 
-constexpr int kSlowTickMs = 500;   // how often somebody slow is looked for
+constexpr int kSlowTickMs = 500;   // how often slow clients are looked for
 constexpr size_t kTurn = 4 << 20;  // bytes of one connection before the next has its turn
 constexpr size_t kMostAtOnce = 1 << 20;
 constexpr Time kStrangers = std::chrono::seconds(20);  // who have not made a request yet
@@ -118,7 +118,7 @@ LmServerStats Server::stats() const {
 
 // --- connections ---------------------------------------------------------------------------------
 
-// Somebody who has never made a request goes, the first of them first.
+// A client that has never made a request goes, the first of them first.
 bool Server::make_room() {
   const auto stranger = std::ranges::find_if(
       connections_, [](const Connection& c) { return !c.session.has_spoken(); });

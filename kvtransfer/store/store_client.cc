@@ -164,7 +164,7 @@ void StoreClient::be_silent(const char* what) {
   if (state_ != State::kUp) return;
   state_ = State::kSilent;
   ++silences_;
-  // Answers that come after all are taken; nobody waits for them.
+  // Answers that come after all are taken; no caller waits for them.
   for (auto& [key, chain] : chains_) {
     if (chain.asked != 0) chain = {};
   }

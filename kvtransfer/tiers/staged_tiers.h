@@ -86,7 +86,7 @@ class StagedTiers final : public TierStore {
   void progress();
   void hand_over_saves();
   void advance(TierLoadId id, Load& load);
-  // Ends the piece; true when nobody uses its places any more.
+  // Ends the piece; true when no copy uses its places any more.
   bool end_piece(Load& load);
 
   const TierCache cache_;  // on the device

@@ -91,7 +91,7 @@ class AgentConverter final : public AgentStaging {
   std::vector<std::shared_ptr<AgentRequantiseTransfer>> running_;  // until nothing of them moves
   size_t turn_ = 0;                                                // of these, whose is next
   bool stop_ = false;
-  bool wake_ = false;      // one has ended, or something was submitted, and nobody was woken yet
+  bool wake_ = false;      // one has ended, or something was submitted, and no waiter was woken yet
   size_t at_kernels_ = 0;  // pieces that kernels convert
   std::thread thread_;
 

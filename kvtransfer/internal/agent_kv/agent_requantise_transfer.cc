@@ -125,7 +125,7 @@ bool AgentRequantiseTransfer::convert_one(std::unique_lock<std::mutex>& lock) {
                                [](const Piece& piece) { return piece.waits(); });
   if (at == pieces_.end()) return false;
   const bool by_kernel = room_.kernel != nullptr;
-  // Nobody else changes pieces_, but abort() may come.
+  // No other thread changes pieces_, but abort() may come.
   ++converting_;
   lock.unlock();
   const absl::Status status =

@@ -139,7 +139,7 @@ class BatonConnector final : public KvConnector {
   void progress() override { pump(); }
 
   void wait(Time timeout, int fd) override {
-    // From here on nobody else takes a message that would have to end the sleep.
+    // From here on no other thread takes a message that would have to end the sleep.
     if (answers_ != nullptr) answers_->engine_waits(true);
     if (!pump()) {
       sleep(timeout, fd);
@@ -266,7 +266,7 @@ class BatonConnector final : public KvConnector {
   void dispatch(const KvMessage& message) {
     loads_.on_word(message.peer, message.status.ok() && message.kind == KvMessageKind::kAlive);
     if (!message.status.ok()) {
-      // Only a request has somebody who waits for an answer; the rest is not worth one. Who answers
+      // Only a request has a peer that waits for an answer; the rest is not worth one. Who answers
       // in another version will never be understood.
       if (message.load == 0) return;
       if (message.kind == KvMessageKind::kRequest) {

@@ -12,7 +12,7 @@ namespace baton::kvtransfer {
 // --- from peers ----------------------------------------------------------------------------------
 
 void KvJobs::on_request(PeerId peer, uint64_t load, std::string_view body, uint16_t version) {
-  if (worker_.peer_state(peer) == PeerState::kDown) return;  // nobody to serve
+  if (worker_.peer_state(peer) == PeerState::kDown) return;  // no peer to serve
   PeerRecord& state = peers_[peer_key(peer)];
   absl::StatusOr<bool> fresh = state.seen.add(load);
   if (fresh.ok() && !*fresh) return;  // cancelled before it came, or sent twice
@@ -158,7 +158,7 @@ void KvJobs::on_peer_down(PeerId peer, const absl::Status& why) {
   for (const Key& key : orphans) {
     KvPush* push = find(peer, key.second);
     if (push == nullptr) continue;  // its job went with another of them
-    push->told = true;              // nobody is there to be told
+    push->told = true;              // no peer is there to be told
     if (push->wanted) {
       ++jobs_failed_;
       push->why = absl::UnavailableError(

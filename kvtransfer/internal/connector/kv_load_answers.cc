@@ -93,7 +93,7 @@ void KvLoads::on_peer_down(PeerId peer, const absl::Status& why) {
   for (const auto& [number, load] : record.mapped().loads) {
     for (Source& source : load->sources) {
       if (source.peer != peer || source.number != number || source.over()) continue;
-      if (source.pull != nullptr) source.pull->told = true;  // nobody is there to be told
+      if (source.pull != nullptr) source.pull->told = true;  // no peer is there to be told
       source.told = true;  // a closed connection is fenced: nothing more comes through it
       fail(*load, source.name, lost(why));
     }

@@ -138,7 +138,7 @@ bool KvLoads::ask_whose_names_are_known() {
       for (Source& source : load.sources) {
         if (source.address != address || source.peer.generation != 0 || source.told) continue;
         absl::Status status = peer.status();
-        // It may have gone before anybody knew whose it was.
+        // It may have gone before this side knew whose it was.
         if (status.ok() && worker_.peer_state(*peer) == PeerState::kDown) {
           status = lost(worker_.peer_status(*peer));
         }
@@ -286,7 +286,7 @@ uint64_t KvLoads::bytes_here(const Load& load, uint32_t layer) const {
   return load.counters.empty() ? load.arrived[layer] : worker_.counter_value(load.counters[layer]);
 }
 
-// `source`: whose fault it is; "": nobody's in particular.
+// `source`: whose fault it is; "": no source's in particular.
 void KvLoads::fail(Load& load, const std::string& source, const absl::Status& why) {
   refresh(load);
   if (load.complete() || !load.failure.ok()) return;
@@ -442,7 +442,7 @@ bool KvLoads::look(Load& load, Time now) {
   return any;
 }
 
-// When somebody has to look at it again.
+// When a call has to look at it again.
 void KvLoads::schedule(const Load& load) {
   Time due = load.failure.ok() && !load.complete() ? load.deadline : kNever;
   for (const Source& source : load.sources) {

@@ -157,7 +157,7 @@ struct KvLoadRequest {
   KvLayout layout;  // of that cache
   std::vector<KvRemoteBuffer> buffers;  // of the layout; all of one owner
   std::vector<RemoteCounter> counters;  // one per layer: counts bytes that have arrived
-  // Decode reads the blocks: nobody writes, so there are neither buffers nor counters.
+  // Decode reads the blocks: no peer writes, so there are neither buffers nor counters.
   bool pull = false;
   Time lease{};  // then: that it asks for
 

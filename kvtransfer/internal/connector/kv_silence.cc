@@ -33,7 +33,7 @@ absl::Status KvLoads::check_silence(PeerId id, const std::string& name, Time sil
   PeerRecord& peer = peers_[peer_key(id)];
   const bool new_limit = peer.silence == kNever;
   peer.silence = std::min(peer.silence, silence);
-  if (new_limit || peer.probe_at == kNever) {  // nobody has looked since its last load
+  if (new_limit || peer.probe_at == kNever) {  // no call has looked since its last load
     peer.silent = Time{};
     peer.looked = worker_.clock().now();
   }
