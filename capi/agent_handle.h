@@ -163,7 +163,7 @@ inline std::optional<Op> op_of(int32_t op) {
 inline int32_t no_such_op(baton_error* error) {
   return invalid("op must be BATON_WRITE or BATON_READ", error);
 }
-// The number of what `make` makes. Nothing is made that nobody could give back.
+// The number of what `make` makes. Nothing is made that no caller could give back.
 template <typename Make>
 int32_t give_id(Make&& make, uint64_t* out, baton_error* error) {
   if (out == nullptr) return invalid("out is NULL: pass the address for the number", error);

@@ -420,7 +420,8 @@ int32_t baton_kv_load_end(baton_kv_connector* connector, uint64_t id, baton_erro
     const absl::Status before = of.load_status(id);
     const bool over = of.end_load(id);
     if (over) connector->loads.erase(id);
-    // Asked again, it changes nothing: that wakes nobody, least of all who sleeps until it is over.
+    // Asked again, it changes nothing: that wakes no waiter, least of all one that sleeps until it
+    // is over.
     if (of.load_status(id) != before) connector->changed_by_call = true;
     tell(connector->wanted);
     result_of(absl::OkStatus(), error);
