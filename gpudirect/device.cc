@@ -47,7 +47,7 @@ Device::~Device() {
 Device::Current::Current(const Device& device) : device_(device) {
   const Driver& driver = device.driver_;
   Result result = driver.cuCtxPushCurrent(device.context_);
-  // It is retained, so somebody has reset the device.
+  // It is retained, so another library has reset the device.
   if (result == kInvalidContext) result = kContextIsDestroyed;
   status_ = device.check(result, "making a GPU's context current");
   if (!status_.ok() || driver.cuThreadExchangeStreamCaptureMode == nullptr) return;

@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
   }
   slab->size_ = round_up(bytes, granularity);
   status = slab->map(properties);
-  // Some drivers (WSL's) say that they have memory for adapters, and then give nobody access to it.
+  // Some drivers (WSL's) say that they have memory for adapters, and then give no process access to
+  // it.
   if (!status.ok() && slab->rdma_ && !absl::IsResourceExhausted(status) && device.alive().ok()) {
     options.rdma = false;
     return create(device, bytes, options);
@@ -164,7 +165,7 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
                                                  &base, &size,    &has_handle};
   const Result result = driver.cuPointerGetAttributes(static_cast<unsigned>(attributes.size()),
                                                       attributes.data(), values.data(), pointer);
-  // Nobody in this process has used CUDA yet, so nothing is a device's.
+  // No library in this process has used CUDA yet, so nothing is a device's.
   if (result == kNotInitialized) return facts;
   if (result != kSuccess) {
     return driver_status(driver, result, absl::StrFormat("asking what lies at %#x", pointer));

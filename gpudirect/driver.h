@@ -132,7 +132,7 @@ absl::StatusOr<Driver> load_driver(GetProcAddress get);
 
 // This machine's, loaded once. Thread-safe; the table lives as long as the process.
 absl::StatusOr<const Driver*> machine_driver();
-// Whether the driver's library is in this process: where it is not, nobody has device memory.
+// Whether the driver's library is in this process: where it is not, no code has device memory.
 bool driver_in_process();
 
 // After these the context is of no use any more, whatever was done before. A process that was

@@ -168,7 +168,7 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   Words& words = words_[*slot];
-  // Before it waits: could a stream not be marked, nobody would know when it has passed.
+  // Before it waits: could a stream not be marked, nothing would know when it has passed.
   absl::Status status = mark(gate, stream);
   if (status.ok()) {
     status = device_.check(device_.driver().cuStreamWaitValue64(stream, address_of(words.flag),

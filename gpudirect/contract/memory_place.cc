@@ -40,7 +40,7 @@ const internal::DeviceMemory* make() {
 
 }  // namespace
 
-// Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
+// Named for the linker, which would leave out what no code calls: see cmake/BatonTargets.cmake.
 extern "C" const internal::DeviceMemory* const baton_provider_gpudirect;
 const internal::DeviceMemory* const baton_provider_gpudirect = make();
 
@@ -92,7 +92,7 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
         "after %u bytes; register each by itself",
         size, data, parts->size(), facts->ordinal, parts->front().size));
   }
-  // Without the device nobody copies anything there either, and says why.
+  // Without the device no caller copies anything there either, and says why.
   if (const auto device = device_of(*driver, facts->ordinal); device.ok()) {
     absl::Status reached = reached_by_kernels(**device, address(data));
     if (!reached.ok()) {
@@ -263,7 +263,7 @@ void CudaMemory::open_behind(const Driver& driver, int ordinal) const {
   const std::lock_guard lock(mutex_);
   Opened& opened = devices_[ordinal];
   opened.behind = true;
-  // Somebody else may have come first.
+  // Another thread may have come first.
   if (device.ok() && opened.device == nullptr) take(opened, *std::move(device));
 }
 

@@ -45,7 +45,7 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::Status look(const void* data, absl::Span<std::byte> to) const override;
   std::string pci_address(int device) const override;
   absl::StatusOr<bool> wants_flush(int device) const override;
-  // OK for a device that is lost: nobody reads its memory any more.
+  // OK for a device that is lost: nothing reads its memory any more.
   absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(
       int device, size_t bytes, bool kernels = true) const override;
@@ -66,7 +66,7 @@ class CudaMemory final : public internal::DeviceMemory {
                                                                    size_t bytes) const override;
 
  private:
-  absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
+  absl::StatusOr<const Driver*> loaded() const;  // also where no call had loaded it
   // A device whose memory is only shared by peers, and not used here, needs no kernels.
   enum class Kernels : uint8_t { kLoaded, kNotNeeded };
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,

@@ -71,7 +71,7 @@ absl::Status PinnedRing::pin() {
 absl::StatusOr<std::shared_ptr<void>> PinnedRing::pin(absl::Span<std::byte> memory) const {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  // Somebody else may have pinned it, and keeps it so as long as it is copied to and from.
+  // Another thread may have pinned it, and keeps it so as long as it is copied to and from.
   const auto facts = query_pointer(device_.driver(), reinterpret_cast<uintptr_t>(memory.data()));
   if (facts.ok() && facts->pinned) return std::shared_ptr<void>(memory.data(), [](void*) {});
   const absl::Status status =

@@ -65,7 +65,7 @@ class EmulatedBlock {
     each_free(function);
     ++step_;
   }
-  // Nobody waits for anybody.
+  // No thread waits for another.
   template <class Function>
   void each_free(const Function& function) {
     shuffle();

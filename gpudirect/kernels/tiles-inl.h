@@ -132,7 +132,7 @@ BATON_DEVICE float from_pair(uint32_t word, uint32_t which) {
 
 // Where a thread's copies begin: of K in one page, of V in each.
 struct TileCopies {
-  const uint16_t* keys;  // null: nobody sees that page
+  const uint16_t* keys;  // null: no query sees that page
   uint32_t values;       // from K of a page; 0: it copies nothing of V
 };
 template <class Shape>

@@ -9,7 +9,7 @@ namespace baton::gpudirect::kernels {
 enum class Pushed : uint32_t { kFull, kYes, kClosed };
 
 // Whether this thread may take a place: then what was there has been taken by the host. Places are
-// granted and taken by two counts, so that nobody tries again because others were quicker.
+// granted and taken by two counts, so that no thread tries again because others were quicker.
 template <class Block>
 BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
   const uint64_t seen = block.look(queue.seen_tail);

@@ -191,7 +191,7 @@ bool TriggeredTransfers::progress() {
   }
   const size_t most = std::min(kAtATime, kMostWaiting - waiting_);
   any |= queue_.take(most, [this](const Trigger& trigger) {
-    if (trigger.transfer - first_number_ >= prepared_.size()) {  // nobody's that takes here
+    if (trigger.transfer - first_number_ >= prepared_.size()) {  // not taken here
       queue_.withdraw(trigger.transfer);
       queue_.admits(trigger);
       return;
