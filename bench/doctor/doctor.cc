@@ -69,7 +69,7 @@ std::vector<Check> examine(const Json& info, const std::string& provider) {
     });
     return out;
   }
-  // Nobody asked for this provider: that it cannot be used is no failure.
+  // no option asked for this provider: that it cannot be used is no failure.
   for (Check& check : out) {
     if (check.grade == Grade::kFail && !check.provider.empty()) check.grade = Grade::kWarn;
   }

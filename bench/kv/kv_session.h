@@ -30,7 +30,7 @@ Cores choose_cores(const KvBwOptions& options);
 class KvSession {
  public:
   // Forks the target (unless options.host names one), pins, connects. Call it while this process
-  // has one thread. Errors: whatever the worker says; Unavailable when nobody answers.
+  // has one thread. Errors: whatever the worker says; Unavailable when no server answers.
   static absl::StatusOr<std::unique_ptr<KvSession>> open(const KvBwOptions& options, Cores cores);
   ~KvSession();
   KvSession(const KvSession&) = delete;

@@ -24,7 +24,7 @@ namespace {
 constexpr Time kLimit = std::chrono::seconds(20);
 constexpr int kAttempts = 3;  // its server sometimes resets the connection
 
-// A port of the loopback interface that nobody uses at the moment; 0 when there is none.
+// A port of the loopback interface that no process uses at the moment; 0 when there is none.
 uint16_t free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};

@@ -9,7 +9,7 @@
 //   {"do":"bye"}                                      (none)
 //
 // E is {"region":HEX,"offset":n,"unseen":BOOL,"counter":HEX,"credits":HEX}: memory and counters of
-// the side that sends it; unseen: no CPU looks at that memory. While the server works for somebody
+// the side that sends it; unseen: no CPU looks at that memory. While the server works for a client
 // else it answers {"wait":TEXT} first, and goes on when it is free. An error comes as
 // {"error":TEXT}.
 //

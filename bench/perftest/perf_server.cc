@@ -25,7 +25,7 @@ class Client {
 
   PeerId peer() const { return peer_; }
   bool running() const { return running_; }
-  // Polling pays: somebody waits for our next message, or for our receives.
+  // Polling pays: the other side waits for our next message, or for our receives.
   bool polls() const {
     const PerfTest& test = end_->plan().test;
     return running_ && !end_->plan().events &&
