@@ -94,7 +94,7 @@ void tell_idle_settings(const std::string& command, const SettingValues& setting
   for (const auto& [name, value] : settings) {
     const std::string of = provider_of(name);
     const bool used = std::find(providers.begin(), providers.end(), of) != providers.end();
-    if (used || !check_provider(of).ok()) continue;  // peer.* and staging.* are everybody's
+    if (used || !check_provider(of).ok()) continue;  // peer.* and staging.* apply to all
     std::cerr << command << ": --set " << name << "=" << value << " has no effect: only "
               << absl::StrJoin(providers, ", ") << (providers.size() == 1 ? " is" : " are")
               << " used\n";

@@ -167,7 +167,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   return kvtransfer::make_baton_connector(options);
 }
 
-// Tells the world what the prefix cache does; null where nobody asked for that.
+// Tells the world what the prefix cache does; null where no option asked for that.
 absl::StatusOr<std::unique_ptr<kv_events::EventPublisher>> publish_events(
     const ServeFlags& flags, serve::EngineThread& thread) {
   if (!flags.events.enabled) return nullptr;

@@ -137,7 +137,7 @@ class DeviceModel final : public ModelRunner {
   absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
                         const float* bias, float* c, bool accumulate);
   absl::Status prepare_layers();
-  // Whether a step is single tokens that all draw or want logits, and waits for nobody.
+  // Whether a step is single tokens that all draw or want logits, and waits for nothing.
   bool may_come_again(std::span<const SequenceChunk> chunks, const LayerHook& hook) const;
   // Puts the step on the stream. With a hook it asks and tells that of the layers meanwhile.
   absl::Status queue_step(const KvCache& cache, LayerHook* hook);

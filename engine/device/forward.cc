@@ -90,7 +90,7 @@ absl::Status DeviceModel::store(int l, const KvCache& cache) {
       uint64_t{inputs_.tokens} * (heads + kv_heads), gpu_->stream());
 }
 
-// Behind what is on the stream stands a word of it, if anybody wants to know.
+// Behind what is on the stream stands a word of it, if any caller wants to know.
 absl::Status DeviceModel::mark_written(int l) {
   if (!tells_) return absl::OkStatus();
   if (tickets_ != nullptr) return tickets_->mark(gpu_->stream(), static_cast<uint32_t>(l));

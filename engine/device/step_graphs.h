@@ -33,7 +33,7 @@ class StepGraphs {
   static constexpr size_t kMost = 48;
 
   // The graph of such steps: recorded when the second one comes, by what `queue` puts on the
-  // stream. Null for the first one, which is nobody's yet.
+  // stream. Null for the first one, which has no shape yet.
   absl::StatusOr<const gpudirect::StreamGraph*> of(const gpudirect::Device& device,
                                                    gpudirect::Stream stream, const StepShape& shape,
                                                    absl::FunctionRef<absl::Status()> queue);

@@ -65,7 +65,7 @@ class Service : public BatonHandOff {
     ring(thread_fd_.get());
     if (thread_.joinable()) thread_.join();
     loads_.stop_asking();
-    core_.agent.reset();  // nobody reads the staging memory afterwards
+    core_.agent.reset();  // nothing reads the staging memory afterwards
     loads_.close();
     sends_.close();
   }

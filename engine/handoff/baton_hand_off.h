@@ -21,7 +21,7 @@ struct HandOffOptions {
   // Identifies the checkpoint, equal at engines that have the same: checkpoint_digest(), or a name.
   std::string model;
   std::string fingerprint;  // of the arithmetic too: Model::fingerprint()
-  // How long blocks stay that nobody asks for.
+  // How long blocks stay that no engine asks for.
   Time lease = patient(std::chrono::seconds(60));
   size_t staging_bytes = size_t{256} << 20;
   // Key, providers and settings; its name and listener are made of what is above.

@@ -235,7 +235,7 @@ bool Loads::step() {
   }
   ++steps_;
   const Time now = core_.clock->now();
-  // Prefill is not silent while nobody listens: this thread had no processor, or was suspended.
+  // Prefill is not silent while no thread listens: this thread had no processor, or was suspended.
   const Time deaf = now - stepped_.value_or(now) - kAsk;
   stepped_ = now;
   if (deaf > Time{}) {
@@ -351,7 +351,7 @@ absl::Status Loads::fetch(const Load& load, Peer& peer, Time now) {
   for (auto& [asked, status] : fetches_.take_ended()) fetched_[asked] = std::move(status);
   if (const auto known = fetched_.extract(key); !known.empty()) return known.mapped();
   if (fetches_.contains(key)) return absl::OkStatus();
-  // Whose load has ended meanwhile nobody asks for again.
+  // Whose load has ended meanwhile no engine asks for again.
   if (fetches_.size() + fetched_.size() >= fetches_.kMostThreads) fetched_.clear();
   // Where all threads have one, or none can be had: later.
   if (fetches_.size() < fetches_.kMostThreads) (void)fetches_.begin(key, ask);
@@ -407,7 +407,7 @@ void Loads::forget_who_went() {
   });
 }
 
-// Whether it was said, or nobody is there to hear it.
+// Whether it was said, or no agent is there to hear it.
 bool Loads::say_done(const Key& whom) {
   const auto& [agent, transfer] = whom;
   const auto known = peers_.find(agent);

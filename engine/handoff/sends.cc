@@ -45,7 +45,7 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
 }
 
 // Decode would take the blocks of one request for those of the other: neither has them, and who
-// asks hears so until nobody can mean one of the two any more.
+// asks hears so until neither of the two can be meant any more.
 void Sends::refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send) {
   base::log_event(base::LogLevel::kWarning,
                   "two requests have the transfer_id \"%s\": the KV of neither is handed over",
@@ -268,7 +268,7 @@ bool Sends::staged(const Send& send) const {
 }
 
 // Converts a block of a row, and gives its checksum. The lock is open while the engine's blocks are
-// read: nobody takes them away then.
+// read: nothing takes them away then.
 uint32_t Sends::convert_block(std::unique_lock<std::mutex>& lock, Send& send, size_t row,
                               size_t number) {
   const Layout layout = send.layout;
@@ -431,7 +431,7 @@ void Sends::release_blocks(Send& send) {
   core_.wake_engine();
 }
 
-// False: somebody takes nothing at present.
+// False: a reader takes nothing at present.
 bool Sends::deliver(const std::vector<Message>& messages) {
   bool all = true;
   for (const Message& message : messages) {

@@ -147,8 +147,8 @@ void HttpConnection::stop_writing() {
   if (std::exchange(is_in_writing_, false)) host_->writing.erase(writing_in_);
 }
 
-// What the client's side has not acknowledged: it falls while somebody reads, long before there is
-// room for more.
+// What the client's side has not acknowledged: it falls while the client reads, long before there
+// is room for more.
 int HttpConnection::not_taken() const {
   int bytes = 0;
   return ioctl(socket_->tcp().native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;

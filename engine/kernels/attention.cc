@@ -114,7 +114,7 @@ struct Places {
     const int next = b + distance;
     return next < count ? value[next] : next_key[std::min(next - count, count - 1)];
   }
-  // Asks for the first keys at once: nobody knew of them before.
+  // Asks for the first keys at once: nothing knew of them before.
   void ask_for_first_keys() const {
     for (int b = 0; b < std::min(count, distance); ++b) {
       for (int i = 0; i < block_elements; i += kLine) __builtin_prefetch(key[b] + i, 0, 2);
@@ -527,7 +527,7 @@ void paged(const AttentionCall& call, float* scratch) {
           tile.first[row] = call.window > 0 ? std::max(0, tile.last[row] + 1 - call.window) : 0;
         }
       }
-      // The queries of the next tokens are asked for now, that nobody waits for them then.
+      // The queries of the next tokens are asked for now, that no lane waits for them then.
       for (int t = t0 + tokens; t < std::min(t0 + 2 * tokens, call.tokens); ++t) {
         const float* q = call.q + t * call.q_stride + h0 * dims;
         for (int i = 0; i < std::min(heads, call.group - h0) * dims; i += kLine / 2) {

@@ -190,7 +190,7 @@ void EventOrder::replay_failed(const std::string& why) {
   if (!replaying_) return;
   replaying_ = false;
   ++stats_.unanswered;
-  // Nothing is missing as far as anybody knows: somebody only wanted to be sure.
+  // Nothing is missing as far as anyone knows: a subscriber only wanted to be sure.
   if (failures_ == 0 && last_.has_value() && !progress_ && !useless_ && held_fits()) {
     return take_held();
   }

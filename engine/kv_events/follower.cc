@@ -183,7 +183,7 @@ void Source::doubt(const std::string& why) {
 }
 
 void Source::ask(uint64_t from) {
-  // Nobody could tell an answer to an earlier question from one to this.
+  // No reader could tell an answer to an earlier question from one to this.
   if (std::exchange(asked_, true)) dealer_.reset();
   try {
     if (!dealer_.has_value()) {
@@ -397,7 +397,7 @@ class ZmqFollower : public EventFollower {
   std::thread thread_;
 };
 
-// Under the lock, so that nobody hears anything behind leave().
+// Under the lock, so that no listener hears anything behind leave().
 void ZmqFollower::hear(uint64_t id, const serve::CacheNews* news) {
   const std::lock_guard lock(mutex_);
   if (const auto it = listeners_.find(id); it != listeners_.end()) it->second(news);

@@ -20,7 +20,7 @@ namespace baton::engine::router {
 // A worker that is busy makes its requests wait, and to ask for them twice would make it worse: so
 // the floor is a second, unless one is given. What costs next to nothing is to ask a worker how it
 // is: that is done by the gaps between tokens, above a floor of its own, and who does not answer,
-// by what answers usually take, is stuck (Pulse). Where a floor is given nobody is asked.
+// by what answers usually take, is stuck (Pulse). Where a floor is given no worker is asked.
 //
 // Not thread-safe.
 class ExpectedWait {

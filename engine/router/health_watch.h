@@ -33,7 +33,7 @@ class HealthWatch {
   void probe_all(std::function<void()> done);
   // Rounds for ever.
   void run();
-  // One worker, between rounds, by which nobody is taken for down: whether it answers is in its
+  // One worker, between rounds, by which no worker is taken for down: whether it answers is in its
   // pulse.
   void ask(WorkerGroup& group, size_t worker);
 

@@ -306,7 +306,7 @@ void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
     workers_.set_down(workers_.decode, *hedge->decode, "it closed the connection early");
 }
 
-// OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
+// OK: done. Cancelled: no client waits for it. Unavailable: another worker may do better.
 // ResourceExhausted: another worker may have room. With kLostPayload where the worker is lost.
 absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
                                      const absl::Status& connection) {

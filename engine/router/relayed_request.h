@@ -85,7 +85,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     bool done = false;
   };
 
-  // Asks for choices that nobody was asked for yet, as many as may be.
+  // Asks for choices that no worker was asked for yet, as many as may be.
   void ask_more();
   void attempt(Leg& leg);
   void start_over(Leg& leg);
@@ -108,7 +108,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void retry(Leg& leg, const absl::Status& why);
   // Continues a choice whose worker is lost, once a decode worker is up again.
   void await_worker(Leg& leg, const absl::Status& why);
-  // Its worker says that its engine has stopped: nobody asks it before it answers a probe.
+  // Its worker says that its engine has stopped: no request asks it before it answers a probe.
   void note_stopped(const Attempt& attempt, const absl::Status& error);
   // Looks again and again whether it has taken too long.
   void watch(Leg& leg);

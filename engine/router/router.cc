@@ -122,7 +122,7 @@ struct Router::Impl {
 
   void register_routes();
   void complete(const Exchange& exchange, bool chat);
-  // Counts the request's body for as long as somebody has what is returned; null, and the request
+  // Counts the request's body for as long as a caller has what is returned; null, and the request
   // is refused, where there are too many bytes already.
   Exchange admit(const Exchange& exchange);
   // In the order of the prompts; of those that cannot be made into tokens, of their text.
@@ -130,7 +130,7 @@ struct Router::Impl {
   bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
   void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
-  // Those that are not answered yet, which may end while somebody goes through them.
+  // Those that are not answered yet, which may end while a caller goes through them.
   std::vector<std::shared_ptr<RelayedRequest>> open_requests() const;
   // Looks at the list of workers again and again, on the parser's thread.
   void watch_list();

@@ -53,7 +53,7 @@ struct RouterOptions {
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
   // A request whose worker is found stuck, or shows nothing for longer than expected, is asked of
   // another one as well, and the first to answer has it (engine/router/expected_wait.h). With a
-  // number nobody is found stuck, and "longer than expected" is so long at least. Zero: never.
+  // number no worker is found stuck, and "longer than expected" is so long at least. Zero: never.
   std::optional<std::chrono::milliseconds> hedge_after;
   // A worker that shows nothing is asked how it is after so long at least, and has as long to
   // answer.

@@ -95,7 +95,7 @@ absl::Status error_of_worker(int code, const std::string& message, std::string_v
 
 // What the whole events at the beginning of a worker's stream tell.
 enum class StreamNews : uint8_t {
-  kNothing,  // nobody waits for it: a role, or half an event
+  kNothing,  // no client waits for it: a role, or half an event
   kAnswer,   // a token, or the end
   kError,
 };

@@ -4,7 +4,7 @@
 // least to do until it is through with this prompt: the tokens that it does not have, those that
 // earlier requests still wait for, a little for every request that it is writing an answer to, and
 // a part of what its cache holds more than others' of what was asked for again: that stays as long
-// as there is room, and what nobody had asked for before goes where most room is. Where none tells,
+// as there is room, and new prompts go where most room is. Where none tells,
 // one that was given the same beginning before, if it is not much busier than the others, else the
 // least loaded.
 #pragma once

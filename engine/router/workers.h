@@ -253,7 +253,7 @@ struct Workers {
     return false;
   }
   // A decode worker that no listed prefill worker can hand anything over to, and that would pass
-  // over what it is told: nobody may take for prefilled what is not.
+  // over what it is told: no caller may take for prefilled what is not.
   bool lacks_prefill(size_t worker) const {
     const Ways& its = decode.ways[worker];
     return its.known && !its.own && list_prefill() && !any(prefill, &Ways::params);

@@ -18,7 +18,7 @@ constexpr double kEnough = 8, kFar = 4, kAlike = 0.01;
 constexpr double kNewAnswer = 0.1;  // weight of one answer in mean output and computed part
 constexpr size_t kLeavers = 8;      // so many, within kLately, are no accident: at first
 constexpr Time kLately = std::chrono::seconds(10);
-constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses nobody
+constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses no request
 // The part of their patience after which clients are planned to be answered. It shrinks by a factor
 // when one leaves who was taken since it last did, since those before know nothing of that, and
 // grows by a step with each who is answered: so that few leave, whatever disturbs the forecasts.
@@ -115,9 +115,9 @@ absl::Status Admission::refuse(std::string_view why, double again) {
 }
 
 absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Time now) {
-  // Alone it could not be quicker, and refusing it for ever would help nobody.
+  // Alone it could not be quicker, and refusing it for ever would not help.
   if (backlog.prompt_tokens + backlog.output_tokens == 0) return absl::OkStatus();
-  // Nobody overtakes those who wait.
+  // No request overtakes those who wait.
   const size_t places = backlog.waiting > 0 ? 0 : backlog.free_places;
   const size_t waiting = backlog.waiting + backlog.arriving - std::min(backlog.arriving, places);
   const bool waits = places < backlog.arriving + work.choices;

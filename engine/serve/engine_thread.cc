@@ -253,7 +253,7 @@ void EngineThread::take_notes(bool stepped, Time busy) {
   busy_ = engine_.owes_others();
 }
 
-// Whose turn has come too late: better a refusal now than an answer that nobody waits for.
+// Whose turn has come too late: better a refusal now than an answer that no client waits for.
 void EngineThread::refuse_late() {
   std::vector<uint64_t> ids;
   {

@@ -58,7 +58,7 @@ class Follower {
   std::optional<TierFollower> tiers_;  // reads and writes the memory: gone before it
   Time heard_{};                       // of rank 0
   std::vector<SequenceChunk> chunks_;
-  std::vector<float> logits_;  // nobody reads them
+  std::vector<float> logits_;  // nothing reads them
 };
 
 }  // namespace baton::engine::shard

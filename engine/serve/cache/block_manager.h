@@ -5,7 +5,7 @@
 //   free         no reference; on one of two free lists, each in the order of its last use. Its
 //                content stays findable under its hash until the block is handed out again.
 //
-// What nobody has found yet is handed out before what was found again: prompts that are like no
+// What no prompt has found yet is handed out before what was found again: prompts that are like no
 // other pass through the cache without pushing out what many begin with. Those that were found
 // again keep three quarters of the cache at most; the one that was used longest ago has to be found
 // anew. Quarantine holds references like any other user: bytes may still arrive in those blocks.
@@ -106,7 +106,7 @@ class BlockManager {
   void note(const BlockHash& hash, bool stored);
 
   std::vector<Block> blocks_;
-  std::array<FreeList, 2> free_;  // of blocks that nobody has found, and of those that were
+  std::array<FreeList, 2> free_;  // of blocks that no prompt has found, and of those that were
   absl::flat_hash_map<BlockHash, uint32_t> cached_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
   uint64_t next_entry_ = 1;
