@@ -15,7 +15,7 @@ from .errors import InvalidParamError, error_of
 class Handle:
     """The library's agent or connector, until it is closed. Transfers and lists outlive it: the interpreter collects in any
     order. It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
-    do not notice. In a forked child it is nobody's: its threads are not there, and its sockets are the parent's."""
+    do not notice. In a forked child it is unusable: its threads are not there, and its sockets are the parent's."""
 
     all: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 

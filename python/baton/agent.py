@@ -241,7 +241,7 @@ class Agent:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Cancels and fences what runs. Nobody touches registered memory afterwards. Calls of other threads end
+        """Cancels and fences what runs. Nothing touches registered memory afterwards. Calls of other threads end
         first, and whoever waits for a transfer is told that the agent is closed. So it is when the interpreter ends."""
         self._open.destroy()
         self._kept.clear()
@@ -295,7 +295,7 @@ class Agent:
 
     def allocate(self, size: int) -> mmap.mmap:
         """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
-        this machine reach with one copy and no system call for each page. It lives as long as somebody has it, or the
+        this machine reach with one copy and no system call for each page. It lives as long as a caller has it, or the
         agent has it registered: until deregister() or the agent's close() its own close() is a BufferError. Raises where the
         machine or a memory cgroup has not so much left. Where this process may have no such file (`ulimit -f`, a sandbox)
         it is memory like any other."""
@@ -495,7 +495,7 @@ class Agent:
         return [first, *self.messages()]
 
     def lost_messages(self) -> List[Tuple[str, bytes, str]]:
-        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). Nobody
+        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). No agent
         confirmed them, though they may have come. The newest 1,024 are kept; stats()["messages_lost"] counts all."""
         return [(agent.decode(), message, why.decode(errors="replace"))
                 for agent, message, why in self._take_all(lib.next_lost_message, 3)]

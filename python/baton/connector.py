@@ -145,7 +145,7 @@ class KvJob:
 
     def save_layer(self, layer: int, blocks: Iterable[int], first_block: int = 0) -> None:
         """Blocks [first_block, ...) of the sequence are computed in this layer, and lie in these blocks of the cache.
-        Each is sent once. CancelledError: nobody wants the job any more."""
+        Each is sent once. CancelledError: no worker wants the job any more."""
         listed = _numbers(blocks, "I", "a block")
         self.connector._open.call(lib.kv_job_save_layer, self.number, _within(layer, 2 ** 32 - 1, "layer"),
                                   _within(first_block, 2 ** 32 - 1, "first_block"), listed.buffer_info()[0], len(listed))
@@ -178,7 +178,7 @@ class KvJob:
 
 
 class _Wish:
-    """What somebody awaits, as _loop has transfers."""
+    """What a caller awaits, as _loop has transfers."""
 
     def __init__(self, connector: "KvConnector", look: Callable[[], bool]) -> None:
         self.agent, self.done = connector, look
@@ -222,7 +222,7 @@ class KvConnector:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Ends what is under way. Nobody touches the cache afterwards."""
+        """Ends what is under way. Nothing touches the cache afterwards."""
         self._open.destroy()
         self._given_back.clear()
         _loop.wake(self)

@@ -35,7 +35,7 @@ class RepostActiveError(BatonError):
 
 
 class UnknownError(BatonError):
-    """What nobody expected."""
+    """An unexpected error."""
 
 
 class NotSupportedError(BatonError):

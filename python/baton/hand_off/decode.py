@@ -199,7 +199,7 @@ class Loads(End):
         """Moves everything on. Whether anything is under way."""
         now = self.clock()
         self._steps += 1
-        # Prefill is not silent while nobody listens: this engine had its processors, or was suspended.
+        # Prefill is not silent while no thread listens: this engine had its processors, or was suspended.
         deaf, self._stepped = max(0.0, now - self._stepped - self.limits.ask), now
         for load in self._loads.values() if deaf else ():
             for source in load.sources.values():
@@ -410,7 +410,7 @@ class Loads(End):
             self._changed.notify_all()
 
     def _say_done(self, name: str, transfer: str) -> bool:
-        """Whether it was said, or nobody is there to hear it."""
+        """Whether it was said, or no peer is there to hear it."""
         peer = self._peers.get(name)
         if peer is None or not self._is_there(name, peer):
             return True

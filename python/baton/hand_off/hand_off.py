@@ -23,7 +23,7 @@ _NAP = 0.02  # how often deadlines are looked at while something is under way, i
 class HandOff:
     """`agent` is this worker's alone, with serve_metadata, and its name ends in "/" and the worker's number; `memory` is
     registered here. Caches go together whose `identity` is equal: the checkpoint and whatever else changes K and V.
-    `lease`: seconds for which blocks are kept that nobody asks for. `about`: what engines of other makes are told besides.
+    `lease`: seconds for which blocks are kept that no engine asks for. `about`: what engines of other makes are told besides.
     Calls may come from any thread; a forked child makes one of its own. `start_thread` False: nothing moves but by turn(),
     for tests."""
 

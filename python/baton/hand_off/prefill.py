@@ -33,7 +33,7 @@ class _Send:
         self.done: Set[str] = set()         # who has all it wanted
         self.needed = 0                     # how many these have to be, as they say
         self.request: Optional[str] = None  # once the engine has handed its blocks over
-        self.refused = False                # two requests have its name: whose blocks they are, nobody can tell
+        self.refused = False                # two requests have its name: whose blocks they are, no side can tell
         self.expires = expires
 
     def unlist(self, reader: str) -> None:
@@ -58,7 +58,7 @@ class Sends(End):
     # --- the engine
 
     def save(self, transfer: str, layer: int, run: Run) -> None:
-        """These blocks are complete in a layer. Their checksums are taken now, while nobody else can have them. A name that
+        """These blocks are complete in a layer. Their checksums are taken now, while no other request can have them. A name that
         a request has held blocks by is another's only after finished(): before, neither is handed over."""
         first, ids = operator.index(run.first), [operator.index(block) for block in run.ids]
         with self._lock:

@@ -1,4 +1,4 @@
-"""A way to `baton kv_store --lm-port`: blocks by their names, checked before anybody is told that they are here.
+"""A way to `baton kv_store --lm-port`: blocks by their names, checked before a caller is told that they are here.
 
     store = KvStore("10.0.0.7:65432")
     store.put([key], [block])           # [True]: it is kept
@@ -209,7 +209,7 @@ class KvStore:
             if whole and not self._closed.is_set():
                 self._idle.append(connection)
                 return
-        connection.close()  # replies may be on their way: nobody can use it
+        connection.close()  # replies may be on their way: no call can use it
 
     def _lost(self, why: Exception) -> None:
         """The store is away: it is called by a thread until it answers."""
@@ -271,7 +271,7 @@ class _Connection:
             pass
 
     def ended(self) -> bool:
-        """Whether it is of no use, though nobody uses it: closed by the store, or the store said what nobody asked."""
+        """Whether it is of no use, though no call uses it: closed by the store, or the store said what no client asked."""
         try:
             self._socket.settimeout(0)
             return self._socket.recv(1, socket.MSG_PEEK) is not None

@@ -87,7 +87,7 @@ def fenced_release(transfer: Any, seconds: float = FENCE_SECONDS) -> None:
 
 
 class nixl_xfer_handle:
-    """A transfer. When nobody has it any more it is aborted."""
+    """A transfer. When no caller has it any more it is aborted."""
 
     fence_seconds = FENCE_SECONDS
 
