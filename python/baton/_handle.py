@@ -50,11 +50,11 @@ class Handle:
         return result
 
     def with_event_fd(self, function: Any) -> Any:
-        """What a function makes of the agent's event descriptor, which is open meanwhile."""
+        """The result of a function on the agent's event descriptor, which stays open during the call."""
         return self.ask(lambda agent: function(getattr(lib, f"{self._prefix}_event_fd")(agent)))
 
     def drop(self, function: Any, *arguments: Any) -> None:
-        """Gives something back; quiet where all of it has gone with the agent."""
+        """Releases something; does nothing if it was already released with the agent."""
         try:
             self.ask(function, *arguments)
         except InvalidParamError:
@@ -76,7 +76,7 @@ class Handle:
 
     @classmethod
     def forget(cls) -> None:
-        """Of a forked child."""
+        """In a forked child."""
         for one in cls.all:
             one._forget()
 

@@ -82,7 +82,7 @@ class _Watcher:
         self.tell()
 
     def tell(self) -> None:
-        """Those whose transfers have ended."""
+        """The waiters whose transfers have ended."""
         for future, transfer in list(self.waiting.items()):
             try:
                 if not transfer.done():
@@ -96,7 +96,7 @@ class _Watcher:
 
 
 def wake(agent: Any, besides: Any = None) -> None:
-    """Whoever waits on the agent, in whatever thread's loop, looks again: an event came, or it was closed."""
+    """Wakes all waiters on the agent, in any thread's loop: an event came, or it was closed."""
     for watcher in list(_watchers.get(agent, {}).values()):
         if watcher is not besides and watcher.waiting:
             with contextlib.suppress(RuntimeError):  # that loop is closed
@@ -104,7 +104,7 @@ def wake(agent: Any, besides: Any = None) -> None:
 
 
 async def wait_for(transfer: Any) -> None:
-    """Until it has ended; posts it if no call has. A cancelled wait aborts the transfer: release() fences it."""
+    """Waits for its end; posts it first if needed. A cancelled wait aborts the transfer: release() fences it."""
     try:
         ended = transfer.done()
     except NotPostedError:

@@ -174,7 +174,7 @@ class Loads(End):
             self._report(order, "the hand-off was closed")
 
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
-        """A message of a prefill's."""
+        """Handles a message from prefill."""
         peer = self._peers.get(sender)
         if peer is None:
             return
@@ -196,7 +196,7 @@ class Loads(End):
                 load.why = f"prefill {sender} keeps reporting blocks without describing its cache"
 
     def step(self) -> bool:
-        """Moves everything on. Whether anything is under way."""
+        """Advances everything. Returns whether anything is in progress."""
         now = self.clock()
         self._steps += 1
         # Prefill is not silent while no thread listens: this engine had its processors, or was suspended.
@@ -244,7 +244,7 @@ class Loads(End):
             self.agent.fetch_metadata(source.name, source.address)
 
     def _passages(self, sender: str, message: Dict[str, Any]) -> List[_Passage]:
-        """What does not fit is an error that says why."""
+        """Raises an error that says why, if the two do not fit."""
         if message["identity"] != self.identity:
             raise ValueError(f"prefill has another model or cache: {message['identity']}, here {self.identity}")
         packings = packings_in(message)
@@ -410,7 +410,7 @@ class Loads(End):
             self._changed.notify_all()
 
     def _say_done(self, name: str, transfer: str) -> bool:
-        """Whether it was said, or no peer is there to hear it."""
+        """Whether it was sent, or no peer is there to receive it."""
         peer = self._peers.get(name)
         if peer is None or not self._is_there(name, peer):
             return True

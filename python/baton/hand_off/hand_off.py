@@ -45,7 +45,7 @@ class HandOff:
             atexit.register(self.close)  # before the agent goes, which the thread would be told of
 
     def wake(self) -> None:
-        """There is something new to do: loads were started."""
+        """Wakes the service thread: loads were started."""
         with self._closing:
             if not self._closed:
                 self._poke()
@@ -94,7 +94,7 @@ class HandOff:
                 if self.agent._open.value is None:  # its owner has closed it
                     self.loads.close()
                     return
-                log.exception("the thread of Baton's hand-offs goes on after this")
+                log.exception("error in the thread of Baton's hand-offs, which continues")
                 busy = True
             for fd, _ in poll.poll(1000 * _NAP if busy else None):
                 try:

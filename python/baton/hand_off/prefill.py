@@ -90,7 +90,7 @@ class Sends(End):
             send.request, send.expires = request, self.clock() + self.lease
 
     def drop(self, transfer: str) -> None:
-        """The blocks are not to be read any more."""
+        """Withdraws the blocks: they must not be read any more."""
         with self._lock:
             self._drop(transfer)
 
@@ -107,7 +107,7 @@ class Sends(End):
     # --- decode
 
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
-        """A message of a reader's."""
+        """Handles a message from a reader."""
         with self._lock:
             transfer = message["transfer"]
             send = self._sends.get(transfer)
@@ -163,14 +163,14 @@ class Sends(End):
         self._sends[transfer] = send
 
     def _is_read(self, send: _Send) -> bool:
-        """Those that want it have all of it; who asked and is gone wants nothing any more."""
+        """Whether all its readers have all of it; readers that are gone do not count."""
         if not send.needed or len(send.done) < send.needed:
             return False
         send.readers = [reader for reader in send.readers if self.agent.has_remote(reader)]
         return not send.readers
 
     def _count_readers(self, ranks: int) -> int:
-        """Of so many workers of decode's, those that hear this one."""
+        """Which of decode's workers this one sends to."""
         shard = self.shard
         if ranks < 1:
             raise ValueError(f"a reader that is one of {ranks} workers")

@@ -37,7 +37,7 @@ _NO_META = (_VERSION, 0, 0, 0, 0, 0, 0)
 
 
 class _Late(Exception):
-    """The batch has had its time."""
+    """The batch's time is over."""
 
 
 class _Limits(NamedTuple):
@@ -59,7 +59,7 @@ class KvStore:
         if not colon or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f'"{store}" is no HOST:PORT; give the address of `baton kv_store --lm-port`')
         if min(silence, retry) <= 0 or timeout <= silence:
-            raise ValueError("silence, timeout and retry are seconds, more than none, and timeout is more than silence")
+            raise ValueError("silence, timeout and retry must be seconds above 0, and timeout must exceed silence")
         self.store = store
         self._address = (host.strip("[]"), int(port))
         self._limits = _Limits(float(silence), float(timeout), float(retry))
@@ -140,7 +140,7 @@ class KvStore:
         return kept
 
     def close(self) -> None:
-        """Ends what runs: it has missed. The object has nothing from then on."""
+        """Ends running batches as misses. The store counts as empty from then on."""
         with self._lock:
             self._closed.set()
             self._here.clear()
@@ -169,7 +169,7 @@ class KvStore:
             work(connection)
             whole = True
         except _Late:
-            log.warning("the store at %s is slow: not all of a batch within %g s", self.store, self._limits.timeout)
+            log.warning("the store at %s is slow: a batch was not complete within %g s", self.store, self._limits.timeout)
         except OSError as why:  # a socket's timeout is one
             self._lost(why)
         finally:
@@ -223,7 +223,7 @@ class KvStore:
             self._caller.start()
         for connection in idle:
             connection.close()
-        log.warning("the store at %s has nothing until it answers again: %s", self.store, why)
+        log.warning("the store at %s counts as empty until it answers again: %s", self.store, why)
 
     def _call_until_it_answers(self) -> None:
         said = False
@@ -232,7 +232,7 @@ class KvStore:
                 connection = self._call(time.monotonic() + self._limits.timeout)
             except (OSError, _Late) as why:
                 if not said:
-                    log.info("the store at %s is called until it answers: %s", self.store, why)
+                    log.info("connecting to the store at %s until it answers: %s", self.store, why)
                 said = True
                 self._closed.wait(self._limits.retry)
                 continue
@@ -258,13 +258,13 @@ class _Connection:
         """The first thing to do: a stopped store's kernel takes calls, so that the store itself must say a word."""
         self._send(_request(_HEALTH, b""))
         if self._reply()[0] != _FOUND:
-            raise ConnectionError("what answers is no KV store")
+            raise ConnectionError("the server is not a KV store")
 
     def close(self) -> None:
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Whoever waits on it has lost the connection."""
+        """Closes it: callers that wait on it lose the connection."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -344,7 +344,7 @@ class _Connection:
             except socket.timeout as why:
                 self._waited(why)
             if count == 0:
-                raise ConnectionError("it has hung up")
+                raise ConnectionError("it closed the connection")
             left = left[count:]
 
     def _reply(self) -> Tuple[int, ...]:
