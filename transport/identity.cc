@@ -106,7 +106,7 @@ class Writers {
  public:
   // `reader`: a descriptor that is open for reading only.
   explicit Writers(int reader) : fd_(reader) {
-    // Who waits is told to us by a signal, which by default would end the process.
+    // A signal tells us of waiters; by default it would end the process.
     if (fcntl(fd_, F_SETSIG, SIGURG) != 0) return;
     held_off_ = fcntl(fd_, F_SETLEASE, F_RDLCK) == 0;
     there_ = !held_off_ && (errno == EAGAIN || errno == EBUSY);

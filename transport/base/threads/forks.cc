@@ -47,7 +47,7 @@ class Gate {
     mutex_.unlock();
     changed_.notify_all();
   }
-  // In a child: the others who were inside, or waited, are not here.
+  // In a child: the other threads that were inside, or waited, are not here.
   void open_alone(int mine) {
     inside_ = mine;
     forking_ = 0;
