@@ -59,7 +59,7 @@ class DeviceCalls {
   };
   using StagedPtr = std::unique_ptr<Staged>;
 
-  // Who combines: staging.sums.
+  // Where to combine: staging.sums.
   enum class Sums : uint8_t { kAuto, kCpus, kKernel };
 
   // The mesh outlives this, and this every Staged.
@@ -95,7 +95,7 @@ class DeviceCalls {
   // Notes what one that has ended took.
   void exchanged(const executor::Call& call, double predicted, double seconds);
 
-  // Says who combines what the call combines, by these programs. Notes why, for explain_sums().
+  // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);
 
   // Copies what the call reads. Blocks until it is there; not longer than until `deadline`.
@@ -111,7 +111,7 @@ class DeviceCalls {
   uint64_t bytes() const { return bytes_; }  // copied to and from devices
   // A line for each device that has been used; empty: none.
   std::string explain() const;
-  // Who combined in the last calls of this size on memory of devices, a line for each type, and
+  // Where the last calls of this size on device memory combined, a line for each type, and
   // what it was to cost either way. Empty: there were none, or nothing to combine.
   std::string explain_sums(Collective collective, size_t bytes) const;
 

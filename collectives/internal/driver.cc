@@ -72,7 +72,7 @@ bool Driver::advance() {
       needs_.failure.fail(status, needs_.mesh.rank(), true);
     }
   }
-  // Who only waits for a device hears the others above.
+  // A call that only waits for a device hears the others above.
   return any || needs_.executor.combining() || needs_.calls.any_under_way_on_devices();
 }
 

@@ -53,8 +53,8 @@ class Gathering {
   void refuse_all(const absl::Status& why, std::vector<Answer>& answers);
 
   const uint32_t fixed_ranks_;
-  uint32_t ranks_;     // of those who wait
-  uint64_t next_ = 0;  // lower generations are over; those who wait are of this one
+  uint32_t ranks_;     // of the waiting ranks
+  uint64_t next_ = 0;  // lower generations are over; the waiting ranks are of this one
   std::map<uint32_t, Waiting> waiting_;  // by rank
   std::string last_failure_;             // of an earlier attempt at this generation
   absl::Status closed_;                  // not OK: why no rank can meet

@@ -66,7 +66,7 @@ class RendezvousService {
   net::Watched listener_watch_;
   std::string address_;
   const size_t most_ranks_;
-  const std::string no_answer_;  // to those who take this for a worker
+  const std::string no_answer_;  // for peers that take this for a worker
   Gathering gathering_;
   std::vector<Caller> callers_;                                // the oldest first
   std::map<uint64_t, std::unique_ptr<RankConnection>> ranks_;  // by number, the oldest first
