@@ -150,7 +150,7 @@ struct AgentTelemetry {
 };
 
 struct AgentMessage {
-  std::string agent;  // who sent it
+  std::string agent;  // its sender
   std::string payload;
 };
 
@@ -367,7 +367,7 @@ class Agent {
   // Blocks until it has ended and returns how. DeadlineExceeded when `timeout` ran out first: it
   // still runs.
   absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
-  // post(), wait() and release() in one, for who has nothing else to do: how it ended. When it
+  // post(), wait() and release() in one, for callers that only wait; returns its result. When it
   // returns, no byte of it moves and the id is gone, whatever came of it; what ran out of time was
   // aborted (DeadlineExceeded). AlreadyExists, and nothing else happens: it runs already.
   absl::Status run(AgentTransferId transfer, Time timeout = kNever);

@@ -71,7 +71,7 @@ class KvRequantisePlan {
                              absl::Span<std::byte* const> to,
                              KvTokens layers = KvPlan::kAllLayers) const;
 
-  // For who converts elsewhere: what run() would, where it lies. Of `from` and `to` nothing is
+  // For conversion elsewhere: what run() would do, in place. Of `from` and `to` nothing is
   // touched.
   absl::Status for_each_box(size_t part, KvTokens tokens, const KvPages& source,
                             const KvPages& target, absl::Span<const std::byte* const> from,

@@ -66,7 +66,7 @@ class AgentFiles {
   void replace(AgentRanges<FileRegion> by);
   absl::Status start(const std::shared_ptr<AgentFileTransfer>& transfer);  // locked
   void work();
-  // Tells those who sleep what has ended: not under the lock, which they take to look.
+  // Tells waiters what has ended: not under the lock, which they take to look.
   void unlock_and_wake(std::unique_lock<std::mutex>& lock);
 
   static constexpr size_t kThreads = 4;

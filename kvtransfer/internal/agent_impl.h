@@ -174,8 +174,8 @@ class Agent::Impl {
   std::mutex inbox_mutex;
   absl::flat_hash_map<uint64_t, Sender> senders;  // by peer
   std::vector<uint64_t> down;                     // of them, when what they sent is read
-  size_t most_senders = kFewSenders;              // before the worker is asked who is there
-  absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
+  size_t most_senders = kFewSenders;             // before the worker is asked which are still there
+  absl::flat_hash_map<uint64_t, PeerId> asking;  // for our metadata
   std::deque<AgentMessage> inbox;
   std::atomic<size_t> unread{0};  // bytes of it
   std::atomic<int> awaiting{0};   // threads that wait for a message

@@ -1,4 +1,4 @@
-// The kinds of an agent's memory by name, and what is asked of whoever drives devices.
+// The kinds of an agent's memory by name, and what is asked of the device provider.
 #include "kvtransfer/internal/agent_memory_kind.h"
 
 #include <iterator>

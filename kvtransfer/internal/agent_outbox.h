@@ -46,7 +46,7 @@ class AgentOutbox {
   // The other agent may have some of its parts, `part` is one of them, and no more come. The room
   // is given back when it knows.
   void abandon(PeerId peer, std::string_view part, size_t bytes);
-  // After these, when the lock is free: whoever waits is told.
+  // After these, when the lock is free: waiters are told.
   void room_came(PeerId peer);
   // Sends the control messages that found no transfer slot before, if any.
   void flush_control_messages();
@@ -81,7 +81,7 @@ class AgentOutbox {
       std::weak_ptr<AgentTransfer> transfer;
     };
     std::deque<Waits> line;
-    bool feeding = false;    // a thread does it, for all who find that there is room
+    bool feeding = false;    // a thread does it, for all that find room
     bool room_came = false;  // since it looked last
   };
   static void on_end(void* context, TransferId id, const absl::Status& status);

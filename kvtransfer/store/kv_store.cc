@@ -233,7 +233,8 @@ void Service::follow_reads() {
     }
     const Fate fate = keep(*it);
     {
-      const std::lock_guard lock(mutex_);  // counted before it is told: who hears of it may look
+      const std::lock_guard lock(
+          mutex_);  // counted before the reply: its receiver may look at once
       stats_.taken += fate == Fate::kTaken;
       stats_.broken += fate == Fate::kBroken;
     }

@@ -28,7 +28,7 @@ namespace {
 constexpr int kSlowTickMs = 500;   // how often slow clients are looked for
 constexpr size_t kTurn = 4 << 20;  // bytes of one connection before the next has its turn
 constexpr size_t kMostAtOnce = 1 << 20;
-constexpr Time kStrangers = std::chrono::seconds(20);  // who have not made a request yet
+constexpr Time kStrangers = std::chrono::seconds(20);  // connections without a request so far
 
 class Server final : public LmServer {
  public:
@@ -155,7 +155,7 @@ void Server::accept_all(Time now) {
   }
 }
 
-// Whoever has made no request, or is at one for too long.
+// Connections that have made no request, or are at one for too long.
 void Server::look_for_slow(Time now) {
   for (auto it = connections_.begin(); it != connections_.end();) {
     const bool stranger = !it->session.has_spoken() && now >= it->since + kStrangers;

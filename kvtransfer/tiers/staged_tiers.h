@@ -24,7 +24,7 @@ namespace baton::kvtransfer::tiers {
 class StagedTiers final : public TierStore {
  public:
   // `options.cache` lies on that device, of `memory`, which outlives this. Otherwise as
-  // TierStore::open(), and the words of who drives the device.
+  // TierStore::open(), and the text of the device provider.
   static absl::StatusOr<std::unique_ptr<TierStore>> open(const TierStoreOptions& options,
                                                          const internal::DeviceMemory& memory,
                                                          int device);

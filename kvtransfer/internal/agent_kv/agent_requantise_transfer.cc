@@ -214,7 +214,7 @@ AgentRequantiseTransfer::Moving AgentRequantiseTransfer::move(AgentPlan plan,
                                                       epoch(), message);
   moving->tell_end([converter = &converter_] { converter->poke(); });
   moving->post(peer_, nullptr).IgnoreError();  // its outcome says it too
-  converter_.wake_ = true;                     // whoever moves bytes inside of wait()
+  converter_.wake_ = true;                     // for threads that move bytes inside wait()
   return moving;
 }
 

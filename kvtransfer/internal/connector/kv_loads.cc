@@ -1,4 +1,4 @@
-// The decode side: starts loads, follows how far they are, probes who is silent, ends them.
+// The decode side: starts loads, follows their progress, probes silent workers, ends them.
 #include "kvtransfer/internal/connector/kv_loads.h"
 
 #include <algorithm>

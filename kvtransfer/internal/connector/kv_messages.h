@@ -145,7 +145,7 @@ class KvAssembler {
 // The body of a request.
 struct KvLoadRequest {
   uint64_t request = 0;         // the decode engine's own id of it, for timelines
-  std::string decode;           // who asks, for people
+  std::string decode;           // the decode worker's name, for people
   std::string key;              // "": none
   uint32_t loads_of_key = 1;    // that come to this prefill worker
   KvShare share;                // of the heads, that this prefill worker sends

@@ -1,4 +1,4 @@
-// The decode side: asks prefill workers whether they are alive, and gives up those who say nothing.
+// The decode side: asks prefill workers whether they are alive, and gives up silent ones.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
