@@ -723,7 +723,7 @@ typedef struct baton_kv_job {
   size_t size;         // sizeof(baton_kv_job)
   uint64_t job;        // this connector's number for it
   uint64_t request;    // decode's id
-  const char* decode;  // the name of who asks
+  const char* decode;  // the name of the decode worker
   const char* key;     // the load's; "": none
   const int32_t* tokens;
   size_t token_count;
