@@ -211,7 +211,7 @@ void StreamGates::end(Gate& gate, GateState state) {
   Words& words = words_[static_cast<size_t>(&gate - gates_.data())];
   const uint64_t outcome = 2 * gate.epoch + (state == GateState::kOpen ? 0 : 1);
   std::atomic_ref(words.outcome).store(outcome, std::memory_order_relaxed);
-  // The flag last: who is let through sees the outcome.
+  // The flag last: a stream that is let through sees the outcome.
   std::atomic_ref(words.flag).store(gate.epoch, std::memory_order_release);
 }
 

@@ -1,4 +1,4 @@
-// Chooses for each shape who multiplies, proves it, and queues products.
+// Chooses for each shape what multiplies, proves it, and queues products.
 #include "gpudirect/blas/gpu_gemm.h"
 
 #include <algorithm>

@@ -23,7 +23,7 @@ namespace baton::gpudirect {
 // descriptor.
 absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
                                                const PointerFacts& facts);
-// Who a device is to every process.
+// Identifies a device to every process.
 absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal);
 // The number that a device has in this process. NotFound: it is not visible here.
 absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid);

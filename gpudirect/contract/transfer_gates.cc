@@ -14,7 +14,7 @@ internal::TransferGates::Gate number_of(GateId id) {
 GateId id_of(internal::TransferGates::Gate gate) {
   return {static_cast<uint32_t>(gate), static_cast<uint32_t>(gate >> 32)};
 }
-// What whoever submits transfers can do: he knows nothing of gates.
+// What submitters of transfers can use; they know nothing of gates.
 absl::Status for_transfers(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(

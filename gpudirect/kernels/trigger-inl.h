@@ -22,7 +22,7 @@ BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
   return Pushed::kFull;
 }
 
-// Whether it is worth trying: who would be refused leaves the count alone, which others need.
+// Whether it is worth trying: a thread that would be refused leaves the count alone for others.
 template <class Block>
 BATON_DEVICE bool seems_full(Block& block, const TriggerQueue& queue) {
   const uint64_t seen = block.look(queue.seen_tail);

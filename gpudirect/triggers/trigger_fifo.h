@@ -79,7 +79,7 @@ class TriggerConsumer {
 };
 
 // The queue on a device: slots and tail in host memory that it reads and writes, the counts of
-// those who push in its own.
+// pushers in its own.
 class TriggerFifo {
  public:
   // `capacity`: a power of two, kMostSlots at most; each takes 16 bytes of pinned memory, and the

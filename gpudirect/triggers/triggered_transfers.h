@@ -94,7 +94,7 @@ class TriggeredTransfers {
   Worker& worker_;
   TriggerConsumer& queue_;
   const uint32_t first_number_;   // of ours: those before are of whoever had the queue
-  mutable std::mutex preparing_;  // who asks for a state, while more are prepared
+  mutable std::mutex preparing_;  // for a state query while more are prepared
   std::deque<Prepared> prepared_;
   std::vector<Peer> peers_;
   size_t first_ = 0;    // of the peers, in the next round: none is always behind another
