@@ -62,7 +62,7 @@ void check_access(const Json& info, std::vector<Check>& out) {
   }
 }
 
-// Only for those who connect by it: no failure.
+// Only needed for connections by it: no failure.
 void check_cm(const Json& info, std::vector<Check>& out) {
   const Json& node = info["limits"]["rdma_cm"];
   if (node["usable"] == true) {

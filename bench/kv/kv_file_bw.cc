@@ -205,7 +205,7 @@ absl::Status FileBench::round(int number) {
   for (int i = 0; i < 3; ++i) {
     const int who = (i + number) % 3;  // each is the first now and then
     if (who == 2 && !no_fio_.empty()) continue;
-    // A shared disk gives more to who has just paused, as fio does while it starts.
+    // A shared disk favours a process that has just paused, as fio does while it starts.
     std::this_thread::sleep_for(kPause);
     const auto rate = who == 0 ? read_alone() : who == 1 ? read_checked() : read_by_fio(number);
     if (who == 2 && !rate.ok()) {

@@ -46,7 +46,7 @@ class KvSession {
   // the memory poisoned: prepare() again.
   absl::Status verify();
 
-  // The transfer that run() submits, for whoever wants to submit it himself.
+  // The transfer that run() submits, for callers that submit it themselves.
   const TransferRequest& request() const { return request_; }
   const Workload& workload() const { return *workload_; }
   BenchMemory& local() { return *local_; }

@@ -1,5 +1,5 @@
 // One end of a test: its memory and counter, what it knows of the other end, and the check of what
-// arrived. Both sides have one; they differ only in who sends.
+// arrived. Both sides have one; they differ only in which sends.
 #pragma once
 
 #include <cstddef>

@@ -174,7 +174,7 @@ class Server {
     const bool ours = client_ != nullptr && message_.peer == client_->peer();
     const Json request = parse_message(message_.payload);
     const std::string what = text_of(request, "do");
-    if (what.empty()) return;  // whoever it is, he gets no answer that he might answer
+    if (what.empty()) return;  // no answer, which the sender might answer
     if (what == "plan") return greet(message_.peer, request);
     if (!ours) {
       return tell(message_.peer, refusal(absl::FailedPreconditionError(
