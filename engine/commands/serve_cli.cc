@@ -52,7 +52,7 @@ int fail(const char* command, const absl::Status& status) {
   return 1;
 }
 
-// By what bf16 arithmetic is computed, for who waits for it.
+// What computes bf16 arithmetic, for the log.
 void report_arithmetic(const Model& model, FILE* to) {
   if (model.arithmetic() != Arithmetic::kBf16) return;
   const Bf16Unit unit = best_bf16_unit();

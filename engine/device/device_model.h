@@ -44,7 +44,7 @@ class DeviceModel final : public ModelRunner {
           absl::UnavailableError("no cuBLASLt was given"));
   ~DeviceModel() override;
 
-  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.
+  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of a prepared one also what multiplies.
   std::string name() const override;
   absl::Status prepare(const WorkspaceLimits& limits) override;
   // Memory that adapters and other processes may be given, as far as the device can do that. The
@@ -159,7 +159,8 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
-  // Who says how far a step is: tickets, or where the device has none events, one for each layer.
+  // What reports how far a step is: tickets, or where the device has none events, one for each
+  // layer.
   std::unique_ptr<gpudirect::LayerTickets> tickets_;
   std::vector<gpudirect::Event> written_;
   int told_ = 0;        // layers of this step

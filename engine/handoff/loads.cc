@@ -20,7 +20,7 @@ using serve::RemotePrefill;
 
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
-    std::chrono::seconds(1);  // who did not answer, where any silence is allowed
+    std::chrono::seconds(1);  // for peers that did not answer, where any silence is allowed
 constexpr Time kDeclineTimeout = std::chrono::seconds(10);
 constexpr size_t kMostUnknown =
     1 << 20;  // blocks that are ready, of which prefill does not say what they are
@@ -207,7 +207,7 @@ void Loads::learn(const Load& load, std::shared_ptr<Peer>& peer, Time now) {
   std::vector<kvtransfer::Descriptor> spans;
   for (const kvtransfer::StridedDescriptor& row : rows) spans.push_back(*row.span());
   if (!core_.agent->has_remote(load.agent, spans)) {
-    fetch(load, *peer, now).IgnoreError();  // who asked for it has been reached
+    fetch(load, *peer, now).IgnoreError();  // the agent that requested it has been reached
     return;
   }
   const auto list =

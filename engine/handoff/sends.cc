@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr size_t kTurnBytes = 16 << 20;   // converted before messages are looked at again
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
-constexpr size_t kBlocksAtOnce = 2000;  // told in a message: longer ones wait for who stands still
+constexpr size_t kBlocksAtOnce = 2000;    // told in a message: a slow reader delays longer ones
 
 size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
   return (tokens + layout.block_tokens - 1) / layout.block_tokens;
@@ -153,7 +153,7 @@ json Sends::layout_message(const Reader& reader, const json& asked) const {
                   {"rows", json::array()}};
   if (reader.layout == nullptr) {
     message["refused"] = reader.why;
-    message["identity"] = reader.why;  // for who compares it with his own, and shows both
+    message["identity"] = reader.why;  // for a reader that compares it with its own, and shows both
     return message;
   }
   // We have found that the KV will be what its engine expects: its own identity says so to it.
@@ -218,7 +218,7 @@ void Sends::wanted(const std::string& sender, const json& message) {
       Send& send = *sends_[transfer];
       if (send.reader != sender) assign(send, sender, reader.layout);
       here = send.reader == sender;
-      if (here) send.expires = core_.clock->now() + lease_;  // whoever asks renews
+      if (here) send.expires = core_.clock->now() + lease_;  // each request renews
     }
   }
   const absl::Status told =

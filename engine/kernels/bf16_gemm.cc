@@ -1,4 +1,4 @@
-// bf16_gemm: rounding and packing, kernels for every vector width, and who multiplies what.
+// bf16_gemm: rounding and packing, kernels for every vector width, and what multiplies what.
 #include "engine/kernels/bf16_gemm.h"
 
 #include <algorithm>

@@ -105,7 +105,7 @@ absl::Status ZmqPublisher::open() {
     if (!config_.replay_endpoint.empty()) {
       endpoint = &config_.replay_endpoint;
       replay_.emplace(context_, zmq::socket_type::router);
-      // A whole buffer for each who asks; what is more says so instead of vanishing.
+      // A whole buffer for each requester; messages beyond it fail instead of vanishing.
       replay_->set(zmq::sockopt::sndhwm, as_int(config_.buffer_steps + 16));
       replay_->set(zmq::sockopt::router_mandatory, true);
       replay_->set(zmq::sockopt::maxmsgsize, int64_t{1024});

@@ -41,7 +41,7 @@ class ExpectedWait {
   Time gap_limit() const;
   // A worker that has shown nothing for so long is asked how it is.
   Time ask_limit() const;
-  // Who has not answered by then is stuck.
+  // A worker that has not answered by then is stuck.
   Time answer_limit() const;
 
   static constexpr std::chrono::milliseconds kFloor{1000}, kAskFloor{50};

@@ -79,7 +79,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     bool computed_alone = false;       // what prefill handed over did not do
     WorkerPicker::Model model;         // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
-    std::unique_ptr<Attempt> hedge;    // who is asked as well
+    std::unique_ptr<Attempt> hedge;    // the worker that is asked as well
     Time heard{};                      // the last token, or when the attempt was begun
     std::unique_ptr<http::EventLoop::Timer> look;
     bool done = false;

@@ -21,7 +21,7 @@ constexpr Time kLately = std::chrono::seconds(10);
 constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses no request
 // The part of their patience after which clients are planned to be answered. It shrinks by a factor
 // when one leaves who was taken since it last did, since those before know nothing of that, and
-// grows by a step with each who is answered: so that few leave, whatever disturbs the forecasts.
+// grows by a step with each answered client: so that few leave, whatever disturbs the forecasts.
 constexpr double kShrink = 0.93, kGrow = 0.0001, kLeast = 0.25, kMost = 0.97;
 constexpr double kProbing = 0.001;  // the plan grows by so much per second, to find patience grown
 

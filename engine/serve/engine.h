@@ -95,7 +95,7 @@ struct EngineStats {
   uint64_t lookup_tokens = 0;           // looked up in the prefix cache
   uint64_t hit_tokens = 0;              // and found
   uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
-  uint64_t external_hit_tokens = 0;     // who had them
+  uint64_t external_hit_tokens = 0;     // of which found there
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not

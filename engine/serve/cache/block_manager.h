@@ -1,4 +1,5 @@
-// Who uses which block of the KV cache: reference counts, the prefix cache and quarantine.
+// Which requests use which block of the KV cache: reference counts, the prefix cache and
+// quarantine.
 //
 // A block is in exactly one of these states:
 //   used         references > 0: sequences, jobs being sent and loads being received hold some
@@ -61,12 +62,12 @@ class BlockManager {
     return blocks_[block].published && blocks_[block].hash == hash;
   }
 
-  // For who follows the cache. From watch(true) until watch(false) changes are noted; news() has
+  // For followers of the cache. From watch(true) until watch(false) changes are noted; news() has
   // those since it was last called, or, if `snapshot`, everything that can be found.
   void watch(bool on);
   CacheNews news(bool snapshot);
-  // For who tells every step: from record(true) on all that is published and forgotten is kept, in
-  // order and with its tokens, until take_events() has it.
+  // For publishers, at every step: from record(true) on all that is published and forgotten is
+  // kept, in order and with its tokens, until take_events() has it.
   void record(bool on);
   std::vector<CacheEvent> take_events() { return std::exchange(recorded_, {}); }
   // Blocks published and forgotten, ever.
