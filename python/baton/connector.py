@@ -328,7 +328,7 @@ class KvConnector:
     def _give_back(self, job: KvJob) -> None:
         self._given_back.append(job)  # without the lock: a coroutine may end anywhere, when it is collected
         with contextlib.suppress(BatonError):
-            # Changes nothing, but as every call of this kind wakes all who wait, in threads and loops.
+            # Changes nothing, but wakes all waiters, in threads and loops, as every call of this kind.
             self._open.call(lib.kv_job_give_payload, job.number, b"", 0)
 
     def bind(self, key: str, tokens: int, *, loads: int = 1, lease: float = 60) -> KvJob:

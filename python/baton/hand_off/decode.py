@@ -83,7 +83,7 @@ class _Source:
     def __init__(self, name: str, address: str, begins: List[int], now: float) -> None:
         self.name, self.address = name, address
         self.heard, self.looked, self.asked, self.answered = now, -1e9, -1e9, True
-        self.peer: Optional[_Peer] = None  # who was asked
+        self.peer: Optional[_Peer] = None  # the worker that was asked
         self.next = list(begins)      # of each layer, the first token that was not read from it
         self.waiting: List[Any] = []  # parts that came before its layout
         self.blocks = 0               # in these
@@ -102,7 +102,7 @@ class _Read(NamedTuple):
 def _drive(transfer: Any) -> None:
     """Moves its bytes in this thread for a moment: most reads are over sooner than another thread wakes."""
     until = time.monotonic() + _DRIVEN
-    with contextlib.suppress(BatonError):  # whoever looks next hears of it
+    with contextlib.suppress(BatonError):  # the next caller hears of it
         while not transfer.done() and time.monotonic() < until:
             pass
 

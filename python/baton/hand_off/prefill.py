@@ -29,8 +29,8 @@ class _Send:
     def __init__(self, layers: int, expires: float) -> None:
         self.ready: List[List[Tuple[int, int]]] = [[] for _ in range(layers)]
         self.first = [0] * layers
-        self.readers: List[str] = []        # who asked for it, and has not all of it yet
-        self.done: Set[str] = set()         # who has all it wanted
+        self.readers: List[str] = []        # readers that have not all of it yet
+        self.done: Set[str] = set()         # readers that have all they wanted
         self.needed = 0                     # how many these have to be, as they say
         self.request: Optional[str] = None  # once the engine has handed its blocks over
         self.refused = False                # two requests have its name: whose blocks they are, no side can tell
@@ -128,7 +128,7 @@ class Sends(End):
                 self._tell(sender, kind="gone", transfer=transfer)
                 return
             if send.request is not None:
-                send.expires = self.clock() + self.lease  # whoever asks renews
+                send.expires = self.clock() + self.lease  # each request renews
             if sender not in send.readers:
                 send.readers.append(sender)
                 send.done.discard(sender)
