@@ -292,7 +292,7 @@ TEST(Admission, LimitsAreTheOperators) {
   EXPECT_TRUE(admission.admit(of(prompt(1000), {}, sizes), work, 0s).ok());
   const absl::Status late = admission.admit(of(prompt(1500), {}, sizes), work, 0s);
   EXPECT_EQ(late.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(late.message().find("wanted within 2.0 s"), absl::string_view::npos) << late;
+  EXPECT_NE(late.message().find("longer than the limit of 2.0 s"), absl::string_view::npos) << late;
   // A stream's client waits for its first token only.
   WorkAhead stream = work;
   stream.stream = true;

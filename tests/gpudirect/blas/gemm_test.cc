@@ -227,7 +227,7 @@ TEST_F(GpuGemmTest, MoreRowsThanWereSaidAreRefused) {
   const Device::Current current(*device_);
   const absl::Status status = gemm_->multiply({.m = kRows + 1, .n = kN, .k = kK});
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 70 and 48 were said"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 70 and 48 were declared"));
 }
 
 TEST_F(GpuGemmTest, ALibraryThatDoesNotStartIsSaidAndLeft) {
