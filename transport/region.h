@@ -20,7 +20,7 @@
 namespace baton {
 
 // Identity of one worker for its lifetime: a restarted process gets another one. No other worker
-// can introduce himself by it (transport/base/worker_keys.h).
+// can introduce itself by it (transport/base/worker_keys.h).
 struct WorkerUid {
   std::array<uint8_t, 16> bytes{};
   bool operator==(const WorkerUid&) const = default;
