@@ -104,7 +104,7 @@ int32_t caught(baton_error* error, Body&& body) {
   } catch (const std::bad_alloc&) {
     return result_of(absl::ResourceExhaustedError("no memory is left"), error);
   } catch (...) {
-    return result_of(absl::UnknownError("something was thrown that nobody expected"), error);
+    return result_of(absl::UnknownError("an unexpected exception was thrown"), error);
   }
 }
 
@@ -123,7 +123,7 @@ bool is_missing(const T* list, size_t count) {
   return (list == nullptr && count > 0) || count > PTRDIFF_MAX / row;
 }
 inline int32_t missing(baton_error* error) {
-  return invalid("a list is NULL, and its count is not 0, or it is longer than memory", error);
+  return invalid("a list is NULL although its count is not 0, or it is longer than memory", error);
 }
 // The first thing that a call does with what is to come out of it: where it fails, that is nothing.
 // NULL: it is not wanted.
@@ -161,12 +161,12 @@ inline std::optional<Op> op_of(int32_t op) {
   return std::nullopt;
 }
 inline int32_t no_such_op(baton_error* error) {
-  return invalid("op is BATON_WRITE or BATON_READ", error);
+  return invalid("op must be BATON_WRITE or BATON_READ", error);
 }
-// The number of what `make` makes. Nothing is made that nobody could give back.
+// The number of what `make` makes. Nothing is made that no caller could give back.
 template <typename Make>
 int32_t give_id(Make&& make, uint64_t* out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the number goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the number", error);
   const auto id = make();
   *out = id.ok() ? id->value : 0;
   return result_of(id.status(), error);

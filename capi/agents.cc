@@ -104,7 +104,7 @@ void baton_agent_options_init(baton_agent_options* options, size_t size) {
 
 int32_t baton_agent_create(const baton_agent_options* options, baton_agent** agent,
                            baton_error* error) {
-  if (agent == nullptr) return invalid("agent is NULL: pass where the handle goes", error);
+  if (agent == nullptr) return invalid("agent is NULL: pass the address for the handle", error);
   *agent = nullptr;
   baton_agent_options all;
   baton_agent_options_init(&all, sizeof all);
@@ -195,14 +195,14 @@ int32_t baton_agent_deregister(baton_agent* agent, int32_t memory, const baton_d
 
 int32_t baton_agent_register_mapped(baton_agent* agent, const baton_descriptor* range, int fd,
                                     uint64_t offset, baton_error* error) {
-  if (range == nullptr) return invalid("range is NULL: say where the memory is mapped", error);
+  if (range == nullptr) return invalid("range is NULL: pass where the memory is mapped", error);
   return guarded(agent, error, [&] {
     return result_of(agent->agent->register_mapped(descriptors(range, 1)[0], fd, offset), error);
   });
 }
 
 int32_t baton_memory_file(uint64_t bytes, int* fd, baton_error* error) {
-  if (fd == nullptr) return invalid("fd is NULL: say where the descriptor goes", error);
+  if (fd == nullptr) return invalid("fd is NULL: pass the address for the descriptor", error);
   *fd = -1;
   return caught(error, [&] {
     const absl::Status fits = baton::base::memory_fits("memory", bytes);

@@ -150,7 +150,7 @@ int32_t failure(const absl::Status& why, baton_error* error) {
                    error);
 }
 
-// Of what prefill says of a job that it gives up, as decode hears it.
+// The code of a result that prefill reports for a job that it gives up, as decode gets it.
 absl::StatusCode code_of(int32_t result) {
   switch (result) {
     case BATON_OK:
@@ -187,7 +187,7 @@ absl::StatusOr<BatonConnectorOptions> options_of(const baton_kv_connector_option
   out.worker = *std::move(worker);
   out.worker.name = view(from.name);
   if (out.worker.name.empty() || out.worker.name.size() > baton::kMaxWorkerName) {
-    return absl::InvalidArgumentError("name: a connector's name has 1 to 64 bytes");
+    return absl::InvalidArgumentError("name: a connector's name must have 1 to 64 bytes");
   }
   if (from.serialized != 0) out.mode = baton::kvtransfer::KvSendMode::kSerialized;
   out.allow_pull = from.allow_pull != 0;
@@ -209,7 +209,8 @@ absl::StatusOr<KvLoad> load_of(const baton_kv_load& from) {
   for (size_t i = 0; i < from.shard_count; ++i) load.shards.emplace_back(view(from.shards[i]));
   if (load.prefill.empty() && load.shards.empty()) {
     return absl::InvalidArgumentError(
-        "whose KV? Set `prefill` to the address of a connector, or `shards` to several");
+        "no source for the KV: set `prefill` to the address of a connector, or `shards` to "
+        "several");
   }
   load.key = view(from.key);
   load.loads_of_key = from.loads_of_key;
@@ -235,7 +236,7 @@ void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t
 
 int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
                                   baton_kv_connector** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   baton_kv_connector_options known{};
   if (!read_sized(options, known)) {
@@ -372,8 +373,8 @@ int32_t baton_kv_load_wait(baton_kv_connector* connector, uint64_t id, uint32_t 
       return !status.ok() || of.layers_loaded(id) > layer;
     };
     if (connector->changed.wait_until(lock, end_of(timeout), over)) return failure(status, error);
-    return result_of(absl::DeadlineExceededError("the layer is not here yet: the load goes on"),
-                     error);
+    return result_of(
+        absl::DeadlineExceededError("the layer has not arrived yet: the load continues"), error);
   });
 }
 
@@ -419,7 +420,8 @@ int32_t baton_kv_load_end(baton_kv_connector* connector, uint64_t id, baton_erro
     const absl::Status before = of.load_status(id);
     const bool over = of.end_load(id);
     if (over) connector->loads.erase(id);
-    // Asked again, it changes nothing: that wakes nobody, least of all who sleeps until it is over.
+    // Asked again, it changes nothing: that wakes no waiter, least of all one that sleeps until it
+    // is over.
     if (of.load_status(id) != before) connector->changed_by_call = true;
     tell(connector->wanted);
     result_of(absl::OkStatus(), error);
@@ -433,7 +435,7 @@ int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, bato
   }
   return locked(connector, error, [&](KvConnector& of, auto&) {
     std::optional<KvJob> next = of.next_job();
-    if (!next) return result_of(absl::NotFoundError("nobody asks for anything now"), error);
+    if (!next) return result_of(absl::NotFoundError("no request is waiting"), error);
     const KvJob& job = connector->job = *std::move(next);
     baton_kv_job all{};
     all.job = job.job;
@@ -456,7 +458,7 @@ int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding*
   if (!read_sized(binding, known)) {
     return invalid("binding: set its size to sizeof(baton_kv_binding)", error);
   }
-  if (job == nullptr) return invalid("job is NULL: pass where the number goes", error);
+  if (job == nullptr) return invalid("job is NULL: pass the address for the number", error);
   return asked(connector, error, [&](KvConnector& to) {
     KvBinding bound;
     bound.key = view(known.key);
@@ -503,7 +505,8 @@ int32_t baton_kv_job_give_payload(baton_kv_connector* connector, uint64_t job, c
 
 int32_t baton_kv_job_finish(baton_kv_connector* connector, uint64_t job, int32_t outcome,
                             const char* why, baton_error* error) {
-  if (outcome > BATON_OK) return invalid("outcome is BATON_OK, or an error's number", error);
+  if (outcome > BATON_OK)
+    return invalid("outcome must be BATON_OK or the number of an error", error);
   return asked(connector, error, [&](KvConnector& of) {
     of.finish_job(job, absl::Status(code_of(outcome), why == nullptr ? "" : why));
     return absl::OkStatus();

@@ -135,7 +135,7 @@ absl::StatusOr<KvShare> share_of(const baton_kv_share* share) {
     return absl::InvalidArgumentError("share: set its size to sizeof(baton_kv_share)");
   }
   if (known.ranks == 0 || known.rank >= known.ranks) {
-    return absl::InvalidArgumentError("share: rank is less than ranks");
+    return absl::InvalidArgumentError("share: rank must be less than ranks");
   }
   return KvShare{known.ranks, known.rank, known.turn};
 }
@@ -144,7 +144,7 @@ absl::StatusOr<KvShare> share_of(const baton_kv_share* share) {
 int32_t give_numbers(const std::vector<uint32_t>& numbers, uint32_t* out, size_t room,
                      size_t* count, baton_error* error) {
   if (count == nullptr || (out == nullptr && room > 0)) {
-    return invalid("count, or out, is NULL: pass where the numbers go", error);
+    return invalid("count, or out, is NULL: pass the address for the numbers", error);
   }
   *count = numbers.size();
   std::copy_n(numbers.begin(), std::min(room, numbers.size()), out);
@@ -156,7 +156,7 @@ int32_t create_plan(decltype(&AgentKvPlan::make) make, baton_agent* agent, int32
                     const baton_kv_layout* local, const char* remote,
                     const baton_kv_layout* remote_layout, const baton_kv_share* share,
                     baton_kv_plan** out, baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   const std::optional<baton::Op> which = op_of(op);
   if (!which) return no_such_op(error);
@@ -178,7 +178,7 @@ extern "C" {
 
 int32_t baton_kv_layout_create(const baton_kv_model* model, baton_kv_layout** out,
                                baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   baton_kv_model known{};
   if (!read_sized(model, known)) {
@@ -214,7 +214,7 @@ int32_t baton_kv_layout_add_paged(baton_kv_layout* layout, int32_t memory,
   }
   if (how.order < BATON_KV_NHD || how.order > BATON_KV_HND || how.pair < BATON_KV_SPLIT ||
       how.pair > BATON_KV_JOINED) {
-    return invalid("order and pair are numbers of baton_kv_order and baton_kv_pair", error);
+    return invalid("order and pair must be values of baton_kv_order and baton_kv_pair", error);
   }
   return add(layout, group, error, [&](const KvGroup& g) {
     const KvShape shape{static_cast<uint32_t>(g.layers.size()),
@@ -298,7 +298,7 @@ int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank
                              uint32_t* first_head, uint32_t* heads, baton_error* error) {
   give_nothing(first_head, heads);
   if (total_heads == 0 || rank >= ranks || first_head == nullptr || heads == nullptr) {
-    return invalid("rank is less than ranks, of a model with heads; and say where they go", error);
+    return invalid("rank must be less than ranks, heads more than 0, and out not NULL", error);
   }
   const KvHeads held = baton::kvtransfer::shard_heads(total_heads, ranks, rank);
   *first_head = held.first;
@@ -313,7 +313,9 @@ int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t ta
   constexpr uint32_t kMostRanks = 512;
   if (total_heads == 0 || sources == 0 || rank >= targets || sources > kMostRanks ||
       targets > kMostRanks) {
-    return invalid("rank is less than targets; there are 1 to 512 of each side, and heads", error);
+    return invalid(
+        "rank must be less than targets, with 1 to 512 ranks on each side and heads more than 0",
+        error);
   }
   return caught(error, [&] {
     return give_numbers(baton::kvtransfer::ranks_heard(total_heads, sources, targets, rank), out,
@@ -354,7 +356,7 @@ int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out,
 
 int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout** out,
                                baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   if (bytes != nullptr && is_missing(bytes, size)) return missing(error);
   return caught(error, [&] {
@@ -431,7 +433,7 @@ int32_t baton_kv_plan_make_transfer(baton_agent* agent, const baton_kv_plan* pla
 int32_t baton_kv_checksums_create(const baton_kv_layout* source, const baton_kv_layout* target,
                                   const baton_kv_share* share, baton_kv_checksums** out,
                                   baton_error* error) {
-  if (out == nullptr) return invalid("out is NULL: pass where the handle goes", error);
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
   *out = nullptr;
   if (source == nullptr || target == nullptr) return invalid(kNoLayout, error);
   return caught(error, [&] {
@@ -469,7 +471,7 @@ int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_
   if (blocks == nullptr || is_missing(blocks->blocks, blocks->count)) return missing(error);
   const baton_kv_checksums::Side& side = of_target != 0 ? checksums->target : checksums->source;
   if (!side.here) {
-    return invalid("that layout is another engine's, and its cache is not in this process", error);
+    return invalid("that layout is another engine's: its cache is not in this process", error);
   }
   return caught(error, [&] {
     std::vector<uint32_t> pages;

@@ -194,8 +194,8 @@ class Communicator {
 
   // --- explaining --------------------------------------------------------------------------
   // How a call of this size would run, every alternative with its predicted time, and what the last
-  // such call took. Of calls on memory of devices also who summed, and what the sums were to cost
-  // by the CPU and by a kernel.
+  // such call took. For calls on device memory also where they summed, and the predicted cost of
+  // the sums by the CPU and by a kernel.
   std::string explain(Collective collective, size_t bytes, const CallOptions& options = {}) const;
   // The links to every other rank: the route taken.
   std::string routes() const;

@@ -39,7 +39,7 @@ struct Place {
 absl::StatusOr<std::optional<Place>> from_environment();
 
 // The same for a command with `--ranks N` (0: not given): nullopt where it is to fork them, or,
-// with 0, was started by nobody. InvalidArgument where a launcher has started several ranks
+// with 0, was started by no launcher. InvalidArgument where a launcher has started several ranks
 // already.
 absl::StatusOr<std::optional<Place>> place_for(int ranks_to_fork);
 

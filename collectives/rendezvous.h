@@ -74,8 +74,8 @@ bool only_this_machine(const std::string& rendezvous);
 std::string listen_host_for(const std::string& rendezvous);
 
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its
-// generation, ordered by rank. Blocks, retries while nobody listens. One rank needs no server: with
-// an empty address it meets itself. Errors, at every rank that has come:
+// generation, ordered by rank. Blocks, retries while no server listens. One rank needs no server:
+// with an empty address it meets itself. Errors, at every rank that has come:
 //   DeadlineExceeded     not all came in time: names those missing
 //   InvalidArgument      a rank came twice, is out of range, or ranks disagree about their number
 //   FailedPrecondition   another library version: says both; or a generation that is over

@@ -39,7 +39,7 @@ enum class Algorithm : uint8_t {
   kRecursiveDoubling,  // log2 n rounds, whole vectors: small messages
   kHalvingDoubling,    // Rabenseifner: log2 n rounds, bandwidth-optimal, any rank count
   kTree,               // double binary tree: log2 n, pipelined
-  kDirect,             // everybody with everybody: one round
+  kDirect,             // each rank with every other: one round
   kHierarchical,       // inside a node, between nodes, inside a node
 };
 inline constexpr int kAlgorithms = 6;

@@ -137,7 +137,8 @@ inline constexpr int kGranularityMinimum = 0;
 inline constexpr int kDmaBufFd = 1;
 // Flags of streams, events and registered host memory.
 inline constexpr unsigned kStreamNonBlocking = 1;
-// Handles of streams that nobody makes: of the device (a null handle is the same), of each thread.
+// Handles of streams that no caller makes: of the device (a null handle is the same), of each
+// thread.
 inline const auto kLegacyStream = reinterpret_cast<Stream>(uintptr_t{1});
 inline const auto kThreadsStream = reinterpret_cast<Stream>(uintptr_t{2});
 inline constexpr unsigned kEventDisableTiming = 2;

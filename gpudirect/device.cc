@@ -25,7 +25,7 @@ absl::Status Device::start() {
   context_ = context;
   const Current current(*this);
   status = current.status();
-  // Of their own: work on the legacy stream waits for, and stops, everybody else's.
+  // Own streams: work on the legacy stream waits for, and blocks, all others.
   for (Stream& stream : streams_) {
     if (!status.ok()) break;
     status = check(driver_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, 0),
@@ -47,7 +47,7 @@ Device::~Device() {
 Device::Current::Current(const Device& device) : device_(device) {
   const Driver& driver = device.driver_;
   Result result = driver.cuCtxPushCurrent(device.context_);
-  // It is retained, so somebody has reset the device.
+  // It is retained, so another library has reset the device.
   if (result == kInvalidContext) result = kContextIsDestroyed;
   status_ = device.check(result, "making a GPU's context current");
   if (!status_.ok() || driver.cuThreadExchangeStreamCaptureMode == nullptr) return;
@@ -75,9 +75,10 @@ absl::Status Device::check_named(Result result, std::string_view what) const {
   if (!is_loss(result) || is_loss(driver_.cuStreamQuery(stream(Direction::kToHost)))) {
     return check(result, what);
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "%s: it is of a CUDA context that is lost, or gone (error %d); device %d is not concerned",
-      what, static_cast<int>(result), ordinal()));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%s: it belongs to a CUDA context that is lost or destroyed (error %d); "
+                      "device %d is not affected",
+                      what, static_cast<int>(result), ordinal()));
 }
 
 absl::Status Device::alive() const {

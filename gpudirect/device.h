@@ -67,9 +67,9 @@ class Device {
 
   // The driver's answer in words. From a loss on the device stays lost.
   absl::Status check(Result result, std::string_view what) const;
-  // The same of a call that names somebody else's event or stream. What comes of it may be said of
-  // the context that this was made in: a loss is the device's where our own stream says so too, and
-  // else FailedPrecondition. The device's context is current.
+  // The same of a call that names another library's event or stream. What comes of it may be said
+  // of the context that this was made in: a loss is the device's where our own stream says so too,
+  // and else FailedPrecondition. The device's context is current.
   absl::Status check_named(Result result, std::string_view what) const;
   // OK as long as the device is of use.
   absl::Status alive() const;

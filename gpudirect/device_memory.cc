@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::create(const Device& dev
   }
   slab->size_ = round_up(bytes, granularity);
   status = slab->map(properties);
-  // Some drivers (WSL's) say that they have memory for adapters, and then give nobody access to it.
+  // Some drivers (WSL's) say that they have memory for adapters, and then give no process access to
+  // it.
   if (!status.ok() && slab->rdma_ && !absl::IsResourceExhausted(status) && device.alive().ok()) {
     options.rdma = false;
     return create(device, bytes, options);
@@ -140,10 +141,9 @@ absl::Status DevicePool::free(const DeviceBlock& block) {
   const auto taken = taken_.find(block.span.data);
   if (taken == taken_.end() || taken->second.span.size != block.span.size ||
       taken->second.slab != block.slab) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("freeing %u bytes of device memory at %#x: no block of this pool, or freed "
-                        "before",
-                        block.span.size, block.span.data));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "freeing %u bytes of device memory at %#x: not a block of this pool, or already freed",
+        block.span.size, block.span.data));
   }
   taken_.erase(taken);
   free_[block.span.size].push_back(block);
@@ -165,7 +165,7 @@ absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer p
                                                  &base, &size,    &has_handle};
   const Result result = driver.cuPointerGetAttributes(static_cast<unsigned>(attributes.size()),
                                                       attributes.data(), values.data(), pointer);
-  // Nobody in this process has used CUDA yet, so nothing is a device's.
+  // No library in this process has used CUDA yet, so nothing is a device's.
   if (result == kNotInitialized) return facts;
   if (result != kSuccess) {
     return driver_status(driver, result, absl::StrFormat("asking what lies at %#x", pointer));
@@ -192,8 +192,8 @@ absl::Status reached_by_kernels(const Device& device, DevicePointer pointer) {
   if (!status.ok()) return status;
   if (made_in == nullptr || made_in == device.context() || reached_at != 0) return status;
   return absl::InvalidArgumentError(absl::StrFormat(
-      "%#x is memory of a context beside the primary one of CUDA device %d, which no kernel of "
-      "another context reaches; allocate in the primary one (cudaMalloc, "
+      "%#x is memory of a context other than the primary one of CUDA device %d, which kernels of "
+      "other contexts cannot reach; allocate in the primary one (cudaMalloc, "
       "cuDevicePrimaryCtxRetain), or by cuMemCreate",
       pointer, device.ordinal()));
 }
@@ -202,7 +202,7 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
   std::vector<DeviceSpan> parts;
   if (span.size == 0 || span.data + span.size < span.data) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%u bytes at %#x are no range of device memory", span.size, span.data));
+        absl::StrFormat("%u bytes at %#x are not a range of device memory", span.size, span.data));
   }
   int ordinal = -1;
   const DevicePointer end = span.data + span.size;
@@ -211,10 +211,10 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
     if (!facts.ok()) return facts.status();
     const std::string where = absl::StrFormat("%u bytes at %#x: ", span.size, span.data);
     if (facts->managed) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          where,
-          "managed memory moves between host and device by itself, so no transfer can use "
-          "it; allocate with cudaMalloc"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(where,
+                       "managed memory migrates between host and device, so no transfer can use "
+                       "it; allocate with cudaMalloc"));
     }
     const DevicePointer mapped_to = facts->mapping.data + facts->mapping.size;
     if (!facts->device || facts->mapping.data > at || mapped_to <= at) {
@@ -224,7 +224,7 @@ absl::StatusOr<std::vector<DeviceSpan>> adopt(const Driver& driver, DeviceSpan s
     }
     if (ordinal >= 0 && ordinal != facts->ordinal) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%sfrom %#x on it is memory of device %d and not %d; register each part by itself", where,
+          "%sfrom %#x on it is memory of device %d, not %d; register each part by itself", where,
           at, facts->ordinal, ordinal));
     }
     ordinal = facts->ordinal;

@@ -104,9 +104,9 @@ struct PointerFacts {
   DeviceSpan mapping;             // what is mapped in one piece around it
 };
 absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer);
-// Whether our kernels may touch device memory. What was allocated in a context that somebody has
-// made beside the primary one is that one's alone: a kernel of another that touches it loses the
-// device. InvalidArgument then, with the remedy.
+// Whether our kernels may touch device memory. What was allocated in a context that another library
+// has made beside the primary one is that one's alone: a kernel of another that touches it loses
+// the device. InvalidArgument then, with the remedy.
 absl::Status reached_by_kernels(const Device& device, DevicePointer pointer);
 
 // Cuts a range of a framework's memory where its allocations meet (expandable segments are many):

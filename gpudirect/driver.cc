@@ -72,7 +72,7 @@ absl::StatusOr<Driver> load_driver(GetProcAddress get) {
   }
   if (const Result result = driver.cuInit(0); result != kSuccess) {
     const char* remedy =
-        result == kNoDevice ? "this machine has no CUDA device that this process may use (look at "
+        result == kNoDevice ? "this machine has no CUDA device that this process may use (check "
                               "CUDA_VISIBLE_DEVICES and nvidia-smi)"
         : result == kSystemDriverMismatch
             ? "the driver's library and kernel module differ: reboot, or load the matching module"
@@ -160,7 +160,7 @@ bool is_loss(Result result) {
 
 std::string words_of_loss(int device) {
   return absl::StrCat(device < 0 ? std::string("the GPU") : absl::StrCat("CUDA device ", device),
-                      " is lost to this process until it ends: restart it");
+                      " is lost to this process: restart the process");
 }
 
 absl::Status driver_status(const Driver& driver, Result result, std::string_view what, int device) {
@@ -169,9 +169,9 @@ absl::Status driver_status(const Driver& driver, Result result, std::string_view
   const char* text = nullptr;
   driver.cuGetErrorName(result, &name);
   driver.cuGetErrorString(result, &text);
-  const std::string said =
-      absl::StrFormat("%s: %s (%s)", what, text != nullptr ? text : "an error without words",
-                      name != nullptr ? name : absl::StrCat(static_cast<int>(result)));
+  const std::string said = absl::StrFormat(
+      "%s: %s (%s)", what, text != nullptr ? text : "an error without a description",
+      name != nullptr ? name : absl::StrCat(static_cast<int>(result)));
   if (result == kNotInitialized) return absl::FailedPreconditionError(absl::StrCat(said, kForked));
   if (is_loss(result)) {
     return absl::AbortedError(absl::StrCat(said, "; ", words_of_loss(device)));

@@ -34,9 +34,9 @@ absl::Status can_be_ordered(const Driver& driver, const DeviceFacts& facts) {
   if (policy == FlushPolicy::kNone || (policy == FlushPolicy::kCall && !lacking)) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no dma-buf: CUDA device ", facts.ordinal,
-      " may see late what an adapter writes, and its driver offers no flush to the host"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("no dma-buf: CUDA device ", facts.ordinal,
+                   " may see writes of adapters late, and its driver offers no flush to the host"));
 }
 
 absl::Status reachable_by_adapters(const Driver& driver, const DeviceFacts& facts) {
@@ -59,7 +59,7 @@ absl::Status reachable_by_address(const Driver& driver, const DeviceFacts& facts
   }
   if (driver.cuPointerSetAttribute == nullptr || !facts.has(kRdmaSupported)) {
     return absl::UnimplementedError(absl::StrCat("no nvidia-peermem: CUDA device ", facts.ordinal,
-                                                 " lets no adapter at its memory"));
+                                                 " does not let adapters access its memory"));
   }
   const absl::Status ordered = can_be_ordered(driver, facts);
   return ordered.ok()

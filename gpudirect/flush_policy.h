@@ -1,5 +1,5 @@
 // Whether a device sees what adapters have written to its memory when a completion has said so, and
-// what has to be done before anybody is told where it does not.
+// what has to be done before any reader is told where it does not.
 #pragma once
 
 #include "absl/status/status.h"
@@ -8,7 +8,7 @@
 namespace baton::gpudirect {
 
 // The reader is the device that has the memory: a kernel or a wait that may be running already.
-// (One that is launched later sees the bytes in any case; nobody here knows when it was.)
+// (One that is launched later sees the bytes in any case; no code here knows when it was.)
 enum class FlushPolicy : uint8_t {
   kNone,        // its writes are ordered
   kCall,        // cuFlushGPUDirectRDMAWrites() first

@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
                                                          absl::Span<const std::byte> image) {
   if (image.empty()) {
     return absl::UnimplementedError(
-        "no kernels: this build has none, for nvcc was not found when it was configured; install "
-        "CUDA's toolkit and build again");
+        "no kernels: nvcc was not found when this build was configured; install CUDA's toolkit and "
+        "build again");
   }
   const Device::Current current(device);
   if (!current.status().ok()) return current.status();
@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::load(const Device& device,
   absl::Status status = device.check(loaded, "loading the kernels");
   if (status.ok()) status = launcher->find_all();
   if (!status.ok()) {
-    // Of a device without room, or that is lost, the driver's words say it all.
+    // For a device without room, or a lost one, the driver's own text is enough.
     const bool may_be_too_old = !absl::IsResourceExhausted(status) && !absl::IsAborted(status);
     return absl::Status(
         may_be_too_old ? absl::StatusCode::kUnimplemented : status.code(),

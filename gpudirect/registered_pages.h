@@ -9,7 +9,7 @@
 
 namespace baton::gpudirect {
 
-// Whole pages that nobody has touched yet: they will be on the NUMA node that the device is at,
+// Whole pages that no thread has touched yet: they will be on the NUMA node that the device is at,
 // where it says which and this process may choose; else wherever they would have been.
 void place_near(const Device& device, void* data, size_t bytes);
 

@@ -80,7 +80,7 @@ bool StreamGates::passed(Gate& gate) const {
 absl::StatusOr<uint32_t> StreamGates::take(Time deadline, bool marks) {
   if (deadline == kNever) {
     return absl::InvalidArgumentError(
-        "a wait between a stream and a transfer needs a deadline: nothing else would end it");
+        "a wait between a stream and a transfer needs a deadline, since nothing else would end it");
   }
   for (uint32_t slot = 0; slot < gates_.size(); ++slot) {
     Gate& gate = gates_[slot];
@@ -104,8 +104,8 @@ absl::StatusOr<uint32_t> StreamGates::take(Time deadline, bool marks) {
   }
   return absl::ResourceExhaustedError(
       absl::StrCat("all ", gates_.size(),
-                   " gates between streams and transfers are taken: close() what has "
-                   "ended, or open more"));
+                   " gates between streams and transfers are taken: close() those that have ended, "
+                   "or open more"));
 }
 
 absl::Status StreamGates::check(Stream stream) const {
@@ -117,18 +117,17 @@ absl::Status StreamGates::check(Stream stream) const {
     return device_.check_named(result, "asking whether a stream is being recorded");
   }
   return absl::FailedPreconditionError(
-      "the stream is being recorded into a CUDA graph, which may be launched many times, and a "
-      "transfer is one: name the stream before or after the recording");
+      "the stream is being recorded into a CUDA graph, which may be launched many times, while a "
+      "transfer runs once: name the stream before or after the recording");
 }
 
 absl::Status StreamGates::mark(const Gate& gate, Stream stream) const {
   const Result result = device_.driver().cuEventRecord(gate.own, stream);
   return device_.check_named(
-      result, result == kInvalidHandle
-                  ? absl::StrCat("marking where a stream is, which must be of the primary context "
-                                 "of CUDA device ",
-                                 device_.ordinal())
-                  : "marking where a stream is");
+      result, result == kInvalidHandle ? absl::StrCat("recording an event on a stream, which must "
+                                                      "be of the primary context of CUDA device ",
+                                                      device_.ordinal())
+                                       : "marking where a stream is");
 }
 
 absl::StatusOr<GateId> StreamGates::after(Stream stream, Time deadline) {
@@ -159,8 +158,8 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
        {Direction::kToHost, Direction::kToDevice, Direction::kBetween}) {
     if (stream != device_.stream(direction)) continue;
     return absl::InvalidArgumentError(
-        "a stream for copies cannot wait for a transfer, which may need it: hold the stream that "
-        "uses the data");
+        "a copy stream cannot wait for a transfer, which may need that stream: hold the stream "
+        "that uses the data");
   }
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
@@ -169,7 +168,7 @@ absl::StatusOr<Hold> StreamGates::hold(Stream stream, Time deadline) {
   if (!slot.ok()) return slot.status();
   Gate& gate = gates_[*slot];
   Words& words = words_[*slot];
-  // Before it waits: could a stream not be marked, nobody would know when it has passed.
+  // Before it waits: could a stream not be marked, nothing would know when it has passed.
   absl::Status status = mark(gate, stream);
   if (status.ok()) {
     status = device_.check(device_.driver().cuStreamWaitValue64(stream, address_of(words.flag),
@@ -212,7 +211,7 @@ void StreamGates::end(Gate& gate, GateState state) {
   Words& words = words_[static_cast<size_t>(&gate - gates_.data())];
   const uint64_t outcome = 2 * gate.epoch + (state == GateState::kOpen ? 0 : 1);
   std::atomic_ref(words.outcome).store(outcome, std::memory_order_relaxed);
-  // The flag last: who is let through sees the outcome.
+  // The flag last: a stream that is let through sees the outcome.
   std::atomic_ref(words.flag).store(gate.epoch, std::memory_order_release);
 }
 
@@ -248,7 +247,7 @@ absl::Status StreamGates::release(GateId id) {
   }
   if ((*gate)->state != GateState::kWaiting) {
     return absl::FailedPreconditionError(
-        "the stream has gone on without the data: its deadline was over, or it was aborted");
+        "the stream continued without the data: its deadline passed, or it was aborted");
   }
   end(**gate, GateState::kOpen);
   return absl::OkStatus();

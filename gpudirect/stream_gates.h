@@ -91,7 +91,7 @@ class StreamGates {
   Time next_deadline() const;
 
  private:
-  // Host memory that the device reads; a line of its own, so that nobody's polling slows others.
+  // Host memory that the device reads; a line of its own, so that polling does not slow others.
   struct alignas(64) Words {
     uint64_t flag = 0;     // the stream waits until it is not behind its epoch
     uint64_t outcome = 0;  // 2 x epoch: delivered; one more: not
@@ -125,7 +125,7 @@ class StreamGates {
   std::vector<Gate> gates_;
   std::unique_ptr<RegisteredPages> pages_;
   Words* words_ = nullptr;  // in them, one for each gate
-  bool unmarked_ = false;   // a stream waits, and nobody can tell when it has passed
+  bool unmarked_ = false;   // a stream waits, and nothing can tell when it has passed
 };
 
 }  // namespace baton::gpudirect

@@ -11,7 +11,7 @@ absl::Status StreamGraph::possible(const Device& device) {
     return absl::OkStatus();
   }
   return absl::UnavailableError(
-      "this driver has no CUDA graphs of our kind: take one of CUDA 11.4 or newer");
+      "this driver lacks the CUDA graphs that Baton needs: install one for CUDA 11.4 or newer");
 }
 
 absl::StatusOr<std::unique_ptr<StreamGraph>> StreamGraph::record(

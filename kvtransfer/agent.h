@@ -34,7 +34,7 @@
 //
 // Forks: a forked child makes agents of its own. Calls of its parent's agent fail there with
 // InvalidArgument, or return nothing (those without a status); its destructor does nothing. Any
-// thread may fork at any time: fork() waits, for a second at most, until nobody makes or ends an
+// thread may fork at any time: fork() waits, for a second at most, until no thread makes or ends an
 // agent, and for the rounds in which agents meet and move bytes, for those hold locks of OpenSSL
 // and UCX, which a child would find taken for ever. What it does not wait for is what others do
 // with OpenSSL, and a callback that is longer than that. A child of a process that has met a peer
@@ -140,7 +140,7 @@ struct AgentOutcome {
 // posted.
 inline constexpr char kNotPosted[] = "baton/not-posted";
 
-// Of the last post() of a transfer.
+// Times of the last post() of a transfer.
 struct AgentTelemetry {
   Time start{};              // when it was posted, on the worker's clock
   Time post_duration{};      // inside post()
@@ -150,11 +150,11 @@ struct AgentTelemetry {
 };
 
 struct AgentMessage {
-  std::string agent;  // who sent it
+  std::string agent;  // its sender
   std::string payload;
 };
 
-// A message of ours that nobody confirmed before its agent went or was given up. It may have come
+// A message of ours that no agent confirmed before its agent went or was given up. It may have come
 // there all the same.
 struct AgentLostMessage {
   std::string agent;  // it was for
@@ -215,8 +215,8 @@ class Agent {
   // for its key.
   static absl::StatusOr<std::unique_ptr<Agent>> create(std::unique_ptr<Worker> worker,
                                                        AgentOptions options);
-  // Cancels and fences what runs. Nobody touches registered memory afterwards. In a forked child it
-  // does nothing: the agent is the parent's.
+  // Cancels and fences what runs. Nothing touches registered memory afterwards. In a forked child
+  // it does nothing: the agent is the parent's.
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -249,7 +249,7 @@ class Agent {
   absl::StatusOr<AgentListId> register_rows(absl::Span<const StridedDescriptor> rows,
                                             MemoryKind kind = MemoryKind::kDram);
   // Takes registrations back, each named as it was registered; NotFound, and nothing changes, if
-  // one is not there. Fences: nobody else touches the memory when it has returned OK. Lists over
+  // one is not there. Fences: nothing else touches the memory when it has returned OK. Lists over
   // it stay valid ids; transfers made from them fail. FailedPrecondition while a transfer of this
   // agent uses it.
   absl::Status deregister_memory(absl::Span<const Descriptor> ranges,
@@ -280,11 +280,11 @@ class Agent {
   bool has_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
                   MemoryKind kind = MemoryKind::kDram);
   // Blocks until it is so. DeadlineExceeded when `timeout` ran out first; the text says what is
-  // known of why: nobody answers there, its metadata was refused, it was lost.
+  // known of why: no agent answers there, its metadata was refused, it was lost.
   absl::Status wait_remote(std::string_view agent, absl::Span<const Descriptor> ranges = {},
                            Time timeout = kNever, MemoryKind kind = MemoryKind::kDram);
   // By the listener of an agent with serve_metadata, "host:port". All three return at once, but for
-  // the time that DNS takes to look up a name, for which nobody else waits; watch has_remote():
+  // the time that DNS takes to look up a name, for which no other call waits; watch has_remote():
   // whoever is not there yet is called again, for a minute, as long as has_remote()
   // or messages() is called (or this agent has serve_metadata). fetch asks for the metadata of
   // `agent`; send gives ours (or `metadata`, partial); invalidate takes ours back there.
@@ -305,9 +305,9 @@ class Agent {
   absl::Status follow_metadata(std::string_view agent, std::string_view label = {});
   // Takes ours back: whoever follows it removes this agent.
   absl::Status withdraw_metadata();
-  // Of this agent: OK when what it published is there; AlreadyExists; Unavailable, with the
-  // store's reason. Of another: OK when it was found and loaded; NotFound when nobody published it;
-  // FailedPrecondition when it was taken back; DataLoss for what was refused.
+  // For this agent: OK when its metadata is published; AlreadyExists; Unavailable, with the
+  // store's reason. For another: OK when it was found and loaded; NotFound when it is not
+  // published; FailedPrecondition when it was taken back; DataLoss for what was refused.
   absl::Status metadata_state(std::string_view agent) const;
   // Starts connecting now instead of at the first use.
   absl::Status connect(std::string_view agent);
@@ -367,7 +367,7 @@ class Agent {
   // Blocks until it has ended and returns how. DeadlineExceeded when `timeout` ran out first: it
   // still runs.
   absl::Status wait(AgentTransferId transfer, Time timeout = kNever);
-  // post(), wait() and release() in one, for who has nothing else to do: how it ended. When it
+  // post(), wait() and release() in one, for callers that only wait; returns its result. When it
   // returns, no byte of it moves and the id is gone, whatever came of it; what ran out of time was
   // aborted (DeadlineExceeded). AlreadyExists, and nothing else happens: it runs already.
   absl::Status run(AgentTransferId transfer, Time timeout = kNever);
@@ -403,8 +403,8 @@ class Agent {
   // after that, with its agent, is told by lost_messages().
   absl::Status notify(std::string_view agent, std::string_view message);
   // All that came since the last call, oldest first; also of agents that have gone, however many
-  // came and went since. While nobody asks, 64 MiB are kept of those that have gone, of 65,536 of
-  // them at most: new ones are refused then, and told why.
+  // came and went since. While no caller asks, 64 MiB are kept of those that have gone, of 65,536
+  // of them at most: new ones are refused then, and told why.
   std::vector<AgentMessage> messages();
   // The same, but at most `most`, and blocks until there is one; empty when `timeout` ran out
   // first. Of several threads that wait, each gets what no other one has.

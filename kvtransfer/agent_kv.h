@@ -9,8 +9,8 @@
 //   agent->post(*move);
 //   absl::Status status = agent->wait(*move);
 //
-// What a plan does with two layouts is said in kvtransfer/kv_plan.h: layers and heads that both
-// hold move, whatever the tensor-parallel degrees, block sizes and orders of dimensions. With
+// What a plan does with two layouts is described in kvtransfer/kv_plan.h: layers and heads that
+// both hold move, whatever the tensor-parallel degrees, block sizes and orders of dimensions. With
 // Op::kWrite this agent's cache is the plan's source, with Op::kRead its target. The transfer is
 // one of the agent's: it is posted, waited for, aborted and released as every other one, and
 // posting it reads no list again and allocates nothing.

@@ -104,7 +104,7 @@ struct KvJob {
   uint32_t loads_of_key = 1;  // likewise
 };
 
-// Prefill starts before anybody has asked.
+// Prefill starts before decode has asked.
 struct KvBinding {
   std::string key;      // that loads will name
   uint32_t tokens = 0;  // of the sequence: loads ask for these or fewer
@@ -161,9 +161,9 @@ class KvConnector : public KvSource {
   // How a peer reaches this worker: goes into KvLoad::prefill.
   virtual std::string address() const = 0;
   virtual KvConnectorStats stats() const = 0;
-  // For who sleeps elsewhere than in wait(), where a thread of the connector's moves the bytes: a
-  // descriptor that becomes readable when progress() may find something (read 8 bytes to clear it),
-  // and how long it may go without being called. -1: no such thread, use wait().
+  // For callers that sleep elsewhere than in wait(), where a thread of the connector's moves the
+  // bytes: a descriptor that becomes readable when progress() may find something (read 8 bytes to
+  // clear it), and how long it may go without being called. -1: no such thread, use wait().
   virtual int event_fd() const { return -1; }
   virtual Time until_deadline() const { return kNever; }
 
@@ -175,7 +175,7 @@ class KvConnector : public KvSource {
   // that pulls: that renews itself, until the deadline.)
   virtual absl::Status renew_load(KvRequestId /*id*/, Time /*timeout*/) { return not_offered(); }
   // What prefill gave with the KV: the first token, sampling state. Unavailable until prefill has
-  // finished: who wants it waits for it before end_load(), which forgets the load.
+  // finished: wait for it before end_load(), which forgets the load.
   virtual absl::StatusOr<std::string> load_payload(KvRequestId /*id*/) { return not_offered(); }
   // Which of the load's blocks do not hold all of their KV, as far as is known: all that prefill
   // has not confirmed (of a load that pulls: all that were not read in time), none where every
@@ -196,7 +196,7 @@ class KvConnector : public KvSource {
     return not_offered();
   }
   static constexpr size_t kMaxPayload = 4096;
-  // False once decode gave the job up or died, or let its lease run out, or nobody came during the
+  // False once decode gave the job up or died, or let its lease run out, or no load came during the
   // job's: stop computing it.
   virtual bool is_wanted(uint64_t job) = 0;
   // These blocks of `layer` are computed: send them. `first_block` counts blocks of the sequence

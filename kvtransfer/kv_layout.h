@@ -87,7 +87,7 @@ struct KvField {
   uint64_t element_stride = 0;
   std::vector<KvPlace> places;  // one for each layer of the group
 
-  // Of tiles. A row holds row_tokens tokens, which divide block_tokens, and token_stride is from
+  // For tiles. A row holds row_tokens tokens, which divide block_tokens, and token_stride is from
   // row to row. It lies in `runs` runs of `width` elements, run_stride bytes apart; with more than
   // one there are no gaps in a run. `order`: how tokens and elements lie in a row, in words that
   // must be equal at both ends; of kOpaque, what its bytes are.
@@ -144,7 +144,7 @@ struct KvLayout {
   KvModel model;
 
   // One buffer without gaps: [layer][block][head]{head_bytes in `format`}. Blocks of both ends then
-  // have to be of one size: nobody but their engines can look into a head.
+  // have to be of one size: no code but their engines can look into a head.
   static KvLayout dense(uint32_t layers, uint32_t blocks, uint32_t block_tokens, uint32_t heads,
                         uint32_t head_bytes, std::string format);
 

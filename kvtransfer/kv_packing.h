@@ -11,7 +11,7 @@
 //              "elements": [[2, 1], [32, 32]]},      tiles of 16 tokens and pairs of elements
 //    "value": {"start": 8192, ...}}
 //
-// or, of blocks that nobody looks into, which move whole between caches that say the same:
+// or, of blocks that no code looks into, which move whole between caches that say the same:
 //
 //   {"block_tokens": 128, "bytes": 65536, "whole": "fp8, of rank 1 of 2"}
 //

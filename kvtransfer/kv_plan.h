@@ -59,7 +59,7 @@ struct KvPages {
 // The heads that rank `rank` of `ranks` holds. With more ranks than heads, several hold the same.
 KvHeads shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank);
 // Which of the `wanted` heads rank `rank` of `ranks` sends, so that each head is sent by one rank.
-// Of several that hold the same head, `turn` (a request's number) picks one: they take turns.
+// Where several hold the same head, `turn` (a request's number) picks one, so that they alternate.
 KvHeads share_of_rank(uint32_t total_heads, uint32_t ranks, uint32_t rank, KvHeads wanted,
                       uint64_t turn);
 
@@ -77,7 +77,7 @@ struct KvShare {
 };
 
 // The ranks of the source that rank `rank` of `targets` hears, ascending: those that send it heads,
-// with its rank as the share's turn; and of those that nobody needs some, so that each rank of the
+// with its rank as the share's turn; and of those that no rank needs some, so that each rank of the
 // source hears when its blocks are free. Empty: there are no such ranks.
 std::vector<uint32_t> ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
                                   uint32_t rank);

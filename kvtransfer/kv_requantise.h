@@ -31,7 +31,7 @@ float float_of_fp8_e4m3(uint8_t code);
 
 // Rows that a plan converts: tokens of one block on either side, times heads.
 struct KvRowBox {
-  // Of the first token and head.
+  // The place of the first token and head.
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::byte* scales = nullptr;
@@ -71,7 +71,7 @@ class KvRequantisePlan {
                              absl::Span<std::byte* const> to,
                              KvTokens layers = KvPlan::kAllLayers) const;
 
-  // For who converts elsewhere: what run() would, where it lies. Of `from` and `to` nothing is
+  // For conversion elsewhere: what run() would do, in place. Of `from` and `to` nothing is
   // touched.
   absl::Status for_each_box(size_t part, KvTokens tokens, const KvPages& source,
                             const KvPages& target, absl::Span<const std::byte* const> from,

@@ -87,7 +87,7 @@ absl::StatusOr<CounterId> CounterTable::allocate() {
   const uint32_t index = free_[first_free_];
   first_free_ = (first_free_ + 1) % kCapacity;
   --free_count_;
-  // Generation 0 means "none". A freed word already has a generation that nobody holds.
+  // Generation 0 means "none". A freed word already has a generation that no handle holds.
   uint64_t generation = (generation_of(words_[index].load(std::memory_order_relaxed)) + 1) & 0xffff;
   if (generation == 0) generation = 1;
   words_[index].store(generation << kValueBits, std::memory_order_release);

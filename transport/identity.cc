@@ -51,14 +51,14 @@ absl::Status fill_random_key_file(const std::string& path) {
   base::fill_with_secret(secret.data(), secret.size());
   std::string hex;
   for (unsigned char byte : secret) absl::StrAppendFormat(&hex, "%02x", byte);
-  // Made under a name that nobody else has, and then given the one it is known by, unless there is
-  // one by now: whoever looks, another thread or container too, sees no file or a whole one, and it
-  // never changes.
+  // Made under a name that no other file has, and then given the one it is known by, unless there
+  // is one by now: whoever looks, another thread or container too, sees no file or a whole one, and
+  // it never changes.
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
   const bool written = fd >= 0 && write_durably(fd, hex);
   int why = fd < 0 && error ? error.value() : errno;
-  // Nobody has it open for writing when it gets its name: see Writers.
+  // No process has it open for writing when it gets its name: see Writers.
   if (fd >= 0) close(fd);
   bool made = false;
   if (written) {
@@ -106,7 +106,7 @@ class Writers {
  public:
   // `reader`: a descriptor that is open for reading only.
   explicit Writers(int reader) : fd_(reader) {
-    // Who waits is told to us by a signal, which by default would end the process.
+    // A signal tells us of waiters; by default it would end the process.
     if (fcntl(fd_, F_SETSIG, SIGURG) != 0) return;
     held_off_ = fcntl(fd_, F_SETLEASE, F_RDLCK) == 0;
     there_ = !held_off_ && (errno == EAGAIN || errno == EBUSY);
@@ -117,8 +117,8 @@ class Writers {
   Writers(const Writers&) = delete;
   Writers& operator=(const Writers&) = delete;
 
-  // Somebody has the file open for writing. False also where the file system, or whose the file is,
-  // does not let one ask.
+  // A process has the file open for writing. False also where the file system, or whose the file
+  // is, does not let one ask.
   bool there() const { return there_; }
 
  private:
@@ -128,8 +128,8 @@ class Writers {
 
 absl::Status being_written(const std::string& path) {
   return absl::UnavailableError(absl::StrFormat(
-      "the cluster key %s is being written at this moment: try again; who changes a key writes a "
-      "new file and renames it to this name (`mv`), so that everybody reads the old or the new one",
+      "the cluster key %s is being written: try again. To change a key, write a new file and "
+      "rename it to this name (`mv`), so that every reader gets either the old or the new one",
       path));
 }
 
@@ -174,7 +174,7 @@ std::chrono::nanoseconds quiet_for(int fd) {
          std::chrono::nanoseconds(now.tv_nsec - info.st_mtim.tv_nsec);
 }
 
-// Times and sizes as they were, and twice the same bytes: nobody who writes has come between.
+// Times and sizes as they were, and twice the same bytes: no writer has come between.
 absl::StatusOr<std::string> read_twice(int fd, const std::string& path) {
   struct stat before {
   }, after{};
@@ -231,8 +231,8 @@ absl::Status check_private(int fd, const std::string& path) {
   // Root may hand a key to a service, and can read every key anyway.
   if (info.st_uid != geteuid() && info.st_uid != 0) {
     return absl::PermissionDeniedError(absl::StrFormat(
-        "the cluster key %s belongs to user %d and not to you (user %d), so another may know it or "
-        "have chosen it: remove it, or run `chown %d %s && chmod 600 %s` if it is yours",
+        "the cluster key %s belongs to user %d and not to you (user %d), so another user may know "
+        "it or have chosen it: remove it, or run `chown %d %s && chmod 600 %s` if it is yours",
         path, info.st_uid, geteuid(), geteuid(), path, path));
   }
   if ((info.st_mode & 077) == 0) return absl::OkStatus();
@@ -246,7 +246,7 @@ absl::Status check_private(int fd, const std::string& path) {
   }
   return absl::PermissionDeniedError(absl::StrFormat(
       "the cluster key %s has mode %04o, so other users can read or change it: run `chmod 600 %s`, "
-      "and make a new key if others may have read this one. Of a key that is mounted, as a "
+      "and make a new key if others may have read this one. For a mounted key, such as a "
       "Kubernetes Secret, set its mode (defaultMode: 0400, or 0440 with an fsGroup)",
       path, info.st_mode & 07777, path));
 }
@@ -297,7 +297,8 @@ ClusterKey ClusterKey::with_previous(const ClusterKey& previous) const {
 absl::StatusOr<ClusterKey> ClusterKey::from_file(const std::string& path) {
   if (path.empty()) {
     return absl::InvalidArgumentError(
-        "the path of the cluster key is empty: name a file, or none at all for this user's own");
+        "the path of the cluster key is empty: name a file, or leave the setting out to use this "
+        "user's own key");
   }
   // Not blocking: should it be a pipe, it is refused and not waited for.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

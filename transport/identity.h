@@ -71,7 +71,7 @@ inline constexpr uint16_t kPartingProtocol = 5;
 inline constexpr uint16_t kPaddedProtocol = 6;
 inline constexpr uint16_t kLendingProtocol = 7;
 
-// Who is at the other end, as told after authentication.
+// The worker at the other end, as told after authentication.
 struct HelloInfo {
   WorkerUid uid;         // zeros: no worker (a rank that meets others); else proved to be its own
   std::string name;      // at most kMaxWorkerName, for people: "decode-0"

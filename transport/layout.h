@@ -10,7 +10,7 @@
 //       .repeated(layers, layer_stride)                   the same pages in every layer
 //
 // Pieces may overlap, or be the same (a stride of 0, a page listed twice). Read from, each has the
-// bytes. Written to, every byte ends as that of one of the pieces that lie there, and nobody says
+// bytes. Written to, every byte ends as that of one of the pieces that lie there, and no party says
 // of which: pieces of a transfer move in any order.
 //
 // Building one costs nothing that grows with the number of pages: the list is borrowed, and must

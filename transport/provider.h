@@ -95,13 +95,13 @@ class EventSink {
   virtual void counters_moved(Rail& /*rail*/) {}
 
   // A rail asked for with Provider::connect() is up (the first of them makes the peer usable), or
-  // the attempt has failed for good: kNotFound where nobody lives at the address any more,
-  // kPermissionDenied or kFailedPrecondition where somebody said no.
+  // the attempt has failed for good: kNotFound where no worker lives at the address any more,
+  // kPermissionDenied or kFailedPrecondition where the peer said no.
   virtual void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
   virtual void connect_failed(uint64_t session, absl::Status why) = 0;
   // A peer connected to us, authenticated. Rails of one session of one peer belong together.
   virtual void accepted(const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
-  // Somebody called and was turned away before there was a rail: the wrong key or version
+  // A peer called and was turned away before there was a rail: the wrong key or version
   // (kPermissionDenied, kFailedPrecondition), or no whole handshake at all. `who`: for people.
   virtual void handshake_refused(std::string_view /*who*/, const absl::Status& /*why*/) {}
   // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.
@@ -232,7 +232,7 @@ class Provider {
   // Whether this provider could move the region's bytes; the reason and the remedy where it could
   // not. Of memory of a device a worker gives a provider only what it takes.
   virtual absl::Status takes(const RegionEntry& region) const;
-  // Of memory of a device that it does not take: whether its peers may map it all the same, so that
+  // For device memory that it does not take: whether its peers may still map it, so that
   // it is given the region too. What they cannot map is staged.
   virtual bool shares(const RegionEntry& /*region*/) const { return false; }
   // Once per registered slab. remove_region() fences: after it returned OK no peer touches the

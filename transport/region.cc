@@ -128,7 +128,7 @@ absl::Status RegionTable::remove(const MemoryRegion& region) {
 absl::StatusOr<RegionEntry*> RegionTable::find(const MemoryRegion& region) {
   if (region.generation == 0 || region.index >= entries_.size() ||
       entries_[region.index].generation != region.generation) {
-    return absl::NotFoundError("the local memory region is not registered (any more)");
+    return absl::NotFoundError("the local memory region is not registered, or no longer");
   }
   return &entries_[region.index];
 }

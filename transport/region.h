@@ -19,8 +19,8 @@
 
 namespace baton {
 
-// Identity of one worker for its lifetime: a restarted process gets another one. Nobody else can
-// introduce himself by it (transport/base/worker_keys.h).
+// Identity of one worker for its lifetime: a restarted process gets another one. No other worker
+// can introduce itself by it (transport/base/worker_keys.h).
 struct WorkerUid {
   std::array<uint8_t, 16> bytes{};
   bool operator==(const WorkerUid&) const = default;
@@ -43,7 +43,7 @@ enum class MemoryKind : uint8_t { kHost, kDevice };
 // Where memory lies. The CPU must not touch that of a device.
 struct MemoryPlace {
   MemoryKind kind = MemoryKind::kHost;
-  int device = -1;  // CUDA's number of it; -1: the host, or a device that nobody here drives
+  int device = -1;  // CUDA's number of it; -1: the host, or a device that no provider here drives
   bool operator==(const MemoryPlace&) const = default;
   std::string name() const;  // for people: "CUDA device 0"
 };
@@ -77,7 +77,7 @@ struct RemoteRegion {
 };
 
 // The file behind a region, where there is one: a peer on the same machine can map it. A dma-buf
-// stands for memory of a device: adapters register it through the descriptor, nobody maps it.
+// stands for memory of a device: adapters register it through the descriptor, no process maps it.
 struct BackingFile {
   int fd = -1;        // owned by the caller, open as long as the region is registered
   size_t offset = 0;  // of the region's first byte
@@ -93,8 +93,8 @@ struct DeviceExport {
   uint64_t bytes = 0;                     // of the allocation; 0: there is no export
   uint64_t offset = 0;                    // of the region's first byte
   std::array<uint8_t, 16> device_uuid{};  // processes may number their devices differently
-  // Of memory that was made by cudaMalloc. It is gone when that is freed, so whoever opened it has
-  // to close it before; and the process that made it cannot open it, and uses allocation[0].
+  // For memory of cudaMalloc: an IPC handle, valid until the memory is freed, so those that opened
+  // it must close it first. The process that allocated it cannot open it, and uses allocation[0].
   bool by_handle = false;
   std::array<uint8_t, kHandleBytes> handle{};
   bool same_process = false;  // of whoever maps it
@@ -143,7 +143,7 @@ class RegionTable {
   RemoteRegion describe(const RegionEntry& entry) const;
   // Those that were ever used, in the order of their indices. A row stays where it is.
   absl::Span<const RegionEntry> entries() const { return entries_; }
-  // Whether the memory of a region is kept while it is registered, so that nobody need look.
+  // Whether the memory of a region is kept while it is registered, so that no call need look.
   bool stays(uint32_t index) const {
     return index < entries_.size() && entries_[index].generation != 0 && entries_[index].stays;
   }

@@ -23,44 +23,43 @@ constexpr std::array kPeerSettings = {
         .standard = "15000",
         .least = 10,
         .most = 3'600'000,
-        .meaning = "a peer that does not say for so long what had come over a lost rail is lost",
+        .meaning =
+            "time for a peer to report what arrived over a lost rail; after that the peer is lost",
         .patience = true},
     Setting{.name = "peer.failback_ms",
             .unit = "ms",
             .standard = "1000",
             .least = 0,
             .most = 3'600'000,
-            .meaning = "a better provider than the one that reaches a peer is called again after "
-                       "so long, then after twice as long, up to a minute; 0: not at all"},
+            .meaning = "delay before a better provider than the current one is tried again for a "
+                       "peer; doubles each time, up to a minute; 0: never"},
     Setting{.name = "peer.redial_ms",
             .unit = "ms",
             .standard = "15000",
             .least = 0,
             .most = 3'600'000,
-            .meaning = "a peer that was lost is called again for so long before it is given up; 0: "
-                       "not at all",
+            .meaning = "how long to reconnect to a lost peer before giving it up; 0: not at all",
             .patience = true},
     Setting{.name = "staging.kernels",
             .kind = Setting::Kind::kChoice,
             .standard = "on",
             .choices = "on off",
-            .meaning = "small pieces in memory of a device are packed by a kernel where that is "
-                       "quicker; off: copy engines alone, for programs whose kernels leave no room "
-                       "for another"},
+            .meaning = "pack small pieces of device memory by a kernel where that is quicker; off: "
+                       "copy engines only, for programs whose kernels leave no room for another"},
     Setting{.name = "staging.ring_mib",
             .unit = "MiB",
             .standard = "64",
             .least = 16,
             .most = 4096,
-            .meaning = "pinned memory for each device of which memory is registered: what routes "
-                       "that move bytes by the CPU copy through"},
+            .meaning = "pinned memory for each device with registered memory; routes that move "
+                       "bytes by the CPU copy through it"},
     Setting{.name = "staging.sums",
             .kind = Setting::Kind::kChoice,
             .standard = "auto",
             .choices = "auto cpus kernel",
-            .meaning = "who sums in collectives on memory of a device; auto: a kernel of the "
-                       "device or the CPU, whichever is quicker by what was measured; kernel: "
-                       "wherever there is one"},
+            .meaning =
+                "where collectives on device memory sum; auto: by a kernel of the device or on "
+                "the CPU, whichever measured quicker; kernel: by a kernel wherever one exists"},
 };
 
 std::vector<Setting>& table() {
@@ -176,7 +175,7 @@ const Setting* SettingsReader::row(std::string_view key) {
   if (row == nullptr) {
     status_.Update(absl::InternalError(
         absl::StrCat("setting ", std::string(key),
-                     " is read and not declared: add it to its provider's table")));
+                     " is read but not declared: add it to its provider's table")));
   }
   return row;
 }

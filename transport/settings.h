@@ -53,8 +53,9 @@ absl::Span<const Setting> peer_settings();
 // All that are declared in this program, by name.
 std::vector<Setting> known_settings();
 
-// InvalidArgument for a name that nobody declared, with the nearest that somebody did, and for a
-// value that its setting does not take. Worker::create() asks; a command does before it starts.
+// InvalidArgument for a name that no provider declared, with the nearest that a provider did, and
+// for a value that its setting does not take. Worker::create() asks; a command does before it
+// starts.
 absl::Status check_settings(const SettingValues& given);
 
 // Appends "KEY=VALUE" as it stands on a command line. InvalidArgument: it is no such pair.

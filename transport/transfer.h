@@ -5,7 +5,7 @@
 // more than the one who sent it: where one ends as cancelled or past its deadline, all bytes may be
 // there, the counter risen and the notification delivered, and only the word of that came late. One
 // that is cancelled or out of time while its target is silent is `ending` until the target answers
-// or is given up: that delays nobody else.
+// or is given up: that delays no other transfer.
 #pragma once
 
 #include <cstddef>

@@ -73,7 +73,8 @@ struct WorkerOptions {
 
 // kReconnecting: every path to it was lost, and it is called again, by all providers that reach it,
 // for peer.redial_ms. Open transfers and new ones wait; what had landed is not sent twice. It is
-// down when that time is over, when nobody lives at its address any more, or when it says goodbye.
+// down when that time is over, when no worker lives at its address any more, or when it says
+// goodbye.
 enum class PeerState : uint8_t { kConnecting, kUp, kReconnecting, kDown };
 
 struct PeerEvent {
@@ -83,9 +84,9 @@ struct PeerEvent {
   std::string name;
   absl::Status why;  // of a kLost and a kDown
   WorkerUid uid;     // of the peer; zeros where it never told
-  // So many of this peer came before this one that nobody had read, and are told by it alone. Of a
-  // peer that was forgotten (1,024 that went down, or whose notifications were read, after it) none
-  // is kept; while a notification of it is unread it is not forgotten.
+  // So many of this peer came before this one that no caller had read, and are told by it alone. Of
+  // a peer that was forgotten (1,024 that went down, or whose notifications were read, after it)
+  // none is kept; while a notification of it is unread it is not forgotten.
   uint32_t missed = 0;
 };
 
@@ -172,7 +173,7 @@ class Worker {
   // could not be reached again, or is of a release that cannot be asked. Then nothing lands or is
   // read here any more (but for a process of this machine that stands still in the middle of a copy
   // over shm: deregister_memory() knows), while bytes may land at the peer until it hears of the
-  // end (its kDown). A timeout of zero waits for nobody: so at once (of a device: when its copy
+  // end (its kDown). A timeout of zero waits for nothing: so at once (of a device: when its copy
   // ends). NotFound for a stale id. Of a peer that is down already: how it parted.
   absl::Status disconnect(PeerId peer, Time timeout = kNever);
   // The same, without waiting: progress() does it. Over when peer_state() is kDown; disconnect()
@@ -236,13 +237,13 @@ class Worker {
   bool next_notification(Notification& out);  // reuses the memory of `out`
 
   // --- progress ----------------------------------------------------------------------------
-  // Advances everything by a bounded amount; true if anything happened. Waits for nobody. Of the
+  // Advances everything by a bounded amount; true if anything happened. Waits for nothing. Of the
   // CUDA driver it makes no call that blocks but one: what a peer shares by CUDA IPC is mapped when
   // the first transfer uses it, about a millisecond, once for each of its allocations.
   bool progress();
   // The same, unless another thread is at it, whom it does not wait for. For calls that others make
   // again and again until something has happened: whoever does that has a core and may as well move
-  // the bytes. A ProgressThread stands back as long as somebody helps every few microseconds.
+  // the bytes. A ProgressThread stands back as long as a caller helps every few microseconds.
   bool help();
   // Readable when progress() has work, or when another thread's progress() did some since arm().
   // Level-triggered; for epoll or poll. Call arm() before sleeping on it, and do not sleep if that

@@ -28,13 +28,13 @@ constexpr int kRejectedByPeer = 28;
 
 std::string reason_of(int status) { return strerror(status < 0 ? -status : status); }
 
-// Of a GID that is an IP address.
+// The socket address of a GID that is an IP address.
 absl::StatusOr<sockaddr_storage> socket_address(const Port& port, const ibv_gid& gid,
                                                 uint16_t number) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   if (port.infiniband()) {
     return absl::UnimplementedError(absl::StrCat(
-        port.name(), " is InfiniBand, whose GIDs are no IP addresses: leave rdma_cm (-R) out"));
+        port.name(), " is InfiniBand, whose GIDs are not IP addresses: leave rdma_cm (-R) out"));
   }
   sockaddr_storage out{};
   if (std::memcmp(gid.raw, kMapped, sizeof kMapped) == 0) {
@@ -63,8 +63,8 @@ absl::Status check_device(const rdma_cm_id& id, const Port& port) {
   const std::string found = id.verbs == nullptr ? "no device" : id.verbs->device->name;
   if (found == port.device->name() && id.port_num == port.number) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrFormat("rdma_cm goes by %s:%u instead of %s: give the network interfaces addresses "
-                      "on different subnets, or leave rdma_cm (-R) out",
+      absl::StrFormat("rdma_cm chose %s:%u instead of %s: give the network interfaces addresses on "
+                      "different subnets, or leave rdma_cm (-R) out",
                       found, id.port_num, port.name()));
 }
 
@@ -91,7 +91,7 @@ bool same_proof(std::string_view expected, std::string_view given) {
 
 // Destroying says goodbye to the peer, by the connection manager's own queue pair. When that cannot
 // send because the interface is down, rdma_rxe breaks it for good: no call comes through there any
-// more, for anybody. So goodbyes wait until the interface is up.
+// more, for any caller. So goodbyes wait until the interface is up.
 CmLink::~CmLink() {
   Port now = port_;
   const bool down = !port_.device->dead() && port_.device->refresh(now).ok() && !now.up();
@@ -145,7 +145,7 @@ void CmLink::on_event(rdma_cm_event_type type, int status, uint32_t queue_pair,
     case RDMA_CM_EVENT_CONNECT_RESPONSE: {
       if (queue_pair != terms_.peer_queue_pair || !same_proof(terms_.expected, proof_in(data))) {
         return fail(absl::PermissionDeniedError(
-            absl::StrCat("somebody else answers rdma_cm calls at ", to_,
+            absl::StrCat("another machine answers rdma_cm calls at ", to_,
                          ": look for another machine with this address")));
       }
       if (state_ == State::kUnderway) state_ = State::kAnswered;
@@ -156,23 +156,25 @@ void CmLink::on_event(rdma_cm_event_type type, int status, uint32_t queue_pair,
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
       return fail(absl::UnavailableError(absl::StrFormat(
-          "rdma_cm finds no way from %s to %s (%s): check with `ping` that the two network "
+          "rdma_cm finds no route from %s to %s (%s): check with `ping` that the two network "
           "interfaces reach each other",
           port_.name(), to_, reason_of(status))));
     case RDMA_CM_EVENT_UNREACHABLE:
-      return fail(absl::UnavailableError(absl::StrFormat(
-          "the connection manager at %s does not answer on %s (%s): check the link, and that UDP "
-          "port 4791 is let through",
-          to_, port_.name(), reason_of(status))));
+      return fail(absl::UnavailableError(
+          absl::StrFormat("the connection manager at %s does not answer on %s (%s): check the "
+                          "link, and that firewalls pass UDP port 4791",
+                          to_, port_.name(), reason_of(status))));
     case RDMA_CM_EVENT_REJECTED: {
       std::string why = absl::StrCat("reason ", status);
       if (status == kRejectedByPeer && data.substr(0, kMagic.size()) == kMagic) {
         data.remove_prefix(kMagic.size());
         why = std::string(data.substr(0, std::min(data.find('\0'), kMostReason)));
       } else if (status == kRejectedNobodyListens) {
-        why = "nobody listens there: is the address the one of the same machine?";
+        why = "no process listens there: is this address the peer's?";
       } else if (status == kRejectedStale) {
-        why = "it still knows this queue pair from before; the next attempt uses another";
+        why =
+            "it still holds an earlier connection of this queue pair; the next attempt uses "
+            "another queue pair";
       }
       return fail(absl::UnavailableError(absl::StrCat(to_, " rejected the rdma_cm call: ", why)));
     }

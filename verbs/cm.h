@@ -82,7 +82,7 @@ class CmLink {
   bool device_gone_ = false;
 };
 
-// A peer's call, which is rejected unless somebody take()s it.
+// A peer's call, which is rejected unless a caller take()s it.
 struct CmRequest {
   std::string_view proof;
   uint32_t queue_pair = 0;

@@ -246,7 +246,7 @@ bool VerbsProvider::cm_events() {
       absl::Status status = session->on_cm_request(request);
       if (!absl::IsNotFound(status)) return status;
     }
-    return absl::PermissionDeniedError("nobody here waits for this call");
+    return absl::PermissionDeniedError("no connection here expects this call");
   });
 }
 

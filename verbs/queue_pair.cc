@@ -136,7 +136,7 @@ bool QueuePair::flush(QueuePairOwner* heir) {
   constexpr int kPolls = 20'000;  // a fraction of a millisecond, where nothing comes
   uint64_t sent = first_;
   uint32_t receives = posted_receives_;
-  // Nobody can hear the event here.
+  // No thread can hear the event here.
   uint32_t quiet = closed_ || last_receive_ ? kQuietPolls : 0;
   for (int poll = 0; poll < kPolls; ++poll) {
     ibv_wc completion;

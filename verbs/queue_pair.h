@@ -135,7 +135,7 @@ class QueuePair {
   bool is(const ibv_cq* completions) const { return completions_ == completions; }
   bool shares_receives() const { return pool_ != nullptr; }
   uint32_t number() const { return number_; }
-  // Of a connected one, for people and as perftest writes it: both ends' LID, QPN, PSN and GID.
+  // Both ends' LID, QPN, PSN and GID once connected, for people and as perftest prints them.
   std::string ends() const;
   uint32_t mtu_bytes() const { return 128u << mtu_; }
 

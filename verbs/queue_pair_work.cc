@@ -51,7 +51,7 @@ void QueuePair::add_record(ibv_send_wr& request, const Record& done) {
   ++chain_;
 }
 
-// Inline bytes are read by the processor, in the driver's code, where a fault is nobody's to catch.
+// Inline bytes are read by the processor, in the driver's code, where no handler can catch a fault.
 // What is not mapped any more is left to the adapter, which has its pages.
 template <typename Posted>
 bool QueuePair::inlined(const Posted& work, absl::Span<const ibv_sge> sges, size_t bytes) const {
@@ -144,7 +144,7 @@ void QueuePair::on_sent(QueuePairOwner& owner, const ibv_wc& completion) {
   complete(owner, completion.status);
 }
 
-// Before anybody hears of these.
+// Before a caller hears of these.
 void QueuePair::show_devices(QueuePairOwner& owner, absl::Span<ibv_wc> completions) {
   const absl::Status seen = unseen_ ? absl::OkStatus() : port_.device->show_devices();
   if (seen.ok() && !unseen_) return;

@@ -26,14 +26,14 @@ double VerbsRail::share(uint32_t region) const {
   return properties_.bytes_per_second / session_.distance(port_, region);
 }
 
-// Of memory of a device its adapter may have taken none, for a window that is too small or a proof
-// that failed.
+// The rail's adapter may not have registered device memory, for want of window space or after
+// a failed self-check.
 absl::Status VerbsRail::moves(const RegionEntry& region) const {
   absl::Status status = reaches_memory(region);
   if (!status.ok() || region.place.kind == MemoryKind::kHost) return status;
   if (port_.device->region(region.index) != nullptr) return status;
   return absl::FailedPreconditionError(
-      absl::StrFormat("%s has not taken memory of %s", port_.name(), region.place.name()));
+      absl::StrFormat("%s could not register memory of %s", port_.name(), region.place.name()));
 }
 
 std::string VerbsRail::about_devices() const { return session_.about_devices(port_); }
@@ -266,7 +266,7 @@ bool VerbsRail::move_on(Time now) {
     session_.rail_drained(*this, lost_);
   }
   if (!settled_) {
-    // The last rail has nobody to hand its slices to, so there is nothing to find out.
+    // The last rail has no rail to hand its slices to, so there is nothing to find out.
     const bool pointless = lost_ && !session_.others_up(*this);
     if (!peer_received_ && !pointless && now < deadline_) return false;
     if (!peer_received_) lost_ = true;
@@ -343,7 +343,7 @@ bool VerbsRail::progress(Time now, EventSink& sink) {
     last_moved_ = now;  // while this program stood still, nothing could be heard
   } else if (now - last_moved_ >= session_.tuning().stall && state_ != State::kBroken) {
     fail(absl::UnavailableError(absl::StrFormat(
-             "a work request on %s hangs since %d ms: see the counters under "
+             "a work request on %s has been pending for %d ms: see the counters under "
              "/sys/class/infiniband/%s/ports/%u/hw_counters",
              port_.name(),
              std::chrono::duration_cast<std::chrono::milliseconds>(now - last_moved_).count(),

@@ -39,7 +39,7 @@ void VerbsRail::culprit(uint32_t tag, ibv_wc_status status) {
     case IBV_WC_REM_OP_ERR: {
       const absl::Status why = absl::PermissionDeniedError(
           absl::StrCat("the peer's adapter refused the access ", where,
-                       ": the peer's region does not allow it, or is gone"));
+                       ": the peer's region does not allow it, or was deregistered"));
       if (active == nullptr) return fail(absl::UnavailableError(why.message()), true);
       // Most likely its owner deregistered it just now: asked again, it says so itself.
       const RemoteRegion& remote = active->slice.transfer->remote;
@@ -72,7 +72,7 @@ void VerbsRail::culprit(uint32_t tag, ibv_wc_status status) {
           true);
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return fail(absl::UnavailableError(absl::StrCat("the peer had no receive posted ", where,
-                                                      ", although it had said so")),
+                                                      ", although it had given a credit for it")),
                   true);
     default:
       return fail(absl::UnavailableError(
@@ -94,7 +94,8 @@ void VerbsRail::received(std::string_view bytes) {
   if (!message.ok()) return fail(message.status(), true);
   credits_ += message->credits;
   if (credits_ > UINT16_MAX) {
-    return fail(absl::InvalidArgumentError("the peer gives more credits than there are"), true);
+    return fail(absl::InvalidArgumentError("the peer gave more credits than it has receives"),
+                true);
   }
   switch (message->kind) {
     case Kind::kArrival:

@@ -14,7 +14,7 @@ uint32_t immediate_of(const RemoteCounter& counter) {
   return counter.index << 16 | counter.generation;
 }
 
-// Of one work request: a completion every now and then, and bytes in flight that stay in step.
+// Limits of one work request: they keep completions regular and bytes in flight balanced.
 constexpr size_t kMaxWork = 1 << 20;
 constexpr size_t kUrgentShare = 1 << 20;
 
@@ -22,7 +22,7 @@ constexpr size_t kUrgentShare = 1 << 20;
 
 bool VerbsRail::tells(const Slice& slice) {
   const TransferDescriptor& transfer = *slice.transfer;
-  // Bytes that nobody is told of need no word. A transfer of no bytes is a word.
+  // Bytes that no caller is told of need no word. A transfer of no bytes is a word.
   return transfer.op == Op::kWrite &&
          (transfer.counter.generation != 0 || !transfer.notify.empty() || transfer.bytes == 0);
 }

@@ -249,7 +249,7 @@ absl::Status Session::on_message(const Message& message, VerbsRail* rail, EventS
     default:
       break;
   }
-  return absl::InvalidArgumentError("the peer sent a message that does not belong there");
+  return absl::InvalidArgumentError("the peer sent a message that is not valid in this state");
 }
 
 absl::Status Session::on_rail_note(Kind kind, const RailNote& note, EventSink& sink) {
@@ -305,7 +305,7 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
   }
   // After the new one is there: the peer must not seem to have lost its last rail.
   if (replaced != nullptr) {
-    replaced->lose(absl::UnavailableError("the peer connected this rail anew"), sink);
+    replaced->lose(absl::UnavailableError("the peer reconnected this rail"), sink);
   }
 }
 

@@ -39,7 +39,7 @@ struct Shared {
   bool may_make_queue_pair = true;
   // By region and port, as Locality::distance(); empty while all are 1.
   std::vector<float> distances;
-  // Of a port from the CUDA devices whose memory is registered, for people.
+  // A port's distance from the CUDA devices whose memory is registered, for people.
   std::map<std::pair<uint8_t, int>, base::PciDistance> device_distances;
 
   absl::StatusOr<ConnectionManager*> connection_manager();
@@ -65,7 +65,7 @@ class Session {
   // Something is under way that progress() should look at often.
   bool busy() const { return busy_ || disturbed_; }
 
-  // Of the provider.
+  // Called by the provider.
   void region_removed(const RegionName& name);
   void port_changed(const Port& port);
   void device_event(const Device& device, const Device::Event& event);

@@ -108,12 +108,12 @@ void Session::answer(uint16_t index, EventSink& sink) {
   slot.asked.reset();
   slot.link.reset();
   if (slot.fresh != nullptr) {
-    slot.fresh->lose(absl::UnavailableError("the peer called again"), sink);
+    slot.fresh->lose(absl::UnavailableError("the peer connected again"), sink);
   }
   slot.incarnation = peer.incarnation;
   slot.recovery = recovers;
   slot.port = peer.port;
-  absl::Status status = absl::InvalidArgumentError("there is no such port here");
+  absl::Status status = absl::InvalidArgumentError("this side has no such port");
   if (peer.port < shared_.hardware.ports.size()) {
     auto made = make_queue_pair(slot, peer.family, {&peer.gid, 1});
     status = made.status();
@@ -125,7 +125,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
       end.incarnation = slot.incarnation;
       end.recovery = recovers;
       if (peer.recovery && !recovers) {
-        status = absl::UnavailableError("the rail to recover is gone here");
+        status = absl::UnavailableError("this side has already dropped the rail to recover");
       } else if (peer.by_cm) {
         status = await_cm(slot, peer, end);
       } else {
@@ -312,7 +312,7 @@ absl::Status Session::on_cm_request(const CmRequest& request) {
     }
     return absl::OkStatus();
   }
-  return absl::NotFoundError("nobody here waits for this call");
+  return absl::NotFoundError("no connection here expects this call");
 }
 
 absl::Status Session::join_by_cm(uint16_t index) {

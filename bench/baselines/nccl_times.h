@@ -17,8 +17,8 @@ class NcclGroup {
   static absl::StatusOr<std::unique_ptr<NcclGroup>> create(int ranks);
   ~NcclGroup();
 
-  // Of calls of `count`: each iteration's us. Unimplemented: NCCL has no such call, type or
-  // operation. DataLoss: it gave something else than it should.
+  // The time of each iteration of calls of `count`, in us. Unimplemented: NCCL has no such call,
+  // type or operation. DataLoss: its result was wrong.
   absl::StatusOr<std::vector<double>> times(const Job& job, size_t count);
 
  private:

@@ -50,7 +50,7 @@ void run(Side& own, Side& peer, bool first, int iterations, int warmup) {
                                 own.in.data() + begin, peer.in.data() + begin, length);
     meet();
     std::memcpy(own.out.data() + other, peer.out.data() + other, other_length * sizeof(float));
-    meet();  // before anybody writes again what the other may still read
+    meet();  // before either side writes again what the other may still read
     const double to = now();
     if (i >= 0) own.us[static_cast<size_t>(i)] = to - from;
     from = to;

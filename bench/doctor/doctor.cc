@@ -69,7 +69,7 @@ std::vector<Check> examine(const Json& info, const std::string& provider) {
     });
     return out;
   }
-  // Nobody asked for this provider: that it cannot be used is no failure.
+  // no option asked for this provider: that it cannot be used is no failure.
   for (Check& check : out) {
     if (check.grade == Grade::kFail && !check.provider.empty()) check.grade = Grade::kWarn;
   }
@@ -104,7 +104,7 @@ std::string doctor_text(absl::Span<const Check> checks) {
   absl::StrAppendFormat(
       &out, "summary: %u ok, %u warn, %u fail: %s\n", count(checks, Grade::kOk),
       count(checks, Grade::kWarn), count(checks, Grade::kFail),
-      failed(checks) ? "fix what failed first" : "nothing stands in the way of what was asked");
+      failed(checks) ? "fix what failed first" : "all checks that matter here passed");
   return out;
 }
 

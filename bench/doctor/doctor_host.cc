@@ -31,7 +31,7 @@ void check_limits(const Json& info, std::vector<Check>& out) {
                    ""});
   } else {
     out.push_back({memlock < kSmallMemlock ? Grade::kFail : Grade::kWarn, "memlock", "verbs",
-                   absl::StrFormat("only %s may be locked, so registering more fails",
+                   absl::StrFormat("only %s may be locked, so larger registrations fail",
                                    human_bytes(memlock.get<size_t>())),
                    "`ulimit -l unlimited`; for good: \"* - memlock unlimited\" in "
                    "/etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, --ulimit "
@@ -97,7 +97,7 @@ void check_kernel(const Json& info, std::vector<Check>& out) {
       network["available"].is_string() ? network["available"].get<std::string>() : "";
   if (network["congestion"] == "bbr" && !absl::StrContains(available, "cubic")) {
     out.push_back({Grade::kWarn, "congestion control", "tcp",
-                   "bbr paces, which halves the speed of short links, and cubic is not there",
+                   "bbr paces, which halves the speed of short links, and cubic is not available",
                    "`modprobe tcp_cubic`"});
   }
 }
@@ -111,7 +111,7 @@ void check_cuda(const Json& cuda, std::vector<Check>& out) {
     if (why.empty()) {
       out.push_back({Grade::kOk, name, "",
                      absl::StrCat(device["name"].get<std::string>(), ": adapters reach it by ",
-                                  device["path"].get<std::string>(), "; what they write is ",
+                                  device["path"].get<std::string>(), "; their writes are ",
                                   device["writes_of_adapters"].get<std::string>()),
                      ""});
     } else {
@@ -144,8 +144,8 @@ void check_distances(const Json& info, std::vector<Check>& out) {
                    absl::StrCat("gpu ", gpu["pci"].get<std::string>()), "",
                    absl::StrCat("the nearest RDMA device is ", nearest, " (", kNearFirst[best], ")",
                                 far ? ", which is not in its PCIe tree" : ""),
-                   far ? "use the GPU with an adapter below the same host bridge, if there is one; "
-                         "through the processors its bytes may be slower than staged ones"
+                   far ? "use the GPU with an adapter under the same host bridge, if there is one; "
+                         "a path through the processors may be slower than staging"
                        : ""});
   }
 }
@@ -156,7 +156,7 @@ void check_gpus(const Json& info, std::vector<Check>& out) {
   if (info["gpus"].empty()) return;
   const Json& nvidia = info["nvidia"];
   if (nvidia["driver"].is_null()) {
-    out.push_back({Grade::kWarn, "nvidia driver", "", "there is a GPU, but no driver is loaded",
+    out.push_back({Grade::kWarn, "nvidia driver", "", "a GPU is present, but no driver is loaded",
                    "install the driver (nvidia-open) and `modprobe nvidia`"});
     return;
   }

@@ -29,9 +29,9 @@ std::string soft_roce(const Json& info) {
   const std::string add =
       absl::StrFormat("rdma link add rxe0 type rxe netdev %s", some_netdev(info));
   const std::string state = info["kernel"]["modules"]["rdma_rxe"].get<std::string>();
-  if (state == "loaded") return absl::StrFormat("`%s` adds a software one (soft-RoCE)", add);
+  if (state == "loaded") return absl::StrFormat("`%s` adds a software device (soft-RoCE)", add);
   if (state == "available") {
-    return absl::StrFormat("`modprobe rdma_rxe && %s` adds a software one (soft-RoCE)", add);
+    return absl::StrFormat("`modprobe rdma_rxe && %s` adds a software device (soft-RoCE)", add);
   }
   // Only a distribution's own kernel has packages that bear its name.
   static const std::regex ubuntu(
@@ -62,11 +62,11 @@ void check_access(const Json& info, std::vector<Check>& out) {
   }
 }
 
-// Only for those who connect by it: no failure.
+// Only needed for connections by it: no failure.
 void check_cm(const Json& info, std::vector<Check>& out) {
   const Json& node = info["limits"]["rdma_cm"];
   if (node["usable"] == true) {
-    out.push_back({Grade::kOk, "rdma_cm", kVerbs, "queue pairs can be connected by it (-R)", ""});
+    out.push_back({Grade::kOk, "rdma_cm", kVerbs, "rdma_cm can connect queue pairs (-R)", ""});
   } else if (node["exists"] == true) {
     out.push_back({Grade::kWarn, "rdma_cm", kVerbs,
                    "-R will fail: /dev/infiniband/rdma_cm may not "
@@ -85,9 +85,9 @@ void check_port(const std::string& device, const Json& port, std::vector<Check>&
   if (port["state"] != "ACTIVE") {
     out.push_back({Grade::kWarn, name, kVerbs,
                    absl::StrCat("is ", port["state"].get<std::string>()),
-                   ethernet ? absl::StrFormat("`ip link set dev %s up`, and look at the cable",
+                   ethernet ? absl::StrFormat("`ip link set dev %s up`, and check the cable",
                                               netdev.empty() ? "NETDEV" : netdev)
-                            : "look at the cable, and whether a subnet manager (opensm) runs"});
+                            : "check the cable, and that a subnet manager (opensm) runs"});
     return;
   }
   out.push_back({Grade::kOk, name, kVerbs, "is ACTIVE", ""});
@@ -98,7 +98,7 @@ void check_port(const std::string& device, const Json& port, std::vector<Check>&
   });
   const std::string where = netdev.empty() ? "NETDEV" : netdev;
   if (!ipv4) {
-    out.push_back({Grade::kWarn, name, kVerbs, "has no RoCE v2 GID of an IPv4 address",
+    out.push_back({Grade::kWarn, name, kVerbs, "has no RoCE v2 GID with an IPv4 address",
                    absl::StrFormat("`ip addr add 10.0.0.1/24 dev %s`", where)});
   }
   const auto mtu = port.find("mtu");
@@ -117,7 +117,7 @@ void check_port(const std::string& device, const Json& port, std::vector<Check>&
 void check_rdma(const Json& info, std::vector<Check>& out) {
   const Json& devices = info["rdma_devices"];
   if (devices.empty()) {
-    out.push_back({Grade::kFail, "rdma devices", kVerbs, "there is none", soft_roce(info)});
+    out.push_back({Grade::kFail, "rdma devices", kVerbs, "no RDMA device found", soft_roce(info)});
     return;
   }
   out.push_back(

@@ -80,7 +80,7 @@ void cuda_text(std::string& out, const Json& cuda) {
         (device["path"] == "staged" ? device["why_staged"] : device["why_no_dma_buf"])
             .get<std::string>();
     absl::StrAppend(&out, "\n    over adapters: ", plain(device["path"]), why.empty() ? "" : ", ",
-                    why, "; what they write is ", plain(device["writes_of_adapters"]), "\n");
+                    why, "; their writes are ", plain(device["writes_of_adapters"]), "\n");
   }
   if (const auto& why = cuda["why"].get<std::string>(); !why.empty()) {
     absl::StrAppend(&out, "  ", why, "\n");
@@ -141,7 +141,7 @@ Json machine_info(const std::string& folder) {
 std::string info_text(const Json& info) {
   std::string out = absl::StrFormat("baton %s on Linux %s\n", plain(info["baton"]),
                                     plain(info["kernel"]["release"]));
-  heading(out, "Providers (the best that reaches a peer is taken)");
+  heading(out, "Providers (the best one that reaches a peer is used)");
   for (const Json& provider : info["providers"]) {
     absl::StrAppend(&out, absl::StrFormat("  %-6s %-8s %s\n", plain(provider["name"]),
                                           provider["usable"].get<bool>() ? "usable" : "no",
@@ -183,16 +183,16 @@ std::string info_text(const Json& info) {
 
 int parse_info(int argc, const char* const* argv, bool doctor, InfoOptions& options) {
   const std::string name = doctor ? "baton doctor" : "baton info";
-  CLI::App app(doctor ? "Checks this machine, and says what to do about what is wrong."
-                      : "Tells what this machine has and which providers can be used.");
+  CLI::App app(doctor ? "Checks this machine, and says how to fix what is wrong."
+                      : "Shows what this machine has and which providers can be used.");
   if (doctor) {
-    engine::command_line::add_provider(app, options.provider,
-                                       "fail if this one cannot be used (default: if none can)");
+    engine::command_line::add_provider(
+        app, options.provider, "fail if this provider cannot be used (default: if none can)");
     app.footer("Exit status: 0, or 1 when a check fails that matters for what was asked.");
   }
   if (!doctor) {
     auto* settings = app.add_flag("--settings", options.settings,
-                                  "only the settings and environment variables there are");
+                                  "list settings and environment variables only");
     app.add_flag("--markdown", options.markdown, "these as docs/settings.md")->needs(settings);
   }
   auto* json = app.add_option("--json", options.file, "as JSON, to standard output or a file")

@@ -11,7 +11,7 @@ namespace baton::bench {
 
 // Everything there is to know: {"baton","kernel","providers","rdma_devices","gpus","nvidia","cuda",
 // "distances","limits","memory","network","numa"}. `providers` comes from probe_providers().
-// `cuda` from cuda_info(); null: nobody asked, as for another machine's tree.
+// `cuda` from cuda_info(); null: no caller asked, as for another machine's tree.
 Json collect_info(const SystemRoot& root, Json providers, Json cuda = nullptr);
 // The same of this machine, with its CUDA devices; or of another one's /proc and /sys, which lie
 // below `folder`.

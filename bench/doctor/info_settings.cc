@@ -28,7 +28,7 @@ constexpr const char* kMarkdownHead = R"(# Settings and environment variables
 Made by `baton info --settings --markdown`; a test fails where this page and the program differ.
 
 A setting is given as `--set NAME=VALUE` to every command that makes workers, or as `WorkerOptions::settings`. One that
-does not exist, or a value that it does not take, is an error that names what would do. `baton info
+does not exist, or a value out of range, is an error that names valid ones. `baton info
 --settings` prints the same of the program at hand, `--json` for other programs.
 )";
 

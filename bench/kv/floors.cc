@@ -63,7 +63,7 @@ class MemcpyFloor final : public Floor {
   std::unique_ptr<MemoryPool> pool_;
   std::vector<Copy> copies_;
   size_t bytes_ = 0;
-  Reference reference_{.name = "memcpy", .note = "of the same pages, in one process"};
+  Reference reference_{.name = "memcpy", .note = "memcpy of the same pages, in one process"};
 };
 
 class DeviceFloor final : public Floor {
@@ -104,7 +104,7 @@ class DeviceFloor final : public Floor {
   std::unique_ptr<internal::DeviceBuffer> target_;
   std::unique_ptr<internal::DeviceCopies> copies_;  // ends first
   internal::DeviceRun run_;
-  Reference reference_{.name = "device copy", .note = "of as many bytes in one run"};
+  Reference reference_{.name = "device copy", .note = "memcpy of as many bytes in one run"};
 };
 
 class SocketsFloor final : public Floor {

@@ -105,7 +105,9 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   std::string op = "write", layout = "scattered", tp, listen, sockets, congestion, memory = "host";
   const std::string name = "baton kv_bw";
 
-  CLI::App app("Moves pages of KV cache between two processes and measures it against its floor.");
+  CLI::App app(
+      "Moves pages of KV cache between two processes and compares the speed with the hardware's "
+      "floor.");
   app.footer(kFooter);
   using engine::command_line::real_number;
   using engine::command_line::whole_number;
@@ -119,7 +121,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                  "sides run here")
       ->type_name("HOST[:PORT]");
   engine::command_line::add_provider(app, options.provider,
-                                     "the way the bytes travel (default shm)");
+                                     "provider that moves the bytes (default shm)");
   choice("--op", op, {"write", "read", "both"}, "default write");
   auto* pages = app.add_option("--pages", work.pages, "pages in a transfer (default 4096)")
                     ->transform(size)
@@ -134,24 +136,25 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
                     ->type_name("NAME")
                     ->excludes(pages)
                     ->excludes(page_bytes);
-  app.add_option("--tokens", work.tokens, "of the request (default 4096)")
+  app.add_option("--tokens", work.tokens, "tokens of the request (default 4096)")
       ->check(whole_number(1, 1 << 30))
       ->type_name("T")
       ->needs(model);
-  app.add_option("--block-tokens", work.block_tokens, "in a page of the cache (default 16)")
+  app.add_option("--block-tokens", work.block_tokens, "tokens in a page of the cache (default 16)")
       ->check(whole_number(1, 1 << 20))
       ->type_name("B")
       ->needs(model);
   app.add_option("--tp", tp, "tensor-parallel degrees of the two sides (default 1:1)")
       ->type_name("SRC:DST")
       ->needs(model);
-  app.add_option("--seconds", options.seconds, "of transfers, and again of the floor (default 2)")
+  app.add_option("--seconds", options.seconds,
+                 "seconds of transfers, and again of the floor (default 2)")
       ->type_name("S")
       ->check(real_number(0.01, 3600));
-  app.add_option("--iters", options.transfers, "so many transfers instead")
+  app.add_option("--iters", options.transfers, "number of transfers instead of seconds")
       ->type_name("N")
       ->check(whole_number(1, uint64_t{1} << 32));
-  app.add_option("--inflight", options.inflight, "transfers under way at a time (default 1)")
+  app.add_option("--inflight", options.inflight, "transfers in flight (default 1)")
       ->type_name("K")
       ->check(whole_number(1, 1024));
   app.add_option("--sockets", sockets, "same as --set tcp.sockets=N")
@@ -172,15 +175,16 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
       ->type_name("FILE");
   auto* suite = app.add_flag("--suite", options.suite, "run every row of docs/benchmarks.md");
   auto* listener =
-      app.add_option("--listen", listen,
-                     absl::StrFormat("be the target for others (default 127.0.0.1:%u; \"*\" for "
-                                     "other machines)",
-                                     KvBwOptions::kPort))
+      app.add_option(
+             "--listen", listen,
+             absl::StrFormat(
+                 "serve as the target for others (default 127.0.0.1:%u; \"*\" for other machines)",
+                 KvBwOptions::kPort))
           ->type_name("[HOST:PORT]")
           ->expected(0, 1)
           ->excludes(suite);
   engine::command_line::add_advertise(app, "--advertise", options.advertise)->needs(listener);
-  app.add_flag("--once", options.once, "with --listen: end when the first initiator has left")
+  app.add_flag("--once", options.once, "with --listen: exit when the first initiator has left")
       ->needs(listener);
 
   const int leave = engine::command_line::parse(app, name, argc, argv);
@@ -197,7 +201,7 @@ KvBwCommand parse_kv_bw(int argc, const char* const* argv) {
   if (!device.ok()) return refuse(device.status());
   options.cuda = *device;
   if (options.cuda && options.suite) {
-    return refuse(absl::InvalidArgumentError("--suite is of memory of the host: no --memory"));
+    return refuse(absl::InvalidArgumentError("--suite measures host memory: leave out --memory"));
   }
   if (absl::Status status = finish(options, op, tp, listen); !status.ok()) {
     return refuse(status);

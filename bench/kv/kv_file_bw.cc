@@ -130,7 +130,7 @@ absl::Status FileBench::prepare() {
   std::shuffle(all.begin(), all.end(), std::mt19937_64(1));
   for (const TierKey& key : all) {
     const auto pin = tier_->pin(key);
-    if (!pin.has_value()) return absl::DataLossError("a record that was written is not there");
+    if (!pin.has_value()) return absl::DataLossError("a record that was written is missing");
     pins_.push_back(*pin);
   }
   const std::string path = folder_.file();
@@ -167,7 +167,7 @@ absl::StatusOr<double> FileBench::read_checked() {
   const Time begin = Clock::steady().now();
   tier_->read(pins, 0, [&](size_t, std::span<const std::byte> bytes) { right += !bytes.empty(); });
   const Time took = Clock::steady().now() - begin;
-  if (right != pins.size()) return absl::DataLossError("records are not what was written");
+  if (right != pins.size()) return absl::DataLossError("records differ from what was written");
   return gb_per_s(took);
 }
 
@@ -196,7 +196,7 @@ absl::StatusOr<double> FileBench::read_by_fio(int number) {
     }
     return static_cast<double>(bytes()) / (read.at("runtime").get<double>() * 1e6);
   } catch (const Json::exception& error) {
-    return absl::UnavailableError(absl::StrCat("fio's JSON is not understood: ", error.what()));
+    return absl::UnavailableError(absl::StrCat("cannot parse fio's JSON: ", error.what()));
   }
 }
 
@@ -205,7 +205,7 @@ absl::Status FileBench::round(int number) {
   for (int i = 0; i < 3; ++i) {
     const int who = (i + number) % 3;  // each is the first now and then
     if (who == 2 && !no_fio_.empty()) continue;
-    // A shared disk gives more to who has just paused, as fio does while it starts.
+    // A shared disk favours a process that has just paused, as fio does while it starts.
     std::this_thread::sleep_for(kPause);
     const auto rate = who == 0 ? read_alone() : who == 1 ? read_checked() : read_by_fio(number);
     if (who == 2 && !rate.ok()) {
@@ -288,17 +288,17 @@ int kv_file_bw_main(int argc, char** argv) {
   namespace values = engine::command_line;
   Options options;
   CLI::App app("Records of a KV tier on disk, read in random order, in turns with fio.");
-  app.add_option("--directory", options.directory, "where the file is made, and removed again")
+  app.add_option("--directory", options.directory, "folder for the file, which is removed again")
       ->check(values::writable_folder())
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--bytes", options.bytes, "of the file")
       ->transform(values::byte_size())
       ->default_str("1G");
-  app.add_option("--record-bytes", options.record_bytes, "read at a time, in whole pages of 4 KiB")
+  app.add_option("--record-bytes", options.record_bytes, "bytes per read, in whole pages of 4 KiB")
       ->transform(values::byte_size())
       ->default_str("256K");
-  app.add_option("--rounds", options.rounds, "of all, in turns")
+  app.add_option("--rounds", options.rounds, "rounds of all, in turns")
       ->check(values::whole_number(1, 1000))
       ->capture_default_str();
   app.add_flag("!--no-io-uring", options.io_uring, "read by threads that call pread()");

@@ -33,8 +33,8 @@ absl::StatusOr<KvModel> find_kv_model(std::string_view name) {
     if (name == model.name) return model;
     known.emplace_back(model.name);
   }
-  return absl::InvalidArgumentError(absl::StrFormat("there is no model \"%s\"%s (known are %s)",
-                                                    name, base::did_you_mean(name, known),
+  return absl::InvalidArgumentError(absl::StrFormat("there is no model \"%s\"%s (known: %s)", name,
+                                                    base::did_you_mean(name, known),
                                                     absl::StrJoin(known, ", ")));
 }
 

@@ -30,7 +30,7 @@ Cores choose_cores(const KvBwOptions& options);
 class KvSession {
  public:
   // Forks the target (unless options.host names one), pins, connects. Call it while this process
-  // has one thread. Errors: whatever the worker says; Unavailable when nobody answers.
+  // has one thread. Errors: whatever the worker says; Unavailable when no server answers.
   static absl::StatusOr<std::unique_ptr<KvSession>> open(const KvBwOptions& options, Cores cores);
   ~KvSession();
   KvSession(const KvSession&) = delete;
@@ -46,7 +46,7 @@ class KvSession {
   // the memory poisoned: prepare() again.
   absl::Status verify();
 
-  // The transfer that run() submits, for whoever wants to submit it himself.
+  // The transfer that run() submits, for callers that submit it themselves.
   const TransferRequest& request() const { return request_; }
   const Workload& workload() const { return *workload_; }
   BenchMemory& local() { return *local_; }

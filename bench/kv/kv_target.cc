@@ -26,7 +26,7 @@ class Client {
   Json answer(const Json& request) {
     const std::string what = text_of(request, "do");
     if (what == "setup") return setup(request);
-    if (memory_ == nullptr) return refusal(absl::FailedPreconditionError("\"setup\" comes first"));
+    if (memory_ == nullptr) return refusal(absl::FailedPreconditionError("send \"setup\" first"));
     const Layout& layout = source_ ? workload_->source() : workload_->target();
     const auto seed = request.find("seed");
     const uint64_t number =
@@ -108,7 +108,7 @@ absl::Status serve_kv_target(Worker& worker, const KvTargetOptions& options) {
     const bool known = client != nullptr && message.peer == client->peer();
     Json reply;
     if (request.is_null()) {
-      reply = refusal(absl::InvalidArgumentError("a request is a JSON object"));
+      reply = refusal(absl::InvalidArgumentError("a request must be a JSON object"));
     } else if (text_of(request, "do") == "bye") {
       if (!known) continue;
       leave();

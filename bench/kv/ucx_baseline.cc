@@ -24,7 +24,7 @@ namespace {
 constexpr Time kLimit = std::chrono::seconds(20);
 constexpr int kAttempts = 3;  // its server sometimes resets the connection
 
-// A port of the loopback interface that nobody uses at the moment; 0 when there is none.
+// A port of the loopback interface that no process uses at the moment; 0 when there is none.
 uint16_t free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
@@ -76,7 +76,7 @@ absl::StatusOr<double> attempt(const std::vector<std::string>& test, size_t mess
   if (!server.ok()) return server.status();
   for (int i = 0; i < 300 && !listening(port); ++i) {
     if (const auto ended = server->wait(std::chrono::milliseconds(10)); ended.ok()) {
-      if (*ended != 127) return absl::UnavailableError("its server ended at once");
+      if (*ended != 127) return absl::UnavailableError("its server exited at once");
       return absl::NotFoundError("ucx_perftest is not installed (Debian: ucx-utils)");
     }
   }

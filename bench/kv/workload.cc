@@ -83,7 +83,7 @@ absl::StatusOr<WorkloadSpec> WorkloadSpec::from_json(const Json& json) {
     out = it->get<std::string>();
     return true;
   };
-  const absl::Status bad = absl::InvalidArgumentError("not the description of a workload");
+  const absl::Status bad = absl::InvalidArgumentError("not a workload description");
   std::string layout, tp;
   if (!json.is_object() || !text("layout", layout)) return bad;
   spec.scattered = layout == "scattered";

@@ -50,7 +50,7 @@ class Runner {
     const bool tcp = options_.provider.empty() || options_.provider == "tcp";
     if (!options_.link.empty()) {
       report_.missing.emplace_back(
-          "baselines cannot pretend to have a link: --baselines without --link");
+          "baselines cannot simulate a link: leave out --link or --baselines");
       return std::move(report_);
     }
     if (is_composed(options_.collective)) {

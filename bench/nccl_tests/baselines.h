@@ -1,4 +1,4 @@
-// Who else does the same job: other libraries' collectives, run beside ours at the same sizes.
+// Baselines for the same job: other libraries' collectives, run beside ours at the same sizes.
 #pragma once
 
 #include <string>

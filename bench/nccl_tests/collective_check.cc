@@ -89,7 +89,7 @@ struct Budget {
 
   int64_t share;  // of the significand, for each rank; 0: only some ranks contribute to sums
   uint64_t sum_stride;
-  uint64_t product_stride;  // who shifts the exponent of a product
+  uint64_t product_stride;  // shifts the exponent of a product
 };
 
 // A float that a sum can be made of: a multiple of a power of two, the same for all ranks.

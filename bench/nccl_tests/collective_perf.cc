@@ -106,7 +106,7 @@ int perf_main(Measured collective, int argc, char** argv) {
     int status = run_perf_rank(options, arguments, **place, results);
     if ((*place)->rank != 0) return status;
     if (options.baselines)
-      std::cout << "# --baselines needs --ranks: the launcher's cores are taken\n";
+      std::cout << "# --baselines needs --ranks: the launcher's ranks occupy the cores\n";
     const int files = write_files(options, results);
     return status != 0 ? status : files;
   }

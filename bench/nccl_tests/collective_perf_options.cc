@@ -35,14 +35,13 @@ struct UnsupportedFlag {
   const char* instead;
 };
 constexpr std::array kUnsupported = {
-    UnsupportedFlag{"-y,--stream_null",
-                    "there are no streams: see -z for how calls are waited for"},
+    UnsupportedFlag{"-y,--stream_null", "there are no streams: see -z for how calls are awaited"},
     UnsupportedFlag{"-G,--cudagraph", "there are no graphs: -m N puts N calls in flight at once"},
     UnsupportedFlag{"-R,--local_register", "buffers are registered unless you say --malloc"},
-    UnsupportedFlag{"-x,--cta_policy", "no GPU core takes part: --channels N spreads the load"},
+    UnsupportedFlag{"-x,--cta_policy", "no GPU cores are used: --channels N spreads the load"},
     UnsupportedFlag{"-D,--device_implementation", "choose with --algorithm NAME"},
     UnsupportedFlag{"-V,--device_cta_count", "choose with --channels N"},
-    UnsupportedFlag{"-M", "--malloc shows what registered memory brings"},
+    UnsupportedFlag{"-M", "--malloc shows what registered memory gains"},
 };
 
 // The text of those options that CLI11 cannot check by itself.
@@ -94,7 +93,7 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
   if (!device.ok()) return device.status();
   options.cuda = *device;
   if (options.cuda && options.plain_memory) {
-    return absl::InvalidArgumentError("--malloc is memory of the host: leave out --memory");
+    return absl::InvalidArgumentError("--malloc uses host memory: leave out --memory");
   }
   return absl::OkStatus();
 }
@@ -140,75 +139,80 @@ CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
   auto* most_bytes = app.add_option("-e,--maxbytes", options.max_bytes, "largest (default 32M)")
                          ->transform(size)
                          ->type_name("BYTES");
-  bytes("-i,--stepbytes", options.step_bytes, "from size to size (default 1M)");
+  bytes("-i,--stepbytes", options.step_bytes, "step between sizes (default 1M)");
   app.add_option("-f,--stepfactor", options.step_factor, "multiply instead (default: add -i)")
       ->type_name("N")
       ->check(whole_number(1, 1 << 20));
   number("-n,--iters", options.iterations, 1, kMost, "timed calls (default 20)");
-  number("-m,--agg_iters", options.aggregated, 1, 256, "calls in flight together (default 1)");
-  number("-w,--warmup_iters", options.warmup, 0, kMost, "before them (default 1)");
-  number("-N,--run_cycles", options.cycles, 0, kMost, "the whole sweep again; 0: for ever");
+  number("-m,--agg_iters", options.aggregated, 1, 256, "calls in flight at once (default 1)");
+  number("-w,--warmup_iters", options.warmup, 0, kMost, "warmup calls before them (default 1)");
+  number("-N,--run_cycles", options.cycles, 0, kMost,
+         "repetitions of the whole sweep; 0: for ever");
   number("-c,--check", options.checks, 0, kMost, "calls whose every value is checked (default 1)");
   app.add_option("-o,--op", texts.op, "sum, prod, min, max, avg or all (default sum)");
   app.add_option("-d,--datatype", texts.type,
                  "float, half, bfloat16, double, int8, uint8, int32, int64 or all");
   number("-r,--root", options.root, CollectivePerfOptions::kEveryRoot, kMost,
-         "of broadcast, reduce, gather and scatter (default 0); -1: every rank in turn");
+         "root of broadcast, reduce, gather and scatter (default 0); -1: every rank in turn");
   number(
       "-z,--blocking", options.blocking, 0, 3,
       "calls are always waited for; 1: a barrier after each -m too, 3: after each -n, not timed");
   int average = static_cast<int>(options.average);
   number("-a,--average", average, 0, 3,
-         "of the ranks' times: 0 rank 0, 1 mean (default), 2 min, 3 max");
+         "which of the ranks' times to report: 0 rank 0, 1 mean (default), 2 min, 3 max");
   const CLI::Validator zero_or_one = one_of({"0", "1"}).description("");
   app.add_option("-C,--report_cputime", options.cpu_time, "CPU time instead of elapsed time")
       ->check(zero_or_one)
       ->type_name("0/1");
-  app.add_option("-S,--report_timestamps", options.timestamps, "when each row was done")
+  app.add_option("-S,--report_timestamps", options.timestamps, "print when each row was done")
       ->check(zero_or_one)
       ->type_name("0/1");
   app.add_option("-I,--per_iter_timing", options.per_iteration,
                  "min, max, p99 and variation of the calls, of the slowest rank of each")
       ->check(zero_or_one)
       ->type_name("0/1");
-  number("-K,--per_iter_skip", options.per_iteration_skip, 0, kMost, "of -I: leave out the first");
-  app.add_option("-u,--unalign", options.unalign, "start so many elements into the buffers")
+  number("-K,--per_iter_skip", options.per_iteration_skip, 0, kMost,
+         "calls that -I leaves out at the start");
+  app.add_option("-u,--unalign", options.unalign, "offset into the buffers, in elements")
       ->type_name("N")
       ->check(whole_number(0, 1 << 20));
   app.add_option("-J,--output_file", options.nccl_json, "nccl-tests' JSON")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
-  app.add_option("-T,--timeout", options.timeout_s, "seconds for each call (default 60)")
+  app.add_option("-T,--timeout", options.timeout_s,
+                 "time limit of each call in seconds (default 60)")
       ->type_name("S")
       ->check(real_number(0.001, 1e6));
 
   int threads = 1, gpus = 1;
   number("-t,--nthreads", threads, 1, 1024, "ranks to fork, with -g: -t times -g");
-  number("-g,--ngpus", gpus, 1, 1024, "ranks to fork; 1 (default): of each that mpirun started");
+  number("-g,--ngpus", gpus, 1, 1024,
+         "ranks to fork; 1 (default): one per process that mpirun started");
   app.add_option("--ranks", options.ranks,
-                 "fork so many (default: what started this, mpirun, srun, torchrun; else 2)")
+                 "ranks to fork (default: the ranks that mpirun, srun or torchrun started; else 2)")
       ->type_name("N")
       ->check(whole_number(1, 1024));
-  engine::command_line::add_provider(app, options.provider, "the only way the bytes may travel");
+  engine::command_line::add_provider(app, options.provider, "the only provider to use");
   engine::command_line::add_settings(app, options.settings);
   engine::command_line::add_link(app, options.link);
-  app.add_option("--algorithm", texts.algorithm, "instead of the chosen one")
+  app.add_option("--algorithm", texts.algorithm, "algorithm, instead of the chosen one")
       ->check(engine::command_line::not_empty())
       ->type_name("NAME");
-  app.add_option("--channels", options.call.channels, "instead of the chosen number")
+  app.add_option("--channels", options.call.channels, "channels, instead of the chosen number")
       ->check(whole_number(1, 256))
       ->type_name("N");
-  bytes("--chunk", options.call.chunk_bytes, "of one message, instead of the chosen size");
+  bytes("--chunk", options.call.chunk_bytes, "size of one message, instead of the chosen one");
   bool ordered = false;
   app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
-  app.add_flag("--malloc", options.plain_memory, "buffers that peers cannot reach directly");
-  app.add_option("--memory", texts.memory, "host (default), cuda or cuda:N, at every rank")
+  app.add_flag("--malloc", options.plain_memory, "use buffers that peers cannot reach directly");
+  app.add_option("--memory", texts.memory,
+                 "memory of the buffers: host (default), cuda or cuda:N, at every rank")
       ->type_name("KIND");
-  app.add_flag("--explain", options.explain, "why each size runs as it does");
+  app.add_flag("--explain", options.explain, "explain the choices for each size");
   app.add_flag("--baselines,--rivals", options.baselines,
                "measure Open MPI, Gloo and a one-copy loop too (./run install-deps all)");
   app.add_flag("--pin,!--no-pin", options.pin,
-               "each rank on a core of its own (default, given enough of them)");
+               "pin each rank to its own core (default, given enough cores)");
   app.add_option("--json", options.json, "write one JSON object per row")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
@@ -231,7 +235,7 @@ CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
   for (size_t i = 0; i < unsupported.size(); ++i) {
     if (unsupported[i]->count() == 0 || unsupported[i]->results().back() == "0") continue;
     status = absl::InvalidArgumentError(absl::StrFormat(
-        "%s means nothing here: %s", kUnsupported[i].flags, kUnsupported[i].instead));
+        "%s does not apply here: %s", kUnsupported[i].flags, kUnsupported[i].instead));
   }
   if (most_bytes->count() == 0) options.max_bytes = std::max(options.max_bytes, options.min_bytes);
   if (ordered) options.call.ordered = true;

@@ -121,7 +121,7 @@ std::string preamble(const CollectivePerfOptions& options, const std::vector<Ran
   return text;
 }
 
-// Who combined in calls on memory of devices, and what either way was to cost: of explain().
+// From explain(): where calls on device memory combined, and the predicted cost of either way.
 std::string sums_of(const std::string& explained, DataType type) {
   const std::string begin = absl::StrCat("sums of ", std::string(name_of(type)), ": ");
   const std::vector<std::string> lines = absl::StrSplit(explained, '\n');

@@ -9,7 +9,7 @@
 
 namespace baton::bench {
 
-// What rank 0 has found, for whoever writes the files.
+// Rank 0's results, for writing the files.
 struct PerfResults {
   std::vector<Json> rows;  // ours
   Json nccl_json;          // the whole document

@@ -100,7 +100,7 @@ int run(const Options& options) {
 
 int executor_bench_main(int argc, char** argv) {
   Options options;
-  CLI::App app("What the executor costs per step of a schedule, with links that do nothing.");
+  CLI::App app("Measures the executor's cost per step of a schedule, with links that do nothing.");
   app.add_option("--ranks", options.ranks, "of the schedule")
       ->check(engine::command_line::whole_number(2, 4096))
       ->capture_default_str();

@@ -61,7 +61,7 @@ int run_server(const PerfOptions& options) {
             << stars << "\n"
             << absl::StrFormat("listening on %s:%d by %s%s", options.listen, (*worker)->port(),
                                absl::StrJoin(providers, ", "),
-                               options.keep ? "; Ctrl-C ends it" : "; ends after one client")
+                               options.keep ? "; Ctrl-C ends it" : "; exits after one client")
             << std::endl;
   const absl::Status status = serve_perf(
       **worker, {.once = !options.keep,

@@ -92,7 +92,7 @@ absl::Status PerfClient::agree(const Say& say) {
   auto answer =
       ask({{"do", "plan"}, {"speaks", kPerfProtocol}, {"plan", plan_.to_json()}, {"ends", *ends}});
   while (answer.ok() && answer->contains("wait")) {
-    if (say) say(absl::StrCat(text_of(*answer, "wait"), ": waiting for our turn"));
+    if (say) say(absl::StrCat(text_of(*answer, "wait"), ": waiting for the server to be free"));
     answer = ask(Json(), kNever);
   }
   if (!answer.ok()) return answer.status();

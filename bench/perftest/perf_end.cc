@@ -89,7 +89,7 @@ absl::Status PerfEnd::attach(const Json& message) {
   const auto unseen = told.find("unseen");
   if (unseen == told.end() || !unseen->is_boolean()) {
     return absl::InvalidArgumentError(
-        "the other side does not say what its memory is: run the same release on both sides");
+        "the other side does not describe its memory: run the same release on both sides");
   }
   unseen_ = unseen_ || unseen->get<bool>();
   remote_ = *region;

@@ -1,5 +1,5 @@
 // One end of a test: its memory and counter, what it knows of the other end, and the check of what
-// arrived. Both sides have one; they differ only in who sends.
+// arrived. Both sides have one; they differ only in which sends.
 #pragma once
 
 #include <cstddef>
@@ -98,7 +98,7 @@ class PerfEnd {
   PerfRun run_;
   size_t slots_ = 1;  // places that messages go to in turn
   size_t used_ = 0;   // bytes of an area that this run can touch, and some more
-  // Of a send test, over all runs of the connection.
+  // Send tests only; counts over all runs of the connection.
   CounterId credits_;  // what the other side has taken in
   RemoteCounter remote_credits_;
   uint64_t sent_ = 0;

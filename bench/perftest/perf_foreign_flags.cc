@@ -15,7 +15,7 @@ struct UnsupportedFlag {
 
 constexpr std::array kUnsupported = {
     UnsupportedFlag{"-A --atomic_type", "there are no atomic tests; the nearest is write_lat"},
-    UnsupportedFlag{"--report-histogrm", "the same is -H"},
+    UnsupportedFlag{"--report-histogrm", "use -H, which does the same"},
     UnsupportedFlag{"-g --mcg -M --MGID --connectionless",
                     "there is no multicast; the nearest is send_bw"},
     UnsupportedFlag{"-L --hop_limit", "there is no setting for it; the nearest is --tclass"},

@@ -95,11 +95,12 @@ std::string devices_with_port(const std::string& devices, const std::optional<ui
 
 void set_sizes(bool all, size_t size, PerfOptions& options) {
   if (options.test.verb == Verb::kSend) {
-    options.notes.push_back(absl::StrCat(
-        "a message takes a receive of the other side, lands in its buffer and is told by a counter",
-        options.client_provider() == "verbs"
-            ? "; by RDMA write with immediate, where perftest has SEND"
-            : ""));
+    options.notes.push_back(
+        absl::StrCat("a message takes a receive of the other side, lands in its buffer and is "
+                     "signalled by a counter",
+                     options.client_provider() == "verbs"
+                         ? "; by RDMA write with immediate, where perftest has SEND"
+                         : ""));
   }
   if (!all) {
     options.sizes = {size};
@@ -122,7 +123,7 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
     }
   }
   if (options.test.latency && options.bidirectional) {
-    return absl::InvalidArgumentError("-b is for the bandwidth tests; a latency goes both ways");
+    return absl::InvalidArgumentError("-b is for the bandwidth tests; latency tests go both ways");
   }
   if (options.immediate && options.test.verb != Verb::kWrite) {
     return absl::InvalidArgumentError("--write_with_imm is for write_bw and write_lat");
@@ -130,7 +131,8 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
   if (options.events && options.test.latency && options.test.verb == Verb::kWrite &&
       !options.immediate) {
     options.immediate = true;
-    options.notes.emplace_back("a plain write wakes nobody: with -e a counter tells its arrival");
+    options.notes.emplace_back(
+        "a plain write does not wake the other side: with -e a counter signals its arrival");
   }
   if (options.dma_buf && !options.cuda) {
     return absl::InvalidArgumentError("--use_cuda_dmabuf goes with --use_cuda=N");
@@ -140,7 +142,7 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
   }
   if (options.cuda && options.test.latency && options.test.verb == Verb::kWrite) {
     options.immediate = true;
-    options.notes.emplace_back("no CPU sees a device's memory change: a counter tells arrivals");
+    options.notes.emplace_back("no CPU sees device memory change: a counter signals arrivals");
   }
   if (options.post_list > options.depth) {
     return absl::InvalidArgumentError(absl::StrFormat("-l %u: at most -t, which is %u; raise -t",
@@ -164,12 +166,12 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
     return absl::InvalidArgumentError("--output=latency is for the latency tests");
   }
   if (!options.output.empty() && options.output != "latency" && options.test.latency) {
-    return absl::InvalidArgumentError("a latency test has --output=latency");
+    return absl::InvalidArgumentError("a latency test needs --output=latency");
   }
   return absl::OkStatus();
 }
 
-// What to say of arguments that nobody knows.
+// What to say of arguments that no command knows.
 std::string complaint(const CLI::App& app, const std::vector<std::string>& unknown) {
   for (const std::string& argument : unknown) {
     if (argument.size() < 2 || argument[0] != '-') continue;
@@ -178,7 +180,7 @@ std::string complaint(const CLI::App& app, const std::vector<std::string>& unkno
       return absl::StrCat("there is no flag ", argument,
                           engine::command_line::did_you_mean_flag(app, argument));
     }
-    return absl::StrFormat("perftest's %s is not here: %s", argument, instead);
+    return absl::StrFormat("perftest's %s is not supported: %s", argument, instead);
   }
   return absl::StrFormat("too many arguments: \"%s\"", unknown.front());
 }
@@ -213,7 +215,8 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
     return app.add_option(flag, value, text)->check(whole_number(least, most))->type_name("N");
   };
 
-  app.add_option("HOST", host, "the server; default: be one")->type_name("HOST[:PORT]");
+  app.add_option("HOST", host, "the server's host; default: run as the server")
+      ->type_name("HOST[:PORT]");
   app.add_flag("-a,--all", all, "sizes from 2 to 2^23");
   app.add_flag("-b,--bidirectional", options.bidirectional, "both sides send");
   app.add_option("-c,--connection", connection, "only RC")->type_name("RC");
@@ -222,7 +225,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   auto* duration = app.add_option("-D,--duration", options.duration, "seconds, instead of -n")
                        ->check(real_number(0.01, 1e6))
                        ->type_name("S");
-  app.add_flag("-e,--events", options.events, "sleep until something happens (default: poll)");
+  app.add_flag("-e,--events", options.events, "sleep until an event comes (default: poll)");
   auto* margin = app.add_option("-f,--margin", options.margin,
                                 "with -D: seconds at each end that do not count (default 2)")
                      ->check(real_number(0, 1e6))
@@ -245,19 +248,20 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   number("-q,--qp", options.streams, 1, 64, "queue pairs; sockets over tcp (default 1)");
   number("-Q,--cq-mod", options.cq_mod, 1, 1024,
          "no effect: the provider chooses how often it signals");
-  auto* receives = number("-r,--rx-depth", options.receives, 16, PerfPlan::kMaxReceives,
-                          "receives open; of send_bw, messages not taken in (default 512)");
+  auto* receives = number(
+      "-r,--rx-depth", options.receives, 16, PerfPlan::kMaxReceives,
+      "receives posted; for send_bw, messages that the receiver has not processed (default 512)");
   app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
       ->transform(engine::command_line::byte_size())
       ->type_name("BYTES");
   number("-t,--tx-depth", options.depth, 1, PerfPlan::kMaxDepth,
-         "messages under way (default 128; latency 1)");
+         "messages in flight (default 128; latency 1)");
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     number(kKnobs[i].flag, knobs[i], kKnobs[i].least, kKnobs[i].most, kKnobs[i].text);
   }
   app.add_flag("-U,--report-unsorted", unsorted, "no effect, as -H");
-  app.add_flag("-V,--version", version, "print the version and end");
+  app.add_flag("-V,--version", version, "print the version and exit");
   app.add_option("-W,--report-counters", counters, "no effect: `baton info` shows the counters")
       ->type_name("NAMES");
   app.add_option("-w,--limit_bw", options.limit_bw, "exit 1 below this average")
@@ -269,7 +273,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       ->type_name("RATE");
   app.add_flag("-z,--comm_rdma_cm", by_cm, "no effect: addresses are exchanged over TCP");
   app.add_flag("--cpu_util", options.cpu, "a column with this process's share of a core");
-  app.add_flag("--data_validation", validation, "accepted; data are always verified");
+  app.add_flag("--data_validation", validation, "accepted; data is always verified");
   app.add_flag("--disable_pcie_relaxed", strict_order, "strict PCIe ordering");
   app.add_flag("--out_json", out_json,
                absl::StrFormat("perftest's report, every size, into %s", kJsonName));
@@ -288,22 +292,21 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
       ->type_name("N");
   app.add_flag("--use_cuda_dmabuf", options.dma_buf,
                "with --use_cuda: fail unless the adapter reaches it (by dma-buf)");
-  app.add_flag("--use_hugepages", options.huge_pages, "fail where there are no huge pages");
-  app.add_flag("--write_with_imm", options.immediate, "arrival is told by a counter");
+  app.add_flag("--use_hugepages", options.huge_pages, "fail if there are no huge pages");
+  app.add_flag("--write_with_imm", options.immediate, "a counter signals arrival");
   engine::command_line::add_provider(app, options.provider,
-                                     "the way the bytes travel (default verbs)");
+                                     "provider that moves the bytes (default verbs)");
   engine::command_line::add_settings(app, options.settings);
   app.add_option("--listen", options.listen, "address of the server (default: all)")
       ->check(engine::command_line::host())
       ->type_name("HOST");
-  app.add_flag("--keep", options.keep,
-               "the server serves one client after the other, until Ctrl-C");
-  app.add_flag("--once", once, "accepted; a server without --keep ends after one client");
+  app.add_flag("--keep", options.keep, "serve one client after another, until Ctrl-C");
+  app.add_flag("--once", once, "accepted; a server without --keep exits after one client");
   app.add_flag("--loopback", options.loopback, "both sides, on this machine");
   app.add_flag("--pin,!--no_pin", options.pin, "with --loopback: a core for each side (default)");
   app.add_flag("--cold", options.cold, "walk memory larger than the caches");
   app.add_flag("--no_verify", no_verify, "do not check the bytes that arrived");
-  app.add_flag("--live", options.live, "a line every second, also where stderr is no terminal");
+  app.add_flag("--live", options.live, "a line every second, even if stderr is not a terminal");
   app.add_option("--json", options.json, "one JSON object per row")
       ->check(engine::command_line::writable_file())
       ->type_name("FILE");
@@ -351,8 +354,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   // One, as perftest has it: a table says what ran, not what the provider likes best.
   set("tcp.sockets", absl::StrCat(options.streams));
   set("verbs.qps", absl::StrCat(options.streams));
-  if (ib_port && options.device.empty() && *ib_port != 1)
-    return refuse("-i needs -d DEV beside it");
+  if (ib_port && options.device.empty() && *ib_port != 1) return refuse("-i needs -d DEV as well");
   if (dual_port) {
     if (options.device.empty() || ib_port ||
         options.device.find_first_of(",:") != std::string::npos) {

@@ -110,7 +110,7 @@ absl::StatusOr<PerfPlan> PerfPlan::from_json(const Json& json) {
   }
   plan.test = *test;
   if (plan.test.latency && plan.bidirectional) {
-    return absl::InvalidArgumentError("a latency test goes both ways by itself");
+    return absl::InvalidArgumentError("a latency test always goes both ways");
   }
   return plan;
 }

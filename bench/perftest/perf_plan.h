@@ -9,7 +9,7 @@
 //   {"do":"bye"}                                      (none)
 //
 // E is {"region":HEX,"offset":n,"unseen":BOOL,"counter":HEX,"credits":HEX}: memory and counters of
-// the side that sends it; unseen: no CPU looks at that memory. While the server works for somebody
+// the side that sends it; unseen: no CPU looks at that memory. While the server works for a client
 // else it answers {"wait":TEXT} first, and goes on when it is free. An error comes as
 // {"error":TEXT}.
 //
@@ -32,7 +32,7 @@
 
 namespace baton::bench {
 
-// Of the messages above. Raised when they change in a way that the other side must know.
+// Version of the messages above. Raise it when a change must be known to the other side.
 inline constexpr uint64_t kPerfProtocol = 3;
 
 struct PerfTest {
@@ -55,7 +55,7 @@ struct PerfPlan {
   PerfTest test;
   bool bidirectional = false;
   bool events = false;     // sleep until something happens, instead of polling
-  bool immediate = false;  // arrival is told by a counter, instead of seen in the last byte
+  bool immediate = false;  // a counter signals arrival, instead of seen in the last byte
   bool verify = true;
   bool cold = false;      // the area is larger than the caches: sweep them before each run
   size_t depth = 128;     // messages under way at a time

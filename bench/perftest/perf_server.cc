@@ -25,7 +25,7 @@ class Client {
 
   PeerId peer() const { return peer_; }
   bool running() const { return running_; }
-  // Polling pays: somebody waits for our next message, or for our receives.
+  // Polling pays: the other side waits for our next message, or for our receives.
   bool polls() const {
     const PerfTest& test = end_->plan().test;
     return running_ && !end_->plan().events &&
@@ -105,7 +105,7 @@ class Client {
   }
 
   std::string summary() const {
-    if (end_ == nullptr) return "nothing was asked";
+    if (end_ == nullptr) return "no request came";
     return absl::StrFormat("%s, %u run%s", end_->plan().test.name(), rows_, rows_ == 1 ? "" : "s");
   }
 
@@ -174,7 +174,7 @@ class Server {
     const bool ours = client_ != nullptr && message_.peer == client_->peer();
     const Json request = parse_message(message_.payload);
     const std::string what = text_of(request, "do");
-    if (what.empty()) return;  // whoever it is, he gets no answer that he might answer
+    if (what.empty()) return;  // no answer, which the sender might answer
     if (what == "plan") return greet(message_.peer, request);
     if (!ours) {
       return tell(message_.peer, refusal(absl::FailedPreconditionError(

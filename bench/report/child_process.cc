@@ -130,7 +130,7 @@ absl::StatusOr<std::string> ChildProcess::read_line(Time timeout) {
     }
     pollfd fd{.fd = out_, .events = POLLIN, .revents = 0};
     const int ready = poll(&fd, 1, timeout == kNever ? -1 : left_until(end));
-    if (ready == 0) return absl::DeadlineExceededError("the child process says nothing");
+    if (ready == 0) return absl::DeadlineExceededError("the child process sends nothing");
     char chunk[4096];
     const ssize_t got = ready < 0 ? -1 : read(out_, chunk, sizeof chunk);
     if (got < 0 && errno == EINTR) continue;

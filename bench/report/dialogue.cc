@@ -28,7 +28,7 @@ absl::StatusOr<PeerId> connect_to_server(Worker& worker, const std::string& addr
 
 absl::Status server_has_gone(Worker& worker, PeerId peer) {
   return absl::UnavailableError(
-      absl::StrCat("the server has gone: ", std::string(worker.peer_status(peer).message())));
+      absl::StrCat("the server has exited: ", std::string(worker.peer_status(peer).message())));
 }
 
 absl::StatusOr<Json> ask(Worker& worker, PeerId peer, const Json& question, const Hear& hear,
@@ -47,16 +47,16 @@ absl::StatusOr<Json> ask(Worker& worker, PeerId peer, const Json& question, cons
       timeout);
   if (!waited.ok()) {
     return absl::DeadlineExceededError(
-        "the server does not answer: is it a server of this test, and is it still alive?");
+        "the server does not answer: is it a server of this test, and is it still running?");
   }
   if (!heard) return server_has_gone(worker, peer);
   Json answer = parse_message(message);
   if (answer.is_null()) {
     return absl::InvalidArgumentError(
-        "the server's answer is no JSON object: run the same release on both sides");
+        "the server's answer is not a JSON object: run the same release on both sides");
   }
   if (const std::string error = text_of(answer, "error"); !error.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("the server says: ", error));
+    return absl::FailedPreconditionError(absl::StrCat("the server reports: ", error));
   }
   return answer;
 }

@@ -19,7 +19,7 @@ namespace baton::bench {
 inline constexpr Time kAnswerTimeout = std::chrono::seconds(120);
 
 // Connects to `address` (host:port or encoded) and waits until that is so. `server` says in words
-// what must run there: "`baton kv_bw --listen`". Unavailable when nobody answers within 15 s.
+// what must run there: "`baton kv_bw --listen`". Unavailable when no server answers within 15 s.
 absl::StatusOr<PeerId> connect_to_server(Worker& worker, const std::string& address,
                                          const std::string& provider, std::string_view server);
 

@@ -81,7 +81,7 @@ absl::Status check(std::byte* base, size_t size, const Layout& layout, uint64_t 
   const auto stray = std::find_if(base, base + size, [](std::byte b) { return b != kPoison; });
   if (stray == base + size) return status;
   return absl::DataLossError(absl::StrFormat(
-      "offset %u of the region was written to, and is no part of the transfer", stray - base));
+      "offset %u of the region was written to, but is not part of the transfer", stray - base));
 }
 
 }  // namespace baton::bench

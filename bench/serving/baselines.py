@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 # A token arrives by itself if it came so many seconds behind the one before, or such a part of what its answer took for a token.
 APART = (1e-4, 0.02)
-# Of an answer's tokens so many arrive by themselves, or its times are not the engine's.
+# The share of an answer's tokens that must arrive by themselves, or its times are not the engine's.
 LEAST_APART = 0.5
 GOALS = (("prefill", 1.5, ("torch", "vllm", "llama.cpp")), ("decode", 2.0, ("llama.cpp",)))
 
@@ -291,20 +291,20 @@ def parse():
     arguments.baseline = [name for name in arguments.baseline.split(",") if name]
     for name in arguments.baseline:
         if name not in BASELINES:
-            parser.error(f'--baseline: "{name}" is none of {", ".join(BASELINES)}')
+            parser.error(f'--baseline: "{name}" is not one of {", ".join(BASELINES)}')
     arguments.arithmetic = [name for name in arguments.arithmetic.split(",") if name]
     for name in arguments.arithmetic:
         if name not in ("auto", "fp32", "bf16", "int8"):
-            parser.error(f'--arithmetic: "{name}" is none of auto, fp32, bf16, int8')
+            parser.error(f'--arithmetic: "{name}" is not one of auto, fp32, bf16, int8')
     if not arguments.arithmetic:
         parser.error("--arithmetic: name one of auto, fp32, bf16, int8")
     for flag in ("rounds", "requests", "input_len", "threads"):
         if getattr(arguments, flag) < 1:
-            parser.error(f"--{flag.replace('_', '-')} is at least 1")
+            parser.error(f"--{flag.replace('_', '-')} must be at least 1")
     if arguments.model is not None and not (pathlib.Path(arguments.model) / "config.json").exists():
         parser.error(f"--model: there is no config.json in {arguments.model}: it is a folder of Hugging Face's")
     if arguments.output_len < 2:
-        parser.error("--output-len is at least 2: decoding is what is behind the first token")
+        parser.error("--output-len must be at least 2: decoding starts after the first token")
     return arguments
 
 

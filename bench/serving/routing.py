@@ -130,7 +130,7 @@ def parse():
     arguments = parser.parse_args()
     for flag in ("requests", "rounds", "workers", "tenants", "documents"):
         if getattr(arguments, flag) < 1:
-            parser.error(f"--{flag} is at least 1")
+            parser.error(f"--{flag} must be at least 1")
     if not 0 <= arguments.shared <= 1 or arguments.rate <= 0:
         parser.error("--shared is between 0 and 1, and --rate above 0")
     if arguments.blocks * BLOCK < 2 * (INSTRUCTION + DOCUMENT + QUESTION):

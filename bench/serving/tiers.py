@@ -223,7 +223,7 @@ def parse():
     arguments.tiers = arguments.tiers.split(",")
     for tier in arguments.tiers:
         if tier not in ("disk", "peer", "host"):
-            parser.error(f'--tiers: "{tier}" is none of disk, peer, host')
+            parser.error(f'--tiers: "{tier}" is not one of disk, peer, host')
     try:
         arguments.lengths = sorted({int(length) for length in arguments.lengths.split(",")})
     except ValueError:
@@ -232,7 +232,7 @@ def parse():
         parser.error(f"--lengths are multiples of {BLOCK}: blocks are what is kept")
     for flag in ("prompts", "rounds"):
         if getattr(arguments, flag) < 1:
-            parser.error(f"--{flag} is at least 1")
+            parser.error(f"--{flag} must be at least 1")
     return arguments
 
 

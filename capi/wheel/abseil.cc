@@ -50,7 +50,7 @@ constexpr ctrl_t kE = ctrl_t::kEmpty;
 alignas(16) ABSL_CONST_INIT const ctrl_t kEmptyGroup[16] = {
     ctrl_t::kSentinel, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE, kE};
 
-// Abseil's own answers by chance, so that nobody relies on an order.
+// Abseil's own answers by chance, so that no caller relies on an order.
 bool ShouldInsertBackwards(size_t, const ctrl_t*) { return false; }
 
 // As the header says it: what was deleted becomes empty, what is full deleted. Behind the sentinel

@@ -19,7 +19,7 @@ using baton::internal::VectorSums;
 using executor::Blocked;
 using executor::Call;
 
-// Of a sum: behind those of the executor's lanes.
+// The slot of the first sum, after those of the executor's lanes.
 constexpr size_t kFirstSum = VectorSums::kSlots - DeviceExchange::kSlots;
 static_assert(kFirstSum >= executor::kLanes, "the executor's lanes have the first slots");
 static_assert(2 * DeviceExchange::kSlots <= baton::internal::DeviceCopies::kSlots);
@@ -288,7 +288,7 @@ absl::Status DeviceExchange::begin_copy_out(size_t slot) {
 
 absl::StatusOr<bool> DeviceExchange::send_all(size_t slot) {
   bool all = true;
-  for (uint32_t distance = 1; distance < ranks_; ++distance) {  // everybody begins with another
+  for (uint32_t distance = 1; distance < ranks_; ++distance) {  // each rank begins with another
     const uint32_t to = (rank_ + distance) % ranks_;
     Ways& way = pieces_[slot].ways[to];
     if (way.sent) continue;

@@ -64,7 +64,7 @@ class DeviceExchange {
   // transfer's; nothing advances any more.
   absl::StatusOr<bool> advance();
   bool idle() const { return jobs_.empty(); }
-  // Something of ours is on the device, and wakes nobody up when it is done.
+  // Something of ours is on the device, and wakes no thread up when it is done.
   bool on_device() const;
   // What the oldest call waits for; `call` null: nothing.
   executor::Blocked blocked() const;

@@ -23,8 +23,8 @@ struct CallDescriptor {
   uint8_t ordered = 0;
   uint8_t of_v = 0;  // an all_to_all_v, or a message of one
 
-  // Of a message of an all_to_all_v: the low half of that one's sequence (in node_size, which says
-  // nothing else there).
+  // For a message of an all_to_all_v: the low half of that call's sequence (stored in node_size,
+  // which has no other use there).
   uint32_t whole() const { return node_size; }
 
   bool operator==(const CallDescriptor&) const = default;

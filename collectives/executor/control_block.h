@@ -65,7 +65,7 @@ struct ControlBlock {
   std::atomic<uint32_t> ended;
   alignas(64) std::atomic<uint64_t> entered;  // sequence of the last call
   CallDescriptor calls[kCalls];               // the last calls, by sequence
-  // Of calls that could be a DeviceExchange's, by sequence: twice that, and one more where this
+  // For calls that a DeviceExchange could run, by sequence: twice the sequence, plus one if this
   // rank has its memory on a device and is ready. A rank has 256 calls open at most, and none of
   // them ends before all have read this: a place is free when it comes round.
   static constexpr uint32_t kFlags = 512;

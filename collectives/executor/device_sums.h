@@ -50,8 +50,8 @@ class DeviceSums {
   DeviceSums(std::unique_ptr<baton::internal::VectorSums> kernel, const Memory& memory)
       : kernel_(std::move(kernel)), memory_(memory) {}
 
-  // Of a call whose pieces run these programs, by channel, in turn. `in_place`: of which ranks
-  // messages are read where the other process has them, in memory that cannot be pinned here.
+  // Prices for a call whose pieces run these programs, by channel, in turn. `in_place`: the ranks
+  // whose messages are read in their own memory, which cannot be pinned here.
   SumPrices prices(const std::vector<PreparedProgram>& programs, const Geometry& geometry,
                    DataType type, ReduceOp op, const std::vector<bool>& in_place,
                    bool input_on_device);

@@ -97,7 +97,7 @@ bool DirectLink::delivered(uint32_t lane, uint64_t number) {
 absl::StatusOr<const std::byte*> DirectLink::map(const InPlaceRuns& place, uint64_t length) {
   if (place.runs == 0 || place.runs > UINT16_MAX || place.run_bytes > length ||
       place.run_bytes * place.runs != length || place.stride > SIZE_MAX / 2 / place.runs) {
-    return absl::InvalidArgumentError("the peer sent a place that makes no sense");
+    return absl::InvalidArgumentError("the peer sent an invalid location");
   }
   while (views_.size() <= place.region) {
     const auto number = static_cast<uint32_t>(views_.size());

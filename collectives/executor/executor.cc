@@ -360,7 +360,7 @@ absl::StatusOr<bool> Executor::fold_step(Lane& lane, const Step& step) {
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
   if (call.sums != nullptr) {
-    // Our own contribution is what the call has read: nobody has written there yet.
+    // Our own contribution is what the call has read: no step has written there yet.
     const absl::StatusOr<bool> done =
         combine_on_device(lane, target.data, fold_sources_, target.bytes, divide_by, rank_);
     if (done.ok() && *done) lane.combined = 0;

@@ -78,7 +78,7 @@ class Executor {
   // nothing advances any more.
   absl::StatusOr<bool> advance();
   bool idle() const { return active_ == 0; }
-  // Kernels sum, and wake nobody up when they are done: advance() wants to be called.
+  // Kernels sum, and wake no thread up when they are done: advance() wants to be called.
   bool combining() const { return combining_ > 0; }
   // OK, or the error of a device of ours that advance() has returned: no peer had a part in it.
   const absl::Status& device_error() const { return device_error_; }

@@ -122,7 +122,7 @@ void FlightRecorder::record(const FlightEvent& event) {
   const uint64_t whole = 2 * (number + 1);
   Slot& slot = slots_[number % capacity_];
   // Whoever finds the slot taken has been overtaken by, or overtakes, a thread that is a whole ring
-  // away: one event is lost, and nobody waits.
+  // away: one event is lost, and no thread waits.
   uint64_t seen = slot.version.load(std::memory_order_relaxed);
   if (seen % 2 == 1 || seen > whole ||
       !slot.version.compare_exchange_strong(seen, whole - 1, std::memory_order_acquire,

@@ -62,7 +62,7 @@ class FlightRecorder {
 // temporary files, so that each group keeps its latest failure and no more.
 std::string flight_path(const std::string& group, uint32_t rank);
 
-// Writes the recorder's JSON, readable to this user only; never through a link that somebody else
+// Writes the recorder's JSON, readable to this user only; never through a link that another user
 // may have put there. Says what was done, for the end of an error message: "; its last events are
 // in FILE", why they are not, or nothing where they are not wanted.
 std::string dump_flight_record(const FlightRecorder& recorder, const std::string& path);

@@ -11,11 +11,12 @@ namespace baton::collectives::executor {
 
 struct PreparedProgram {
   std::vector<schedules::Step> steps;
-  // Of step s: sends (indices of steps) hazards[first_hazard[s] .. first_hazard[s + 1]).
+  // The hazards of step s: sends (indices of steps) hazards[first_hazard[s] .. first_hazard[s +
+  // 1]).
   std::vector<uint32_t> first_hazard;
   std::vector<uint32_t> hazards;
   std::vector<uint32_t> sends;  // all sends, in order
-  // Of step s: nobody reads what it writes before the call ends, so it need not stay in the caches.
+  // Step s writes what no step reads before the call ends, so it need not stay in the caches.
   std::vector<bool> final_write;
   uint32_t scratch_parts = 0;
   uint32_t max_message_parts = 1;

@@ -93,7 +93,7 @@ class Measurement {
   std::byte* const data_;
 };
 
-// Everybody must choose alike: what all use is what all measured, taken together.
+// All ranks must choose alike: what all use is what all measured, taken together.
 absl::StatusOr<CostParameters> agreed(const Calibration& with, const CostParameters& cost) {
   const std::string mine = encode(cost);
   std::vector<char> gathered(with.ranks * mine.size());

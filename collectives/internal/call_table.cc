@@ -193,7 +193,7 @@ void CallTable::publish(const executor::CallDescriptor& call) {
 std::optional<absl::Status> CallTable::reap(Work work) {
   Slot& slot = slots_[work.sequence % kSlots];
   if (work.sequence == 0 || slot.id != work.sequence) {
-    return absl::NotFoundError("there is no such call: its end was already reported");
+    return absl::NotFoundError("there is no such call: its result was already reported");
   }
   if (!slot.done) return std::nullopt;
   absl::Status result = std::move(slot.result);

@@ -92,7 +92,7 @@ class CallTable {
   // from device to device: advance_devices() advances them. An error breaks the communicator.
   bool any_on_devices() const;
   absl::StatusOr<bool> advance_devices();
-  // Something of theirs is on a device, which wakes nobody up.
+  // Something of theirs is on a device, which wakes no thread up.
   bool any_under_way_on_devices() const;
   // What the oldest of them waits for; `call` null: nothing.
   executor::Blocked blocked_on_devices() const;

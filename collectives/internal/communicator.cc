@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
   if (options.ranks < 1 || options.ranks > 4096 || options.rank < 0 ||
       options.rank >= options.ranks) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("rank %d of %d makes no sense: ranks count from 0, and there may be 4096",
+        absl::StrFormat("rank %d of %d is out of range: ranks count from 0, and there may be 4096",
                         options.rank, options.ranks));
   }
   auto impl = std::make_unique<Impl>(std::move(options));

@@ -13,7 +13,7 @@ namespace baton::collectives::internal {
 namespace {
 
 constexpr size_t kMostIdle = 8;     // blocks that are kept for the next calls
-constexpr size_t kMostChosen = 64;  // notes of who combined
+constexpr size_t kMostChosen = 64;  // notes on where calls combined
 // Less is there sooner by the host's memory than by as many steps of a device's.
 constexpr size_t kLeastExchanged = 256 << 10;
 

@@ -59,7 +59,7 @@ class DeviceCalls {
   };
   using StagedPtr = std::unique_ptr<Staged>;
 
-  // Who combines: staging.sums.
+  // Where to combine: staging.sums.
   enum class Sums : uint8_t { kAuto, kCpus, kKernel };
 
   // The mesh outlives this, and this every Staged.
@@ -68,8 +68,8 @@ class DeviceCalls {
   DeviceCalls(const DeviceCalls&) = delete;
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
-  // Whether memory of a checked call may be a device's: not where nobody drives devices, nor where
-  // all of it is ours. A small call in memory of ours pays for no more than this look.
+  // Whether memory of a checked call may be a device's: not where no provider drives devices, nor
+  // where all of it is ours. A small call in memory of ours pays for no more than this look.
   bool concerns(const Request& request) const;
   // Puts memory of the host's in the place of what a checked call has on devices; null where it has
   // nothing there. InvalidArgument for memory that no call can use: managed, freed, in several
@@ -88,14 +88,14 @@ class DeviceCalls {
   // Whether all can; nothing as long as some have not said it, of which `waits_for` is one, or one
   // has published another call.
   std::optional<bool> all_can(uint64_t sequence, uint32_t* waits_for = nullptr) const;
-  // Of such a call, which all ranks can: begins it. What it will take, in seconds.
+  // Begins such a call, which all ranks can run. Returns its predicted time in seconds.
   double exchange(executor::Call& call);
   // Null: there was no such call yet.
   devices::DeviceExchange* exchange() const { return exchange_.get(); }
   // Notes what one that has ended took.
   void exchanged(const executor::Call& call, double predicted, double seconds);
 
-  // Says who combines what the call combines, by these programs. Notes why, for explain_sums().
+  // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);
 
   // Copies what the call reads. Blocks until it is there; not longer than until `deadline`.
@@ -111,7 +111,7 @@ class DeviceCalls {
   uint64_t bytes() const { return bytes_; }  // copied to and from devices
   // A line for each device that has been used; empty: none.
   std::string explain() const;
-  // Who combined in the last calls of this size on memory of devices, a line for each type, and
+  // Where the last calls of this size on device memory combined, a line for each type, and
   // what it was to cost either way. Empty: there were none, or nothing to combine.
   std::string explain_sums(Collective collective, size_t bytes) const;
 

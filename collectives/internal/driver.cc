@@ -10,7 +10,7 @@ namespace {
 constexpr Time kSpin = std::chrono::microseconds(50);
 constexpr Time kYield = std::chrono::microseconds(1000);
 constexpr Time kBackgroundSpin = std::chrono::microseconds(5);
-// Even if nobody wakes us: deadlines, and peers whose wake-up call was lost with them.
+// Even if no event wakes us: deadlines, and peers whose wake-up call was lost with them.
 constexpr Time kLongestSleep = std::chrono::milliseconds(10);
 constexpr Time kIdleSleep = std::chrono::milliseconds(50);
 constexpr uint32_t kTurnsPerTick = 64;
@@ -72,7 +72,7 @@ bool Driver::advance() {
       needs_.failure.fail(status, needs_.mesh.rank(), true);
     }
   }
-  // Who only waits for a device hears the others above.
+  // A call that only waits for a device hears the others above.
   return any || needs_.executor.combining() || needs_.calls.any_under_way_on_devices();
 }
 

@@ -280,7 +280,7 @@ void FailureDetector::check_deadlines(Time now) {
   }
 }
 
-// The deadline is over. Asks everybody where they stand, and follows who waits for whom to the rank
+// The deadline is over. Asks all ranks where they stand, and follows who waits for whom to the rank
 // that all wait for.
 void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   if (diagnosing_ == Time::zero()) {
@@ -303,7 +303,7 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
     const Mesh::Member& member = mesh_.member(culprit);
     const Known& known = known_[culprit];
     if (culprit == mesh_.rank()) {
-      why = blocked.combining ? "The device does not go on" : "all ranks wait for each other";
+      why = blocked.combining ? "The device makes no progress" : "all ranks wait for each other";
     } else if (!known.standing_fresh) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {
@@ -311,15 +311,18 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
       }
       const bool late = collective && entered < wanted;
       why = absl::StrFormat(
-          "%s does not answer: it is stopped, busy with something else, or cut off%s", member.label,
+          "%s does not answer: it is stopped, busy outside this call, or cut off from the "
+          "network%s",
+          member.label,
           late ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
                : std::string());
       mark_lost(culprit);
     } else if (collective && known.standing.entered < wanted) {
-      why = absl::StrFormat("%s is alive and has not made this call: its last is #%u", member.label,
+      why = absl::StrFormat("%s is alive but has not made this call: its last is #%u", member.label,
                             known.standing.entered);
     } else if (known.standing.waits_for >= mesh_.ranks() || known.standing.waits_for == culprit) {
-      why = absl::StrFormat("%s is alive, has made this call and does not go on", member.label);
+      why = absl::StrFormat("%s is alive and has made this call, but makes no progress",
+                            member.label);
     } else {
       culprit = known.standing.waits_for;
     }

@@ -41,7 +41,7 @@ class Mesh {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Of the kinds that the mesh does not deal with itself: kCall, kAbort, kQuery, kStanding,
+    // Called for the kinds that the mesh does not handle itself: kCall, kAbort, kQuery, kStanding,
     // kBallot.
     virtual void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) = 0;
     virtual void on_down(uint32_t rank, const absl::Status& why) = 0;
@@ -82,9 +82,9 @@ class Mesh {
 
   // Returns once every link can be used.
   absl::Status start();
-  // Says goodbye, so that nobody takes the silence for a death, and waits until what is on its way
+  // Says goodbye, so that no rank takes the silence for a death, and waits until what is on its way
   // has arrived (at most as long as a call may take), and a moment for the goodbyes of others.
-  // After this the listener hears of nobody who goes down.
+  // After this the listener hears of no rank that goes down.
   void leave();
 
   uint32_t rank() const { return rank_; }

@@ -70,14 +70,14 @@ absl::Status Mesh::open() {
   }
   if (options_.slot_bytes < kLeastSlot || options_.slot_bytes % 4096 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("slots of %u bytes make no sense: use a multiple of 4096, 65536 or more",
+        absl::StrFormat("slots of %u bytes are not possible: use a multiple of 4096, 65536 or more",
                         options_.slot_bytes));
   }
   options_.worker.name = absl::StrCat(options_.name, ".", rank_);
   if (options_.worker.listen_host.empty() && ranks_ > 1) {
     options_.worker.listen_host = listen_host_for(options_.rendezvous);
   }
-  // Nobody waits for acknowledgements of small messages: they are copied when they are sent, and
+  // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
   // slots go back by other words.
   for (const Setting& known : known_settings()) {
     SettingValues& settings = options_.worker.settings;
@@ -159,7 +159,7 @@ absl::Status Mesh::take_rank_info(const RankInfo& info) {
   member.control_offset = settings[0];
   if (settings[1] != options_.slot_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s has slots of %u bytes, rank %u of %u: all must be given the same",
+        absl::StrFormat("%s has slots of %u bytes, rank %u of %u: use the same size on all ranks",
                         member.label, settings[1], rank_, options_.slot_bytes));
   }
   return absl::OkStatus();

@@ -84,7 +84,7 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
   slot.parts.resize(2 * (ranks_ - 1));
   slot.parts_left = slot.parts.size();
   size_t next = 0;
-  // Everybody begins with another peer.
+  // Each rank begins with another peer.
   for (uint32_t distance = 1; distance < ranks_; ++distance) {
     for (bool sends : {true, false}) {
       Part& part = slot.parts[next++];

@@ -67,7 +67,7 @@ absl::StatusOr<CommunicatorOptions> Survivors::agree() {
       if (r != rank && lost_of(ballots_[r], ranks) != mine) agreed = false;
     }
     if (mesh_.now() - begin > options_.start_timeout) {
-      return absl::DeadlineExceededError("the survivors could not agree on who is left");
+      return absl::DeadlineExceededError("the survivors could not agree on which ranks are left");
     }
     if (!agreed) continue;
     CommunicatorOptions next = options_;

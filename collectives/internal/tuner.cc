@@ -22,10 +22,10 @@ constexpr uint32_t kMostAlgorithms = 5;
 constexpr double kWorthTrying = 5;
 // Rounds of trials: small calls are cheap to try, and are disturbed more easily. Large calls take
 // the candidates in turns, so that what comes and goes is shared by all; their first round touches
-// memory that nobody has touched before, and is not compared.
+// memory that no rank has touched before, and is not compared.
 constexpr uint32_t kRounds = 5;
 constexpr uint32_t kRoundsOfSmall = 15;
-// Small calls before those: they take the messages of a link in turn, whose memory nobody has
+// Small calls before those: they take the messages of a link in turn, whose memory no rank has
 // touched yet, and would all be held against the candidate that is tried first.
 constexpr uint32_t kFirstCalls = executor::kLanes * schedules::kMessagesAhead;
 constexpr double kSmallCall = 1e-3;  // seconds, as predicted

@@ -33,7 +33,7 @@ uint64_t stable_hash(const std::string& text) {
 absl::Status makes_no_sense(const std::string& name, const std::string& value,
                             const std::string& why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("the environment variable ", name, "=\"", value, "\" makes no sense: ", why));
+      absl::StrCat("the environment variable ", name, "=\"", value, "\" is not valid: ", why));
 }
 
 class Reader {
@@ -143,7 +143,7 @@ absl::Status find_rendezvous(const Reader& in, const std::string& job,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
-      "%s started %d ranks, but nothing says where they can meet: set BATON_RENDEZVOUS=HOST:PORT "
+      "%s started %d ranks, but no rendezvous address is set: set BATON_RENDEZVOUS=HOST:PORT "
       "for all of them, with the host that rank 0 runs on and a free port there",
       place.launcher, place.ranks));
 }
@@ -362,7 +362,7 @@ absl::StatusOr<std::string> first_host(const std::string& node_list) {
     const size_t number_end = node_list.find_first_of(",-]", end);
     const std::string number = node_list.substr(end + 1, number_end - end - 1);
     if (shut == std::string::npos || number.empty()) {
-      return absl::InvalidArgumentError("a bracket opens and none closes after a number");
+      return absl::InvalidArgumentError("a bracket opens but is not closed after a number");
     }
     host += number;
     // What follows the bracket belongs to the name: "rack[1-2]-gpu[0-3]".
@@ -397,7 +397,7 @@ absl::StatusOr<std::optional<Place>> place_in(const Surroundings& surroundings) 
     if (!contradict(in, claims[0], claims[i])) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "the environment variables ", claims[0].text, " and ", claims[i].text,
-        " contradict each other: unset those that are not of this job (env -u ",
+        " contradict each other: unset those that do not belong to this job (env -u ",
         kFamilies[claims[0].source].rank, " -u ", kFamilies[claims[0].source].ranks, " ...)"));
   }
   if (!claims.empty()) return kFamilies[claims[0].source].place(in);

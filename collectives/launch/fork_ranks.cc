@@ -222,7 +222,7 @@ absl::Status Launcher::reap() {
     one.output.clear();
     if (status == 0 && options_.restart && result_ == 0 && !done_) {
       done_ = true;
-      service_->close(absl::StrCat("rank ", rank, " has ended, and the work of all with it"));
+      service_->close(absl::StrCat("rank ", rank, " has ended, which ends the whole job"));
     }
     if (status == 0) continue;
     if (absl::Status good = on_end(rank, status); !good.ok()) return good;
@@ -233,7 +233,7 @@ absl::Status Launcher::reap() {
 absl::Status Launcher::on_end(int rank, int status) {
   Rank& one = ranks_[static_cast<size_t>(rank)];
   if (done_) {
-    std::fprintf(stderr, "baton: rank %d %s, after the work of all was done\n", rank,
+    std::fprintf(stderr, "baton: rank %d %s, after all ranks had finished their work\n", rank,
                  how_it_ended(status).c_str());
     return absl::OkStatus();
   }
@@ -243,7 +243,7 @@ absl::Status Launcher::on_end(int rank, int status) {
   if (options_.restart && !ending_ && static_cast<int>(recent.size()) < options_.max_restarts) {
     ++one.restarts;
     recent.push_back(now);
-    std::fprintf(stderr, "baton: rank %d %s; it is started anew (%d of %d within %s)\n", rank,
+    std::fprintf(stderr, "baton: rank %d %s; restarting it (%d of %d within %s)\n", rank,
                  how_it_ended(status).c_str(), static_cast<int>(recent.size()),
                  options_.max_restarts,
                  absl::FormatDuration(absl::FromChrono(options_.restart_period)).c_str());

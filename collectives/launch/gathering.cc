@@ -53,10 +53,9 @@ absl::Status Gathering::check(const RankInfo& info) const {
         describe(info), info.version, collectives::kCollectivesVersion));
   }
   if (info.ranks != ranks_) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s expects %u ranks, but the rendezvous is one of %u ranks: start all "
-                        "with the same number",
-                        describe(info), info.ranks, ranks_));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s expects %u ranks, but the rendezvous is for %u ranks: start all with the same number",
+        describe(info), info.ranks, ranks_));
   }
   if (info.rank >= ranks_) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -66,7 +65,7 @@ absl::Status Gathering::check(const RankInfo& info) const {
       same != waiting_.end() && same->second.info.generation == info.generation) {
     const RankInfo& first = same->second.info;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "rank %u came twice, as pid %u on %s and as pid %u on %s: give every process another rank",
+        "rank %u came twice, as pid %u on %s and as pid %u on %s: give each process its own rank",
         info.rank, first.pid, first.host, info.pid, info.host));
   }
   return absl::OkStatus();

@@ -26,18 +26,18 @@ class Gathering {
   // `ranks` 0: every attempt takes the number that the first rank to come expects.
   explicit Gathering(uint32_t ranks) : fixed_ranks_(ranks), ranks_(ranks) {}
 
-  // A rank has shown its info. Appends an answer for everybody who need not wait any longer.
+  // A rank has shown its info. Appends an answer for each rank that need not wait any longer.
   void join(ConnectionId connection, const Join& join, Time now, std::vector<Answer>& answers);
-  // Nobody can meet any more: refuses those who wait, and whoever comes, with Cancelled and `why`.
+  // No rank can meet any more: refuses those who wait, and whoever comes, with Cancelled and `why`.
   void close(const std::string& why, std::vector<Answer>& answers);
   // A rank has hung up; it may come again.
   void leave(ConnectionId connection);
-  // Gives up if somebody's patience has ended.
+  // Gives up if a rank's patience has ended.
   void expire(Time now, std::vector<Answer>& answers);
-  // When expire() has something to do; kNever: nobody waits or all do for ever.
+  // When expire() has something to do; kNever: no rank waits or all do for ever.
   Time deadline() const;
 
-  // The connection that waits as this info's rank in its generation; nullptr: nobody.
+  // The connection that waits as this info's rank in its generation; nullptr: none.
   const ConnectionId* waiting_as(const collectives::RankInfo& info) const;
   // The generation that the next group will have: one above the last that has met.
   uint64_t next_generation() const { return next_; }
@@ -53,11 +53,11 @@ class Gathering {
   void refuse_all(const absl::Status& why, std::vector<Answer>& answers);
 
   const uint32_t fixed_ranks_;
-  uint32_t ranks_;     // of those who wait
-  uint64_t next_ = 0;  // lower generations are over; those who wait are of this one
+  uint32_t ranks_;     // of the waiting ranks
+  uint64_t next_ = 0;  // lower generations are over; the waiting ranks are of this one
   std::map<uint32_t, Waiting> waiting_;  // by rank
   std::string last_failure_;             // of an earlier attempt at this generation
-  absl::Status closed_;                  // not OK: why nobody can meet
+  absl::Status closed_;                  // not OK: why no rank can meet
 };
 
 inline constexpr uint32_t kMostRanks = 1 << 16;

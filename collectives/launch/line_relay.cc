@@ -18,7 +18,7 @@ void write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;  // nobody listens to the launcher: not the ranks' business
+    if (n < 0) return;  // no process listens to the launcher: not the ranks' business
     bytes.remove_prefix(static_cast<size_t>(n));
   }
 }

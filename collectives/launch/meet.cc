@@ -76,7 +76,7 @@ class RendezvousClient {
     const Time until = std::min(deadline_, now() + kConnectTime);
     if (!wait_for(*fd, POLLOUT, until)) {
       return absl::UnavailableError(
-          "the connection attempt is not answered: is a firewall between?");
+          "the connection attempt is not answered: does a firewall block it?");
     }
     using State = net::HandshakeConnection::State;
     while (true) {
@@ -85,7 +85,7 @@ class RendezvousClient {
       if (state == State::kDone) break;
       if (state == State::kFailed) return refusal(to, handshake.error());
       if (!wait_for(poller_->fd(), POLLIN, deadline_)) {
-        return late("it took the connection but says nothing");
+        return late("it accepted the connection but sends nothing");
       }
     }
     if (!launch::is_rendezvous(handshake.peer())) {
@@ -123,7 +123,8 @@ class RendezvousClient {
     if (!info.ok()) return info.status();
     if (message->type != MessageType::kRankInfo || info->rank != rank_infos.size() ||
         info->ranks != info_.ranks || info->generation != info_.generation) {
-      return absl::InternalError("the rendezvous sent rank info that is none of this group");
+      return absl::InternalError(
+          "the rendezvous sent rank info that does not belong to this group");
     }
     rank_infos.push_back(*std::move(info));
     return absl::OkStatus();
@@ -134,7 +135,7 @@ class RendezvousClient {
         absl::StrCat(std::string(what), ": is its process stopped?"));
   }
   static absl::Status late() {
-    return late("it took this rank's information but does not say who is missing");
+    return late("it took this rank's information but does not report which ranks are missing");
   }
 
   const ClusterKey& key_;
@@ -200,7 +201,7 @@ absl::StatusOr<std::vector<RankInfo>> meet(const std::string& address, const Clu
       if (!nobody && !own) {
         if (lost.empty()) return last;
         return absl::Status(last.code(), absl::StrCat(std::string(last.message()),
-                                                      "; the call before ended so: ", lost));
+                                                      "; the attempt before failed: ", lost));
       }
       if (client.was_up()) lost = std::string(last.message());
     } else {

@@ -29,7 +29,7 @@ class Pmi {
                                   const std::string& key = "") {
     const std::string line = absl::StrCat("cmd=", command, "\n");
     if (::send(fd_, line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size())) {
-      return unusable("it takes no command");
+      return unusable("it accepts no command");
     }
     const absl::StatusOr<std::string> got = next_line();
     if (!got.ok()) return got.status();
@@ -71,7 +71,7 @@ class Pmi {
       std::array<char, 1024> bytes;
       const ssize_t n = ::read(fd_, bytes.data(), bytes.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return unusable("it says nothing");
+      if (n <= 0) return unusable("it sends nothing");
       read_.append(bytes.data(), static_cast<size_t>(n));
     }
   }

@@ -7,7 +7,7 @@
 
 namespace baton::launch {
 namespace {
-constexpr Time kPatience = std::chrono::seconds(5);  // with one who joins, or takes its answer
+constexpr Time kPatience = std::chrono::seconds(5);  // with a rank that joins, or takes its answer
 // Bytes that are encrypted before the rank takes them.
 constexpr size_t kAhead = 128 << 10;
 }  // namespace

@@ -112,7 +112,7 @@ bool RendezvousService::answering() const {
 }
 
 void RendezvousService::accept_callers(Time now) {
-  // Some at a time: those who have said something are to be heard before others take their places.
+  // Some at a time: connections that have sent something are read before others take their places.
   constexpr int kAtATime = 16;
   listener_watch_.ready = 0;
   for (int i = 0; i < kAtATime; ++i) {

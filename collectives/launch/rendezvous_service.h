@@ -36,7 +36,7 @@ class RendezvousService {
   // Waits until there is something to do here or on `others` (as poll(2), which fills their
   // `revents`), or until `until`, and does what is to be done here.
   void run_once(absl::Span<pollfd> others, Time until);
-  // Somebody has not taken its answer yet (nobody may need more than a few seconds for that).
+  // A rank has not taken its answer yet (no rank may need more than a few seconds for that).
   bool answering() const;
   // Refuses those who wait, and whoever comes, with Cancelled and `why`.
   void close(const std::string& why);
@@ -66,7 +66,7 @@ class RendezvousService {
   net::Watched listener_watch_;
   std::string address_;
   const size_t most_ranks_;
-  const std::string no_answer_;  // to those who take this for a worker
+  const std::string no_answer_;  // for peers that take this for a worker
   Gathering gathering_;
   std::vector<Caller> callers_;                                // the oldest first
   std::map<uint64_t, std::unique_ptr<RankConnection>> ranks_;  // by number, the oldest first

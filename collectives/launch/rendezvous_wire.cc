@@ -18,7 +18,7 @@ constexpr std::string_view kKind = "rendezvous";
 constexpr std::string_view kPurpose = "rendezvous 2";  // 1 spoke in clear
 // Ranks may wait for minutes: a dead one is found out within one.
 constexpr Time kSilence = std::chrono::minutes(1);
-// Nobody waits longer: more is for ever. Keeps sums of times far from overflowing.
+// No rank waits longer: more is for ever. Keeps sums of times far from overflowing.
 constexpr uint64_t kLongestMs = uint64_t{366} * 24 * 3600 * 1000;
 
 }  // namespace
@@ -37,7 +37,8 @@ absl::StatusOr<Message> decode_message(std::string_view bytes) {
       type < static_cast<uint8_t>(MessageType::kJoin) ||
       type > static_cast<uint8_t>(MessageType::kRefusal)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a message of type ", type, " with ", bytes.size(), " bytes is none of ours"));
+        absl::StrCat("a message of type ", type, " with ", bytes.size(),
+                     " bytes is not part of the rendezvous protocol"));
   }
   return Message{static_cast<MessageType>(type), bytes.substr(1)};
 }

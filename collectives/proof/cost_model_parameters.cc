@@ -28,7 +28,7 @@ bool is_cost(double seconds) {
   return std::isfinite(seconds) && seconds >= 0 && seconds <= kMostSeconds;
 }
 
-// The lower one of the two in the middle: a value that somebody has measured.
+// The lower one of the two in the middle: a value that a rank has measured.
 template <typename T>
 T median(std::vector<T>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);

@@ -92,7 +92,7 @@ class RankLoad {
 
   const Amounts& load() const { return load_; }
   const Amounts& received() const { return received_; }
-  // What the rank goes through when nobody ever waits for anybody slower than itself.
+  // What the rank goes through when no rank ever waits for one slower than itself.
   Amounts chain() const {
     Amounts chain = received_;
     chain[kSteps] = load_[kSteps];

@@ -14,7 +14,7 @@ namespace baton::collectives::proof {
 // How often something costs each of the things in Spent; bytes are counted in parts.
 using Amounts = std::array<double, kSpentKinds>;
 
-// Of one piece.
+// The shape of one piece.
 struct ScheduleShape {
   uint32_t parts = 1;
   uint32_t max_message_parts = 1;

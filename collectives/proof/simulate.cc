@@ -37,9 +37,9 @@ absl::Status check(const ScheduleSpec& spec, const SimulateOptions& options) {
         options.bytes, options.piece_bytes, options.lanes, options.messages_ahead));
   }
   if (!options.late.empty() && options.late.size() != spec.ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%d ranks are said to be late or not, but there are %u: name all or none",
-                        options.late.size(), spec.ranks));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "`late` has %d entries, but there are %u ranks: give one for each rank or none",
+        options.late.size(), spec.ranks));
   }
   if (!std::all_of(options.late.begin(), options.late.end(), is_time)) {
     return absl::InvalidArgumentError("a rank cannot be early: `late` is in seconds, 0 or more");

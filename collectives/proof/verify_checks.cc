@@ -146,7 +146,7 @@ absl::Status Run::combine(uint32_t rank, const Value& a, const Value& b, Value& 
   if (!reduces() || spec_.ordered) {
     return error(rank, state.next,
                  spec_.ordered ? "combines: an ordered schedule only folds, once"
-                               : "combines, in a collective that does not");
+                               : "combines, in a collective that does not combine");
   }
   if (a.tag != b.tag) {
     return error(rank, state.next,

@@ -32,9 +32,9 @@ class Contributions {
   Contributions(const schedules::ScheduleSpec& spec, uint32_t sampled_parts, uint64_t seed);
 
   bool exact() const { return exact_; }
-  // Of one rank to one part.
+  // The contribution of one rank to one part.
   Value of(uint32_t rank, uint32_t part) const;
-  // Of all ranks.
+  // The contributions of all ranks.
   Value all(uint32_t part) const;
   // a (+) b. False if they are of different parts, or (exactly known) share a contributor.
   static bool combine(const Value& a, const Value& b, bool exact, Value& sum);

@@ -1,5 +1,5 @@
-// Direct: everybody with everybody, in one round. Rank r starts with r + 1, so that no rank is the
-// first goal of all.
+// Direct: each rank with each other rank, in one round. Rank r starts with r + 1, so that no rank
+// is the first goal of all.
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {

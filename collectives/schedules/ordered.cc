@@ -5,7 +5,7 @@
 // the fold reads it, and is copied to scratch only if it travels on with others. The fold writes
 // output that may be the input it reads: it is the last reader of it.
 //
-//   direct              all_reduce, reduce_scatter: everybody sends each part to its rank
+//   direct              all_reduce, reduce_scatter: each rank sends each part to its rank
 //   ring                the same, carried along the ring
 //   others, all_reduce  the all_gather of that algorithm, with contributions for parts; then a fold
 //   tree, all_reduce    up the tree, fold at the root, down the tree

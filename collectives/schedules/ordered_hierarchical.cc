@@ -7,7 +7,7 @@ namespace {
 
 // The contributions of our node to one part each go from every member to the part's owner here.
 // `part_of(block)` is that part of `block`, or none; an owner leaves them at place_of(block), by
-// local rank. Nobody is more than one message ahead: each block round is an exchange.
+// local rank. No rank is more than one message ahead: each block round is an exchange.
 template <typename PartOf, typename PlaceOf>
 void collect_inside(Writer& w, const Nodes& nodes, PartOf part_of, PlaceOf place_of) {
   const uint32_t m = nodes.members, first = nodes.node * nodes.size;

@@ -1,4 +1,4 @@
-// Ring: everybody talks to the next and listens to the previous; bandwidth-optimal.
+// Ring: each rank talks to the next and listens to the previous; bandwidth-optimal.
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {

@@ -13,7 +13,7 @@
 //   trees, halving: what comes back has passed through whoever took what we sent), or the step
 //   writes elsewhere (recursive doubling alternates between two places).
 //
-//   Two messages. Nobody sends more than kMessagesAhead messages to one peer before it receives
+//   Two messages. No rank sends more than kMessagesAhead messages to one peer before it receives
 //   what that peer sends meanwhile.
 #pragma once
 
@@ -73,7 +73,7 @@ inline constexpr Area kOutputArea{BufferName::kOutput, 0};
 inline constexpr Area kScratchArea{BufferName::kScratch, 0};
 
 // Ranks that do something together, by their numbers in it: a node, the same place in every node,
-// everybody (on a ring with another stride).
+// all ranks (on a ring with another stride).
 struct Group {
   uint32_t me = 0;    // our number in it
   uint32_t size = 1;  // how many
@@ -108,7 +108,7 @@ using PartPlace = absl::FunctionRef<Place(uint32_t part)>;
 // Member i ends with the sum of its ranges, where partial(size - 2, part) says.
 void ring_reduce_scatter(Writer& w, const Group& group, uint32_t blocks, BlockRange range,
                          PartialPlace partial, bool final);
-// Member i has its ranges where own(part) says; all end with everybody's in the output.
+// Member i has its ranges where own(part) says; all end with each rank's in the output.
 void ring_all_gather(Writer& w, const Group& group, uint32_t blocks, BlockRange range,
                      PartPlace own);
 
@@ -147,7 +147,7 @@ void doubling_all_gather(Writer& w, const Group& group, uint32_t count, Area are
 uint32_t halving_message(uint32_t ranks);
 uint32_t doubling_message(uint32_t ranks);
 
-// Everybody sends its part, which is at `own`, to everybody.
+// Each rank sends its part, which is at `own`, to all ranks.
 void direct_all_gather(uint32_t n, uint32_t rank, Place own, Writer& w);
 uint32_t bruck_message(uint32_t ranks);
 
@@ -158,7 +158,7 @@ struct Ranks {
 struct Branch {
   bool root = true;
   uint32_t parent = 0;
-  Ranks ranks;  // ours and everybody's below
+  Ranks ranks;  // ours and each rank's below
   struct Child {
     uint32_t rank;
     Ranks ranks;  // of the child and below
@@ -170,7 +170,7 @@ Branch binomial_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 Branch binary_branch(uint32_t ranks, uint32_t root, uint32_t rank, uint32_t channel);
 Branch star_branch(uint32_t ranks, uint32_t root, uint32_t rank);
 
-// Down the tree, one part from the root's `source` to everybody's output.
+// Down the tree, one part from the root's `source` to each rank's output.
 void broadcast_down(Writer& w, const Branch& branch, Place source);
 // Up the tree, one part to the root's output. With `use_output` the others combine there too (all
 // of them have an output), else in scratch.

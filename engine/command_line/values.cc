@@ -126,7 +126,7 @@ CLI::Validator port() { return whole_number(0, 65535); }
 
 CLI::Validator host() {
   return validator([](const std::string& name) -> std::string {
-    if (name.empty()) return "\"\" is no host: give a name or an address";
+    if (name.empty()) return "\"\" is not a host: give a name or an address";
     if (name == "*") return "";
     const bool v6 = name.find(':') != std::string::npos && name.front() != '[';
     return std::string(
@@ -139,7 +139,7 @@ CLI::Validator one_of(std::vector<std::string> words) {
   return validator(
       [words = std::move(words)](const std::string& text) -> std::string {
         if (std::find(words.begin(), words.end(), text) != words.end()) return "";
-        return absl::StrCat("\"", text, "\" is none of ", absl::StrJoin(words, ", "),
+        return absl::StrCat("\"", text, "\" is not one of ", absl::StrJoin(words, ", "),
                             base::did_you_mean(text, words));
       },
       absl::StrCat("{", all, "}"));
@@ -166,7 +166,8 @@ CLI::Validator writable_file() {
   const CLI::Validator path =
       path_check(why_not_written, "write", "name a file that can be written");
   return validator([path](std::string name) -> std::string {
-    if (name == "-") return "\"-\" does not stand for stdout here: name a file, ./- for this one";
+    if (name == "-")
+      return "\"-\" does not mean stdout here: name a file (./- for a file of that name)";
     return path(name);
   });
 }

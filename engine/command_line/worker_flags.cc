@@ -39,9 +39,9 @@ std::string provider_of(const std::string& setting) { return setting.substr(0, s
 
 CLI::Option* add_providers(CLI::App& app, std::vector<std::string>& providers) {
   return app
-      .add_option(
-          "--provider", providers,
-          "only these transports, such as shm,tcp (default: all that can be used, but for ucx)")
+      .add_option("--provider", providers,
+                  "use these transports only, such as shm,tcp (default: all that are available, "
+                  "except ucx)")
       ->delimiter(',')
       ->check(by_status(is_provider))
       ->type_name("NAME[,NAME]")
@@ -70,19 +70,20 @@ CLI::Option* add_settings(CLI::App& app, SettingValues& settings) {
 CLI::Option* add_advertise(CLI::App& app, const char* name, std::string& advertise) {
   return app
       .add_option(name, advertise,
-                  "where peers reach this side, if that is no address of this machine (NAT, a "
-                  "published port)")
+                  "address where peers reach this side, if it is not an address of this machine "
+                  "(NAT, a published port)")
       ->type_name("HOST[:PORT]");
 }
 
 CLI::Option* add_key_file(CLI::App& app, std::string& file) {
-  return app.add_option("--key-file", file, "the cluster's key (default: this user's own)")
+  return app
+      .add_option("--key-file", file, "file with the cluster's key (default: this user's own)")
       ->check(by_status(is_key_file))
       ->type_name("FILE");
 }
 
 CLI::Option* add_link(CLI::App& app, std::string& link) {
-  return app.add_option("--link", link, "pretend to have this link, such as 40MB/s,200us")
+  return app.add_option("--link", link, "simulate this link, such as 40MB/s,200us")
       ->check(by_status(is_link))
       ->type_name("SHAPE");
 }
@@ -93,7 +94,7 @@ void tell_idle_settings(const std::string& command, const SettingValues& setting
   for (const auto& [name, value] : settings) {
     const std::string of = provider_of(name);
     const bool used = std::find(providers.begin(), providers.end(), of) != providers.end();
-    if (used || !check_provider(of).ok()) continue;  // peer.* and staging.* are everybody's
+    if (used || !check_provider(of).ok()) continue;  // peer.* and staging.* apply to all
     std::cerr << command << ": --set " << name << "=" << value << " has no effect: only "
               << absl::StrJoin(providers, ", ") << (providers.size() == 1 ? " is" : " are")
               << " used\n";

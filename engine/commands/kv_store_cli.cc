@@ -50,7 +50,7 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
   if ((*store)->port() == 0) {
     return absl::UnavailableError(
         absl::StrCat("no transport listens on ", flags.host,
-                     ", so nobody could reach the store; give --host an ",
+                     ", so clients could not reach the store; give --host an ",
                      "address of this machine, and --provider one that listens, such as tcp"));
   }
   std::unique_ptr<kvtransfer::store::LmServer> lm;
@@ -61,7 +61,7 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
                                                       (*store)->arena());
     if (!started.ok()) return started.status();
     lm = *std::move(started);
-    std::printf("lm://%s:%u, for whoever reaches it: that wire has no authentication\n",
+    std::printf("lm://%s:%u, open to all who reach it: that wire has no authentication\n",
                 flags.lm_host.c_str(), lm->port());
   }
   std::printf("ready: kv_store on %s:%u, %zu MiB\n", flags.host.c_str(), (*store)->port(),
@@ -87,7 +87,7 @@ absl::Status serve(const StoreFlags& flags, const sigset_t& signals) {
 
 int kv_store_main(int argc, char** argv) {
   StoreFlags flags;
-  CLI::App app("Keeps KV blocks in memory for servers that name it by --kv-store.");
+  CLI::App app("Keeps KV blocks in memory for servers started with --kv-store.");
   app.add_option("--memory-mib", flags.memory_mib, "memory for blocks, taken at the start")
       ->check(command_line::whole_number(1, 1 << 24))
       ->capture_default_str();
@@ -106,13 +106,13 @@ int kv_store_main(int argc, char** argv) {
                                  "answer LMCache's lm://HOST:PORT too, on this port; 0: any")
                       ->check(command_line::port());
   app.add_option("--lm-host", flags.lm_host,
-                 "address for that. The wire has no authentication: whoever reaches it reads and "
-                 "writes all its values")
+                 "address for it. The wire has no authentication: any client that reaches it can "
+                 "read and write all values")
       ->needs(lm_port)
       ->check(command_line::host())
       ->type_name("HOST")
       ->capture_default_str();
-  app.add_option("--lm-connections", flags.lm_connections, "connections of that, at most")
+  app.add_option("--lm-connections", flags.lm_connections, "most connections there")
       ->needs(lm_port)
       ->check(command_line::whole_number(1, 1 << 20))
       ->capture_default_str();

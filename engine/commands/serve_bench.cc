@@ -71,7 +71,7 @@ CLI::Validator a_baseline() {
   return {[](const std::string& text) {
             const size_t equals = text.find('=');
             if (equals == 0 || equals == std::string::npos) {
-              return absl::StrCat("\"", text, "\" is no NAME=URL");
+              return absl::StrCat("\"", text, "\" is not NAME=URL");
             }
             return std::string(http::HttpUrl::parse(text.substr(equals + 1)).status().message());
           },
@@ -89,28 +89,29 @@ CLI::Validator a_rate() {
 
 void add_server_flags(CLI::App& app, BenchOptions& options) {
   app.add_option("--url,--base-url", options.url,
-                 "the server, by http or https (SSL_CERT_FILE: whose certificates are believed)")
+                 "the server, by http or https (SSL_CERT_FILE: file with trusted certificates)")
       ->check(a_url())
       ->type_name("URL")
       ->capture_default_str();
-  app.add_option("--host", options.host, "the same by its host and --port")->type_name("HOST");
+  app.add_option("--host", options.host, "the server by its host and --port, instead of --url")
+      ->type_name("HOST");
   app.add_option("--port", options.port, "with --host")
       ->check(command_line::whole_number(1, 65535))
       ->capture_default_str();
-  app.add_option("--name", options.name, "what it is called beside others")
+  app.add_option("--name", options.name, "its name in comparisons")
       ->type_name("NAME")
       ->capture_default_str();
   app.add_option("--baseline", options.baselines,
-                 "another server, which is asked the same in turns; any number of them")
+                 "another server that gets the same requests in turns; may be repeated")
       ->check(a_baseline())
       ->type_name("NAME=URL");
-  app.add_option("--model", options.model, "the model's name [the one that each server has]")
+  app.add_option("--model", options.model, "the model's name [the one that each server reports]")
       ->type_name("NAME");
   app.add_option("--backend", options.backend,
                  "openai, or vllm: /v1/completions; openai-chat: /v1/chat/completions")
       ->check(command_line::one_of({"openai", "vllm", "openai-chat"}))
       ->capture_default_str();
-  app.add_flag("--ignore-eos", options.ignore_eos, "answers have their whole length: always so");
+  app.add_flag("--ignore-eos", options.ignore_eos, "answers always have their whole length");
   app.add_option("--api-key", options.key, "of the servers")->type_name("KEY");
   app.add_option("--temperature", options.temperature, "of sampling")
       ->check(command_line::real_number(0, 2))
@@ -125,14 +126,14 @@ void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
   };
   app.add_option(
          "--dataset-name", workload.dataset,
-         "what is asked: passages of text, random tokens, repeated prefixes, ShareGPT's "
-         "conversations or their lengths, prompts of a file, or a trace in Mooncake's format")
+         "prompts: passages of text, random tokens, repeated prefixes, ShareGPT's conversations or "
+         "their lengths, prompts from a file, or a trace in Mooncake's format")
       ->check(command_line::one_of(load::dataset_names()))
       ->capture_default_str();
-  app.add_option("--dataset-path", workload.file, "of sharegpt, custom and mooncake")
+  app.add_option("--dataset-path", workload.file, "file for sharegpt, custom and mooncake")
       ->check(command_line::readable_file())
       ->type_name("FILE");
-  app.add_option("--num-prompts", workload.requests, "requests, at most")
+  app.add_option("--num-prompts", workload.requests, "most requests")
       ->check(command_line::whole_number(1, 1'000'000))
       ->capture_default_str();
   tokens("--prompt-bytes", workload.text_bytes, "text: length of a prompt");
@@ -148,7 +149,7 @@ void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
       ->check(command_line::real_number(0, 1))
       ->capture_default_str();
   app.add_option("--random-prefix-len", workload.prefix,
-                 "random: tokens before that, the same for all")
+                 "random: tokens of a common prefix before that")
       ->check(command_line::whole_number(0, 1 << 20))
       ->capture_default_str();
   tokens("--prefix-repetition-num-prefixes", workload.prefixes, "prefix_repetition: beginnings");
@@ -159,18 +160,18 @@ void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
       ->check(command_line::real_number(1e-4, 1e3))
       ->capture_default_str();
   app.add_option("--trace-speed", workload.trace_speed,
-                 "mooncake: its clock goes so much faster; its times count unless there is a "
-                 "--request-rate")
+                 "mooncake: factor by which its clock runs faster; its times count unless "
+                 "--request-rate is given")
       ->check(command_line::real_number(1e-4, 1e6))
       ->capture_default_str();
-  app.add_option("--seed", workload.seed, "of prompts, arrivals and sampling")
+  app.add_option("--seed", workload.seed, "seed of prompts, arrivals and sampling")
       ->check(command_line::whole_number(0, UINT64_MAX))
       ->capture_default_str();
 }
 
 void add_load_flags(CLI::App& app, BenchOptions& options) {
   app.add_option("--request-rate", options.rate,
-                 "arrivals per second; 0 or inf: as soon as --max-concurrency lets them")
+                 "arrivals per second; 0 or inf: as fast as --max-concurrency allows")
       ->transform(a_rate())
       ->type_name("RATE")
       ->capture_default_str();
@@ -179,23 +180,24 @@ void add_load_flags(CLI::App& app, BenchOptions& options) {
       ->check(command_line::real_number(0.01, 1e6))
       ->capture_default_str();
   app.add_option("--max-concurrency", options.concurrency,
-                 "requests that are open at a time [8, or any number with a rate or a trace]")
+                 "most concurrent requests [8; no limit with a rate or a trace]")
       ->check(command_line::whole_number(1, 100'000))
       ->default_str("");
-  app.add_option("--num-warmups", options.warmups, "requests before, which do not count")
+  app.add_option("--num-warmups", options.warmups, "warmup requests, which do not count")
       ->check(command_line::whole_number(0, 100'000))
       ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "of the whole, each with other prompts")
+  app.add_option("--rounds", options.rounds, "rounds of the whole, each with different prompts")
       ->check(command_line::whole_number(1, 1000))
       ->capture_default_str();
-  app.add_option("--timeout", options.timeout, "s, of an answer")
+  app.add_option("--timeout", options.timeout, "time limit of an answer, in seconds")
       ->check(command_line::whole_number(1, 1'000'000))
       ->capture_default_str();
 }
 
 void add_report_flags(CLI::App& app, BenchOptions& options) {
-  app.add_option("--percentile-metrics", options.metrics,
-                 "of ttft, tpot, itl, e2el, queued, kv_wait [all of them that are there]")
+  app.add_option(
+         "--percentile-metrics", options.metrics,
+         "latencies to report, of ttft, tpot, itl, e2el, queued, kv_wait [all that are available]")
       ->check(parsed_by(load::parse_metrics))
       ->type_name("LIST");
   app.add_option("--metric-percentiles", options.percentiles, "such as 50,90,99")
@@ -203,13 +205,13 @@ void add_report_flags(CLI::App& app, BenchOptions& options) {
       ->type_name("LIST")
       ->capture_default_str();
   app.add_option("--goodput", options.goodput,
-                 "what a good answer takes at most, of ttft, tpot, e2el, in ms; several of them")
+                 "limits in ms that a good answer meets, of ttft, tpot, e2el; may be repeated")
       ->check(parsed_by(load::parse_goodput))
       ->type_name("NAME:MS");
   app.add_option("--json,--result-filename", options.json_file, "write the report to this file")
       ->check(command_line::writable_file())
       ->type_name("FILE");
-  app.add_flag("--save-detailed", options.report.detailed, "with every request in it");
+  app.add_flag("--save-detailed", options.report.detailed, "include every request in it");
 }
 
 int fail(const absl::Status& status) {

@@ -52,7 +52,7 @@ int fail(const char* command, const absl::Status& status) {
   return 1;
 }
 
-// By what bf16 arithmetic is computed, for who waits for it.
+// What computes bf16 arithmetic, for the log.
 void report_arithmetic(const Model& model, FILE* to) {
   if (model.arithmetic() != Arithmetic::kBf16) return;
   const Bf16Unit unit = best_bf16_unit();
@@ -108,8 +108,9 @@ void serve_until_signal(Server& server, const std::function<double()>& drain,
   };
   if (ends_within(std::chrono::seconds(0))) return;
   const double seconds = drain();
-  std::printf("draining: what is under way has %g s to end (--drain); a second signal ends it\n",
-              seconds);
+  std::printf(
+      "draining: requests in progress have %g s to finish (--drain); a second signal ends them\n",
+      seconds);
   std::fflush(stdout);
   if (ends_within(std::chrono::duration<double>(seconds))) return;
   server.end_requests();
@@ -137,7 +138,7 @@ absl::Status use_kv_tiers(ServeFlags& flags, int rank) {
   return absl::OkStatus();
 }
 
-// Of one rank of the server. Null where it hands no KV to others.
+// The connector of one rank of the server. Null if it hands no KV to others.
 absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const ServeFlags& flags,
                                                                         int rank,
                                                                         Timeline* timeline) {
@@ -166,7 +167,7 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   return kvtransfer::make_baton_connector(options);
 }
 
-// Tells the world what the prefix cache does; null where nobody asked for that.
+// Tells the world what the prefix cache does; null where no option asked for that.
 absl::StatusOr<std::unique_ptr<kv_events::EventPublisher>> publish_events(
     const ServeFlags& flags, serve::EngineThread& thread) {
   if (!flags.events.enabled) return nullptr;
@@ -411,7 +412,7 @@ absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
   if (flags.kv_port != 0 && flags.kv_port + flags.ranks.size - 1 > UINT16_MAX) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-port ", flags.kv_port, ": each of the ", flags.ranks.size,
-                     " ranks takes one port from there on, and there are not so many"));
+                     " ranks takes one port from there on, but too few are left"));
   }
   return run_ranks(flags.ranks, flags.model, flags.key_file,
                    [&](const launch::Place& place) { return serve_rank(flags, place, signals); });
@@ -449,10 +450,11 @@ int generate_main(int argc, char** argv) {
   CLI::App app("Continues a text.");
   add_model_flag(app, &directory);
   app.add_option("--prompt", prompt, "the text to continue")->capture_default_str();
-  app.add_option("--max-tokens", sampling.max_tokens, "tokens to write, at most")
+  app.add_option("--max-tokens", sampling.max_tokens, "most tokens to write")
       ->check(command_line::whole_number(0, INT32_MAX))
       ->capture_default_str();
-  app.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+  app.add_option("--temperature", sampling.temperature,
+                 "sampling temperature; 0: always the likeliest token")
       ->check(command_line::real_number(0, 100))
       ->capture_default_str();
   app.add_option("--seed", sampling.seed, "the same seed gives the same text (default: random)")
@@ -464,8 +466,8 @@ int generate_main(int argc, char** argv) {
       ->check(command_line::real_number(0.001, 1))
       ->capture_default_str();
   app.add_option("--stop", sampling.stop, "stop before this text");
-  app.add_flag("--ignore-eos", sampling.ignore_eos, "go on after the end-of-text token");
-  app.add_flag("--quiet", quiet, "no statistics on stderr");
+  app.add_flag("--ignore-eos", sampling.ignore_eos, "continue after the end-of-text token");
+  app.add_flag("--quiet", quiet, "print no statistics on stderr");
   add_engine_flags(app, &options);
   Arithmetic arithmetic = Arithmetic::kFp32;
   add_arithmetic_flag(app, &arithmetic);

@@ -72,7 +72,7 @@ absl::StatusOr<std::vector<std::string>> origins_in(const std::string& text) {
     const std::string host = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
     if (scheme == 0 || host.empty() || host.find_first_of("/?# *") != std::string::npos) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "\"", origin, "\" is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, or *"));
+          "\"", origin, "\" is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT, or *"));
     }
   }
   return origins;
@@ -120,73 +120,69 @@ void add_http_flags(CLI::App& app, ServeFlags& flags) {
           [](std::string& text) { return std::string(origins_in(text).status().message()); }, ""))
       ->type_name("ORIGIN[,ORIGIN]");
   app.add_option("--drain", flags.drain,
-                 "seconds that requests have to end by themselves after SIGTERM or SIGINT, while "
-                 "new ones are refused with 503; 0: they get an error at once")
+                 "seconds for requests in progress to finish after SIGTERM or SIGINT, while new "
+                 "ones get 503; 0: they get an error at once")
       ->check(real_number(0, kDay))
       ->capture_default_str();
   app.add_option("--generation-config", flags.generation_config,
-                 "where a request names no temperature, top_p, top_k, ...: auto, as the model's "
-                 "generation_config.json says; none, as OpenAI does")
+                 "defaults for a request without temperature, top_p, top_k, ...: auto, those of "
+                 "the model's generation_config.json; none, OpenAI's")
       ->check(one_of({"auto", "none"}))
       ->capture_default_str();
   app.add_option("--stuck-after", flags.stuck_after,
-                 "/health is 503 when the engine has had work for so many seconds and got nowhere, "
-                 "not by a layer; 0: never")
+                 "seconds without progress, not even by a layer, after which /health is 503 while "
+                 "the engine has work; 0: never")
       ->check(real_number(0, kDay))
       ->capture_default_str();
-  app.add_option(
-         "--max-waiting", flags.admission.max_waiting,
-         "requests in the queue, at most; more are refused with 429. 0: none waits, and what "
-         "finds no place in the batch is refused")
+  app.add_option("--max-waiting", flags.admission.max_waiting,
+                 "most requests in the queue; more get 429. 0: no queue, so a request without a "
+                 "place in the batch gets 429")
       ->check(whole_number(0, 1 << 24))
       ->capture_default_str();
-  app.add_option(
-         "--max-wait", flags.max_wait,
-         "refuse what is expected to take longer than this many seconds, to a stream's first "
-         "token or to a whole answer; 0: longer than clients are seen to wait")
+  app.add_option("--max-wait", flags.max_wait,
+                 "refuse requests expected to take longer than this many seconds to a stream's "
+                 "first token or a whole answer; 0: longer than clients are seen to wait")
       ->check(real_number(0, kDay))
       ->capture_default_str();
 }
 
 void add_role_flags(CLI::App& app, ServeFlags& flags) {
-  app.add_option("--role", flags.role, "what this server does for a prompt")
+  app.add_option("--role", flags.role, "the server's role")
       ->check(one_of({"all", "prefill", "decode", "router"}))
       ->capture_default_str();
   app.add_option("--min-remote-tokens", flags.engine.min_remote_tokens,
-                 "decode: prompts with fewer tokens to compute are computed here")
+                 "decode: compute prompts with fewer tokens than this here")
       ->check(whole_number(0, 1 << 24))
       ->capture_default_str();
   app.add_option("--load-timeout", flags.load_timeout,
-                 "decode: seconds until a prompt whose KV does not come is given up")
+                 "decode: time limit in seconds for a prompt's KV to arrive")
       ->check(real_number(0.1, kDay))
       ->capture_default_str();
-  app.add_option(
-         "--load-silence", flags.load_silence,
-         "decode: ... or whose prefill worker says nothing for so long, not even that it is "
-         "alive; 0: however long")
+  app.add_option("--load-silence", flags.load_silence,
+                 "decode: ... and for a prefill worker to send a sign of life; 0: no limit")
       ->check(real_number(0, kDay))
       ->capture_default_str();
   app.add_option("--on-load-failure", flags.on_load_failure,
-                 "decode: recompute a prompt whose KV does not come, or fail the request")
+                 "decode: recompute a prompt whose KV does not arrive, or fail the request")
       ->check(one_of({"recompute", "fail"}))
       ->capture_default_str();
 }
 
 void add_tier_flags(CLI::App& app, ServeFlags& flags) {
   app.add_option("--kv-host-mib", flags.kv_host_mib,
-                 "keep KV that has no room in the cache: so many MiB of host memory, which "
-                 "tensor-parallel ranks share out, as they do what follows")
+                 "keep KV that has no room in the cache: MiB of host memory, split among "
+                 "tensor-parallel ranks, like the sizes below")
       ->check(whole_number(0, 1 << 30));
   auto* disk = app.add_option("--kv-disk", flags.engine.tiers.disk,
-                              "... and on disk: a folder for this server alone")
+                              "... and on disk: a folder used by this server only")
                    ->check(command_line::writable_folder())
                    ->type_name("DIR");
-  auto* disk_size = app.add_option("--kv-disk-gib", flags.kv_disk_gib, "... so many GiB of it")
+  auto* disk_size = app.add_option("--kv-disk-gib", flags.kv_disk_gib, "... GiB to use there")
                         ->check(real_number(0.001, 1e6));
   disk->needs(disk_size);
   disk_size->needs(disk);
   app.add_option("--kv-store", flags.kv_store,
-                 "... and in a process that several servers share: a `baton kv_store`")
+                 "... and in a process that several servers share: address of a `baton kv_store`")
       ->check(host_and_port())
       ->type_name("HOST:PORT");
   add_choice<serve::LoadWhen>(
@@ -194,10 +190,9 @@ void add_tier_flags(CLI::App& app, ServeFlags& flags) {
       {{"quicker", serve::LoadWhen::kQuicker},
        {"always", serve::LoadWhen::kAlways},
        {"never", serve::LoadWhen::kNever}},
-      "KV that was kept is loaded where that is quicker than computing, as far as was measured; "
-      "always; or never, for comparison");
+      "load kept KV where that measured quicker than computing; always; or never, for comparison");
   app.add_option("--kv-salt", flags.engine.tiers.salt,
-                 "KV is only found again by a server with the same salt");
+                 "only servers with the same salt find each other's KV");
 }
 
 void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
@@ -224,9 +219,10 @@ void add_event_flags(CLI::App& app, ServeFlags& flags) {
          [&flags](const std::string& text) {
            flags.events = *kv_events::parse_publisher_config(text);
          },
-         "publish what the prefix cache takes and forgets, as vLLM does and with its JSON, such as "
-         "{\"enable_kv_cache_events\":true,\"replay_endpoint\":\"tcp://*:5558\"}; whoever reaches "
-         "these ports reads the tokens of all prompts")
+         "publish the prefix cache's additions and evictions, as vLLM does and with its JSON, such "
+         "as "
+         "{\"enable_kv_cache_events\":true,\"replay_endpoint\":\"tcp://*:5558\"}; any client that "
+         "reaches these ports can read the tokens of all prompts")
       ->check(CLI::Validator(
           [](std::string& text) {
             const auto config = kv_events::parse_publisher_config(text);
@@ -238,7 +234,7 @@ void add_event_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("JSON");
 }
 
-// Of pairs with vLLM, and of whatever else speaks its kv_transfer_params: docs/vllm.md.
+// Flags for pairs with vLLM, and other engines with its kv_transfer_params: docs/vllm.md.
 void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
   auto* name = app.add_option("--kv-agent", flags.kv_agent,
                               "take part in pairs by vLLM's kv_transfer_params (do_remote_decode, "
@@ -246,25 +242,25 @@ void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
                    ->check(not_empty())
                    ->type_name("NAME");
   auto* address = app.add_option("--kv-agent-address", flags.kv_agent_address,
-                                 "... where the other half reaches it")
+                                 "... address where the other engine reaches it")
                       ->check(host_and_port())
                       ->type_name("HOST:PORT");
   name->needs(address);
   address->needs(name);
   app.add_option("--kv-identity", flags.kv_identity,
-                 "... names the checkpoint, the same at every engine that has it (default: "
+                 "... name of the checkpoint, the same on every engine that serves it (default: "
                  "SHA-256 of its files)")
       ->check(not_empty())
       ->type_name("NAME")
       ->needs(name);
   app.add_option("--kv-lease", flags.kv_lease,
-                 "... seconds for which a prompt's KV is kept that nobody asks for")
+                 "... seconds to keep a prompt's KV that no engine fetches")
       ->check(real_number(0.1, kDay))
       ->needs(name)
       ->capture_default_str();
   app.add_option("--kv-staging-mib", flags.kv_staging_mib,
-                 "... MiB for blocks between the two engines' layouts: of prefill, until decode "
-                 "has them")
+                 "... MiB to stage blocks between the two engines' layouts, on prefill until "
+                 "decode has read them")
       ->check(whole_number(1, 1 << 24))
       ->needs(name)
       ->capture_default_str();
@@ -273,55 +269,53 @@ void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
 // Those that only a router reads.
 std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flags) {
   std::vector<const CLI::Option*> added;
-  added.push_back(app.add_option("--prefill", flags.prefill,
-                                 "router: prefill workers, of Baton's or vLLM's; what each is, is "
-                                 "found out")
-                      ->check(worker())
-                      ->type_name("URL"));
-  added.push_back(app.add_option("--decode", flags.decode,
-                                 "router: decode workers, likewise; of vLLM's, where they publish "
-                                 "what they have cached "
-                                 "behind it: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
-                      ->check(worker())
-                      ->type_name("URL"));
   added.push_back(
       app.add_option(
-             "--workers", flags.workers,
-             "router: a file that lists them instead, a line each: prefill URL or decode "
-             "URL, a place such as rack1/host3, and what may stand behind --decode; workers "
-             "join and leave as it changes")
+             "--prefill", flags.prefill,
+             "router: URLs of prefill workers, Baton's or vLLM's, which the router tells apart")
+          ->check(worker())
+          ->type_name("URL"));
+  added.push_back(
+      app.add_option("--decode", flags.decode,
+                     "router: URLs of decode workers, likewise; for vLLM's, add where they publish "
+                     "their cache events: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
+          ->check(worker())
+          ->type_name("URL"));
+  added.push_back(
+      app.add_option("--workers", flags.workers,
+                     "router: a file that lists them instead, a line each: prefill URL or decode "
+                     "URL, a place such as rack1/host3, and options as in --decode; workers join "
+                     "and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--worker-ca", flags.worker_ca,
-                                 "router: a PEM file of those who sign the certificates of workers "
-                                 "whose URL is https (default: whom the system trusts)")
+                                 "router: a PEM file of CAs for workers whose URL is https "
+                                 "(default: those that the system trusts)")
                       ->check(readable_file())
                       ->type_name("FILE"));
-  added.push_back(app.add_option("--tokenizer", flags.tokenizer,
-                                 "router: folder of the workers' model (tokenizer.json, chat "
-                                 "template); requests then go where their prompts are cached, as "
-                                 "workers say")
-                      ->check(not_empty())
-                      ->type_name("DIR"));
   added.push_back(
-      app.add_option("--hedge-after", flags.hedge_after,
-                     "router: ask another decode worker as well when one has shown nothing for "
-                     "longer than expected, and for so many seconds at least; 0: never (default: a "
-                     "second, and sooner where it does not say how it is either)")
-          ->check(real_number(0, kDay)));
-  added.push_back(
-      app.add_option("--move-cost", flags.move_cost,
-                     "router: what moving a token's KV to the next host costs, in tokens that are "
-                     "computed; --workers says who is how far from whom")
-          ->check(real_number(0, 1000))
-          ->capture_default_str());
+      app.add_option("--tokenizer", flags.tokenizer,
+                     "router: folder of the workers' model (tokenizer.json, chat template); "
+                     "requests then go to the workers that report their prompts as cached")
+          ->check(not_empty())
+          ->type_name("DIR"));
+  added.push_back(app.add_option("--hedge-after", flags.hedge_after,
+                                 "router: seconds without output, and longer than expected, after "
+                                 "which another decode worker is asked too; 0: never (default: 1, "
+                                 "or less if the worker does not answer probes either)")
+                      ->check(real_number(0, kDay)));
+  added.push_back(app.add_option("--move-cost", flags.move_cost,
+                                 "router: cost of moving a token's KV to the next host, in "
+                                 "computed tokens; --workers gives the distances")
+                      ->check(real_number(0, 1000))
+                      ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,
       {{"cache", router::PickBy::kCache},
        {"guess", router::PickBy::kGuess},
        {"hash", router::PickBy::kHash}},
-      "router: a worker by what it has cached and has to do (with --tokenizer), by what it was "
-      "given before, or by a hash of the prompt's beginning, for comparison");
+      "router: pick workers by their cache and load (with --tokenizer), by requests sent to them "
+      "before, or by a hash of the prompt's beginning, for comparison");
   added.push_back(app.get_option("--pick"));
   return added;
 }
@@ -339,7 +333,7 @@ absl::Status check_device(const ServeFlags& flags) {
     return refuse("tensor-parallel ranks compute on the CPU: leave out --tensor-parallel-size");
   }
   if (!flags.kv_agent.empty()) {
-    return refuse("a device's KV is not handed over by name yet: leave out --kv-agent");
+    return refuse("KV of a device cannot be handed over by name yet: leave out --kv-agent");
   }
   if (flags.arithmetic == Arithmetic::kInt8) {
     return refuse("a device computes in fp32 or bf16: leave out --arithmetic int8");
@@ -352,18 +346,17 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
   if (flags.engine.tiers.load != serve::LoadWhen::kQuicker && flags.kv_host_mib == 0 &&
       flags.engine.tiers.disk.empty() && flags.kv_store.empty()) {
     return absl::InvalidArgumentError(
-        "--kv-load says when KV that was kept is loaded, and none is kept: add --kv-host-mib, "
-        "--kv-disk or --kv-store, or leave it out");
+        "--kv-load needs a KV tier to load from: add --kv-host-mib, --kv-disk or --kv-store, or "
+        "leave it out");
   }
   if (flags.events.enabled && flags.role == "router") {
     return absl::InvalidArgumentError(
-        "--kv-events-config is for a server that computes: a router has no cache; where it hears "
-        "of "
-        "its workers' is said behind their URLs, --decode URL,kv_events=tcp://HOST:5557");
+        "--kv-events-config is for a server that computes: a router has no cache; name its "
+        "workers' events after their URLs, --decode URL,kv_events=tcp://HOST:5557");
   }
   if (flags.events.enabled && !flags.engine.prefix_cache) {
     return absl::InvalidArgumentError(
-        "--kv-events-config tells of the prefix cache: leave --no-prefix-cache out");
+        "--kv-events-config publishes the prefix cache's events: leave --no-prefix-cache out");
   }
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
@@ -371,7 +364,7 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
   }
   if (!flags.kv_agent.empty() && flags.ranks.size > 1) {
     return absl::InvalidArgumentError(
-        "--kv-agent is for a model in one rank: leave out --tensor-parallel-size, or it");
+        "--kv-agent needs a model in one rank: leave out --kv-agent or --tensor-parallel-size");
   }
   for (const CLI::Option* option : of_router) {
     if (option->count() == 0) continue;
@@ -393,13 +386,13 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
   app.add_option("--blocks", engine->blocks, "KV cache size, in blocks of 16 tokens")
       ->check(whole_number(1, 1 << 24))
       ->capture_default_str();
-  app.add_option("--token-budget", engine->token_budget, "tokens computed per step, at most")
+  app.add_option("--token-budget", engine->token_budget, "most tokens computed per step")
       ->check(whole_number(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--max-seqs", engine->max_sequences, "requests in one step, at most")
+  app.add_option("--max-seqs", engine->max_sequences, "most requests in one step")
       ->check(whole_number(1, 1 << 16))
       ->capture_default_str();
-  app.add_option("--threads", engine->threads, "threads that compute; 0: one per CPU")
+  app.add_option("--threads", engine->threads, "compute threads; 0: one per CPU")
       ->check(whole_number(0, 1024))
       ->capture_default_str();
   app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
@@ -415,16 +408,15 @@ void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
   add_choice<Arithmetic>(
       app, "--arithmetic", arithmetic,
       {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}},
-      "of matrix products: fp32; bf16, which rounds what it multiplies and is quicker where there "
-      "is AMX or AVX-512 BF16; or int8, which rounds the weights further and halves what a step "
-      "reads of them; "
-      "the same for all workers that share KV");
+      "arithmetic of matrix products: fp32; bf16, which rounds the factors and is quicker with AMX "
+      "or AVX-512 BF16; or int8, which rounds the weights further and halves the bytes that a step "
+      "reads of them; use the same on all workers that share KV");
 }
 
 void add_device_flag(CLI::App& app, std::string* device) {
   app.add_option("--device", *device,
-                 "what computes: cpu; or cuda or cuda:N, a GPU, which then has the weights and the "
-                 "KV cache")
+                 "where to compute: cpu; or cuda or cuda:N, a GPU, which then holds the weights "
+                 "and the KV cache")
       ->check(CLI::Validator(
           [](std::string& text) {
             return std::string(device::parse_device(text).status().message());

@@ -75,7 +75,7 @@ struct ServeFlags {
 // Parses and checks. -1: go on; else the exit status to leave with, everything said.
 int parse_serve(ServeFlags& flags, int argc, char** argv);
 
-// Of a command that computes with a model.
+// The flag of a command that computes with a model.
 void add_model_flag(CLI::App& app, std::string* directory);
 void add_engine_flags(CLI::App& app, serve::EngineOptions* engine);
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic);

@@ -34,14 +34,13 @@ absl::StatusOr<ClusterKey> key_of(const std::string& key_file) {
 
 void add_rank_flags(CLI::App& app, RankFlags* flags) {
   app.add_option("--tensor-parallel-size,--tp", flags->size,
-                 "processes that hold a part of the model each (-tp): forked here, or started by "
-                 "mpirun, srun, torchrun, or by hand with BATON_RANK, BATON_RANKS and "
+                 "number of processes that each hold a part of the model (-tp): forked here, or "
+                 "started by mpirun, srun, torchrun, or by hand with BATON_RANK, BATON_RANKS and "
                  "BATON_RENDEZVOUS=HOST:PORT; it divides the model's KV heads")
       ->check(command_line::whole_number(1, 256))
       ->capture_default_str();
   app.add_option("--tensor-parallel-timeout", flags->timeout,
-                 "seconds that one of them may keep the others waiting in a step before the "
-                 "server ends")
+                 "seconds that one rank may delay the others in a step before the server exits")
       ->check(command_line::real_number(0.1, 86400))
       ->capture_default_str();
 }

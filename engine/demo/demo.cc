@@ -382,7 +382,7 @@ int demo_main(int argc, char** argv) {
   app.add_option("--model", options.model,
                  "the model's folder (default: the small one of Baton's own)")
       ->type_name("DIR");
-  app.add_option("--out", options.out, "where the report goes")
+  app.add_option("--out", options.out, "folder for the report")
       ->check(command_line::writable_folder())
       ->type_name("DIR")
       ->capture_default_str();
@@ -398,11 +398,11 @@ int demo_main(int argc, char** argv) {
       ->check(command_line::whole_number(1, 1000))
       ->capture_default_str();
   app.add_option("--ratio", options.ratio,
-                 "time that the slow link takes for the KV, in times of prefill")
+                 "time of the KV on the slow link, as a multiple of prefill's time")
       ->check(command_line::real_number(0.01, 10.0))
       ->capture_default_str();
   app.add_option("--check", options.check,
-                 "run nothing: recompute the hidden share of the timeline of an earlier run")
+                 "run nothing: recompute the hidden share from the timeline of an earlier run")
       ->check(command_line::readable_file())
       ->type_name("FILE");
   const std::string name = command_name(argv[0]);

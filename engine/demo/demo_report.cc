@@ -118,7 +118,7 @@ Drawing typical_request(const DemoLinkRun& run) {
       slice.row = track == "transfer" ? 1 : decode ? 2 : 0;
       slice.begin = begin - starts[i];
       slice.end = slice.begin + at(*event, "dur");
-      // The token comes from decode; prefill may still finish a layer that nobody waits for.
+      // The token comes from decode; prefill may still finish a layer that no request waits for.
       if (slice.kind == (run.has_transfer ? "decode" : "compute")) {
         drawing.first_token = std::max(drawing.first_token, slice.end);
       }

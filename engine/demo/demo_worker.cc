@@ -43,7 +43,7 @@ class DemoWorker {
   absl::StatusOr<json> handle(const json& command) {
     const std::string what = command.value("do", "");
     if (what == "start") return start(command);
-    if (engine_ == nullptr) return absl::FailedPreconditionError("start comes first");
+    if (engine_ == nullptr) return absl::FailedPreconditionError("send start first");
     if (what == "run") return run(command);
     if (what == "stop") return stop();
     return absl::InvalidArgumentError("unknown command " + what);

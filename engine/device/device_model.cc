@@ -182,7 +182,7 @@ absl::Status DeviceModel::prepare(const WorkspaceLimits& limits) {
   return status.ok() ? prepare_products() : status;
 }
 
-// Who tells of layers.
+// Chooses how layers are reported.
 absl::Status DeviceModel::prepare_layers() {
   auto tickets = gpudirect::LayerTickets::open(gpu_->device(), gpu_->launcher(),
                                                static_cast<uint32_t>(config_.num_layers));
@@ -203,7 +203,7 @@ absl::Status DeviceModel::prepare_layers() {
   return status;
 }
 
-// Who multiplies each shape of the model, from now on.
+// Chooses what multiplies each shape of the model, from now on.
 absl::Status DeviceModel::prepare_products() {
   if (arithmetic_ != Arithmetic::kBf16) return absl::OkStatus();
   const int d = config_.hidden_size, f = config_.intermediate_size;

@@ -41,10 +41,10 @@ class DeviceModel final : public ModelRunner {
   static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
       std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
       const absl::StatusOr<const gpudirect::CublasLt*>& blas =
-          absl::UnavailableError("nobody gave it cuBLASLt"));
+          absl::UnavailableError("no cuBLASLt was given"));
   ~DeviceModel() override;
 
-  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of one that is prepared also who multiplies.
+  // "CUDA device 0: NVIDIA H100 80GB HBM3"; of a prepared one also what multiplies.
   std::string name() const override;
   absl::Status prepare(const WorkspaceLimits& limits) override;
   // Memory that adapters and other processes may be given, as far as the device can do that. The
@@ -137,7 +137,7 @@ class DeviceModel final : public ModelRunner {
   absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
                         const float* bias, float* c, bool accumulate);
   absl::Status prepare_layers();
-  // Whether a step is single tokens that all draw or want logits, and waits for nobody.
+  // Whether a step is single tokens that all draw or want logits, and waits for nothing.
   bool may_come_again(std::span<const SequenceChunk> chunks, const LayerHook& hook) const;
   // Puts the step on the stream. With a hook it asks and tells that of the layers meanwhile.
   absl::Status queue_step(const KvCache& cache, LayerHook* hook);
@@ -159,7 +159,8 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
-  // Who says how far a step is: tickets, or where the device has none events, one for each layer.
+  // What reports how far a step is: tickets, or where the device has none events, one for each
+  // layer.
   std::unique_ptr<gpudirect::LayerTickets> tickets_;
   std::vector<gpudirect::Event> written_;
   int told_ = 0;        // layers of this step
@@ -171,7 +172,7 @@ class DeviceModel final : public ModelRunner {
   size_t most_splits_ = 0;  // that there is room for
   InputPlaces places_;
   Inputs inputs_;
-  // Of the step, before they go to pinned memory.
+  // The step's inputs, before they go to pinned memory.
   std::vector<uint32_t> ids_, positions_, slots_, tables_, rows_, row_chunks_;
   std::vector<gpudirect::kernels::AttentionTask> tasks_;
   std::vector<gpudirect::kernels::SplitTask> split_tasks_;

@@ -90,7 +90,7 @@ absl::Status DeviceModel::store(int l, const KvCache& cache) {
       uint64_t{inputs_.tokens} * (heads + kv_heads), gpu_->stream());
 }
 
-// Behind what is on the stream stands a word of it, if anybody wants to know.
+// Behind what is on the stream stands a word of it, if any caller wants to know.
 absl::Status DeviceModel::mark_written(int l) {
   if (!tells_) return absl::OkStatus();
   if (tickets_ != nullptr) return tickets_->mark(gpu_->stream(), static_cast<uint32_t>(l));
@@ -342,7 +342,7 @@ absl::Status DeviceModel::compute(std::span<const SequenceChunk> chunks, const K
   if (status.ok()) status = tell_written(hook, config_.num_layers);
   if (!status.ok()) return status;
   if (tells_ && told_ < config_.num_layers) {
-    return absl::InternalError("a step has ended, and nobody told of its last layers");
+    return absl::InternalError("a step has ended without a report of its last layers");
   }
   while (told_ < config_.num_layers) hook.kv_written(told_++);
   if (status = take(logits); !status.ok()) return status;

@@ -30,7 +30,7 @@ class Gpu {
 
   const gpudirect::Device& device() const { return *device_; }
   const gpudirect::Launcher& launcher() const { return *launcher_; }
-  // Of its own: what peers' copies do runs beside it.
+  // A stream of its own: peers' copies run concurrently.
   gpudirect::Stream stream() const { return stream_; }
 
   // Copies to the device by way of pinned memory; the bytes are there when it returns.
@@ -40,7 +40,7 @@ class Gpu {
   // Whether what was on the stream when the event was recorded has ended.
   absl::StatusOr<bool> reached(gpudirect::Event event) const;
   // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
-  // for two minutes at most. Then that stays an error for good, since nobody knows what still runs.
+  // for two minutes at most. Then that stays an error for good, since what still runs is unknown.
   absl::Status wait();
   // Calls `meanwhile` again and again until then.
   absl::Status wait(absl::FunctionRef<void()> meanwhile);

@@ -24,7 +24,7 @@ absl::StatusOr<std::optional<int>> parse_device(std::string_view text) {
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "\"", absl::Utf8SafeCEscape(std::string(text)),
-      "\" is no device: write cpu, cuda, or cuda: with a device's number behind it, as "
+      "\" is not a device: write cpu, cuda, or cuda: with a device's number behind it, as "
       "in cuda:1"));
 }
 

@@ -22,7 +22,7 @@ struct StepShape {
   bool joins = false;  // some context has several splits
   bool tells = false;  // of layers
   const void* cache = nullptr;
-  // Of clang-tidy's: it takes the zero that a default compares with for a pointer.
+  // A false alarm of clang-tidy: it takes the zero that a default compares with for a pointer.
   friend auto operator<=>(const StepShape&,
                           const StepShape&) = default;  // NOLINT(modernize-use-nullptr)
 };
@@ -33,7 +33,7 @@ class StepGraphs {
   static constexpr size_t kMost = 48;
 
   // The graph of such steps: recorded when the second one comes, by what `queue` puts on the
-  // stream. Null for the first one, which is nobody's yet.
+  // stream. Null for the first one, which has no shape yet.
   absl::StatusOr<const gpudirect::StreamGraph*> of(const gpudirect::Device& device,
                                                    gpudirect::Stream stream, const StepShape& shape,
                                                    absl::FunctionRef<absl::Status()> queue);

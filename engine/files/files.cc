@@ -169,7 +169,7 @@ absl::StatusOr<FolderLock> FolderLock::take(const std::string& folder) {
       const ssize_t size = ::pread(file.get(), text.data(), text.size() - 1, 0);
       return absl::AlreadyExistsError(
           absl::StrCat(folder, " is being written by ", size > 0 ? text.data() : "another process",
-                       ": name another folder, or wait until that has ended"));
+                       ": name another folder, or wait until it has finished"));
     }
     struct stat info {};
     if (::fstat(file.get(), &info) != 0) return failure(errno, "examining", path);

@@ -36,9 +36,9 @@ absl::Status sync_directory(const std::string& path);
 // mkdir -p.
 absl::Status make_directories(const std::string& path);
 
-// A folder that is being written: nobody else can lock it, on this machine or (over NFS) another
-// one, until this is destroyed or its process has ended. Holds a file ".lock" there, which goes
-// with it. A forked child may use it, and leaves the file alone.
+// A folder that is being written: no other process can lock it, on this machine or (over NFS)
+// another one, until this is destroyed or its process has ended. Holds a file ".lock" there, which
+// goes with it. A forked child may use it, and leaves the file alone.
 class FolderLock {
  public:
   // AlreadyExists, naming the process that writes there.

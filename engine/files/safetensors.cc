@@ -68,7 +68,8 @@ absl::StatusOr<TensorInfo> read_tensor(const std::string& name, const nlohmann::
   if (shape.size() > kMaxRank) return bad_tensor(name, "has too many dimensions");
   size_t bytes = type->bytes;
   for (const nlohmann::json& extent : shape) {
-    if (!extent.is_number_unsigned()) return bad_tensor(name, "has a shape that is not counts");
+    if (!extent.is_number_unsigned())
+      return bad_tensor(name, "has a shape with entries that are not counts");
     const size_t count = extent.get<size_t>();
     if (count != 0 && bytes > std::numeric_limits<size_t>::max() / count) {
       return bad_tensor(name, "has a shape too large for this machine");
@@ -106,7 +107,8 @@ absl::Status check_coverage(const SafetensorsHeader& header, size_t data_begin, 
     at = info->end;
   }
   if (at != file_bytes) {
-    return bad_file(absl::StrCat(file_bytes - at, " bytes after the last tensor belong to none"));
+    return bad_file(
+        absl::StrCat(file_bytes - at, " bytes after the last tensor belong to no tensor"));
   }
   return absl::OkStatus();
 }

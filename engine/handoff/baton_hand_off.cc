@@ -65,13 +65,13 @@ class Service : public BatonHandOff {
     ring(thread_fd_.get());
     if (thread_.joinable()) thread_.join();
     loads_.stop_asking();
-    core_.agent.reset();  // nobody reads the staging memory afterwards
+    core_.agent.reset();  // nothing reads the staging memory afterwards
     loads_.close();
     sends_.close();
   }
 
   absl::Status use_cache(const KvCache& cache) override {
-    if (core_.cache.has_value()) return absl::FailedPreconditionError("it has a cache already");
+    if (core_.cache.has_value()) return absl::FailedPreconditionError("it already has a cache");
     core_.cache.emplace(cache);
     core_.own = ForeignLayout::own(cache.geometry());
     if (start_thread_) thread_ = std::thread([this] { serve(); });
@@ -100,7 +100,7 @@ class Service : public BatonHandOff {
   }
 
   absl::Status start_load(KvLoad) override {
-    return absl::UnimplementedError("a load by hand-off needs to say from whom");
+    return absl::UnimplementedError("a load by hand-off needs the address of its source");
   }
   absl::Status start_load(const RemotePrefill& from, KvLoad load) override {
     return loads_.start(from, std::move(load));
@@ -144,7 +144,7 @@ class Service : public BatonHandOff {
     } catch (const json::exception& error) {
       why = error.what();
     }
-    base::log_event(base::LogLevel::kWarning, "a message of %s is not understood: %s", sender, why);
+    base::log_event(base::LogLevel::kWarning, "cannot parse a message from %s: %s", sender, why);
   }
 
   void serve() {
@@ -177,16 +177,17 @@ absl::StatusOr<ForeignLayout> Core::layout_in(const json& message) const {
   const json& theirs = member(message, "model");
   if (!theirs.is_string()) {
     return absl::FailedPreconditionError(
-        "it does not say which model it has: both need one release of baton.vllm");
+        "it does not name its model: run the same release of baton.vllm on both sides");
   }
   const auto name = theirs.get<std::string>();
   if (name.empty()) {
     return absl::FailedPreconditionError(
-        "it does not know its checkpoint by its files: give it and --kv-identity the same name");
+        "it does not identify its checkpoint by its files: give it and --kv-identity the same "
+        "name");
   }
   if (name != model) {
     return absl::FailedPreconditionError(
-        absl::StrCat("another model: its is ", name.substr(0, 16), ", ours ", model.substr(0, 16)));
+        absl::StrCat("it has another model: ", name.substr(0, 16), ", ours ", model.substr(0, 16)));
   }
   absl::StatusOr<ForeignLayout> layout = ForeignLayout::parse(member(message, "kv"));
   if (!layout.ok()) return layout.status();
@@ -209,7 +210,8 @@ uint32_t block_checksum(const std::byte* block, size_t bytes) {
 
 absl::StatusOr<std::unique_ptr<BatonHandOff>> BatonHandOff::create(HandOffOptions options) {
   if (options.name.empty() || options.model.empty()) {
-    return absl::InvalidArgumentError("who hands KV over needs a name, and one for its checkpoint");
+    return absl::InvalidArgumentError(
+        "handing KV over needs a name for the agent and one for its checkpoint");
   }
   absl::StatusOr<std::unique_ptr<Staging>> staging = Staging::make(options.staging_bytes);
   if (!staging.ok()) return staging.status();

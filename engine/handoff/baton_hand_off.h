@@ -18,10 +18,10 @@ struct HandOffOptions {
   std::string name;                // unique among engines that meet; its agent is name/0
   std::string host = "127.0.0.1";  // where others reach it
   uint16_t port = 0;               // what it listens on; 0: any
-  // Of the checkpoint, and equal at engines that have the same: checkpoint_digest(), or a name.
+  // Identifies the checkpoint, equal at engines that have the same: checkpoint_digest(), or a name.
   std::string model;
   std::string fingerprint;  // of the arithmetic too: Model::fingerprint()
-  // How long blocks stay that nobody asks for.
+  // How long blocks stay that no engine asks for.
   Time lease = patient(std::chrono::seconds(60));
   size_t staging_bytes = size_t{256} << 20;
   // Key, providers and settings; its name and listener are made of what is above.

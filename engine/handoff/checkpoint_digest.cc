@@ -72,9 +72,10 @@ absl::StatusOr<std::string> checkpoint_digest(const std::string& folder) {
     if (name.ends_with(".safetensors") && !name.starts_with('.')) names.push_back(name);
   }
   if (names.empty()) {
-    return absl::NotFoundError(absl::StrCat(folder,
-                                            " has no *.safetensors: name its checkpoint by "
-                                            "--kv-identity, as at the engines that have the same"));
+    return absl::NotFoundError(
+        absl::StrCat(folder,
+                     " has no *.safetensors: name its checkpoint by --kv-identity, with the same "
+                     "name on all engines that serve it"));
   }
   std::sort(names.begin(), names.end());
   std::vector<absl::StatusOr<std::string>> digests(names.size(), std::string());

@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<uint32_t>> read_axis(const json& places, const char* 
                                                 int64_t numbers) {
   const json& said = member(places, name);
   if (!said.is_array() || said.size() > kMaxLevels) {
-    return wrong(absl::StrCat("\"", name, "\" is no list of levels"));
+    return wrong(absl::StrCat("\"", name, "\" is not a list of levels"));
   }
   std::vector<Level> levels;
   uint64_t product = 1, reach = 0;
@@ -168,7 +168,7 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
     return absl::FailedPreconditionError(
         absl::StrCat("its cache cannot be converted: ", said.get<std::string>()));
   }
-  if (!said.is_object()) return wrong("it says nothing of it");
+  if (!said.is_object()) return wrong("it does not describe its cache");
   ForeignLayout layout;
   const absl::StatusOr<int64_t> tokens = int_field(said, "block_tokens", 1, kMaxBlockTokens, 0);
   const absl::StatusOr<int64_t> heads = int_field(said, "heads", 1, kMaxHeads, 0);
@@ -199,7 +199,7 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
   }
   const json& layers = member(said, "layers");
   if (!layers.is_array() || layers.empty() || layers.size() > size_t{kMaxLayers}) {
-    return wrong("it does not say which layers it has");
+    return wrong("it does not list its layers");
   }
   for (const json& layer : layers) {
     if (!layer.is_number_integer() || layer < 0 || layer >= kMaxLayers) {
@@ -215,7 +215,7 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
   layout.value = *std::move(value);
   std::vector<bool> used(layout.bytes / bytes_of(layout.dtype));
   if (!mark(layout.key, &used) || !mark(layout.value, &used)) {
-    return wrong("two of its numbers would lie in one place, or one beyond its block");
+    return wrong("two of its numbers would overlap, or one would be outside its block");
   }
   return layout;
 }

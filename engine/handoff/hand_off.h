@@ -28,7 +28,8 @@ class HandOff : public kvtransfer::KvSource {
  public:
   // The engine's cache, before all else...
   virtual absl::Status use_cache(const KvCache& cache) = 0;
-  // ... and after all else: nobody touches it then, loads have failed, what was held is released().
+  // ... and after all else: nothing touches it then, loads have failed, what was held is
+  // released().
   virtual void close() = 0;
   // Readable when loads got on or blocks are free again: wait for it beside other descriptors, then
   // call progress().
@@ -42,14 +43,15 @@ class HandOff : public kvtransfer::KvSource {
   // they are until one of the next four calls.
   virtual void computed(uint64_t send, uint32_t layer, size_t tokens,
                         absl::Span<const uint32_t> blocks) = 0;
-  // The engine takes the blocks away and will compute the request again. Nobody reads them when
+  // The engine takes the blocks away and will compute the request again. Nothing reads them when
   // this returns.
   virtual void restart(uint64_t send) = 0;
   // The request has ended; its blocks stay as they are until released() names it.
   virtual void hold(uint64_t send) = 0;
-  // It has ended otherwise: nothing more is handed over. Nobody reads its blocks when this returns.
+  // It has ended otherwise: nothing more is handed over. Nothing reads its blocks when this
+  // returns.
   virtual void drop(uint64_t send) = 0;
-  // Of those that are held: whose blocks are free, since the last call.
+  // Held requests whose blocks became free since the last call.
   virtual std::vector<uint64_t> released() = 0;
   // What decode has to be told, for a transfer of this name. Of any thread.
   virtual serve::RemotePrefill params_of(absl::string_view transfer) const = 0;

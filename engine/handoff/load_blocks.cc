@@ -36,7 +36,8 @@ absl::Status Loads::take_ready(Load& load, const json& parts) {
     const auto row = part.at(0).get<size_t>();
     auto number = part.at(1).get<size_t>();
     if (row >= load.asked_for.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("prefill says that row ", row, " is ready"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("prefill reports that row ", row, " is ready"));
     }
     std::vector<bool>& asked_for = load.asked_for[row];
     for (const json& block : part.at(2)) {
@@ -45,7 +46,7 @@ absl::Status Loads::take_ready(Load& load, const json& parts) {
       const auto theirs = block.at(0).get<uint64_t>();
       if (theirs >= peer.counts[row]) {
         return absl::InvalidArgumentError(
-            absl::StrCat("prefill has no block ", theirs, ", and says that it is ready"));
+            absl::StrCat("prefill has no block ", theirs, ", but reports it as ready"));
       }
       if (asked_for[at - first_wanted]) continue;
       asked_for[at - first_wanted] = true;

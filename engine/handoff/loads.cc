@@ -20,7 +20,7 @@ using serve::RemotePrefill;
 
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
-    std::chrono::seconds(1);  // who did not answer, where any silence is allowed
+    std::chrono::seconds(1);  // for peers that did not answer, where any silence is allowed
 constexpr Time kDeclineTimeout = std::chrono::seconds(10);
 constexpr size_t kMostUnknown =
     1 << 20;  // blocks that are ready, of which prefill does not say what they are
@@ -38,9 +38,9 @@ absl::Status Loads::check(const KvLoad& load) const {
     return absl::FailedPreconditionError("use_cache() comes before the first load");
   }
   if (load.first_token >= load.tokens.size() || load.first_token % kBlockTokens != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("a load of tokens ", load.first_token, " to ",
-                                                   load.tokens.size(),
-                                                   ": none, or not from a block's first on"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a load of tokens ", load.first_token, " to ", load.tokens.size(),
+                     ": it is empty, or does not start at a block's first token"));
   }
   const size_t wanted = (load.tokens.size() - load.first_token - 1) / kBlockTokens + 1;
   if (load.blocks.size() != wanted) {
@@ -58,12 +58,12 @@ absl::Status Loads::check(const KvLoad& load) const {
 absl::Status Loads::start(const RemotePrefill& from, KvLoad load) {
   if (absl::Status status = check(load); !status.ok()) return status;
   if (!is_text(from.transfer) || !is_text(from.agent)) {
-    return absl::InvalidArgumentError("the names of a transfer and of an agent are UTF-8");
+    return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
   const std::lock_guard lock(mutex_);
   if (closed_) return closed();
   if (!views_.try_emplace(load.id).second) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
+    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
   }
   orders_.push_back({from, std::move(load)});
   core_.wake_thread();
@@ -138,13 +138,14 @@ void Loads::heard(const std::string& sender, const json& message) {
   load.heard = now;
   load.answered = true;
   if (message.at("kind") == "gone") {
-    load.why = absl::NotFoundError("prefill does not have it any more");
+    load.why = absl::NotFoundError("prefill no longer has it");
   } else if (message.at("kind") == "ready" && load.wanted.has_value()) {
     const json& parts = message.at("parts");
     for (const json& part : parts) load.unknown_blocks += 1 + part.at(2).size();
     const size_t whole = core_.own.layers.size() * load.wanted->tokens.size();
     if (load.unknown_blocks > std::max(kMostUnknown, 2 * whole)) {
-      load.why = absl::InvalidArgumentError("prefill says more and more, and not what it is");
+      load.why =
+          absl::InvalidArgumentError("prefill keeps reporting blocks without describing its cache");
       return;
     }
     load.unknown.push_back(parts);
@@ -172,14 +173,14 @@ absl::StatusOr<std::shared_ptr<Loads::Peer>> Loads::understand(
                     .stride = row.at(3).get<uint64_t>(),
                     .count = row.at(4).get<uint64_t>()});
     if (rows.back().bytes != layout->bytes || !rows.back().span().has_value()) {
-      return absl::FailedPreconditionError("its rows are not of the layout that it says");
+      return absl::FailedPreconditionError("its rows do not match the layout that it reports");
     }
     peer->starts.push_back(start);
     peer->counts.push_back(rows.back().count);
     start += rows.back().count;
   }
   if (rows.size() != layout->layers.size()) {
-    return absl::FailedPreconditionError("it has more or fewer rows than layers");
+    return absl::FailedPreconditionError("its number of rows differs from its number of layers");
   }
   // Values are rounded where the types differ, so only one's own type is exact.
   peer->exact = member(message, "fingerprint") == core_.fingerprint &&
@@ -206,7 +207,7 @@ void Loads::learn(const Load& load, std::shared_ptr<Peer>& peer, Time now) {
   std::vector<kvtransfer::Descriptor> spans;
   for (const kvtransfer::StridedDescriptor& row : rows) spans.push_back(*row.span());
   if (!core_.agent->has_remote(load.agent, spans)) {
-    fetch(load, *peer, now).IgnoreError();  // who asked for it has been reached
+    fetch(load, *peer, now).IgnoreError();  // the agent that requested it has been reached
     return;
   }
   const auto list =
@@ -234,7 +235,7 @@ bool Loads::step() {
   }
   ++steps_;
   const Time now = core_.clock->now();
-  // Prefill is not silent while nobody listens: this thread had no processor, or was suspended.
+  // Prefill is not silent while no thread listens: this thread had no processor, or was suspended.
   const Time deaf = now - stepped_.value_or(now) - kAsk;
   stepped_ = now;
   if (deaf > Time{}) {
@@ -310,7 +311,7 @@ void Loads::move(Load& load) {
         load.why.Update(take_ready(load, parts));
       } catch (const json::exception& error) {
         load.why = absl::InvalidArgumentError(
-            absl::StrCat("what prefill says is not understood: ", error.what()));
+            absl::StrCat("cannot parse prefill's message: ", error.what()));
       }
     }
     load.unknown_blocks = 0;
@@ -350,7 +351,7 @@ absl::Status Loads::fetch(const Load& load, Peer& peer, Time now) {
   for (auto& [asked, status] : fetches_.take_ended()) fetched_[asked] = std::move(status);
   if (const auto known = fetched_.extract(key); !known.empty()) return known.mapped();
   if (fetches_.contains(key)) return absl::OkStatus();
-  // Whose load has ended meanwhile nobody asks for again.
+  // Whose load has ended meanwhile no engine asks for again.
   if (fetches_.size() + fetched_.size() >= fetches_.kMostThreads) fetched_.clear();
   // Where all threads have one, or none can be had: later.
   if (fetches_.size() < fetches_.kMostThreads) (void)fetches_.begin(key, ask);
@@ -406,7 +407,7 @@ void Loads::forget_who_went() {
   });
 }
 
-// Whether it was said, or nobody is there to hear it.
+// Whether it was said, or no agent is there to hear it.
 bool Loads::say_done(const Key& whom) {
   const auto& [agent, transfer] = whom;
   const auto known = peers_.find(agent);

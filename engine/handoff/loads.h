@@ -49,7 +49,7 @@ class Loads {
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
-  // Before the agent is closed: asks nobody any more.
+  // Before the agent is closed: asks no agent any more.
   void stop_asking() { fetches_.close(); }
   // When the agent is closed and nothing moves any more: what was under way has failed.
   void close();

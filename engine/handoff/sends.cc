@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr size_t kTurnBytes = 16 << 20;   // converted before messages are looked at again
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
-constexpr size_t kBlocksAtOnce = 2000;  // told in a message: longer ones wait for who stands still
+constexpr size_t kBlocksAtOnce = 2000;    // told in a message: a slow reader delays longer ones
 
 size_t blocks_of(size_t tokens, const ForeignLayout& layout) {
   return (tokens + layout.block_tokens - 1) / layout.block_tokens;
@@ -45,7 +45,7 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
 }
 
 // Decode would take the blocks of one request for those of the other: neither has them, and who
-// asks hears so until nobody can mean one of the two any more.
+// asks hears so until neither of the two can be meant any more.
 void Sends::refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send) {
   base::log_event(base::LogLevel::kWarning,
                   "two requests have the transfer_id \"%s\": the KV of neither is handed over",
@@ -153,7 +153,7 @@ json Sends::layout_message(const Reader& reader, const json& asked) const {
                   {"rows", json::array()}};
   if (reader.layout == nullptr) {
     message["refused"] = reader.why;
-    message["identity"] = reader.why;  // for who compares it with his own, and shows both
+    message["identity"] = reader.why;  // for a reader that compares it with its own, and shows both
     return message;
   }
   // We have found that the KV will be what its engine expects: its own identity says so to it.
@@ -190,8 +190,7 @@ Sends::Reader& Sends::meet(const std::string& sender, const json& message) {
     reader.layout = *std::move(layout);
   } else {
     reader.why = std::string(layout.status().message());
-    base::log_event(base::LogLevel::kWarning, "KV is not handed over to %s: %s", sender,
-                    reader.why);
+    base::log_event(base::LogLevel::kWarning, "cannot hand KV over to %s: %s", sender, reader.why);
   }
   core_.tell(sender, layout_message(reader, message)).IgnoreError();
   return reader;
@@ -219,7 +218,7 @@ void Sends::wanted(const std::string& sender, const json& message) {
       Send& send = *sends_[transfer];
       if (send.reader != sender) assign(send, sender, reader.layout);
       here = send.reader == sender;
-      if (here) send.expires = core_.clock->now() + lease_;  // whoever asks renews
+      if (here) send.expires = core_.clock->now() + lease_;  // each request renews
     }
   }
   const absl::Status told =
@@ -269,7 +268,7 @@ bool Sends::staged(const Send& send) const {
 }
 
 // Converts a block of a row, and gives its checksum. The lock is open while the engine's blocks are
-// read: nobody takes them away then.
+// read: nothing takes them away then.
 uint32_t Sends::convert_block(std::unique_lock<std::mutex>& lock, Send& send, size_t row,
                               size_t number) {
   const Layout layout = send.layout;
@@ -389,7 +388,7 @@ bool Sends::step() {
         send.read = true;
         messages.emplace_back(send.reader, json{{"kind", "gone"}, {"transfer", send.transfer}});
         base::log_event(base::LogLevel::kWarning,
-                        "the KV of a prompt of %d tokens is not handed over to %s: it needs %d "
+                        "cannot hand over the KV of a prompt of %d tokens to %s: it needs %d "
                         "blocks of %d bytes; use more --kv-staging-mib",
                         send.tokens, send.reader, blocks_of(send.tokens, *send.layout),
                         piece_bytes(*send.layout));
@@ -432,7 +431,7 @@ void Sends::release_blocks(Send& send) {
   core_.wake_engine();
 }
 
-// False: somebody takes nothing at present.
+// False: a reader takes nothing at present.
 bool Sends::deliver(const std::vector<Message>& messages) {
   bool all = true;
   for (const Message& message : messages) {

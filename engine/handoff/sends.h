@@ -1,6 +1,6 @@
-// The end that has the KV: converts blocks as they are computed into the layout of who asked for
-// them, says which are ready, with their checksums, and keeps them until they were read or their
-// lease is over. Nothing is written into another engine.
+// The end that has the KV: converts blocks as they are computed into the layout of the reader that
+// requested them, says which are ready, with their checksums, and keeps them until they were read
+// or their lease is over. Nothing is written into another engine.
 //
 // Messages are JSON objects. From decode: want (also a sign of life; answered by alive), done. To
 // decode: layout, ready, alive, gone. They are those of python/baton/hand_off/prefill.py.
@@ -68,7 +68,7 @@ class Sends {
     bool refused = false;          // two requests have its name: whose KV it is nobody can tell
     bool converting = false;       // the service reads the blocks, without the lock
     bool read = false;             // the reader has all it wanted
-    std::string reader;            // who asked for it
+    std::string reader;            // the agent that requested it
     Layout layout;                 // of its cache
     std::vector<uint32_t> pieces;  // of the staging memory: a block of all layers each
     std::vector<std::vector<uint32_t>> checksums;  // of each row of the layout: of its first blocks

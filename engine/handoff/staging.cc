@@ -16,8 +16,9 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::make(size_t bytes) {
   if (!fits.ok()) return fits;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no memory for ", bytes >> 20, " MiB in which KV is handed over: less --kv-staging-mib"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", bytes >> 20,
+                     " MiB of staging for KV that is handed over: use less --kv-staging-mib"));
   }
   return std::unique_ptr<Staging>(new Staging(static_cast<std::byte*>(memory), bytes));
 }

@@ -29,7 +29,7 @@ class Staging {
   // How many pieces of `size` bytes there may be.
   size_t pieces(size_t size) const { return bytes_ / size; }
   std::byte* piece(size_t size, uint32_t number) const { return base_ + size * number; }
-  // The number of a piece that nobody has; none while there is no room.
+  // The number of a piece that no transfer has; none while there is no room.
   std::optional<uint32_t> allocate(size_t size);
   void release(size_t size, uint32_t number);
   size_t used() const { return used_; }

@@ -29,7 +29,7 @@ struct CompletionHost {
   std::shared_ptr<serve::ServingMetrics> metrics = std::make_shared<serve::ServingMetrics>();
 };
 
-// Whether whoever asked is content with the first token for now.
+// Whether the requester only needs the first token for now.
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request);
 
 // What an answer to `request` takes, whose prompts have these tokens.

@@ -147,8 +147,8 @@ void HttpConnection::stop_writing() {
   if (std::exchange(is_in_writing_, false)) host_->writing.erase(writing_in_);
 }
 
-// What the client's side has not acknowledged: it falls while somebody reads, long before there is
-// room for more.
+// What the client's side has not acknowledged: it falls while the client reads, long before there
+// is room for more.
 int HttpConnection::not_taken() const {
   int bytes = 0;
   return ioctl(socket_->tcp().native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
@@ -200,13 +200,13 @@ void HttpConnection::read_head() {
     return refuse(431, "the request's head is too long");
   }
   // A handshake, of which no end would come.
-  if (seen.starts_with('\x16')) return refuse(400, "this server speaks no TLS");
+  if (seen.starts_with('\x16')) return refuse(400, "this server does not speak TLS");
   if (end == std::string_view::npos) {
     searched_ = seen.size();
     return read_more(&HttpConnection::read_head);
   }
   if (has_folded_line(seen.substr(0, end))) {
-    return refuse(400, "a header line must not go on in the next line: write it as one");
+    return refuse(400, "a header must not continue on the next line: write it on one line");
   }
   parser_->eager(false);
   ErrorCode error;
@@ -234,7 +234,7 @@ void HttpConnection::begin_body() {
   // In any other coding the body's end is not known, and what follows may be no request.
   const auto coding = parser_->get()[beast::http::field::transfer_encoding];
   if (!coding.empty() && !beast::iequals(coding, "chunked")) {
-    return refuse(501, "the only Transfer-Encoding that is understood is chunked");
+    return refuse(501, "the only supported Transfer-Encoding is chunked");
   }
   begin_exchange();
   // Whoever may not ask sends no body here: the connection ends behind the answer.
@@ -262,7 +262,7 @@ bool HttpConnection::refuse_coding() {
   incoming_->reply(
       415, "application/json",
       api_error(415, absl::StrCat("a body in Content-Encoding ", view(coding.substr(0, 64)),
-                                  " is not understood here: send it as it is")),
+                                  " is not supported: send it unencoded")),
       {{"Accept-Encoding", "identity"}});
   return true;
 }

@@ -51,8 +51,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void close();
   // Since when the client keeps us waiting, of those in one of the host's two lists.
   Time waits_since() const { return waits_since_; }
-  // Of those in the host's list `writing`: whether the client has taken bytes since it was put
-  // there, or last asked about. Then it is put at the list's end.
+  // For connections in the host's list `writing`: whether the client has read bytes since it was
+  // put there, or since the last call. If so, moves it to the list's end.
   bool moves();
   // See HttpExchange.
   void set_endless();

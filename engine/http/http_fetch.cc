@@ -49,7 +49,7 @@ absl::StatusOr<std::shared_ptr<HttpTrust>> load_trust(const std::string& file) {
   if (!error) return trust;
   return absl::InvalidArgumentError(
       absl::StrCat("the certificates in \"", file, "\" cannot be used (", error.message(),
-                   "): it must be a PEM file, of those who sign servers' certificates"));
+                   "): it must be a PEM file of the CAs that sign the servers' certificates"));
 }
 
 namespace {
@@ -59,7 +59,7 @@ namespace beast = boost::beast;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Of requests that bring none. Null: the system's cannot be read.
+// For requests without their own. Null: the system's certificates cannot be read.
 const std::shared_ptr<HttpTrust>& system_trust() {
   static const std::shared_ptr<HttpTrust> trust = load_trust("").value_or(nullptr);
   return trust;
@@ -74,11 +74,11 @@ bool is_end(const error_code& error) {
 std::string why_no_tls(const SSL* ssl, const error_code& error) {
   const long found = SSL_get_verify_result(ssl);
   if (found != X509_V_OK) return X509_verify_cert_error_string(found);
-  if (is_end(error)) return "it broke off in the middle of the handshake";
-  // Of a first record that is none.
+  if (is_end(error)) return "it closed the connection during the handshake";
+  // The first record was not a TLS record.
   if (error.category() == asio::error::get_ssl_category() &&
       ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_WRONG_VERSION_NUMBER) {
-    return "what it says is none, so its URL may begin with http";
+    return "server did not speak TLS; try an http:// URL";
   }
   return error.message();
 }
@@ -149,13 +149,13 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
                           ? SSL_set1_host(ssl, host.c_str()) == 1 &&
                                 SSL_set_tlsext_host_name(ssl, host.c_str()) == 1
                           : X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host.c_str()) == 1;
-    if (!told) return end(absl::UnavailableError("no certificate can be for such a host"));
+    if (!told) return end(absl::UnavailableError("no certificate can match such a host"));
     tls_->async_handshake(
         asio::ssl::stream_base::client, [self = shared_from_this()](error_code error) {
           if (self->over_) return;
           if (!error) return self->write();
           self->end(absl::UnavailableError(
-              absl::StrCat("no TLS with it: ", why_no_tls(self->tls_->native_handle(), error))));
+              absl::StrCat("TLS failed: ", why_no_tls(self->tls_->native_handle(), error))));
         });
   }
 
@@ -207,12 +207,12 @@ class FetchExchange : public std::enable_shared_from_this<FetchExchange> {
     const auto* const bytes = static_cast<const unsigned char*>(said.data());
     const bool is_alert = said.size() >= 2 && bytes[0] == 0x15 && bytes[1] == 0x03;
     if (!tls_.has_value() && is_alert) {
-      return absl::UnavailableError("what it says is TLS, so its URL may begin with https");
+      return absl::UnavailableError("server spoke TLS; try an https:// URL");
     }
     if (!is_end(error) || said.size() > 0) return absl::UnavailableError(error.message());
     return absl::UnavailableError(absl::StrCat(
         "it closed the connection without an answer",
-        tls_.has_value() ? "" : ", as who speaks TLS does: its URL begins with https"));
+        tls_.has_value() ? "" : ", as a server that speaks TLS does; try an https:// URL"));
   }
 
   void read_body() {

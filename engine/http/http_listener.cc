@@ -216,7 +216,7 @@ void HttpListener::Impl::accept() {
   });
 }
 
-// By whoever has kept us waiting for longest.
+// Closes the connection that has kept us waiting for longest.
 void HttpListener::Impl::make_room() {
   HttpConnection* reading = host->reading.empty() ? nullptr : host->reading.front();
   const Time now = host->options.clock->now();

@@ -54,9 +54,10 @@ class HttpExchange : public std::enable_shared_from_this<HttpExchange> {
 
   const HttpRequest& request() const { return request_; }
 
-  // A header of whatever the answer will be. Not thread-safe: for whoever sees the request first.
+  // A header of whatever the answer will be. Not thread-safe: for the handler that sees the request
+  // first.
   void add_header(std::string name, std::string value);
-  // For whoever names requests: engine/http/request_check.h.
+  // For code that names requests: engine/http/request_check.h.
   void set_request_id(std::string id) { request_id_ = std::move(id); }
   // The answer has no end of its own: HttpListener::unanswered() does not count it. On the loop's
   // thread.

@@ -93,7 +93,7 @@ void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
   if (engine.stopped()) {
     status = engine.why_stopped();
   } else if (options.stuck_after > Time::zero() && quiet >= options.stuck_after) {
-    status = absl::StrCat("the engine has work and made no step for ", seconds_of(quiet), " s");
+    status = absl::StrCat("the engine has work but made no step for ", seconds_of(quiet), " s");
   }
   if (draining) {
     status = "draining";

@@ -19,7 +19,7 @@ namespace baton::engine::http {
 absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
                                       const std::optional<ChatTemplate>& chat_template);
 
-// Of every prompt. Token ids that the client gave are not looked at. Errors as chat_text().
+// The tokens of every prompt. Token ids from the client are not checked. Errors as chat_text().
 absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
     const ApiRequest& request, const Tokenizer& tokenizer,
     const std::optional<ChatTemplate>& chat_template);

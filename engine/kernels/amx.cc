@@ -209,8 +209,8 @@ BATON_TILES void few(const Group& x) {
   }
 }
 
-// Of one strip of rows B is read once, from memory: what is needed so many steps later is asked
-// for. Loads of tiles alone have too few lines under way.
+// For one strip of rows B is read once, from memory: prefetch what is needed this many steps
+// later. Loads of tiles alone have too few lines under way.
 constexpr int kStepsAhead = 12;
 
 BATON_TILES_INLINE void ask_for_stream(const Group& x, int step) {

@@ -114,7 +114,7 @@ struct Places {
     const int next = b + distance;
     return next < count ? value[next] : next_key[std::min(next - count, count - 1)];
   }
-  // Asks for the first keys at once: nobody knew of them before.
+  // Asks for the first keys at once: nothing knew of them before.
   void ask_for_first_keys() const {
     for (int b = 0; b < std::min(count, distance); ++b) {
       for (int i = 0; i < block_elements; i += kLine) __builtin_prefetch(key[b] + i, 0, 2);
@@ -227,8 +227,8 @@ BATON_INLINE void score_unit(const Tile& tile, int row, const float* HWY_RESTRIC
   }
 }
 
-// Of each row: the largest score and the sum of exponentials of the splits so far; what the result
-// of those before a split is multiplied with, and its own.
+// For each row: the largest score and the sum of exponentials of the splits so far; the factors
+// for the result before a split, and for the split's own.
 template <int kRows>
 struct Parts {
   float most[kRows], total[kRows];
@@ -295,7 +295,7 @@ HWY_NOINLINE void weigh_split(const Tile& tile, int split, Places& places, const
     exp_pass(scores + r * kSplitTokens, places.count * kBlockTokens, most[r], lines,
              totals + r * kBlockTokens);
   }
-  // Of each row in the order of lanes, but all rows side by side: none waits for its own sum.
+  // Each row sums in the order of lanes, all rows side by side, so none waits for its own sum.
   float sums[kRows] = {};
   for (int lane = 0; lane < kBlockTokens; ++lane) {
     BATON_UNROLL
@@ -527,7 +527,7 @@ void paged(const AttentionCall& call, float* scratch) {
           tile.first[row] = call.window > 0 ? std::max(0, tile.last[row] + 1 - call.window) : 0;
         }
       }
-      // The queries of the next tokens are asked for now, that nobody waits for them then.
+      // The queries of the next tokens are asked for now, that no lane waits for them then.
       for (int t = t0 + tokens; t < std::min(t0 + 2 * tokens, call.tokens); ++t) {
         const float* q = call.q + t * call.q_stride + h0 * dims;
         for (int i = 0; i < std::min(heads, call.group - h0) * dims; i += kLine / 2) {

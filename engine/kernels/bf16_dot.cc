@@ -78,9 +78,9 @@ constexpr size_t kPanelStep = kPanel * kDotLine;  // and of B
 constexpr int kMostAtOnce = 6;
 // One vector at a time: two sums for each row.
 constexpr int kMostStreamed = 8;
-// Of so many steps a paired panel lies in L2, and C is taken and put once for all of them.
+// A paired panel of this many steps fits in L2, and C is loaded and stored once for all of them.
 constexpr int kPairedSteps = 24;
-// Of B, which comes from memory. Few rows read so fast that the processor's own prefetching is
+// For B, which comes from memory. Few rows read so fast that the processor's own prefetching is
 // best.
 constexpr int kLinesAhead = 256, kRowsThatAsk = 5;
 
@@ -100,7 +100,7 @@ std::string_view try_dots() {
   return adds_in_order(dot_pairs) ? "" : "the processor's vdpbf16ps adds in another order";
 }
 
-// Of k, k + 1 and of k + 2, k + 3, in each lane.
+// Products of k, k + 1 and of k + 2, k + 3, in each lane.
 struct Quad {
   __m512i first, second;
 };

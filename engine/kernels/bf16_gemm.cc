@@ -1,4 +1,4 @@
-// bf16_gemm: rounding and packing, kernels for every vector width, and who multiplies what.
+// bf16_gemm: rounding and packing, kernels for every vector width, and what multiplies what.
 #include "engine/kernels/bf16_gemm.h"
 
 #include <algorithm>
@@ -366,7 +366,7 @@ void Bf16Scratch::multiply(ComputePool& pool, const uint16_t* rounded, int m, co
     row_blocks = std::max(row_blocks, std::min(pool.size(), m / (2 * kRowUnit)));
   }
   const int block_rows = rounded_up((m + row_blocks - 1) / row_blocks, vectors ? kRowUnit : kTile);
-  // Of few rows B is read from memory, and each thread reads on where it was.
+  // For few rows, B is read from memory, and each thread continues where it was.
   const int threads = m <= kTile ? std::min(pool.size(), groups) : 1;
   const int of_each = groups / threads, and_one = groups % threads;
   const auto place = [&](int at) {

@@ -7,8 +7,8 @@
 
 namespace baton::engine {
 
-// Work and the end are one number, so that nobody can hear of the one and miss the other: a worker
-// that has looked before either does not sleep.
+// Work and the end are one number, so that no worker can hear of the one and miss the other: a
+// worker that has looked before either does not sleep.
 class PoolBell {
  public:
   // For wait(); a worker looks before it looks for work.

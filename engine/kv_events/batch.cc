@@ -199,7 +199,7 @@ absl::Status read_event(const json& event, std::vector<KvEvent>* events) {
   } else if (name == "AllBlocksCleared") {
     events->emplace_back(AllBlocksCleared());
   } else {
-    return wrong(absl::StrCat("\"", name.substr(0, 64), "\" is no event that we know"));
+    return wrong(absl::StrCat("\"", name.substr(0, 64), "\" is not a known event"));
   }
   return absl::OkStatus();
 }
@@ -275,7 +275,7 @@ absl::StatusOr<EventBatch> parse_batch(std::string_view payload) {
   };
   const json whole = parsed();
   if (whole.is_discarded()) {
-    return wrong(absl::StrCat("its ", payload.size(), " bytes are no msgpack that a batch can be"));
+    return wrong(absl::StrCat("its ", payload.size(), " bytes are not the msgpack of a batch"));
   }
   if (!whole.is_array() || whole.size() < 2 || !whole[0].is_number() || !whole[1].is_array()) {
     return wrong("it must be [time, [event, ...], rank]");

@@ -11,8 +11,8 @@
 //   {"type": "AllBlocksCleared"}
 //
 // That is vLLM 0.32's form. Before it an event was an array, ["BlockStored", hashes, parent,
-// tokens, block size, lora_id, medium]; that is read as well. Fields that nobody knows are passed
-// over, as msgspec does.
+// tokens, block size, lora_id, medium]; that is read as well. Fields that no parser knows are
+// passed over, as msgspec does.
 #pragma once
 
 #include <cstdint>

@@ -70,7 +70,7 @@ absl::StatusOr<PublisherConfig> parse_publisher_config(std::string_view text) {
   for (const auto& item : object->items()) {
     if (std::find(keys().begin(), keys().end(), item.key()) != keys().end()) continue;
     return absl::InvalidArgumentError(absl::StrCat("\"", item.key().substr(0, 64),
-                                                   "\" is no key of it; there are ",
+                                                   "\" is not one of its keys, which are ",
                                                    absl::StrJoin(keys(), ", ")));
   }
   PublisherConfig config;
@@ -118,18 +118,18 @@ absl::Status read_source_word(std::string_view word, std::optional<EventSource>*
   const std::string value(equals == std::string_view::npos ? "" : word.substr(equals + 1));
   if (key == "kv_events") {
     if (source->has_value()) {
-      return absl::InvalidArgumentError("kv_events= is given twice, or behind replay= or topic=");
+      return absl::InvalidArgumentError("kv_events= is given twice, or after replay= or topic=");
     }
     *source = EventSource{.endpoint = value, .replay_endpoint = "", .topic = ""};
     return check_endpoint("kv_events=", value, false);
   }
   if (key != "replay" && key != "topic") {
-    return absl::InvalidArgumentError(absl::StrCat("\"", view(word.substr(0, 128)),
-                                                   "\" is none of kv_events=, replay= and topic="));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", view(word.substr(0, 128)), "\" is not one of kv_events=, replay= and topic="));
   }
   if (!source->has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(view(key), "= belongs to kv_events=tcp://HOST:PORT, and comes behind it"));
+        absl::StrCat(view(key), "= belongs to kv_events=tcp://HOST:PORT and must come after it"));
   }
   if (key == "topic") {
     (*source)->topic = value;

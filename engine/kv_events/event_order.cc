@@ -107,7 +107,7 @@ void EventOrder::disconnected() {
 void EventOrder::live(uint64_t sequence, std::string payload) {
   if (!connected_) return;
   if (newest_.has_value() && sequence <= *newest_) {
-    restarted(absl::StrCat("its numbers went back from ", *newest_, " to ", sequence));
+    restarted(absl::StrCat("its sequence numbers went back from ", *newest_, " to ", sequence));
     newest_ = sequence;
     if (!has_replay_) return apply(sequence, std::move(payload));
     fruitless_ = rounds_ = 0;
@@ -132,7 +132,7 @@ void EventOrder::replayed(uint64_t sequence, std::string payload) {
   if (!replaying_ || useless_) return;
   if (std::exchange(whole_, false)) {
     last_.reset();
-    calls_.forget("its replay is here, and all begins anew with it");
+    calls_.forget("its replay arrived; the index is rebuilt from it");
   }
   if (std::exchange(first_, false) && last_.has_value()) {
     if (sequence == last_->sequence && payload == last_->payload) {
@@ -147,7 +147,8 @@ void EventOrder::replayed(uint64_t sequence, std::string payload) {
     progress_ = true;
     if (sequence <= last_->sequence) {
       useless_ = true;
-      return restarted(absl::StrCat("its batch ", sequence, " is another one than before"));
+      return restarted(
+          absl::StrCat("its batch ", sequence, " differs from the one received before"));
     }
     late_begins_ = 0;
     forget(absl::StrCat("its buffer begins with batch ", sequence, ", and batch ", last_->sequence,
@@ -168,7 +169,7 @@ void EventOrder::replayed(uint64_t sequence, std::string payload) {
 void EventOrder::ask_again() {
   fruitless_ = progress_ ? 0 : fruitless_ + 1;
   if (fruitless_ < kMaxFruitless && ++rounds_ < kMaxRounds) return ask();
-  give_up("what was lost is not in its replays either");
+  give_up("its replays do not contain the lost batches either");
 }
 
 void EventOrder::replay_ended() {
@@ -189,7 +190,7 @@ void EventOrder::replay_failed(const std::string& why) {
   if (!replaying_) return;
   replaying_ = false;
   ++stats_.unanswered;
-  // Nothing is missing as far as anybody knows: somebody only wanted to be sure.
+  // Nothing is missing as far as anyone knows: a subscriber only wanted to be sure.
   if (failures_ == 0 && last_.has_value() && !progress_ && !useless_ && held_fits()) {
     return take_held();
   }
@@ -203,7 +204,7 @@ void EventOrder::give_up(const std::string& why) {
   fruitless_ = rounds_ = failures_ = 0;
   forget(why);
   anywhere_ = true;
-  // Of what waited, the part that has no hole up to its end.
+  // Keep the part of the held batches that has no gap up to its end.
   size_t begin = held_.empty() ? 0 : held_.size() - 1;
   while (begin > 0 && held_[begin - 1].sequence + 1 == held_[begin].sequence) --begin;
   std::deque<Batch> rest;

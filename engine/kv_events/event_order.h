@@ -1,7 +1,7 @@
 // A numbered stream of which parts may be lost, put in order: which batch is applied when, what is
 // asked for again, and when nothing of what was applied holds any more.
 //
-// vLLM's publisher drops batches for a subscriber that is slow or away, and nobody says so: the
+// vLLM's publisher drops batches for a subscriber that is slow or away, and no message says so: the
 // next sequence number is higher. What was lost it gives again, as far as its buffer goes back, to
 // who asks for all batches from a number on. Three rules keep what is built of the batches from
 // being wrong:

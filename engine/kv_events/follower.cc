@@ -141,7 +141,7 @@ void Source::open() {
     monitor_->connect(watched);
     sub_->connect(spec_.endpoint);
   } catch (const zmq::error_t& error) {
-    say(base::LogLevel::kError, absl::StrCat("it cannot be listened to: ", error.what()));
+    say(base::LogLevel::kError, absl::StrCat("cannot subscribe to it: ", error.what()));
     shut();
     reopen_at_ = Clock::steady().now() + std::chrono::minutes(1);
   }
@@ -179,11 +179,11 @@ void Source::doubt(const std::string& why) {
   const bool told = std::exchange(told_, false);
   if (told) on_news_(nullptr);
   say(told ? base::LogLevel::kWarning : base::LogLevel::kInfo,
-      absl::StrCat("what it has cached is not known any more: ", why));
+      absl::StrCat("its cache contents are no longer known: ", why));
 }
 
 void Source::ask(uint64_t from) {
-  // Nobody could tell an answer to an earlier question from one to this.
+  // No reader could tell an answer to an earlier question from one to this.
   if (std::exchange(asked_, true)) dealer_.reset();
   try {
     if (!dealer_.has_value()) {
@@ -199,7 +199,7 @@ void Source::ask(uint64_t from) {
     dealer_->send(zmq::buffer(number), zmq::send_flags::dontwait);
   } catch (const zmq::error_t& error) {
     say(base::LogLevel::kError,
-        absl::StrCat("it cannot be asked at ", spec_.replay_endpoint, ": ", error.what()));
+        absl::StrCat("cannot request replays at ", spec_.replay_endpoint, ": ", error.what()));
   }
   asked_at_ = Clock::steady().now();
   answer_by_ = asked_at_ + options_.replay_timeout;
@@ -235,8 +235,8 @@ bool Source::read_sub(Time now) {
         frames.size() == 3 ? parse_sequence(frames[1].to_string_view()) : std::optional<uint64_t>();
     if (!sequence.has_value()) {
       say(base::LogLevel::kWarning,
-          absl::StrCat("a message of ", frames.size(),
-                       " frames is none: it must have a topic, a number of 8 bytes and a batch"));
+          absl::StrCat("malformed event of ", frames.size(),
+                       " frames: expected 3 (topic, 8-byte number, batch)"));
       continue;
     }
     order_.live(*sequence, frames[2].to_string());
@@ -254,7 +254,7 @@ void Source::read_answer(const Frames& frames) {
     asked_ = false;
     dealer_.reset();
     return order_.replay_failed(absl::StrCat(spec_.replay_endpoint, " answers with ", count,
-                                             " frames, which is no replay of vLLM's"));
+                                             " frames, which is not a replay of vLLM's"));
   }
   if (*sequence == kEndOfReplay) {
     asked_ = false;
@@ -310,12 +310,12 @@ bool Source::serve(Time now) {
     } else if (!connected_) {
       said_ = true;
       say(base::LogLevel::kWarning,
-          "there is no connection, and so nothing is known of its cache; it is called on and on");
+          "no connection, so its cache contents are unknown; reconnecting");
     } else if (asked_) {
       asked_ = false;
       dealer_.reset();
-      order_.replay_failed(
-          absl::StrCat("a replay that was asked for at ", spec_.replay_endpoint, " does not come"));
+      order_.replay_failed(absl::StrCat("a replay that was asked for at ", spec_.replay_endpoint,
+                                        " did not arrive"));
       quiet_since_ = now;
     } else {
       quiet_since_ = now;
@@ -397,7 +397,7 @@ class ZmqFollower : public EventFollower {
   std::thread thread_;
 };
 
-// Under the lock, so that nobody hears anything behind leave().
+// Under the lock, so that no listener hears anything behind leave().
 void ZmqFollower::hear(uint64_t id, const serve::CacheNews* news) {
   const std::lock_guard lock(mutex_);
   if (const auto it = listeners_.find(id); it != listeners_.end()) it->second(news);

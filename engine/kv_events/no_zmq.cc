@@ -6,7 +6,8 @@ namespace baton::engine::kv_events {
 
 absl::Status can_publish() {
   return absl::UnimplementedError(
-      "this build of baton has no ZeroMQ, and so no KV events: install libzmq3-dev and cppzmq-dev "
+      "this build of baton has no ZeroMQ and therefore no KV events: install libzmq3-dev and "
+      "cppzmq-dev "
       "and build it again");
 }
 

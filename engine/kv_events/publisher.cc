@@ -30,7 +30,7 @@ int as_int(size_t number) { return static_cast<int>(std::min<size_t>(number, INT
 
 absl::Status no_endpoint(const std::string& endpoint, const zmq::error_t& error) {
   const char* remedy = error.num() == EADDRINUSE
-                           ? "another process has it: stop that, or choose another port"
+                           ? "another process uses it: stop that process, or choose another port"
                            : "name an address of this machine, or tcp://*:PORT for all of them";
   return absl::UnavailableError(absl::StrCat("KV events cannot be published at ", endpoint, " (",
                                              error.what(), "): ", remedy));
@@ -105,7 +105,7 @@ absl::Status ZmqPublisher::open() {
     if (!config_.replay_endpoint.empty()) {
       endpoint = &config_.replay_endpoint;
       replay_.emplace(context_, zmq::socket_type::router);
-      // A whole buffer for each who asks; what is more says so instead of vanishing.
+      // A whole buffer for each requester; messages beyond it fail instead of vanishing.
       replay_->set(zmq::sockopt::sndhwm, as_int(config_.buffer_steps + 16));
       replay_->set(zmq::sockopt::router_mandatory, true);
       replay_->set(zmq::sockopt::maxmsgsize, int64_t{1024});
@@ -156,8 +156,7 @@ void ZmqPublisher::answer_replay(std::vector<zmq::message_t>& request) {
   const auto from =
       request.size() == 3 ? parse_sequence(request[2].to_string_view()) : std::optional<uint64_t>();
   if (!from.has_value()) {
-    base::log_event(base::LogLevel::kInfo,
-                    "KV events: a request for a replay with %d frames makes no sense",
+    base::log_event(base::LogLevel::kInfo, "KV events: malformed request for a replay: %d frames",
                     static_cast<int>(request.size()));
     return;
   }

@@ -1,4 +1,4 @@
-// Publishes KV events as vLLM does: over a PUB socket, and again to those who ask a ROUTER socket.
+// Publishes KV events as vLLM does: over a PUB socket, and again on request over a ROUTER socket.
 //
 // A request for a replay has the frames [identity, "", first sequence number]; the answer is
 // [identity, "", topic, sequence number, batch] for each batch from there on that is in the buffer,

@@ -81,7 +81,7 @@ void TokenIndex::store(const BlockStored& stored) {
   }
   const uint32_t medium = medium_bit(stored.medium, stored.ownership);
   const auto size = static_cast<size_t>(stored.block_size);
-  // Of some blocks, such as half-filled ones, events have less than a whole block's tokens.
+  // Events of some blocks, such as half-filled ones, have fewer tokens than a whole block.
   const bool named = size > 0 && stored.tokens.size() == blocks * size && medium != 0;
   const bool larger = stored.block_size > block_tokens_;
   const bool smaller = stored.block_size < block_tokens_ && known_.empty();

@@ -180,7 +180,8 @@ absl::StatusOr<std::string> model_of(const std::shared_ptr<http::EventLoop>& loo
   request.method = "GET";
   request.body.clear();
   const absl::StatusOr<json> models = fetch(loop, std::move(request));
-  if (!models.ok()) return with_advice(models.status(), "is a server there? else give --model");
+  if (!models.ok())
+    return with_advice(models.status(), "is a server running there? Otherwise give --model");
   const json& data = member(*models, "data");
   const std::string id =
       data.is_array() && !data.empty() ? string_field(data[0], "id", "").value_or("") : "";

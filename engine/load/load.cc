@@ -9,7 +9,7 @@
 namespace baton::engine::load {
 namespace {
 
-// Of the loop's thread.
+// For the loop's thread only.
 class Run {
  public:
   Run(std::shared_ptr<http::EventLoop> loop, const Server& server,

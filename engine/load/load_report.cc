@@ -37,7 +37,7 @@ constexpr std::array kMetrics = {
     Metric{"kv_wait", "Waiting for KV", "KV wait", false},
 };
 
-// Of one answer; of itl the gaps. Nothing where it does not apply.
+// The values of one answer; for itl the gaps. Empty where it does not apply.
 std::vector<double> values_of(std::string_view metric, const Answer& answer) {
   if (metric == "ttft") return {ms(answer.first)};
   if (metric == "e2el") return {ms(answer.end)};
@@ -141,7 +141,7 @@ std::string shown(const json& value) {
   return value.is_number_float() ? absl::StrFormat("%.2f", value.get<double>()) : value.dump();
 }
 
-// Of rates and times; what is counted has none.
+// For rates and times; counts have no ratio.
 std::string ratio(const json& value, const json& first) {
   if (!value.is_number_float() || !first.is_number_float() || first.get<double>() <= 0) return "";
   return absl::StrFormat("%.2fx", value.get<double>() / first.get<double>());
@@ -160,7 +160,7 @@ absl::StatusOr<std::pair<std::string, double>> parse_goodput(std::string_view te
   });
   if (number && std::isfinite(limit) && known) return std::pair(name, limit);
   return absl::InvalidArgumentError(absl::StrCat(
-      "\"", std::string(text), "\" is no NAME:MS, such as ttft:500; names are ttft, tpot, e2el"));
+      "\"", std::string(text), "\" is not NAME:MS, such as ttft:500; names are ttft, tpot, e2el"));
 }
 
 absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
@@ -168,8 +168,8 @@ absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
   for (const auto part : absl::StrSplit(view(text), ',')) {
     double value = 0;
     if (!absl::SimpleAtod(part, &value) || !(value > 0) || value > 100) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("\"", part, "\" is no percentile: a number above 0 and at most 100"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", part, "\" is not a percentile: give a number above 0 and at most 100"));
     }
     out.push_back(value);
   }
@@ -184,7 +184,7 @@ absl::StatusOr<std::vector<std::string>> parse_metrics(std::string_view text) {
     if (std::find(names.begin(), names.end(), out.back()) != names.end()) continue;
     std::string all;
     for (const std::string& name : names) absl::StrAppend(&all, all.empty() ? "" : ", ", name);
-    return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is none of ", all));
+    return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not one of ", all));
   }
   return out;
 }

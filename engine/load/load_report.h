@@ -13,8 +13,8 @@
 namespace baton::engine::load {
 
 struct ReportOptions {
-  // Of which latencies: ttft (to the first token), tpot (per token behind it), itl (between two
-  // tokens), e2el (to the last one), and of Baton's servers queued and kv_wait.
+  // Latencies to report: ttft (to the first token), tpot (per further token), itl (between two
+  // tokens), e2el (to the last one), and for Baton's servers queued and kv_wait.
   std::vector<std::string> metrics = {"ttft", "tpot", "itl", "e2el"};
   std::vector<double> percentiles = {99};
   // An answer is good if none of these took longer, in ms: ttft, tpot, e2el.

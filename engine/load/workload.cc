@@ -50,7 +50,7 @@ Requests passages(const WorkloadOptions& options) {
   return out;
 }
 
-// Of a length around `middle`.
+// A random length around `middle`.
 size_t length_near(size_t middle, double range, std::mt19937_64& random) {
   const auto low = static_cast<size_t>(std::floor(static_cast<double>(middle) * (1 - range)));
   const auto high = static_cast<size_t>(std::ceil(static_cast<double>(middle) * (1 + range)));

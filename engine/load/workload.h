@@ -57,7 +57,7 @@ Needs needs_of(const WorkloadOptions& options);
 // Who may ask only with text: requests of tokens become such by the server's /detokenize.
 //   text               passages of `text_bytes`
 //   random             `input` random tokens
-//   prefix_repetition  one of `prefixes` beginnings, then `suffix_tokens` that nobody else has
+//   prefix_repetition  one of `prefixes` beginnings, then `suffix_tokens` that no other prompt has
 //   sharegpt           the first turn of each conversation of a file in ShareGPT's format, as long
 //   an answer; without
 //                      a file random tokens, in lengths that are spread as its are

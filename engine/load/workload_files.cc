@@ -45,7 +45,7 @@ absl::StatusOr<Requests> read_lines(
     const absl::StatusOr<json> value = parse_json(line, "the line");
     if (!value.ok()) return in_line(options, number, value.status());
     if (!value->is_object()) {
-      return in_line(options, number, absl::InvalidArgumentError("it is no JSON object"));
+      return in_line(options, number, absl::InvalidArgumentError("it is not a JSON object"));
     }
     absl::StatusOr<LoadRequest> request = read_line(*value);
     if (!request.ok()) return in_line(options, number, request.status());
@@ -91,7 +91,8 @@ absl::StatusOr<Requests> read_sharegpt(const WorkloadOptions& options, const Wor
   const absl::StatusOr<json> all = parse_json(*text, options.file);
   if (!all.ok()) return all.status();
   if (!all->is_array()) {
-    return absl::InvalidArgumentError(absl::StrCat(options.file, " is no list of conversations"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.file, " is not a list of conversations"));
   }
   Requests out;
   for (const json& conversation : *all) {
@@ -138,11 +139,12 @@ absl::StatusOr<Requests> read_mooncake_trace(const WorkloadOptions& options, con
         const size_t tokens = scaled(*input, options.trace_scale);
         const json& hashes = member(line, "hash_ids");
         if (!hashes.is_null() && !hashes.is_array()) {
-          return absl::InvalidArgumentError("\"hash_ids\" is no list");
+          return absl::InvalidArgumentError("\"hash_ids\" is not a list");
         }
         for (const json& hash : hashes) {
           if (!hash.is_number_integer()) {
-            return absl::InvalidArgumentError("\"hash_ids\" has what is no whole number");
+            return absl::InvalidArgumentError(
+                "\"hash_ids\" has an entry that is not a whole number");
           }
           std::mt19937_64 random(
               base::splitmix(options.seed ^ base::splitmix(hash.get<uint64_t>())));

@@ -98,7 +98,7 @@ absl::Status load_weight(const Shards& shards, const std::string& name, Weight& 
   const auto place = shards.places.find(name);
   if (place == shards.places.end()) {
     return absl::NotFoundError(
-        absl::StrCat(shards.where, " lacks the tensor \"", name, "\" that config.json calls for"));
+        absl::StrCat(shards.where, " lacks the tensor \"", name, "\" that config.json requires"));
   }
   const SafetensorsFile& file = shards.files[place->second];
   const auto found = file.find(name);
@@ -140,8 +140,8 @@ absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
   checkpoint.config.tie_word_embeddings = false;
   checkpoint.weights.push_back(std::move(head));
   checkpoint.remarks.emplace_back(
-      "config.json ties lm_head.weight to the embedding, but the two differ: both are used as they "
-      "are");
+      "config.json ties lm_head.weight to the embedding, but the two differ: each is used as it "
+      "is");
   return absl::OkStatus();
 }
 
@@ -194,7 +194,7 @@ bool has_weight(const ModelConfig& config, int layer, LayerWeight kind) {
 
 namespace {
 
-// Of a layer, in front of this kind.
+// The number of a layer's weights before this kind.
 size_t kinds_before(const ModelConfig& config, int layer, int kind) {
   size_t count = 0;
   for (int before = 0; before < kind; ++before) {

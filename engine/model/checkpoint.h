@@ -68,9 +68,9 @@ struct Checkpoint {
   std::vector<std::string> remarks;
 
   const Weight& embedding() const { return weights[0]; }
-  // Of a weight that the config calls for.
+  // A weight that the config requires.
   const Weight& layer(int l, LayerWeight kind) const;
-  // Of a layer that has some: [num_experts][kPerExpert].
+  // The experts of a layer that has some: [num_experts][kPerExpert].
   std::span<const Weight> experts(int l) const;
   const Weight& final_norm() const;
   // Frees the numbers of a layer's weights, when they have been packed.

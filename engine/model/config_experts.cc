@@ -11,7 +11,7 @@
 namespace baton::engine {
 namespace {
 
-// Of all layers together. Each has three weights with names, made before any file is looked at.
+// Limit for all layers together. Each has three named weights, made before any file is read.
 constexpr int kMaxExperts = 1 << 16;
 
 // transformers writes either name for either family.

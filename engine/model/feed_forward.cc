@@ -15,7 +15,7 @@ absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
   if (layer.router.n > 0) return ask_experts(layer, tokens, w);
-  // Of few tokens it is the weights that take the time, whichever way they are asked.
+  // For few tokens, reading the weights dominates, whichever way it is done.
   if (arithmetic == Arithmetic::kBf16 && shard.whole() && layer.gate_up_bias.empty() &&
       tokens >= kGatedTokens && w.bf16_scratch.takes_hidden(own)) {
     feed_forward_bf16(*w.pool, w.bf16_scratch, tokens, w.normed.data(), d,

@@ -57,7 +57,7 @@ absl::Status check_chunks(const ModelConfig& config, const KvGeometry& geometry,
         return bad("token ", token, " is outside the vocabulary of ", config.vocab_size);
       }
     }
-    if (chunk.wants_logits && logits == nullptr) return bad("wants logits but none are taken");
+    if (chunk.wants_logits && logits == nullptr) return bad("wants logits, but none are collected");
   }
   return absl::OkStatus();
 }
@@ -316,7 +316,8 @@ absl::StatusOr<Model> Model::describe(const Checkpoint& checkpoint, std::string_
 absl::StatusOr<Workspace> Model::make_workspace(const WorkspaceLimits& limits, ComputePool& pool,
                                                 ShardExchange* exchange) const {
   if (impl_->layers.empty()) {
-    return absl::FailedPreconditionError("the model has no weights here: a device computes it");
+    return absl::FailedPreconditionError(
+        "the model has no weights in host memory: a device computes it");
   }
   WorkspaceLimits actual = limits;
   const int longest = config().max_position_embeddings;

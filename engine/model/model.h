@@ -139,8 +139,8 @@ class Model {
   const ModelShard& shard() const;
   KvGeometry kv_geometry() const;  // with this rank's heads
   Arithmetic arithmetic() const;
-  // Of the checkpoint (engine/model/checkpoint.h), and of the arithmetic if that is not fp32: what
-  // the KV follows from, so that workers and stores never mix the KV of two arithmetics. The same
+  // Covers the checkpoint (engine/model/checkpoint.h), and the arithmetic if not fp32: all that
+  // the KV depends on, so that workers and stores never mix the KV of two arithmetics. The same
   // for all ranks, and for every number of them.
   const std::string& fingerprint() const;
   // Bytes of packed weights.
@@ -156,7 +156,7 @@ class Model {
   // not touched; `logits` is [chunks][vocab_size] fp32 and may be null if no chunk wants any).
   // No two chunks may be of one sequence. Allocates nothing on success.
   // InvalidArgument if a chunk is malformed or exceeds the workspace; nothing is written then.
-  // Of several ranks all compute the same chunks at the same time, each with its own cache, and all
+  // Several ranks compute the same chunks at the same time, each with its own cache, and all
   // get the logits; an error of the exchange ends it.
   absl::Status forward(std::span<const SequenceChunk> chunks, KvCache& cache, LayerHook& hook,
                        Workspace& workspace, float* logits) const;

@@ -1,4 +1,4 @@
-// Who computes a model's steps: the CPU, or a device (engine/device/device_model.h).
+// What computes a model's steps: the CPU, or a device (engine/device/device_model.h).
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@ namespace {
 // Packs one weight after another into one array.
 class Packer {
  public:
-  // Of weights made of `parts` like these.
+  // Packs weights made of `parts` like these.
   Packer(Arithmetic arithmetic, const ModelShard& shard, std::initializer_list<const Weight*> parts,
          int count = 1)
       : shard_(shard) {

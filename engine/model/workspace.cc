@@ -51,8 +51,7 @@ absl::Status Workspace::Impl::use(ShardExchange* ranks, const ModelConfig& confi
                                   const ModelShard& shard) {
   if (shard.whole()) return absl::OkStatus();
   if (ranks == nullptr) {
-    return absl::InvalidArgumentError(
-        "a part of a model computes nothing without a ShardExchange to the others");
+    return absl::InvalidArgumentError("a part of a model needs a ShardExchange to the others");
   }
   const size_t tokens = static_cast<size_t>(limits.max_tokens);
   const size_t chunks = static_cast<size_t>(limits.max_chunks);

@@ -85,7 +85,7 @@ void CacheWatch::restart(WorkerGroup& group, size_t worker) {
     return events_->restart(it->second.source);
   }
   if (it->second.fetch == nullptr) return;
-  broken(it->second, absl::UnavailableError("it answers no more"));
+  broken(it->second, absl::UnavailableError("it no longer answers"));
 }
 
 void CacheWatch::begin(Follower& follower) {
@@ -130,7 +130,7 @@ absl::Status CacheWatch::receive(Follower& follower, std::string_view bytes) {
     if (!news.ok()) return news.status();
     if (news->snapshot) follower.group->set_model(follower.worker, news->root, news->model);
     if (news->snapshot == follower.begun || !follower.group->picker.tell(follower.worker, *news)) {
-      return absl::InvalidArgumentError("its lines do not follow from one another");
+      return absl::InvalidArgumentError("its lines are not consecutive");
     }
     follower.begun = true;
     follower.said = false;
@@ -145,7 +145,7 @@ void CacheWatch::broken(Follower& follower, const absl::Status& why) {
   follower.next = workers_.loop->after(again_, [this, &follower] { begin(follower); });
   if (std::exchange(follower.said, true)) return;
   base::log_event(absl::IsInvalidArgument(why) ? base::LogLevel::kWarning : base::LogLevel::kInfo,
-                  "router: %s worker %s does not say what it has cached: %s", follower.group->role,
+                  "router: %s worker %s does not report its cache: %s", follower.group->role,
                   follower.group->name(follower.worker), std::string(why.message()));
 }
 

@@ -19,7 +19,7 @@
 
 namespace baton::engine::router {
 
-// Of a worker whose stream ends, or makes no sense, nothing is known until it has begun anew.
+// If a worker's stream ends or is malformed, its cache is unknown until the stream has restarted.
 class CacheWatch {
  public:
   CacheWatch(Workers& workers, std::chrono::milliseconds again)

@@ -1,6 +1,6 @@
 // How far two workers are from each other, and what that costs.
 //
-// A place is a path from far to near, such as "east/rack7/host3"; a worker whose place nobody has
+// A place is a path from far to near, such as "east/rack7/host3"; a worker whose place no list has
 // said is at its URL's host. What is in one place moves KV through memory; otherwise it goes
 // through a network, and the further up two paths part, the more of it.
 #pragma once

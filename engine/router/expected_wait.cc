@@ -8,7 +8,7 @@
 namespace baton::engine::router {
 namespace {
 
-// Beyond it nobody waits, and it can be counted in nanoseconds.
+// Beyond it no client waits, and it can be counted in nanoseconds.
 constexpr double kDay = 86400;
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace baton::engine::router {
 // A worker that is busy makes its requests wait, and to ask for them twice would make it worse: so
 // the floor is a second, unless one is given. What costs next to nothing is to ask a worker how it
 // is: that is done by the gaps between tokens, above a floor of its own, and who does not answer,
-// by what answers usually take, is stuck (Pulse). Where a floor is given nobody is asked.
+// by what answers usually take, is stuck (Pulse). Where a floor is given no worker is asked.
 //
 // Not thread-safe.
 class ExpectedWait {
@@ -41,7 +41,7 @@ class ExpectedWait {
   Time gap_limit() const;
   // A worker that has shown nothing for so long is asked how it is.
   Time ask_limit() const;
-  // Who has not answered by then is stuck.
+  // A worker that has not answered by then is stuck.
   Time answer_limit() const;
 
   static constexpr std::chrono::milliseconds kFloor{1000}, kAskFloor{50};
@@ -49,7 +49,7 @@ class ExpectedWait {
  private:
   static constexpr double kStrange = 3;
   static constexpr double kUsual = 0.95;
-  // Of answers to questions: many may come from workers that had been stuck.
+  // For answers to probes: many may come from workers that had been stuck.
   static constexpr double kStrangeAnswer = 10;
   static constexpr double kUsualAnswer = 0.5;
   static constexpr int kUnknown = 10;

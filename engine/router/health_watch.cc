@@ -51,7 +51,7 @@ std::string HealthWatch::describe(const Probe& probe) {
   const absl::StatusOr<nlohmann::json> page = parse_json(probe.body, "a worker's health");
   const auto said = page.ok() ? string_field(*page, "status", "") : page.status();
   if (said.ok() && !said->empty() && said->size() <= kMaxReason && *said != "ok") return *said;
-  return probe.status == 200 ? "its answer makes no sense"
+  return probe.status == 200 ? "its answer is malformed"
                              : absl::StrCat("HTTP status ", probe.status);
 }
 
@@ -157,7 +157,7 @@ bool HealthWatch::judge_prefill(size_t worker) {
     group.ways[worker] = {.known = true, .own = !address.empty(), .params = agent.known()};
   }
   if (!hands_over && probe.status == 200) {
-    down(group, worker, "it hands no KV over: start it with --role prefill");
+    down(group, worker, "it does not hand KV over: start it with --role prefill");
   } else if (!hands_over) {
     down(group, worker, probe);
   } else if (workers_.lacks_decode(worker)) {

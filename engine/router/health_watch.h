@@ -33,7 +33,7 @@ class HealthWatch {
   void probe_all(std::function<void()> done);
   // Rounds for ever.
   void run();
-  // One worker, between rounds, by which nobody is taken for down: whether it answers is in its
+  // One worker, between rounds, by which no worker is taken for down: whether it answers is in its
   // pulse.
   void ask(WorkerGroup& group, size_t worker);
 
@@ -59,7 +59,7 @@ class HealthWatch {
   static void note_pace(WorkerGroup& group, size_t worker, const nlohmann::json& page);
   // Takes from its answer which model it has.
   static void note_model(WorkerGroup& group, size_t worker, const nlohmann::json& page);
-  // Of a `baton serve`, the agent that it says it has.
+  // The agent that a `baton serve` reports.
   static KvAgent agent_in(const nlohmann::json& page);
   void judge_decode(size_t worker);
   // By its answer at kAddressPath; true: there is no such thing there, ask for its health.

@@ -64,7 +64,7 @@ void PrefillAsk::ended(const absl::Status& connection) {
     const Done done = done_;  // which may drop this
     return done(params());
   }
-  workers_.set_down(workers_.prefill, worker_, "it broke off");
+  workers_.set_down(workers_.prefill, worker_, "it closed the connection early");
   const Done done = done_;
   done(absl::UnavailableError(connection.message()));
 }

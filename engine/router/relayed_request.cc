@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kErrorBytes = 65536;
-// Of a request, on the way to workers that have not begun to answer; but one choice always.
+// Bytes of a request in flight to workers that have not begun to answer; one choice always goes.
 constexpr size_t kAskedAtOnce = size_t{4} << 20;
 // How often a request without a worker looks for one.
 constexpr std::chrono::milliseconds kLookAgain{20};
@@ -117,9 +117,10 @@ void RelayedRequest::attempt(Leg& leg) {
   }
   if (!attempt.decode.has_value()) {
     return fail(absl::UnavailableError(
-        leg.model.has_value() ? "there is no other decode worker with the model that has begun"
-        : resume              ? "there is no decode worker that can go on with what has begun"
-                              : "there is no decode worker at present"));
+        leg.model.has_value()
+            ? "there is no other decode worker with the model of the answer in progress"
+        : resume ? "no decode worker can continue the answer in progress"
+                 : "no decode worker is available"));
   }
   if (workers_.lacks_prefill(*attempt.decode)) {
     return fail(absl::UnavailableError(
@@ -135,7 +136,7 @@ void RelayedRequest::attempt(Leg& leg) {
   watch(leg);
 }
 
-// Of a choice of which the client has seen nothing.
+// For a choice of which the client has seen nothing.
 void RelayedRequest::start_over(Leg& leg) {
   leg.relay->start_over();
   leg.model = {};
@@ -191,7 +192,7 @@ void RelayedRequest::received(Leg& leg, Attempt& attempt, std::string_view bytes
   take_hedge(leg);
 }
 
-// Of the attempt whose stream it is.
+// Relays bytes of the attempt whose stream it is.
 void RelayedRequest::relay(Leg& leg, std::string_view bytes) {
   const size_t before = leg.relay->news();
   const bool go_on = leg.relay->receive(bytes);
@@ -242,7 +243,7 @@ void RelayedRequest::watch(Leg& leg) {
                                   [this, &leg] { look_at(leg); });
 }
 
-// Of those that it waits for.
+// Considers only the workers that it waits for.
 RelayedRequest::Late RelayedRequest::who_is_stuck(const Leg& leg, Time now) const {
   if (!workers_.waits.asks() || now - leg.heard < workers_.waits.ask_limit()) return Late::kNobody;
   const Attempt& attempt = *leg.attempt;
@@ -301,10 +302,11 @@ void RelayedRequest::take_hedge(Leg& leg) {
 void RelayedRequest::drop_hedge(Leg& leg, const absl::Status& connection) {
   const std::unique_ptr<Attempt> hedge = std::move(leg.hedge);
   leg.failed.push_back(*hedge->decode);
-  if (!connection.ok()) workers_.set_down(workers_.decode, *hedge->decode, "it broke off");
+  if (!connection.ok())
+    workers_.set_down(workers_.decode, *hedge->decode, "it closed the connection early");
 }
 
-// OK: done. Cancelled: nobody waits for it. Unavailable: another worker may do better.
+// OK: done. Cancelled: no client waits for it. Unavailable: another worker may do better.
 // ResourceExhausted: another worker may have room. With kLostPayload where the worker is lost.
 absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
                                      const absl::Status& connection) {
@@ -334,8 +336,9 @@ absl::Status RelayedRequest::outcome(const Leg& leg, const Attempt& attempt,
     return error;
   }
   const bool not_sent = has(connection, http::kNotSentPayload);
-  workers_.set_down(workers_.decode, *attempt.decode,
-                    not_sent ? std::string(connection.message()) : "it broke off");
+  workers_.set_down(
+      workers_.decode, *attempt.decode,
+      not_sent ? std::string(connection.message()) : "it closed the connection early");
   absl::Status lost = absl::UnavailableError(
       absl::StrCat("decode worker ", workers_.decode.name(*attempt.decode), " broke off: ",
                    connection.ok() ? "the stream ended early" : std::string(connection.message())));
@@ -389,7 +392,7 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
   // Whoever is asked now would say again what the client has.
   if (request_->stream && leg.relay->lacks_ids()) {
     return give_up(
-        "no other worker can go on with an answer whose tokens' ids its worker did not say "
+        "no other worker can continue an answer whose worker did not report token ids "
         "(return_token_ids)",
         why);
   }
@@ -421,7 +424,7 @@ void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
                                            resume, Clock::steady().now());
   if (hope == Workers::Hope::kNow) return attempt(leg);
   if (hope == Workers::Hope::kNone) {
-    return give_up("gave up: no decode worker that can go on is left", why);
+    return give_up("gave up: no decode worker is left that can continue", why);
   }
   leg.look = workers_.loop->after(kLookAgain, [this, &leg, why] {
     const std::shared_ptr<RelayedRequest> self = self_;
@@ -442,7 +445,7 @@ void RelayedRequest::leave_worker(size_t worker) {
   const std::shared_ptr<RelayedRequest> self = self_;
   for (Leg& leg : legs_) {
     if (self_ == nullptr) return;  // closed meanwhile
-    const absl::Status gone = absl::UnavailableError("it answers no more");
+    const absl::Status gone = absl::UnavailableError("it no longer answers");
     if (leg.hedge != nullptr && *leg.hedge->decode == worker) drop_hedge(leg, gone);
     if (leg.attempt == nullptr || *leg.attempt->decode != worker) continue;
     leg.attempt->status = 0;

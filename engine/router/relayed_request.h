@@ -79,19 +79,19 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
     bool computed_alone = false;       // what prefill handed over did not do
     WorkerPicker::Model model;         // that has written what is here: no other goes on with it
     std::unique_ptr<Attempt> attempt;  // whose stream is relayed
-    std::unique_ptr<Attempt> hedge;    // who is asked as well
+    std::unique_ptr<Attempt> hedge;    // the worker that is asked as well
     Time heard{};                      // the last token, or when the attempt was begun
     std::unique_ptr<http::EventLoop::Timer> look;
     bool done = false;
   };
 
-  // Asks for choices that nobody was asked for yet, as many as may be.
+  // Asks for choices that no worker was asked for yet, as many as may be.
   void ask_more();
   void attempt(Leg& leg);
   void start_over(Leg& leg);
   std::vector<double> moves(const Attempt& attempt) const;
-  // Of prefill workers that could hand over to its decode worker in one of these ways; the one that
-  // was picked has a way.
+  // Picks among prefill workers that could hand over to its decode worker in one of these ways; the
+  // picked one has a way.
   Way pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid, bool by_params);
   bool may_use_params(const Leg& leg, const Attempt& attempt) const;
   std::string address_of(const Attempt& attempt) const;
@@ -108,7 +108,7 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void retry(Leg& leg, const absl::Status& why);
   // Continues a choice whose worker is lost, once a decode worker is up again.
   void await_worker(Leg& leg, const absl::Status& why);
-  // Its worker says that its engine has stopped: nobody asks it before it answers a probe.
+  // Its worker says that its engine has stopped: no request asks it before it answers a probe.
   void note_stopped(const Attempt& attempt, const absl::Status& error);
   // Looks again and again whether it has taken too long.
   void watch(Leg& leg);

@@ -39,7 +39,7 @@ Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt, std::vector<s
   return way(*attempt.prefill);
 }
 
-// Of the connector that decode asks; "": none.
+// The address of the connector that decode asks; "": none.
 std::string RelayedRequest::address_of(const Attempt& attempt) const {
   return attempt.prefill.has_value() ? workers_.prefill.addresses[*attempt.prefill] : "";
 }

@@ -122,7 +122,7 @@ struct Router::Impl {
 
   void register_routes();
   void complete(const Exchange& exchange, bool chat);
-  // Counts the request's body for as long as somebody has what is returned; null, and the request
+  // Counts the request's body for as long as a caller has what is returned; null, and the request
   // is refused, where there are too many bytes already.
   Exchange admit(const Exchange& exchange);
   // In the order of the prompts; of those that cannot be made into tokens, of their text.
@@ -130,7 +130,7 @@ struct Router::Impl {
   bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
   void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
-  // Those that are not answered yet, which may end while somebody goes through them.
+  // Those that are not answered yet, which may end while a caller goes through them.
   std::vector<std::shared_ptr<RelayedRequest>> open_requests() const;
   // Looks at the list of workers again and again, on the parser's thread.
   void watch_list();
@@ -144,7 +144,7 @@ struct Router::Impl {
   std::string event_metrics();
 
   const RouterOptions options;
-  // Of requests that are not answered yet; exchanges may outlive the router.
+  // Bytes of unanswered requests; exchanges may outlive the router.
   const std::shared_ptr<std::atomic<size_t>> body_bytes = std::make_shared<std::atomic<size_t>>(0);
   http::HttpListener listener;
   std::optional<Tokenizer> tokenizer;
@@ -251,7 +251,7 @@ void Router::Impl::look_at_list() {
       listed = *std::move(parsed);
     } else {
       base::log_event(base::LogLevel::kError,
-                      "router: the workers stay as they are, for %s is wrong: %s",
+                      "router: the workers stay as they are, because %s is invalid: %s",
                       options.workers_file, std::string(parsed.status().message()));
     }
     last_list = std::move(seen);
@@ -388,7 +388,7 @@ json Router::Impl::health_page(bool* usable) {
   return page;
 }
 
-// Of the workers that publish what they have cached.
+// Metrics of the workers that publish cache events.
 std::string Router::Impl::event_metrics() {
   std::string page;
   serve::PrometheusPage out("baton_router_kv_event_", {}, &page);
@@ -409,9 +409,9 @@ std::string Router::Impl::event_metrics() {
         [](Stats stats) { return stats.order.gaps; });
   print("batches_replayed_total", "Missing batches that came again.",
         [](Stats stats) { return stats.order.replayed; });
-  print("restarts_total", "Times that the publisher had started anew.",
+  print("restarts_total", "Times that the publisher had restarted.",
         [](Stats stats) { return stats.order.restarts; });
-  print("forgotten_total", "Times that nothing was known of the cache any more.",
+  print("forgotten_total", "Times that the cache's contents became unknown.",
         [](Stats stats) { return stats.order.forgotten; });
   print("blocks_left_out_total", "Blocks that cannot be known by their tokens.",
         [](Stats stats) { return stats.left_out; });
@@ -424,7 +424,7 @@ std::string Router::Impl::metrics_page() {
   const auto count = [&](const char* name, const char* help, uint64_t value) {
     out.single(name, help, "counter", value);
   };
-  count("retries_total", "Choices that another worker was asked to go on with.", workers.retried);
+  count("retries_total", "Choices that another worker was asked to continue.", workers.retried);
   count("hedges_total", "Choices that a second worker was asked for as well.", workers.hedged);
   count("hedges_won_total", "... which was quicker.", workers.hedges_won);
   count("found_stuck_total", "Times that a worker showed nothing and did not say how it was.",

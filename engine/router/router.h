@@ -39,8 +39,8 @@ struct RouterOptions {
   std::vector<std::string> decode;   // at least one
   // A file that lists them instead (engine/router/worker_list.h). It is looked at every
   // health_interval: workers that are new are asked how they are and used, those that are gone get
-  // nothing new and end what they have. A file that is wrong changes nothing, and is said in the
-  // log.
+  // nothing new and end what they have. A file that is wrong changes nothing, and is described in
+  // the log.
   std::string workers_file;
   // The model's directory, of which tokenizer.json and the chat template are read. With it the
   // router makes the same tokens of a prompt as its workers, and knows what each of them has
@@ -53,7 +53,7 @@ struct RouterOptions {
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
   // A request whose worker is found stuck, or shows nothing for longer than expected, is asked of
   // another one as well, and the first to answer has it (engine/router/expected_wait.h). With a
-  // number nobody is found stuck, and "longer than expected" is so long at least. Zero: never.
+  // number no worker is found stuck, and "longer than expected" is so long at least. Zero: never.
   std::optional<std::chrono::milliseconds> hedge_after;
   // A worker that shows nothing is asked how it is after so long at least, and has as long to
   // answer.
@@ -67,7 +67,7 @@ struct RouterOptions {
   // more (engine/router/distance.h). It counts where a prefill and a decode worker are chosen.
   double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
-  // Of workers whose URL is https: a PEM file of those who sign their certificates; "": the
+  // For workers whose URL is https: a PEM file of the CAs of their certificates; "": the
   // system's.
   std::string worker_ca;
   // Bytes of the bodies of requests that are not answered yet, together; what comes beyond is told

@@ -58,7 +58,7 @@ class StreamRelay {
   bool lacks_ids() const { return lacks_ids_ && !finished_; }
   // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
   nlohmann::json choice() const;
-  // Of its tokens, for the best of several choices.
+  // The mean over its tokens, for the best of several choices.
   double mean_logprob() const;
   const nlohmann::json& usage() const { return usage_; }
 
@@ -95,7 +95,7 @@ absl::Status error_of_worker(int code, const std::string& message, std::string_v
 
 // What the whole events at the beginning of a worker's stream tell.
 enum class StreamNews : uint8_t {
-  kNothing,  // nobody waits for it: a role, or half an event
+  kNothing,  // no client waits for it: a role, or half an event
   kAnswer,   // a token, or the end
   kError,
 };

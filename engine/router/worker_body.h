@@ -31,7 +31,7 @@ class WorkerBody {
   // For a worker that computes the prompt for another engine and hands its KV over: one token, no
   // stream. `transfer` as above.
   std::vector<http::SharedBytes> at_prefill(size_t choice, std::string_view transfer) const;
-  // Of a choice before its first token, about.
+  // Approximate bytes of a choice before its first token.
   size_t size(size_t choice) const;
 
  private:

@@ -27,13 +27,13 @@ absl::StatusOr<ListedWorker> parse_worker(std::string_view text) {
     }
     if (!worker.place.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(words[i], " is a second place, behind ", worker.place));
+          absl::StrCat(words[i], " is a second place, after ", worker.place));
     }
     if (!is_place(words[i])) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(words[i],
-                       " is no place: letters, digits, . _ and -, with / between parts from far to "
-                       "near, as in rack1/host3"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          words[i],
+          " is not a place: use letters, digits, . _ and -, with / between parts from far to "
+          "near, as in rack1/host3"));
     }
     worker.place = words[i];
   }
@@ -45,7 +45,7 @@ absl::StatusOr<ListedWorkers> parse_worker_list(std::string_view text) {
   ListedWorkers listed;
   std::set<std::string> seen;
   if (!text.empty() && text.back() != '\n') {
-    return absl::InvalidArgumentError("the last line has no end: it may be half written");
+    return absl::InvalidArgumentError("the last line has no newline: the file may be half written");
   }
   int number = 0;
   for (const absl::string_view line :

@@ -40,7 +40,7 @@ absl::StatusOr<ListedWorker> parse_worker(std::string_view text);
 
 // InvalidArgument names the line and what is wrong with it: a role that is neither, a URL that is
 // none, a place that is none, a worker that is listed twice; also without any decode worker, and
-// where the last line has no end, for then somebody may be writing still.
+// where the last line has no end, for then the writer may be writing still.
 absl::StatusOr<ListedWorkers> parse_worker_list(std::string_view text);
 
 }  // namespace baton::engine::router

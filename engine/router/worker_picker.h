@@ -4,7 +4,7 @@
 // least to do until it is through with this prompt: the tokens that it does not have, those that
 // earlier requests still wait for, a little for every request that it is writing an answer to, and
 // a part of what its cache holds more than others' of what was asked for again: that stays as long
-// as there is room, and what nobody had asked for before goes where most room is. Where none tells,
+// as there is room, and new prompts go where most room is. Where none tells,
 // one that was given the same beginning before, if it is not much busier than the others, else the
 // least loaded.
 #pragma once
@@ -50,10 +50,10 @@ struct PromptKey {
   // Empty for names that were not known when the key was made.
   const Chain& under(const BlockNames& its_names) const;
 };
-// Of a text: its first 64 pieces of 256 bytes.
+// The names of a text's first 64 pieces of 256 bytes.
 PromptKey text_key(std::string_view prompt);
-// Of a prompt as workers see it: its blocks but for the last token's, which is always computed; by
-// each of these names.
+// The names of a prompt's blocks as workers see them, except the last token's, which is always
+// computed; by each of these names.
 PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names = {});
 
 struct PickStats {
@@ -162,7 +162,7 @@ class WorkerPicker {
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
   size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
-  // Of its cache: what was asked for again.
+  // The part of its cache that was requested again.
   static size_t kept(const Worker& worker) {
     return worker.again.size() *
            static_cast<size_t>(worker.names.value_or(BlockNames{}).block_tokens);

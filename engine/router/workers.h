@@ -174,11 +174,12 @@ class RelayedRequest;
 
 // Why a worker of another make gets nothing beside workers of Baton's.
 inline constexpr char kNoPrefillForIt[] =
-    "it is no `baton serve`, and no prefill worker hands KV over by vLLM's kv_transfer_params: "
+    "it is not a `baton serve`, and no prefill worker hands KV over by vLLM's kv_transfer_params: "
     "start "
-    "Baton's with --kv-agent NAME --kv-agent-address HOST:PORT (docs/vllm.md), or list none";
+    "Baton's with --kv-agent NAME --kv-agent-address HOST:PORT (docs/vllm.md), or list no prefill "
+    "workers";
 inline constexpr char kNoDecodeForIt[] =
-    "it is no `baton serve --role prefill`, and no decode worker takes KV by vLLM's "
+    "it is not a `baton serve --role prefill`, and no decode worker takes KV by vLLM's "
     "kv_transfer_params: start Baton's with --kv-agent NAME --kv-agent-address HOST:PORT "
     "(docs/vllm.md)";
 
@@ -224,7 +225,7 @@ struct Workers {
     group.pulses[worker].heard(now);
     group.picker.set_slow(worker, false);
   }
-  // Of one that owes something: asks it, if it has shown nothing for long.
+  // Probes a worker that owes something, if it has shown nothing for long.
   bool is_stuck(WorkerGroup& group, size_t worker, Time now) {
     const Pulse::Look look = group.pulses[worker].look(now, waits);
     if (look.ask) ask(group, worker);
@@ -252,7 +253,7 @@ struct Workers {
     return false;
   }
   // A decode worker that no listed prefill worker can hand anything over to, and that would pass
-  // over what it is told: nobody may take for prefilled what is not.
+  // over what it is told: no caller may take for prefilled what is not.
   bool lacks_prefill(size_t worker) const {
     const Ways& its = decode.ways[worker];
     return its.known && !its.own && list_prefill() && !any(prefill, &Ways::params);

@@ -18,10 +18,10 @@ constexpr double kEnough = 8, kFar = 4, kAlike = 0.01;
 constexpr double kNewAnswer = 0.1;  // weight of one answer in mean output and computed part
 constexpr size_t kLeavers = 8;      // so many, within kLately, are no accident: at first
 constexpr Time kLately = std::chrono::seconds(10);
-constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses nobody
+constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuses no request
 // The part of their patience after which clients are planned to be answered. It shrinks by a factor
 // when one leaves who was taken since it last did, since those before know nothing of that, and
-// grows by a step with each who is answered: so that few leave, whatever disturbs the forecasts.
+// grows by a step with each answered client: so that few leave, whatever disturbs the forecasts.
 constexpr double kShrink = 0.93, kGrow = 0.0001, kLeast = 0.25, kMost = 0.97;
 constexpr double kProbing = 0.001;  // the plan grows by so much per second, to find patience grown
 
@@ -115,17 +115,17 @@ absl::Status Admission::refuse(std::string_view why, double again) {
 }
 
 absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Time now) {
-  // Alone it could not be quicker, and refusing it for ever would help nobody.
+  // Alone it could not be quicker, and refusing it for ever would not help.
   if (backlog.prompt_tokens + backlog.output_tokens == 0) return absl::OkStatus();
-  // Nobody overtakes those who wait.
+  // No request overtakes those who wait.
   const size_t places = backlog.waiting > 0 ? 0 : backlog.free_places;
   const size_t waiting = backlog.waiting + backlog.arriving - std::min(backlog.arriving, places);
   const bool waits = places < backlog.arriving + work.choices;
   if (waits && waiting >= options_.max_waiting) {
     const double ahead = static_cast<double>(backlog.prompt_tokens + backlog.output_tokens);
     return refuse(
-        absl::StrFormat("the queue is full: %d requests wait, and %d may; try again later", waiting,
-                        options_.max_waiting),
+        absl::StrFormat("the queue is full: %d of at most %d requests are waiting; try again later",
+                        waiting, options_.max_waiting),
         rate() > 0 ? ahead / rate() / 2 : 0);
   }
   if (steps_.n == 0 || !has_limit(now)) return absl::OkStatus();
@@ -138,15 +138,14 @@ absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Tim
   }
   if (!late) {
     return refuse(
-        "this server is overloaded: others, whose answers are due, would have to wait for this; "
-        "try again later",
+        "this server is overloaded: this request would delay others whose answers are due; try "
+        "again later",
         1);
   }
-  return refuse(
-      absl::StrFormat("this server is overloaded: an answer is expected after %.1f s, and is "
-                      "wanted within %.1f s; try again later",
-                      outlook.expected, seconds_of(*most)),
-      outlook.expected - seconds_of(*most));
+  return refuse(absl::StrFormat("this server is overloaded: an answer would take %.1f s, longer "
+                                "than the limit of %.1f s; try again later",
+                                outlook.expected, seconds_of(*most)),
+                outlook.expected - seconds_of(*most));
 }
 
 std::vector<uint64_t> Admission::too_late(const Backlog& backlog, Time now) {

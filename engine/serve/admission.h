@@ -1,5 +1,5 @@
 // Whether a request can still be answered in time. What cannot is refused at once: queues without
-// end make every answer late, and then all work is done for clients who have left.
+// end make every answer late, and then all work is done for clients that have left.
 //
 // Two things are measured: what a step of the engine costs, and how long clients wait before they
 // leave. A request is taken if, by what steps cost, it will be answered within that time, and none

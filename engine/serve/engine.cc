@@ -136,7 +136,7 @@ void Engine::finish(Sequence* sequence, FinishReason reason, const absl::Status&
   event.reason = reason;
   event.status = status;
   event.metrics = &sequence->metrics;
-  // Its place is free before anybody hears of its end.
+  // Its place is free before its client hears of its end.
   const auto ended = requests_.extract(event.id);
   if (sequence->request.on_event) sequence->request.on_event(event);
 }
@@ -174,7 +174,7 @@ bool Engine::follow_jobs() {
     if (!jobs_->is_wanted(*sequence)) dropped.push_back(sequence.get());
   }
   for (Sequence* sequence : dropped) {
-    finish_job(sequence, absl::CancelledError("the decode worker gave the request up"));
+    finish_job(sequence, absl::CancelledError("the decode worker cancelled the request"));
     changed = true;
   }
   while (std::unique_ptr<Sequence> sequence = jobs_->accept()) {
@@ -242,7 +242,7 @@ void Engine::load_finished(Sequence* sequence) {
   }
 }
 
-// A prompt that is computed twice is dear, so nobody may fail to hear of it: it is counted, told
+// A prompt that is computed twice is expensive and must not go unnoticed: it is counted, told
 // with the answer, and logged.
 void Engine::note_failed_load(Sequence* sequence, const absl::Status& why) {
   ++stats_.loads_failed;

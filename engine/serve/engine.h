@@ -52,7 +52,7 @@ enum class EngineRole : uint8_t {
 struct EngineOptions {
   EngineRole role = EngineRole::kAll;
   uint32_t blocks = 2048;         // of 16 tokens
-  size_t token_budget = 512;      // tokens computed per step, at most
+  size_t token_budget = 512;      // most tokens computed per step
   size_t max_sequences = 16;      // in one step; at most token_budget
   bool prefix_cache = true;       // reuse the KV of prompts that begin alike
   int threads = 1;                // that compute; 0: one per CPU
@@ -66,8 +66,8 @@ struct EngineOptions {
   // kPrefill: the ranks of a decode server ask for a prompt's KV together; who has not asked so
   // long after the first will not, and is not waited for.
   Time loads_apart = patient(std::chrono::seconds(5));
-  // Of requests with hand_over or remote_prefill, whatever the role; null: those are refused. Must
-  // outlive the engine. Not of a model in several parts.
+  // Serves requests with hand_over or remote_prefill, in any role; null: they are refused. Must
+  // outlive the engine. Not for a model in several parts.
   handoff::HandOff* hand_off = nullptr;
   KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
@@ -91,11 +91,11 @@ struct EngineStats {
   uint64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   uint64_t loaded_tokens = 0;  // prompt tokens whose KV came from a prefill worker
   uint64_t tier_tokens = 0;    // prompt tokens whose KV came from the KV tiers
-  // Of prompts and of prefill jobs that left the queue:
+  // Counts of prompts and prefill jobs that left the queue:
   uint64_t lookup_tokens = 0;           // looked up in the prefix cache
   uint64_t hit_tokens = 0;              // and found
   uint64_t external_lookup_tokens = 0;  // not found, and others were asked for them
-  uint64_t external_hit_tokens = 0;     // who had them
+  uint64_t external_hit_tokens = 0;     // of which found there
   uint64_t loads_failed = 0;
   uint64_t loads_streamed = 0;  // computed while layers still arrived
   uint64_t loads_stalled = 0;   // of those, put off for a layer that did not
@@ -137,7 +137,7 @@ class Engine {
   bool has_work() const;
   // ... or blocks that another engine may still fetch.
   bool owes_others() const { return has_work() || !held_.empty(); }
-  // Of that, something to compute, and nothing that others must do first.
+  // Some of that work can be computed now, without waiting for others.
   bool owes_step() const { return !scheduler_.empty() && scheduler_.loading().empty(); }
   // Layers count; whoever calls step() tells the rest.
   Liveness& liveness() { return liveness_; }

@@ -43,14 +43,14 @@ absl::Status Engine::check_hand_off(const Request& request) const {
   }
   if (options_.hand_off == nullptr) {
     return absl::InvalidArgumentError(
-        "kv_transfer_params ask for KV to be handed over, and this server has no agent for that: "
-        "start it with --kv-agent NAME --kv-agent-address HOST:PORT");
+        "kv_transfer_params ask for a KV hand-over, but this server has no agent for it: start it "
+        "with --kv-agent NAME --kv-agent-address HOST:PORT");
   }
   if (request.hand_over.has_value() &&
       (request.remote_prefill.has_value() || !request.prefill_address.empty())) {
     return absl::InvalidArgumentError(
-        "kv_transfer_params ask for KV both to come and to be handed over: a prompt is computed "
-        "where it is handed over");
+        "kv_transfer_params ask for KV both to be loaded and to be handed over: the server that "
+        "hands a prompt's KV over computes the prompt");
   }
   return absl::OkStatus();
 }

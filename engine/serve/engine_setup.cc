@@ -71,11 +71,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::create(const Model& model,
   }
   if ((options.role == EngineRole::kAll) != (connector == nullptr)) {
     return absl::InvalidArgumentError(
-        "roles prefill and decode need a KvConnector, and role all has no use for one");
+        "roles prefill and decode need a KvConnector; role all must not have one");
   }
   if (model.shard().whole() != (options.leader == nullptr)) {
     return absl::InvalidArgumentError(
-        "a model in several parts needs EngineOptions::leader, and a whole one has no use for it");
+        "a model in several parts needs EngineOptions::leader; a whole model must not have it");
   }
   if (options.leader != nullptr && options.tiers.wanted() != options.leader->has_tiers()) {
     return absl::InvalidArgumentError(
@@ -117,8 +117,7 @@ absl::Status Engine::start() {
 absl::Status Engine::start_tiers() {
   if (!options_.tiers.wanted()) return absl::OkStatus();
   if (!options_.prefix_cache) {
-    return absl::InvalidArgumentError(
-        "KV tiers keep what the prefix cache knows: use them with the prefix cache");
+    return absl::InvalidArgumentError("KV tiers need the prefix cache: turn it on");
   }
   absl::StatusOr<std::unique_ptr<KvTiers>> tiers =
       KvTiers::open(options_.tiers, model_, options_.leader, memory_->cache(), blocks_, clock_);

@@ -253,7 +253,7 @@ void EngineThread::take_notes(bool stepped, Time busy) {
   busy_ = engine_.owes_others();
 }
 
-// Whose turn has come too late: better a refusal now than an answer that nobody waits for.
+// Whose turn has come too late: better a refusal now than an answer that no client waits for.
 void EngineThread::refuse_late() {
   std::vector<uint64_t> ids;
   {
@@ -261,9 +261,9 @@ void EngineThread::refuse_late() {
     ids = admission_.too_late(backlog_, Clock::steady().now());
   }
   for (const uint64_t id : ids) {
-    engine_.refuse(id, absl::ResourceExhaustedError(
-                           "this server is overloaded: the request waited until an answer could "
-                           "not come in time any more; try again later"));
+    engine_.refuse(id,
+                   absl::ResourceExhaustedError("this server is overloaded: the request waited too "
+                                                "long to be answered in time; try again later"));
   }
 }
 

@@ -62,7 +62,7 @@ class EngineThread {
   // Waits for no lock: the engine may be stuck with one.
   const Liveness& liveness() const { return engine_.liveness(); }
 
-  // Has counted every request whose last event somebody has heard; the rest is as of the last step.
+  // Has counted every request whose last event a client has heard; the rest is as of the last step.
   EngineStats stats() const;
   kvtransfer::KvConnectorStats connector_stats() const;
   size_t max_context() const { return max_context_; }
@@ -106,7 +106,7 @@ class EngineThread {
   CacheRecorder recording_;  // the same, on the engine's thread
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
-  bool ended_ = false;  // nobody takes commands any more
+  bool ended_ = false;  // no thread takes commands any more
   std::thread thread_;
 };
 

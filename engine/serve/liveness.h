@@ -12,8 +12,8 @@
 
 namespace baton::engine::serve {
 
-// Of the status with which an engine that has stopped for good refuses requests: whoever has
-// another engine may ask that one, and this one no more.
+// Marks the status with which an engine that has stopped for good refuses requests: callers with
+// another engine should ask that one, and this one no longer.
 inline constexpr char kStoppedPayload[] = "engine_stopped";
 inline absl::Status stopped_status(const std::string& why) {
   absl::Status status = absl::UnavailableError(why);
@@ -51,7 +51,7 @@ class Liveness {
     if (!busy_ && !asked_.exchange(true)) moved();
   }
   bool stopped() const { return stopped_; }
-  // Of one that has stopped.
+  // Why it stopped, if it has.
   const std::string& why_stopped() const { return why_; }
   // How long it has had work and got nowhere; zero where it has none.
   Time quiet() const {

@@ -82,7 +82,7 @@ absl::StatusOr<LoadedModel> load_model(const std::string& directory, Arithmetic 
   if (shard.rank == 0) chat_template = load_chat_template(directory);
   if (!chat_template.ok()) return chat_template.status();
   if (chat_template->has_value() && !(*chat_template)->status().ok()) {
-    base::log_event(base::LogLevel::kWarning, "%s: chats are refused, completions go on",
+    base::log_event(base::LogLevel::kWarning, "%s: chats are refused, completions still work",
                     (*chat_template)->status().message());
   }
   SamplingDefaults defaults;

@@ -40,8 +40,8 @@ struct LoadedModel {
 //   PROGRAM's folder/../../models/kjv-1.8m                    built, and called from another folder
 std::string default_model();
 
-// Of several ranks each loads its part; with `on_device` the model has no weights. Errors name the
-// missing or broken file and what a model directory must contain.
+// With several ranks each loads its part; with `on_device` the model has no weights. Errors name
+// the missing or broken file and what a model directory must contain.
 absl::StatusOr<LoadedModel> load_model(const std::string& directory,
                                        Arithmetic arithmetic = Arithmetic::kFp32,
                                        const ModelShard& shard = {},

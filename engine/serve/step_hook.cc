@@ -52,7 +52,7 @@ absl::Status StepHook::send_status(uint64_t job) const {
   return absl::OkStatus();
 }
 
-// A prefill worker may hang at any layer, and everybody else's requests wait for this thread.
+// A prefill worker may hang at any layer, and all other requests wait for this thread.
 absl::Status StepHook::wait_for_layer(uint32_t layer) {
   const Time until = clock_.now() + kLayerPatience;
   Time busy = clock_.now();

@@ -48,7 +48,7 @@ class StepHook : public LayerHook {
   Time waited() const { return waited_; }
   // Ends the last layer's span.
   void end();
-  // Who hears of logits that chunks want of every token.
+  // Receives logits that chunks want of every token.
   using OnLogits = std::function<void(size_t chunk, size_t token, std::span<const float>)>;
   void on_token_logits(OnLogits task) { on_token_logits_ = std::move(task); }
 

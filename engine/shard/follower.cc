@@ -89,7 +89,7 @@ absl::Status Follower::obey(const Command& command) {
       (!tiers_.has_value() && !command.tier_calls.empty())) {
     return absl::InternalError(absl::StrCat("rank 0 has ",
                                             command.calls.empty() ? "KV tiers" : "a KV connector",
-                                            ", and this rank has none"));
+                                            ", but this rank has none"));
   }
   for (const KvCall& call : command.calls) kv_->make(call);
   for (const TierCall& call : command.tier_calls) tiers_->make(call);

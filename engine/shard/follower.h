@@ -26,7 +26,7 @@ struct FollowerOptions {
   std::string_view role = "all";  // likewise
   int threads = 1;                // that compute; 0: one per CPU
   std::vector<int> cpus;          // to pin them to; see ComputePool
-  // Of this rank, where rank 0 has one: the engine's calls of that are made here too (kv_ranks.h).
+  // This rank's, where rank 0 has one: the engine's calls to it are repeated here (kv_ranks.h).
   // Must outlive the follower.
   kvtransfer::KvConnector* connector = nullptr;
   RankTiers tiers;  // of this rank, where rank 0 has some; likewise (tier_ranks.h)
@@ -58,7 +58,7 @@ class Follower {
   std::optional<TierFollower> tiers_;  // reads and writes the memory: gone before it
   Time heard_{};                       // of rank 0
   std::vector<SequenceChunk> chunks_;
-  std::vector<float> logits_;  // nobody reads them
+  std::vector<float> logits_;  // nothing reads them
 };
 
 }  // namespace baton::engine::shard

@@ -140,14 +140,14 @@ void KvFollower::follow_jobs() {
       return true;
     }
     if (job.number != 0 && !job.told && !connector_.is_wanted(job.number)) {
-      unwanted(id, job, absl::CancelledError("the decode worker gave the request up"));
+      unwanted(id, job, absl::CancelledError("the decode worker cancelled the request"));
     }
     return false;
   });
   // Rank 0 was never asked for these, or has refused them.
   absl::erase_if(unclaimed_, [this](const auto& entry) {
     if (connector_.is_wanted(entry.second)) return false;
-    connector_.finish_job(entry.second, absl::CancelledError("nobody wants it any more"));
+    connector_.finish_job(entry.second, absl::CancelledError("no request needs it now"));
     closing_.push_back(entry.second);
     return true;
   });

@@ -105,7 +105,7 @@ void RanksConnector::hear(size_t follower, const Report& report) {
 absl::Status RanksConnector::start_load(kvtransfer::KvLoad load) {
   if (absl::Status status = leader_.status(); !status.ok()) return status;
   if (load.key.empty()) {
-    return absl::InvalidArgumentError("a load that several ranks make needs a key");
+    return absl::InvalidArgumentError("a load by several ranks needs a key");
   }
   KvCall call{.kind = KvCallKind::kStartLoad, .id = load.id, .load = load};
   if (absl::Status status = own_->start_load(std::move(load)); !status.ok()) return status;

@@ -41,7 +41,7 @@ class RanksConnector final : public kvtransfer::KvConnector, private Leader::Par
       Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own);
 
   absl::StatusOr<void*> allocate_cache(const kvtransfer::KvLayout& layout) override;
-  // Of all ranks (kv_address.h).
+  // The address of all ranks (kv_address.h).
   std::string address() const override { return address_; }
   // Sums over the ranks, as of when they were asked last; the route is rank 0's.
   kvtransfer::KvConnectorStats stats() const override;

@@ -50,7 +50,7 @@ TierCall TierCall::decode(base::WireReader& reader) {
   const bool whole = call.kind >= TierCallKind::kFind && call.kind <= TierCallKind::kFlush &&
                      call.keys.size() >= least &&
                      call.blocks.size() == (least == 0 ? 0 : call.keys.size());
-  if (!whole) reader.take(SIZE_MAX);  // fails: nobody calls so
+  if (!whole) reader.take(SIZE_MAX);  // fails: no caller calls so
   return call;
 }
 

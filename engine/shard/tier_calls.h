@@ -60,7 +60,7 @@ enum class TierEventKind : uint8_t {
   kUnpinned,    // to kSave: the block is not read any more, saved or not
   kLoaded,      // to kLoad: every layer is here
   kLoadFailed,  // ... it will never be, and why
-  kLoadQuiet,   // to kEndLoad: nobody writes to its blocks any more, and the number is forgotten
+  kLoadQuiet,   // to kEndLoad: nothing writes to its blocks any more, and the number is forgotten
 };
 
 struct TierEvent {

@@ -142,7 +142,7 @@ TierFound RanksTierStore::at_all_ranks(TierFound found) const {
 size_t RanksTierStore::save(std::span<const TierSave> saves) {
   size_t taken = 0;
   for (const TierSave& save : saves) {
-    if (!leader_.status().ok()) {  // nobody will ask for it
+    if (!leader_.status().ok()) {  // no rank will ask for it
       free_.push_back(save.block);
       ++taken;
       continue;

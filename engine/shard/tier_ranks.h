@@ -9,7 +9,7 @@
 // miss for all. A load is complete when it is at every rank, and has failed when it has at one; no
 // block is free before all ranks have let go of it. As with hand-offs (kv_ranks.h), the other ranks
 // hear of calls with the next step or when they are asked how far they are. What is only to be
-// saved waits for a step: nobody waits for that.
+// saved waits for a step: no caller waits for that.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@
 namespace baton::engine::shard {
 
 // Blocks of the cache that are held for being saved: a sixteenth of it, so that saving takes room
-// from nobody.
+// from no sequence.
 constexpr size_t most_pinned(size_t blocks) { return std::clamp<size_t>(blocks / 16, 1, 32); }
 
 // Tiers below this cache, which must outlive them. `options` says all but the cache and how much of

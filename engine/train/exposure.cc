@@ -42,7 +42,7 @@ double length(const std::vector<Stretch>& spans) {
   return sum;
 }
 
-// Of what is in both; each is united already.
+// The total length of what is in both; each is already a union.
 double common(const std::vector<Stretch>& a, const std::vector<Stretch>& b) {
   double sum = 0;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {

@@ -229,7 +229,7 @@ int train_main(int argc, char** argv) {
       ->check(one_of({"tiny", "nano", "small"}))
       ->capture_default_str();
   app.add_option("--steps", settings.steps,
-                 "how many, of 4096 tokens each, tiny of 256 (default: the preset's)")
+                 "number of steps, of 4096 tokens each, of 256 for tiny (default: the preset's)")
       ->check(whole_number(1, kMost));
   app.add_option("--out", settings.out, "folder to write")
       ->check(command_line::writable_folder())
@@ -238,10 +238,9 @@ int train_main(int argc, char** argv) {
   app.add_option("--data", settings.data, "text file (default: Debian's bible-kjv)")
       ->check(command_line::readable_file())
       ->type_name("FILE");
-  app.add_option(
-         "--device", settings.device,
-         "where steps are computed: cpu; cuda, whose devices the ranks of a machine share out; "
-         "or cuda:N")
+  app.add_option("--device", settings.device,
+                 "where to compute steps: cpu; cuda, where the ranks of a machine divide its "
+                 "devices; or cuda:N")
       ->check(CLI::Validator(
           [](std::string& text) {
             return std::string(parse_train_device(text).status().message());
@@ -249,13 +248,14 @@ int train_main(int argc, char** argv) {
           ""))
       ->type_name("cpu|cuda[:N]")
       ->capture_default_str();
-  app.add_option("--threads", run.threads, "of each rank (default: its share of the CPUs)")
+  app.add_option("--threads", run.threads,
+                 "compute threads of each rank (default: its share of the CPUs)")
       ->check(whole_number(1, 1024));
-  app.add_option("--seed", settings.seed, "of weights and data order")
+  app.add_option("--seed", settings.seed, "seed of weights and data order")
       ->check(whole_number(0, UINT64_MAX))
       ->capture_default_str();
   app.add_option("--max-skipped", run.trainer.max_skipped,
-                 "end after more steps in a row than this whose gradient is not finite")
+                 "exit after more than this many steps in a row with a gradient that is not finite")
       ->check(whole_number(0, kMost))
       ->capture_default_str();
   app.add_option("--timeline", run.timeline_file, "write a Perfetto trace of all ranks")
@@ -265,27 +265,28 @@ int train_main(int argc, char** argv) {
       ->check(command_line::writable_file())
       ->type_name("FILE");
   app.add_option("--check", settings.check,
-                 "do not train: say how much communication a --timeline shows to be hidden")
+                 "do not train: report how much communication a --timeline shows as hidden")
       ->check(command_line::readable_file())
       ->type_name("FILE");
 
   const char* several = "Several ranks";
-  app.add_option("--ranks", settings.ranks, "how many to fork")
+  app.add_option("--ranks", settings.ranks, "number of ranks to fork")
       ->check(whole_number(1, 1024))
       ->group(several);
-  command_line::add_provider(app, run.provider,
-                             "how they talk: any that `baton info` lists (default: the best)")
+  command_line::add_provider(
+      app, run.provider, "provider between ranks: any that `baton info` lists (default: the best)")
       ->group(several);
   command_line::add_settings(app, run.settings)->group(several);
   command_line::add_link(app, settings.link)->group(several);
-  app.add_flag("--ordered", run.ordered, "sum in one order: the same bits on any number of ranks")
+  app.add_flag("--ordered", run.ordered,
+               "sum in a fixed order: the same bits on any number of ranks")
       ->group(several);
   app.add_option("--zero", parallel.zero, "1: shard gradients, moments and updates (ZeRO-1)")
       ->check(one_of({"0", "1"}))
       ->capture_default_str()
       ->group(several);
   app.add_option("--bucket", parallel.bucket_bytes,
-                 "bytes that travel at once (default: a 24th of all)")
+                 "gradient bytes per message (default: a 24th of all)")
       ->transform(command_line::byte_size())
       ->type_name("BYTES")
       ->group(several);
@@ -293,14 +294,14 @@ int train_main(int argc, char** argv) {
       ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(several);
-  app.add_option("--as-ranks", parallel.groups, "one rank that computes what so many would")
+  app.add_option("--as-ranks", parallel.groups, "one rank that computes what this many ranks would")
       ->check(whole_number(1, 1024))
       ->group(several);
   app.add_option("--wire", settings.wire, "gradients between ranks as f32 or bf16")
       ->check(one_of({"f32", "bf16"}))
       ->capture_default_str()
       ->group(several);
-  app.add_flag("--no-overlap", settings.no_overlap, "communicate only when nothing is computed")
+  app.add_flag("--no-overlap", settings.no_overlap, "communicate only while nothing is computed")
       ->group(several);
 
   const char* going_on = "Going on";
@@ -312,19 +313,18 @@ int train_main(int argc, char** argv) {
       ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(going_on);
-  app.add_option("--resume", run.resume_dir, "go on from the newest checkpoint in this folder")
+  app.add_option("--resume", run.resume_dir, "continue from the newest checkpoint in this folder")
       ->check(command_line::readable_folder())
       ->type_name("DIR")
       ->group(going_on);
   app.add_flag("--new-schedule", run.new_schedule,
-               "resume although --steps, and so the learning rate, was another")
+               "resume although --steps, and so the learning rate, differs")
       ->group(going_on);
   app.add_flag("--restart", settings.restart,
-               "start a killed rank anew, with its state from a peer's memory (needs --zero 1)")
+               "restart a killed rank, with its state from a peer's memory (needs --zero 1)")
       ->group(going_on);
-  app.add_option(
-         "--max-restarts", settings.max_restarts,
-         "of --restart: how often within an hour a rank is started anew before the run ends")
+  app.add_option("--max-restarts", settings.max_restarts,
+                 "with --restart: restarts of ranks within an hour before the run ends")
       ->check(whole_number(0, kMost))
       ->capture_default_str()
       ->group(going_on);

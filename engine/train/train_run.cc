@@ -55,7 +55,7 @@ class Run {
   Time reported_at_{};
   int reported_steps_ = 0;
   Time exposed_{}, stepping_{};
-  // Of a generation; in this order, so that they go in the other one.
+  // Members of a generation, in this order so that they are destroyed in reverse.
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Replicator> replicator_;
@@ -160,8 +160,7 @@ absl::StatusOr<int64_t> Run::start(uint64_t number) {
   if (!absl::IsNotFound(written.status()) && !ours) {
     return absl::AlreadyExistsError(
         absl::StrCat(options_.checkpoint_dir,
-                     " holds checkpoints of another run: go on from them "
-                     "with --resume ",
+                     " holds checkpoints of another run: continue from them with --resume ",
                      options_.checkpoint_dir, ", or name another directory"));
   }
   std::string from = options_.resume_dir;
@@ -195,7 +194,7 @@ absl::Status Run::check_schedule(const CheckpointManifest& manifest) const {
   const auto next = static_cast<int>(manifest.steps);
   return absl::InvalidArgumentError(absl::StrFormat(
       "%s was trained with --steps %d; with --steps %d the learning rate of the next step would be "
-      "%.2e instead of %.2e. Resume with --steps %d, or say --new-schedule if that is meant",
+      "%.2e instead of %.2e. Resume with --steps %d, or pass --new-schedule if that is intended",
       manifest.path, begun.steps, steps(), learning_rate(options_.trainer.optimizer, next),
       learning_rate(begun, next), begun.steps));
 }
@@ -205,9 +204,8 @@ absl::StatusOr<int64_t> Run::load_checkpoint(const std::string& directory) {
       find_checkpoint(directory, identity_, trainer_->map().size);
   if (!manifest.ok()) return manifest.status();
   if (manifest->steps > steps()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has gone %d steps already, more than --steps %d", manifest->path,
-                        manifest->steps, steps()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s already has %d steps, more than --steps %d", manifest->path, manifest->steps, steps()));
   }
   if (absl::Status status = check_schedule(*manifest); !status.ok()) return status;
   size_t elements = 0;

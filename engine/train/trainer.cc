@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& o
     if (length < 16 || length % 16 != 0 || options.batch_tokens % length != 0 ||
         length > options.model.max_position_embeddings) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("sequences of %d tokens do not divide a batch of %d, are no multiple of "
-                          "16, or are longer "
+          absl::StrFormat("sequences of %d tokens do not divide a batch of %d, are not a multiple "
+                          "of 16, or are longer "
                           "than the context of %d",
                           length, options.batch_tokens, options.model.max_position_embeddings));
     }
@@ -298,8 +298,8 @@ absl::Status Trainer::count_skipped(const StepReport& report) {
   skipped_ = report.skipped ? skipped_ + 1 : 0;
   if (skipped_ <= options_.max_skipped) return absl::OkStatus();
   return absl::DataLossError(absl::StrFormat(
-      "step %d: the loss is %g and the norm of the gradient %g, and so it was %d times in a row; "
-      "nothing of that was applied or saved. Resume from the newest checkpoint with a lower "
+      "step %d: the loss is %g and the norm of the gradient %g, %d times in a row; none of these "
+      "steps was applied or saved. Resume from the newest checkpoint with a lower "
       "learning rate or with other data",
       report.step + 1, report.loss, report.norm, skipped_));
 }

@@ -80,7 +80,7 @@ class Trainer {
   absl::Status save(int64_t steps, ShardState& state) const;
   // Takes over what `state` holds: its weights, and those moments that this rank needs.
   absl::Status load(const ShardState& state);
-  // After load() of this rank's own part: fetches everybody else's weights. ZeRO-1 only.
+  // After load() of this rank's own part: fetches the other ranks' weights. ZeRO-1 only.
   absl::Status gather_weights();
 
   // The elements that this rank saves.

@@ -35,7 +35,8 @@ absl::StatusOr<const CublasLt*> machine_cublaslt() {
   static const absl::StatusOr<CublasLt>* const loaded = [] {
     const char* const named = std::getenv("BATON_CUBLASLT");
     if (named != nullptr && std::string_view(named) == "none") {
-      return new absl::StatusOr<CublasLt>(absl::UnavailableError("BATON_CUBLASLT is none"));
+      return new absl::StatusOr<CublasLt>(
+          absl::UnavailableError("BATON_CUBLASLT=none switches it off"));
     }
     if (named != nullptr && *named != '\0') {
       return new absl::StatusOr<CublasLt>(load_cublaslt(named));

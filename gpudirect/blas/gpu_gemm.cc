@@ -1,4 +1,4 @@
-// Chooses for each shape who multiplies, proves it, and queues products.
+// Chooses for each shape what multiplies, proves it, and queues products.
 #include "gpudirect/blas/gpu_gemm.h"
 
 #include <algorithm>
@@ -165,7 +165,7 @@ absl::StatusOr<BlasAlgorithm> GpuGemm::first_algorithm(uint32_t n, uint32_t k) {
     }
   }
   return absl::NotFoundError(
-      "it has no algorithm that splits no sums and takes any number of rows");
+      "it has no algorithm for any number of rows that keeps each sum whole");
 }
 
 absl::Status GpuGemm::fits(uint32_t m, uint32_t n, uint32_t k, const BlasAlgorithm& algorithm) {
@@ -231,7 +231,7 @@ absl::Status GpuGemm::prove(uint32_t n, uint32_t k, const uint16_t* w,
                       (m == 1 || std::memcmp(alone.data(), seen + row_bytes, row_bytes) == 0);
     if (same) continue;
     status = absl::FailedPreconditionError(
-        absl::StrCat("its rows have other bits among ", m, " than alone"));
+        absl::StrCat("its rows have different bits among ", m, " than alone"));
   }
   const absl::Status ended = wait();
   return status.ok() ? ended : status;
@@ -266,7 +266,7 @@ absl::Status GpuGemm::by_blas(const kernels::Gemm& product, const BlasAlgorithm&
 absl::Status GpuGemm::multiply(const kernels::Gemm& product) {
   if (product.m > most_rows_ || product.k > most_k_) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("a product of %u rows and %u columns, where at most %u and %u were said",
+        absl::StrFormat("a product of %u rows and %u columns, but at most %u and %u were declared",
                         product.m, product.k, most_rows_, most_k_));
   }
   const auto found = shapes_.find({product.n, product.k});
@@ -280,15 +280,15 @@ absl::Status GpuGemm::multiply(const kernels::Gemm& product) {
 }
 
 std::string GpuGemm::explain() const {
-  if (!usable_) return absl::StrCat("our own kernel multiplies: ", why_not_);
+  if (!usable_) return absl::StrCat("Baton's own kernel multiplies: ", why_not_);
   const size_t version = blas_->cublasLtGetVersion();
   size_t by = 0;
   std::string others;
   for (const auto& [size, shape] : shapes_) {
     by += shape.by_blas ? 1 : 0;
     if (shape.by_blas) continue;
-    absl::StrAppendFormat(&others, "; %u x %u: our own kernel, because %s", size.first, size.second,
-                          shape.why);
+    absl::StrAppendFormat(&others, "; %u x %u: Baton's own kernel, because %s", size.first,
+                          size.second, shape.why);
   }
   return absl::StrFormat("cuBLASLt %u.%u multiplies %u of %u shapes%s", version / 10000,
                          version / 100 % 100, by, shapes_.size(), others);

@@ -32,7 +32,7 @@ class GpuGemm {
   GpuGemm(const GpuGemm&) = delete;
   GpuGemm& operator=(const GpuGemm&) = delete;
 
-  // Chooses who multiplies with weights [n][k], by trying with this one; blocks. A shape that was
+  // Chooses what multiplies with weights [n][k], by trying with this one; blocks. A shape that was
   // not pinned is our own kernel's, as is one of which it is not known that rows keep their bits.
   absl::Status pin(uint32_t n, uint32_t k, const uint16_t* w);
   // Puts a product on the stream.

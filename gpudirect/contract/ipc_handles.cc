@@ -15,8 +15,8 @@ bool can_open(const Driver& driver) {
 
 absl::Status no_calls() {
   return absl::UnimplementedError(
-      "no CUDA IPC: the driver has no handles for memory of cudaMalloc; allocate by virtual memory "
-      "management, or install another driver");
+      "no CUDA IPC: the driver has no IPC handles for memory of cudaMalloc; allocate by virtual "
+      "memory management, or install another driver");
 }
 
 // Whether copies on the stream of `from` reach memory of `device`.
@@ -30,8 +30,8 @@ absl::Status reached(const Device& device, int from) {
       "no CUDA IPC: CUDA device %d has no peer access to device %d", from, device.ordinal()));
 }
 
-// Of memory of cudaMalloc the driver lets other devices' kernels reach nothing, unless the
-// application turns that on for a whole context. Copies need no such thing.
+// The driver hides memory of cudaMalloc from other devices' kernels, unless the
+// application enables access for a whole context. Copies do not need that.
 bool own_kernels(const Device& device, int from) { return from == device.ordinal(); }
 
 class OwnAllocation final : public internal::PeerMapping {
@@ -74,8 +74,8 @@ absl::StatusOr<DeviceExport> export_handle(const Device& device, DevicePointer a
   }
   IpcHandle handle;
   status = device.check(driver.cuIpcGetMemHandle(&handle, base),
-                        "no CUDA IPC: the driver gives no handle for memory of cudaMalloc (in a "
-                        "virtual machine or under WSL it may have none)");
+                        "no CUDA IPC: the driver gives no IPC handle for memory of cudaMalloc "
+                        "(virtual machines and WSL may lack them)");
   if (!status.ok()) return absl::FailedPreconditionError(status.message());
   return DeviceExport{.allocation = {base, facts.buffer},
                       .bytes = size,
@@ -131,10 +131,9 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> IpcHandles::map(const Dev
     if (!known || size - (at - base) < memory.bytes) {
       driver.cuIpcCloseMemHandle(at);
       opened_.erase(key);
-      return absl::InvalidArgumentError(
-          absl::StrFormat("no CUDA IPC: the peer says that %u bytes are behind its handle, and the "
-                          "driver that it is fewer",
-                          memory.bytes));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "no CUDA IPC: the peer claims %u bytes behind its handle, but the driver reports fewer",
+          memory.bytes));
     }
     opened.at = at;
   }
@@ -166,7 +165,7 @@ absl::StatusOr<std::unique_ptr<internal::PeerMapping>> own_allocation(const Devi
       driver.cuMemGetAddressRange(&base, &size, at) != kSuccess || base != at ||
       size < memory.bytes) {
     return absl::NotFoundError(
-        "no CUDA IPC: what a worker of this process has registered was freed");
+        "no CUDA IPC: memory that a worker of this process registered was freed");
   }
   return std::make_unique<OwnAllocation>(device, at, memory.bytes);
 }

@@ -2,10 +2,10 @@
 // allocation. What was allocated by virtual memory management has descriptors (peer_mapping.h).
 //
 // A handle is worth less than a descriptor. The process that made it cannot open it; a context
-// opens one only once; memory that is freed while somebody has it open is undefined; and the handle
-// of memory that was freed opens nothing, or the memory that came to lie there. So each is opened
-// once in a process, closed as soon as nobody here maps it, and who owns the memory waits for that
-// (transport/shm/segment.h).
+// opens one only once; memory that is freed while a process has it open is undefined; and the
+// handle of memory that was freed opens nothing, or the memory that came to lie there. So each is
+// opened once in a process, closed as soon as no mapping here maps it, and who owns the memory
+// waits for that (transport/shm/segment.h).
 #pragma once
 
 #include <map>

@@ -73,7 +73,7 @@ bool KernelParts::queue(size_t number) {
   }
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
-  slot.asking.answered();
+  slot.poll_errors.succeeded();
   return slot.busy = true;
 }
 
@@ -88,14 +88,14 @@ std::optional<absl::Status> KernelParts::parts_ended(size_t number) {
       const Result result = slot.recorded ? device_.driver().cuEventQuery(slot.event)
                                           : device_.driver().cuStreamQuery(stream(number));
       if (result == kNotReady) {
-        slot.asking.answered();
+        slot.poll_errors.succeeded();
         return std::nullopt;
       }
       if (result != kSuccess) status = device_.check(result, absl::StrCat("waiting for ", what_));
     }
   }
   slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && !slot.asking.hopeless()) {
+  if (!status.ok() && device_.alive().ok() && !slot.poll_errors.reached()) {
     return std::nullopt;
   }
   slot.busy = false;

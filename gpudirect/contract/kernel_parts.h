@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "gpudirect/contract/failing_questions.h"
+#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 
@@ -54,7 +54,7 @@ class KernelParts {
     Event event = nullptr;
     bool busy = false;
     bool recorded = false;  // else the stream itself is asked
-    FailingQuestions asking;
+    PollErrorLimit poll_errors;
     absl::Status status;
   };
   // False: an error before anything was queued.

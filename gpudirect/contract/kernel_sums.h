@@ -60,7 +60,7 @@ class KernelSums final : public internal::VectorSums, private KernelParts {
   std::array<Work, kSlots> work_;
   struct Pin {
     absl::Span<std::byte> memory;
-    bool ours = false;  // else somebody else has pinned it, for longer
+    bool ours = false;  // else another thread has pinned it, for longer
   };
   std::vector<Pin> pins_;
 };

@@ -40,7 +40,7 @@ const internal::DeviceMemory* make() {
 
 }  // namespace
 
-// Named for the linker, which would leave out what nobody calls: see cmake/BatonTargets.cmake.
+// Named for the linker, which would leave out what no code calls: see cmake/BatonTargets.cmake.
 extern "C" const internal::DeviceMemory* const baton_provider_gpudirect;
 const internal::DeviceMemory* const baton_provider_gpudirect = make();
 
@@ -65,7 +65,7 @@ absl::StatusOr<int> CudaMemory::count() const {
   }
   if (count > 0) return count;
   return absl::UnavailableError(
-      "this process may use no CUDA device (look at CUDA_VISIBLE_DEVICES and nvidia-smi)");
+      "this process can use no CUDA device (check CUDA_VISIBLE_DEVICES and nvidia-smi)");
 }
 
 absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) const {
@@ -73,7 +73,7 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
   if (driver == nullptr || size == 0) return MemoryPlace{};
   absl::StatusOr<PointerFacts> facts = query_pointer(*driver, address(data));
   if (!facts.ok()) {
-    // Of a lost device nothing can be asked any more: what the CPU may read is the host's.
+    // A lost device answers no queries: treat memory that the CPU can read as the host's.
     const bool hosts =
         absl::IsAborted(facts.status()) && internal::check_mapped(data, size, Access::kLocal).ok();
     if (hosts) return MemoryPlace{};
@@ -92,7 +92,7 @@ absl::StatusOr<MemoryPlace> CudaMemory::place(const void* data, size_t size) con
         "after %u bytes; register each by itself",
         size, data, parts->size(), facts->ordinal, parts->front().size));
   }
-  // Without the device nobody copies anything there either, and says why.
+  // Without the device no caller copies anything there either, and says why.
   if (const auto device = device_of(*driver, facts->ordinal); device.ok()) {
     absl::Status reached = reached_by_kernels(**device, address(data));
     if (!reached.ok()) {
@@ -218,7 +218,7 @@ CopyMeans CudaMemory::means_of(const Device& device) const {
     if (status.ok()) status = (*copier)->measure();
     if (!status.ok()) {
       base::log_event(base::LogLevel::kWarning,
-                      "CUDA device %d: what copies cost could not be measured: %s",
+                      "CUDA device %d: the cost of copies could not be measured: %s",
                       device.ordinal(), status.message());
     }
     opened.table = status.ok() ? (*copier)->table() : CopyTable{};
@@ -263,7 +263,7 @@ void CudaMemory::open_behind(const Driver& driver, int ordinal) const {
   const std::lock_guard lock(mutex_);
   Opened& opened = devices_[ordinal];
   opened.behind = true;
-  // Somebody else may have come first.
+  // Another thread may have come first.
   if (device.ok() && opened.device == nullptr) take(opened, *std::move(device));
 }
 
@@ -328,7 +328,7 @@ absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int devic
   if (!sums.has_value()) {
     const auto costs = measure_sums(there, **kernels);
     if (!costs.ok()) {
-      return absl::Status(costs.status().code(), absl::StrCat("what sums cost was not measured: ",
+      return absl::Status(costs.status().code(), absl::StrCat("the cost of sums was not measured: ",
                                                               costs.status().message()));
     }
     sums = *costs;

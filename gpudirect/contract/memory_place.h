@@ -38,14 +38,14 @@ class CudaMemory final : public internal::DeviceMemory {
 
   absl::StatusOr<int> count() const override;
   absl::StatusOr<MemoryPlace> place(const void* data, size_t size) const override;
-  // Of the whole pages of the host's size around the range.
+  // A dma-buf of the whole pages (of the host's page size) around the range.
   absl::StatusOr<BackingFile> dma_buf(const void* data, size_t size) const override;
   // With the kernel module that adapters find device memory by.
   absl::Status by_address(const void* data, bool now) const override;
   absl::Status look(const void* data, absl::Span<std::byte> to) const override;
   std::string pci_address(int device) const override;
   absl::StatusOr<bool> wants_flush(int device) const override;
-  // OK for a device that is lost: nobody reads its memory any more.
+  // OK for a device that is lost: nothing reads its memory any more.
   absl::Status flush(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> staging_ring(
       int device, size_t bytes, bool kernels = true) const override;
@@ -66,8 +66,8 @@ class CudaMemory final : public internal::DeviceMemory {
                                                                    size_t bytes) const override;
 
  private:
-  absl::StatusOr<const Driver*> loaded() const;  // also where nobody had loaded it
-  // Of one whose memory peers share, and that nobody uses here, no kernels are needed.
+  absl::StatusOr<const Driver*> loaded() const;  // also where no call had loaded it
+  // A device whose memory is only shared by peers, and not used here, needs no kernels.
   enum class Kernels : uint8_t { kLoaded, kNotNeeded };
   absl::StatusOr<const Device*> device_of(const Driver& driver, int ordinal,
                                           Kernels kernels = Kernels::kLoaded) const;

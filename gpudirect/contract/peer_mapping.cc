@@ -18,14 +18,14 @@ DevicePointer device_address(const std::byte* data) { return reinterpret_cast<ui
 absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal) {
   if (driver.cuDeviceGetUuid == nullptr) {
     return absl::UnimplementedError(
-        "no CUDA IPC: the driver is older than 11.4, and does not name its devices");
+        "no CUDA IPC: the driver is older than 11.4 and does not identify its devices");
   }
   int handle = 0;
   DeviceUuid uuid;
   Result result = driver.cuDeviceGet(&handle, ordinal);
   if (result == kSuccess) result = driver.cuDeviceGetUuid(&uuid, handle);
   if (result != kSuccess) {
-    return driver_status(driver, result, absl::StrCat("asking who CUDA device ", ordinal, " is"));
+    return driver_status(driver, result, absl::StrCat("identifying CUDA device ", ordinal, " is"));
   }
   return uuid.bytes;
 }
@@ -44,8 +44,8 @@ absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePoint
   AllocationHandle handle = 0;
   absl::Status status = device.check(
       driver.cuMemRetainAllocationHandle(&handle, pointer_of<void>(at)),
-      "no CUDA IPC: the memory has neither a handle (as cudaMalloc's has) nor a descriptor (as "
-      "virtual memory management gives); a pool's, as cudaMallocAsync's, has none");
+      "no CUDA IPC: the memory has neither an IPC handle (as from cudaMalloc) nor a descriptor (as "
+      "from virtual memory management); memory of a pool, as from cudaMallocAsync, has none");
   if (!status.ok()) return absl::FailedPreconditionError(status.message());
   int fd = -1;
   status = device.check(driver.cuMemExportToShareableHandle(&fd, handle, kPosixFd, 0),
@@ -197,7 +197,7 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
   slot.recorded = recorded.ok();
   slot.status.Update(recorded);
   slot.busy = true;
-  slot.asking.answered();
+  slot.poll_errors.succeeded();
   return absl::OkStatus();
 }
 
@@ -214,28 +214,28 @@ std::optional<absl::Status> StreamCopies::ended(size_t number) {
                                 ? driver.cuEventQuery(slot.event)
                                 : driver.cuStreamQuery(device_.stream(Direction::kBetween));
       if (result == kNotReady) {
-        slot.asking.answered();
+        slot.poll_errors.succeeded();
         return std::nullopt;
       }
       status = device_.check(result, "waiting for a copy");
     }
   }
   slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && !slot.asking.hopeless()) return std::nullopt;
+  if (!status.ok() && device_.alive().ok() && !slot.poll_errors.reached()) return std::nullopt;
   slot.busy = false;
   slot.status.Update(device_.alive());
   return slot.status;
 }
 
 void wait_for_stream(const Device& device, Direction direction) {
-  FailingQuestions asking;
+  PollErrorLimit poll_errors;
   while (device.alive().ok()) {
     const Device::Current current(device);
     const Result result =
         current.status().ok() ? device.driver().cuStreamQuery(device.stream(direction)) : kUnknown;
     if (result == kSuccess) return;
     if (result == kNotReady || device.check(result, "waiting for copies").ok()) continue;
-    if (asking.hopeless()) return;
+    if (poll_errors.reached()) return;
   }
 }
 

@@ -1,9 +1,9 @@
 // Memory of a device between processes of one machine (CUDA IPC): exporting the allocation that an
 // address lies in, mapping another process's, and copies between the two.
 //
-// Of virtual memory management: its descriptors travel over a socket, need no rights over the other
-// process, and an allocation lives for as long as anybody has it mapped. What was allocated by
-// cudaMalloc has no such descriptor, and is shared by handles (ipc_handles.h).
+// Virtual memory management: its descriptors travel over a socket and need no rights over the other
+// process, and an allocation lives as long as any process maps it. Memory of cudaMalloc has no
+// such descriptor; it is shared by handles (ipc_handles.h).
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "gpudirect/contract/failing_questions.h"
+#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
@@ -23,7 +23,7 @@ namespace baton::gpudirect {
 // descriptor.
 absl::StatusOr<DeviceExport> export_allocation(const Device& device, DevicePointer at,
                                                const PointerFacts& facts);
-// Who a device is to every process.
+// Identifies a device to every process.
 absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordinal);
 // The number that a device has in this process. NotFound: it is not visible here.
 absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid);
@@ -78,7 +78,7 @@ class StreamCopies final : public internal::DeviceCopies {
     Event event = nullptr;
     bool busy = false;
     bool recorded = false;  // else the stream itself is asked
-    FailingQuestions asking;
+    PollErrorLimit poll_errors;
     absl::Status status;
   };
   explicit StreamCopies(const Device& device) : device_(device) {}

@@ -16,7 +16,7 @@ constexpr size_t kPage = 4096;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SlabBuffer>> SlabBuffer::create(const Device& device, size_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("a buffer on a device of no bytes");
+  if (bytes == 0) return absl::InvalidArgumentError("a buffer of 0 bytes on a device");
   auto slab = DeviceSlab::create(device, bytes);
   if (!slab.ok()) return slab.status();
   auto ring = PinnedRing::create(device, std::min(kPiece, (bytes + kPage - 1) / kPage * kPage));

@@ -71,7 +71,7 @@ absl::Status PinnedRing::pin() {
 absl::StatusOr<std::shared_ptr<void>> PinnedRing::pin(absl::Span<std::byte> memory) const {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  // Somebody else may have pinned it, and keeps it so as long as it is copied to and from.
+  // Another thread may have pinned it, and keeps it so as long as it is copied to and from.
   const auto facts = query_pointer(device_.driver(), reinterpret_cast<uintptr_t>(memory.data()));
   if (facts.ok() && facts->pinned) return std::shared_ptr<void>(memory.data(), [](void*) {});
   const absl::Status status =
@@ -152,7 +152,7 @@ void PinnedRing::drop(uint64_t cookie) {
   }
 }
 
-// Of bulk that is dropped in the middle nothing more begins: it has ended when its parts have.
+// Dropped bulk begins no further parts: it ends when the parts that have begun end.
 void PinnedRing::end_dropped(Lane& lane) {
   Copy copy = std::move(lane.bulk.front());
   lane.bulk.pop_front();
@@ -175,7 +175,7 @@ bool PinnedRing::busy() const {
   });
 }
 
-// Of what is not begun yet `most` bytes.
+// Begins at most `most` bytes of the rest.
 void PinnedRing::begin(Lane& lane, Copy& copy, size_t most) {
   const bool to_host = route(lane) == CopyRoute::kToHost;
   pieces_.clear();
@@ -231,7 +231,7 @@ std::string PinnedRing::explain() const {
   for (const Lane& lane : lanes_) {
     const std::string& why_not = lane.copier->why_no_boxes();
     if (why_not.empty()) continue;
-    absl::StrAppendFormat(&out, "; planes of rows by no '%s': %s", name_of(CopyWay::kBoxes),
+    absl::StrAppendFormat(&out, "; planes of rows without '%s': %s", name_of(CopyWay::kBoxes),
                           why_not);
     break;
   }
@@ -244,12 +244,12 @@ bool PinnedRing::over(Lane& lane, Flight& flight) {
   const Result result = flight.event != nullptr ? driver.cuEventQuery(flight.event)
                                                 : driver.cuStreamQuery(stream(lane));
   if (result == kNotReady) {
-    flight.asking.answered();
+    flight.poll_errors.succeeded();
     return false;
   }
   const absl::Status status = device_.check(result, "waiting for a copy");
   if (!status.ok()) flight.copy.status.Update(status);
-  return status.ok() || !device_.alive().ok() || flight.asking.hopeless();
+  return status.ok() || !device_.alive().ok() || flight.poll_errors.reached();
 }
 
 // An error of a part is its copy's.
@@ -293,9 +293,9 @@ bool PinnedRing::progress(const Ended& ended) {
   {
     const Device::Current current(device_);
     if (current.status().ok()) {
-      making_current_.answered();
+      making_current_.succeeded();
       for (Lane& lane : lanes_) work(lane);
-    } else if (!device_.alive().ok() || making_current_.hopeless()) {
+    } else if (!device_.alive().ok() || making_current_.reached()) {
       // Nothing can be asked, and nothing moves any more.
       for (Lane& lane : lanes_) {
         for (Flight& flight : lane.flying) {

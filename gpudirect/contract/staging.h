@@ -6,7 +6,7 @@
 //
 //   device --copy--> ring ==wire==> ring --copy--> device
 //
-// Who has how much of the ring, and what travels when, is the worker's business
+// Which transfer has how much of the ring, and what travels when, is decided by the worker
 // (transport/internal/staging.h). Here are the copies:
 //   - each direction has a stream of its own, never the legacy one, and at most kQueuedAhead copies
 //     are on it: an engine takes them in the order in which they came, whatever is urgent. What is
@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/contract/failing_questions.h"
+#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"
@@ -73,7 +73,7 @@ class PinnedRing final : public internal::StagingRing {
     uint64_t cookie = 0;
     std::vector<internal::CopyRun> runs;
     absl::Status status;
-    // Of bulk that is begun part by part.
+    // Progress of bulk, which is begun part by part.
     size_t run = 0;   // the first that is not begun, or not all of it,
     size_t done = 0;  // but so much
     bool begun() const { return run != 0 || done != 0; }
@@ -83,7 +83,7 @@ class PinnedRing final : public internal::StagingRing {
     Copy copy;  // of a part that others follow: its cookie and status
     bool last = true;
     Event event = nullptr;  // null: it could not be recorded, so the stream itself is asked
-    FailingQuestions asking;
+    PollErrorLimit poll_errors;
   };
   struct Lane {
     std::deque<Copy> urgent;
@@ -112,7 +112,7 @@ class PinnedRing final : public internal::StagingRing {
   int fd_ = -1;
   bool pinned_ = false;
   std::array<Lane, 2> lanes_;  // by CopyDirection
-  FailingQuestions making_current_;
+  PollErrorLimit making_current_;
   std::vector<Event> made_;
   std::vector<CopyPiece> pieces_;
   std::vector<std::pair<uint64_t, absl::Status>> ended_;      // not told yet

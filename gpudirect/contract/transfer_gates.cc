@@ -14,12 +14,12 @@ internal::TransferGates::Gate number_of(GateId id) {
 GateId id_of(internal::TransferGates::Gate gate) {
   return {static_cast<uint32_t>(gate), static_cast<uint32_t>(gate >> 32)};
 }
-// What whoever submits transfers can do: he knows nothing of gates.
+// What submitters of transfers can use; they know nothing of gates.
 absl::Status for_transfers(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(
       "all waits between this worker's transfers and the streams of the device are in use: submit "
-      "again when some transfers have begun or ended, and release() those that a stream waited "
+      "again after some transfers have begun or ended, and release() those that a stream waited "
       "for");
 }
 absl::StatusOr<internal::TransferGates::Gate> number_of(absl::StatusOr<GateId> id) {
@@ -72,7 +72,7 @@ std::optional<absl::Status> CudaGates::passed(Gate gate, Time now) {
 }
 
 void CudaGates::end(Gate gate, bool delivered) {
-  // Of a stream that has gone on before there is nothing more to say.
+  // A stream that has already continued needs no further word.
   if (delivered) {
     gates_->release(id_of(gate)).IgnoreError();
   } else {

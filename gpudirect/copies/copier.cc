@@ -145,10 +145,10 @@ absl::Status Copier::copy_as(std::optional<CopyWay> way, CopyRoute route,
   if (!kernels) possible = possible & kPlainWays;
   if (!way.has_value()) return run_cheapest(route, shape, merged_, possible);
   if (!possible.has(*way)) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "this list cannot be copied %s by '%s': the list has no such shape, or the device, its "
-        "driver or this build no such way",
-        name_of(route), name_of(*way)));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("this list cannot be copied %s by '%s': the list has another shape, or the "
+                        "device, its driver or this build lacks that way",
+                        name_of(route), name_of(*way)));
   }
   return run(*way, route, shape, merged_);
 }
@@ -311,7 +311,8 @@ absl::Status Copier::run_boxes(CopyRoute route, size_t plane_pieces,
     next.from.height = next.to.height = next.height;
     const size_t bytes = next.height * width;
     const bool room = batched == 0 || bytes <= most - batched;
-    // Of as many rows as those before: beside a part of a plane there is no room for another part.
+    // Must have as many rows as the previous ones: a part of a plane leaves no room for another
+    // part.
     if (room && !boxes_.empty() && next_layer(boxes_.back(), next.from.at, next.to.at)) {
       batched += bytes;
       continue;

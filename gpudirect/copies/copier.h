@@ -20,7 +20,7 @@
 
 namespace baton::gpudirect {
 
-// Of pieces of one size, by each number of them, in nanoseconds.
+// Times of copies of equal pieces, by the number of pieces, in nanoseconds.
 using CopyTimes = std::array<double, CopyTable::kCounts.size()>;
 
 // For one thread at a time. Device, launcher and stream outlive it; when it ends, nothing that it

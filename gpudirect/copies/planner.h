@@ -85,7 +85,7 @@ class CopyTable {
   // Between the figures of the table a straight line in logarithms of all three. Smaller pieces
   // cost what the smallest do; larger ones, and more of them, in proportion.
   double nanoseconds(CopyRoute route, CopyWay way, size_t pieces, size_t bytes) const;
-  // Of all ways, the logarithms to the base of 2.
+  // The binary logarithms of the costs of all ways.
   Costs logarithms(CopyRoute route, size_t pieces, size_t bytes) const;
 
   // Why a way is taken no more that the driver has: what it said when it was asked to. Empty: it

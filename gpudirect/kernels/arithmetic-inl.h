@@ -124,7 +124,7 @@ BATON_DEVICE uint32_t to_e4m3_of_span(uint32_t half, float scale) {
   return to_e4m3(gpu_quotient(from_bf16(half & 0x7fffu), scale)) | (half >> 8 & 0x80u);
 }
 
-// Of a span whose largest finite magnitude is `largest`.
+// The scale of a span whose largest finite magnitude is `largest`.
 BATON_DEVICE float e4m3_scale(float largest) {
   return largest == 0 ? 1.0f : larger(largest / 448.0f, 0x1p-126f);
 }

@@ -331,7 +331,7 @@ BATON_DEVICE void attend_items(Block& block, const SplitAttention& a, uint32_t i
     known = false;
     const uint32_t steps = steps_of<Shape>(work.seen), first = taken;
     const auto start_more = [&] {
-      // Of this split, and then of the next one.
+      // Steps of this split, and then of the next one.
       const uint32_t own = 2 * steps, all = own + (known ? 2 * steps_of<Shape>(ahead.seen) : 0);
       BATON_NO_UNROLL
       for (; started < smaller(taken + Shape::kSteps, first + all); ++started) {

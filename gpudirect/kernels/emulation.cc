@@ -110,14 +110,14 @@ void EmulatedBlock::touch(const void* at, size_t bytes, size_t alignment, Access
     throw KernelFault{absl::StrFormat("thread %u %s %u bytes of %s", running_,
                                       access == Access::kRead ? "reads" : "writes", bytes, what)};
   };
-  if (array == nullptr) return fault("what is no shared array");
+  if (array == nullptr) return fault("memory that is not a shared array");
   const auto place = static_cast<size_t>(static_cast<const std::byte*>(at) - array->bytes.data());
   if (place % alignment != 0) fault("a shared array that are not aligned");
   for (size_t word = place / 4; word < (place + bytes + 3) / 4; ++word) {
     auto& [reads, writes, adds] = array->words[word].of;
     const bool race = too_close(writes) || (access != Access::kAdd && too_close(adds)) ||
                       (access != Access::kRead && too_close(reads));
-    if (race) fault("a shared array that another touches before the next barrier");
+    if (race) fault("a shared array that another thread touches before the next barrier");
     const Touch& opposite = access == Access::kRead ? writes : reads;
     if (array->variable && opposite.interval == interval_) {
       fault("a variable that is both read and written before the next barrier");
@@ -145,7 +145,7 @@ void EmulatedBlock::copy(void* to, const void* from, size_t size, size_t there) 
   Copy& copy = groups.back().emplace_back(Copy{static_cast<std::byte*>(to), size});
   if (there == 0) return;
   if (reinterpret_cast<uintptr_t>(from) % size != 0) {
-    throw KernelFault{"an asynchronous copy from what is not aligned to its size"};
+    throw KernelFault{"an asynchronous copy from an address that is not aligned to its size"};
   }
   std::memcpy(copy.bytes, reach(from, there, 4, false), there);
 }
@@ -181,18 +181,17 @@ void EmulatedBlock::copy_runs(uint64_t* arrival, uint32_t all, void* to, const v
   if (running_ % 32 == 0) {
     if (use.bytes != 0) throw KernelFault{"copies whose arrival's last use is not over"};
     if (use.awaited == interval_) {
-      throw KernelFault{
-          "copies to where threads still read: there was no barrier behind their wait"};
+      throw KernelFault{"copies into memory that threads still read: no barrier after their wait"};
     }
     ++use.uses;
     use.bytes = all;
   }
   if (from == nullptr) return;
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || bytes % 16 != 0) {
-    throw KernelFault{"a copy in bulk that is not aligned to 16 bytes"};
+    throw KernelFault{"a bulk copy that is not aligned to 16 bytes"};
   }
   if (array_around(to, bytes) == nullptr) {
-    throw KernelFault{"a copy in bulk to what is no shared array"};
+    throw KernelFault{"a copy in bulk to memory that is not a shared array"};
   }
   const std::byte* const source = reach(from, bytes, 16, false);
   use.runs.emplace_back(static_cast<std::byte*>(to), std::vector(source, source + bytes));
@@ -272,7 +271,7 @@ std::optional<std::string> emulate(std::string_view name, const EmulatedKernel& 
     EmulatedBlock block(memory, with_memory, index);
     try {
       kernel.run_block(block, arguments);
-      if (block.copies_wait()) throw KernelFault{"an asynchronous copy that nobody waits for"};
+      if (block.copies_wait()) throw KernelFault{"an asynchronous copy that no thread waits for"};
     } catch (const KernelFault& fault) {
       return absl::StrFormat("%s, block %u: %s", name, index, fault.what);
     }

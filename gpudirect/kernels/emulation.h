@@ -65,7 +65,7 @@ class EmulatedBlock {
     each_free(function);
     ++step_;
   }
-  // Nobody waits for anybody.
+  // No thread waits for another.
   template <class Function>
   void each_free(const Function& function) {
     shuffle();
@@ -88,9 +88,9 @@ class EmulatedBlock {
     return reinterpret_cast<T*>(shared_array(&name, sizeof(T) * kCount, kCount == 1));
   }
 
-  // Of a shared array: two threads' accesses to the same bytes, one of them a put(), have a barrier
-  // between them. A variable, an array of one, is not even put by the thread that got it before the
-  // next barrier: compilers read those early, in all threads, whatever the condition.
+  // Rules for a shared array: two threads' accesses to the same bytes, one of them a put(), have a
+  // barrier between them. A variable, an array of one, is not even put by the thread that got it
+  // before the next barrier: compilers read those early, in all threads, whatever the condition.
   template <class T>
   T get(const T* from) {
     touch(from, sizeof(T), alignof(T), Access::kRead);
@@ -104,7 +104,7 @@ class EmulatedBlock {
     std::memcpy(to, &value, sizeof(T));
   }
 
-  // Of all that this kernel has besides (large_shared_of()).
+  // The kernel's further shared memory (large_shared_of()).
   std::byte* large_shared() {
     static const char name = 0;
     return shared_array(&name, launch_.large_shared, false);
@@ -113,7 +113,7 @@ class EmulatedBlock {
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
 
-  // Of each half of each word the largest among so many threads, a power of two.
+  // The largest value of each half of each word among `lanes` threads, a power of two.
   template <class Words>
   void group_max_halves(std::vector<Words>& values, uint32_t lanes) const {
     for (size_t first = 0; first < values.size(); first += lanes) {
@@ -250,7 +250,7 @@ class EmulatedBlock {
   void count_down(uint64_t* at) { store(at, load(at) - 1); }
 
  private:
-  // Of one element of a warp's c.
+  // For one element of a warp's c.
   static float add_products(const FragmentA* a, const FragmentB* b, uint32_t row, uint32_t column,
                             float sum);
   struct Copy {

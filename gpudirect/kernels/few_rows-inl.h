@@ -30,7 +30,7 @@ BATON_DEVICE void bring_few(Block& block, const Gemm& a, uint32_t column, uint32
   }
   each_share<kRows * kPiecesA, kFewThreads>(thread, [&](uint32_t i) {
     const uint32_t own = i / kPiecesA, k = k0 + i % kPiecesA * 4;
-    if (own >= a.m) return;  // nobody reads it, or what it becomes
+    if (own >= a.m) return;  // no thread reads it, or what it becomes
     block.copy_16(&to.a[own][i % kPiecesA], a.a + uint64_t{own} * a.lda + k, k < a.k ? 16 : 0);
   });
 }

@@ -110,7 +110,7 @@ BATON_DEVICE void gemm_bf16_few(Block& block, const Gemm& a) {
 
 // ---- many rows ----
 
-// Of one step, in pieces of 8 k, whose order in a row is such that those of eight rows are on
+// The pieces of one step, of 8 k each, ordered in a row so that those of eight rows are on
 // different banks.
 inline constexpr uint32_t kStepPieces = kFragmentK / 8;
 BATON_DEVICE uint32_t place_of(uint32_t row, uint32_t piece) {

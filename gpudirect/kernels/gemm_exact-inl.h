@@ -86,8 +86,8 @@ struct OwnShare {
     }
   }
 };
-// Of the 16 x 16 threads of a tile. A warp has 8 x 4 of them, of which each 16 lanes have 8 x 2:
-// then what they read at once is in 128 bytes.
+// The share of each of a tile's 16 x 16 threads. A warp has 8 x 4 of them, its half-warps 8 x 2,
+// so that their simultaneous reads fall in 128 bytes.
 BATON_DEVICE uint32_t share_of_rows(uint32_t thread) {
   return thread / 32 % 2 * 8 + thread % 16 / 2;
 }

@@ -82,8 +82,8 @@ struct CudaBlock {
       for (float& value : row.of) value = __shfl_xor_sync(0xffffffffu, value, 1);
     }
   }
-  // Of each warp, all fragments of a with all of b. As mma.sync has it, twice: 16 k each, and far
-  // apart, for the second waits for the first.
+  // Multiplies, in each warp, all fragments of a with all of b: two mma.sync of 16 k each, far
+  // apart, because the second waits for the first.
   template <class Left, class Right, class Sums>
   __device__ __forceinline__ void multiply_fragments(PerThread<Left>& a, PerThread<Right>& b,
                                                      PerThread<Sums>& sums) const {
@@ -115,7 +115,7 @@ struct CudaBlock {
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(place(threadIdx.x))))
                  : "memory");
   }
-  // 16 bytes, or 4, to shared memory, by nobody's registers, the first `there` of them, and zeros
+  // 16 bytes, or 4, to shared memory, past the registers, the first `there` of them, and zeros
   // behind; in groups that this thread ends, and waits for but for the last kOutstanding. A barrier
   // behind that shows them to the others.
   __device__ __forceinline__ void copy_16(void* to, const void* from, uint32_t there = 16) const {
@@ -146,7 +146,7 @@ struct CudaBlock {
   }
   // Runs of bytes to shared memory, at most one of each thread of a warp, all of which call this:
   // multiples of 16 bytes, aligned to so many; null: none. They are one use of an arrival, of `all`
-  // bytes. Where there are copies in bulk nobody's registers and few instructions have to do with
+  // bytes. With bulk copies no registers and few instructions have to do with
   // it.
   __device__ __forceinline__ void make_arrival(uint64_t* arrival) const {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrival)),

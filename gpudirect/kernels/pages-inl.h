@@ -11,7 +11,7 @@
 
 namespace baton::gpudirect::kernels {
 
-// Of one query, when all splits so far are added.
+// The state of one query after all splits so far.
 struct SplitState {
   float most;
   float sum;
@@ -30,7 +30,7 @@ BATON_DEVICE Seen seen_by(const PageAttention& a, const PageTask& at, uint32_t f
   const uint32_t last = last_seen(a, at, row);
   return seen_of_split(from, first_seen_from(last, a.window), last);
 }
-// Of its first element in q and out.
+// The offset of its first element in q and out.
 BATON_DEVICE uint64_t query_place(const PageAttention& a, const PageTask& at, uint32_t query) {
   const uint32_t pair = at.task.first + query;
   const uint64_t row = uint64_t{at.task.row} + pair / a.group;

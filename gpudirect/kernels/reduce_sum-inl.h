@@ -40,7 +40,7 @@ BATON_DEVICE double joined(double a, double b, bool either) {
   return __builtin_bit_cast(double, either ? x | y : x& y);
 }
 
-// Of floats: NaN if either is, and -0 is below +0.
+// Float rules: NaN if either is, and -0 is below +0.
 template <class Lanes>
 struct FloatArithmetic : Lanes {
   using Value = typename Lanes::Value;

@@ -53,8 +53,8 @@ BATON_DEVICE float element_of_row(Block& block, const Reshard& a, const std::byt
              : from_bf16(block.load(reinterpret_cast<const uint16_t*>(at)));
 }
 
-// Of the elements of a span, from `first` of the row on, that are this lane's: four at a time where
-// the span allows it.
+// The largest of this lane's elements of a span that begins at `first` of the row: four at a time
+// where the span allows it.
 template <class Block>
 BATON_DEVICE uint32_t largest_of_lane(Block& block, const Reshard& a, const std::byte* row,
                                       uint32_t first, uint32_t lane, bool by_four) {
@@ -190,8 +190,8 @@ BATON_DEVICE Vector8 codes_of(const Vector16& eight, const SpanScale& scale) {
   return codes;
 }
 
-// Of a span with infinities, NaN or a tiny scale, or that is not aligned: element by element, by
-// the lanes of its group.
+// Converts a span with infinities, NaN or a tiny scale, or one that is not aligned: element by
+// element, by the lanes of its group.
 template <class Block>
 BATON_DEVICE void convert_rare_span(Block& block, const Reshard& a, const RowPlace& place,
                                     uint32_t part, uint32_t lanes) {

@@ -12,7 +12,7 @@ struct SplitFactors {
   float keep;
   float add;
 };
-// Of a split whose largest score is `own`, behind others whose largest is `before` (-inf: none).
+// The factors of a split whose largest score is `own`, after others with `before` (-inf: none).
 BATON_DEVICE SplitFactors split_factors(float before, float own) {
   const float now = larger(before, own);
   return {exponential(before - now), exponential(own - now)};

@@ -66,7 +66,7 @@ struct Seen {
   uint32_t end;
 };
 
-// Of positions [first, last] those of the split that begins at `from`; {0, 0}: none.
+// Those of positions [first, last] in the split that begins at `from`; {0, 0}: none.
 BATON_DEVICE Seen seen_of_split(uint32_t from, uint32_t first, uint32_t last) {
   if (first >= from + kSplitTokens || last < from) return {0, 0};
   return {larger(first, from) - from, smaller(last + 1, from + kSplitTokens) - from};
@@ -82,7 +82,7 @@ struct TileMemory {
   const uint16_t** pages;  // [kSplitPages]: K of each
 };
 
-// Of a split what any and what every query of the tile sees.
+// What any query, and what every query, of the tile sees of a split.
 struct TileSplit {
   Seen any;
   Seen every;
@@ -132,7 +132,7 @@ BATON_DEVICE float from_pair(uint32_t word, uint32_t which) {
 
 // Where a thread's copies begin: of K in one page, of V in each.
 struct TileCopies {
-  const uint16_t* keys;  // null: nobody sees that page
+  const uint16_t* keys;  // null: no query sees that page
   uint32_t values;       // from K of a page; 0: it copies nothing of V
 };
 template <class Shape>

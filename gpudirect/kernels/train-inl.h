@@ -227,7 +227,7 @@ BATON_DEVICE Vector16 multiplied(Vector16 four, float by) {
   return four;
 }
 
-// Of what each thread found, sixteen are left, and behind them is the target's logit.
+// Reduces the threads' results to sixteen, followed by the target's logit.
 template <class Block, class Target>
 BATON_DEVICE void find_largest(Block& block, const ClassifierMemory& memory, const Target& target) {
   block.each([&](uint32_t thread) {

@@ -9,7 +9,7 @@ namespace baton::gpudirect::kernels {
 enum class Pushed : uint32_t { kFull, kYes, kClosed };
 
 // Whether this thread may take a place: then what was there has been taken by the host. Places are
-// granted and taken by two counts, so that nobody tries again because others were quicker.
+// granted and taken by two counts, so that no thread tries again because others were quicker.
 template <class Block>
 BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
   const uint64_t seen = block.look(queue.seen_tail);
@@ -22,7 +22,7 @@ BATON_DEVICE Pushed grant_place(Block& block, const TriggerQueue& queue) {
   return Pushed::kFull;
 }
 
-// Whether it is worth trying: who would be refused leaves the count alone, which others need.
+// Whether it is worth trying: a thread that would be refused leaves the count alone for others.
 template <class Block>
 BATON_DEVICE bool seems_full(Block& block, const TriggerQueue& queue) {
   const uint64_t seen = block.look(queue.seen_tail);
@@ -51,8 +51,8 @@ BATON_DEVICE Pushed push_once(Block& block, const TriggerQueue& queue, const Tri
   }
   if (granted != Pushed::kYes) return granted;
   const uint64_t at = block.count_up(queue.head);
-  // Of this lap: in the one before, the bits were the other way round. So nobody has to clear them,
-  // and the host sees of either word whether it has come.
+  // The bit of this lap; it alternates between laps, so that the bits need no clearing
+  // and the host can tell for either word whether it has arrived.
   const uint64_t lap = (at / queue.capacity & 1) ^ 1;
   // What has no such number asks for a transfer that was never prepared.
   constexpr uint32_t kMost = 0x7fffffff;

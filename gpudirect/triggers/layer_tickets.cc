@@ -17,7 +17,7 @@ constexpr uint32_t kAskEvery = 256;  // polls without a layer
 absl::StatusOr<std::unique_ptr<LayerTickets>> LayerTickets::open(const Device& device,
                                                                  const Launcher& launcher,
                                                                  uint32_t layers) {
-  if (layers == 0) return absl::InvalidArgumentError("tickets for no layer");
+  if (layers == 0) return absl::InvalidArgumentError("tickets for 0 layers");
   if (!device.facts().has(kCanUseHostPointerForRegisteredMemory)) {
     return absl::UnavailableError(
         "this CUDA device does not know registered host memory by the host's address: wait for "
@@ -82,11 +82,11 @@ absl::StatusOr<size_t> LayerTickets::poll(
     step_ = now;
     if (!missing.empty() || passed_over) {
       return absl::DataLossError(absl::StrFormat(
-          "step %u has begun, but of step %u %s: launch a step when the transfers of the one "
-          "before have ended",
+          "step %u has begun, but in step %u %s: launch a step after the transfers of the previous "
+          "one have ended",
           now, last,
-          missing.empty() ? "on no layer was told"
-                          : absl::StrCat("these layers were not told: ", missing)));
+          missing.empty() ? "no layer was reported"
+                          : absl::StrCat("these layers were not reported: ", missing)));
     }
   }
   size_t count = 0;

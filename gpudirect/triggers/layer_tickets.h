@@ -47,8 +47,8 @@ class LayerTickets {
   // the new step. Aborted when the device is lost: no layer will come any more. Once in many calls
   // that find nothing the driver is asked for that, which takes a microsecond.
   absl::StatusOr<size_t> poll(absl::FunctionRef<void(uint64_t step, uint32_t layer)> ready);
-  // Nobody wants to hear of the layers of steps until now any more: one failed, and the streams are
-  // empty.
+  // No caller wants to hear of the layers of steps until now any more: one failed, and the streams
+  // are empty.
   void forget_steps();
 
  private:

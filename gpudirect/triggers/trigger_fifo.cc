@@ -45,7 +45,7 @@ absl::Status TriggerConsumer::check(const Trigger& trigger) const {
   const Prepared& row = prepared_[trigger.transfer];
   if (row.withdrawn) {
     return absl::InvalidArgumentError(absl::StrCat("a kernel asks for transfer ", trigger.transfer,
-                                                   ", which nobody starts any more"));
+                                                   ", which is no longer served"));
   }
   if (trigger.count == 0 || trigger.first > row.pieces ||
       trigger.count > row.pieces - trigger.first) {

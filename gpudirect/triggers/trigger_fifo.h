@@ -6,7 +6,7 @@
 // a place waits no longer than it was told, nor once the queue is closed.
 //
 // Only push_trigger() may write there. A kernel that writes past its own memory into the slots can
-// make the host take what nobody pushed: each is checked as any other, but host and kernels no
+// make the host take what no kernel pushed: each is checked as any other, but host and kernels no
 // longer agree where the queue is. What is pushed from then on is accepted, and neither started nor
 // refused: such a queue is lost, and is to be opened anew when that kernel has been fixed.
 #pragma once
@@ -79,7 +79,7 @@ class TriggerConsumer {
 };
 
 // The queue on a device: slots and tail in host memory that it reads and writes, the counts of
-// those who push in its own.
+// pushers in its own.
 class TriggerFifo {
  public:
   // `capacity`: a power of two, kMostSlots at most; each takes 16 bytes of pinned memory, and the

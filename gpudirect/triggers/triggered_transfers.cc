@@ -62,13 +62,14 @@ absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& requ
   if (!status.ok()) return status;
   const size_t pieces = pieces_of(request.local_layout);
   if (pieces != pieces_of(request.remote_layout)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%u pieces here and %u there: give both layouts as many steps in their outermost dimension",
-        pieces, pieces_of(request.remote_layout)));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u pieces here and %u there: give both layouts the same number of steps "
+                        "in their outermost dimension",
+                        pieces, pieces_of(request.remote_layout)));
   }
   if (pieces > UINT32_MAX) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%u pieces: a trigger names them by 32 bits, so prepare more transfers of fewer pieces",
+        "%u pieces: a trigger numbers pieces by 32 bits, so prepare more transfers of fewer pieces",
         pieces));
   }
   if (request.local_layout.bytes() != request.remote_layout.bytes()) {
@@ -79,12 +80,13 @@ absl::StatusOr<uint32_t> TriggeredTransfers::prepare(const TransferRequest& requ
   if (request.detached || request.on_end != nullptr || request.after.device >= 0 ||
       request.after_event.device >= 0 || request.release.device >= 0) {
     return absl::InvalidArgumentError(
-        "a transfer that kernels start has neither a callback nor order with streams: the trigger "
-        "is the order, and state() says how it ended");
+        "a transfer that kernels start takes neither a callback nor an order with streams: the "
+        "trigger orders it, and state() reports its result");
   }
   if (queue_.prepared() != first_number_ + prepared_.size()) {
     return absl::FailedPreconditionError(
-        "somebody else has prepared in this queue: give each TriggeredTransfers one of its own");
+        "another object has prepared transfers in this queue: give each TriggeredTransfers its own "
+        "queue");
   }
   Prepared& row = [this]() -> Prepared& {
     const std::lock_guard lock(preparing_);
@@ -189,7 +191,7 @@ bool TriggeredTransfers::progress() {
   }
   const size_t most = std::min(kAtATime, kMostWaiting - waiting_);
   any |= queue_.take(most, [this](const Trigger& trigger) {
-    if (trigger.transfer - first_number_ >= prepared_.size()) {  // nobody's that takes here
+    if (trigger.transfer - first_number_ >= prepared_.size()) {  // not taken here
       queue_.withdraw(trigger.transfer);
       queue_.admits(trigger);
       return;

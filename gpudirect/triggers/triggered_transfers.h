@@ -27,7 +27,8 @@ namespace baton::gpudirect {
 // For one thread at a time; state() may be read from any.
 class TriggeredTransfers {
  public:
-  // Both outlive it. Nobody else prepares in this queue or takes from it, until this one has ended.
+  // Both outlive it. No other object prepares in this queue or takes from it, until this one has
+  // ended.
   TriggeredTransfers(Worker& worker, TriggerConsumer& queue)
       : worker_(worker), queue_(queue), first_number_(queue.prepared()) {}
   // Cancels what was started and waits for its end. What kernels still ask for by the numbers of
@@ -41,8 +42,8 @@ class TriggeredTransfers {
   // it is one piece where both are one run. A counter, a notification and a timeout are those of
   // each trigger's transfer. InvalidArgument for a request with order to streams, a callback or
   // `detached`, for one of 2^32 pieces and more, and for layouts that no region could hold; what
-  // else is wrong with it is said by state() when it is started. FailedPrecondition where somebody
-  // else has prepared in the queue.
+  // else is wrong with it is said by state() when it is started. FailedPrecondition where another
+  // object else has prepared in the queue.
   absl::StatusOr<uint32_t> prepare(const TransferRequest& request);
   // From now on triggers of the epochs before are refused, those too that were taken from the queue
   // and wait for a slot; what was started goes on. Returns the new one; NotFound where no such
@@ -93,7 +94,7 @@ class TriggeredTransfers {
   Worker& worker_;
   TriggerConsumer& queue_;
   const uint32_t first_number_;   // of ours: those before are of whoever had the queue
-  mutable std::mutex preparing_;  // who asks for a state, while more are prepared
+  mutable std::mutex preparing_;  // for a state query while more are prepared
   std::deque<Prepared> prepared_;
   std::vector<Peer> peers_;
   size_t first_ = 0;    // of the peers, in the next round: none is always behind another

@@ -28,15 +28,15 @@ absl::Status check_mapped(const Descriptor& range, int fd, uint64_t offset) {
   const int seals = fcntl(fd, F_GET_SEALS);
   struct stat file {};
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &file) != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "descriptor %d is no memfd that cannot shrink: make it by memfd_create(..., "
-        "MFD_ALLOW_SEALING), and seal it with F_SEAL_SHRINK",
-        fd));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("descriptor %d is not a memfd sealed against shrinking: make it by "
+                        "memfd_create(..., MFD_ALLOW_SEALING), and seal it with F_SEAL_SHRINK",
+                        fd));
   }
   const auto size = static_cast<uint64_t>(file.st_size);
   if (offset > size || range.bytes > size - offset || offset % 4096 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%u bytes from %u on are not in a file of %u, or do not begin with a page",
+        absl::StrFormat("%u bytes at offset %u are outside a file of %u, or do not begin at a page",
                         range.bytes, offset, size));
   }
   return absl::OkStatus();
@@ -104,8 +104,9 @@ absl::StatusOr<AgentListId> Agent::register_rows(absl::Span<const StridedDescrip
   for (const StridedDescriptor& row : rows) {
     const std::optional<Descriptor> span = row.span();
     if (!span) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "a row of %u descriptors, one every %u bytes, is no memory", row.count, row.stride));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("a row of %u descriptors, one every %u bytes, is not a range of memory",
+                          row.count, row.stride));
     }
     ranges.push_back(*span);
   }
@@ -254,8 +255,8 @@ absl::StatusOr<AgentTransferId> Agent::make_transfer(Op op, AgentListId local,
   if (mine == nullptr || theirs == nullptr) return no_such_list();
   if (!mine->agent.empty() || theirs->agent.empty()) {
     return absl::InvalidArgumentError(
-        "the local side of a transfer is a list of this agent's own memory, the remote side one "
-        "that was prepared for an agent by its name");
+        "the local list of a transfer must be of this agent's own memory, the remote list must "
+        "have been prepared for a named agent");
   }
   if (absl::Status known = impl_->check_epoch(theirs->agent, theirs->epoch, "prepare the list");
       !known.ok()) {

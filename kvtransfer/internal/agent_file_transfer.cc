@@ -74,7 +74,8 @@ absl::StatusOr<AgentFilePlan> plan_file_transfer(const AgentList& local, const A
 }
 
 absl::Status files_hear_nothing() {
-  return absl::UnimplementedError("files hear no message: make and post the transfer without one");
+  return absl::UnimplementedError(
+      "a transfer with a file cannot carry a message: make and post it without one");
 }
 
 absl::Status files_are_of_the_host(MemoryKind kind) {
@@ -94,14 +95,14 @@ absl::Status AgentFileTransfer::post(PeerId /*peer*/, const std::string_view* me
   for (const FileRegion& region : plan_.files) {
     if (!files_.holds(region)) {
       return absl::NotFoundError(absl::StrFormat(
-          "a range of file descriptor %u that the transfer was made for is not registered any more",
+          "a range of file descriptor %u that the transfer uses is no longer registered",
           region.file->number));
     }
     if (op_ == Op::kWrite && (fcntl(region.file->fd.get(), F_GETFL) & O_APPEND) != 0) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "file descriptor %u was opened with O_APPEND: what is written goes to the file's end, "
-          "whatever its offset; open it without",
-          region.file->number));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("file descriptor %u was opened with O_APPEND, so writes go to the file's "
+                          "end whatever the offset; open it without",
+                          region.file->number));
     }
   }
   for (const MemoryRegion& region : plan_.memory) {
@@ -198,8 +199,9 @@ absl::Status AgentFileTransfer::move(FileJob& job) const {
                                   : ""));
   }
   if (moved == 0) {
-    return absl::InternalError(absl::StrFormat(
-        "file descriptor %u ends at %u: %u bytes more were asked for", file.number, offset, held));
+    return absl::InternalError(
+        absl::StrFormat("the file of descriptor %u ends at %u: %u more bytes were requested",
+                        file.number, offset, held));
   }
   auto left = static_cast<uint64_t>(moved);
   job.bytes -= left;

@@ -86,7 +86,7 @@ absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
     if (where.bytes == 0 || where.address >= kEndOfFiles ||
         where.bytes > kEndOfFiles - where.address) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%u bytes at %u are no part of a file", where.bytes, where.address));
+          absl::StrFormat("%u bytes at %u cannot be part of a file", where.bytes, where.address));
     }
     std::shared_ptr<const OpenFile>& file = known[identity(**opened)];
     if (file == nullptr) {
@@ -112,7 +112,7 @@ absl::Status AgentFiles::remove(absl::Span<const Descriptor> list) {
     for (const auto& transfer : running_) {
       if (!transfer->uses((*ranges_)[places[i]].region)) continue;
       return absl::FailedPreconditionError(absl::StrFormat(
-          "a transfer uses file descriptor %u: release that first", list[i].device));
+          "a transfer uses file descriptor %u: release the transfer first", list[i].device));
     }
   }
   replace(ranges_->without(std::move(places)));

@@ -66,7 +66,7 @@ class AgentFiles {
   void replace(AgentRanges<FileRegion> by);
   absl::Status start(const std::shared_ptr<AgentFileTransfer>& transfer);  // locked
   void work();
-  // Tells those who sleep what has ended: not under the lock, which they take to look.
+  // Tells waiters what has ended: not under the lock, which they take to look.
   void unlock_and_wake(std::unique_lock<std::mutex>& lock);
 
   static constexpr size_t kThreads = 4;
@@ -79,7 +79,7 @@ class AgentFiles {
   mutable std::mutex mutex_;  // of what follows, and of all transfers' states
   std::condition_variable work_;
   bool stop_ = false;
-  bool ended_ = false;  // a transfer has, and nobody was woken yet
+  bool ended_ = false;  // a transfer has, and no waiter was woken yet
   std::vector<std::shared_ptr<AgentFileTransfer>> running_;
   std::deque<std::shared_ptr<AgentFileTransfer>> queue_;  // those with jobs left, in turns
   std::vector<std::thread> threads_;

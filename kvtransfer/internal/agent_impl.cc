@@ -39,7 +39,7 @@ absl::Status check_op(Op op) {
 }
 
 absl::Status no_such_list() {
-  return absl::NotFoundError("no such list: it was released already, or is another agent's");
+  return absl::NotFoundError("no such list: it was already released, or belongs to another agent");
 }
 absl::Status no_such_range(const Descriptor& where, MemoryKind kind) {
   return absl::NotFoundError(
@@ -48,7 +48,8 @@ absl::Status no_such_range(const Descriptor& where, MemoryKind kind) {
                       where.bytes, where.address, where.device, kind_name(kind)));
 }
 absl::Status no_such_transfer() {
-  return absl::NotFoundError("no such transfer: it was released already, or is another agent's");
+  return absl::NotFoundError(
+      "no such transfer: it was already released, or belongs to another agent");
 }
 
 uint64_t next_agent_id() {
@@ -155,10 +156,10 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, M
     const MemoryRegion& region = mine[places[gone]].region;
     status = files->uses(region)
                  ? absl::FailedPreconditionError(
-                       "a transfer to or from a file uses this memory: release that first")
+                       "a transfer to or from a file uses this memory: release the transfer first")
              : is_awaited(region) || (staging != nullptr && staging->uses(region))
                  ? absl::FailedPreconditionError(
-                       "a transfer that runs uses this memory: wait for its end, or release it")
+                       "a running transfer uses this memory: wait for its end, or release it")
                  : worker->deregister_memory(region);
     if (!status.ok()) break;
   }
@@ -226,7 +227,7 @@ absl::Status Agent::Impl::check_epoch(const std::string& agent, uint64_t epoch,
   const auto known = remotes.find(agent);
   if (known != remotes.end() && known->second.epoch == epoch) return absl::OkStatus();
   return absl::NotFoundError(absl::StrFormat(
-      "agent \"%s\" was removed, or another one has its name now: %s again", agent, again));
+      "agent \"%s\" was removed, or another agent has its name now: %s again", agent, again));
 }
 
 std::shared_ptr<const AgentList> Agent::Impl::find_list(AgentListId id) const {
@@ -287,7 +288,7 @@ absl::Status Agent::Impl::post(AgentTransferId id, const std::string_view* messa
     const auto remote = remotes.find(transfer->agent());
     if (remote == remotes.end() || remote->second.epoch != transfer->epoch()) {
       return absl::NotFoundError(absl::StrFormat(
-          "agent \"%s\" was removed, or another one has its name now: prepare the lists again",
+          "agent \"%s\" was removed, or another agent has its name now: prepare the lists again",
           transfer->agent()));
     }
     if (!transfer->needs_peer()) return transfer->post({}, message);
@@ -307,7 +308,7 @@ absl::Status Agent::Impl::check_fence(const AgentTransfer& transfer) {
   if (parted.ok()) return parted;
   return absl::UnavailableError(absl::StrFormat(
       "the transfer is released, but agent \"%s\" was given up: %s", transfer.agent(),
-      absl::IsNotFound(parted) ? "how is forgotten by now" : parted.message()));
+      absl::IsNotFound(parted) ? "the result is no longer kept" : parted.message()));
 }
 
 absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
@@ -320,12 +321,13 @@ absl::Status Agent::Impl::release(AgentTransferId id, Time timeout) {
     if (!waited.ok()) {
       if (!transfer->needs_peer()) {
         return absl::DeadlineExceededError(
-            "a file answers slowly: keep the transfer's memory as it is, and release it again");
+            "file I/O of the transfer is still running: keep its memory as it is, and release it "
+            "again");
       }
-      return absl::DeadlineExceededError(absl::StrFormat(
-          "agent \"%s\" has not said yet that no byte of the transfer moves any more: keep its "
-          "memory as it is, and release it again",
-          transfer->agent()));
+      return absl::DeadlineExceededError(
+          absl::StrFormat("agent \"%s\" has not yet confirmed that no more bytes of the transfer "
+                          "move: keep its memory as it is, and release it again",
+                          transfer->agent()));
     }
   }
   transfer->abort();  // one that waited for room

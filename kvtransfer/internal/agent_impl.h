@@ -35,15 +35,15 @@
 
 namespace baton::kvtransfer {
 
-// What others may make an agent keep. Of messages that nobody reads: what comes then stays in the
-// worker, where its senders' credit ends.
+// What others may make an agent keep. Of messages that no caller reads: what comes then stays in
+// the worker, where its senders' credit ends.
 inline constexpr size_t kMostUnread = 64 << 20;
 // Ranges of one agent that came in parts: four times what a worker can hold.
 inline constexpr size_t kMostRemoteRanges = 1 << 18;
 // Agents that gave their metadata unasked and have gone.
 inline constexpr size_t kMostGoneRemotes = 1024;
 // The worker tells of each peer that goes, but of those that it has forgotten before it was asked.
-// Of more senders than this, and twice those that were there last, it is asked who still is.
+// Beyond this many senders, and twice the last count, drop those that are gone.
 inline constexpr size_t kFewSenders = 64;
 
 // Another agent; or this one, as others see it.
@@ -112,7 +112,7 @@ class Agent::Impl {
   void take_called();                             // locked
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
-  void say_again();  // what was said to somebody who was not there yet
+  void say_again();  // what was said to an agent that was not there yet
 
   // agent_store.cc
   absl::Status check_store() const;
@@ -174,8 +174,8 @@ class Agent::Impl {
   std::mutex inbox_mutex;
   absl::flat_hash_map<uint64_t, Sender> senders;  // by peer
   std::vector<uint64_t> down;                     // of them, when what they sent is read
-  size_t most_senders = kFewSenders;              // before the worker is asked who is there
-  absl::flat_hash_map<uint64_t, PeerId> asking;   // for our metadata
+  size_t most_senders = kFewSenders;             // before the worker is asked which are still there
+  absl::flat_hash_map<uint64_t, PeerId> asking;  // for our metadata
   std::deque<AgentMessage> inbox;
   std::atomic<size_t> unread{0};  // bytes of it
   std::atomic<int> awaiting{0};   // threads that wait for a message

@@ -20,7 +20,7 @@ size_t kept_bytes(const AgentMessage& message) {
 
 void Agent::Impl::pump() {
   worker->help();
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   say_again();
   std::lock_guard lock(inbox_mutex);
   const auto take_events = [&] {
@@ -42,8 +42,7 @@ void Agent::Impl::pump() {
       take_events();
       sender = senders.find(key_of(next.peer));
       if (sender == senders.end()) {  // the worker forgets none before what it said is read
-        base::log_event(base::LogLevel::kWarning,
-                        "%s: dropped a notification of a peer that was never heard of",
+        base::log_event(base::LogLevel::kWarning, "%s: dropped a notification from an unknown peer",
                         options.name);
         continue;
       }
@@ -113,8 +112,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
         base::log_event(base::LogLevel::kWarning, "%s: metadata from %s: %s", options.name,
                         sender.name, loaded.status().message());
         std::lock_guard lock(mutex);
-        refused = {sender.name,
-                   absl::StrCat("its metadata came and was refused: ", loaded.status().message())};
+        refused = {sender.name, absl::StrCat("its metadata arrived but was refused: ",
+                                             loaded.status().message())};
       }
       return;
     }
@@ -124,7 +123,7 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       return;
     }
     case AgentFrameKind::kInvalidate:
-      // Its own, and nobody else's.
+      // Its own, and no other agent's.
       if (options.serve_metadata) remove_remote(sender.name, &sender.uid);
       return;
     case AgentFrameKind::kAbandon:
@@ -167,10 +166,10 @@ absl::Status Agent::Impl::notify(std::string_view agent, std::string_view messag
       worker->wait_until([&] { return !connecting(); }, kMoment).IgnoreError();
     }
     if (worker->peer_state(*peer) != PeerState::kUp) {
-      return absl::UnavailableError(absl::StrFormat(
-          "agent \"%s\" is gone: %s. It is called again each time that something is sent to it; if "
-          "it was started anew, load its new metadata",
-          agent, lost.message()));
+      return absl::UnavailableError(
+          absl::StrFormat("agent \"%s\" is gone: %s. Each send to it tries to reconnect; if it was "
+                          "restarted, load its new metadata",
+                          agent, lost.message()));
     }
   }
   absl::Status sent = outbox->send_message(agent, *peer, message);

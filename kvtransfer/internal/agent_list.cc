@@ -76,7 +76,7 @@ class AgentListMaker {
   }
 
   absl::StatusOr<AgentList> finish() {
-    if (list_.size_ == 0) return absl::InvalidArgumentError("a list of no descriptors");
+    if (list_.size_ == 0) return absl::InvalidArgumentError("an empty list of descriptors");
     list_.per_segment_ = list_.size_;
     if (list_.segments_.size() > 1) list_.per_segment_ = list_.segments_[1].first;
     for (size_t i = 2; i < list_.segments_.size(); ++i) {

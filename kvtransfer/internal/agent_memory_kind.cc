@@ -1,4 +1,4 @@
-// The kinds of an agent's memory by name, and what is asked of whoever drives devices.
+// The kinds of an agent's memory by name, and what is asked of the device provider.
 #include "kvtransfer/internal/agent_memory_kind.h"
 
 #include <iterator>
@@ -42,17 +42,17 @@ absl::Status check_kind(MemoryKind kind) {
       return absl::OkStatus();
     case MemoryKind::kFile:
       return absl::UnimplementedError(
-          "files (FILE) are the remote side of a transfer with oneself: the local side is host "
-          "memory (DRAM), and other agents do not reach them");
+          "files (FILE) can only be the remote side of an agent's transfer with itself: the local "
+          "side is host memory (DRAM), and other agents cannot reach files");
     case MemoryKind::kBlock:
     case MemoryKind::kObject:
       return absl::UnimplementedError(absl::StrFormat(
           "%s memory cannot be used here: this agent moves memory of the host (DRAM) and of CUDA "
-          "devices (VRAM), and files (FILE) of its own; copy it there first",
+          "devices (VRAM), and its own files (FILE); copy the bytes there first",
           kind_name(kind)));
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("no kind of memory has number %u", static_cast<unsigned>(kind)));
+      absl::StrFormat("there is no kind of memory %u", static_cast<unsigned>(kind)));
 }
 
 absl::Status check_place(const Descriptor& range, MemoryKind kind) {
@@ -79,10 +79,10 @@ absl::Status check_place(const Descriptor& range, MemoryKind kind) {
         range.bytes, range.address));
   }
   if (range.device != static_cast<uint64_t>(place.device)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%u bytes at %#x are memory of %s, and not of device %u: a VRAM descriptor's device is the "
-        "number that CUDA has for it in this process",
-        range.bytes, range.address, place.name(), range.device));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%u bytes at %#x are memory of %s, not of device %u: a VRAM descriptor's "
+                        "device is its CUDA ordinal in this process",
+                        range.bytes, range.address, place.name(), range.device));
   }
   return absl::OkStatus();
 }

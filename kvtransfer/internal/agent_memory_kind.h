@@ -10,7 +10,7 @@ inline constexpr MemoryKind kMemoryKinds[] = {MemoryKind::kDram, MemoryKind::kVr
 
 // "DRAM", as NIXL calls them; "?" for what is none.
 const char* kind_name(MemoryKind kind);
-// Of a region here or at another agent: told by whoever registered it.
+// The kind of a region here or at another agent, as its owner registered it.
 MemoryKind kind_of(const RemoteRegion& region);
 
 // OK: memory, of the host or of a device. Unimplemented for files and all else, by name.

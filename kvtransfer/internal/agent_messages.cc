@@ -21,9 +21,9 @@ size_t part_bytes(size_t total, size_t part) {
   return std::min(kMaxWholeAgentMessage, total - part * kMaxWholeAgentMessage);
 }
 
-absl::Status strange() { return absl::InvalidArgumentError("a notification that no agent sends"); }
+absl::Status strange() { return absl::InvalidArgumentError("a malformed notification"); }
 
-// Of a message that comes in parts.
+// The number of a message that travels in parts.
 uint64_t next_number() {
   static std::atomic<uint64_t> messages{0};
   return ++messages;
@@ -97,7 +97,7 @@ absl::StatusOr<bool> AgentAssembler::add(std::string_view frame, AgentFrame& out
     if (held_ + total > kMaxHeld) {
       open_.erase(at);
       return absl::ResourceExhaustedError(
-          absl::StrFormat("more than %u bytes of messages that are not complete", kMaxHeld));
+          absl::StrFormat("more than %u bytes of incomplete messages", kMaxHeld));
     }
     held_ += total;
     open = {static_cast<AgentFrameKind>(kind), std::string(total, '\0'),

@@ -75,7 +75,7 @@ absl::Status AgentOutbox::submit_part(std::string_view frame, Sent& sent, Time p
 
 absl::Status AgentOutbox::send_parts(AgentFrameKind kind, std::string_view payload,
                                      std::unique_ptr<Sent> sent, Time patience) {
-  say_what_waits();
+  flush_control_messages();
   if (absl::Status room = wait_for_room(sent->peer, payload.size(), patience); !room.ok()) {
     sent->open = 1;
     ended(*sent.release(), 1, room, true);
@@ -126,7 +126,7 @@ bool AgentOutbox::reserve(PeerId peer, size_t bytes, const std::shared_ptr<Agent
 
 void AgentOutbox::leave_line(PeerId peer, const AgentTransfer& who) {
   std::lock_guard lock(mutex_);
-  Parts& parts = parts_.find(key_of(peer))->second;  // kept while somebody waits
+  Parts& parts = parts_.find(key_of(peer))->second;  // kept while a caller waits
   std::erase_if(parts.line, [&](const Parts::Waits& other) { return other.who == &who; });
   forget_if_unused(peer);
 }
@@ -137,12 +137,12 @@ void AgentOutbox::give_back(PeerId peer, size_t bytes) {
 }
 
 void AgentOutbox::room_came(PeerId peer) {
-  say_what_waits();
+  flush_control_messages();
   feed_line(peer);
 }
 
 // Whom it feeds may end, and give room back, in the middle of this: one thread does it for all, so
-// that nobody's feed() is called in another's.
+// that no agent's feed() is called in another's.
 void AgentOutbox::feed_line(PeerId peer) {
   std::shared_ptr<AgentTransfer> next;  // freed without the lock
   for (bool begun = false;; begun = true) {
@@ -175,8 +175,8 @@ absl::Status AgentOutbox::wait_for_room(PeerId peer, size_t bytes, Time patience
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
-      "64 MiB of messages of more than 60,000 bytes are on their way to this agent: send it more "
-      "when it has taken some of them");
+      "64 MiB of messages of more than 60,000 bytes are in flight to this agent: send more when it "
+      "has received some of them");
 }
 
 void AgentOutbox::give_back_locked(PeerId peer, size_t bytes) {
@@ -201,9 +201,9 @@ void AgentOutbox::abandon(Sent& sent, std::string_view part, size_t parts) {
   {
     std::lock_guard lock(mutex_);
     word->parts_bytes = std::exchange(sent.parts_bytes, 0);
-    say_later(std::move(word));
+    send_later(std::move(word));
   }
-  say_what_waits();
+  flush_control_messages();
 }
 
 void AgentOutbox::abandon(PeerId peer, std::string_view part, size_t bytes) {
@@ -211,15 +211,15 @@ void AgentOutbox::abandon(PeerId peer, std::string_view part, size_t bytes) {
       std::make_unique<Sent>(Sent{.outbox = *this, .peer = peer, .parts_bytes = bytes, .open = 1});
   word->bytes = abandon_frame(part, 0);
   std::lock_guard lock(mutex_);
-  say_later(std::move(word));
+  send_later(std::move(word));
 }
 
-void AgentOutbox::say_later(std::unique_ptr<Sent> word) {
+void AgentOutbox::send_later(std::unique_ptr<Sent> word) {
   ++unsaid_;
   parts_[key_of(word->peer)].unsaid.push_back(std::move(word));
 }
 
-void AgentOutbox::say_what_waits() {
+void AgentOutbox::flush_control_messages() {
   while (unsaid_ > 0) {
     std::unique_ptr<Sent> word;
     {
@@ -234,7 +234,7 @@ void AgentOutbox::say_what_waits() {
     }
     if (!submit(word->peer, word->bytes, word.get()).ok()) {  // there is no room
       std::lock_guard lock(mutex_);
-      return say_later(std::move(word));
+      return send_later(std::move(word));
     }
     word.release();  // NOLINT(bugprone-unused-return-value): its end frees it
   }
@@ -244,7 +244,8 @@ void AgentOutbox::on_end(void* context, TransferId /*id*/, const absl::Status& s
   auto& sent = *static_cast<Sent*>(context);
   AgentOutbox& outbox = sent.outbox;
   outbox.ended(sent, 1, status, false);
-  outbox.say_what_waits();  // also to peers that have gone: what was kept there is free then
+  outbox
+      .flush_control_messages();  // also to peers that have gone: what was kept there is free then
 }
 
 void AgentOutbox::ended(Sent& sent, size_t frames, const absl::Status& status, bool refused) {

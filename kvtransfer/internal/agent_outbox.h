@@ -30,7 +30,7 @@ class AgentOutbox {
   // most, until those before it leave room for it at the other agent, which keeps parts of so many
   // bytes and no more; then, and when a part finds no room here, it is ResourceExhausted.
   absl::Status send_message(std::string_view agent, PeerId peer, std::string_view message);
-  // Agents among themselves: who asked asks again, so that nobody waits. ResourceExhausted where
+  // Agents among themselves: who asked asks again, so that no caller waits. ResourceExhausted where
   // there is no room.
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
   // Whether metadata is on its way to this peer.
@@ -46,10 +46,10 @@ class AgentOutbox {
   // The other agent may have some of its parts, `part` is one of them, and no more come. The room
   // is given back when it knows.
   void abandon(PeerId peer, std::string_view part, size_t bytes);
-  // After these, when the lock is free: whoever waits is told.
+  // After these, when the lock is free: waiters are told.
   void room_came(PeerId peer);
-  // Says what found no room among our transfers before, if anything.
-  void say_what_waits();
+  // Sends the control messages that found no transfer slot before, if any.
+  void flush_control_messages();
 
   std::vector<AgentLostMessage> take_lost();
   uint64_t lost() const;  // ever
@@ -60,7 +60,7 @@ class AgentOutbox {
     AgentOutbox& outbox;
     PeerId peer;
     std::string agent;
-    uint64_t number = 0;  // of messages; 0: not the application's, nobody is told of its loss
+    uint64_t number = 0;  // of messages; 0: not the application's, no caller is told of its loss
     std::string bytes;    // the message, behind `skip` others
     size_t skip = 0;
     size_t parts_bytes = 0;  // that the other agent may have to keep until all of them are there
@@ -81,7 +81,7 @@ class AgentOutbox {
       std::weak_ptr<AgentTransfer> transfer;
     };
     std::deque<Waits> line;
-    bool feeding = false;    // a thread does it, for all who find that there is room
+    bool feeding = false;    // a thread does it, for all that find room
     bool room_came = false;  // since it looked last
   };
   static void on_end(void* context, TransferId id, const absl::Status& status);
@@ -96,11 +96,11 @@ class AgentOutbox {
   void forget_if_unused(PeerId peer);  // locked
   void feed_line(PeerId peer);
   void abandon(Sent& sent, std::string_view part, size_t parts);
-  void say_later(std::unique_ptr<Sent> word);  // locked
+  void send_later(std::unique_ptr<Sent> word);  // locked
   void ended(Sent& sent, size_t frames, const absl::Status& status, bool refused);
   void note_end(Sent& sent);  // locked
 
-  // Somebody who never asks must not fill the memory: the oldest go.
+  // A caller that never asks must not fill the memory: the oldest go.
   static constexpr size_t kMostLost = 1024;
 
   Worker& worker_;

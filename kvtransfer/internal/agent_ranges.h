@@ -63,7 +63,7 @@ class AgentRanges {
     return place - 1 - skip;
   }
 
-  // Of each of `list` the newest range that was added as it, and of repeated ones the next older;
+  // For each of `list`, the newest equal range; for repeated ones, the next older;
   // kNone where there is none.
   std::vector<size_t> find_all(absl::Span<const Descriptor> list) const {
     std::vector<size_t> order(list.size());

@@ -18,7 +18,7 @@ using RemoteRanges = AgentRanges<RemoteRegion>;
 // What partial metadata makes of what was known: it replaces the newest range of the same place.
 RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range> by) {
   std::stable_sort(by.begin(), by.end(), RemoteRanges::before);
-  // Of what it names more than once the last counts.
+  // Where it names a range more than once, the last entry counts.
   std::vector<RemoteRanges::Range> added;
   std::vector<size_t> replaced;
   for (const RemoteRanges::Range& range : by) {
@@ -97,7 +97,7 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
   }
   if (metadata->name == options.name) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "another agent is called \"%s\" too: agents that meet need different names", options.name));
+        "another agent is called \"%s\" too: connected agents need different names", options.name));
   }
   std::lock_guard lock(mutex);
   const auto known = remotes.find(metadata->name);
@@ -121,10 +121,10 @@ absl::StatusOr<std::string> Agent::Impl::add_remote(std::string_view bytes, cons
   size_t count = 0;
   for (const MemoryKind kind : kMemoryKinds) count += theirs.of(kind)->size();
   if (metadata->partial && count > kMostRemoteRanges) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "\"%s\" would have %u ranges in parts, and %u is the most: load its whole metadata, which "
-        "takes the place of the parts",
-        metadata->name, count, kMostRemoteRanges));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("\"%s\" would have %u ranges in parts, more than the limit of %u: load its "
+                        "whole metadata, which replaces the parts",
+                        metadata->name, count, kMostRemoteRanges));
   }
   RemoteAgent& remote = remotes[metadata->name];
   if (from == nullptr) forget_told(remote);  // the application wants it
@@ -227,9 +227,8 @@ std::string Agent::Impl::why_missing(std::string_view agent) {
   {
     std::lock_guard lock(mutex);
     if (const auto known = remotes.find(agent); known != remotes.end()) {
-      return known->second.lost.ok() ? "it is known, but its metadata lacks this memory: load that "
-                                       "again when the other "
-                                       "agent has registered it"
+      return known->second.lost.ok() ? "its metadata lacks this memory: load the metadata again "
+                                       "after the other agent has registered it"
                                      : absl::StrCat("it was lost: ", known->second.lost.message());
     }
     for (const Said& one : said) {
@@ -272,7 +271,7 @@ bool Agent::Impl::is_up(PeerId peer) const {
   return peer.generation != 0 && worker->peer_state(peer) != PeerState::kDown;
 }
 
-// A name is looked up without the lock: nobody else waits for DNS.
+// A name is looked up without the lock: no other call waits for DNS.
 absl::StatusOr<PeerId> Agent::Impl::caller(std::string_view host_port) {
   const std::string where(host_port);
   {
@@ -359,7 +358,7 @@ void Agent::Impl::say_again() {
       if (over || now >= one.warn) {
         base::log_event(base::LogLevel::kWarning, "%s: no agent answers at %s%s: %s", options.name,
                         one.host_port,
-                        over ? ", which is not called any more" : ", which is called for a minute",
+                        over ? ", which is no longer tried" : ", which is retried for a minute",
                         why);
         one.warn = kNever;
       }

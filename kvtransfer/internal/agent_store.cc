@@ -21,7 +21,7 @@ absl::Status Agent::Impl::check_store() const {
       "etcd://127.0.0.1:2379");
 }
 
-// Under the cluster's key, as metadata is: nobody else can make others forget this agent.
+// Under the cluster's key, as metadata is: no other party can make others forget this agent.
 std::string Agent::Impl::farewell() const {
   AgentMetadata out;
   out.withdrawn = true;
@@ -36,12 +36,12 @@ absl::Status Agent::Impl::found(std::string_view agent, const std::string& bytes
   absl::Status status = metadata.status();
   if (status.ok() && metadata->name != agent) {
     status = absl::DataLossError(absl::StrFormat(
-        "what the store has for \"%s\" is the metadata of \"%s\"", agent, metadata->name));
+        "the store's entry for \"%s\" is the metadata of \"%s\"", agent, metadata->name));
   }
   if (status.ok() && metadata->withdrawn) {
     remove_remote(agent, &metadata->uid);
     return absl::FailedPreconditionError(
-        absl::StrFormat("agent \"%s\" took its metadata back", agent));
+        absl::StrFormat("agent \"%s\" removed its metadata", agent));
   }
   if (status.ok()) status = add_remote(bytes).status();
   if (!status.ok()) {
@@ -84,7 +84,7 @@ absl::Status Agent::follow_metadata(std::string_view agent, std::string_view lab
   if (absl::Status status = impl_->check_store(); !status.ok()) return status;
   if (agent.empty() || agent.size() > kMaxAgentName || agent == impl_->options.name) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("\"%s\" is no other agent's name", agent.substr(0, kMaxAgentName)));
+        absl::StrFormat("\"%s\" is not another agent's name", agent.substr(0, kMaxAgentName)));
   }
   impl_->keeper->follow(agent, label);
   return absl::OkStatus();

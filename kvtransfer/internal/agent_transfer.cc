@@ -38,7 +38,7 @@ absl::Status AgentTransfer::status_of(AgentTransferState state, const absl::Stat
 absl::StatusOr<AgentTelemetry> AgentTransfer::telemetry_of(AgentTransferState state,
                                                            AgentTelemetry seen, Time now) {
   if (state == AgentTransferState::kIdle) {
-    return not_posted("the transfer was not posted: there is nothing to tell");
+    return not_posted("the transfer was not posted: there is no result");
   }
   if (state == AgentTransferState::kRunning) seen.transfer_duration = now - seen.start;
   return seen;
@@ -187,7 +187,7 @@ void AgentWorkerTransfer::end_if_over() {
 void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {
   auto& transfer = *static_cast<AgentWorkerTransfer*>(context);
   After after{.freed = nullptr, .outbox = transfer.outbox_, .room = {}};
-  transfer.outbox_.say_what_waits();  // a slot is free
+  transfer.outbox_.flush_control_messages();  // a slot is free
   std::lock_guard lock(transfer.mutex_);
   --transfer.open_;
   if (!status.ok()) {

@@ -82,8 +82,8 @@ class AgentStaging {
   virtual bool uses(const MemoryRegion& memory) = 0;
 };
 
-// Of the worker, only calls that take no lock are made with the lock of a transfer held: the worker
-// calls on_end() with its own. Of the outbox, room_came() is called without it.
+// While holding a transfer's lock, only call functions of the worker that take no lock: the worker
+// calls on_end() with its own lock held. Call the outbox's room_came() without the lock.
 class AgentWorkerTransfer final : public AgentTransfer,
                                   public std::enable_shared_from_this<AgentWorkerTransfer> {
  public:

@@ -67,7 +67,7 @@ absl::StatusOr<AgentMetadata> AgentMetadata::decode(std::string_view bytes, cons
   constexpr size_t kHead = kMagic.size() + sizeof kVersion + 1;
   if (bytes.size() < kHead + kCode || bytes.substr(0, kMagic.size()) != kMagic) {
     return absl::DataLossError(absl::StrFormat(
-        "these %u bytes are no metadata of an agent: pass on what the other agent gave, unchanged",
+        "these %u bytes are not agent metadata: pass on what the other agent gave, unchanged",
         bytes.size()));
   }
   base::WireReader in(bytes.substr(kMagic.size()));

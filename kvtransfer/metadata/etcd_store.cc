@@ -75,7 +75,7 @@ absl::StatusOr<std::string> EtcdStore::ask(const std::string& what, const std::s
     if (reply.ok() && reply->status == 200) return std::move(reply->body);
     if (reply.ok() && reply->status == 404 &&
         reply->body.find("lease not found") != std::string::npos) {
-      return absl::NotFoundError("etcd does not know the lease any more");
+      return absl::NotFoundError("etcd no longer knows the lease");
     }
     why = reply.ok()
               ? absl::UnavailableError(absl::StrCat(client.where(), " answers ", reply->status,
@@ -116,7 +116,7 @@ absl::Status EtcdStore::put(const std::string& key, std::string_view bytes) {
     if (!answer.is_object()) return damaged(name());
     if (flag_at(answer, "succeeded")) return absl::OkStatus();
   }
-  return absl::AlreadyExistsError(absl::StrCat("another agent that lives has ", name(), "/", key));
+  return absl::AlreadyExistsError(absl::StrCat("another live agent has ", name(), "/", key));
 }
 
 absl::Status EtcdStore::remove(const std::string& key) {

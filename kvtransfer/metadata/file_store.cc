@@ -27,7 +27,7 @@ absl::Status failed(const std::string& path) {
 }
 
 // The locks of all stores of this process. A lock is the open file's, which a forked child has too:
-// it closes them. Nobody is in the middle of taking one while another thread forks.
+// it closes them. No thread is in the middle of taking one while another thread forks.
 class HeldLocks {
  public:
   using Locks = std::map<std::string, base::UniqueFd>;
@@ -82,7 +82,7 @@ absl::StatusOr<base::UniqueFd> open_file(const std::string& path, int flags) {
   if (fstat(fd.get(), &found) != 0) return failed(path);
   if (S_ISREG(found.st_mode)) return fd;
   return absl::UnavailableError(
-      absl::StrCat(path, " is no file: remove it, and look at who may write this folder"));
+      absl::StrCat(path, " is not a file: remove it, and check who may write to this folder"));
 }
 
 bool same_file(int fd, const std::string& path) {
@@ -113,7 +113,7 @@ absl::StatusOr<std::string> read_all(const std::string& path) {
     if (n < 0) return failed(path);
     out.append(part, static_cast<size_t>(n));
     if (out.size() > kMaxStoredMetadata) {
-      return absl::DataLossError(path + " is longer than any metadata");
+      return absl::DataLossError(path + " is too long to be metadata");
     }
   }
   return out;
@@ -133,7 +133,7 @@ absl::Status FileStore::check(const std::string& folder) {
   if (is_folder && ::access(folder.c_str(), R_OK | W_OK | X_OK) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "metadata store \"file://", folder,
-      "\": ", is_folder || found.st_mode == 0 ? std::strerror(errno) : "it is no folder",
+      "\": ", is_folder || found.st_mode == 0 ? std::strerror(errno) : "it is not a folder",
       "; every agent has to be able to write there"));
 }
 
@@ -146,7 +146,7 @@ absl::Status FileStore::take(const std::string& key) {
   std::lock_guard lock_of_all(HeldLocks::instance().mutex);
   if (const auto has = ours_.find(key); has != ours_.end()) {
     if (same_file(has->second.get(), lock(key))) return absl::OkStatus();
-    ours_.erase(has);  // somebody removed it
+    ours_.erase(has);  // another process removed it
   }
   while (true) {
     absl::StatusOr<base::UniqueFd> fd = open_file(lock(key), O_RDWR | O_CREAT);
@@ -158,8 +158,7 @@ absl::Status FileStore::take(const std::string& key) {
     if (fcntl(fd->get(), F_OFD_SETLK, &wanted) != 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EACCES) return failed(lock(key));
-      return absl::AlreadyExistsError(
-          absl::StrCat("another process that lives has locked ", lock(key)));
+      return absl::AlreadyExistsError(absl::StrCat("another live process has locked ", lock(key)));
     }
     if (!same_file(fd->get(), lock(key))) continue;  // its last owner removed it meanwhile
     ours_.emplace(key, *std::move(fd));
@@ -192,7 +191,7 @@ absl::Status FileStore::remove(const std::string& key) {
 absl::Status FileStore::renew() {
   for (const auto& [key, fd] : ours_) {
     if (!same_file(fd.get(), lock(key)) || ::access(file(key).c_str(), F_OK) != 0) {
-      return absl::NotFoundError(file(key) + " was removed by somebody else");
+      return absl::NotFoundError(file(key) + " was removed by another process");
     }
   }
   return absl::OkStatus();
@@ -204,7 +203,7 @@ absl::StatusOr<std::string> FileStore::get(const std::string& key) {
   struct flock held = whole(F_WRLCK);
   if (fcntl(fd->get(), F_OFD_GETLK, &held) != 0) return failed(lock(key));
   if (held.l_type == F_UNLCK) {
-    return absl::NotFoundError(absl::StrCat("who wrote ", file(key), " lives no more"));
+    return absl::NotFoundError(absl::StrCat("the process that wrote ", file(key), " has ended"));
   }
   return read_all(file(key));
 }

@@ -46,8 +46,7 @@ absl::StatusOr<std::optional<HttpStore::Record>> HttpStore::look(const std::stri
   if (line == std::string::npos || words.size() != 4 || words[0] != "BATON1" ||
       !absl::SimpleAtoi(words[2], &out.beat) || !absl::SimpleAtoi(words[3], &lease) || lease <= 0 ||
       lease > kMaxLease) {
-    return absl::DataLossError(
-        absl::StrCat(name(), "/", key, " is nothing that an agent has put there"));
+    return absl::DataLossError(absl::StrCat(name(), "/", key, " was not written by an agent"));
   }
   out.owner = words[1];
   out.lease = std::chrono::milliseconds(lease);
@@ -65,7 +64,7 @@ bool HttpStore::alive(const std::string& key, const Record& record) {
 }
 
 absl::Status HttpStore::anothers(const std::string& key) const {
-  return absl::AlreadyExistsError(absl::StrCat("another agent that lives has ", name(), "/", key));
+  return absl::AlreadyExistsError(absl::StrCat("another live agent has ", name(), "/", key));
 }
 
 absl::Status HttpStore::write(const std::string& key) {
@@ -87,7 +86,7 @@ absl::Status HttpStore::put(const std::string& key, std::string_view bytes) {
   }
   ours_[key] = bytes;
   if (absl::Status written = write(key); !written.ok()) return written;
-  // Of two that put at the same time, the first finds the second's.
+  // If two put at the same time, the first finds the second's record.
   const absl::StatusOr<std::optional<Record>> now = look(key);
   if (!now.ok()) return now.status();
   if (*now && (*now)->owner == owner_) return absl::OkStatus();
@@ -119,7 +118,7 @@ absl::StatusOr<std::string> HttpStore::get(const std::string& key) {
   if (!*there) return absl::NotFoundError(absl::StrCat(name(), "/", key, " is not there"));
   if (!alive(key, **there)) {
     return absl::NotFoundError(
-        absl::StrCat("nobody renews ", name(), "/", key, " any more: its lease ran out"));
+        absl::StrCat("the lease of ", name(), "/", key, " ran out: its owner stopped renewing it"));
   }
   return std::move((*there)->bytes);
 }

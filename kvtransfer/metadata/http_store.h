@@ -1,7 +1,7 @@
 // An HTTP server as a store: PUT, GET and DELETE of a path for each key. A server like that knows
 // no leases: what is put begins with a line that says who put it and how often it was renewed, and
 // is taken to be abandoned when that line has stayed as it is for as long as the lease lasts, by
-// the clock of who looks.
+// the reader's clock.
 #pragma once
 
 #include <chrono>

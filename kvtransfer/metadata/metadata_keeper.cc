@@ -46,7 +46,7 @@ void MetadataKeeper::publish(std::string_view agent, std::string_view label, std
   ours.bytes = std::move(bytes);
   ours.put = true;
   ours.remove = false;
-  ours.status = absl::UnavailableError("it is on its way to the store");
+  ours.status = absl::UnavailableError("it has not reached the store yet");
   wake_.notify_all();
 }
 
@@ -96,7 +96,7 @@ absl::Status MetadataKeeper::state(std::string_view agent) const {
   if (absl::Status status = worst(theirs_); !status.ok()) return status;
   if (any) return absl::OkStatus();
   return absl::NotFoundError(
-      absl::StrFormat("the metadata of \"%s\" was neither published here nor followed", agent));
+      absl::StrFormat("the metadata of \"%s\" was neither published nor followed here", agent));
 }
 
 void MetadataKeeper::changed(std::string_view key) {

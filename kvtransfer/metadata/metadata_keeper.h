@@ -41,8 +41,8 @@ class MetadataKeeper {
   // Follows what is there from now on. Asked for again, it is looked at at once.
   void follow(std::string_view agent, std::string_view label);
   void forget(std::string_view agent);
-  // Of our own: OK when it is there. Of another: OK when it was found and taken. Else why not;
-  // NotFound for one that nobody follows.
+  // Our own: OK when it is published. Another's: OK when it was found and taken. Else why not;
+  // NotFound for one that is not followed.
   absl::Status state(std::string_view agent) const;
 
  private:
@@ -51,7 +51,7 @@ class MetadataKeeper {
     std::string agent, bytes;
     bool put = false;     // to be
     bool remove = false;  // to be
-    absl::Status status = absl::UnavailableError("it is on its way to the store");
+    absl::Status status = absl::UnavailableError("it has not reached the store yet");
   };
   struct Theirs {
     std::string agent, seen;

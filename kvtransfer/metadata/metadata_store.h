@@ -34,12 +34,12 @@ class MetadataStore {
 
   // AlreadyExists: the key is another's, whose lease lives. Unavailable: the store does not answer.
   virtual absl::Status put(const std::string& key, std::string_view bytes) = 0;
-  // Of ours; quiet where there is none.
+  // Removes our entry; no error if there is none.
   virtual absl::Status remove(const std::string& key) = 0;
   // Renews the lease. NotFound: it has run out, or what was put is not there any more: put it
   // again. AlreadyExists: another has a key of ours now.
   virtual absl::Status renew() = 0;
-  // NotFound: nobody has put anything there whose lease lives.
+  // NotFound: no agent has put anything there whose lease lives.
   virtual absl::StatusOr<std::string> get(const std::string& key) = 0;
   // Says from now on what changes. False: this kind of store cannot.
   virtual bool watch(Changed changed) = 0;

@@ -24,7 +24,7 @@
 #define BATON_KVTRANSFER_PLANS_FP8_ROWS_ONCE
 namespace baton::kvtransfer {
 
-// As numbers, for it may be nobody's memory.
+// As numbers, since it may not be mapped.
 inline void ask_for(const std::byte* from, size_t ahead, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(from) + ahead;
   for (size_t at = 0; at < bytes; at += 64) {
@@ -451,7 +451,7 @@ void rows_to_fp8(const Fp8Rows& all, const Fp8Loops& by) {
     Fp8Rows together = some;
     if (gathers) {
       if (bytes == 2 && some.from_step == 2 && some.rows == kAtOnce) {
-        // Of a block of several eights each asks for a part.
+        // In a block of several eights, each eight prefetches a part.
         const size_t part = some.width * some.from_element * kAtOnce / std::max(all.rows, kAtOnce);
         if (all.ahead != 0) {
           ask_for(all.from, all.ahead + row / kAtOnce * part, part);

@@ -27,7 +27,7 @@ struct Fp8Rows {
   size_t scales_of_row;                            // divides the width
   bool is_fp32;                                    // or bf16
   // So far behind a row lies what will be converted soon, and comes into the caches meanwhile. It
-  // may be nobody's memory. 0: that is not known.
+  // may not be mapped. 0: that is not known.
   size_t ahead;
 };
 

@@ -34,11 +34,12 @@ absl::Status check_fields(const KvGroup& source, const KvGroup& target) {
         return field.is_packed()
                    ? absl::StrCat("packed as \"", field.order, "\" in ", field.row_tokens,
                                   " tokens and ", field.runs, " runs")
-                   : std::string("in rows of a token");
+                   : std::string("in the rows of a token");
       };
-      return kv_mismatch(name_of(from.role), packed(from), packed(to),
-                         "only kernels know that order: run the same release on processors of one "
-                         "kind, with the same KV data type and head size");
+      return kv_mismatch(
+          name_of(from.role), packed(from), packed(to),
+          "only the kernels know this order: run the same release on processors of one "
+          "kind, with the same KV data type and head size");
     }
     if (from.width != to.width) {
       return kv_mismatch(from.role == KvRole::kOpaque
@@ -47,14 +48,14 @@ absl::Status check_fields(const KvGroup& source, const KvGroup& target) {
                          absl::StrCat(from.width), absl::StrCat(to.width), kSameEngine);
     }
     if (from.per_block != to.per_block) {
-      return kv_mismatch(name_of(from.role), from.per_block ? "one for a block" : "one for a token",
-                         to.per_block ? "one for a block" : "one for a token", kSameEngine);
+      return kv_mismatch(name_of(from.role), from.per_block ? "one per block" : "one per token",
+                         to.per_block ? "one per block" : "one per token", kSameEngine);
     }
     if (from.per_block && source.block_tokens != target.block_tokens) {
       return kv_mismatch("the number of tokens in a block", absl::StrCat(source.block_tokens),
                          absl::StrCat(target.block_tokens),
                          absl::StrCat("give both workers the same block size: ", name_of(from.role),
-                                      " is one for a block and cannot be cut"));
+                                      " exists once per block and cannot be split"));
     }
   }
   return absl::OkStatus();
@@ -109,7 +110,7 @@ bool follows(const KvGroup& source, const KvGroup& target, const KvPart& part, c
   if (from_a.block_stride != from_b.block_stride || to_a.block_stride != to_b.block_stride) {
     return false;
   }
-  // Where a block is one unit, nobody steps from unit to unit.
+  // Where a block is one unit, no copy steps from unit to unit.
   if (source.block_tokens != part.unit && a.source_unit_stride != b.source_unit_stride)
     return false;
   if (target.block_tokens != part.unit && a.target_unit_stride != b.target_unit_stride)

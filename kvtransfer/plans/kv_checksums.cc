@@ -47,7 +47,7 @@ absl::StatusOr<KvChecksums> KvChecksums::make(const KvLayout& source, const KvLa
                                               const KvShare& share) {
   if (source.groups.size() != 1 || target.groups.size() != 1) {
     return absl::InvalidArgumentError(
-        "checksums are of layouts of one group: make one of each group");
+        "checksums cover layouts of one group: make one for each group");
   }
   absl::StatusOr<KvPlan> plan = KvPlan::make(source, target, share);
   if (!plan.ok()) return plan.status();
@@ -62,7 +62,7 @@ absl::StatusOr<KvChecksums> KvChecksums::make(const KvLayout& source, const KvLa
         if (dim.count > (kMaxRuns - out.runs_.size()) / runs.size()) {
           return absl::ResourceExhaustedError(absl::StrCat(
               "a piece of ", part.unit, " tokens is in more than ", kMaxRuns, " runs of ",
-              part.boxes[b].piece_bytes, " bytes: its checksum would take long"));
+              part.boxes[b].piece_bytes, " bytes: its checksum would be too slow"));
         }
         std::vector<Run> more;
         more.reserve(runs.size() * dim.count);
@@ -129,7 +129,7 @@ absl::Status KvChecksums::add(Side side, absl::Span<const uint64_t> addresses, K
     const KvPlace& place = field.places[source ? which.source_index : which.target_index];
     if (layout.buffers[place.buffer].device != KvDevice::kHost) {
       return absl::InvalidArgumentError(
-          "a processor takes checksums, and the cache is memory of a device");
+          "checksums are computed on the CPU, but the cache is device memory");
     }
     bases.push_back(
         {addresses[place.buffer] + place.offset + (source ? box.source_offset : box.target_offset),

@@ -41,7 +41,7 @@ absl::Status check_counts(const KvGroup& group, size_t number) {
 absl::Status check_row(const KvGroup& group, const KvField& field) {
   const absl::string_view role = name_of(field.role);
   if (field.order.size() > KvLayout::kMaxOrder) {
-    return invalid("the order of a row of the ", role, " is said in ", field.order.size(),
+    return invalid("the order of a row of the ", role, " is described in ", field.order.size(),
                    " bytes; at most ", KvLayout::kMaxOrder);
   }
   if (field.row_tokens == 0 || group.block_tokens % field.row_tokens != 0 ||

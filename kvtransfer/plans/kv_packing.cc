@@ -122,7 +122,7 @@ absl::Status fill_rows(const PackPlaces& places, uint64_t size, KvField& field) 
   uint64_t width = 1;
   size_t level = 0;
   while (level < inside.size() && inside[level].stride == width) width *= inside[level++].count;
-  if (level + 1 < inside.size()) return bad_packing("a tile is in more than one level of runs");
+  if (level + 1 < inside.size()) return bad_packing("a tile spans more than one level of runs");
   field.width = static_cast<uint32_t>(width);
   field.element_stride = size;
   if (level < inside.size()) {
@@ -140,7 +140,8 @@ struct Packed {
 };
 
 absl::Status read_whole(const json& said, Packed& out) {
-  if (!said["whole"].is_string()) return bad_packing("\"whole\" is a text: what is in it");
+  if (!said["whole"].is_string())
+    return bad_packing("\"whole\" must be a string that says what the block holds");
   KvField& field = out.group.fields.emplace_back();
   field.role = KvRole::kOpaque;
   field.dtype = KvDtype::kByte;
@@ -159,10 +160,10 @@ absl::Status read_places(const json& said, Packed& out) {
   const auto size = number_in(said, "head_size");
   const auto dtype = dtype_in(said);
   if (!heads || !size || !dtype)
-    return bad_packing("it has \"heads\", \"head_size\" and a \"dtype\"");
+    return bad_packing("it must have \"heads\", \"head_size\" and a \"dtype\"");
   const auto total = said.contains("total_heads") ? number_in(said, "total_heads") : heads;
   const auto first = said.contains("first_head") ? number_in(said, "first_head") : 0;
-  if (!total || !first) return bad_packing("\"total_heads\" and \"first_head\" are numbers");
+  if (!total || !first) return bad_packing("\"total_heads\" and \"first_head\" must be numbers");
   KvGroup& group = out.group;
   group.heads = static_cast<uint32_t>(*heads);
   group.total_heads = static_cast<uint32_t>(*total);
@@ -199,12 +200,12 @@ absl::Status read_places(const json& said, Packed& out) {
 
 absl::StatusOr<Packed> read_packing(std::string_view packing) {
   const json said = json::parse(packing, nullptr, /*allow_exceptions=*/false);
-  if (!said.is_object()) return bad_packing("it is no JSON object");
+  if (!said.is_object()) return bad_packing("it is not a JSON object");
   Packed out;
   const auto tokens = number_in(said, "block_tokens");
   const auto bytes = number_in(said, "bytes");
   if (!tokens || *tokens == 0 || !bytes || *bytes == 0) {
-    return bad_packing("it has \"block_tokens\" and \"bytes\"");
+    return bad_packing("it must have \"block_tokens\" and \"bytes\"");
   }
   out.group.block_tokens = static_cast<uint32_t>(*tokens);
   out.bytes = *bytes;
@@ -216,7 +217,7 @@ absl::StatusOr<Packed> read_packing(std::string_view packing) {
 // --- found
 
 absl::Status no_sum() {
-  return bad_packing("where its numbers lie is no sum of what token, head and element add");
+  return bad_packing("the place of its numbers is not a sum of terms for token, head and element");
 }
 
 // An axis whose steps lie there, counted from the first.

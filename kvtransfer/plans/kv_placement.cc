@@ -31,7 +31,7 @@ std::string digest_of(std::string_view bytes) {
 
 absl::StatusOr<KvBuffer> buffer_of(const Descriptor& where, MemoryKind kind) {
   if (kind != MemoryKind::kDram && kind != MemoryKind::kVram) {
-    return absl::InvalidArgumentError("a KV cache lies in memory of the host or of a device");
+    return absl::InvalidArgumentError("a KV cache must be in host or device memory");
   }
   if (where.device > UINT32_MAX) {
     return absl::InvalidArgumentError(absl::StrFormat("there is no device %u", where.device));
@@ -46,7 +46,7 @@ absl::StatusOr<KvPlacement> KvPlacement::of(KvLayout layout, absl::Span<const De
                                             MemoryKind kind) {
   if (buffers.size() != layout.buffers.size()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%u buffers for a layout that has %u: one for each, in its order",
+        absl::StrFormat("%u buffers for a layout that has %u: give one for each, in its order",
                         buffers.size(), layout.buffers.size()));
   }
   if (absl::Status status = layout.check(); !status.ok()) return status;
@@ -54,8 +54,8 @@ absl::StatusOr<KvPlacement> KvPlacement::of(KvLayout layout, absl::Span<const De
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i].bytes < layout.buffers[i].bytes) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("buffer %u has %u bytes, but what lies in it takes %u", i,
-                          buffers[i].bytes, layout.buffers[i].bytes));
+          absl::StrFormat("buffer %u has %u bytes, but its contents take %u", i, buffers[i].bytes,
+                          layout.buffers[i].bytes));
     }
     absl::StatusOr<KvBuffer> buffer = buffer_of(buffers[i], kind);
     if (!buffer.ok()) return buffer.status();
@@ -129,7 +129,7 @@ absl::Status KvPlacement::check() const {
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i] + layout.buffers[i].bytes >= addresses[i]) continue;
     return absl::InvalidArgumentError(
-        absl::StrFormat("buffer %u of a KV layout, %u bytes at %#x, is in no memory", i,
+        absl::StrFormat("buffer %u of a KV layout, %u bytes at %#x, is outside memory", i,
                         layout.buffers[i].bytes, addresses[i]));
   }
   return check_overlaps(layout, addresses);
@@ -148,16 +148,17 @@ absl::StatusOr<KvPlacement> KvPlacement::decode(std::string_view bytes) {
   if (bytes.size() < kPlacementHead + kPlacementSum ||
       bytes.substr(0, kPlacementMagic.size()) != kPlacementMagic) {
     return absl::DataLossError(absl::StrFormat(
-        "these %u bytes are no KV layout: pass on what the other side encoded, unchanged",
+        "these %u bytes are not a KV layout: pass on what the other side encoded, unchanged",
         bytes.size()));
   }
   base::WireReader in(bytes.substr(kPlacementMagic.size()));
   const auto version = in.number<uint16_t>();
   if (version != kPlacementVersion) {
-    return absl::DataLossError(absl::StrFormat(
-        "a KV layout of version %u, but version %u is read here: run one version of Baton on both "
-        "sides",
-        version, kPlacementVersion));
+    return absl::DataLossError(
+        absl::StrFormat("a KV layout of version %u, but this side reads version %u: run one "
+                        "version of Baton on both "
+                        "sides",
+                        version, kPlacementVersion));
   }
   const std::string_view body = bytes.substr(0, bytes.size() - kPlacementSum);
   if (digest_of(body) != bytes.substr(body.size())) {

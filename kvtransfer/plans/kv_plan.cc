@@ -164,7 +164,7 @@ absl::StatusOr<KvPlan> KvPlan::make(const KvLayout& source, const KvLayout& targ
                            absl::StrCat(to.total_heads), "serve the same model on both workers");
       }
       if (from.window != 0 && (to.window == 0 || to.window > from.window)) {
-        return kv_mismatch(absl::StrCat("what is kept of layer ", part.layers.front().layer),
+        return kv_mismatch(absl::StrCat("the window of layer ", part.layers.front().layer),
                            window_name(from.window), window_name(to.window),
                            "keep as many tokens at the source as the target needs");
       }

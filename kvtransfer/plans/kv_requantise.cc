@@ -268,8 +268,8 @@ absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& 
       });
   if (there) return status;
   return absl::FailedPreconditionError(
-      "memory of what is requantised is not mapped any more, or was never mapped for writing: keep "
-      "memory until it is deregistered");
+      "memory of a requantised cache is no longer mapped, or was never mapped for writing: keep "
+      "memory mapped until it is deregistered");
 }
 
 absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,

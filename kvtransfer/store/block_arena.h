@@ -1,7 +1,7 @@
 // Blocks of any size in one range of memory: where there is room, and who leaves to make some.
 //
 // A block is filled by whoever took its space, then published under a key, and never changed again.
-// Its space is used anew when it has left the index, its lease is over and nobody holds it.
+// Its space is used anew when it has left the index, its lease is over and no reader holds it.
 #pragma once
 
 #include <cstddef>

@@ -104,7 +104,7 @@ Service::~Service() {
     thread_.join();
   }
   progress_.reset();
-  // The worker first: what is still being read ends with it. Then nobody touches the memory.
+  // The worker first: what is still being read ends with it. Then nothing touches the memory.
   if (worker_ != nullptr) {
     for (const Reading& reading : readings_) worker_->cancel(reading.transfer).IgnoreError();
     for (const Reading& reading : readings_) {
@@ -157,7 +157,7 @@ void Service::hear(const Notification& note) {
   }
   const std::lock_guard lock(mutex_);
   if (stats_.rejected++ == 0) {
-    base::log_event(base::LogLevel::kWarning, "%s: a message is no question to a KV store: %s",
+    base::log_event(base::LogLevel::kWarning, "%s: a message is not a request to a KV store: %s",
                     options_.worker.name,
                     message.ok() ? "it is an answer" : message.status().message());
   }
@@ -171,7 +171,7 @@ void Service::answer(PeerId peer, const Lookup& lookup) {
   size_t here = 0;
   for (const tiers::TierKey& key : lookup.keys) {
     const BlockArena::Found block = arena_->find(key, lease);
-    // A name has a shape behind it; another one is somebody's error, and no hit.
+    // A name has a shape behind it; another one is a client's error, and no hit.
     const bool hit =
         block.space != nullptr && block.space->bytes().size() == lookup.shape.record_bytes();
     found.pages.push_back(hit ? static_cast<uint32_t>(block.space->offset() / tiers::kPage)
@@ -233,7 +233,8 @@ void Service::follow_reads() {
     }
     const Fate fate = keep(*it);
     {
-      const std::lock_guard lock(mutex_);  // counted before it is told: who hears of it may look
+      const std::lock_guard lock(
+          mutex_);  // counted before the reply: its receiver may look at once
       stats_.taken += fate == Fate::kTaken;
       stats_.broken += fate == Fate::kBroken;
     }
@@ -247,7 +248,7 @@ void Service::follow_reads() {
 
 absl::StatusOr<std::unique_ptr<KvStore>> KvStore::start(KvStoreOptions options) {
   if (options.memory_bytes < tiers::kPage) {
-    return absl::InvalidArgumentError("a KV store needs memory: give it a MiB or more");
+    return absl::InvalidArgumentError("a KV store needs memory: give it at least 1 MiB");
   }
   auto service = std::make_unique<Service>(std::move(options));
   if (absl::Status status = service->open(); !status.ok()) return status;

@@ -6,8 +6,8 @@
 //
 // Engines ask which records are there (one message), and read them from the store's memory
 // one-sided; a record that was found stays for its lease. What an engine offers, the store reads
-// from the engine's memory, checks and keeps, in place of what was used longest ago. Nobody writes
-// into the store's memory but the store. Who may speak to it is what the cluster's key says.
+// from the engine's memory, checks and keeps, in place of what was used longest ago. No client
+// writes into the store's memory but the store. Who may speak to it is what the cluster's key says.
 //
 // A store has no opinion about models: names are fingerprints (tiers/tier_key.h). It forgets
 // everything when it ends.

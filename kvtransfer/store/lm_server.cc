@@ -25,10 +25,10 @@
 namespace baton::kvtransfer::store {
 namespace {
 
-constexpr int kSlowTickMs = 500;   // how often somebody slow is looked for
+constexpr int kSlowTickMs = 500;   // how often slow clients are looked for
 constexpr size_t kTurn = 4 << 20;  // bytes of one connection before the next has its turn
 constexpr size_t kMostAtOnce = 1 << 20;
-constexpr Time kStrangers = std::chrono::seconds(20);  // who have not made a request yet
+constexpr Time kStrangers = std::chrono::seconds(20);  // connections without a request so far
 
 class Server final : public LmServer {
  public:
@@ -88,7 +88,7 @@ absl::Status Server::open() {
                         absl::StrCat("lm://: ", listening.status().message()));
   }
   listener_.reset(*listening);
-  if (listen(listener_.get(), 512) != 0) return failed(options_, "nobody can call it");
+  if (listen(listener_.get(), 512) != 0) return failed(options_, "listen() failed");
   port_ = net::local_of(listener_.get()).port();
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return base::refused("epoll_create1", errno);
@@ -118,7 +118,7 @@ LmServerStats Server::stats() const {
 
 // --- connections ---------------------------------------------------------------------------------
 
-// Somebody who has never made a request goes, the first of them first.
+// A client that has never made a request goes, the first of them first.
 bool Server::make_room() {
   const auto stranger = std::ranges::find_if(
       connections_, [](const Connection& c) { return !c.session.has_spoken(); });
@@ -155,7 +155,7 @@ void Server::accept_all(Time now) {
   }
 }
 
-// Whoever has made no request, or is at one for too long.
+// Connections that have made no request, or are at one for too long.
 void Server::look_for_slow(Time now) {
   for (auto it = connections_.begin(); it != connections_.end();) {
     const bool stranger = !it->session.has_spoken() && now >= it->since + kStrangers;

@@ -49,7 +49,7 @@ uint64_t sum_of(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-// Thrown-away bytes of all sessions; nobody reads it.
+// Thrown-away bytes of all sessions; no code reads it.
 std::span<std::byte> waste() {
   thread_local std::array<std::byte, 64 << 10> bytes;
   return bytes;

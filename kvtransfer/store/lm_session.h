@@ -20,14 +20,14 @@
 
 namespace baton::kvtransfer::store {
 
-// Of all sessions of a server; changed by its thread only.
+// Totals of all sessions of a server; only its thread changes them.
 struct LmTotals {
   uint64_t puts = 0;
   uint64_t gets = 0;
   uint64_t hits = 0;
   uint64_t dropped = 0;  // values that there was no room for
   uint64_t corrupt = 0;  // values that were not what was put any more: not given out
-  uint64_t broken = 0;   // connections that said what nobody says
+  uint64_t broken = 0;   // connections that broke the protocol
   size_t arriving = 0;   // bytes of values that are on their way
 };
 
@@ -38,7 +38,7 @@ class LmSession {
   LmSession(const LmSession&) = delete;
   LmSession& operator=(const LmSession&) = delete;
 
-  // It said what nobody says: close the connection.
+  // It broke the protocol: close the connection.
   bool broken() const { return broken_; }
   // No request is half here, and no reply half sent.
   bool idle() const { return have_ == 0 && !in_value_ && to_send().empty(); }

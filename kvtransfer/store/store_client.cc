@@ -148,7 +148,7 @@ void StoreClient::went_down(const absl::Status& why) {
   slot_freed_.notify_all();
   changed_();
   if (std::exchange(told_down_, true)) return;
-  base::log_event(base::LogLevel::kWarning, "the KV store %s is away, and is called again: %s",
+  base::log_event(base::LogLevel::kWarning, "the KV store %s is unreachable; reconnecting: %s",
                   options_.store, why.message());
 }
 
@@ -164,7 +164,7 @@ void StoreClient::be_silent(const char* what) {
   if (state_ != State::kUp) return;
   state_ = State::kSilent;
   ++silences_;
-  // Answers that come after all are taken; nobody waits for them.
+  // Answers that come after all are taken; no caller waits for them.
   for (auto& [key, chain] : chains_) {
     if (chain.asked != 0) chain = {};
   }
@@ -173,8 +173,8 @@ void StoreClient::be_silent(const char* what) {
   // Its answer is a sign of life, where nothing else is owed.
   worker_->notify_detached(peer_, encode(Lookup{.id = next_id_++, .shape = shape_})).IgnoreError();
   base::log_event(base::LogLevel::kWarning,
-                  "the KV store %s does not answer (%s): prompts are computed", options_.store,
-                  what);
+                  "the KV store %s does not answer (%s): prompts are computed instead",
+                  options_.store, what);
 }
 
 void StoreClient::spoke() {
@@ -206,7 +206,7 @@ void StoreClient::look_at_time() {
   }
   if (state_ == State::kAsking && now >= first_silence_ && !std::exchange(told_down_, true)) {
     base::log_event(base::LogLevel::kWarning,
-                    "%s does not answer as a KV store does: is that the port of `baton kv_store`?",
+                    "%s does not answer like a KV store: is that the port of `baton kv_store`?",
                     options_.store);
   }
 }
@@ -362,7 +362,7 @@ void StoreClient::flush() {
 
 std::string StoreClient::explain() const {
   const std::lock_guard lock(mutex_);
-  const char* states[] = {"away", "asked who it is", "up", "silent"};
+  const char* states[] = {"away", "in the handshake", "up", "silent"};
   return absl::StrCat("the KV store ", options_.store, " (", states[static_cast<int>(state_)], ")");
 }
 

@@ -31,7 +31,7 @@ struct StoreClientOptions {
   const Clock* clock = nullptr;                          // default: Clock::steady()
 };
 
-// InvalidArgument: an address that cannot be one. That nobody is there is no error.
+// InvalidArgument: an address that cannot be one. That no store is there is no error.
 tiers::PeerTierFactory store_client(StoreClientOptions options);
 
 }  // namespace baton::kvtransfer::store

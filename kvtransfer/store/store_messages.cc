@@ -28,7 +28,7 @@ void put_shape(std::string& out, const tiers::TierShape& shape) {
   base::put_number(out, shape.part_bytes);
 }
 
-// False: nobody has such records.
+// False: no store has such records.
 bool take_shape(base::WireReader& in, tiers::TierShape* shape) {
   shape->parts = in.number<uint32_t>();
   shape->part_bytes = in.number<uint32_t>();
@@ -121,7 +121,7 @@ template <typename Message>
 absl::StatusOr<StoreMessage> whole(base::WireReader& in) {
   Message message;
   if (take(in, message) && in.finished()) return StoreMessage(std::move(message));
-  return absl::DataLossError("a message to or from a KV store has numbers that cannot be");
+  return absl::DataLossError("a message to or from a KV store has values out of range");
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct Lookup {
   uint64_t id = 0;
   tiers::TierShape shape;
   uint32_t lease_ms = 0;
-  std::vector<tiers::TierKey> keys;  // none: only to see who answers
+  std::vector<tiers::TierKey> keys;  // none: only to see whether the store answers
 };
 
 struct Found {

@@ -130,8 +130,8 @@ void DiskTier::forget(uint32_t slot) {
   entry.key.reset();
 }
 
-// The slot that `key` may be written over: nobody finds or reads it. Nothing: all are being read,
-// or the key is here.
+// The slot that `key` may be written over: no reader finds or reads it. Nothing: all are being
+// read, or the key is here.
 std::optional<uint32_t> DiskTier::take_slot(const TierKey& key) {
   if (off_ || index_.contains(key)) return std::nullopt;
   for (auto it = order_.begin(); it != order_.end(); ++it) {

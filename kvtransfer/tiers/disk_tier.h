@@ -1,9 +1,9 @@
 // Records in one file of slots, past the page cache where the file system allows it.
 //
 // The file is as large as it will ever be when it has been opened, so a disk that fills up later
-// takes nothing away. A record is written with its header, in one call, over a slot that nobody can
-// find meanwhile; after a crash a slot holds a whole record, or one whose sums are wrong, which is
-// a miss. Opening reads all headers: what an earlier process wrote is found again.
+// takes nothing away. A record is written with its header, in one call, over a slot that no reader
+// can find meanwhile; after a crash a slot holds a whole record, or one whose sums are wrong, which
+// is a miss. Opening reads all headers: what an earlier process wrote is found again.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +59,7 @@ class DiskTier {
   using Done = std::function<void(size_t number, std::span<const std::byte> bytes)>;
   void read(std::span<Pin* const> pins, uint32_t part, const Done& done);
 
-  // Of the newest record that opening found, or that was written since.
+  // The sequence of the newest record, found on opening or written since.
   uint64_t last_sequence() const;
   size_t records() const;
   size_t capacity() const { return slots_.size(); }  // in records

@@ -12,9 +12,9 @@
 
 namespace baton::kvtransfer::tiers {
 
-// Any thread may call. A record that somebody still reads lives until he lets go of it. Where the
-// machine or a memory cgroup has little left, the tier does not grow to its capacity: records leave
-// before.
+// Any thread may call. A record that a reader still reads lives until the reader lets go of it.
+// Where the machine or a memory cgroup has little left, the tier does not grow to its capacity:
+// records leave before.
 class MemoryTier {
  public:
   explicit MemoryTier(size_t capacity) : capacity_(capacity) {}

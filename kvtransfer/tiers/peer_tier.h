@@ -35,7 +35,7 @@ class PeerTier {
   // Whether put() makes sense: the other process answers, and is not known to have it.
   virtual bool wants(const TierKey& key) = 0;
   // Offers a sealed record, which the other process copies if it lacks it. Waits a moment for room
-  // to put it; false: there is none, or nobody answers.
+  // to put it; false: there is none, or no store answers.
   virtual bool put(const TierRecord& record) = 0;
 
   // Blocks until what was offered is there, or will not be.

@@ -74,7 +74,7 @@ class RingReader : public FileReader {
 };
 
 std::string RingReader::open(int fd, size_t largest_read) {
-  // Where the kernel knows how, an end waits for the next call, and interrupts nobody.
+  // Where the kernel knows how, an end waits for the next call, and interrupts nothing.
   params_.flags = IORING_SETUP_COOP_TASKRUN;
   ring_.reset(static_cast<int>(syscall(SYS_io_uring_setup, kReadDepth, &params_)));
   if (!ring_.valid() && errno == EINVAL) {

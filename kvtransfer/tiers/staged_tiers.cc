@@ -189,7 +189,7 @@ void StagedTiers::advance(TierLoadId id, Load& load) {
     if (some == 0) {  // another load has them
       if (clock_.now() <= load.deadline) return;
       load.status = absl::DeadlineExceededError(
-          "KV tiers: other loads had all of the pinned memory for too long");
+          "KV tiers: other loads held all of the pinned memory for too long");
       return;
     }
     load.places.assign(for_loads_.free.end() - static_cast<ptrdiff_t>(some), for_loads_.free.end());

@@ -24,7 +24,7 @@ namespace baton::kvtransfer::tiers {
 class StagedTiers final : public TierStore {
  public:
   // `options.cache` lies on that device, of `memory`, which outlives this. Otherwise as
-  // TierStore::open(), and the words of who drives the device.
+  // TierStore::open(), and the text of the device provider.
   static absl::StatusOr<std::unique_ptr<TierStore>> open(const TierStoreOptions& options,
                                                          const internal::DeviceMemory& memory,
                                                          int device);
@@ -86,7 +86,7 @@ class StagedTiers final : public TierStore {
   void progress();
   void hand_over_saves();
   void advance(TierLoadId id, Load& load);
-  // Ends the piece; true when nobody uses its places any more.
+  // Ends the piece; true when no copy uses its places any more.
   bool end_piece(Load& load);
 
   const TierCache cache_;  // on the device

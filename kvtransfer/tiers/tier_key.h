@@ -28,7 +28,7 @@ struct TierIdentity {
   std::string salt;       // of a tenant: equal prompts of two are not shared
 };
 
-// SHA-256: nobody can make two that are equal.
+// SHA-256: no attacker can make two that are equal.
 struct TierKey {
   std::array<uint8_t, 32> bytes{};
 
@@ -49,7 +49,7 @@ struct TierKey {
 class TierKeys {
  public:
   explicit TierKeys(const TierIdentity& identity);
-  // `chained` stands for the block's tokens and all before them: a hash that nobody can forge.
+  // `chained` stands for the block's tokens and all before them: a hash that no attacker can forge.
   TierKey key(std::string_view chained) const;
 
  private:

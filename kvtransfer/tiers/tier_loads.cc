@@ -115,7 +115,7 @@ void Store::run(Load& load) {
   std::vector<Source> sources;
   absl::Status status;
   if (!find_sources(load, &sources)) {
-    status = absl::NotFoundError("KV blocks have left the tiers meanwhile");
+    status = absl::NotFoundError("KV blocks were evicted from the tiers meanwhile");
   }
   for (uint32_t part = 0; part < shape_.parts && status.ok(); ++part) {
     if (const size_t lost = load_part(load, sources, part); lost > 0) {

@@ -101,9 +101,9 @@ class TierStore {
   // Whether any tier is there.
   virtual bool is_on() const = 0;
 
-  // How many of these keys, from the first on, are here now. Reads no disk and waits for nobody.
+  // How many of these keys, from the first on, are here now. Reads no disk and waits for nothing.
   virtual TierFound find(std::span<const TierKey> keys) = 0;
-  // The same by what is known already, here and of others: asks nobody, and is never pending.
+  // The same by what is known already, here and of others: asks no store, and is never pending.
   virtual TierFound find_known(std::span<const TierKey> keys) = 0;
 
   // Copies blocks of the cache out, in the background. The engine keeps each block as it is until
@@ -125,7 +125,7 @@ class TierStore {
   virtual absl::Status load_status(TierLoadId id) = 0;
   // How long the load took, once all layers are here.
   virtual Time load_time(TierLoadId id) = 0;
-  // Ends a load, complete or not. True when nobody writes to its blocks any more; false: call
+  // Ends a load, complete or not. True when nothing writes to its blocks any more; false: call
   // again.
   virtual bool end_load(TierLoadId id) = 0;
 

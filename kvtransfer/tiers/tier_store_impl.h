@@ -123,7 +123,7 @@ class Store final : public TierStore {
   uint64_t sequence_ = 0;
   absl::flat_hash_map<TierLoadId, std::shared_ptr<Load>> loads_;
   std::deque<std::shared_ptr<Load>> queue_;
-  std::deque<std::shared_ptr<Load>> peer_queue_;  // nobody waits behind another process
+  std::deque<std::shared_ptr<Load>> peer_queue_;  // no load waits behind another process
   TierLoadId next_load_ = 1;
   TierStats stats_;
   std::thread saver_, loader_, peer_loader_;

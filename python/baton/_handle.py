@@ -15,7 +15,7 @@ from .errors import InvalidParamError, error_of
 class Handle:
     """The library's agent or connector, until it is closed. Transfers and lists outlive it: the interpreter collects in any
     order. It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
-    do not notice. In a forked child it is nobody's: its threads are not there, and its sockets are the parent's."""
+    do not notice. In a forked child it is unusable: its threads are not there, and its sockets are the parent's."""
 
     all: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
@@ -50,11 +50,11 @@ class Handle:
         return result
 
     def with_event_fd(self, function: Any) -> Any:
-        """What a function makes of the agent's event descriptor, which is open meanwhile."""
+        """The result of a function on the agent's event descriptor, which stays open during the call."""
         return self.ask(lambda agent: function(getattr(lib, f"{self._prefix}_event_fd")(agent)))
 
     def drop(self, function: Any, *arguments: Any) -> None:
-        """Gives something back; quiet where all of it has gone with the agent."""
+        """Releases something; does nothing if it was already released with the agent."""
         try:
             self.ask(function, *arguments)
         except InvalidParamError:
@@ -76,7 +76,7 @@ class Handle:
 
     @classmethod
     def forget(cls) -> None:
-        """Of a forked child."""
+        """In a forked child."""
         for one in cls.all:
             one._forget()
 

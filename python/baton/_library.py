@@ -264,7 +264,7 @@ def call(function: Any, *arguments: Any) -> int:
 
 
 def take(out: Bytes) -> bytes:
-    """The bytes that the library gave away."""
+    """The bytes that the library returned; frees them."""
     taken = ctypes.string_at(out.data, out.size) if out.data else b""
     lib.bytes_free(ctypes.byref(out))
     return taken

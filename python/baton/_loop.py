@@ -50,7 +50,7 @@ _watchers: "weakref.WeakKeyDictionary[Any, Dict[int, Any]]" = weakref.WeakKeyDic
 
 
 class _Watcher:
-    """What waits on one agent in one loop: the reader is there while somebody does. It reads from a descriptor of its
+    """What waits on one agent in one loop: the reader is there while a task does. It reads from a descriptor of its
     own: the agent's may be closed meanwhile, and be another file's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, agent: Any) -> None:
@@ -73,7 +73,7 @@ class _Watcher:
 
     def look(self) -> None:
         if self.fd < 0:
-            return  # nobody waits any more
+            return  # no task waits any more
         try:
             os.read(self.fd, 8)
             wake(self.agent(), besides=self)  # what was read here, no other loop sees
@@ -82,7 +82,7 @@ class _Watcher:
         self.tell()
 
     def tell(self) -> None:
-        """Those whose transfers have ended."""
+        """The waiters whose transfers have ended."""
         for future, transfer in list(self.waiting.items()):
             try:
                 if not transfer.done():
@@ -96,7 +96,7 @@ class _Watcher:
 
 
 def wake(agent: Any, besides: Any = None) -> None:
-    """Whoever waits on the agent, in whatever thread's loop, looks again: an event came, or it was closed."""
+    """Wakes all waiters on the agent, in any thread's loop: an event came, or it was closed."""
     for watcher in list(_watchers.get(agent, {}).values()):
         if watcher is not besides and watcher.waiting:
             with contextlib.suppress(RuntimeError):  # that loop is closed
@@ -104,7 +104,7 @@ def wake(agent: Any, besides: Any = None) -> None:
 
 
 async def wait_for(transfer: Any) -> None:
-    """Until it has ended; posts it if nobody has. A cancelled wait aborts the transfer: release() fences it."""
+    """Waits for its end; posts it first if needed. A cancelled wait aborts the transfer: release() fences it."""
     try:
         ended = transfer.done()
     except NotPostedError:
@@ -122,7 +122,7 @@ async def wait_for(transfer: Any) -> None:
     if watcher is None or watcher.loop is not loop:
         watcher = watchers[id(loop)] = _Watcher(loop, agent)
     future = watcher.add(transfer)
-    loop.call_soon(watcher.look)  # it may have ended before anybody watched
+    loop.call_soon(watcher.look)  # it may have ended before a task watched
     try:
         await future
     except asyncio.CancelledError:

@@ -42,7 +42,7 @@ def _name(agent: Name) -> bytes:
 
 
 def _text(text: Union[str, bytes], what: str) -> bytes:
-    """As C takes it: it would end at a zero."""
+    """Text as C takes it, which would end at a zero byte."""
     encoded = text.encode() if isinstance(text, str) else text
     if b"\0" in encoded:
         raise InvalidParamError(f"{what} holds a zero byte, {text!r}: C's text ends there")
@@ -50,7 +50,7 @@ def _text(text: Union[str, bytes], what: str) -> bytes:
 
 
 def _bytes(thing: Any, what: str) -> bytes:
-    """As C takes them."""
+    """The bytes as C takes them."""
     if isinstance(thing, bytes):
         return thing
     if isinstance(thing, str):
@@ -105,7 +105,7 @@ def memory_supported(memory: int) -> bool:
 
 
 class Telemetry(NamedTuple):
-    """Of the last post of a transfer; times in seconds."""
+    """Telemetry of the last post of a transfer; times in seconds."""
 
     start: float
     post_duration: float
@@ -121,7 +121,7 @@ class DescriptorList:
         self.agent, self.number, self.size = agent, number, size
 
     def release(self) -> None:
-        """Gives it back; once is enough."""
+        """Releases it. Further calls do nothing."""
         number, self.number = self.number, 0
         if number:
             self.agent._open.drop(lib.list_release, number, None)
@@ -144,20 +144,20 @@ class Transfer(_loop.Awaited[None]):
         return self
 
     def done(self) -> bool:
-        """False while it runs. Raises how it ended, if not well; NotPostedError before post()."""
+        """False while it runs. Raises its error, if it failed; NotPostedError before post()."""
         return self.agent._open.call(lib.transfer_state, self.number) != _library.IN_PROGRESS
 
     def wait(self, timeout: Optional[float] = None) -> None:
-        """Until it has ended; raises how, if not well. BatonTimeoutError: it still runs."""
+        """Waits for its end; raises its error, if it failed. BatonTimeoutError: it still runs."""
         _in_slices(self.agent._open.call, timeout, lib.transfer_wait, self.number)
 
     def abort(self) -> None:
-        """Asks for the end. It has ended when done() says so."""
+        """Requests its end. It has ended when done() returns True or raises."""
         self.agent._open.call(lib.transfer_abort, self.number)
 
     def local_free(self) -> bool:
-        """Whether its local memory may be used for something else: it does not run, or it was aborted and waits for
-        nothing but the other agent's word."""
+        """Whether its local memory may be reused: it does not run, or it was aborted and waits for
+        nothing but the other agent's confirmation."""
         return self.agent._open.call(lib.transfer_local_free, self.number) != _library.IN_PROGRESS
 
     def release(self, timeout: Optional[float] = None) -> None:
@@ -173,13 +173,13 @@ class Transfer(_loop.Awaited[None]):
         self.number = 0
 
     def abandon(self) -> None:
-        """Aborts and forgets it, without waiting: the fence comes later."""
+        """Aborts and releases it without waiting: the fence follows later."""
         number, self.number = self.number, 0
         if number:
             self.agent._open.drop(lib.transfer_abandon, number)
 
     def telemetry(self) -> Telemetry:
-        """What the last post cost."""
+        """Telemetry of the last post."""
         out = _library.Telemetry(ctypes.sizeof(_library.Telemetry))
         self.agent._open.call(lib.transfer_telemetry, self.number, ctypes.byref(out))
         return Telemetry(out.start_ns / 1e9, out.post_ns / 1e9, out.transfer_ns / 1e9, out.bytes, out.descriptors)
@@ -188,7 +188,7 @@ class Transfer(_loop.Awaited[None]):
         return _loop.wait_for(self)
 
     def close(self) -> None:
-        """release(), by the name that a coroutine has for its end."""
+        """release(), under a coroutine's name for it."""
         self.release()
 
     def __enter__(self) -> "Transfer":
@@ -241,7 +241,7 @@ class Agent:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Cancels and fences what runs. Nobody touches registered memory afterwards. Calls of other threads end
+        """Cancels and fences what runs. Nothing touches registered memory afterwards. Calls of other threads end
         first, and whoever waits for a transfer is told that the agent is closed. So it is when the interpreter ends."""
         self._open.destroy()
         self._kept.clear()
@@ -249,7 +249,7 @@ class Agent:
 
     @property
     def handle(self) -> int:
-        """What the C interface calls it; raises when it is closed."""
+        """Its handle in the C interface; raises when it is closed."""
         if self._open.value is None:
             raise InvalidParamError(self._open.why)
         return self._open.value
@@ -271,7 +271,7 @@ class Agent:
         return self._open.ask(lib.agent_event_fd)
 
     def progress(self) -> bool:
-        """Moves bytes, where no thread does; whether anything happened."""
+        """Makes progress, for an agent without a progress thread. Returns whether anything happened."""
         return bool(self._open.ask(lib.agent_progress))
 
     def stats(self) -> Dict[str, int]:
@@ -295,7 +295,7 @@ class Agent:
 
     def allocate(self, size: int) -> mmap.mmap:
         """`size` bytes, zeros, registered already: a buffer (numpy.frombuffer() makes an array of it) that agents of
-        this machine reach with one copy and no system call for each page. It lives as long as somebody has it, or the
+        this machine reach with one copy and no system call for each page. It lives as long as a caller has it, or the
         agent has it registered: until deregister() or the agent's close() its own close() is a BufferError. Raises where the
         machine or a memory cgroup has not so much left. Where this process may have no such file (`ulimit -f`, a sandbox)
         it is memory like any other."""
@@ -323,7 +323,7 @@ class Agent:
         return memory
 
     def deregister(self, *buffers: Any, memory: Optional[int] = None) -> None:
-        """Takes registrations back, each as it was registered. Fences."""
+        """Deregisters ranges, each as it was registered. Fences."""
         ranges, _, rows = self._ranges(buffers, memory)
         self._open.call(lib.agent_deregister, rows.kind, rows.address, rows.count)
         for one in ranges if rows.kind != FILE else ():
@@ -344,7 +344,7 @@ class Agent:
     # --- agents that know each other
 
     def metadata(self) -> bytes:
-        """What another agent needs to reach all registered memory of this one."""
+        """Metadata that another agent needs to reach all registered memory of this one."""
         out = _library.Bytes()
         self._open.call(lib.agent_metadata, ctypes.byref(out))
         return take(out)
@@ -364,19 +364,19 @@ class Agent:
         return take(out).decode()
 
     def remove_remote(self, agent: Name) -> None:
-        """Forgets an agent. Quiet if it is not known. Returns at once: transfers with it that run
-        fail when no byte of them moves any more, there too, and their release waits for that."""
+        """Removes an agent, if it is known. Returns at once: running transfers with it
+        fail once none of their bytes moves any more, on both sides, and their release waits for that."""
         self._open.call(lib.agent_remove_remote, _name(agent))
 
     def has_remote(self, agent: Name, descriptors: Any = (), memory: Optional[int] = None) -> bool:
-        """Whether it is known, not known to be gone, and has these ranges."""
+        """Whether the agent is known, not known to be gone, and has registered these ranges."""
         rows = rows_of(descriptors, memory)
         return bool(self._open.ask(lib.agent_has_remote, _name(agent), rows.kind, rows.address, rows.count))
 
     def wait_remote(self, agent: Name, descriptors: Any = (), timeout: Optional[float] = None,
                     memory: Optional[int] = None) -> None:
-        """Until has_remote(): behind fetch_metadata() or follow_metadata(), or for an agent that calls. BatonTimeoutError says
-        what is known of why it did not appear."""
+        """Waits for has_remote(), after fetch_metadata() or follow_metadata(), or for a caller. BatonTimeoutError says
+        why it did not appear, as far as known."""
         rows = rows_of(descriptors, memory)
         _in_slices(self._open.call, timeout, lib.agent_wait_remote, _name(agent), rows.kind, rows.address, rows.count)
 
@@ -386,31 +386,31 @@ class Agent:
         self._open.call(lib.agent_fetch_metadata, _name(agent), _text(host_port, "host_port"))
 
     def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:
-        """Gives ours, or this part of it, to the agent that listens there, with serve_metadata."""
+        """Sends this agent's metadata, or this part of it, to the agent that listens there, with serve_metadata."""
         given = None if metadata is None else _bytes(metadata, "metadata")
         self._open.call(lib.agent_send_metadata, _text(host_port, "host_port"), given, len(given or b""))
 
     def invalidate_metadata(self, host_port: str) -> None:
-        """Takes ours back there."""
+        """Removes this agent's metadata there."""
         self._open.call(lib.agent_invalidate_metadata, _text(host_port, "host_port"))
 
     def publish_metadata(self, metadata: Optional[bytes] = None, label: str = "") -> None:
-        """Leaves ours, or this part of it under a label, in the metadata_store. Returns at once: watch
+        """Publishes this agent's metadata, or this part of it under a label, in the metadata_store. Returns at once: watch
         metadata_state()."""
         given = None if metadata is None else _bytes(metadata, "metadata")
         self._open.call(lib.agent_publish_metadata, given, len(given or b""), _text(label, "label") or None)
 
     def follow_metadata(self, agent: Name, label: str = "") -> None:
-        """Loads what that agent leaves in the metadata_store, now and whenever it changes. Returns at once: wait_remote()
+        """Loads that agent's metadata from the metadata_store, now and whenever it changes. Returns at once: wait_remote()
         waits for it."""
         self._open.call(lib.agent_follow_metadata, _name(agent), _text(label, "label") or None)
 
     def withdraw_metadata(self) -> None:
-        """Takes ours back from the metadata_store: whoever follows it forgets this agent."""
+        """Removes this agent's metadata from the metadata_store: agents that follow it drop this agent."""
         self._open.call(lib.agent_withdraw_metadata)
 
     def metadata_state(self, agent: Optional[Name] = None) -> None:
-        """Returns when what this agent published is there, or what another did was loaded; else raises why not."""
+        """Returns if this agent's metadata is published, or another's is loaded; else raises why not."""
         self._open.call(lib.agent_metadata_state, _name(self.name if agent is None else agent))
 
     def connect(self, agent: Name) -> None:
@@ -418,7 +418,7 @@ class Agent:
         self._open.call(lib.agent_connect, _name(agent))
 
     def explain(self, agent: Name) -> str:
-        """The route taken to an agent, and why not a better one."""
+        """The route to an agent, and why a better one is not used."""
         out = _library.Bytes()
         self._open.call(lib.agent_explain, _name(agent), ctypes.byref(out))
         return take(out).decode()
@@ -495,7 +495,7 @@ class Agent:
         return [first, *self.messages()]
 
     def lost_messages(self) -> List[Tuple[str, bytes, str]]:
-        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). Nobody
+        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). No agent
         confirmed them, though they may have come. The newest 1,024 are kept; stats()["messages_lost"] counts all."""
         return [(agent.decode(), message, why.decode(errors="replace"))
                 for agent, message, why in self._take_all(lib.next_lost_message, 3)]

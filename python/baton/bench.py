@@ -222,13 +222,13 @@ class Pair:
         return transfer
 
     def close(self) -> None:
-        """Ends the target."""
+        """Ends the target process."""
         self.child.stdin.close()
         self.child.wait()
 
 
 def timed(run: Any, transfer: Any) -> float:
-    """Seconds of it."""
+    """Its seconds."""
     begin = time.perf_counter()
     run(transfer)
     return time.perf_counter() - begin

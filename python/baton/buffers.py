@@ -41,13 +41,13 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def memory_of(thing: Any) -> Memory:
-    """The memory of a buffer, which has to be in one piece."""
+    """The memory of a buffer, which must be contiguous."""
     if isinstance(thing, Memory):
         return thing
     if hasattr(thing, "__array_interface__"):  # numpy
         face = thing.__array_interface__
         if not thing.flags["C_CONTIGUOUS"] and not thing.flags["F_CONTIGUOUS"]:
-            raise ValueError("the array is not in one piece: register the one that it is a view of")
+            raise ValueError("the array is not contiguous: register the array that it is a view of")
         return Memory(face["data"][0], thing.nbytes, 0, thing)
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
         kinds = {"cpu": DRAM, "cuda": VRAM}
@@ -55,7 +55,7 @@ def memory_of(thing: Any) -> Memory:
             raise NotImplementedError(f"a tensor on {thing.device}: Baton moves memory of the host and of CUDA devices; "
                                       "copy it there first")
         if not thing.is_contiguous():
-            raise ValueError("the tensor is not in one piece: register the one that it is a view of")
+            raise ValueError("the tensor is not contiguous: register the tensor that it is a view of")
         kind = kinds[thing.device.type]
         return Memory(thing.data_ptr(), thing.numel() * thing.element_size(), thing.get_device() if kind else 0, thing,
                       kind)
@@ -65,7 +65,7 @@ def memory_of(thing: Any) -> Memory:
         return _cuda_array(thing)
     view = memoryview(thing)
     if not view.c_contiguous:
-        raise ValueError("the buffer is not in one piece")
+        raise ValueError("the buffer is not contiguous")
     if view.readonly:
         raise ValueError("the buffer is read-only: pass a bytearray, or a Memory(address, bytes, 0, keep)")
     start = ctypes.c_char.from_buffer(view) if view.nbytes else ctypes.c_char()
@@ -95,7 +95,7 @@ def view_of(thing: Any) -> View:
         kind = VRAM if thing.device.type == "cuda" else DRAM
         start, device, dtype = thing.data_ptr(), thing.get_device() if kind else 0, str(thing.dtype)
     else:
-        raise TypeError(f"{type(thing).__name__} is no array of numpy's and no tensor of torch's")
+        raise TypeError(f"{type(thing).__name__} is neither a numpy array nor a torch tensor")
     size = itemsize + sum((length - 1) * step for length, step in zip(shape, strides)) if 0 not in shape else 0
     return View(Memory(start, size, device, thing, kind), shape, strides, dtype, itemsize)
 
@@ -122,26 +122,26 @@ def _cuda_array(thing: Any) -> Memory:
     item = int(face["typestr"][2:])
     strides = face.get("strides")
     if strides and any(stride % item for stride in strides):
-        raise ValueError("the array is not in one piece: register the one that it is a view of")
+        raise ValueError("the array is not contiguous: register the array that it is a view of")
     size = item * _elements(face["shape"], strides and [stride // item for stride in strides])
     device = getattr(thing, "device", 0)
     return Memory(face["data"][0], size, int(getattr(device, "id", device)), thing, VRAM)
 
 
 def _elements(shape: Iterable[int], strides: Optional[Iterable[int]]) -> int:
-    """Of an array in one piece."""
+    """The memory of a contiguous array."""
     lengths: List[int] = list(shape)
     steps = list(strides) if strides else None
     expected = 1
     for i in reversed(range(len(lengths))):
         if steps and lengths[i] > 1 and steps[i] != expected:
-            raise ValueError("the tensor is not in one piece: register the one that it is a view of")
+            raise ValueError("the tensor is not contiguous: register the tensor that it is a view of")
         expected *= lengths[i]
     return expected
 
 
 def host_memory_of(thing: Any) -> Memory:
-    """The same for whoever reads and writes it by the processor."""
+    """The same for memory that the CPU reads and writes."""
     memory = memory_of(thing)
     if memory.kind != DRAM:
         raise NotImplementedError(f"memory of CUDA device {memory.device}: the processor cannot touch it; copy it to "
@@ -156,13 +156,13 @@ def kind_of(buffers: Iterable[Memory], kind: Optional[int]) -> int:
             kind = one.kind
         if one.kind != kind:
             name = _NAMES[kind] if kind in range(len(_NAMES)) else f"memory {kind!r}"
-            raise ValueError(f"{one.bytes} bytes at {one.address:#x} are {_NAMES[one.kind]}, and not {name}: what is "
-                             "listed together is of one kind")
+            raise ValueError(f"{one.bytes} bytes at {one.address:#x} are {_NAMES[one.kind]}, "
+                             f"not {name}: one list must be of one kind")
     return DRAM if kind is None else known_kind(kind)
 
 
 def known_kind(kind: Any) -> int:
-    """A kind of memory as the library takes it."""
+    """A kind of memory by the library's number."""
     number = kind.__index__() if hasattr(kind, "__index__") else -1
     if not 0 <= number < len(_NAMES):
         raise InvalidParamError(f"memory is {kind!r}: it is one of {', '.join(f'baton.{name}' for name in _NAMES)}")

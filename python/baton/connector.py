@@ -49,22 +49,22 @@ class KvLoad(_loop.Awaited[bytes]):
 
     @property
     def layers(self) -> int:
-        """How many layers, counted from 0, are here completely."""
+        """How many layers, counted from 0, have arrived completely."""
         layers = ctypes.c_uint32()
         self.connector._open.ask(lib.kv_load_state, self.number, ctypes.byref(layers), None)
         return layers.value
 
     def done(self) -> bool:
-        """Whether all layers are here. Raises why the KV will never come; CancelledError: its time has run out."""
+        """Whether all layers have arrived. Raises why the KV will never arrive; CancelledError: its time has run out."""
         return self.connector._open.call(lib.kv_load_state, self.number, None) != _library.IN_PROGRESS
 
     def wait(self, layer: Optional[int] = None, timeout: Optional[float] = None) -> None:
-        """Until this layer is here; None: all of them. Raises why it will never be. BatonTimeoutError: the load goes on."""
+        """Waits for this layer; None: all layers. Raises why it will never arrive. BatonTimeoutError: the load continues."""
         last = self.connector.layers - 1 if layer is None else _within(layer, 2 ** 32 - 1, "layer")
         self.connector._in_slices(lib.kv_load_wait, timeout, self.number, last)
 
     async def layer(self, layer: int) -> None:
-        """The same, awaited."""
+        """wait() for asyncio."""
         await self.connector._until(lambda: self.layers > layer or self.done())
 
     async def _wait(self) -> bytes:
@@ -79,14 +79,14 @@ class KvLoad(_loop.Awaited[bytes]):
         return given[0]
 
     def payload(self) -> Optional[bytes]:
-        """What prefill gave with the KV: the first token, sampling state. None: it has not finished."""
+        """What prefill sent with the KV: the first token, sampling state. None: it has not finished."""
         out = _library.Bytes()
         if self.connector._open.call(lib.kv_load_payload, self.number, ctypes.byref(out)) == _library.IN_PROGRESS:
             return None
         return take(out)
 
     def renew(self, timeout: float) -> None:
-        """Its deadline is so many seconds from now, here and at prefill."""
+        """Sets its deadline to this many seconds from now, here and at prefill."""
         self.connector._open.call(lib.kv_load_renew, self.number, _nanoseconds(timeout, "timeout"))
 
     def failed_blocks(self) -> List[int]:
@@ -108,7 +108,7 @@ class KvLoad(_loop.Awaited[bytes]):
         return self._over
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """end(), until its blocks are free. BatonTimeoutError: they are not."""
+        """end(), then waits until its blocks are free. BatonTimeoutError: they are not."""
         self.connector._block_until(self.end, timeout)
 
     async def ended(self) -> None:
@@ -140,18 +140,18 @@ class KvJob:
 
     @property
     def wanted(self) -> bool:
-        """False: decode gave it up or died, or nobody came during its lease. Stop computing it."""
+        """False: decode gave it up or died, or no load came during its lease. Stop computing it."""
         return bool(self.connector._open.ask(lib.kv_job_is_wanted, self.number))
 
     def save_layer(self, layer: int, blocks: Iterable[int], first_block: int = 0) -> None:
         """Blocks [first_block, ...) of the sequence are computed in this layer, and lie in these blocks of the cache.
-        Each is sent once. CancelledError: nobody wants the job any more."""
+        Each is sent once. CancelledError: no worker wants the job any more."""
         listed = _numbers(blocks, "I", "a block")
         self.connector._open.call(lib.kv_job_save_layer, self.number, _within(layer, 2 ** 32 - 1, "layer"),
                                   _within(first_block, 2 ** 32 - 1, "first_block"), listed.buffer_info()[0], len(listed))
 
     def renew(self, lease: float) -> None:
-        """Its loads may come until so many seconds from now."""
+        """Its loads may come for this many more seconds."""
         self.connector._open.call(lib.kv_job_renew, self.number, _nanoseconds(lease, "lease"))
 
     def finish(self, payload: bytes = b"", error: Union[None, str, BaseException] = None) -> None:
@@ -165,20 +165,20 @@ class KvJob:
         self.connector._open.call(lib.kv_job_finish, self.number, outcome, why)
 
     def is_saved(self) -> bool:
-        """After finish(): nothing of it moves any more, and no load of it is still to come: its blocks are free."""
+        """After finish(): whether no byte of it moves and no load of it can come any more, so its blocks are free."""
         return self.connector._open.call(lib.kv_job_state, self.number) != _library.IN_PROGRESS
 
     def wait_saved(self, timeout: Optional[float] = None) -> None:
-        """Until is_saved(). BatonTimeoutError: it is not."""
+        """Waits for is_saved(). BatonTimeoutError: it is not."""
         self.connector._block_until(self.is_saved, timeout)
 
     async def saved(self) -> None:
-        """The same, awaited."""
+        """wait() for asyncio."""
         await self.connector._until(self.is_saved)
 
 
 class _Wish:
-    """What somebody awaits, as _loop has transfers."""
+    """What a caller awaits, as _loop has transfers."""
 
     def __init__(self, connector: "KvConnector", look: Callable[[], bool]) -> None:
         self.agent, self.done = connector, look
@@ -222,7 +222,7 @@ class KvConnector:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Ends what is under way. Nobody touches the cache afterwards."""
+        """Ends what is under way. Nothing touches the cache afterwards."""
         self._open.destroy()
         self._given_back.clear()
         _loop.wake(self)
@@ -242,7 +242,7 @@ class KvConnector:
 
     @property
     def address(self) -> str:
-        """How others reach it: load() of theirs takes it."""
+        """Its address, which load() of other connectors takes."""
         out = _library.Bytes()
         self._open.call(lib.kv_connector_address, ctypes.byref(out))
         return take(out).decode()
@@ -263,7 +263,7 @@ class KvConnector:
         return {name: getattr(out, name) for name, *_ in out._fields_[1:]}
 
     def route(self) -> str:
-        """How the last peer is reached, for people."""
+        """The route to the last peer, for people."""
         stats, out = _library.KvConnectorStats(ctypes.sizeof(_library.KvConnectorStats)), _library.Bytes()
         self._open.call(lib.kv_connector_get_stats, ctypes.byref(stats), ctypes.byref(out))
         return take(out).decode()
@@ -297,7 +297,7 @@ class KvConnector:
     # --- prefill
 
     def next_job(self) -> Optional[KvJob]:
-        """The next request of a decode worker; None: there is none now."""
+        """The next request of a decode worker; None: no request is waiting."""
         out = _library.KvJob(ctypes.sizeof(_library.KvJob))
         with self._taking_jobs:  # what it points at is gone with the next call
             if self._given_back:
@@ -310,7 +310,7 @@ class KvConnector:
                          out.tokens[:out.token_count], out.first_token, out.loads_of_key)
 
     async def job(self) -> KvJob:
-        """The next request, awaited. Cancelled, it takes none: the next who asks gets it."""
+        """next_job() for asyncio. If cancelled, it takes no request: the next call gets it."""
         found: List[KvJob] = []
 
         def look() -> bool:
@@ -328,7 +328,7 @@ class KvConnector:
     def _give_back(self, job: KvJob) -> None:
         self._given_back.append(job)  # without the lock: a coroutine may end anywhere, when it is collected
         with contextlib.suppress(BatonError):
-            # Changes nothing, but as every call of this kind wakes all who wait, in threads and loops.
+            # Changes nothing, but wakes all waiters, in threads and loops, as every call of this kind.
             self._open.call(lib.kv_job_give_payload, job.number, b"", 0)
 
     def bind(self, key: str, tokens: int, *, loads: int = 1, lease: float = 60) -> KvJob:
@@ -364,7 +364,7 @@ class KvConnector:
 
 def _nanoseconds(seconds: float, what: str) -> int:
     if not 0 <= seconds:
-        raise InvalidParamError(f"{what} is {seconds}: seconds, of which there are not less than none")
+        raise InvalidParamError(f"{what} is {seconds}: give seconds, 0 or more")
     return min(int(seconds * 1e9), _LONGEST) if seconds < 1e9 else _LONGEST
 
 
@@ -373,4 +373,4 @@ def _numbers(values: Iterable[int], kind: str, what: str) -> "array.array[int]":
     try:
         return array.array(kind, [operator.index(value) for value in values])
     except OverflowError as why:
-        raise InvalidParamError(f"{what} is a number that 32 bits do not hold: {why}") from None
+        raise InvalidParamError(f"{what} does not fit into 32 bits: {why}") from None

@@ -2,7 +2,7 @@
 
 
 class BatonError(Exception):
-    """Any of them."""
+    """Base class of Baton's errors."""
 
 
 class NotPostedError(BatonError):
@@ -14,11 +14,11 @@ class InvalidParamError(BatonError, ValueError):
 
 
 class BackendError(BatonError):
-    """No room, no memory, or the machine said no: a port that is in use, say."""
+    """No room, no memory, or the machine refused: a port that is in use, for example."""
 
 
 class NotFoundError(BatonError, LookupError):
-    """An agent, a list, a transfer or memory that is not known, or not any more."""
+    """An unknown agent, list, transfer or range of memory, or one that is already gone."""
 
 
 class MismatchError(BatonError):
@@ -35,11 +35,11 @@ class RepostActiveError(BatonError):
 
 
 class UnknownError(BatonError):
-    """What nobody expected."""
+    """An unexpected error."""
 
 
 class NotSupportedError(BatonError):
-    """What Baton does not do here."""
+    """Not supported here."""
 
 
 class RemoteDisconnectError(BatonError, ConnectionError):
@@ -51,7 +51,7 @@ class CancelledError(BatonError):
 
 
 class BatonTimeoutError(BatonError, TimeoutError):
-    """The wait is over; what was waited for goes on."""
+    """The wait timed out; what was waited for continues."""
 
 
 _BY_RESULT = {-1: NotPostedError, -2: InvalidParamError, -3: BackendError, -4: NotFoundError, -5: MismatchError,
@@ -65,5 +65,5 @@ def error_of(result: int, text: str) -> BatonError:
 
 
 def number_of(error: object) -> int:
-    """The library's number for an exception, or for a text that is none."""
+    """The library's error number for an exception, or for a plain text."""
     return next((number for number, kind in _BY_RESULT.items() if type(error) is kind), -8)

@@ -368,7 +368,7 @@ def shard_heads(total_heads: int, ranks: int, rank: int) -> range:
 
 def ranks_heard(total_heads: int, sources: int, targets: int, rank: int) -> List[int]:
     """Of a source in `sources` ranks those that number `rank` of `targets` hears: who sends it heads (with its rank as the
-    share's turn), and of those that nobody needs some, so that each hears when its blocks are free."""
+    share's turn), and of those that no rank needs some, so that each hears when its blocks are free."""
     room, count = _within(sources, 512, "sources"), ctypes.c_size_t()
     out = (ctypes.c_uint32 * max(1, room))()
     call(lib.kv_ranks_heard, *(_within(number, 2 ** 32 - 1, "heads and ranks") for number in (

@@ -25,11 +25,11 @@ def run(*command):
 
 
 def wrong_options_are_refused():
-    for options, words in ((["--baseline", "torch,vlm"], '"vlm" is none of torch, vllm, llama.cpp'),
-                           (["--arithmetic", "fp32,fp64"], '"fp64" is none of auto, fp32, bf16, int8'),
+    for options, words in ((["--baseline", "torch,vlm"], '"vlm" is not one of torch, vllm, llama.cpp'),
+                           (["--arithmetic", "fp32,fp64"], '"fp64" is not one of auto, fp32, bf16, int8'),
                            (["--arithmetic", ""], "name one of auto"),
-                           (["--rounds", "0"], "--rounds is at least 1"),
-                           (["--output-len", "1"], "--output-len is at least 2"),
+                           (["--rounds", "0"], "--rounds must be at least 1"),
+                           (["--output-len", "1"], "--output-len must be at least 2"),
                            (["--baseline", "", "--model", "/nowhere"], "no config.json in /nowhere")):
         done = run(*PROGRAM, *options)
         assert done.returncode != 0 and words in done.stderr, (options, done.stderr)

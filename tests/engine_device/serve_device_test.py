@@ -110,7 +110,7 @@ def refused(model):
 
     says("libcuda.so.1", "--device", "cuda", environment={"LD_LIBRARY_PATH": ""})
     for wrong in ("gpu", "cuda:", "cuda: 1", "cuda:1 ", "cuda:1\n", "cuda:01", "cuda:+1", "cuda:-0", "CUDA"):
-        says("is no device: write cpu", "--device", wrong)
+        says("is not a device: write cpu", "--device", wrong)
     says("CUDA device 7", "--device", "cuda:7", environment=CUDA)
     says("tensor-parallel", "--device", "cuda", "-tp", "2")
     says("--kv-agent", "--device", "cuda", "--role", "prefill", "--kv-agent", "prefill-0")
@@ -243,7 +243,7 @@ def main():
         if "nvcc" in kernels.stderr:
             print("skipped: this build has no kernels, since nvcc was not found")
             sys.exit(77)
-        same_answers(model, "bf16", "; our own kernel multiplies: BATON_CUBLASLT is none")
+        same_answers(model, "bf16", "; Baton's own kernel multiplies: BATON_CUBLASLT=none switches it off")
         expected = same_answers(model, "fp32", "")
         with_tiers(model)
         pairs(model, expected)

@@ -80,8 +80,8 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
     ASSERT_FALSE(layout.ok()) << said;
     EXPECT_THAT(std::string(layout.status().message()), HasSubstr(why)) << said;
   };
-  refused([](json& said) { said = nullptr; }, "it says nothing of it");
-  refused([](json& said) { said = json::array(); }, "it says nothing of it");
+  refused([](json& said) { said = nullptr; }, "it does not describe its cache");
+  refused([](json& said) { said = json::array(); }, "it does not describe its cache");
   for (const char* key : {"block_tokens", "heads", "head_size", "bytes"}) {
     refused([key](json& said) { said.erase(key); }, "it lacks");
     refused([key](json& said) { said[key] = "x"; }, key);
@@ -92,13 +92,14 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
   refused([](json& said) { said["bytes"] = 3 * 2 * 64 * 32 * 2 - 2; }, "numbers in blocks of");
   refused([](json& said) { said["layers"] = json::array(); }, "which layers");
   refused([](json& said) { said["layers"] = {0, -1}; }, "a layer's number");
-  refused([](json& said) { said.erase("value"); }, "is no list of levels");
+  refused([](json& said) { said.erase("value"); }, "is not a list of levels");
   refused([](json& said) { said["key"]["tokens"] = {{16, 2}, {3, 512}}; }, "count 48, not 64");
   refused([](json& said) { said["key"]["tokens"] = {{16, 2}, {4}}; }, "a level of \"tokens\"");
   refused([](json& said) { said["key"]["heads"] = {{3, 1 << 30}}; }, "a level of \"heads\"");
   refused([](json& said) { said["key"]["heads"] = {{3, 12000}}; }, "goes beyond its block");
-  refused([](json& said) { said["key"]["start"] = 2048; }, "would lie in one place");
-  refused([](json& said) { said["value"]["start"] = 4096; }, "in one place, or one beyond");
+  refused([](json& said) { said["key"]["start"] = 2048; }, "would overlap");
+  refused([](json& said) { said["value"]["start"] = 4096; },
+          "would overlap, or one would be outside");
   refused([](json& said) { said["key"]["elements"] = {{2, 1}, {16, 1}}; }, "in one place");
 }
 

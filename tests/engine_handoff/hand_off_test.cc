@@ -277,7 +277,7 @@ TEST_F(Pair, BlocksThatNobodyAsksForComeBackAfterTheirLease) {
   request.remote_prefill = p_->handed_over(1);
   d_->submit(std::move(request));
   until([&] { return d_->outcome(1).finished; });
-  EXPECT_THAT(why(1), HasSubstr("does not have it any more"));
+  EXPECT_THAT(why(1), HasSubstr("no longer has it"));
 }
 
 TEST_F(Pair, WhoIsSilentIsGivenUp) {
@@ -415,7 +415,7 @@ TEST_F(Pair, WithoutRoomBetweenTheEnginesRequestsTakeTurnsAndLongOnesAreComputed
   });
   for (const uint64_t id : {1, 2, 3}) EXPECT_EQ(d_->outcome(id).metrics.loaded_tokens, 96u);
   answer(request_of(4, 150), true);
-  EXPECT_THAT(why(4), HasSubstr("does not have it any more"));
+  EXPECT_THAT(why(4), HasSubstr("no longer has it"));
 }
 
 TEST_F(Pair, APromptThatIsComputedTwiceIsHandedOverOnce) {

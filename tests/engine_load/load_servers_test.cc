@@ -171,7 +171,7 @@ TEST_F(Loads, NobodyThereIsSaidForEachRequest) {
       run_load(loop_, server_at(kNobodys), std::vector<LoadRequest>(3, {.text = "x"}), {});
   for (const Answer& answer : result.answers) EXPECT_FALSE(answer.ok());
   EXPECT_THAT(std::string(model_of(loop_, server_at(kNobodys)).status().message()),
-              HasSubstr("is a server there?"));
+              HasSubstr("is a server running there?"));
 }
 
 TEST_F(Loads, AServerWithoutATokenizerSaysWhatToDo) {

@@ -149,7 +149,7 @@ TEST(Workload, PromptsOfAFileAndWhatIsWrongWithThem) {
   for (const auto& [bytes, words] : std::vector<std::pair<std::string, std::string>>{
            {"{\"prompt\":\"one\"}\n{\"prompt\":3}\n", "line 2"},
            {"{\"prompt\":\"one\"", "line 1"},
-           {"[]", "no JSON object"},
+           {"[]", "not a JSON object"},
            {"{}", "no \"prompt\""},
            {"{\"prompt\":\"a\",\"output_tokens\":0}", "output_tokens"},
            {"", "has no requests"}}) {

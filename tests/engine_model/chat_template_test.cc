@@ -25,8 +25,8 @@ nlohmann::ordered_json chat(const std::string& content) {
   return {{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", content}}};
 }
 
-// Promise(engine): Chats are written as `apply_chat_template` writes them | an interpreter with
-//   Jinja2's semantics
+// Promise(engine): Chats are written as `apply_chat_template` writes them | Jinja2 itself, in
+//   a confined process
 TEST(ChatTemplate, RendersMessages) {
   auto made = ChatTemplate::parse(kChatMl);
   ASSERT_TRUE(made.ok()) << made.status();

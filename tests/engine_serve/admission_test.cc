@@ -294,7 +294,7 @@ TEST(Admission, LimitsAreTheOperators) {
   EXPECT_TRUE(admission.admit(of(prompt(1000), {}, sizes), work, 0s).ok());
   const absl::Status late = admission.admit(of(prompt(1500), {}, sizes), work, 0s);
   EXPECT_EQ(late.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_NE(late.message().find("wanted within 2.0 s"), absl::string_view::npos) << late;
+  EXPECT_NE(late.message().find("longer than the limit of 2.0 s"), absl::string_view::npos) << late;
   // A stream's client waits for its first token only.
   WorkAhead stream = work;
   stream.stream = true;
@@ -381,7 +381,7 @@ TEST(Admission, WhereNoneMayWaitAPlaceInTheBatchIsTaken) {
   // For want of memory a request may wait beside free places.
   EXPECT_FALSE(taken({.waiting = 1, .free_places = 3, .output_tokens = 9}, work));
   EXPECT_EQ(admission.admit({.free_places = 0, .output_tokens = 9}, work, 0s).message(),
-            "the queue is full: 0 requests wait, and 0 may; try again later");
+            "the queue is full: 0 of at most 0 requests are waiting; try again later");
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST(Health, AnEngineThatDoesNotGetOnIsNotWell) {
   EXPECT_EQ(page("/health", 200)["quiet_s"], 9.0);
   held.clock.advance(1s);
   const json sick = page("/health", 503);
-  EXPECT_EQ(sick["status"], "the engine has work and made no step for 10 s");
+  EXPECT_EQ(sick["status"], "the engine has work but made no step for 10 s");
   EXPECT_EQ(sick["quiet_s"], 10.0);
   EXPECT_EQ(page("/v1/baton/address", 503)["status"], sick["status"]);
   held.release();

@@ -244,7 +244,7 @@ TEST_F(DeviceMemoryOverVerbs, ADeviceThatLetsNoAdapterAtItsMemoryIsStaged) {
   gpudirect::Attributes device = gpudirect::without_dma_buf();
   device[gpudirect::kRdmaSupported] = 0;
   start({.attributes = device});
-  check_staged("lets no adapter at its memory");
+  check_staged("does not let adapters access its memory");
 }
 
 // A registration that succeeds and lies is found out, and the next way is tried.
@@ -257,8 +257,8 @@ TEST_F(DeviceMemoryOverVerbs, ARegistrationThatLiesIsNotUsed) {
     const char* said;
   };
   for (const Case& each : {Case{Worth::kRefused, "completion status"},
-                           {Worth::kElsewhere, "it reads other bytes than are there"},
-                           {Worth::kWritesElsewhere, "what it writes does not arrive"}}) {
+                           {Worth::kElsewhere, "a read returned wrong bytes"},
+                           {Worth::kWritesElsewhere, "a write did not arrive"}}) {
     SCOPED_TRACE(each.said);
     start({}, {.dma_buf_worth = each.worth});
     check_staged(each.said);

@@ -141,13 +141,13 @@ TEST(KvEventBatch, WhatIsNoneIsRefusedWithTheReason) {
     changed[1][0][field] = value;
     return why(msgpack(changed));
   };
-  EXPECT_THAT(why(""), HasSubstr("no msgpack"));
-  EXPECT_THAT(why("{\"ts\": 1}"), HasSubstr("no msgpack"));
+  EXPECT_THAT(why(""), HasSubstr("not the msgpack"));
+  EXPECT_THAT(why("{\"ts\": 1}"), HasSubstr("not the msgpack"));
   EXPECT_THAT(why(msgpack({{"ts", 1}})), HasSubstr("[time, [event"));
   EXPECT_THAT(why(msgpack(json::array({1.0}))), HasSubstr("[time, [event"));
   EXPECT_THAT(why(msgpack(json::array({1.0, {5}}))), HasSubstr("must be a map"));
   EXPECT_THAT(why(msgpack(json::array({1.0, {json::object()}}))), HasSubstr("no \"type\""));
-  EXPECT_THAT(with("type", "BlockMoved"), HasSubstr("\"BlockMoved\" is no event"));
+  EXPECT_THAT(with("type", "BlockMoved"), HasSubstr("\"BlockMoved\" is not a known event"));
   EXPECT_THAT(with("block_hashes", 5), HasSubstr("\"block_hashes\" must be an array"));
   EXPECT_THAT(with("block_hashes", {"text"}), HasSubstr("bytes or whole numbers"));
   EXPECT_THAT(with("parent_block_hash", "text"), HasSubstr("parent_block_hash"));
@@ -159,7 +159,7 @@ TEST(KvEventBatch, WhatIsNoneIsRefusedWithTheReason) {
   EXPECT_THAT(with("extra_keys", json::array({nullptr})), HasSubstr("extra_keys"));
   EXPECT_THAT(with("group_idx", "0"), HasSubstr("group_idx"));
   // Deeper than any batch: the parser would call itself so often.
-  EXPECT_THAT(why(std::string(1 << 20, '\x91')), HasSubstr("no msgpack"));
+  EXPECT_THAT(why(std::string(1 << 20, '\x91')), HasSubstr("not the msgpack"));
   // Every part of a good one.
   const std::string whole = absl::HexStringToBytes(kByVllm);
   for (size_t size = 0; size < whole.size(); ++size) why(whole.substr(0, size));

@@ -57,7 +57,7 @@ TEST(KvEventsConfig, WrongOnesAreRefusedByName) {
   } cases[] = {
       {"", "JSON"},
       {"[]", "must be a JSON object"},
-      {R"({"enable":true})", "\"enable\" is no key of it"},
+      {R"({"enable":true})", "\"enable\" is not one of its keys"},
       {R"({"enable_kv_cache_events":"yes"})", "enable_kv_cache_events"},
       {R"({"publisher":"kafka"})", "\"publisher\" is \"kafka\""},
       {R"({"endpoint":5})", "endpoint"},
@@ -89,7 +89,7 @@ TEST(KvEventsSource, IsMadeOfWords) {
     const char* reason;
   } cases[] = {
       {"kv_events=tcp://h:1", "given twice"},
-      {"events=tcp://h:1", "none of kv_events=, replay= and topic="},
+      {"events=tcp://h:1", "not one of kv_events=, replay= and topic="},
       {"replay=tcp://*:5558", "replay= is \"tcp://*:5558\": it must be tcp://HOST:PORT"},
       {"replay=tcp://h:0", "tcp://HOST:PORT"},
       {"replay=h:5558", "tcp://HOST:PORT"},

@@ -190,7 +190,7 @@ class FakeFollower {
     const FakeEngine::Message message = std::move(answer_.front());
     answer_.pop_front();
     if (message.sequence == kEndOfReplay) {
-      lost(loss_ / 10) ? order_.replay_failed("it does not come") : order_.replay_ended();
+      lost(loss_ / 10) ? order_.replay_failed("it did not arrive") : order_.replay_ended();
     } else if (!lost(loss_ / 50)) {
       order_.replayed(message.sequence, message.payload);
     }

@@ -201,7 +201,7 @@ TEST(RoutingEvents, AnAnswerThatHasBegunIsNotGivenToVllm) {
   client.post("/v1/completions", stream_request().dump());
   client.read_until("\"token_ids\"");
   breaks = nullptr;
-  EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("no decode worker that can go on is left"));
+  EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("no decode worker is left that can continue"));
   EXPECT_EQ(vllm.asked, 0);
   // What has not begun is.
   EXPECT_EQ(post(router->port(), request_body())->status, 200);

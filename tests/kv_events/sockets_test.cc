@@ -263,7 +263,7 @@ TEST(KvEventSockets, AnEndpointThatIsTakenOrNoneIsSaid) {
   const auto port = [](const std::string& endpoint) {
     return absl::StrCat("tcp://*", endpoint.substr(endpoint.rfind(':')));
   };
-  EXPECT_THAT(why(port(from->endpoint()), ""), HasSubstr("another process has it"));
+  EXPECT_THAT(why(port(from->endpoint()), ""), HasSubstr("another process uses it"));
   EXPECT_THAT(why("tcp://*:0", port(from->replay_endpoint())),
               HasSubstr(absl::StrCat("at ", port(from->replay_endpoint()))));
   EXPECT_THAT(why("ipc:///no/such/folder/events", ""), HasSubstr("/no/such/folder/events"));

@@ -311,7 +311,8 @@ TEST_F(AgentFilesTest, WhatRunsIsFenced) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(agent_->wait(read, Time::zero())));
   const absl::Status slow = agent_->release(read, Time::zero());
   EXPECT_TRUE(absl::IsDeadlineExceeded(slow));
-  EXPECT_NE(slow.message().find("a file answers slowly"), std::string::npos) << slow;
+  EXPECT_NE(slow.message().find("file I/O of the transfer is still running"), std::string::npos)
+      << slow;
   EXPECT_TRUE(absl::IsFailedPrecondition(agent_->post(read))) << "it is being released";
   EXPECT_EQ(*agent_->state(read), AgentTransferState::kRunning) << "the system call is still there";
   gate_.set_value_once();

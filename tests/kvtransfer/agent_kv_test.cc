@@ -221,7 +221,7 @@ TEST(KvPlacement, SurvivesTheWayAndNoDamage) {
   EXPECT_EQ(again->addresses, cache.place.addresses);
   for (const std::string& none : {std::string(), good.substr(0, 17), "BATONKVQ" + good.substr(8)}) {
     EXPECT_THAT(std::string(KvPlacement::decode(none).status().message()),
-                HasSubstr("no KV layout"));
+                HasSubstr("not a KV layout"));
   }
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_TRUE(absl::IsDataLoss(KvPlacement::decode(good.substr(0, size)).status())) << size;
@@ -307,7 +307,7 @@ TEST(KvPlacement, IsPutTogetherOfGroups) {
   };
   EXPECT_THAT(of(cache.place.layout, {wide, wide}), HasSubstr("2 buffers for a layout that has 1"));
   EXPECT_THAT(of(cache.place.layout, {{start, cache.bytes.size() - 1, 0}}),
-              HasSubstr("but what lies in it takes"));
+              HasSubstr("but its contents take"));
   KvLayout bad = cache.place.layout;
   bad.groups[0].block_tokens = 0;
   EXPECT_EQ(of(bad, {wide}), std::string(bad.check().message()));

@@ -231,7 +231,7 @@ TEST(Agent, ALargeMessageForWhichNoRoomComesIsRefused) {
   }
   const absl::Status refused = a.notify("beta", std::string(kMaxAgentMessage, 'm'));
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-  EXPECT_NE(refused.message().find("on their way to this agent"), std::string::npos) << refused;
+  EXPECT_NE(refused.message().find("in flight to this agent"), std::string::npos) << refused;
 }
 
 TEST(Agent, WhoWaitsForMessagesGetsNoMoreThanItAskedFor) {

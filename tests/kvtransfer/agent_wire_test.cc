@@ -82,11 +82,11 @@ TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {
     return std::string(status.message());
   };
   EXPECT_THAT(refused(good, key_of('x')), HasSubstr("another cluster key"));
-  EXPECT_THAT(refused("", key_of('k')), HasSubstr("no metadata"));
+  EXPECT_THAT(refused("", key_of('k')), HasSubstr("not agent metadata"));
   EXPECT_THAT(refused("nixlSerDes|whatever comes after that, long enough for a code behind it",
                       key_of('k')),
-              HasSubstr("no metadata"));
-  EXPECT_THAT(refused(good.substr(0, 42), key_of('k')), HasSubstr("no metadata"));
+              HasSubstr("not agent metadata"));
+  EXPECT_THAT(refused(good.substr(0, 42), key_of('k')), HasSubstr("not agent metadata"));
   std::string newer = good;
   newer[8] = 2;
   EXPECT_THAT(refused(newer, key_of('k')), HasSubstr("version 2"));

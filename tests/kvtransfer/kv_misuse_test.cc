@@ -132,7 +132,7 @@ TEST_P(KvMisuse, AKeyIsOneRequests) {
     ASSERT_TRUE(decode().start_load(with_key(3, {6, 7}, 1)).ok());  // the beginning of the first's
     until([&] { return !decode().load_status(2).ok(); });
     EXPECT_TRUE(absl::IsInvalidArgument(decode().load_status(2))) << decode().load_status(2);
-    EXPECT_THAT(std::string(decode().load_status(2).message()), HasSubstr("other tokens"));
+    EXPECT_THAT(std::string(decode().load_status(2).message()), HasSubstr("has different tokens"));
     if (!bound) {
       std::optional<KvJob> came;
       until([&] { return (came = prefill().next_job()).has_value(); });

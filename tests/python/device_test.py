@@ -179,7 +179,7 @@ class Agents(unittest.TestCase):
             self.a.register(self.mine.row())
         with self.assertRaisesRegex(baton.InvalidParamError, "register memory of the host as DRAM"):
             self.a.register((baton.memory_of(self.host).address, 64, 0), memory=baton.VRAM)
-        with self.assertRaisesRegex(baton.InvalidParamError, "CUDA device 1, and not of device 0"):
+        with self.assertRaisesRegex(baton.InvalidParamError, "CUDA device 1, not of device 0"):
             self.b.register((self.theirs.address, 64, 0), memory=baton.VRAM)
         self.assertEqual(self.a.stats()["registered"] + self.b.stats()["registered"], 0)
 

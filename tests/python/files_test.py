@@ -69,7 +69,7 @@ class Files(unittest.TestCase):
         os.ftruncate(self.fd, 10 * PAGE + 100)
         self.finish(self.move("READ", range(10), range(10)))
         short = self.move("READ", range(20), range(20))
-        self.refused(nixlBind.nixlBackendError, lambda: self.finish(short), f"ends at {10 * PAGE + 100}", "bytes more")
+        self.refused(nixlBind.nixlBackendError, lambda: self.finish(short), f"ends at {10 * PAGE + 100}", "more bytes")
         os.ftruncate(self.fd, 20 * PAGE)
         self.finish(short)  # may be posted again
         full = self.move("WRITE", [0], [0], self.other("/dev/full", os.O_RDWR))

@@ -200,7 +200,7 @@ class Packed(unittest.TestCase):
         with baton.Agent("alone") as agent:
             for one, other in ((tiled(32, 2, 32), rows(32, 2, 32)), (tiled(32, 2, 32), tiled(32, 2, 32, pair=4)),
                                (tiled(32, 2, 32), tiled(32, 2, 32, tile=8))):
-                with self.assertRaisesRegex(baton.MismatchError, "only kernels know that order"):
+                with self.assertRaisesRegex(baton.MismatchError, "only the kernels know this order"):
                     baton.KvChecksums(Cache(agent, one, 2).layout, Cache(agent, other, 2).layout)
         whole = [baton.KvLayout("m").add_packed([(4096, 64, 0)], {"block_tokens": 16, "bytes": 64, "whole": word}, blocks=1)
                  for word in ("rank 0 of 2", "rank 1 of 2")]

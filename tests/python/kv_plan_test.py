@@ -683,7 +683,7 @@ class OtherShapes(unittest.TestCase):
         for got, right in zip(full_there.tensors + near_there.tensors, want.tensors + wanted_near.tensors):
             self.assertTrue(numpy.array_equal(got, right))
         # A window is not where it came from again.
-        with self.assertRaisesRegex(baton.MismatchError, "what is kept of layer 1"):
+        with self.assertRaisesRegex(baton.MismatchError, "the window of layer 1"):
             baton.KvPlan(self.a, baton.READ, mine, "b", theirs)
 
     def test_views_of_any_strides(self):
@@ -720,7 +720,7 @@ class OtherShapes(unittest.TestCase):
         wanted = numpy.zeros((5, 32), numpy.uint8)
         wanted[[4, 1], :24] = here.reshape(4, 32)[[2, 0], :24]
         self.assertTrue((there.reshape(5, 32) == wanted).all())
-        with self.assertRaisesRegex(baton.MismatchError, "one for a block and cannot be cut"):
+        with self.assertRaisesRegex(baton.MismatchError, "one per block and cannot be cut"):
             self.move(layout(here, 4, 16), layout(there, 5, 32), [here], [there], [2, 0], [4], tokens=20)
         with self.assertRaisesRegex(baton.InvalidParamError, "as block_tokens"):
             layout(here, 4, None)

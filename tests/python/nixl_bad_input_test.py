@@ -186,8 +186,8 @@ class Words(Refused):
         namesake.register_memory([(memory.ctypes.data, PAGE, 0, "")], "DRAM")
         handle = self.make()
         self.a.add_remote_agent(namesake.get_agent_metadata())
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle), "another one has its name")
-        self.refused(nixlBind.nixlNotFoundError, self.make, "another one has its name")
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle), "another agent has its name")
+        self.refused(nixlBind.nixlNotFoundError, self.make, "another agent has its name")
         self.untouched()
         self.assertEqual(int(memory.sum()), 0)
 

@@ -93,7 +93,7 @@ class Pairing(unittest.TestCase):
         asked = prompt(12, 100)
         for name, about, why in (
                 ("stranger", {"model": "another", "kv": kv}, "another model"),
-                ("old", None, "does not say which model it has"),
+                ("old", None, "does not name its model"),
                 ("nameless", {"model": "", "kv": kv}, "--kv-identity the same name"),
                 ("windows", {"model": checkpoint(), "kv": "it has windows"}, "cannot be converted: it has windows"),
                 ("half", {"model": checkpoint(), "kv": dict(kv, dtype="float16")}, "of float16"),
@@ -113,7 +113,7 @@ class Pairing(unittest.TestCase):
         params = peer.offer("t", [1])
         count, why = self.decoded(prompt(13, 100), dict(params, transfer_id="never heard of"))
         self.assertEqual(count, 0)
-        self.assertIn("does not have it any more", why)
+        self.assertIn("no longer has it", why)
         peer.service._stop = True  # its thread ends; its agent lives
         peer.service.wake()
         peer.service._thread.join()

@@ -327,8 +327,8 @@ class Reshard(unittest.TestCase):
                 self.assertFalse(pair.load(40, **more))
             self.assertIn(words, said.output[0])
 
-        refused(Pair(self.dice), "prefill has 1 ranks, and was thought to have 2", tp_size=2)
-        refused(Pair(self.dice, orders=("amx", "vec"), dtype="bfloat16", sizes=((32,), (32,))), "only kernels know that order")
+        refused(Pair(self.dice), "prefill has 1 ranks, but was expected to have 2", tp_size=2)
+        refused(Pair(self.dice, orders=("amx", "vec"), dtype="bfloat16", sizes=((32,), (32,))), "only the kernels know this order")
         pair = Pair(self.dice, 4, (2, 1))
         pair.load(40)
         about, peers = pair.prefill.workers[0].service.sends.about, pair.decode.workers[0].service.loads._peers

@@ -183,7 +183,7 @@ TEST_F(ForkRanks, ADeadRankIsStartedAnewAndMeetsTheOthersAgain) {
   EXPECT_EQ(0, run.status) << run.err;
   EXPECT_THAT(
       run.err,
-      HasSubstr("rank 1 was killed by signal 9 (Killed); it is started anew (1 of 3 within 1h)"));
+      HasSubstr("rank 1 was killed by signal 9 (Killed); restarting it (1 of 3 within 1h)"));
   EXPECT_THAT(run.err, HasSubstr("(2 of 3 within 1h)"));
 }
 
@@ -262,10 +262,11 @@ TEST_F(ForkRanks, AfterTheWorkIsDoneNobodyIsStartedAnewOrWaitedFor) {
     return 6;
   });
   EXPECT_EQ(0, run.status) << run.err;
-  EXPECT_THAT(run.err,
-              HasSubstr("rank 1 failed with exit status 4, after the work of all was done"));
-  EXPECT_THAT(run.err, HasSubstr("rank 2 was killed by signal 9 (Killed), after the work of all"));
-  EXPECT_THAT(run.err, Not(HasSubstr("started anew")));
+  EXPECT_THAT(
+      run.err,
+      HasSubstr("rank 1 failed with exit status 4, after all ranks had finished their work"));
+  EXPECT_THAT(run.err, HasSubstr("rank 2 was killed by signal 9 (Killed), after all ranks"));
+  EXPECT_THAT(run.err, Not(HasSubstr("restarting it")));
 }
 
 TEST_F(ForkRanks, WhatARankCannotPrintIsAFailure) {

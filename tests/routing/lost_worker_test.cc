@@ -132,7 +132,7 @@ TEST(LostWorker, OneThatIsGoneForLongIsNotWaitedFor) {
   dies = nullptr;
   client.join();
   EXPECT_EQ(status, 503);
-  EXPECT_THAT(body, HasSubstr("no decode worker that can go on is left"));
+  EXPECT_THAT(body, HasSubstr("no decode worker is left that can continue"));
 }
 
 TEST(LostWorker, ServersThatStartTogetherAreNoLosses) {

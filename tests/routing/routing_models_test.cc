@@ -117,7 +117,7 @@ TEST(RoutingModels, AStreamGoesOnWithTheModelThatBeganIt) {
   client.read_until("\"token_ids\"");
   breaks = nullptr;
   const std::string rest = client.read_until("[DONE]");
-  EXPECT_NE(rest.find("no decode worker that can go on is left"), std::string::npos) << rest;
+  EXPECT_NE(rest.find("no decode worker is left that can continue"), std::string::npos) << rest;
   EXPECT_EQ(tuned.thread().stats().requests_finished, 0u);
 }
 

@@ -189,20 +189,20 @@ TEST_F(WorkerTls, ACertificateThatIsNotBelievedIsNamed) {
 
 TEST_F(WorkerTls, WhoDoesNotSpeakItIsNamed) {
   const Worker plain;
-  EXPECT_THAT(why_down(https(plain)), HasSubstr("its URL may begin with http"));
+  EXPECT_THAT(why_down(https(plain)), HasSubstr("try an http:// URL"));
   EXPECT_THAT(why_down([](int fd) {
                 read_some(fd);
                 write_all(fd, "220 mail.example.com ESMTP\r\n");
                 stand_still(fd);
               }),
-              HasSubstr("its URL may begin with http"));
+              HasSubstr("try an http:// URL"));
   // And the other way round.
   EXPECT_THAT(why_down(absl::StrCat("http://localhost:", well_.port())),
-              HasSubstr("its URL begins with https"));
+              HasSubstr("try an https:// URL"));
 }
 
 TEST_F(WorkerTls, AHandshakeThatBreaksOffIsNamed) {
-  const auto broken_off = HasSubstr("no TLS with it: it broke off");
+  const auto broken_off = HasSubstr("TLS failed: it closed the connection");
   EXPECT_THAT(why_down([](int) {}), broken_off);
   EXPECT_THAT(why_down([](int fd) { read_some(fd); }), broken_off);
   // In the middle of its part.
@@ -214,7 +214,7 @@ TEST_F(WorkerTls, AHandshakeThatBreaksOffIsNamed) {
                 read_some(fd);
                 write_all(fd, std::string("\x15\x03\x03\x00\x02\x02\x28", 7));
               }),
-              HasSubstr("no TLS with it: "));
+              HasSubstr("TLS failed: "));
 }
 
 TEST_F(WorkerTls, WhoStandsStillInTheHandshakeIsNotWaitedFor) {
@@ -236,7 +236,7 @@ TEST_F(WorkerTls, WhereThereIsNoOtherClientsHearOfIt) {
   const httplib::Result refused = post(router->port(), request_body());
   EXPECT_EQ(refused->status, 503);
   EXPECT_THAT(refused->body, HasSubstr(url));
-  EXPECT_THAT(refused->body, HasSubstr("its URL may begin with http"));
+  EXPECT_THAT(refused->body, HasSubstr("try an http:// URL"));
 }
 
 // It was well when it was looked at.

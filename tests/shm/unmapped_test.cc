@@ -41,7 +41,7 @@ class ShmUnmapped : public ::testing::TestWithParam<std::tuple<bool, Fading>> {
   }
   static void expect_gone(const absl::Status& status, size_t bytes) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << bytes << ": " << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("not mapped"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no longer mapped"));
   }
 
   FadingMemory memory_{2 * kMost, std::get<1>(GetParam())};

@@ -65,7 +65,8 @@ TEST(SimFabric, MemoryThatIsGoneEndsItsTransfer) {
       const auto id = cluster.worker(0).submit(request);
       ASSERT_TRUE(id.ok() && cluster.run_to_end(0, *id));
       EXPECT_EQ(*cluster.worker(0).state(*id), TransferState::kFailed);
-      EXPECT_THAT(std::string(cluster.worker(0).status(*id).message()), HasSubstr("not mapped"));
+      EXPECT_THAT(std::string(cluster.worker(0).status(*id).message()),
+                  HasSubstr("no longer mapped"));
     }
   }
   const auto id = cluster.worker(0).submit(cluster.request(Op::kWrite, 0, peer, 1, 40'000));

@@ -38,7 +38,7 @@ void expect_only_the_second_half_failed(const TcpNode& node) {
       EXPECT_TRUE(done.status.ok()) << done.slice << ": " << done.status;
     } else {
       EXPECT_EQ(done.status.code(), absl::StatusCode::kFailedPrecondition) << done.status;
-      EXPECT_THAT(std::string(done.status.message()), HasSubstr("not mapped for writing"));
+      EXPECT_THAT(std::string(done.status.message()), HasSubstr("no longer mapped for writing"));
     }
   }
 }
@@ -208,7 +208,7 @@ class SmallUnmapped : public TcpPair,
   void lose() { ASSERT_EQ(mprotect(memory_ + kMost, kMost, std::get<1>(GetParam())), 0); }
   static void expect_gone(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("not mapped for writing"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no longer mapped for writing"));
   }
   char* const memory_;
 };
@@ -296,7 +296,7 @@ class SourceGone : public TcpPair, public ::testing::WithParamInterface<size_t> 
   void lose() { ASSERT_EQ(mprotect(memory_ + 4096, kMappedBytes - 4096, PROT_NONE), 0); }
   static void expect_gone(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("not mapped any more"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no longer mapped"));
   }
   void read_fails_alone(const TcpNode::Settings& with);
   char* const memory_;

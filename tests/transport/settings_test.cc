@@ -152,7 +152,7 @@ TEST_F(SettingsTest, TheTableAndTheCodeMustAgree) {
   SettingsReader undeclared(context_, absl::MakeConstSpan(kTable).subspan(0, 1));
   undeclared.number("p.count", value);
   undeclared.number("p.other", value);
-  EXPECT_THAT(std::string(undeclared.finish().message()), HasSubstr("p.other is read and not"));
+  EXPECT_THAT(std::string(undeclared.finish().message()), HasSubstr("p.other is read but not"));
   SettingsReader unread(context_, absl::MakeConstSpan(kTable).subspan(0, 2));
   unread.number("p.count", value);
   EXPECT_THAT(std::string(unread.finish().message()),

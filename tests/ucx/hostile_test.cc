@@ -161,7 +161,7 @@ TEST_F(UcxHostile, LengthsThatLieTakeTheRailDown) {
   raw.join(node_, address_);
   if (HasFatalFailure()) return;
   raw.send(Frame{.type = FrameType::kReadData, .bytes = 100}, "far fewer");
-  EXPECT_THAT(fate(raw), HasSubstr("its length is not what it says"));
+  EXPECT_THAT(fate(raw), HasSubstr("its length differs from its header's"));
   expect_serving();
 }
 

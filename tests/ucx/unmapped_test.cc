@@ -97,8 +97,8 @@ TEST_P(UcxUnmapped, WritesIntoItFailAlone) {
     b_.landed.clear();
     TransferDescriptor* const good = at(0);
     const auto ends = run({at(kMost), at(kMost - bytes / 2), good});
-    expect_gone(ends.at(0), "not mapped for writing");
-    expect_gone(ends.at(1), "not mapped for writing");
+    expect_gone(ends.at(0), "no longer mapped for writing");
+    expect_gone(ends.at(1), "no longer mapped for writing");
     EXPECT_TRUE(ends.at(2).ok()) << bytes << ": " << ends.at(2);
     EXPECT_EQ(std::memcmp(memory_.data, good_.data(), bytes), 0) << bytes;
     ASSERT_EQ(b_.landed.size(), 1u) << "what did not land was announced";
@@ -116,7 +116,7 @@ TEST_P(UcxUnmapped, ReadsIntoItFailAlone) {
     };
     std::memset(memory_.data, 0, bytes);
     const auto ends = run({to(memory_.half()), to(memory_.data)});
-    expect_gone(ends.at(0), "not mapped for writing");
+    expect_gone(ends.at(0), "no longer mapped for writing");
     EXPECT_TRUE(ends.at(1).ok()) << bytes << ": " << ends.at(1);
     EXPECT_EQ(std::memcmp(memory_.data, good_.data(), bytes), 0) << bytes;
   }
@@ -137,8 +137,8 @@ TEST_P(UcxUnmapped, WritesOutOfItFailAlone) {
     b_.landed.clear();
     TransferDescriptor* const good = from(memory_.data);
     const auto ends = run({from(memory_.half()), from(memory_.half() - bytes / 2), good});
-    expect_gone(ends.at(0), "not mapped any more");
-    expect_gone(ends.at(1), "not mapped any more");
+    expect_gone(ends.at(0), "no longer mapped");
+    expect_gone(ends.at(1), "no longer mapped");
     EXPECT_TRUE(ends.at(2).ok()) << bytes << ": " << ends.at(2);
     EXPECT_EQ(std::memcmp(remote.data(), good_.data(), bytes), 0) << bytes;
     ASSERT_EQ(b_.landed.size(), 1u) << "what was not sent was announced";
@@ -157,8 +157,8 @@ TEST_P(UcxUnmapped, ReadsOutOfItFailAlone) {
       return &a_.transfer(Op::kRead, to.data(), all, region, Layout::contiguous(offset, bytes));
     };
     const auto ends = run({at(first, kMost), at(second, kMost - bytes / 2), at(local, 0)});
-    expect_gone(ends.at(0), "not mapped any more");
-    expect_gone(ends.at(1), "not mapped any more");
+    expect_gone(ends.at(0), "no longer mapped");
+    expect_gone(ends.at(1), "no longer mapped");
     EXPECT_TRUE(ends.at(2).ok()) << bytes << ": " << ends.at(2);
     EXPECT_EQ(std::memcmp(local.data(), good_.data(), bytes), 0) << bytes;
   }

@@ -125,10 +125,10 @@ TEST(ConnectionManager, SaysWhyItCannotConnect) {
   };
   for (const Case& each : {
            Case{[](FakeCm& cm) { cm.missing = true; }, "modprobe rdma_ucm"},
-           Case{[](FakeCm& cm) { cm.unroutable = true; }, "rdma_cm finds no way from fake0:1"},
+           Case{[](FakeCm& cm) { cm.unroutable = true; }, "rdma_cm finds no route from fake0:1"},
            Case{[](FakeCm& cm) { cm.silent = true; }, "did not join the two queue pairs in time"},
-           Case{[](FakeCm& cm) { cm.nobody_listens = true; }, "nobody listens there"},
-           Case{[](FakeCm& cm) { cm.impostor = true; }, "somebody else answers"},
+           Case{[](FakeCm& cm) { cm.nobody_listens = true; }, "no process listens there"},
+           Case{[](FakeCm& cm) { cm.impostor = true; }, "another machine answers"},
        }) {
     SCOPED_TRACE(each.message);
     VerbsPair pair({}, with_cm());
@@ -145,7 +145,7 @@ TEST(ConnectionManager, SaysWhyItCannotConnect) {
 TEST(ConnectionManager, ARouteByAnotherDeviceIsRefused) {
   VerbsPair pair({.devices = 2}, with_cm({{"verbs.devices", "fake0"}}));
   pair.cm->wrong_device = 1;
-  EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("rdma_cm goes by fake1:1 instead of fake0:1"),
+  EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("rdma_cm chose fake1:1 instead of fake0:1"),
                                     HasSubstr("different subnets")));
 }
 
@@ -172,7 +172,7 @@ TEST(ConnectionManager, StrangersAreRejected) {
   pair.cm->call_from_stranger(std::string("BCM\x01", 4) + std::string(52, '\0'));
   pair.steps(100);
   EXPECT_EQ(pair.cm->rejected(), 4u);
-  EXPECT_THAT(pair.cm->last_rejection(), HasSubstr("nobody here waits for this call"));
+  EXPECT_THAT(pair.cm->last_rejection(), HasSubstr("no connection here expects this call"));
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
 }
 

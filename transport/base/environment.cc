@@ -28,54 +28,55 @@ absl::StatusOr<int64_t> slab_kib() {
 constexpr std::array kVariables = {
     EnvironmentVariable{"BATON_API_KEY", "none", "key that clients of `baton serve` must send"},
     EnvironmentVariable{"BATON_CASES", "some",
-                        "all, or the one case, of tests that let each call or byte fail"},
+                        "which cases to run of tests that fail each call or byte in turn: all, or "
+                        "the number of one"},
     EnvironmentVariable{"BATON_CATCH_FAULTS", "yes",
-                        "no: a transfer that meets memory which was unmapped ends the process, "
-                        "and SIGSEGV and SIGBUS are nobody's but the program's"},
+                        "no: leaves SIGSEGV and SIGBUS to the program, so a transfer from or to "
+                        "unmapped memory ends the process"},
     EnvironmentVariable{"BATON_CI", "what is owed",
                         "full: .ci/run runs every test, whatever a change reaches"},
     EnvironmentVariable{
         "BATON_CUBLASLT", "libcublasLt.so.13, or .12",
-        "the file of the library that multiplies in bf16 on a GPU; none: our own kernel does"},
+        "cuBLASLt library for bf16 products on a GPU; none: use Baton's own kernel"},
     EnvironmentVariable{"BATON_CUDA_GRAPHS", "yes",
-                        "no: a GPU's steps of decoding are launched kernel by kernel"},
+                        "no: launch a GPU's decoding steps kernel by kernel, not as CUDA graphs"},
     EnvironmentVariable{"BATON_FIRST_SEED", "0",
                         "the seed that tests with random faults begin with"},
-    EnvironmentVariable{"BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
-                        "where a failed collective writes its last events: this and .RANK.json; "
-                        "none: nowhere"},
+    EnvironmentVariable{
+        "BATON_FLIGHT_RECORDER", "/tmp/baton-flight-USER-GROUP",
+        "a failed collective writes its last events to this path plus .RANK.json; none: nowhere"},
     EnvironmentVariable{"BATON_GPU_LIBRARY", "the machine's",
                         "folder of the CUDA driver's library that ./run gpu tests with"},
-    EnvironmentVariable{"BATON_GPU_SECONDS", "465", "for all steps of ./run gpu together"},
+    EnvironmentVariable{"BATON_GPU_SECONDS", "465",
+                        "time limit for all steps of ./run gpu together"},
     EnvironmentVariable{"BATON_GPU_TRACE", "none",
-                        "file that the CUDA driver's calls are recorded to, as text"},
+                        "text file to record calls of the CUDA driver in"},
     EnvironmentVariable{"BATON_INSTALL", "yes",
-                        "no: missing packages are named by ./run, not installed"},
+                        "no: only name missing packages, do not install them"},
     EnvironmentVariable{
         "BATON_KEY_FILE", "~/.config/baton/cluster.key, made when it is missing",
         "file with the secret that all workers of a cluster share; empty: as if not set"},
-    EnvironmentVariable{"BATON_LINT_MOST", "100000",
-                        "how many compiled units ./run lint looks at, at most"},
+    EnvironmentVariable{"BATON_LINT_MOST", "100000", "most compiled units that ./run lint checks"},
     EnvironmentVariable{"BATON_LOCAL_RANK", "BATON_RANK", "number of this rank on its machine"},
     EnvironmentVariable{"BATON_LOCAL_RANKS", "BATON_RANKS", "how many ranks this machine has"},
-    EnvironmentVariable{"BATON_LOG", "warning",
-                        "what is told on stderr: trace, debug, info, warning, error or off"},
-    EnvironmentVariable{"BATON_LOG_FORMAT", "text", "json: each line of the log is an object"},
     EnvironmentVariable{
-        "BATON_PATIENCE", "1",
-        "so many times the usual is waited for others before they are given up: for "
-        "debuggers, sanitizers, emulators; times that are given hold as they are"},
+        "BATON_LOG", "warning",
+        "least severe level that is logged to stderr: trace, debug, info, warning, error or off"},
+    EnvironmentVariable{"BATON_LOG_FORMAT", "text", "json: each line of the log is an object"},
+    EnvironmentVariable{"BATON_PATIENCE", "1",
+                        "multiplies default timeouts, for debuggers, sanitizers and emulators; "
+                        "explicit timeouts stay as given"},
     EnvironmentVariable{"BATON_RANK", "that of the launcher (torchrun, Open MPI, Slurm)",
                         "number of this rank, from 0"},
     EnvironmentVariable{"BATON_RANKS", "that of the launcher", "how many ranks there are"},
     EnvironmentVariable{"BATON_RENDEZVOUS", "that of the launcher",
                         "HOST:PORT where the ranks find each other"},
-    EnvironmentVariable{"BATON_SEED", "all", "the one seed that tests with random faults run"},
+    EnvironmentVariable{"BATON_SEED", "all", "run tests with random faults with this seed only"},
     EnvironmentVariable{"BATON_SEEDS", "a few hundred or thousand",
                         "how many seeds those tests run"},
     EnvironmentVariable{"BATON_SLAB_KIB", "65536",
-                        "the most that a slab of a memory pool takes, unless one block needs more; "
-                        "less makes many small processes on one machine start sooner"},
+                        "largest slab of a memory pool, unless one block needs more; smaller slabs "
+                        "make many small processes on one machine start sooner"},
 };
 
 bool is_one_of(std::string_view text, std::initializer_list<std::string_view> all) {

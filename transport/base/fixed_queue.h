@@ -7,7 +7,7 @@
 
 namespace baton::base {
 
-// Who pushes sees to it that there is room. An item keeps its contents until it is pushed over.
+// Pushers must check that there is room. An item keeps its contents until it is pushed over.
 template <typename T, size_t kCapacity>
 class FixedQueue {
  public:

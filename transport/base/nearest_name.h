@@ -1,4 +1,4 @@
-// What somebody may have meant who mistyped a name.
+// What a user who mistyped a name may have meant.
 #pragma once
 
 #include <optional>

@@ -25,7 +25,7 @@ double cost(PciDistance distance);
 // Where a device lies in the tree: "/devices/pci0000:16/0000:16:01.0/0000:17:00.0"; empty where
 // that is not known. Sysfs lies below `root`.
 std::string pci_path(const std::string& root, const std::string& address);  // "0000:1b:00.0"
-// Of an RDMA device ("mlx5_0"); of soft-RoCE, that of the network interface under it.
+// The path of an RDMA device ("mlx5_0"); for soft-RoCE, that of its network interface.
 std::string rdma_path(const std::string& root, const std::string& device);
 // Between two such places.
 PciDistance pci_distance(const std::string& root, const std::string& one, const std::string& other);

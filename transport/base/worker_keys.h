@@ -3,7 +3,7 @@
 //
 // A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it.
 // Who introduces himself shows the public key, and has to know the private one; the private one
-// never leaves the process. So nobody can claim another worker's uid, whatever else he knows.
+// never leaves the process. So no process can claim another worker's uid, whatever else it knows.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace baton::base {
 
 // Fills `bytes` bytes at `out`: by the kernel, or where that cannot, as in a sandbox without that
 // call, by OpenSSL. Where neither has any the process ends: a worker whose keys can
-// be guessed is open to everybody, and nobody would notice.
+// be guessed is open to all, and no user would notice.
 void fill_with_secret(void* out, size_t bytes);
 
 using UidBytes = std::array<uint8_t, 16>;

@@ -147,7 +147,7 @@ absl::StatusOr<Frame> decode_header(std::string_view bytes) {
   }
   base::WireReader in(bytes);
   if (in.number<uint16_t>() != kMagic) {
-    return absl::InvalidArgumentError("bytes that are no frame (wrong magic)");
+    return absl::InvalidArgumentError("not a frame (wrong magic)");
   }
   Frame f;
   const uint8_t type = in.number<uint8_t>();
@@ -197,7 +197,7 @@ absl::Status decode_pieces(const Frame& frame, std::string_view meta, absl::Span
     if (piece.offset > UINT64_MAX - piece.bytes) return refuse(frame, "piece overflows");
     sum += piece.bytes;
   }
-  if (sum != frame.bytes) return refuse(frame, "pieces do not add up to the payload");
+  if (sum != frame.bytes) return refuse(frame, "the pieces' sizes do not add up to the payload");
   return absl::OkStatus();
 }
 

@@ -18,12 +18,12 @@ absl::Status status_of(const Frame& frame, std::string_view text) {
   }
   if (message.empty() && frame.code == absl::StatusCode::kFailedPrecondition) {
     message =
-        "the memory of the remote region is not mapped any more: its owner must keep it until "
+        "the memory of the remote region is no longer mapped: its owner must keep it mapped until "
         "it has deregistered it";
   } else if (message.empty()) {
     message = "the remote region is stale: its owner deregistered it during the transfer";
   }
-  // Only a rail itself may say that nobody knows what became of a slice: when it is lost.
+  // Only a rail itself may say that no side knows what became of a slice: when it is lost.
   const bool vague = frame.code == absl::StatusCode::kUnknown;
   return absl::Status(vague ? absl::StatusCode::kInternal : frame.code, message);
 }
@@ -133,10 +133,10 @@ void FramedRail::check_timers(Time now, EventSink& sink) {
   }
   if (now - last_moved_ >= stall_) {
     stalled();
-    fail(lost(absl::StrFormat(
-        "nothing moved for %.1f s with %u slices open: it has stopped reading, is stopped, or the "
-        "network between is down or lets only small packets pass",
-        std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
+    fail(lost(
+        absl::StrFormat("no progress for %.1f s with %u slices open: the peer has stopped reading "
+                        "or is stopped, or the network is down or passes small packets only",
+                        std::chrono::duration<double>(now - last_moved_).count(), slots_.live())));
     finish(sink);
     return;
   }

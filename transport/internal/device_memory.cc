@@ -1,4 +1,4 @@
-// Who drives the devices of this process, and what the CPU has to say about their memory.
+// The device provider of this process, and what the CPU knows of device memory.
 #include "transport/internal/device_memory.h"
 
 #include <atomic>

@@ -35,7 +35,7 @@ enum class CopyDirection : uint8_t { kToHost, kToDevice };
 // under its progress lock. The destructor waits until what is in flight has ended.
 class StagingRing {
  public:
-  // Of a copy: OK, kCancelled for one that was dropped, or the driver's words.
+  // The result of a copy: OK, kCancelled for one that was dropped, or the driver's text.
   using Ended = std::function<void(uint64_t cookie, absl::Status status)>;
   virtual ~StagingRing() = default;
 
@@ -58,7 +58,7 @@ class StagingRing {
   // Any thread: makes other memory of the host's fit for copy(), until the last of what is returned
   // ends, which comes after its copies. Both block. An error changes nothing.
   virtual absl::StatusOr<std::shared_ptr<void>> pin(absl::Span<std::byte> /*memory*/) const {
-    return absl::UnimplementedError("copies to and from a ring of its own only");
+    return absl::UnimplementedError("copies only to and from its own ring");
   }
 };
 
@@ -144,7 +144,7 @@ struct RowBox {
     uint32_t from_element = 2;  // from an element to the next
     uint32_t to_element = 1;
     uint32_t scale_element = 4;
-    // Of clang-tidy's: it takes the zero that a default compares with for a pointer.
+    // A false alarm of clang-tidy: it takes the zero that a default compares with for a pointer.
     auto operator<=>(const Form&) const = default;  // NOLINT(modernize-use-nullptr)
   };
   Form form;
@@ -219,7 +219,7 @@ class TransferGates {
   // The stream waits from here on, until end() or close(). InvalidArgument for a stream that
   // transfers need.
   virtual absl::StatusOr<Hold> hold(void* stream, Time deadline) = 0;
-  // Of a gate of after_...(): nothing as long as it waits; OK; or why it never will be passed.
+  // The state of a gate of after_...(): nothing while it waits; OK; or why it will never be passed.
   virtual std::optional<absl::Status> passed(Gate gate, Time now) = 0;
   // Lets the stream of a hold() go on, and tells it whether the data is there. Once; what comes
   // later changes nothing.
@@ -234,7 +234,7 @@ class DeviceMemory {
   // How many devices there are. Loads the driver if need be, and says in one line why there is
   // none.
   virtual absl::StatusOr<int> count() const {
-    return absl::UnimplementedError("nobody here drives devices");
+    return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
   // Where [data, data + size) lies. InvalidArgument, with the remedy, for memory that no transfer
   // can use: managed, freed, or in several allocations.
@@ -245,11 +245,11 @@ class DeviceMemory {
   // Whether adapters may be given device memory by its address (nvidia-peermem); the reason and the
   // remedy where not. With `now` it is made ready for that, before an adapter registers it.
   virtual absl::Status by_address(const void* /*data*/, bool /*now*/) const {
-    return absl::UnimplementedError("nobody here drives devices");
+    return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
   // What the device has there, for who must know that an adapter has the same. A few microseconds.
   virtual absl::Status look(const void* /*data*/, absl::Span<std::byte> /*to*/) const {
-    return absl::UnimplementedError("nobody here drives devices");
+    return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
   // "0000:1b:00.0", as sysfs has it; empty where that is not known.
   virtual std::string pci_address(int /*device*/) const { return ""; }
@@ -264,26 +264,30 @@ class DeviceMemory {
   virtual absl::StatusOr<std::unique_ptr<StagingRing>> staging_ring(int /*device*/,
                                                                     size_t /*bytes*/,
                                                                     bool /*kernels*/ = true) const {
-    return absl::UnimplementedError("nobody here copies from devices");
+    return absl::UnimplementedError(
+        "cannot copy from devices: built without CUDA support (link gpudirect)");
   }
   // The allocation of [data, data + size) for processes of this machine. The caller closes the
   // descriptor. The reason where there is none.
   virtual absl::StatusOr<DeviceExport> share(const void* /*data*/, size_t /*size*/) const {
-    return absl::UnimplementedError("nobody here exports memory of devices");
+    return absl::UnimplementedError(
+        "cannot export memory of devices: built without CUDA support (link gpudirect)");
   }
-  // Unavailable: the device that it lies on is nobody's here yet, and is opened meanwhile, which
+  // Unavailable: the device that it lies on is no worker's here yet, and is opened meanwhile, which
   // takes the driver a fraction of a second; ask again. Else map() can be called. Never blocks.
   virtual absl::Status may_map(const DeviceExport& /*memory*/) const { return absl::OkStatus(); }
   // Maps what another process has shared; its descriptor can be closed afterwards. Takes the driver
   // about a millisecond, once for each allocation.
   virtual absl::StatusOr<std::unique_ptr<PeerMapping>> map(const DeviceExport& /*memory*/) const {
-    return absl::UnimplementedError("nobody here maps memory of devices");
+    return absl::UnimplementedError(
+        "cannot map memory of devices: built without CUDA support (link gpudirect)");
   }
-  // `kernels`: they may copy small pieces, where there are any. Blocks, some 100 ms, where nobody
-  // has measured yet what copies cost on the device; making a ring does.
+  // `kernels`: they may copy small pieces, where there are any. Blocks, some 100 ms, where no
+  // caller has measured yet what copies cost on the device; making a ring does.
   virtual absl::StatusOr<std::unique_ptr<DeviceCopies>> copies(int /*device*/,
                                                                bool /*kernels*/ = true) const {
-    return absl::UnimplementedError("nobody here copies between devices");
+    return absl::UnimplementedError(
+        "cannot copy between devices: built without CUDA support (link gpudirect)");
   }
   // Waits until all that this process's DeviceCopies had begun has ended, whoever has them.
   virtual void wait_for_copies() const {}
@@ -291,31 +295,34 @@ class DeviceMemory {
   // remedy, where streams of the device cannot wait.
   virtual absl::StatusOr<std::unique_ptr<TransferGates>> gates(int /*device*/,
                                                                size_t /*count*/) const {
-    return absl::UnimplementedError("nobody here drives devices");
+    return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
   // Sums by a kernel of a device. Takes 10 MiB of it and 10 MiB of pinned memory. Blocks for a
   // fraction of a second for a device's first: what sums cost is measured. Unimplemented, with the
   // reason, where there are no kernels for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<VectorSums>> sums(int /*device*/) const {
-    return absl::UnimplementedError("nobody here computes on devices");
+    return absl::UnimplementedError(
+        "cannot compute on devices: built without CUDA support (link gpudirect)");
   }
   // Conversions of rows by a kernel of a device. Takes about a MiB of it, and of pinned memory.
   // Blocks while the driver makes them. Unimplemented, with the reason, where there are no kernels
   // for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<RowConversions>> conversions(int /*device*/) const {
-    return absl::UnimplementedError("nobody here computes on devices");
+    return absl::UnimplementedError(
+        "cannot compute on devices: built without CUDA support (link gpudirect)");
   }
   // At least `bytes` of a device's memory, which adapters may be given where the device can do
   // that. Loads the driver if need be, and says in one line why there is none.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> allocate(int /*device*/,
                                                                  size_t /*bytes*/) const {
-    return absl::UnimplementedError("nobody here allocates on devices");
+    return absl::UnimplementedError(
+        "cannot allocate on devices: built without CUDA support (link gpudirect)");
   }
 };
 
 // Null takes it out again. Not while a worker registers memory.
 void use_device_memory(const DeviceMemory* memory);
-// Null: nobody drives devices here.
+// Null: built without CUDA support.
 const DeviceMemory* device_memory();
 
 // OK for the host's memory. The word of a provider that moves bytes by the CPU on any other.

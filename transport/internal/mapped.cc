@@ -73,7 +73,7 @@ class Walk {
     if (!status_.ok()) return status_;
     if (checked_ < end()) {
       return refused(data_, size_, checked_, end(),
-                     "begin where nothing is mapped: register memory only while it is there");
+                     "begin where nothing is mapped: register memory only while it is mapped");
     }
     return Mapped{writable_};
   }

@@ -48,7 +48,7 @@ class OneLookAtMappings {
 // How often this process has read its mappings, from the first on.
 uint64_t looks_at_mappings();
 
-// What register_memory() finds out about memory before anybody hears of it.
+// What register_memory() finds out about memory before a peer hears of it.
 struct Examined {
   MemoryPlace place;
   bool writable = true;

@@ -13,8 +13,8 @@
 namespace baton {
 namespace {
 
-// How long nobody may drive the worker when one who polled has ceased to: at first, and when he has
-// polled for so long already. To look is to interrupt him, where he has the core.
+// How long no thread may drive the worker when one who polled has ceased to: at first, and when he
+// has polled for so long already. To look is to interrupt him, where he has the core.
 constexpr Time kStandBack = std::chrono::microseconds(100);
 constexpr Time kStandBackLong = std::chrono::milliseconds(1);
 

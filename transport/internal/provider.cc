@@ -16,7 +16,7 @@ std::vector<std::pair<std::string, ProviderFactory>>& registry() {
   static std::vector<std::pair<std::string, ProviderFactory>> providers;
   return providers;
 }
-// Of those that workers have only where they are asked for.
+// Providers that workers use only on request.
 std::map<std::string, std::string, std::less<>>& on_request() {
   static std::map<std::string, std::string, std::less<>> reasons;
   return reasons;

@@ -16,8 +16,8 @@
 namespace baton {
 namespace {
 
-// Of the slots that callers cannot take. One peer that is lost must not hold them all, and rails
-// that are lost have to be asked about.
+// The most slots used of those reserved from callers. One lost peer must not hold them all, since
+// lost rails must be queried too.
 constexpr uint32_t kMostWires = 96;
 constexpr uint32_t kMostWiresOfAPeer = 32;
 constexpr ptrdiff_t kMostUnsaid = 1024;  // to one peer; one that asks for more is closed
@@ -198,9 +198,10 @@ void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::st
   const auto waits = std::count_if(unsaid_.begin(), unsaid_.end(),
                                    [&](const Outgoing& each) { return each.peer == peer.id(); });
   if (waits >= kMostUnsaid) {
-    worker_.doomed.push_back({peer.id(), &rail,
-                              absl::InvalidArgumentError("the peer asks for staged chunks, and "
-                                                         "takes no answers")});
+    worker_.doomed.push_back(
+        {peer.id(), &rail,
+         absl::InvalidArgumentError(
+             "the peer asks for staged chunks but does not read the answers")});
     return;
   }
   due_ = true;
@@ -254,7 +255,7 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
   for (const uint32_t index : theirs) {
     worker_.stop(index, TransferState::kFailed,
                  there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
-    // Nobody will say how what it has to copy ended.
+    // No side will say how what it has to copy ended.
     const auto op = ops_.find(index);
     if (op == ops_.end()) continue;
     const std::vector<uint32_t> open = op->second->chunks;
@@ -337,7 +338,8 @@ absl::Status Worker::Impl::make_ring(int device) {
     if (staging != nullptr && staging->has_ring(device)) return absl::OkStatus();
   }
   const internal::DeviceMemory* devices = internal::device_memory();
-  if (devices == nullptr) return absl::UnavailableError("nobody drives devices here");
+  if (devices == nullptr)
+    return absl::UnavailableError("built without CUDA support (link gpudirect)");
   absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
       devices->staging_ring(device, internal::RingMarks::with_room(ring_bytes), ring_kernels);
   if (!made.ok()) return made.status();
@@ -360,12 +362,12 @@ bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Pe
   });
 }
 
-// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
+// For a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
 absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
                                   const internal::Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;
   if (d.bytes == 0 || peer.rails.empty()) {
-    return absl::FailedPreconditionError("nothing that a rail maps");
+    return absl::FailedPreconditionError("no rail maps this memory");
   }
   return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);
 }

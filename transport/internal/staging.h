@@ -8,7 +8,7 @@
 //
 //   - Our chunks and those that we serve have a half of the ring each: two workers that stage for
 //     each other cannot wait for each other's room. A served chunk that has room is waited for by
-//     nobody but its initiator, who has its own room already.
+//     no worker but its initiator, who has its own room already.
 //   - Small transfers go first, in room that is kept for them, on the wire, and at each copy.
 //   - A peer on the same machine maps our ring, and we map its: what the one has copied off its
 //     device the other copies to its own from where it lies, and no processor copies any of it

@@ -14,7 +14,7 @@
 namespace baton {
 namespace {
 
-// Of a peer: it has one for each device.
+// Limit per peer, which has one ring for each device.
 constexpr auto kMostRings = 64;
 // No setting allows a larger one (staging.ring_mib), and pinning fills what is none.
 constexpr size_t kLargestRing = internal::RingMarks::with_room(size_t{4096} << 20);
@@ -40,7 +40,7 @@ bool Worker::Impl::Staging::shows_rings(const internal::Peer& peer) const {
                      [](const auto& state) { return state.rail->shows_files(); });
 }
 
-// Of a chunk that begins: whether the target takes it from our ring. Tells it of the ring first.
+// Whether the target takes a chunk that begins from our ring. Announces the ring to it first.
 bool Worker::Impl::Staging::may_offer(const Op& op, const internal::Peer& peer) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   if (d.op != baton::Op::kWrite || !op.far || op.near == nullptr) return false;
@@ -106,13 +106,14 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
            each->state == Borrowed::State::kReady;
   });
   if (from == borrowed_.end() || !(*from)->marks.covers(message.offset, message.bytes)) {
-    return refuse(absl::InvalidArgumentError("what was offered lies in no ring that was lent"));
+    return refuse(absl::InvalidArgumentError(
+        "the peer offered bytes outside every staging ring that was lent to it"));
   }
   const absl::StatusOr<std::byte*> base =
       base_of(message.region, true, message.bytes, message.runs);
   if (!base.ok()) return refuse(base.status());
   if (!(*from)->marks.borrow(message.offset, message.chunk.generation, worker_.self.pid)) {
-    return refuse(absl::CancelledError("what was offered was taken back"));
+    return refuse(absl::CancelledError("the peer withdrew the bytes that it had offered"));
   }
   const size_t offset = message.offset;
   Served& served = open_served(peer, std::move(message));
@@ -123,7 +124,7 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
        host, *base, served.runs);
 }
 
-// Of a read whose bytes lie in the target's ring: copies them from there. False: not from there.
+// Copies the bytes of a read from the target's ring, if they are there. False: they are not.
 bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
   const TransferDescriptor& d = worker_.slots[chunk.parent.slot].descriptor;
   if (d.op != baton::Op::kRead || chunk.far.generation == 0 || chunk.near.ring == nullptr) {

@@ -241,10 +241,10 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
   step(chunk);
 }
 
-// Room that nobody waits for any more goes back.
+// Room that no chunk waits for any more goes back.
 void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
-  // Of a ring, as every correct one's. What is on a device would be staged itself, and so on.
+  // It must be in a ring, as a correct peer's is. Device memory would need staging itself.
   const bool room = chunk != nullptr && message.room.generation != 0 &&
                     message.region.kind == MemoryKind::kHost &&
                     message.bytes >= chunk->end - chunk->begin;
@@ -253,9 +253,9 @@ void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& me
     if (stopped) return retire(*chunk);
     if (chunk == nullptr || !chunk->asked) return;
     chunk->asked = false;
-    return fail(*chunk, absl::InvalidArgumentError(
-                            "the peer answered with room for staged memory that is none: run the "
-                            "same release on both sides"));
+    return fail(*chunk,
+                absl::InvalidArgumentError(
+                    "the peer offered invalid staging space: run the same release on both sides"));
   }
   chunk->asked = false;
   chunk->granted = true;
@@ -271,8 +271,7 @@ void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
   const bool active = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
   if (status.ok() && active && !chunk.touched && !chunk.landing) {
     status = absl::InvalidArgumentError(
-        "the peer says of staged memory that it is there, which was not sent: run the same release "
-        "on both sides");
+        "the peer reports staged bytes that were never sent: run the same release on both sides");
   }
   chunk.landing = chunk.asked = false;
   chunk.far = {};
@@ -322,7 +321,7 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
   if (chunk.lent) chunk.near.ring->marks.take_back(chunk.near.offset);
   if (chunk.wired || chunk.landing) return;
   if (chunk.far.generation != 0) {
-    // Of a write that was on the wire the target may have all, and be copying it.
+    // The target may have all of a write that was on the wire, and be copying it.
     const bool write = worker_.slots[chunk.parent.slot].descriptor.op == baton::Op::kWrite;
     const Handle room = chunk.far;
     release_room(chunk);

@@ -133,7 +133,7 @@ void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
   if (served == nullptr || !served->write || served->state != Served::State::kRoom) return;
   absl::StatusOr<std::byte*> base = base_of(served->region, true, served->bytes, message.runs);
   if (base.ok() && message.bytes > served->bytes) {
-    base = absl::InvalidArgumentError("more bytes than there was room for");
+    base = absl::InvalidArgumentError("more bytes than the staging space holds");
   }
   if (!base.ok()) {
     served->state = Served::State::kWaiting;
@@ -189,7 +189,7 @@ void Worker::Impl::Staging::withdraw(const Served& served) {
   std::erase(served.urgent ? want_urgent_ : want_bulk_, served.name);
 }
 
-// Of one that has room, where that is; else how it ended.
+// If the chunk has room, tells where it is; else how it ended.
 void Worker::Impl::Staging::answer(const Served& served, absl::Status status) {
   Message message{.kind = Message::Kind::kEnded, .chunk = served.chunk};
   if (served.state == Served::State::kRoom) {

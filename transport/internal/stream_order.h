@@ -3,7 +3,7 @@
 //
 // submit() notes where the streams are, under this one's own lock: a stream is held from the moment
 // that submit() returns. The transfer is then taken up like any other, but stands aside until its
-// streams have come so far: the progress thread asks, and nobody blocks.
+// streams have come so far: the progress thread asks, and no thread blocks.
 //
 // Internal to the worker.
 #pragma once
@@ -35,8 +35,8 @@ class StreamOrder {
            request.release.device >= 0;
   }
 
-  // Makes the gates of a device where there are none yet; blocks while the driver does. Nobody else
-  // waits for it but others that make gates.
+  // Makes the gates of a device where there are none yet; blocks while the driver does. No other
+  // thread waits for it but others that make gates.
   absl::Status prepare(int device);
   // Notes the waits of a transfer. Blocks where prepare() does, for a device that it was not called
   // for. After an error nothing waits for anything.

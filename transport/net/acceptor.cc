@@ -271,7 +271,7 @@ bool Acceptor::advance_calls(EventSink& sink) {
       }
       why = absl::UnavailableError(absl::StrFormat(
           "it answers, but not to a message of %d bytes within %g s (a quarter of %s): large "
-          "packets get lost; give the interfaces of both hosts the MTU of the path between them",
+          "packets get lost; set both hosts' interfaces to the MTU of the path between them",
           handshake.padding(), seconds_of(options_.patience / 4), options_.patience_setting));
     }
     if (state == State::kUnderway && (silent || now >= handshake.deadline())) {
@@ -330,7 +330,7 @@ void Acceptor::call_done(Call call, EventSink& sink) {
 }
 
 void Acceptor::met_at(const WorkerUid& peer, const Endpoint& where) {
-  if (met_at_.size() >= kMaxMet) met_at_.clear();  // of most nobody will ask
+  if (met_at_.size() >= kMaxMet) met_at_.clear();  // of most no caller will ask
   met_at_[peer.bytes] = where;
 }
 
@@ -372,9 +372,9 @@ absl::Status reachable(const std::string& addresses, std::string_view host_id,
   if (!elsewhere) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the peer has no address for other machines (", addresses,
-                   "): start it with a listen_host that others can reach, \"*\" for every "
-                   "interface, or say by `advertise` how they do; link-local addresses (fe80::*, "
-                   "169.254.*) are not told"));
+                   "): start it with a listen_host that others can reach (\"*\" for every "
+                   "interface), or set `advertise` to an address that they reach; link-local "
+                   "addresses (fe80::*, 169.254.*) are not passed on"));
 }
 
 }  // namespace baton::net

@@ -14,13 +14,14 @@
 // with the endpoint after that one.
 //
 // What it guarantees:
-//   - Nobody who has not proved itself holds a place for longer than Options::patience, whatever it
+//   - No peer that has not proved itself holds a place for longer than Options::patience, whatever
+//   it
 //     sends.
 //   - Strangers do not keep peers out. There are kMaxHalfOpen places for callers; when they are
 //     taken, a call from the host with the most calls makes room for the next one: the oldest that
 //     has not named a key of ours, else the oldest. A host that floods therefore pushes out its own
 //     calls, not those of others, and of those no peer's that has begun to speak.
-//   - Running out of descriptors costs callers kLookAway and no spinning: for so long nobody looks
+//   - Running out of descriptors costs callers kLookAway and no spinning: for so long no code looks
 //     at the listener. Callers wait in the kernel's queue meanwhile.
 //   - A dial succeeds only with the worker that was asked for, where its uid was given.
 //   - Every connect() and query() is answered once, from inside progress().
@@ -114,9 +115,9 @@ class Acceptor {
 
   // To be called after each Poller::poll(), by next_timer(), and while busy().
   bool progress(EventSink& sink);
-  // Somebody is being met, or there is an outcome to report.
+  // A peer is being met, or there is an outcome to report.
   bool busy() const { return !calls_.empty() || !failed_.empty(); }
-  // False: progress() has something to report, so that nobody should sleep.
+  // False: progress() has something to report, so that no thread should sleep.
   bool arm() const { return failed_.empty(); }
   Time next_timer() const;
 

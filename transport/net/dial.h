@@ -8,7 +8,7 @@
 //     again when those are through, as long as there is patience;
 //   - one that answers, but not to what fills a packet, is called again with smaller segments when
 //     no other has answered in full: on a path whose MTU is less than that of the interfaces, and
-//     where nobody says so by ICMP, large packets vanish;
+//     where no router says so by ICMP, large packets vanish;
 //   - where the peer answered a question for its address is one of its addresses, whether it knows
 //     of it or not: behind NAT or a published port it does not. It is called after those that the
 //     peer names, which lead there without a detour if they lead there at all; since it is known to
@@ -68,8 +68,8 @@ struct Dial {
   void narrow();
   // `why` is of the endpoint tried last, if any was.
   void note(const absl::Status& why);
-  // When all have failed, what that says of the peer. What somebody who answered said no with;
-  // kNotFound: nobody listens there; kUnavailable: nothing.
+  // When all have failed, what that says of the peer. What a peer that answered said no with;
+  // kNotFound: no process listens there; kUnavailable: nothing.
   absl::StatusCode verdict() const;
 
  private:

@@ -299,7 +299,7 @@ absl::StatusOr<std::vector<Endpoint>> literal(std::string_view host_ports) {
       found.insert(found.end(), endpoints->begin(), endpoints->end());
     } else {
       why.Update(absl::InvalidArgumentError(absl::StrCat(
-          "\"", parts->first, "\" is no IP address: a worker hands out addresses, not names")));
+          "\"", parts->first, "\" is not an IP address: a worker hands out addresses, not names")));
     }
   }
   if (found.empty()) return why;
@@ -320,7 +320,7 @@ absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
     }
     first.Update(out.status());
   }
-  // Of two families the second is there in vain where the first is missing: its reason counts.
+  // Where one of two address families is missing, report the first one's reason.
   return host == "*" ? out : absl::StatusOr<int>(first);
 }
 
@@ -356,7 +356,8 @@ absl::Status why_not_connected(int fd, int error) {
   // The host's own refusal is a segment of TCP.
   if (!known || info.tcpi_segs_in > 0) return absl::NotFoundError(strerror(error));
   return absl::UnavailableError(absl::StrCat(
-      strerror(error), ", by something on the way (ICMP): does a firewall reject the connection?"));
+      strerror(error),
+      ": a device on the path rejected it (ICMP); does a firewall block the connection?"));
 }
 
 std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {

@@ -86,8 +86,8 @@ Endpoint peer_of(int fd);
 Endpoint local_of(int fd);
 
 // What a call of an endpoint that failed with `error` says. kNotFound: the host itself says that
-// nobody listens there. kUnavailable: all else, also where a firewall or router says so by ICMP,
-// which makes the same ECONNREFUSED of it.
+// no process listens there. kUnavailable: all else, also where a firewall or router says so by
+// ICMP, which makes the same ECONNREFUSED of it.
 absl::Status why_not_connected(int fd, int error);
 
 // For how long nothing has come from the peer, not even an acknowledgement.

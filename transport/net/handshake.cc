@@ -73,7 +73,7 @@ void Handshake::expect(State state, size_t bytes) {
 
 absl::Status Handshake::receive(std::string_view bytes) {
   if (bytes.size() != wanted_ || state_ == State::kDone || state_ == State::kFailed) {
-    return absl::InternalError("the handshake was fed bytes that it did not ask for");
+    return absl::InternalError("the handshake received bytes that it did not ask for");
   }
   absl::Status status;
   switch (state_) {
@@ -120,7 +120,8 @@ void Handshake::open() {
   if (role_ == Role::kServer) return;
   opening_.purpose = static_cast<uint16_t>(purpose_);
   for (size_t i = 0; i < opening_.ids.size(); ++i) {
-    // Bytes at random in place of a key that there is not: how many there are is nobody's business.
+    // Bytes at random in place of a key that there is not: how many there are is no reader's
+    // business.
     fill(opening_.ids[i]);
     if (i < key_.count()) opening_.ids[i] = key_id(key_, i, opening_.nonce);
   }
@@ -143,8 +144,7 @@ absl::Status Handshake::on_prefix(std::string_view bytes) {
     // The other side is to be able to say what is wrong, too.
     if (role_ == Role::kServer) out_ += opening_.encode(false);
     return absl::FailedPreconditionError(absl::StrFormat(
-        "the peer speaks protocol %s, this side %s: install releases of Baton that have one in "
-        "common",
+        "the peer speaks protocol %s, this side %s: install releases of Baton that share a version",
         range(lowest, highest), range(ours.lowest, ours.highest)));
   }
   (role_ == Role::kServer ? client_opening_ : server_opening_) = std::string(bytes);
@@ -187,7 +187,7 @@ absl::Status Handshake::check_answer(const Opening& theirs) {
   if (theirs.which == Opening::kNoKey) return wrong_key();
   if (theirs.which >= key_.count() ||
       theirs.version != std::min<uint32_t>(theirs.highest, options_.versions.highest)) {
-    return absl::InvalidArgumentError("the peer's hello answers another one");
+    return absl::InvalidArgumentError("the peer's hello answers a different hello");
   }
   opening_.version = theirs.version;
   if (absl::Status status = protect(theirs); !status.ok()) return status;
@@ -207,10 +207,10 @@ absl::Status Handshake::protect(const Opening& theirs) {
   const auto missing = strongest(needed);
   if ((opening_.offers & theirs.offers & bit(missing)) == 0) {
     const bool theirs_lacks = (theirs.offers & bit(missing)) == 0;
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s asks for %s payload and %s does not offer it: set it the same on both",
-                        theirs_lacks ? "this side" : "the peer", name(missing),
-                        theirs_lacks ? "the peer" : "this side"));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s asks for %s payload and %s does not offer it: use the same setting on both",
+        theirs_lacks ? "this side" : "the peer", name(missing),
+        theirs_lacks ? "the peer" : "this side"));
   }
   keys_.protection = missing;
   return absl::OkStatus();
@@ -225,7 +225,7 @@ absl::Status Handshake::derive_root(const Opening& theirs, size_t which) {
     const auto our_uid = static_key_ ? agree(*static_key_, theirs.share) : Key32{};
     const auto their_uid = has_uid ? agree(share_, theirs.static_key) : Key32{};
     if (!shares || !our_uid || !their_uid) {
-      return absl::PermissionDeniedError("the peer's part of the keys is none that works");
+      return absl::PermissionDeniedError("the peer's public key is not valid");
     }
     secret.append(view(*shares));
     secret.append(view(client ? *our_uid : *their_uid));
@@ -275,7 +275,7 @@ void Handshake::accept() {
 absl::Status Handshake::on_verdict(std::string_view bytes) {
   base::WireReader in(bytes);
   const uint32_t verdict = in.number<uint32_t>();
-  // The server proves itself too: a stranger that accepts anybody is found out here.
+  // The server proves itself too: a stranger that accepts any peer is found out here.
   if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
     return wrong_key();
   }
@@ -287,7 +287,7 @@ absl::Status Handshake::on_verdict(std::string_view bytes) {
   return absl::OkStatus();
 }
 
-// Sealed with a key of its own, once: nobody between reads or changes a byte of it.
+// Sealed with a key of its own, once: no third party between reads or changes a byte of it.
 void Handshake::send_info() {
   sent_info_ = self_.encode();
   std::string length;
@@ -320,14 +320,14 @@ absl::Status Handshake::on_info(std::string_view bytes) {
   aead.crypt(bytes.data(), info.size(), info.data());
   if (!aead.open(bytes.data() + info.size())) {
     return absl::PermissionDeniedError(
-        "the peer's introduction was changed on its way: somebody between the two workers is "
-        "no part of the cluster");
+        "the peer's introduction was changed in transit: something between the two workers, "
+        "outside the cluster, alters traffic");
   }
   auto decoded = HelloInfo::decode(info);
   if (!decoded.ok()) return decoded.status();
   if (!options_.one_process && decoded->uid != peer_uid_) {
     return absl::PermissionDeniedError(absl::StrFormat(
-        "the peer claims to be worker %s and cannot prove it: a worker's uid is its own",
+        "the peer claims to be worker %s but cannot prove it: a worker's uid must not be reused",
         decoded->uid.hex()));
   }
   peer_ = *std::move(decoded);

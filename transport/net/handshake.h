@@ -18,7 +18,7 @@
 // has them knows that what filled a packet of his has come.
 //
 // Versions: each side names the lowest and the highest that it speaks; the highest that both speak
-// counts. Nobody between can make it a lower one: everything said goes into the keys.
+// counts. No third party between can make it a lower one: everything said goes into the keys.
 //
 // Keys: a key id is the beginning of HMAC(cluster key, "baton key id" | nonce), so it tells nothing
 // to whoever does not hold that key. The client names all of its keys, the server takes the first
@@ -71,8 +71,8 @@ class Handshake {
     // side does not offer is refused, and the other way around.
     Protections offers = kHeadsOnly;
     Protections needs = kHeadsOnly;
-    // Both ends live in this process (a simulation): nobody listens, and uids need no proof. Both
-    // say so or neither.
+    // Both ends live in this process (a simulation): no attacker listens, and uids need no proof.
+    // Both say so or neither.
     bool one_process = false;
   };
 

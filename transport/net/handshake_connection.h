@@ -38,9 +38,9 @@ class HandshakeConnection : public Watched {
   // that had no room for one more caller at that moment.
   bool turned_away() const { return hung_up_ && !heard_; }
 
-  bool connecting() const { return step_ == Step::kConnecting; }  // nobody has answered yet
-  // Of the message that fills a packet: it is on its way, or was answered, but not by one that
-  // fills a packet.
+  bool connecting() const { return step_ == Step::kConnecting; }  // no peer has answered yet
+  // State of the message that fills a packet: in flight, or answered by a message that does not
+  // fill a packet.
   enum class FullPacket { kNotAwaited, kSent, kDue };
   FullPacket full_packet() const;
   // Now that it was awaited for long. One that has come and is not answered is no sign of that: the

@@ -42,7 +42,7 @@ struct Advertised {
   auto unlikeliness() const { return std::tuple(bridge, idle, number, ipv6); }
 };
 
-// Of the families of IP.
+// For the IP families.
 Endpoint endpoint_of(const ifaddrs& interface) {
   Endpoint e;
   e.size = interface.ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
@@ -131,7 +131,7 @@ absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
   if (found.size() > kMostAdvertised || all.size() > kMostAdvertisedText) {
     return absl::InvalidArgumentError(
         absl::StrCat("advertise \"", told, "\": these are ", found.size(), " addresses (", all,
-                     "), more than a peer is told; name at most ", kMostAdvertised, " in ",
+                     "), too many to tell a peer; name at most ", kMostAdvertised, " in ",
                      kMostAdvertisedText, " letters"));
   }
   return all;

@@ -17,7 +17,7 @@ namespace baton::net {
 // second of any, up to eight. Link-local addresses have no scope: that is the caller's to say.
 std::string advertised(int listener);
 
-// The same, where somebody has said by which addresses others reach it: "host" or "host:port", with
+// The same, where the user has said by which addresses others reach it: "host" or "host:port", with
 // commas between. Names are looked up, which may block as long as DNS does. A host alone has the
 // listener's port; `own_port`: so has one with another port, which is another listener's. Up to
 // eight addresses (InvalidArgument); NotFound for a name that nothing is known of.

@@ -63,8 +63,8 @@ void MessageStream::send(std::string_view message) {
   sealer_.head(out_.data() + at, message.size());
   flush();
   if (out_.size() <= options_.max_waiting) return;
-  close(absl::UnavailableError(
-            absl::StrCat("the peer takes no messages: ", out_.size() >> 10, " KiB wait for it")),
+  close(absl::UnavailableError(absl::StrCat(
+            "the peer does not read its messages: ", out_.size() >> 10, " KiB are queued for it")),
         false);
 }
 
@@ -101,7 +101,7 @@ std::optional<std::string_view> MessageStream::cut() {
   garbled(bytes > options_.max_message
               ? absl::StrCat("a message of ", bytes, " bytes, and at most ", options_.max_message,
                              " are allowed")
-              : std::string("a message that the peer did not send, or not there"));
+              : std::string("a message that the peer did not send, or not at this point"));
   return std::nullopt;
 }
 

@@ -15,9 +15,9 @@
 
 namespace baton::net {
 
-// Of one thread, as its poller. It ends when either side closes it, when the network fails, or when
-// the peer sends a message that is too long or not its own; what had come before is handed over
-// first.
+// For one thread, like its poller. It ends when either side closes it, when the network fails, or
+// when the peer sends a message that is too long or not its own; what had come before is handed
+// over first.
 class MessageStream : public Watched {
  public:
   struct Options {

@@ -26,7 +26,7 @@ struct Opening {
   uint16_t lowest = 0;
   Key32 nonce{};
   Key32 share{};
-  Key32 static_key{};                                     // zeros: of nobody
+  Key32 static_key{};                                     // zeros: of no worker
   std::array<std::array<uint8_t, kIdBytes>, kIds> ids{};  // of a client
   uint32_t version = 0;                                   // of a server
   uint8_t which = kNoKey;                                 // of a server: of the ids

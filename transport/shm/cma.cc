@@ -97,7 +97,8 @@ std::string why_not_permitted(pid_t pid) {
   // The kernel gives the files there to root where a process must not be looked into.
   if (geteuid() != 0 && stat(absl::StrFormat("/proc/%d", pid).c_str(), &theirs) == 0 &&
       theirs.st_uid != geteuid()) {
-    return "the peer may not be looked into: let it call prctl(PR_SET_DUMPABLE, 1), start it with "
+    return "the kernel denies access to the peer's memory: let it call prctl(PR_SET_DUMPABLE, 1), "
+           "start it with "
            "no more rights than "
            "this process has, or give this process CAP_SYS_PTRACE";
   }
@@ -162,7 +163,7 @@ absl::StatusOr<Gate> Gate::create() {
 absl::Status probe_cma(const CmaPeer& peer) {
   if (peer.pid == 0) {
     return absl::FailedPreconditionError(
-        "process_vm_readv does not find the peer: it is in another pid namespace");
+        "process_vm_readv does not find the peer: the peer is in another pid namespace");
   }
   for (const Op op : {Op::kRead, Op::kWrite}) {
     std::array<uint8_t, kNonceBytes> bytes = op == Op::kRead ? decltype(bytes){} : peer.nonce;
@@ -180,9 +181,8 @@ absl::Status probe_cma(const CmaPeer& peer) {
   }
   if (peer.process < 0 && peer.pid != getpid()) {
     return absl::FailedPreconditionError(
-        "the kernel does not tell whether the peer has ended (no pidfd_open, before Linux 5.3 or "
-        "in a sandbox), and "
-        "another process may have its number then");
+        "the kernel cannot tell whether the peer has ended (no pidfd_open, before Linux 5.3 or in "
+        "a sandbox), so another process may reuse its pid");
   }
   return lives(peer) ? absl::OkStatus() : absl::UnavailableError(kEnded);
 }
@@ -256,7 +256,7 @@ absl::Status CmaBatch::move(const CmaPeer& peer, Op op) {
     if (moved == static_cast<ssize_t>(kNonceBytes) && nonce == peer.nonce) {
       return absl::FailedPreconditionError(
           absl::StrCat(name_of(op),
-                       ": memory of this transfer is not mapped (any more): keep memory until it "
+                       ": memory of this transfer is no longer mapped: keep memory mapped until it "
                        "is deregistered"));
     }
     // The gate is missing, or holds another secret.

@@ -48,10 +48,10 @@ void ask_back(Lane& in, uint64_t number) {
 bool holds_nothing(const Parted& peer) { return !holds(*peer.in, 0) || ended(peer.process, {}); }
 
 absl::Status still_open(const std::string& who) {
-  return absl::UnavailableError(absl::StrFormat(
-      "%s has memory of a device open that was deregistered here, and does not let it go: end that "
-      "process before the memory is freed (while it runs, its progress() closes it)",
-      who));
+  return absl::UnavailableError(
+      absl::StrFormat("%s keeps device memory open that was deregistered here: end that process "
+                      "before the memory is freed (while it runs, its progress() closes it)",
+                      who));
 }
 
 }  // namespace
@@ -308,7 +308,7 @@ absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
     if (held(peer)) status.Update(still_open(absl::StrFormat("process %d", peer.pid)));
   }
   std::erase_if(shared.parted, [](const Parted& peer) {
-    // Of one in another pid namespace nobody would ever hear that it has ended.
+    // The end of a process in another pid namespace would never be noticed.
     return holds_nothing(peer) || !peer.process.valid();
   });
   return status;

@@ -20,7 +20,7 @@ namespace baton::shm {
 
 class Connection;
 
-// What is left of a connection while the peer has memory of a device open that we own: its lane,
+// What is left of a connection while the peer keeps device memory open that we own: its lane,
 // and how the end of its process is seen.
 struct Parted {
   MappedFile segment;
@@ -48,7 +48,7 @@ struct Shared {
 
 // Asks the peers that we are parted from to close file `number` (0: all).
 void ask_parted(const Shared& shared, uint64_t number);
-// And waits until none has it open. Unavailable: one has. May be freed now what nobody has.
+// And waits until none has it open. Unavailable: one has. May be freed now what no peer has.
 absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until);
 // While this process waits for others, which may wait for it.
 void serve_hot(const Shared& shared);
@@ -64,11 +64,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ~Connection();
 
   State state() const { return state_; }
-  // Somebody dialed and has not authenticated himself yet.
+  // A peer dialed and has not authenticated itself yet.
   bool stranger() const { return !client_ && state_ == State::kHandshake; }
-  // Of a stranger: it has not even named a key of ours (net::Handshake).
+  // Whether a stranger has not even named a key of ours (net::Handshake).
   bool silent() const { return stranger() && !handshake_->names_our_key(); }
-  // Gone for good, and nobody holds its rail: may be forgotten.
+  // Gone for good, and no object holds its rail: may be forgotten.
   bool finished() const { return state_ == State::kDown && rail_ == nullptr; }
 
   // From the provider's progress(), while the connection is hot.

@@ -73,7 +73,7 @@ bool Connection::on_time(Time now, EventSink& sink) {
   if (state_ == State::kUp || state_ == State::kDown) return false;
   if (now >= deadline_) {
     fail(absl::UnavailableError("the peer did not answer for 5 s: is its process stopped, or does "
-                                "nobody call progress() there?"),
+                                "it not call progress()?"),
          sink);
     return true;
   }
@@ -181,7 +181,8 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   if (setup.control_bytes != sizeof(ControlSegment) ||
       setup.counter_bytes != CounterTable::kBytes || setup.connection_bytes != connection_bytes) {
     return absl::FailedPreconditionError(
-        "the peer lays shared memory out differently: run the same build of Baton on both sides");
+        "the peer uses a different layout of shared memory: run the same build of Baton on both "
+        "sides");
   }
   using Protection = MappedFile::Protection;
   auto control = MappedFile::map(packet.fds[0].get(), sizeof(ControlSegment), Protection::kReadOnly,
@@ -227,7 +228,7 @@ absl::Status Connection::on_setup(const Message& setup, Packet& packet, EventSin
   } else {
     sink.accepted(peer_, std::move(rail));
   }
-  if (state_ != State::kUp) return absl::OkStatus();  // nobody wants it
+  if (state_ != State::kUp) return absl::OkStatus();  // no peer wants it
   in_->open.store(1, std::memory_order_release);
   tell_peer();
   return absl::OkStatus();
@@ -259,7 +260,7 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
     case Message::Kind::kDeviceHandle:
     case Message::Kind::kDrop:
       if (state_ != State::kUp) {
-        return absl::InvalidArgumentError("the peer spoke of its files before its setup");
+        return absl::InvalidArgumentError("the peer sent files before its setup");
       }
       if (message.kind == Message::Kind::kFile) {
         return memory_->add_file(message.file, packet.fds[0].get(), message.file_bytes);

@@ -69,7 +69,8 @@ absl::StatusOr<internal::DeviceCopies*> DeviceSlices::copies_of(int device) {
   std::unique_ptr<internal::DeviceCopies>& copies = copies_[device];
   if (copies == nullptr) {
     const internal::DeviceMemory* devices = internal::device_memory();
-    if (devices == nullptr) return absl::UnimplementedError("nobody drives devices here");
+    if (devices == nullptr)
+      return absl::UnimplementedError("built without CUDA support (link gpudirect)");
     absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> made =
         devices->copies(device, kernels_);
     if (!made.ok()) return made.status();

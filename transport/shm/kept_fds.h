@@ -1,4 +1,4 @@
-// Descriptors that are kept in case somebody needs them, as those of devices' memory are: half of
+// Descriptors that are kept in case a peer needs them, as those of devices' memory are: half of
 // those that a process may have at most. The others are for its sockets and files.
 #pragma once
 
@@ -17,8 +17,8 @@ inline absl::Status may_be_kept(int fd) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
-      absl::StrFormat("%d descriptors are open here of %u, and half are for sockets and files: "
-                      "raise `ulimit -n`, or register fewer and larger allocations",
+      absl::StrFormat("%d descriptors are open here of %u, and half are reserved for sockets and "
+                      "files: raise `ulimit -n`, or register fewer and larger allocations",
                       fd, limit.rlim_cur));
 }
 

@@ -51,7 +51,8 @@ struct OwnFile {
 };
 absl::StatusOr<OwnFile> create_file(const char* name, size_t bytes);
 
-// From now on nobody can map the file writable or write to it; mappings that exist stay writable.
+// From now on no process can map the file writable or write to it; mappings that exist stay
+// writable.
 void forbid_new_writers(int fd);
 
 // Whether the file can be handed to peers: a memfd that cannot shrink. Seals it where it can.

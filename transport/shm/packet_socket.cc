@@ -63,8 +63,8 @@ absl::StatusOr<PacketSocket> PacketSocket::dial(const std::string& name) {
           absl::StrFormat("dialling the peer's unix socket failed: %s", strerror(errno)));
     }
     return absl::NotFoundError(
-        absl::StrFormat("nobody listens on the peer's unix socket (%s): it has ended or restarted; "
-                        "get its address again",
+        absl::StrFormat("the peer is not listening on its unix socket (%s): it has ended or "
+                        "restarted; get its address again",
                         strerror(errno)));
   }
   return out;
@@ -74,7 +74,7 @@ absl::StatusOr<PacketSocket> PacketSocket::accept() const {
   const int fd = accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) return PacketSocket(base::UniqueFd(fd));
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
-    return absl::NotFoundError("nobody is waiting");
+    return absl::NotFoundError("no connection is waiting");
   }
   return absl::ResourceExhaustedError(base::refusal("accepting a peer", errno));
 }

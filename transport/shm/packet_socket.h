@@ -32,10 +32,10 @@ class PacketSocket {
   explicit PacketSocket(base::UniqueFd fd) : fd_(std::move(fd)) {}
 
   static absl::StatusOr<PacketSocket> listen(const std::string& name);
-  // Unavailable when nobody listens there any more; ResourceExhausted when the listener's backlog
+  // Unavailable when no peer listens there any more; ResourceExhausted when the listener's backlog
   // is full for the moment.
   static absl::StatusOr<PacketSocket> dial(const std::string& name);
-  // NotFound when nobody is waiting.
+  // NotFound when no peer is waiting.
   absl::StatusOr<PacketSocket> accept() const;
 
   enum class Io { kDone, kLater, kClosed };

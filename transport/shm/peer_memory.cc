@@ -103,7 +103,7 @@ absl::StatusOr<RemoteView> PeerMemory::view(const RemoteRegion& region) const {
   if (absl::Status status = resolve(read, target); !status.ok()) return status;
   switch (target.path) {
     case Path::kNotYet:
-      return absl::UnavailableError("the region's file is on its way: ask again");
+      return absl::UnavailableError("the region's file has not arrived yet: ask again");
     case Path::kDevice:
       return absl::UnimplementedError("the region is memory of a device");
     case Path::kCma:
@@ -196,8 +196,9 @@ absl::Status PeerMemory::map(uint64_t number, File& file, const RemoteRegion& re
   }
   file.memory.fd = file.fd.get();
   absl::StatusOr<std::unique_ptr<internal::PeerMapping>> mapped =
-      devices == nullptr ? absl::UnimplementedError("no CUDA IPC: nobody drives devices here")
-                         : devices->map(file.memory);
+      devices == nullptr
+          ? absl::UnimplementedError("no CUDA IPC: built without CUDA support (link gpudirect)")
+          : devices->map(file.memory);
   file.fd.reset();
   if (mapped.ok()) {
     // The mark goes when the mapping has: the owner may free the memory then.
@@ -240,7 +241,7 @@ absl::Status PeerMemory::maps(int device, const RemoteRegion& remote) const {
   if (file == files_.end()) {
     // Its owner may just have given the row to another region.
     if (!live(remote.index, remote.generation)) return stale();
-    return absl::UnavailableError("the export of the peer's memory is on its way");
+    return absl::UnavailableError("the export of the peer's memory has not arrived yet");
   }
   if (!file->second.on_device) return absl::FailedPreconditionError("memory of the host");
   if (!file->second.status.ok()) return file->second.status;

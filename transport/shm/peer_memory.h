@@ -82,7 +82,7 @@ class PeerMemory {
   struct File {
     std::shared_ptr<MappedFile> mapping;  // null: could not be mapped
     absl::Status status;                  // why
-    // Of a device: mapped when it is first asked for, for not every peer has to do with devices.
+    // Device memory is mapped on first use, since not every peer uses devices.
     bool on_device = false;
     base::UniqueFd fd;
     DeviceExport memory;

@@ -26,7 +26,7 @@ constexpr int kRank = 300;
 constexpr std::string_view kPrefix = "baton-";
 constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
-// For so long nobody looks at a listener that has callers for whom there are no descriptors.
+// For so long no thread looks at a listener that has callers for whom there are no descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
 constexpr Time kPartingPatience = std::chrono::seconds(1);
 constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
@@ -48,24 +48,22 @@ constexpr std::array kSettings = {
             .standard = "5000",
             .least = 1,
             .most = 3'600'000,
-            .meaning = "for how long deregistering memory waits for a peer that is copying; a copy "
-                       "takes well under 1 ms, so one that needs longer has been stopped",
+            .meaning = "how long deregistering memory waits for a peer that is copying; a copy "
+                       "takes well under 1 ms, so a peer that takes longer is stopped",
             .patience = true},
     Setting{.name = "shm.cma",
             .kind = Setting::Kind::kChoice,
             .standard = "on",
             .choices = "on off",
-            .meaning =
-                "off: only memory from a pool can be reached, not what the kernel would copy "
-                "with process_vm_readv"},
-    Setting{.name = "shm.ptracer",
-            .kind = Setting::Kind::kChoice,
-            .standard = "on",
-            .choices = "on off",
-            .meaning = "on: where kernel.yama.ptrace_scope is 1, peers are allowed to copy this "
-                       "process's memory "
-                       "(PR_SET_PTRACER): one by its number, and all processes of this user once "
-                       "there are several"},
+            .meaning = "off: peers reach pool memory only, since process_vm_readv is not used"},
+    Setting{
+        .name = "shm.ptracer",
+        .kind = Setting::Kind::kChoice,
+        .standard = "on",
+        .choices = "on off",
+        .meaning =
+            "on: where kernel.yama.ptrace_scope is 1, let peers copy this process's memory "
+            "(PR_SET_PTRACER): a single peer by its pid; with several, all processes of this user"},
 };
 
 class ShmProvider final : public Provider {
@@ -112,7 +110,7 @@ class ShmProvider final : public Provider {
           "process (pid) namespaces; the peer is not");
     }
     if (address.rfind(kPrefix, 0) != 0) {
-      return absl::InvalidArgumentError("not an address of shm");
+      return absl::InvalidArgumentError("not a shm address");
     }
     return absl::OkStatus();
   }
@@ -128,7 +126,7 @@ class ShmProvider final : public Provider {
   absl::Status takes(const RegionEntry& region) const override {
     if (!shares(region)) return Provider::takes(region);
     return absl::FailedPreconditionError(
-        "shm copies between devices by CUDA IPC, and nothing else of a device");
+        "shm reaches device memory only by copies between devices, over CUDA IPC");
   }
   bool shares(const RegionEntry& region) const override {
     return shared_ != nullptr && region.place.kind != MemoryKind::kHost && region.shared.bytes != 0;
@@ -328,13 +326,15 @@ class ShmProvider final : public Provider {
     epoll_ctl(shared_->epoll.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
     look_again_ = context_.clock.now() + kLookAway;
     if (std::exchange(short_of_descriptors_, true)) return;
-    base::log_event(base::LogLevel::kWarning, "%s: shm: %s; callers wait until it succeeds",
-                    context_.self.name, why.message());
+    base::log_event(base::LogLevel::kWarning,
+                    "%s: shm: %s; incoming connections wait until it succeeds", context_.self.name,
+                    why.message());
   }
 
-  // Bounded, since anybody on this machine may dial as fast as it can. Other users, who cannot have
-  // our memory anyway, take no place; and where the places run out, the one that has been silent
-  // for longest goes: a peer that means it speaks at once. Where all have spoken the oldest goes.
+  // Bounded, since any process on this machine may dial as fast as it can. Other users, who cannot
+  // have our memory anyway, take no place; and where the places run out, the one that has been
+  // silent for longest goes: a peer that means it speaks at once. Where all have spoken the oldest
+  // goes.
   bool accept() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();
@@ -343,7 +343,7 @@ class ShmProvider final : public Provider {
         return i > 0;
       }
       if (std::exchange(short_of_descriptors_, false)) {
-        base::log_event(base::LogLevel::kWarning, "%s: shm: callers are taken again",
+        base::log_event(base::LogLevel::kWarning, "%s: shm: accepts connections again",
                         context_.self.name);
       }
       if (!socket->peer_is_this_user()) continue;  // closes it

@@ -96,7 +96,7 @@ SliceRunner::Result SliceRunner::step(size_t& budget) {
     if (result.moved) return result;
   }
   const Result result = step(urgent_, budget);
-  // One that must wait, for a mapping or for room in the ring, holds nobody else up.
+  // One that must wait, for a mapping or for room in the ring, holds no other slice up.
   return result.moved ? result : step(bulk_, budget);
 }
 
@@ -110,7 +110,7 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
     if (result.status.ok() && active.target.path == PeerMemory::Path::kNotYet) return result;
     if (result.status.ok() && active.target.path == PeerMemory::Path::kDevice) {
       result.status = absl::FailedPreconditionError(
-          "the remote region is memory of a device, and its RemoteRegion says otherwise");
+          "the remote region is memory of a device, but its RemoteRegion says otherwise");
     }
     active.resolved = result.status.ok();
   }

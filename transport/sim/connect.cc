@@ -186,7 +186,7 @@ void SimProvider::complete(uint64_t session, uint64_t server_incarnation, const 
   accepted.rail = std::move(theirs);
   // After the new one is there: the peer must not seem to have lost its last rail.
   if (replaced != nullptr) {
-    replaced->lose(absl::UnavailableError("the peer connected this rail anew"));
+    replaced->lose(absl::UnavailableError("the peer reconnected this rail"));
   }
 }
 

@@ -187,7 +187,8 @@ class SimCopies final : public internal::DeviceCopies {
     for (const internal::DeviceRun& run : runs) {
       if (devices_.view(run.to, run.bytes) == nullptr ||
           devices_.view(run.from, run.bytes) == nullptr) {
-        return absl::InvalidArgumentError("a copy between devices of memory that is of none");
+        return absl::InvalidArgumentError(
+            "a copy between devices of memory that belongs to no device");
       }
       bytes += run.bytes;
     }
@@ -338,7 +339,7 @@ absl::StatusOr<MemoryPlace> SimDevices::place(const void* data, size_t size) con
 }
 
 absl::StatusOr<BackingFile> SimDevices::dma_buf(const void*, size_t) const {
-  return absl::UnimplementedError("no dma-buf: adapters of the simulation take memory of the host");
+  return absl::UnimplementedError("no dma-buf: simulated adapters take host memory only");
 }
 
 absl::StatusOr<std::unique_ptr<internal::StagingRing>> SimDevices::staging_ring(
@@ -352,11 +353,11 @@ absl::StatusOr<std::unique_ptr<internal::DeviceCopies>> SimDevices::copies(int d
   return std::make_unique<SimCopies>(*this, device);
 }
 
-// Two mappings of the same bytes: one that nobody may touch, and one for who plays the device.
+// Two mappings of the same bytes: one that no thread may touch, and one for who plays the device.
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> SimDevices::allocate(int device,
                                                                              size_t bytes) const {
   if (device < 0 || device >= options_.devices) return no_device(device, options_.devices);
-  if (bytes == 0) return absl::InvalidArgumentError("a buffer on a simulated device of no bytes");
+  if (bytes == 0) return absl::InvalidArgumentError("a buffer of 0 bytes on a simulated device");
   const int fd = memfd_create("baton-sim-device", MFD_CLOEXEC);
   void* address = MAP_FAILED;
   void* view = MAP_FAILED;

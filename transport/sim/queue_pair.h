@@ -48,7 +48,7 @@ enum class Break : uint8_t {
 class QueuePairOwner {
  public:
   virtual ~QueuePairOwner() = default;
-  // A request is finished. `flushed`: it was not executed, or nobody knows whether it was, because
+  // A request is finished. `flushed`: it was not executed, or no side knows whether it was, because
   // the queue pair broke for another reason.
   virtual void completed(uint64_t id, const absl::Status& status, bool flushed) = 0;
   // Target side: a write is in memory. The arrival's notification is valid during the call.

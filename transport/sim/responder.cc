@@ -56,7 +56,8 @@ absl::Status QueuePair::copy(const WorkRequest& request, size_t begin, size_t en
         base::guarded([&] { std::memmove(read ? local : *at, read ? *at : local, piece.bytes); });
     if (!there) {
       return absl::FailedPreconditionError(
-          "memory of this transfer is not mapped any more: keep memory until it is deregistered");
+          "memory of this transfer is no longer mapped: keep memory mapped until it is "
+          "deregistered");
     }
   }
   return absl::OkStatus();

@@ -2,13 +2,13 @@
 //
 // A system call for itself costs as much as the data did. Where data has followed acknowledgements
 // at once again and again, the next ones are held for it: for a few rounds of progress and some
-// microseconds at most, as long as somebody calls progress(). Each time none came, more of them
+// microseconds at most, as long as a thread calls progress(). Each time none came, more of them
 // have to be followed by data before one is held again: the peer hears late now and then, not
 // always.
 //
-// Where nobody waits for acknowledgements (`tcp.ack_us`, which communicators set) they are held for
-// longer, and being late costs nothing: whoever shares its core is late
-// every few hundred messages, and would soon send each acknowledgement by itself.
+// Where no caller waits for acknowledgements (`tcp.ack_us`, which communicators set) they are held
+// for longer, and being late costs nothing: whoever shares its core is late every few hundred
+// messages, and would soon send each acknowledgement by itself.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class AckHold {
   static constexpr uint32_t kFewest = 8;  // that data followed, one after the other
   static constexpr uint32_t kMost = 512;
 
-  // `longest`: more than kLongest says that nobody waits for acknowledgements.
+  // `longest`: more than kLongest says that no caller waits for acknowledgements.
   explicit AckHold(Time longest = kLongest) : longest_(longest) {}
 
   // An acknowledgement is to be sent.
@@ -53,7 +53,7 @@ class AckHold {
     return held_ = followed_ >= needed_;
   }
 
-  // Of one that is held: when it leaves by itself, if that may be slept until.
+  // When a held one leaves by itself, if a sleep may last until then.
   Time due() const { return open_ && held_ && unhurried() ? since_ + longest_ : kNever; }
 
  private:

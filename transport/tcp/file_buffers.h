@@ -52,7 +52,7 @@ class FileBuffers {
   base::UniqueFd file_;  // -1: this process may not have one
   const size_t bytes_;
   off_t end_ = 0;            // of the file
-  std::vector<off_t> free_;  // parts that nobody uses
+  std::vector<off_t> free_;  // parts that no reader uses
 };
 
 }  // namespace baton::tcp

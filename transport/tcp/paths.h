@@ -2,7 +2,7 @@
 // a session are spread over them.
 //
 // A host with several NICs names an address of each. The kernel's table of routes says by which of
-// ours packets to such an address leave, so nobody need say which network is which. Of the
+// ours packets to such an address leave, so no user need say which network is which. Of the
 // addresses behind one of our NICs one is enough. Left out are
 //   - addresses that this host has too, as those of bridges: who calls them reaches himself;
 //   - NICs half as fast as the fastest or slower (a network for management beside the fabric), and

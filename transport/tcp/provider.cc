@@ -17,14 +17,13 @@ constexpr std::array kSettings = {
     Setting{.name = "tcp.sockets",
             .least = 1,
             .most = 64,
-            .meaning =
-                "sockets per peer, spread over the NICs that lead to it; default: as many as "
-                "cores, 2 to 4"},
+            .meaning = "sockets per peer, spread over the NICs that lead to it; default: one per "
+                       "core, at least 2, at most 4"},
     Setting{.name = "tcp.congestion",
             .kind = Setting::Kind::kText,
             .standard = "auto",
-            .meaning = "congestion control: auto (by the network), system, or a name that the "
-                       "kernel knows"},
+            .meaning = "congestion control: auto (chosen by the network), system (the kernel's "
+                       "default), or a name that the kernel knows"},
     Setting{.name = "tcp.slice_kib",
             .unit = "KiB",
             .standard = "1024",
@@ -37,39 +36,41 @@ constexpr std::array kSettings = {
             .least = 0,
             .most = 1 << 20,
             .meaning = "send and receive buffer of a socket; 0: the kernel decides"},
-    Setting{.name = "tcp.ack_us",
-            .unit = "us",
-            .standard = "50",
-            .least = 0,
-            .most = 1'000'000,
-            .meaning = "acknowledgements of small writes wait for data so long where data usually "
-                       "follows; more than the default: nobody waits for them (communicators set "
-                       "2000)"},
+    Setting{
+        .name = "tcp.ack_us",
+        .unit = "us",
+        .standard = "50",
+        .least = 0,
+        .most = 1'000'000,
+        .meaning =
+            "delay before the ACK of a small write is sent alone, where data usually follows; "
+            "values above the default say that no caller waits for ACKs (communicators set 2000)"},
     Setting{.name = "tcp.stall_ms",
             .unit = "ms",
             .standard = "10000",
             .least = 10,
             .most = 3'600'000,
-            .meaning = "a socket that moves nothing for so long, and should, is lost",
+            .meaning = "a socket with work that makes no progress for this long is lost",
             .patience = true},
     Setting{.name = "tcp.handshake_ms",
             .unit = "ms",
             .standard = "5000",
             .least = 10,
             .most = 3'600'000,
-            .meaning = "patience with a peer that is being met, connecting included",
+            .meaning = "time limit for connecting to a peer and its handshake",
             .patience = true},
     Setting{.name = "tcp.integrity",
             .kind = Setting::Kind::kChoice,
             .standard = "off",
             .choices = "off on",
-            .meaning = "payload under a tag, as frame headers always are; on: refuse peers that "
-                       "cannot"},
-    Setting{.name = "tcp.encrypt",
-            .kind = Setting::Kind::kChoice,
-            .standard = "off",
-            .choices = "off on",
-            .meaning = "frame headers and payload by AES-256-GCM; on: refuse peers that cannot"},
+            .meaning =
+                "authenticate payload, as frame headers always are; on: refuse peers that cannot"},
+    Setting{
+        .name = "tcp.encrypt",
+        .kind = Setting::Kind::kChoice,
+        .standard = "off",
+        .choices = "off on",
+        .meaning = "encrypt frame headers and payload (AES-256-GCM); on: refuse peers that cannot"},
 };
 
 }  // namespace
@@ -252,7 +253,7 @@ bool TcpProvider::read_directly() {
 
 bool TcpProvider::progress(EventSink& sink) {
   if (!capabilities_.available) return acceptor_.progress(sink);
-  // While there is nobody to talk to, system calls now and then are enough: a worker whose peers
+  // While there is no peer to talk to, system calls now and then are enough: a worker whose peers
   // come by other ways should not pay for this one in every round.
   constexpr uint32_t kLookEvery = 32;
   const bool alone = !acceptor_.busy() && shared_->rails.empty();

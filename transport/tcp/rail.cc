@@ -13,7 +13,7 @@ namespace baton::tcp {
 namespace {
 constexpr std::string_view kNoMemory =
     "this process has no memory left for the buffers of a connection: raise its limits (ulimit -v, "
-    "the cgroup's memory.max) or give memory back";
+    "the cgroup's memory.max) or free memory";
 }  // namespace
 
 std::unique_ptr<RailMemory> RailMemory::make(FileBuffers& buffers) try {
@@ -136,12 +136,12 @@ void TcpRail::called(std::shared_ptr<CalledSockets> sockets, uint16_t number,
 void TcpRail::give_way(EventSink& sink) {
   --called_->open;
   called_.reset();
-  close(lost("another socket goes by its own way again, or with full packets"), sink);
+  close(lost("another socket works again on its own path, or with full packets"), sink);
 }
 
 // Sockets to the peer that go the same way as this one, and have been silent for as long, are as
-// dead, though nobody waits for anything on them who would notice: what is said about this one must
-// not go there. Where there is no other way, nothing is known of them.
+// dead, though no caller waits for anything on them and would notice: what is said about this one
+// must not go there. Where there is no other way, nothing is known of them.
 void TcpRail::stalled() {
   stalled_ = true;
   const net::Endpoint from = net::local_of(socket_.fd()), to = net::peer_of(socket_.fd());
@@ -160,7 +160,7 @@ void TcpRail::stalled() {
   for (TcpRail* rail : beside) {
     rail->activate();
     rail->stalled_ = true;
-    rail->fail(rail->lost("a socket beside it that goes the same way has stalled"));
+    rail->fail(rail->lost("another socket on the same path has stalled"));
   }
 }
 
@@ -203,7 +203,7 @@ bool TcpRail::may_be_read_to_the_end() const {
          });
 }
 
-// Only between two frames, and only what the socket takes now: nobody waits for a goodbye.
+// Only between two frames, and only what the socket takes now: no thread waits for a goodbye.
 void TcpRail::say_goodbye(std::string_view why) {
   if (socket_.fd() < 0 || !may_be_read_to_the_end()) return;
   activate();

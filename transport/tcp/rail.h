@@ -55,7 +55,7 @@ struct TcpShared {
   static constexpr size_t kSpares = 64;
   std::vector<std::unique_ptr<RailMemory>> spares;
   Redials redials;
-  // Of the frame that is being taken in.
+  // The frame that is being received.
   std::vector<framed::WirePiece> wire_pieces{framed::kMaxPieces};
   std::vector<iovec> mapped{framed::kMaxPieces};
   size_t slice_bytes = 1 << 20;
@@ -76,7 +76,7 @@ class TcpRail final : public framed::FramedRail {
   // What a hole in the memory of a slice costs. More often each short count would cost a call.
   static constexpr Time kLookAgain = std::chrono::milliseconds(1);
   static constexpr uint32_t kMaxReads = 32;  // READ frames without their READ_END
-  // Of one frame where payload has a tag: what was sealed is sent while the caches still have it.
+  // Payload of one frame when it is tagged: sealed bytes are sent while still in the caches.
   static constexpr size_t kSealedPayload = 128 << 10;
   // Once a batch holds this much payload it goes out: acknowledgements must not wait long.
   static constexpr size_t kBatchPayload = 256 << 10;
@@ -97,7 +97,7 @@ class TcpRail final : public framed::FramedRail {
   // Called by the provider. Moves what the socket takes and has, once each way; true if anything
   // moved. The rail may be gone afterwards.
   bool advance(EventSink& sink);
-  // Whether advance() would do something right now, so that nobody should sleep.
+  // Whether advance() would do something right now, so that no thread should sleep.
   bool runnable() const;
   // Whether nothing is under way: until it is activated there is nothing to do, and no timer.
   bool idle() const { return !runnable() && !waiting() && !hot(); }
@@ -239,7 +239,7 @@ class TcpRail final : public framed::FramedRail {
   bool at_once_ = false;      // there is more in it than acknowledgements that may wait
   AckHold hold_;
   // For hot(): how many small messages came one after the other, when the last did, and in which
-  // round of progress somebody last asked how the socket stands.
+  // round of progress a caller last asked how the socket stands.
   uint32_t small_ = 0;
   Time small_at_{};
   uint32_t looked_ = 0;

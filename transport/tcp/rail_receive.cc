@@ -10,8 +10,8 @@ namespace baton::tcp {
 namespace {
 
 constexpr std::string_view kForged =
-    "bytes that the peer did not send, or not there: somebody between changed, repeated or left "
-    "out a part of the connection";
+    "bytes that the peer did not send, or not at this point: something between changed, repeated "
+    "or dropped part of the connection";
 
 }  // namespace
 
@@ -95,7 +95,7 @@ void TcpRail::parse(EventSink& sink) {
       return;
     }
     if (head.size() != framed::kHeaderBytes + frame->meta_bytes()) {
-      hostile(frame->type, "its length is not what it says");
+      hostile(frame->type, "its length differs from its header's");
       return;
     }
     rx_.consume(head.size() + net::kSealBytes);
@@ -161,7 +161,7 @@ void TcpRail::on_write(const framed::Frame& frame, std::string_view meta, EventS
   } else if (!incoming_.active || !(incoming_.frame.transfer == frame.transfer) ||
              incoming_.frame.slice != frame.slice || incoming_.landed != frame.slice_offset ||
              incoming_.frame.slice_bytes != frame.slice_bytes) {
-    hostile(framed::FrameType::kWrite, "it continues no slice");
+    hostile(framed::FrameType::kWrite, "it continues a slice that was never begun");
     return;
   }
   incoming_.frame = frame;
@@ -300,7 +300,7 @@ void TcpRail::on_read_end(const framed::Frame& frame, std::string_view text, Eve
   const absl::Status status = framed::status_of(frame, text);
   if (slot->reads_open == 0 ||
       (status.ok() && slot->error.ok() && slot->received < frame.slice_offset)) {
-    hostile(framed::FrameType::kReadEnd, "its bytes have not come");
+    hostile(framed::FrameType::kReadEnd, "its bytes have not arrived");
     return;
   }
   --slot->reads_open;

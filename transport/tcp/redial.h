@@ -75,7 +75,7 @@ class Redials {
 
   // `rail` of `sockets` is gone, or did not come up.
   void lost(std::shared_ptr<CalledSockets> sockets, uint16_t rail, Time now);
-  // Somebody is not where he belongs: to be looked after, with pauses that grow.
+  // A socket is not where it belongs: to be looked after, with pauses that grow.
   void look_later(std::shared_ptr<CalledSockets> sockets, Time now);
   // The next one that is to be called by now, or the sockets that are to be looked at; its
   // `sockets` are null where there is none.

@@ -24,7 +24,7 @@ class RxStream {
 
   static constexpr size_t kNowhereBytes = 256 << 10;
 
-  // `nowhere` takes payload that must not land: kNowhereBytes that nobody reads.
+  // `nowhere` takes payload that must not land: kNowhereBytes that no caller reads.
   // Payload that lands is opened by `opener` where that protects payload.
   RxStream(char* nowhere, net::Opener& opener) : nowhere_(nowhere), opener_(opener) {}
 

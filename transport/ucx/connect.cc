@@ -64,7 +64,7 @@ absl::StatusOr<bool> UcxProvider::advance(Joining& joining) {
   if (!words.has_value()) {
     if (!channel.open()) return channel.why();
     if (shared_->context.clock.now() < joining.deadline) return false;
-    return absl::UnavailableError("no introduction in time (ucx.handshake_ms)");
+    return absl::UnavailableError("it did not introduce itself in time (ucx.handshake_ms)");
   }
   if (joining.introduced) {
     if (words->empty()) return true;

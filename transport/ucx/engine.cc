@@ -65,7 +65,7 @@ absl::Status Engine::descriptors_are_free(size_t wanted) {
   }
   if (open != nullptr && used + wanted <= limit.rlim_cur + 3) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "UCX may need ", wanted, " file descriptors and does not survive it when there are none; ",
+      "UCX may need ", wanted, " file descriptors and aborts the process when they run out; ",
       open == nullptr ? "all" : absl::StrCat(used - 3), " of ", limit.rlim_cur,
       " are in use: raise `ulimit -n`"));
 }
@@ -102,9 +102,10 @@ absl::Status Engine::open(const Options& options) {
     return std::string(value != nullptr ? value : "of its choice");
   };
   return absl::UnavailableError(absl::StrCat(
-      "UCX finds nothing to use here (", text(status), ") with transports ",
+      "UCX finds no transport here (", text(status), ") with transports ",
       named(options.tls, "UCX_TLS"), " and devices ", named(options.net_devices, "UCX_NET_DEVICES"),
-      ": `ucx_info -d` (Debian: ucx-utils) lists what it has; set ucx.tls and ucx.net_devices, or "
+      ": `ucx_info -d` (Debian: ucx-utils) lists its transports and devices; set ucx.tls and "
+      "ucx.net_devices, or "
       "UCX_TLS and UCX_NET_DEVICES"));
 }
 
@@ -225,7 +226,7 @@ absl::StatusOr<Endpoint*> Engine::connect(const std::string& address) {
   const ucs_status_t status = ucx_.ucp_ep_create(worker_, &params, &endpoint->handle);
   if (status != UCS_OK) {
     return absl::UnavailableError(absl::StrCat(
-        "UCX finds no way to the peer (", text(status),
+        "UCX finds no route to the peer (", text(status),
         "): both sides need a transport in common (ucx.tls) and devices that reach each other "
         "(ucx.net_devices)"));
   }

@@ -1,5 +1,5 @@
 // UCX as this provider uses it: endpoints to peers, and messages that are sent to them and received
-// from anybody.
+// from any peer.
 //
 // UCX reads and writes only packets that belong to the engine, never memory of the application: so
 // nothing that UCX still has under way can touch a page whose transfer has ended.
@@ -74,14 +74,15 @@ class Engine {
   bool arm() { return ucx_.ucp_worker_arm(worker_) == UCS_OK; }
   bool progress();
   // Whether UCX holds packets. Some of its transports move them on in progress() only, and wake
-  // nobody when there is room again.
+  // no caller when there is room again.
   bool holds_packets() const;
 
-  // The endpoint to the engine of that address, shared by everybody who asks for it. It is kept for
+  // The endpoint to the engine of that address, shared by all that ask for it. It is kept for
   // the next who does until UCX says that the peer has gone: taking it back from a peer that lives
   // but does not listen is what UCX (1.13, tcp) does not survive. One that is silent is kept too,
-  // but given to nobody else before there are kMostSilent of them: it may never speak again, and
-  // UCX not know that for a quarter of an hour, as when a firewall has forgotten its connection.
+  // but given to no other worker before there are kMostSilent of them: it may never speak again,
+  // and UCX not know that for a quarter of an hour, as when a firewall has forgotten its
+  // connection.
   static constexpr size_t kMostSilent = 32;
   absl::StatusOr<Endpoint*> connect(const std::string& address);
   void release(Endpoint* endpoint) { untidy_ |= --endpoint->users == 0; }

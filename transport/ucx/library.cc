@@ -68,9 +68,10 @@ void prepare_environment() {
 absl::Status Library::survives_name(std::string_view host) {
   // It reads the name into HOST_NAME_MAX bytes, as of 1.19, and relies on a zero behind it.
   if (host.size() < HOST_NAME_MAX) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "UCX ends each process on a host whose name has ", HOST_NAME_MAX, " letters, as this one's (",
-      std::string(host), "): give it a name of ", HOST_NAME_MAX - 1, " at most (`hostname NAME`)"));
+  return absl::UnavailableError(absl::StrCat("UCX aborts processes on a host whose name has ",
+                                             HOST_NAME_MAX, " characters, like this one's (",
+                                             std::string(host), "): give it a name of ",
+                                             HOST_NAME_MAX - 1, " at most (`hostname NAME`)"));
 }
 
 absl::StatusOr<Library> Library::load(const char* file) {
@@ -143,10 +144,10 @@ void Library::use() { user = getpid(); }
 absl::Status Library::usable() {
   const pid_t other = user;
   if (other == 0 || other == getpid()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "UCX was in use in process ", other,
-      " when this one was forked from it, and does not survive that: fork before the first peer is "
-      "met over ucx, or start another program"));
+  return absl::UnavailableError(
+      absl::StrCat("UCX was in use in process ", other,
+                   " when this one was forked from it, and UCX does not support fork: fork before "
+                   "the first connection over ucx, or exec another program"));
 }
 
 }  // namespace baton::ucx

@@ -21,15 +21,14 @@ constexpr uint32_t kIdleRounds = 64;
 constexpr Time kNap = std::chrono::microseconds(100);
 
 constexpr std::array kSettings = {
-    Setting{.name = "ucx.tls",
-            .kind = Setting::Kind::kText,
-            .meaning = "UCX's transports, as in UCX_TLS, which holds by default; without that: all "
-                       "but shared memory"},
+    Setting{
+        .name = "ucx.tls",
+        .kind = Setting::Kind::kText,
+        .meaning = "UCX's transports, as in UCX_TLS; default: UCX_TLS, else all but shared memory"},
     Setting{.name = "ucx.net_devices",
             .kind = Setting::Kind::kText,
-            .meaning =
-                "UCX's devices, as in UCX_NET_DEVICES, which holds by default; without that: "
-                "lo for a worker on loopback, else all"},
+            .meaning = "UCX's devices, as in UCX_NET_DEVICES; default: UCX_NET_DEVICES, else lo "
+                       "for a worker on loopback and all for others"},
     Setting{.name = "ucx.slice_kib",
             .unit = "KiB",
             .standard = "1024",
@@ -41,14 +40,14 @@ constexpr std::array kSettings = {
             .standard = "10000",
             .least = 10,
             .most = 3'600'000,
-            .meaning = "a peer that answers nothing for so long, and should, is lost",
+            .meaning = "a peer that owes an answer for this long is lost",
             .patience = true},
     Setting{.name = "ucx.handshake_ms",
             .unit = "ms",
             .standard = "5000",
             .least = 10,
             .most = 3'600'000,
-            .meaning = "patience with a peer that is being met, connecting included",
+            .meaning = "time limit for connecting to a peer and its handshake",
             .patience = true},
     Setting{.name = "ucx.integrity",
             .kind = Setting::Kind::kChoice,
@@ -77,7 +76,7 @@ extern "C" const ProviderRegistration baton_provider_ucx(
       return std::unique_ptr<Provider>(new UcxProvider(context));
     },
     kSettings,
-    "tcp does the same, and UCX can end its process where connections are lost "
+    "tcp does the same, and UCX can abort the process when connections are lost "
     "(transport/ucx/README.md)");
 
 UcxProvider::UcxProvider(const ProviderContext& context)
@@ -124,8 +123,8 @@ absl::Status UcxProvider::configure() {
                                     .offers = net::kAllProtections,
                                     .needs = needs,
                                     .large_packets = net::Acceptor::LargePackets::kMustPass});
-  // UCX takes messages from anybody who reaches its ports: a worker that serves this machine only
-  // must have none elsewhere.
+  // UCX takes messages from any process that reaches its ports: a worker that serves this machine
+  // only must have none elsewhere.
   if (options_.net_devices.empty() && std::getenv("UCX_NET_DEVICES") == nullptr &&
       net::loopback_host(context.listen_host)) {
     options_.net_devices = "lo";
@@ -136,7 +135,7 @@ absl::Status UcxProvider::configure() {
     shared_->transports = options_.tls.empty() ? from_environment : options_.tls;
   } else {
     // Not its shared memory: a peer that is killed while it puts a message into our queue there
-    // blocks the queue for everybody behind it, for good.
+    // blocks the queue for everything behind it, for good.
     options_.tls = "^sysv,posix,xpmem";
     shared_->transports = "all but shared memory";
   }
@@ -149,9 +148,9 @@ absl::Status UcxProvider::configure() {
     capabilities_.detail = absl::StrCat(version, "transports: ", shared_->transports);
   } else {
     capabilities_.rank = kRankOfSoftware;
-    capabilities_.detail = absl::StrCat(version,
-                                        "no fabric here, so it ranks below tcp; ucx.tls=LIST "
-                                        "names transports and lifts it above");
+    capabilities_.detail = absl::StrCat(
+        version,
+        "no fabric here, so tcp is preferred; name transports by ucx.tls=LIST to prefer ucx");
   }
   return absl::OkStatus();
 }

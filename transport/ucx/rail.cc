@@ -52,7 +52,7 @@ void UcxRail::activate() {
   shared_->active.push_back(this);
 }
 
-// Stops hearing the peer at once: what of its messages is still on the way is for nobody.
+// Stops hearing the peer at once: what of its messages is still on the way is for no receiver.
 void UcxRail::leave() {
   if (channel_ == nullptr) return;
   channel_.reset();
@@ -72,7 +72,7 @@ std::string UcxRail::introduction() const {
 
 absl::Status UcxRail::introduced(std::string_view words) {
   const auto peer = Introduction::decode(words);
-  if (!peer.has_value()) return lost("it introduced itself in no known way");
+  if (!peer.has_value()) return lost("it introduced itself in an unknown form");
   there_ = peer->rail;
   auto endpoint = shared_->engine->connect(peer->address);
   if (!endpoint.ok()) return endpoint.status();
@@ -107,7 +107,7 @@ void UcxRail::on_words(std::string_view words) {
   const auto frame = framed::decode_header(words.substr(0, framed::kHeaderBytes));
   if (!frame.ok() || frame->type != framed::FrameType::kGoodbye ||
       words.size() != framed::kHeaderBytes + frame->text) {
-    return hostile("words on the connection beside UCX");
+    return hostile("a message on the connection beside UCX");
   }
   on_goodbye(*frame, words.substr(framed::kHeaderBytes));
 }

@@ -49,7 +49,7 @@ void UcxRail::receive(std::string_view head, std::string_view payload, EventSink
   }
   if (head.size() != framed::kHeaderBytes + frame->meta_bytes() ||
       payload.size() != frame->payload_bytes()) {
-    hostile("its length is not what it says");
+    hostile("its length differs from its header's");
     return;
   }
   const std::string_view meta = head.substr(framed::kHeaderBytes);
@@ -76,7 +76,7 @@ void UcxRail::receive(std::string_view head, std::string_view payload, EventSink
     case FrameType::kCancelRead:
       return on_cancel_read(*frame);
     case FrameType::kGoodbye:
-      return hostile("a goodbye has its place on the connection beside UCX");
+      return hostile("a goodbye belongs on the connection beside UCX");
   }
 }
 
@@ -126,7 +126,7 @@ void UcxRail::on_write(const Frame& frame, std::string_view notify, const char* 
   if (write->landed < expected) return;
   write->live = false;
   if (write->landed > expected) {
-    hostile("a slice with more bytes than it has");
+    hostile("a slice with more bytes than its size");
     return;
   }
   const Frame& last = write->last;

@@ -43,7 +43,7 @@ void UcxRail::send_frame(const Frame& frame, Packet* packet) {
 void UcxRail::send_control(const Frame& frame, std::string_view message) {
   if (endpoint_ == nullptr || failing_) return;
   if (endpoint_->under_way >= kMaxControl) {
-    fail(lost("it takes no answers"));
+    fail(lost("it does not read answers"));
     return;
   }
   Packet* packet = shared_->engine->acquire(kHead + message.size() + net::kSealTag);

@@ -200,20 +200,20 @@ absl::Status Device::dma_buf() const {
   const int error = errno;
   if (region != nullptr) api_.ibv_dereg_mr(region);
   if (region != nullptr || error == EBADF) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrFormat(
-      "no dma-buf: the driver of %s has none (%s); it takes Linux 5.12 and an adapter whose driver "
-      "can",
-      name_, strerror(error)));
+  return absl::UnimplementedError(
+      absl::StrFormat("no dma-buf: the driver of %s lacks it (%s); use Linux 5.12 or newer and an "
+                      "adapter whose driver supports it",
+                      name_, strerror(error)));
 }
 
 absl::Status reaches_memory(const RegionEntry& region) {
   if (region.place.kind == MemoryKind::kHost || region.file.dma_buf || region.by_address) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "verbs reaches memory of a device through a dma-buf or nvidia-peermem, and this of %s has "
-      "neither",
-      region.place.name()));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("verbs reaches device memory through a dma-buf or nvidia-peermem, and the "
+                      "memory of %s has neither",
+                      region.place.name()));
 }
 
 std::string Device::about_device_memory() const {
@@ -242,9 +242,9 @@ absl::Status Device::add_region(const RegionEntry& region, Way way) {
   }
   const bool by_address = region.place.kind != MemoryKind::kHost && way == Way::kAddress;
   if (by_address) {
-    const absl::Status ready = devices == nullptr
-                                   ? absl::UnimplementedError("nobody drives devices")
-                                   : devices->by_address(region.base, /*now=*/true);
+    const absl::Status ready =
+        devices == nullptr ? absl::UnimplementedError("built without CUDA support (link gpudirect)")
+                           : devices->by_address(region.base, /*now=*/true);
     if (!ready.ok()) return ready;
   }
   auto registered =
@@ -252,8 +252,9 @@ absl::Status Device::add_region(const RegionEntry& region, Way way) {
   if (!registered.ok() && by_address) {
     return absl::Status(
         registered.status().code(),
-        absl::StrCat("no nvidia-peermem: it does not know the memory, or its window is too small: ",
-                     registered.status().message()));
+        absl::StrCat(
+            "no nvidia-peermem: it does not recognise the memory, or its window is too small: ",
+            registered.status().message()));
   }
   if (!registered.ok()) return registered.status();
   if (device >= 0) on_devices_[region.index] = {device, way};

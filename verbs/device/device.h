@@ -78,7 +78,7 @@ class Device {
     return index < regions_.size() ? regions_[index] : nullptr;
   }
 
-  // Of memory of CUDA devices: how many regions of each device are registered in which way.
+  // How many regions of each CUDA device are registered in which way.
   std::string about_device_memory() const;
 
   // Whether memory can be registered through a dma-buf here; why not.

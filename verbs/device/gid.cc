@@ -105,7 +105,7 @@ absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int w
   if (best == nullptr) {
     return absl::FailedPreconditionError(
         gids.empty() ? "the port has no GID: give its network interface an IP address"
-                     : "no GID of this port is of a kind that the peer's port has too: give both "
+                     : "no GID of this port is of a kind that the peer's port also has: give both "
                        "interfaces an IPv4 address");
   }
   const Family family = family_of(*best);

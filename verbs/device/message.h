@@ -123,7 +123,7 @@ struct PortOffer {
   uint8_t families = 0;       // bits of Family
   std::vector<ibv_gid> gids;  // the best first
 };
-// Of so many ports each may tell of so many GIDs: HelloInfo::extra takes 512 bytes.
+// The most GIDs to announce for each of `ports` ports: HelloInfo::extra takes 512 bytes.
 constexpr size_t most_gids(size_t ports) {
   const size_t fit = ((512 - 2) / (ports == 0 ? 1 : ports) - 2) / sizeof(ibv_gid);
   return fit < 4 ? fit : 4;

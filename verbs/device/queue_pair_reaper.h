@@ -1,8 +1,8 @@
 // Destroys queue pairs that the adapter has let go of, on a thread of its own.
 //
 // Destroying one may take long: rdma_rxe waits up to 50 seconds for packets that lie in the queue
-// of an interface whose link is down. Nobody else needs to: a queue pair that has flushed touches
-// no memory any more. One that has not is destroyed where it is, for that is its fence.
+// of an interface whose link is down. No other thread needs to: a queue pair that has flushed
+// touches no memory any more. One that has not is destroyed where it is, for that is its fence.
 #pragma once
 
 #include <condition_variable>

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kBytes = 4096;  // that are written
 constexpr size_t kLook = 64;     // that are read at each end of a region
-constexpr int kLooks = 3;        // at memory that somebody else changes meanwhile
+constexpr int kLooks = 3;        // at memory that another process changes meanwhile
 constexpr Time kPatience = std::chrono::seconds(1);
 
 // A queue pair that is its own peer, and a page of the host.
@@ -162,7 +162,7 @@ absl::Status read_check(Loopback& loop, const ibv_mr& memory, std::byte* at, siz
     }
     // Whoever uses the memory may have changed it just now.
     if (std::equal(before.data(), before.data() + bytes, after.data())) {
-      return absl::DataLossError("it reads other bytes than are there");
+      return absl::DataLossError("a read returned wrong bytes");
     }
   }
   return absl::OkStatus();
@@ -194,7 +194,7 @@ absl::Status write_check(Loopback& loop, const Device& device, int cuda, Device:
   if (status.ok() && devices.wants_flush(cuda).value_or(false)) status = devices.flush(cuda);
   if (status.ok()) status = (*buffer)->get(0, absl::MakeSpan(seen));
   if (status.ok() && !std::equal(seen.begin(), seen.end(), loop.page().data())) {
-    status = absl::DataLossError("what it writes does not arrive");
+    status = absl::DataLossError("a write did not arrive");
   }
   device.api().ibv_dereg_mr(*memory);
   return status;
@@ -206,7 +206,7 @@ absl::Status prove_region(Port& port, const Tuning& tuning, const RegionEntry& r
                           Device::Way way) {
   const internal::DeviceMemory* const devices = internal::device_memory();
   const int cuda = region.place.device;
-  if (devices == nullptr || cuda < 0) return absl::OkStatus();  // nobody here can look at it
+  if (devices == nullptr || cuda < 0) return absl::OkStatus();  // no code here can look at it
   Device& device = *port.device;
   const ibv_mr* const memory = device.region(region.index);
   Loopback loop(port);
@@ -221,8 +221,8 @@ absl::Status prove_region(Port& port, const Tuning& tuning, const RegionEntry& r
   }
   if (status.ok()) return status;
   return absl::FailedPreconditionError(absl::StrFormat(
-      "%s registers memory of CUDA device %d by %s, and does not move it: %s", device.name(), cuda,
-      way == Device::Way::kDmaBuf ? "dma-buf" : "nvidia-peermem", status.message()));
+      "%s registers memory of CUDA device %d by %s, but cannot transfer it: %s", device.name(),
+      cuda, way == Device::Way::kDmaBuf ? "dma-buf" : "nvidia-peermem", status.message()));
 }
 
 }  // namespace baton::verbs

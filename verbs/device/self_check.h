@@ -1,6 +1,6 @@
 // Whether an adapter that has registered memory of a device also moves its bytes: there are pairs
 // of the two that register and then cannot, or reach other bytes. Found out by a queue pair that is
-// connected to itself, before anybody relies on the registration.
+// connected to itself, before a caller relies on the registration.
 #pragma once
 
 #include "absl/status/status.h"

@@ -163,9 +163,9 @@ typedef enum baton_memory {
 // the driver to find out.
 int32_t baton_memory_supported(int32_t memory, baton_error* error);
 
-// Of memory of a CUDA device (BATON_VRAM): the number that CUDA has for it in the owner's process.
+// `device`, for memory of a CUDA device (BATON_VRAM): its CUDA ordinal in the owner's process.
 // The kind is part of what a range is: what was registered as one is not found as another.
-// Of a file: its offset, and a file descriptor as the device. Files are the remote side of a
+// For a file: its offset, and a file descriptor as the device. Files are the remote side of a
 // transfer with oneself, whose local side is BATON_DRAM.
 typedef struct baton_descriptor {
   uint64_t address, bytes, device;
@@ -318,7 +318,7 @@ int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* m
 int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* from,
                            baton_bytes* message, baton_error* error);
 // The oldest message of baton_notify() that was lost, with its agent, after the call returned
-// BATON_OK: nobody confirmed it, though it may have come. NULL for what is not wanted; `why` is
+// BATON_OK: no agent confirmed it, though it may have come. NULL for what is not wanted; `why` is
 // text. BATON_ERR_NOT_FOUND when there is none; only the newest 1,024 are kept.
 int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
                                 baton_bytes* why, baton_error* error);
@@ -485,8 +485,8 @@ typedef struct baton_kv_share {
 int32_t baton_kv_shard_heads(uint32_t total_heads, uint32_t ranks, uint32_t rank,
                              uint32_t* first_head, uint32_t* heads, baton_error* error);
 // The ranks of a source that number `rank` of `targets` hears: those that send it heads, with its
-// rank as the share's turn; and of those that nobody needs some, so that each hears when its blocks
-// are free. At most `room` go to `out`; `count`: how many there are. Up to 512 ranks.
+// rank as the share's turn; and of those that no rank needs some, so that each hears when its
+// blocks are free. At most `room` go to `out`; `count`: how many there are. Up to 512 ranks.
 int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t targets,
                              uint32_t rank, uint32_t* out, size_t room, size_t* count,
                              baton_error* error);
@@ -646,7 +646,7 @@ void baton_kv_connector_options_init(baton_kv_connector_options* options, size_t
 
 int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
                                   baton_kv_connector** out, baton_error* error);
-// Ends what is under way: nobody touches the cache afterwards. NULL: nothing.
+// Ends what is under way: nothing touches the cache afterwards. NULL: nothing.
 void baton_kv_connector_destroy(baton_kv_connector* connector);
 // Once, before all else. The buffers that the layout was made with are registered; it may be
 // destroyed afterwards. BATON_ERR_INVALID_PARAM: memory of another kind than the layout says.
@@ -723,7 +723,7 @@ typedef struct baton_kv_job {
   size_t size;         // sizeof(baton_kv_job)
   uint64_t job;        // this connector's number for it
   uint64_t request;    // decode's id
-  const char* decode;  // the name of who asks
+  const char* decode;  // the name of the decode worker
   const char* key;     // the load's; "": none
   const int32_t* tokens;
   size_t token_count;
@@ -734,7 +734,7 @@ typedef struct baton_kv_job {
 // The next request of a decode worker; BATON_ERR_NOT_FOUND: none now.
 int32_t baton_kv_job_next(baton_kv_connector* connector, baton_kv_job* out, baton_error* error);
 
-// Prefill starts before anybody has asked.
+// Prefill starts before decode has asked.
 typedef struct baton_kv_binding {
   size_t size;      // sizeof(baton_kv_binding)
   const char* key;  // that loads will name
@@ -748,11 +748,11 @@ int32_t baton_kv_job_bind(baton_kv_connector* connector, const baton_kv_binding*
 // Its loads may come until `lease` from now.
 int32_t baton_kv_job_renew(baton_kv_connector* connector, uint64_t job, int64_t lease,
                            baton_error* error);
-// 1: somebody wants it or may still come; 0: stop computing it.
+// 1: decode wants it or may still come; 0: stop computing it.
 int baton_kv_job_is_wanted(baton_kv_connector* connector, uint64_t job);
 // Blocks [first_block, first_block + count) of the sequence are computed in layer number `layer`,
-// and lie in these blocks of the cache: they are sent, or offered. BATON_ERR_CANCELED: nobody wants
-// them.
+// and lie in these blocks of the cache: they are sent, or offered. BATON_ERR_CANCELED: no decode
+// worker wants them.
 int32_t baton_kv_job_save_layer(baton_kv_connector* connector, uint64_t job, uint32_t layer,
                                 uint32_t first_block, const uint32_t* blocks, size_t count,
                                 baton_error* error);

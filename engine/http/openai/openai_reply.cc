@@ -138,7 +138,7 @@ void ApiReply::add_hand_off(json* reply) const {
                                     {"remote_finished", true}};
 }
 
-// Of what is known so far: a prompt counts once, however many choices it has.
+// Usage so far: a prompt counts once, however many choices it has.
 json ApiReply::usage() const {
   uint32_t prompt_tokens = 0, cached = 0, loaded = 0, output = 0;
   Time queued{}, kv_wait{};  // of the choice that waited longest

@@ -74,7 +74,7 @@ class ApiReply {
 std::vector<size_t> best_choices(const ApiRequest& request, const std::vector<double>& scores);
 
 // {"error": {"message", "type", "param", "code"}}, OpenAI's shape, and the HTTP status that fits.
-// Of an engine that has stopped for good the code is "engine_stopped" (engine/serve/liveness.h).
+// For an engine that has stopped for good the code is "engine_stopped" (engine/serve/liveness.h).
 std::string api_error(const absl::Status& status);
 std::string api_error(int http_status, std::string_view message);
 // The status' code decides, or its payload of this name, a number.

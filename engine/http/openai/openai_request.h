@@ -36,7 +36,7 @@ struct ApiPrompt {
 struct ApiMessage {
   std::string role;
   std::string content;  // parts of type "text" are joined by a line end
-  std::string name;     // of who speaks, for the chat template; "": none
+  std::string name;     // the speaker's, for the chat template; "": none
 };
 
 struct ApiRequest {

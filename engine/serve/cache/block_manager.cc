@@ -94,7 +94,7 @@ void BlockManager::add_references(std::span<const uint32_t> blocks) {
 void BlockManager::release(std::span<const uint32_t> blocks) {
   for (size_t i = blocks.size(); i-- > 0;) {
     Block& block = blocks_[blocks[i]];
-    // Blocks that nobody can find are worth nothing: they go first.
+    // Blocks that no prompt can find are worth nothing: they go first.
     if (--block.references == 0) push_free(blocks[i], !block.published);
   }
   age();

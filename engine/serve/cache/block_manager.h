@@ -1,11 +1,12 @@
-// Who uses which block of the KV cache: reference counts, the prefix cache and quarantine.
+// Which requests use which block of the KV cache: reference counts, the prefix cache and
+// quarantine.
 //
 // A block is in exactly one of these states:
 //   used         references > 0: sequences, jobs being sent and loads being received hold some
 //   free         no reference; on one of two free lists, each in the order of its last use. Its
 //                content stays findable under its hash until the block is handed out again.
 //
-// What nobody has found yet is handed out before what was found again: prompts that are like no
+// What no prompt has found yet is handed out before what was found again: prompts that are like no
 // other pass through the cache without pushing out what many begin with. Those that were found
 // again keep three quarters of the cache at most; the one that was used longest ago has to be found
 // anew. Quarantine holds references like any other user: bytes may still arrive in those blocks.
@@ -61,12 +62,12 @@ class BlockManager {
     return blocks_[block].published && blocks_[block].hash == hash;
   }
 
-  // For who follows the cache. From watch(true) until watch(false) changes are noted; news() has
+  // For followers of the cache. From watch(true) until watch(false) changes are noted; news() has
   // those since it was last called, or, if `snapshot`, everything that can be found.
   void watch(bool on);
   CacheNews news(bool snapshot);
-  // For who tells every step: from record(true) on all that is published and forgotten is kept, in
-  // order and with its tokens, until take_events() has it.
+  // For publishers, at every step: from record(true) on all that is published and forgotten is
+  // kept, in order and with its tokens, until take_events() has it.
   void record(bool on);
   std::vector<CacheEvent> take_events() { return std::exchange(recorded_, {}); }
   // Blocks published and forgotten, ever.
@@ -106,7 +107,7 @@ class BlockManager {
   void note(const BlockHash& hash, bool stored);
 
   std::vector<Block> blocks_;
-  std::array<FreeList, 2> free_;  // of blocks that nobody has found, and of those that were
+  std::array<FreeList, 2> free_;  // of blocks that no prompt has found, and of those that were
   absl::flat_hash_map<BlockHash, uint32_t> cached_;
   absl::flat_hash_map<uint64_t, std::vector<uint32_t>> quarantine_;
   uint64_t next_entry_ = 1;

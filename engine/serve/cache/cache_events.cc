@@ -34,7 +34,7 @@ absl::Status read_names(const nlohmann::json& line, const char* key, std::vector
         name.is_string() ? parse_block_name(name.get_ref<const std::string&>()) : std::nullopt;
     if (!hash.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat("\"", key,
-                                                     "\" has something that is no block's name, ",
+                                                     "\" has an entry that is not a block's name, ",
                                                      kNameDigits, " hexadecimal digits"));
     }
     out->push_back(*hash);
@@ -51,9 +51,9 @@ absl::Status read_origin(const nlohmann::json& line, CacheNews* news) {
   const auto model = string_field(line, "model", "");
   if (!model.ok()) return model.status();
   if (*size != kBlockTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("its blocks have ", *size,
-                                                   " tokens, and so other names than ours, of ",
-                                                   kBlockTokens, " tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("its blocks have ", *size, " tokens, so their names differ from ours, with ",
+                     kBlockTokens, " tokens"));
   }
   const std::optional<BlockHash> parsed = parse_block_name(*root);
   if (!parsed.has_value()) {

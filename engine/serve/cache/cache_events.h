@@ -26,8 +26,8 @@ struct CacheNews {
   bool snapshot = false;  // `stored` is all there is
   BlockHash root;         // of a snapshot that was parsed: of its chains
   std::string model;      // likewise
-  // Of a snapshot: how many tokens a block has, and whether `root` is of a model that the worker
-  // said it has. Engines of others do not say which (engine/kv_events/token_index.h).
+  // For a snapshot: how many tokens a block has, and whether `root` is of a model that the worker
+  // reported. Other engines do not report which (engine/kv_events/token_index.h).
   int block_tokens = kBlockTokens;
   bool names_a_model = true;
   uint64_t changes = 0;
@@ -38,7 +38,7 @@ struct CacheNews {
 struct CacheEvent {
   bool stored = false;  // else removed
   BlockHash hash;
-  // Of a block that was stored: the one before it, nothing for a prompt's first, and its tokens.
+  // For a stored block: the one before it (none for a prompt's first) and its tokens.
   std::optional<BlockHash> parent;
   std::vector<int32_t> tokens;
 };

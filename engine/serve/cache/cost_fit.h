@@ -60,8 +60,8 @@ class CostFit {
     Terms xy{};
   };
 
-  // Of all choices of parts that are not 0, the best one whose parts are not negative; of those
-  // that are as good the one with the first parts. They are so few that all are tried.
+  // The best choice of nonzero parts without negative parts; of equally good ones, that with the
+  // first parts. There are so few that all are tried.
   static Terms fit(const Sums& sums) {
     Terms best{};
     double least = 0;  // the error without any part, less a constant

@@ -22,8 +22,8 @@ LoadPlace slowest(const TierFound& found) {
   return found.disk > 0 ? LoadPlace::kDisk : LoadPlace::kHost;
 }
 
-// Where others have what they are asked for, at best; nothing where nobody is asked. Of a model in
-// several parts all ranks are, for what each of them has.
+// Where others have what they are asked for, at best; nothing where no store is asked. Of a model
+// in several parts all ranks are, for what each of them has.
 std::optional<LoadPlace> place_of_others(const KvTierOptions& options, bool ranks) {
   if (ranks && options.host_bytes > 0) return LoadPlace::kHost;
   if (ranks && !options.disk.empty()) return LoadPlace::kDisk;
@@ -31,7 +31,7 @@ std::optional<LoadPlace> place_of_others(const KvTierOptions& options, bool rank
   return std::nullopt;
 }
 
-// Of several ranks it is that of all of them: each has names of its own for its part.
+// For several ranks it covers all of them: each has its own names for its part.
 TierIdentity identity_of(const KvGeometry& geometry, const Model& model, const std::string& salt) {
   return {.weights = model.fingerprint(),
           .tokenizer = "",  // a block's name has the numbers of its tokens
@@ -208,7 +208,7 @@ void KvTiers::note_streamed(kvtransfer::KvRequestId id, Time computing) {
 }
 
 // How long the prompt had to wait. Where others were computed meanwhile, what the load took: an
-// engine that is busy hears of it late, and nobody loses by that.
+// engine that is busy hears of it late, which does no harm.
 Time KvTiers::time_of(const Load& load) const {
   const Time took = store_->load_time(load.id);
   if (took <= Time{} || load.steps != steps_) return took;

@@ -34,8 +34,8 @@ struct KvTierOptions {
   Time timeout = patient(std::chrono::seconds(5));  // for a load; then the prompt is computed
 
   bool wanted() const { return host_bytes > 0 || !disk.empty() || peer != nullptr; }
-  // Of a rank, which has its share of the bytes and, below `disk`, a directory of its own; nothing
-  // where none are wanted. The factory makes this rank's way to the other process.
+  // A rank's tiers: its share of the bytes and, below `disk`, a directory of its own; nothing
+  // if none are wanted. The factory makes this rank's connection to the other process.
   shard::RankTiers of_rank(const ModelShard& shard) const;
 };
 
@@ -122,7 +122,8 @@ class KvTiers : public kvtransfer::KvSource {
     bool waited = false;  // for the answer
   };
   kvtransfer::tiers::TierKey key(const BlockHash& hash) const;
-  // Of the keys of a prompt behind the first `cached` blocks. Asks others if that may pay.
+  // Looks up the keys of a prompt after the first `cached` blocks. Asks other stores if that may
+  // pay.
   kvtransfer::tiers::TierFound find(std::span<const kvtransfer::tiers::TierKey> keys,
                                     size_t cached);
   Time time_of(const Load& load) const;

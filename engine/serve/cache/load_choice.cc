@@ -16,8 +16,8 @@ double positive(Time took) { return std::max(seconds_of(took), 1e-9); }
 }  // namespace
 
 void LoadChoice::computed(size_t first, size_t tokens, Time took) {
-  // Of a step of few tokens one is enough for each of a prompt: they tell what a step costs that
-  // computes next to nothing, and there are many more of them.
+  // Steps of few tokens show what a step costs that computes next to nothing; one of them is enough
+  // for each step of a prompt, since there are many more of them.
   const bool few = tokens < kFewestTokens;
   if (few && !prompt_was_last_) return;
   prompt_was_last_ = !few;

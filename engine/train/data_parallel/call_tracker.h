@@ -26,7 +26,7 @@ inline constexpr std::string_view kWaitTrack = "wait";
 // For one thread. After the first error every wait returns it.
 //
 // With a timeline a second thread waits too, so that each span ends when its call does and not when
-// somebody asks.
+// a caller asks.
 class CallTracker {
  public:
   // Names a launched call; 0: none.

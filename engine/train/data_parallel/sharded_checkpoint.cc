@@ -154,7 +154,7 @@ absl::StatusOr<std::vector<FlatRange>> decode_pieces(const std::string& text, si
     FlatRange piece;
     if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &piece.begin) ||
         !absl::SimpleAtoi(ends[1], &piece.end) || piece.begin < last || piece.end <= piece.begin) {
-      return absl::InvalidArgumentError(absl::StrCat("its pieces make no sense: \"", text, "\""));
+      return absl::InvalidArgumentError(absl::StrCat("its pieces are invalid: \"", text, "\""));
     }
     last = piece.end;
     sum += piece.size();
@@ -176,7 +176,7 @@ absl::StatusOr<ShardState> parse_shard(std::string_view bytes) {
   ShardState state;
   if (first == header->tensors.end() || pieces == header->metadata.end() ||
       steps == header->metadata.end() || !absl::SimpleAtoi(steps->second, &state.steps)) {
-    return absl::InvalidArgumentError("it is no shard of a training checkpoint");
+    return absl::InvalidArgumentError("it is not a shard of a training checkpoint");
   }
   const size_t owned = first->second.elements();
   absl::StatusOr<std::vector<FlatRange>> ranges = decode_pieces(pieces->second, owned);
@@ -282,7 +282,7 @@ absl::StatusOr<ShardSeal> write_shard(const std::string& directory, const ShardS
       path, tensors,
       {{"pieces", encode_pieces(state.pieces)}, {"steps", absl::StrCat(state.steps)}});
   if (!status.ok()) return status;
-  // Of what a reader will see.
+  // Check what a reader will see.
   absl::StatusOr<std::string> bytes = read_file(path, kMaxShardBytes);
   if (!bytes.ok()) return bytes.status();
   return ShardSeal{bytes->size(), checksum(*bytes)};

@@ -26,7 +26,7 @@ namespace baton::engine::train {
 struct RunIdentity {
   uint64_t model = 0;  // hash of the config
   uint64_t data = 0;   // hash of the training tokens
-  uint64_t seed = 0;   // of weights and data order
+  uint64_t seed = 0;   // seed of weights and data order
   bool operator==(const RunIdentity&) const = default;
 };
 RunIdentity identity_of(const ModelConfig& model, absl::Span<const int32_t> tokens, uint64_t seed);

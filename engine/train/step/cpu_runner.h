@@ -9,7 +9,8 @@ namespace baton::engine::train {
 
 class CpuRunner final : public TrainRunner {
  public:
-  // `comm` may be null: nobody else reaches the arrays then. It and the pool outlive the runner.
+  // `comm` may be null: no other process reaches the arrays then. It and the pool outlive the
+  // runner.
   CpuRunner(const RunnerNeeds& needs, ComputePool& pool, Communicator* comm);
 
   std::string name() const override { return "the CPU"; }

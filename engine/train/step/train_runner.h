@@ -1,4 +1,4 @@
-// Who computes a training step: the CPU (cpu_runner.h), or a device (../device/device_runner.h).
+// What computes a training step: the CPU (cpu_runner.h), or a device (../device/device_runner.h).
 //
 // The trainer decides what happens in which order; a runner has the arrays and does the arithmetic.
 // Every runner gives the CPU's bits, so that ranks on devices and on CPUs may train one model.

@@ -86,10 +86,9 @@ absl::Status AgentConverter::fill_host(Room& room) const {
   void* const memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("no %u bytes of staging memory: %s; AgentOptions::staging_bytes says how "
-                        "many there are",
-                        bytes, strerror(errno)));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "cannot allocate %u bytes of staging memory: %s; AgentOptions::staging_bytes sets the size",
+        bytes, strerror(errno)));
   }
   absl::StatusOr<MemoryRegion> region = worker_.register_memory(memory, bytes, Access::kLocal);
   if (!region.ok()) {
@@ -106,13 +105,14 @@ absl::Status AgentConverter::fill_device(Room& room) const {
   const internal::DeviceMemory* const devices = internal::device_memory();
   if (devices == nullptr) {
     return absl::UnimplementedError(
-        on_another_side("nobody drives devices here, so that no kernel can requantise"));
+        on_another_side("no kernel can requantise: built without CUDA support (link gpudirect)"));
   }
   auto kernel = devices->conversions(room.place.device);
   if (!kernel.ok()) {
-    return absl::Status(kernel.status().code(),
-                        on_another_side(absl::StrCat("no kernel requantises on ", room.place.name(),
-                                                     ": ", kernel.status().message())));
+    return absl::Status(
+        kernel.status().code(),
+        on_another_side(absl::StrCat("no requantising kernel for ", room.place.name(), ": ",
+                                     kernel.status().message())));
   }
   auto memory = devices->allocate(room.place.device, bytes);
   absl::Status status = memory.status();
@@ -122,11 +122,10 @@ absl::Status AgentConverter::fill_device(Room& room) const {
     status = region.status();
   }
   if (!status.ok()) {
-    return absl::Status(
-        status.code(),
-        absl::StrFormat("no %u bytes of staging memory on %s: %s; AgentOptions::staging_bytes says "
-                        "how many there are",
-                        bytes, room.place.name(), status.message()));
+    return absl::Status(status.code(),
+                        absl::StrFormat("cannot allocate %u bytes of staging memory on %s: %s; "
+                                        "AgentOptions::staging_bytes sets the size",
+                                        bytes, room.place.name(), status.message()));
   }
   room.kernel = *std::move(kernel);
   room.device_memory = *std::move(memory);

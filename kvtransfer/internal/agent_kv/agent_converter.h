@@ -77,7 +77,7 @@ class AgentConverter final : public AgentStaging {
   void sleep(bool ask);  // until poked; with `ask`, not for long
   // Tells the thread to look. Whoever calls may have whatever lock but poke_mutex_.
   void poke();
-  // Of transfers that have ended, those who sleep are told: not under the lock, which they take.
+  // Wakes the waiters of transfers that have ended, after unlocking, since they take the lock.
   void unlock_and_wake(std::unique_lock<std::mutex>& lock);
 
   Worker& worker_;
@@ -91,7 +91,7 @@ class AgentConverter final : public AgentStaging {
   std::vector<std::shared_ptr<AgentRequantiseTransfer>> running_;  // until nothing of them moves
   size_t turn_ = 0;                                                // of these, whose is next
   bool stop_ = false;
-  bool wake_ = false;      // one has ended, or something was submitted, and nobody was woken yet
+  bool wake_ = false;      // one has ended, or something was submitted, and no waiter was woken yet
   size_t at_kernels_ = 0;  // pieces that kernels convert
   std::thread thread_;
 

@@ -127,7 +127,7 @@ struct AgentKvPlan::Inside {
   const AgentKvBlocks& target(const KvPart& part, const AgentKvRequest& request) const {
     return (writes() ? request.remote : request.local)[part.target_group];
   }
-  // Of a part: what was asked for, up to where both sides have blocks if no end was.
+  // The tokens of a part: those requested; without an end, up to where both sides have blocks.
   KvTokens tokens_of(const KvPart& part, const AgentKvRequest& request) const;
   // The numbers of parts that move, with their tokens.
   template <typename Sink>
@@ -241,7 +241,7 @@ absl::StatusOr<Out> AgentKvPlan::Inside::made_of(const AgentKvRequest& request,
     if (!status.ok()) return status;
     return out;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("no memory for a transfer of so many blocks");
+    return absl::ResourceExhaustedError("no memory for a transfer of this many blocks");
   }
 }
 

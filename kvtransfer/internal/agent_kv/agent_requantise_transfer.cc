@@ -125,7 +125,7 @@ bool AgentRequantiseTransfer::convert_one(std::unique_lock<std::mutex>& lock) {
                                [](const Piece& piece) { return piece.waits(); });
   if (at == pieces_.end()) return false;
   const bool by_kernel = room_.kernel != nullptr;
-  // Nobody else changes pieces_, but abort() may come.
+  // No other thread changes pieces_, but abort() may come.
   ++converting_;
   lock.unlock();
   const absl::Status status =
@@ -214,7 +214,7 @@ AgentRequantiseTransfer::Moving AgentRequantiseTransfer::move(AgentPlan plan,
                                                       epoch(), message);
   moving->tell_end([converter = &converter_] { converter->poke(); });
   moving->post(peer_, nullptr).IgnoreError();  // its outcome says it too
-  converter_.wake_ = true;                     // whoever moves bytes inside of wait()
+  converter_.wake_ = true;                     // for threads that move bytes inside wait()
   return moving;
 }
 

@@ -110,7 +110,7 @@ class AgentRequantiseTransfer final : public AgentTransfer,
   absl::Status why_;
   bool stop_ = false;      // begin nothing more
   bool closed_ = false;    // nor post it again
-  size_t converting_ = 0;  // pieces that somebody converts at the moment
+  size_t converting_ = 0;  // pieces that a thread converts at the moment
   bool said_ = false;      // the message, if there is one
   bool looked_ = false;    // whether the device's memory is still there, since it was posted
   PeerId peer_;

@@ -18,10 +18,10 @@ absl::StatusOr<MemoryPlace> place_of(absl::Span<const KvLocalBuffer> buffers) {
   const MemoryPlace place = buffers.empty() ? MemoryPlace{} : buffers[0].region.place;
   for (const KvLocalBuffer& buffer : buffers) {
     if (buffer.region.place == place) continue;
-    return absl::UnimplementedError(on_another_side(absl::StrFormat(
-        "what requantises has its cache in one place, and of this one a buffer is memory of %s and "
-        "another one of %s",
-        place.name(), buffer.region.place.name())));
+    return absl::UnimplementedError(
+        on_another_side(absl::StrFormat("requantising needs the whole cache in one place, but one "
+                                        "buffer is memory of %s and another of %s",
+                                        place.name(), buffer.region.place.name())));
   }
   return place;
 }
@@ -41,10 +41,10 @@ absl::Status check_device_rows(const KvLayout& layout, absl::Span<const KvLocalB
         aligned = aligned && (address + place.offset) % element == 0;
       }
       if (aligned && field.element_stride <= UINT32_MAX) continue;
-      return absl::UnimplementedError(on_another_side(absl::StrFormat(
-          "a kernel requantises numbers that lie at multiples of their size, at most 4 GiB from "
-          "each other, and %s of group %u does not",
-          name_of(field.role), g)));
+      return absl::UnimplementedError(on_another_side(
+          absl::StrFormat("a requantising kernel needs numbers aligned to their size, at most 4 "
+                          "GiB apart; %s of group %u does not qualify",
+                          name_of(field.role), g)));
     }
   }
   return absl::OkStatus();
@@ -60,7 +60,7 @@ absl::Status still_on_device(absl::Span<const KvLocalBuffer> buffers, const Memo
     if (!now.ok()) return now.status();
     if (*now == place) continue;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%u bytes at %p are not memory of %s any more: deregister memory before it is freed",
+        "%u bytes at %p are no longer memory of %s: deregister memory before freeing it",
         region.size, region.base, place.name()));
   }
   return absl::OkStatus();

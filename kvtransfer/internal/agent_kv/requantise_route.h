@@ -59,7 +59,7 @@ class RequantiseRoute {
   // Converts a chunk between this agent's cache, whose buffers are at `local`, and a slot.
   absl::Status convert(const RequantiseChunk& chunk, const KvPages& local_pages,
                        absl::Span<std::byte* const> local, std::byte* slot) const;
-  // For who converts elsewhere: what convert() would, where it lies. Nothing there is touched.
+  // For conversion elsewhere: what convert() would do, in place. Nothing there is touched.
   absl::Status for_each_box(const RequantiseChunk& chunk, const KvPages& local_pages,
                             absl::Span<std::byte* const> local, std::byte* slot,
                             absl::FunctionRef<void(const KvRowBox&)> sink) const;

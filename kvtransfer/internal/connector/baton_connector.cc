@@ -86,7 +86,7 @@ class BatonConnector final : public KvConnector {
         worker_->deregister_memory(*region).IgnoreError();
         status = absl::InvalidArgumentError(
             absl::StrCat("buffer ", i, " of the KV cache is memory of ", region->place.name(),
-                         ", and its layout says otherwise"));
+                         ", but its layout says otherwise"));
         break;
       }
       absl::StatusOr<RemoteRegion> remote = worker_->remote_region(*region);
@@ -106,7 +106,8 @@ class BatonConnector final : public KvConnector {
     for (const KvBuffer& buffer : layout.buffers) {
       if (buffer.device == KvDevice::kHost) continue;
       return absl::UnimplementedError(
-          "a connector allocates host memory alone: allocate the device's, and register that");
+          "a connector allocates host memory only: allocate device memory yourself and register "
+          "it");
     }
     PoolOptions options;
     options.huge_pages = huge_pages_;
@@ -138,7 +139,7 @@ class BatonConnector final : public KvConnector {
   void progress() override { pump(); }
 
   void wait(Time timeout, int fd) override {
-    // From here on nobody else takes a message that would have to end the sleep.
+    // From here on no other thread takes a message that would have to end the sleep.
     if (answers_ != nullptr) answers_->engine_waits(true);
     if (!pump()) {
       sleep(timeout, fd);
@@ -265,7 +266,7 @@ class BatonConnector final : public KvConnector {
   void dispatch(const KvMessage& message) {
     loads_.on_word(message.peer, message.status.ok() && message.kind == KvMessageKind::kAlive);
     if (!message.status.ok()) {
-      // Only a request has somebody who waits for an answer; the rest is not worth one. Who answers
+      // Only a request has a peer that waits for an answer; the rest is not worth one. Who answers
       // in another version will never be understood.
       if (message.load == 0) return;
       if (message.kind == KvMessageKind::kRequest) {
@@ -351,7 +352,7 @@ absl::StatusOr<std::unique_ptr<KvConnector>> make_baton_connector(
   try {
     return make_baton_connector(*std::move(worker), options);
   } catch (const std::system_error& no_thread) {
-    return absl::ResourceExhaustedError(absl::StrCat("no thread to move the KV: ", no_thread.what(),
+    return absl::ResourceExhaustedError(absl::StrCat("no thread to move KV: ", no_thread.what(),
                                                      "; raise `ulimit -u` or `ulimit -v`"));
   }
 }

@@ -1,4 +1,4 @@
-// Looks for probes while nobody else does.
+// Looks for probes while no other thread does.
 #include "kvtransfer/internal/connector/kv_answer_thread.h"
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A thread that answers probes while the engine's thread computes: who is slow is not silent.
+// A thread that answers probes while the engine's thread computes: slow is not silent.
 //
 // An engine moves its transfers and reads its messages between layers, and one layer of a large
 // prompt may take longer than a decode worker waits for a sign of life. This thread looks whenever

@@ -15,7 +15,7 @@ class KvCalls {
  public:
   explicit KvCalls(Worker& worker) : worker_(worker), names_([&worker] { worker.wake(); }) {}
 
-  // The connection to who is at `address`, made where there is none or the last one went down.
+  // The connection to the worker at `address`, made where there is none or the last one went down.
   // Generation 0: a name is being looked up, and take_ended() will say what came of it.
   absl::StatusOr<PeerId> call(const std::string& address);
   // The addresses whose look-ups have ended since, each with its connection or why there is none.

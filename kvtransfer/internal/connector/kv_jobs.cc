@@ -12,7 +12,7 @@ namespace baton::kvtransfer {
 // --- from peers ----------------------------------------------------------------------------------
 
 void KvJobs::on_request(PeerId peer, uint64_t load, std::string_view body, uint16_t version) {
-  if (worker_.peer_state(peer) == PeerState::kDown) return;  // nobody to serve
+  if (worker_.peer_state(peer) == PeerState::kDown) return;  // no peer to serve
   PeerRecord& state = peers_[peer_key(peer)];
   absl::StatusOr<bool> fresh = state.seen.add(load);
   if (fresh.ok() && !*fresh) return;  // cancelled before it came, or sent twice
@@ -32,8 +32,8 @@ absl::Status KvJobs::accept(PeerId peer, uint64_t load, PeerRecord& state) {
     return absl::UnavailableError("this worker has no KV cache yet: ask again in a moment");
   }
   if (by_load_.size() >= kMaxJobs) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("this worker has ", by_load_.size(), " loads open already: ask another one"));
+    return absl::ResourceExhaustedError(absl::StrCat("this worker has ", by_load_.size(),
+                                                     " loads open already: ask another worker"));
   }
   auto plan = plan_for(state, incoming_);
   if (!plan.ok()) return plan.status();
@@ -90,13 +90,13 @@ absl::StatusOr<KvSendJob*> KvJobs::job_for(const KvLoadRequest& request) {
         continue;
       }
       return absl::InvalidArgumentError(
-          absl::StrCat("job \"", request.key, "\" is of other tokens: a key names one request"));
+          absl::StrCat("job \"", request.key, "\" has different tokens: a key names one request"));
     }
     if (!may_still_come(job)) {
       return absl::FailedPreconditionError(
           absl::StrCat("job \"", request.key,
-                       "\" has had all its loads, or its lease is over: ask without the "
-                       "key, or let prefill bind for more loads or for longer"));
+                       "\" has had all its loads, or its lease is over: ask without the key, or "
+                       "have prefill bind it for more loads or for longer"));
     }
     if (--job.loads_to_come == 0) openings_.erase(job.number);
     return &job;
@@ -158,7 +158,7 @@ void KvJobs::on_peer_down(PeerId peer, const absl::Status& why) {
   for (const Key& key : orphans) {
     KvPush* push = find(peer, key.second);
     if (push == nullptr) continue;  // its job went with another of them
-    push->told = true;              // nobody is there to be told
+    push->told = true;              // no peer is there to be told
     if (push->wanted) {
       ++jobs_failed_;
       push->why = absl::UnavailableError(
@@ -283,8 +283,8 @@ absl::Status KvJobs::save_layer(uint64_t number, uint32_t layer, uint32_t first_
   if (job == nullptr) return absl::NotFoundError(absl::StrCat("there is no job ", number));
   if (!is_wanted(number)) {
     const KvPush* push = job->pushes.empty() ? nullptr : job->pushes.front().get();
-    return absl::CancelledError(absl::StrCat("job ", number, " is not wanted any more: ",
-                                             push == nullptr   ? "nobody came during its lease"
+    return absl::CancelledError(absl::StrCat("job ", number, " is no longer wanted: ",
+                                             push == nullptr   ? "no load came during its lease"
                                              : push->cancelled ? "decode cancelled it"
                                                                : push->why.message()));
   }

@@ -8,7 +8,7 @@
 //
 // Where decode pulls, nothing is written: the blocks are offered and said to be ready
 // (kv_offers.cc). They are held until decode has said that it reads no more, or its lease is over,
-// whichever way the push ended: who died may be reading until then.
+// whichever way the push ended: a dead reader's adapter may be reading until then.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +63,7 @@ struct KvPush {
   bool told = false;       // decode knows how it ended
   bool cancelled = false;  // by decode
   absl::Status why;        // it is not wanted, unless cancelled
-  // Of one that decode pulls.
+  // For a job that decode pulls.
   Time lease{};  // granted
   Time hold_until = kNever;
   bool released = false;  // decode reads no more, or its lease is over
@@ -96,7 +96,7 @@ class KvJobs {
   struct Options {
     bool serialized = false;  // blocks are sent only when the job is finished
     bool allow_pull = false;
-    Time max_lease = kNever;  // that is granted to who pulls
+    Time max_lease = kNever;  // granted to a load that pulls
   };
   // `timeline` may be null.
   KvJobs(Worker& worker, KvMailbox& mailbox, Timeline* timeline, const Options& options)

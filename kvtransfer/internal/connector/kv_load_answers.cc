@@ -23,7 +23,7 @@ void KvLoads::on_done(PeerId peer, uint64_t number, std::string_view body) {
     if (load->complete()) return;
     for (Source& each : load->sources) each.done = false;
     fail(*load, source->name,
-         absl::DataLossError("prefill says that all is sent, but it has not arrived"));
+         absl::DataLossError("prefill reports that all KV is sent, but some has not arrived"));
   }
 }
 
@@ -93,7 +93,7 @@ void KvLoads::on_peer_down(PeerId peer, const absl::Status& why) {
   for (const auto& [number, load] : record.mapped().loads) {
     for (Source& source : load->sources) {
       if (source.peer != peer || source.number != number || source.over()) continue;
-      if (source.pull != nullptr) source.pull->told = true;  // nobody is there to be told
+      if (source.pull != nullptr) source.pull->told = true;  // no peer is there to be told
       source.told = true;  // a closed connection is fenced: nothing more comes through it
       fail(*load, source.name, lost(why));
     }

@@ -1,4 +1,4 @@
-// The decode side: starts loads, follows how far they are, probes who is silent, ends them.
+// The decode side: starts loads, follows their progress, probes silent workers, ends them.
 #include "kvtransfer/internal/connector/kv_loads.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ std::string name_of(const std::string& address) {
   return decoded.ok() && !decoded->name.empty() ? decoded->name : address;
 }
 
-// Of a name: picks among workers that hold the same heads, always the same for one decode worker,
-// so that plans are reused.
+// Picks among workers that hold the same heads by a name: always the same one for one decode
+// worker, so that plans are reused.
 uint64_t turn_of(const std::string& name) {
   uint64_t turn = 0;
   for (char c : name) turn = turn * 31 + static_cast<unsigned char>(c);
@@ -32,7 +32,7 @@ absl::Status KvLoads::start(KvLoad load) {
         "the connector has no cache yet: register_cache() comes before the first load");
   }
   if (loads_.contains(load.id)) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is under way already"));
+    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
   }
   if (load.shards.empty()) load.shards = {std::move(load.prefill)};
   auto record = std::make_unique<Load>();
@@ -138,7 +138,7 @@ bool KvLoads::ask_whose_names_are_known() {
       for (Source& source : load.sources) {
         if (source.address != address || source.peer.generation != 0 || source.told) continue;
         absl::Status status = peer.status();
-        // It may have gone before anybody knew whose it was.
+        // It may have gone before this side knew whose it was.
         if (status.ok() && worker_.peer_state(*peer) == PeerState::kDown) {
           status = lost(worker_.peer_status(*peer));
         }
@@ -286,7 +286,7 @@ uint64_t KvLoads::bytes_here(const Load& load, uint32_t layer) const {
   return load.counters.empty() ? load.arrived[layer] : worker_.counter_value(load.counters[layer]);
 }
 
-// `source`: whose fault it is; "": nobody's in particular.
+// `source`: whose fault it is; "": no source's in particular.
 void KvLoads::fail(Load& load, const std::string& source, const absl::Status& why) {
   refresh(load);
   if (load.complete() || !load.failure.ok()) return;
@@ -361,7 +361,7 @@ absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
   Load* load = find(id);
   if (load == nullptr) return absl::NotFoundError(absl::StrCat("there is no load ", id));
   if (timeout <= Time::zero()) {
-    return absl::InvalidArgumentError("a load cannot be renewed for no time");
+    return absl::InvalidArgumentError("a load must be renewed for more than 0 s");
   }
   if (!load->failure.ok()) return load->failure;
   load->timeout = std::min(timeout, KvLoadRequest::kMaxTimeout);
@@ -384,7 +384,7 @@ absl::StatusOr<std::string> KvLoads::payload(KvRequestId id) {
     if (!load->sources.front().told) {
       return absl::UnavailableError("prefill has not finished yet: ask again");
     }
-    return absl::FailedPreconditionError("prefill ended without giving it: compute it here");
+    return absl::FailedPreconditionError("prefill ended without delivering it: compute it here");
   }
   return load->payload;
 }
@@ -442,7 +442,7 @@ bool KvLoads::look(Load& load, Time now) {
   return any;
 }
 
-// When somebody has to look at it again.
+// When a call has to look at it again.
 void KvLoads::schedule(const Load& load) {
   Time due = load.failure.ok() && !load.complete() ? load.deadline : kNever;
   for (const Source& source : load.sources) {

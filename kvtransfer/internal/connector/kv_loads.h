@@ -14,7 +14,7 @@
 // A load that pulls reads instead (kv_pulls.h): it is quiet when its own reads have ended.
 //
 // Many loads may be open. A round looks at those that something happened to or whose time has come;
-// how many layers of a load are here is counted when somebody asks.
+// how many layers of a load are here is counted when a caller asks.
 #pragma once
 
 #include <algorithm>
@@ -128,7 +128,7 @@ class KvLoads {
     Time deadline = kNever;
     bool renewed = false;
     Time silence{};      // that its sources may keep; 0: any
-    uint64_t count = 0;  // of all layers that are not here, when somebody last looked
+    uint64_t count = 0;  // of all layers that are not here, when a call last looked
     absl::Status failure;
     bool quiet() const {
       return std::all_of(sources.begin(), sources.end(), [](const Source& s) { return s.quiet(); });
@@ -139,10 +139,10 @@ class KvLoads {
     uint64_t last_number = 0;
     absl::flat_hash_map<uint64_t, Load*> loads;  // that are open, by their numbers
     Time probe_at = kNever;                      // kNever: no load of it is under way
-    // Of loads that have a limit:
+    // For loads that have a limit:
     Time silence = kNever;  // the shortest; kNever: there was none yet
     Time looked{};
-    Time silent{};         // how long nothing has come, of the time in which somebody looked
+    Time silent{};         // how long nothing has come, of the time in which a call looked
     bool answers = false;  // probes: it is no older release
     bool is_silent() const { return silent >= silence; }
   };

@@ -1,9 +1,9 @@
 // Messages about loads, over a worker's notifications: cut into parts, kept while the worker has no
 // free slot, put together again per peer.
 //
-// Probes are answered here, and nobody else hears of them: they ask whether this process runs, not
-// what it is doing. Takes every notification of its worker. One thread at a time calls everything
-// but collect(), which any thread may call meanwhile.
+// Probes are answered here, and no caller else hears of them: they ask whether this process runs,
+// not what it is doing. Takes every notification of its worker. One thread at a time calls
+// everything but collect(), which any thread may call meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -26,11 +26,12 @@ absl::Status check_lease(Time lease) {
 // That the regions hold the layout's buffers, are all of one owner and allow what is to be done.
 absl::Status check_buffers(const KvLayout& layout, const std::vector<KvRemoteBuffer>& buffers,
                            Access access, absl::string_view forbidden) {
-  if (buffers.size() != layout.buffers.size()) return invalid("not one region per buffer");
+  if (buffers.size() != layout.buffers.size())
+    return invalid("the number of regions differs from the number of buffers");
   const WorkerUid& owner = buffers.front().region.owner;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const KvRemoteBuffer& buffer = buffers[i];
-    if (buffer.region.owner != owner) return invalid("a region of somebody else");
+    if (buffer.region.owner != owner) return invalid("a region of another worker");
     if (!allows(buffer.region.access, access)) return invalid(forbidden);
     if (buffer.offset > buffer.region.size ||
         layout.buffers[i].bytes > buffer.region.size - buffer.offset) {
@@ -124,7 +125,7 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
   if (request.loads_of_key == 0 || request.loads_of_key > KvLoadRequest::kMaxRanks) {
     return invalid(absl::StrCat(request.loads_of_key, " loads of one key"));
   }
-  if (request.first_token >= request.tokens.size()) return invalid("no token is asked for");
+  if (request.first_token >= request.tokens.size()) return invalid("no tokens are requested");
   size_t wanted = 0;
   for (const KvGroup& group : layout.groups) {
     if (request.first_token % group.block_tokens != 0) {
@@ -149,20 +150,21 @@ absl::Status check_kv_request(const KvLoadRequest& request) {
   }
   if (request.pull) {
     if (!request.buffers.empty() || !request.counters.empty()) {
-      return invalid("who reads the blocks needs nobody to write them");
+      return invalid("a load that pulls cannot also name a region to be written");
     }
     return check_lease(request.lease);
   }
   if (absl::Status status = check_buffers(layout, request.buffers, Access::kRemoteWrite,
-                                          "the cache's region may not be written by peers");
+                                          "peers may not write to the cache's region");
       !status.ok()) {
     return status;
   }
   const WorkerUid& owner = request.buffers.front().region.owner;
-  if (request.counters.size() != layout.layers()) return invalid("not one counter per layer");
+  if (request.counters.size() != layout.layers())
+    return invalid("the number of counters differs from the number of layers");
   for (const RemoteCounter& counter : request.counters) {
     if (counter.generation == 0) return invalid("a counter that does not exist");
-    if (counter.owner != owner) return invalid("a counter of somebody else");
+    if (counter.owner != owner) return invalid("a counter of another worker");
   }
   return absl::OkStatus();
 }
@@ -215,7 +217,7 @@ absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request, ui
   }
   const auto counters = in.number<uint32_t>();
   if (counters != (request.pull ? 0 : request.layout.layers())) {
-    return invalid("not one counter per layer");
+    return invalid("the number of counters differs from the number of layers");
   }
   request.counters.resize(counters);  // at most KvLayout::kMaxLayers
   for (RemoteCounter& counter : request.counters) {
@@ -243,7 +245,7 @@ absl::Status decode_kv_failure(std::string_view body, std::string* arrived) {
   const auto code = in.number<int32_t>();
   const std::string_view text = in.text(kMaxKvReply);
   if (in.failed() || code <= 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
-    return invalid("a failure that does not say what failed");
+    return invalid("a failure without a reason");
   }
   if (arrived != nullptr) *arrived = body.substr(sizeof code + sizeof(uint16_t) + text.size());
   return absl::Status(static_cast<absl::StatusCode>(code), {text.data(), text.size()});
@@ -259,7 +261,7 @@ absl::StatusOr<Time> decode_kv_renewal(std::string_view body) {
   base::WireReader in(body);
   const Time timeout(in.number<int64_t>());
   if (!in.finished() || timeout <= Time::zero() || timeout > KvLoadRequest::kMaxTimeout) {
-    return invalid("a renewal for no time that a load may take");
+    return invalid("a renewal whose time is out of range");
   }
   return timeout;
 }
@@ -268,7 +270,7 @@ absl::Status check_kv_offer(const KvOffer& offer) {
   if (absl::Status status = offer.layout.check(); !status.ok()) return status;
   if (absl::Status status = check_lease(offer.lease); !status.ok()) return status;
   return check_buffers(offer.layout, offer.buffers, Access::kRemoteRead,
-                       "the cache's region may not be read by peers");
+                       "peers may not read the cache's region");
 }
 
 absl::Status encode_kv_offer(const KvOffer& offer, std::string& body) {
@@ -303,7 +305,8 @@ absl::Status decode_kv_ready(std::string_view body, KvReady& ready) {
   ready.layer = in.number<uint32_t>();
   ready.first_block = in.number<uint32_t>();
   take_array(in, ready.blocks);
-  if (!in.finished() || ready.blocks.empty()) return invalid("blocks that are ready, but which?");
+  if (!in.finished() || ready.blocks.empty())
+    return invalid("a report of ready blocks that names none");
   return absl::OkStatus();
 }
 
@@ -319,7 +322,7 @@ absl::StatusOr<KvLease> decode_kv_lease(std::string_view body) {
   KvLease lease;
   lease.number = in.number<uint64_t>();
   lease.lease = Time(in.number<int64_t>());
-  if (!in.finished()) return invalid("a lease that does not say for how long");
+  if (!in.finished()) return invalid("a lease without a duration");
   if (absl::Status status = check_lease(lease.lease); !status.ok()) return status;
   return lease;
 }

@@ -61,13 +61,13 @@ inline constexpr uint16_t kKvVersion = 3;
 inline constexpr uint16_t kKvPullVersion = 4;
 inline constexpr size_t kKvHeaderBytes = 24;
 inline constexpr size_t kKvPartBytes = kMaxNotification - kKvHeaderBytes;
-// Of a request: about three million tokens in blocks of 16.
+// Limit of a request: about three million tokens in blocks of 16.
 inline constexpr size_t kMaxKvMessage = 16 << 20;
-// Of a failure: a bit for each of four million blocks.
+// Limit of a failure: a bit for each of four million blocks.
 inline constexpr size_t kMaxKvFailure = 1 << 20;
-// Of an offer: a layout and its regions.
+// Limit of an offer: a layout and its regions.
 inline constexpr size_t kMaxKvOffer = KvLayout::kMaxEncoded + (128 << 10);
-// Of all other kinds.
+// Limit of all other kinds.
 inline constexpr size_t kMaxKvReply = 4096;
 
 enum class KvMessageKind : uint8_t {
@@ -145,7 +145,7 @@ class KvAssembler {
 // The body of a request.
 struct KvLoadRequest {
   uint64_t request = 0;         // the decode engine's own id of it, for timelines
-  std::string decode;           // who asks, for people
+  std::string decode;           // the decode worker's name, for people
   std::string key;              // "": none
   uint32_t loads_of_key = 1;    // that come to this prefill worker
   KvShare share;                // of the heads, that this prefill worker sends
@@ -157,7 +157,7 @@ struct KvLoadRequest {
   KvLayout layout;  // of that cache
   std::vector<KvRemoteBuffer> buffers;  // of the layout; all of one owner
   std::vector<RemoteCounter> counters;  // one per layer: counts bytes that have arrived
-  // Decode reads the blocks: nobody writes, so there are neither buffers nor counters.
+  // Decode reads the blocks: no peer writes, so there are neither buffers nor counters.
   bool pull = false;
   Time lease{};  // then: that it asks for
 
@@ -171,7 +171,7 @@ struct KvLoadRequest {
   KvPages pages(size_t group) const;
 };
 
-// Of tokens [first_token, length), those that a group keeps, and the blocks that hold them.
+// The tokens of [first_token, length) that a group keeps, and the blocks that hold them.
 KvTokens kept_tokens(const KvGroup& group, uint64_t first_token, uint64_t length);
 struct KvBlockRange {
   uint64_t first = 0;
@@ -183,7 +183,7 @@ KvBlockRange blocks_of(const KvGroup& group, KvTokens tokens);
 // that encodes also decodes, and what decodes has passed check_kv_request().
 absl::Status check_kv_request(const KvLoadRequest& request);
 absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body);
-// Of a request of that version. Reuses memory.
+// Decodes a request of that version. Reuses memory.
 absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request,
                                uint16_t version = kKvVersion);
 

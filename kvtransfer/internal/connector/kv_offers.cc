@@ -70,10 +70,10 @@ bool KvJobs::end_leases() {
     if (it == by_load_.end() || !it->second->leased()) continue;
     KvPush* push = it->second;
     push->released = true;
-    const absl::Status why = absl::DeadlineExceededError(absl::StrCat(
-        "decode did not renew its lease of ", seconds_of(push->lease),
-        " s, so prefill may use the blocks again; ask again, with a longer lease where decode's "
-        "engine does not call its connector for so long"));
+    const absl::Status why = absl::DeadlineExceededError(
+        absl::StrCat("decode did not renew its lease of ", seconds_of(push->lease),
+                     " s, so prefill may reuse the blocks; ask again, with a longer lease if "
+                     "decode's engine calls its connector less often"));
     if (!push->told) {
       fail(*push, why);
     } else if (push->wanted) {  // all was ready: decode has no other way to hear of it

@@ -47,7 +47,8 @@ absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part) 
   const auto load = in.number<uint64_t>();
   part.total = in.number<uint32_t>();
   part.offset = in.number<uint32_t>();
-  if (in.failed() || magic != kKvMagic) return bad_part("not one: wrong magic or truncated header");
+  if (in.failed() || magic != kKvMagic)
+    return bad_part("not a KV message: wrong magic or truncated header");
   part.load = load;
   if (version != kKvVersion && version != kKvPullVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -64,7 +65,7 @@ absl::Status decode_kv_part(std::string_view notification, KvMessagePart& part) 
   if (part.offset % kKvPartBytes != 0 || part.offset > part.total ||
       part.bytes.size() != std::min<size_t>(kKvPartBytes, part.total - part.offset) ||
       (part.bytes.empty() && part.total != 0)) {
-    return bad_part("a part that is not one of its message");
+    return bad_part("a part that does not belong to its message");
   }
   return absl::OkStatus();
 }
@@ -100,17 +101,18 @@ absl::StatusOr<bool> KvAssembler::add(const KvMessagePart& part, std::string& bo
       body.assign(part.bytes);
       return true;
     }
-    if (open_.size() == kMaxOpen) return bad_part("too many messages are under way");
+    if (open_.size() == kMaxOpen) return bad_part("too many messages are incomplete");
     it = open_.try_emplace(key).first;
     it->second.total = part.total;
     it->second.parts.resize((part.total + kKvPartBytes - 1) / kKvPartBytes);
   }
   Partial& partial = it->second;
   if (part.total != partial.total) return refuse(key, "its parts disagree on its length");
-  if (held_ + part.bytes.size() > kMaxHeld) return refuse(key, "too many bytes are under way");
+  if (held_ + part.bytes.size() > kMaxHeld)
+    return refuse(key, "too many bytes of messages are incomplete");
 
   std::string& bytes = partial.parts[part.offset / kKvPartBytes];
-  if (!bytes.empty()) return refuse(key, "a part came twice");
+  if (!bytes.empty()) return refuse(key, "a part arrived twice");
   bytes.assign(part.bytes);
   partial.received += part.bytes.size();
   held_ += part.bytes.size();

@@ -12,7 +12,7 @@ namespace {
 
 // Two clocks that are steered may run at speeds that differ by a thousandth.
 constexpr int kClockSlack = 512;
-// Of a lease: so often is it renewed.
+// Renewals per lease time.
 constexpr int kRenewals = 3;
 
 }  // namespace
@@ -58,7 +58,7 @@ absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
   if (pull.offered) return read(pull, ready_);
   pull.early_blocks += ready_.blocks.size();
   if (pull.early_blocks > kMaxKvMessage / sizeof(uint32_t)) {
-    return absl::InvalidArgumentError("blocks are said to be ready, but not of what cache");
+    return absl::InvalidArgumentError("blocks are reported ready before the layout of their cache");
   }
   pull.early.push_back(ready_);
   return absl::OkStatus();
@@ -107,9 +107,10 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
   const KvBlockRange wanted = layer_exists ? route.layers[ready.layer].blocks : KvBlockRange();
   if (ready.first_block < wanted.first ||
       ready.first_block + ready.blocks.size() > wanted.first + wanted.count) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "it says that blocks [", ready.first_block, ", ", ready.first_block + ready.blocks.size(),
-        ") of layer ", ready.layer, " are ready, which were not asked for"));
+    return absl::InvalidArgumentError(absl::StrCat("it reports that blocks [", ready.first_block,
+                                                   ", ", ready.first_block + ready.blocks.size(),
+                                                   ") of layer ", ready.layer,
+                                                   " are ready, but they were not requested"));
   }
   absl::Status status;
   route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {

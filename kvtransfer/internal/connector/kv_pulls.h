@@ -91,7 +91,7 @@ class KvPulls {
 
   // Hears of ended reads, begins those that waited for a slot. True if anything happened.
   bool progress();
-  // Of which loads a read has failed since, by peer and number.
+  // Loads with a failed read since the last call, by peer and number.
   std::vector<std::pair<PeerId, uint64_t>> take_failed() { return std::exchange(failed_, {}); }
   size_t open_reads() const { return sends_.open(); }
 

@@ -97,7 +97,7 @@ bool KvJobs::progress() {
   bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
   any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
   const Time now = worker_.clock().now();
-  openings_.take(now);  // whoever sleeps until then asks whether the job is wanted
+  openings_.take(now);  // sleepers then ask whether the job is wanted
   for (const Key& key : deadlines_.take(now)) {
     ++looked_at_;
     const auto it = by_load_.find(key);

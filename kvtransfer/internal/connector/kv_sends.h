@@ -46,7 +46,7 @@ class KvSends {
   explicit KvSends(Worker& worker) : worker_(worker), clock_(worker.clock()) {}
 
   KvSend& take();
-  // Of a send that was never submitted, or that collect() has handed out.
+  // Takes back a send that was never submitted, or that collect() has handed out.
   void put_back(KvSend& send);
 
   // Starts the transfer; `request` gets its callback here. ResourceExhausted: try again later.

@@ -1,4 +1,4 @@
-// The decode side: asks prefill workers whether they are alive, and gives up those who say nothing.
+// The decode side: asks prefill workers whether they are alive, and gives up silent ones.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -14,9 +14,9 @@ constexpr int kLeastLooks = 4;
 constexpr int kMostLooks = 16;
 
 absl::Status silent(Time limit) {
-  return absl::UnavailableError(absl::StrCat(
-      "it has said nothing for ", seconds_of(limit),
-      " s, not even that it is alive; ask another worker, compute it here, or allow more silence"));
+  return absl::UnavailableError(
+      absl::StrCat("no sign of life for ", seconds_of(limit),
+                   " s; ask another worker, compute it here, or allow more silence"));
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ absl::Status KvLoads::check_silence(PeerId id, const std::string& name, Time sil
   PeerRecord& peer = peers_[peer_key(id)];
   const bool new_limit = peer.silence == kNever;
   peer.silence = std::min(peer.silence, silence);
-  if (new_limit || peer.probe_at == kNever) {  // nobody has looked since its last load
+  if (new_limit || peer.probe_at == kNever) {  // no call has looked since its last load
     peer.silent = Time{};
     peer.looked = worker_.clock().now();
   }

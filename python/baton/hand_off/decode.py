@@ -83,7 +83,7 @@ class _Source:
     def __init__(self, name: str, address: str, begins: List[int], now: float) -> None:
         self.name, self.address = name, address
         self.heard, self.looked, self.asked, self.answered = now, -1e9, -1e9, True
-        self.peer: Optional[_Peer] = None  # who was asked
+        self.peer: Optional[_Peer] = None  # the worker that was asked
         self.next = list(begins)      # of each layer, the first token that was not read from it
         self.waiting: List[Any] = []  # parts that came before its layout
         self.blocks = 0               # in these
@@ -102,7 +102,7 @@ class _Read(NamedTuple):
 def _drive(transfer: Any) -> None:
     """Moves its bytes in this thread for a moment: most reads are over sooner than another thread wakes."""
     until = time.monotonic() + _DRIVEN
-    with contextlib.suppress(BatonError):  # whoever looks next hears of it
+    with contextlib.suppress(BatonError):  # the next caller hears of it
         while not transfer.done() and time.monotonic() < until:
             pass
 
@@ -118,7 +118,7 @@ class _Load:
             number = rank + shard.stage * order.ranks
             self.sources[f"{order.agent}/{number}"] = _Source(f"{order.agent}/{number}", f"{host}:{int(port) + number}",
                                                               [begin for begin, _ in self.tokens], now)
-        # Of parts and blocks that wait. Prefill may have more of the prompt than is wanted here.
+        # The most parts and blocks that wait. Prefill may have more of the prompt than is wanted here.
         self.most = max(_MOST_WAITING, 2 * sum(end + 1 for _, end in self.tokens))
         self.reads: List[_Read] = []
         self.reading_since = now      # while there are reads
@@ -174,7 +174,7 @@ class Loads(End):
             self._report(order, "the hand-off was closed")
 
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
-        """A message of a prefill's."""
+        """Handles a message from prefill."""
         peer = self._peers.get(sender)
         if peer is None:
             return
@@ -188,18 +188,18 @@ class Loads(End):
         source = load.sources[sender]
         source.heard, source.answered = self.clock(), True
         if message["kind"] == "gone":
-            load.why = "prefill does not have it any more"
+            load.why = "prefill no longer has it"
         elif message["kind"] == "ready" and load.runs:
             source.waiting += message["parts"]
             source.blocks += sum(len(blocks) for _, _, blocks in message["parts"])
             if len(source.waiting) + source.blocks > load.most:
-                load.why = f"prefill {sender} says more and more blocks, and not what they are"
+                load.why = f"prefill {sender} keeps reporting blocks without describing its cache"
 
     def step(self) -> bool:
-        """Moves everything on. Whether anything is under way."""
+        """Advances everything. Returns whether anything is in progress."""
         now = self.clock()
         self._steps += 1
-        # Prefill is not silent while nobody listens: this engine had its processors, or was suspended.
+        # Prefill is not silent while no thread listens: this engine had its processors, or was suspended.
         deaf, self._stepped = max(0.0, now - self._stepped - self.limits.ask), now
         for load in self._loads.values() if deaf else ():
             for source in load.sources.values():
@@ -244,7 +244,7 @@ class Loads(End):
             self.agent.fetch_metadata(source.name, source.address)
 
     def _passages(self, sender: str, message: Dict[str, Any]) -> List[_Passage]:
-        """What does not fit is an error that says why."""
+        """Raises an error that says why, if the two do not fit."""
         if message["identity"] != self.identity:
             raise ValueError(f"prefill has another model or cache: {message['identity']}, here {self.identity}")
         packings = packings_in(message)
@@ -283,8 +283,8 @@ class Loads(End):
                 load.why = peer.refused
                 ranks = peer.said.get("ranks", 1)
                 if ranks != load.order.ranks:
-                    load.why = (f"prefill has {ranks} ranks, and was thought to have {load.order.ranks}: say it in "
-                                "kv_transfer_params, as tp_size")
+                    load.why = (f"prefill has {ranks} ranks, but was expected to have {load.order.ranks}: "
+                                "pass tp_size in kv_transfer_params")
                 if peer.passages:
                     parts, source.waiting, source.blocks = source.waiting, [], 0
                     for layer, first, blocks in parts:
@@ -352,7 +352,7 @@ class Loads(End):
         if begin >= end:
             return
         if begin < first * size:
-            # Of a window it keeps whole blocks, and so do we: vLLM gives ours to others that begin alike.
+            # Both sides keep a window in whole blocks: vLLM gives ours to other prompts that begin alike.
             raise ValueError(f"prefill does not keep token {begin} of layer {layer}'s window: give it blocks that are not "
                              "smaller than these here")
         if not load.reads:
@@ -410,7 +410,7 @@ class Loads(End):
             self._changed.notify_all()
 
     def _say_done(self, name: str, transfer: str) -> bool:
-        """Whether it was said, or nobody is there to hear it."""
+        """Whether it was sent, or no peer is there to receive it."""
         peer = self._peers.get(name)
         if peer is None or not self._is_there(name, peer):
             return True

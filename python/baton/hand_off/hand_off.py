@@ -23,7 +23,7 @@ _NAP = 0.02  # how often deadlines are looked at while something is under way, i
 class HandOff:
     """`agent` is this worker's alone, with serve_metadata, and its name ends in "/" and the worker's number; `memory` is
     registered here. Caches go together whose `identity` is equal: the checkpoint and whatever else changes K and V.
-    `lease`: seconds for which blocks are kept that nobody asks for. `about`: what engines of other makes are told besides.
+    `lease`: seconds for which blocks are kept that no engine asks for. `about`: what engines of other makes are told besides.
     Calls may come from any thread; a forked child makes one of its own. `start_thread` False: nothing moves but by turn(),
     for tests."""
 
@@ -45,7 +45,7 @@ class HandOff:
             atexit.register(self.close)  # before the agent goes, which the thread would be told of
 
     def wake(self) -> None:
-        """There is something new to do: loads were started."""
+        """Wakes the service thread: loads were started."""
         with self._closing:
             if not self._closed:
                 self._poke()
@@ -80,7 +80,7 @@ class HandOff:
                 end: Union[Sends, Loads] = self.sends if said["kind"] in ("want", "done") else self.loads
                 end.heard(sender, said)
             except Exception as why:  # whatever a peer says, the thread lives
-                log.warning("a message of %s is not understood: %r", sender, why)
+                log.warning("cannot parse a message from %s: %r", sender, why)
         return self.loads.step()
 
     def _serve(self) -> None:
@@ -94,7 +94,7 @@ class HandOff:
                 if self.agent._open.value is None:  # its owner has closed it
                     self.loads.close()
                     return
-                log.exception("the thread of Baton's hand-offs goes on after this")
+                log.exception("error in the thread of Baton's hand-offs, which continues")
                 busy = True
             for fd, _ in poll.poll(1000 * _NAP if busy else None):
                 try:

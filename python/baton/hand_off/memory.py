@@ -48,7 +48,7 @@ class Layer(NamedTuple):
         return KvLayout(model).add_packed([self.span()], self.packing, blocks=self.blocks, block_stride=self.stride)
 
     def block(self, number: int) -> Any:
-        """Its bytes, as they are now."""
+        """A copy of its current bytes."""
         if not 0 <= number < self.blocks:
             raise IndexError(f"block {number} of {self.blocks}")
         return (ctypes.c_char * self.bytes).from_address(self.address + number * self.stride)

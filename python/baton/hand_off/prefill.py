@@ -29,11 +29,11 @@ class _Send:
     def __init__(self, layers: int, expires: float) -> None:
         self.ready: List[List[Tuple[int, int]]] = [[] for _ in range(layers)]
         self.first = [0] * layers
-        self.readers: List[str] = []        # who asked for it, and has not all of it yet
-        self.done: Set[str] = set()         # who has all it wanted
+        self.readers: List[str] = []        # readers that have not all of it yet
+        self.done: Set[str] = set()         # readers that have all they wanted
         self.needed = 0                     # how many these have to be, as they say
         self.request: Optional[str] = None  # once the engine has handed its blocks over
-        self.refused = False                # two requests have its name: whose blocks they are, nobody can tell
+        self.refused = False                # two requests have its name: whose blocks they are, no side can tell
         self.expires = expires
 
     def unlist(self, reader: str) -> None:
@@ -52,13 +52,13 @@ class Sends(End):
         self._sends: Dict[str, _Send] = {}
         self._awaited: Set[str] = set()  # of these, those that were asked for only
         self._freed: Set[str] = set()    # requests that finished() is to name
-        # Of who has our layout, and each layer: checksums of what it reads; None: those of whole blocks.
+        # For readers with our layout, per layer: checksums of what they read; None: those of whole blocks.
         self._readers: Dict[str, List[Optional[KvChecksums]]] = {}
 
     # --- the engine
 
     def save(self, transfer: str, layer: int, run: Run) -> None:
-        """These blocks are complete in a layer. Their checksums are taken now, while nobody else can have them. A name that
+        """These blocks are complete in a layer. Their checksums are taken now, while no other request can have them. A name that
         a request has held blocks by is another's only after finished(): before, neither is handed over."""
         first, ids = operator.index(run.first), [operator.index(block) for block in run.ids]
         with self._lock:
@@ -90,7 +90,7 @@ class Sends(End):
             send.request, send.expires = request, self.clock() + self.lease
 
     def drop(self, transfer: str) -> None:
-        """The blocks are not to be read any more."""
+        """Withdraws the blocks: they must not be read any more."""
         with self._lock:
             self._drop(transfer)
 
@@ -107,7 +107,7 @@ class Sends(End):
     # --- decode
 
     def heard(self, sender: str, message: Dict[str, Any]) -> None:
-        """A message of a reader's."""
+        """Handles a message from a reader."""
         with self._lock:
             transfer = message["transfer"]
             send = self._sends.get(transfer)
@@ -128,7 +128,7 @@ class Sends(End):
                 self._tell(sender, kind="gone", transfer=transfer)
                 return
             if send.request is not None:
-                send.expires = self.clock() + self.lease  # whoever asks renews
+                send.expires = self.clock() + self.lease  # each request renews
             if sender not in send.readers:
                 send.readers.append(sender)
                 send.done.discard(sender)
@@ -163,14 +163,14 @@ class Sends(End):
         self._sends[transfer] = send
 
     def _is_read(self, send: _Send) -> bool:
-        """Those that want it have all of it; who asked and is gone wants nothing any more."""
+        """Whether all its readers have all of it; readers that are gone do not count."""
         if not send.needed or len(send.done) < send.needed:
             return False
         send.readers = [reader for reader in send.readers if self.agent.has_remote(reader)]
         return not send.readers
 
     def _count_readers(self, ranks: int) -> int:
-        """Of so many workers of decode's, those that hear this one."""
+        """Which of decode's workers this one sends to."""
         shard = self.shard
         if ranks < 1:
             raise ValueError(f"a reader that is one of {ranks} workers")

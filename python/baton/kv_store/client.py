@@ -1,4 +1,4 @@
-"""A way to `baton kv_store --lm-port`: blocks by their names, checked before anybody is told that they are here.
+"""A way to `baton kv_store --lm-port`: blocks by their names, checked before a caller is told that they are here.
 
     store = KvStore("10.0.0.7:65432")
     store.put([key], [block])           # [True]: it is kept
@@ -37,7 +37,7 @@ _NO_META = (_VERSION, 0, 0, 0, 0, 0, 0)
 
 
 class _Late(Exception):
-    """The batch has had its time."""
+    """The batch's time is over."""
 
 
 class _Limits(NamedTuple):
@@ -59,7 +59,7 @@ class KvStore:
         if not colon or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f'"{store}" is no HOST:PORT; give the address of `baton kv_store --lm-port`')
         if min(silence, retry) <= 0 or timeout <= silence:
-            raise ValueError("silence, timeout and retry are seconds, more than none, and timeout is more than silence")
+            raise ValueError("silence, timeout and retry must be seconds above 0, and timeout must exceed silence")
         self.store = store
         self._address = (host.strip("[]"), int(port))
         self._limits = _Limits(float(silence), float(timeout), float(retry))
@@ -140,7 +140,7 @@ class KvStore:
         return kept
 
     def close(self) -> None:
-        """Ends what runs: it has missed. The object has nothing from then on."""
+        """Ends running batches as misses. The store counts as empty from then on."""
         with self._lock:
             self._closed.set()
             self._here.clear()
@@ -169,7 +169,7 @@ class KvStore:
             work(connection)
             whole = True
         except _Late:
-            log.warning("the store at %s is slow: not all of a batch within %g s", self.store, self._limits.timeout)
+            log.warning("the store at %s is slow: a batch was not complete within %g s", self.store, self._limits.timeout)
         except OSError as why:  # a socket's timeout is one
             self._lost(why)
         finally:
@@ -209,7 +209,7 @@ class KvStore:
             if whole and not self._closed.is_set():
                 self._idle.append(connection)
                 return
-        connection.close()  # replies may be on their way: nobody can use it
+        connection.close()  # replies may be on their way: no call can use it
 
     def _lost(self, why: Exception) -> None:
         """The store is away: it is called by a thread until it answers."""
@@ -223,7 +223,7 @@ class KvStore:
             self._caller.start()
         for connection in idle:
             connection.close()
-        log.warning("the store at %s has nothing until it answers again: %s", self.store, why)
+        log.warning("the store at %s counts as empty until it answers again: %s", self.store, why)
 
     def _call_until_it_answers(self) -> None:
         said = False
@@ -232,7 +232,7 @@ class KvStore:
                 connection = self._call(time.monotonic() + self._limits.timeout)
             except (OSError, _Late) as why:
                 if not said:
-                    log.info("the store at %s is called until it answers: %s", self.store, why)
+                    log.info("connecting to the store at %s until it answers: %s", self.store, why)
                 said = True
                 self._closed.wait(self._limits.retry)
                 continue
@@ -258,20 +258,20 @@ class _Connection:
         """The first thing to do: a stopped store's kernel takes calls, so that the store itself must say a word."""
         self._send(_request(_HEALTH, b""))
         if self._reply()[0] != _FOUND:
-            raise ConnectionError("what answers is no KV store")
+            raise ConnectionError("the server is not a KV store")
 
     def close(self) -> None:
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Whoever waits on it has lost the connection."""
+        """Closes it: callers that wait on it lose the connection."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def ended(self) -> bool:
-        """Whether it is of no use, though nobody uses it: closed by the store, or the store said what nobody asked."""
+        """Whether it is of no use, though no call uses it: closed by the store, or the store said what no client asked."""
         try:
             self._socket.settimeout(0)
             return self._socket.recv(1, socket.MSG_PEEK) is not None
@@ -344,14 +344,14 @@ class _Connection:
             except socket.timeout as why:
                 self._waited(why)
             if count == 0:
-                raise ConnectionError("it has hung up")
+                raise ConnectionError("it closed the connection")
             left = left[count:]
 
     def _reply(self) -> Tuple[int, ...]:
         self._fill(memoryview(self._head))
         reply = _REPLY.unpack(self._head)
         if reply[0] not in (_FOUND, _MISSING) or reply[1] < 0:
-            raise ConnectionError("it says what no KV store says")
+            raise ConnectionError("it does not speak a KV store's protocol")
         return reply
 
     def _waste(self, count: int) -> None:

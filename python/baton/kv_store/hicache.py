@@ -130,7 +130,7 @@ class BatonHiCache(HiCacheStorage):
 
     def clear(self) -> bool:
         """False: other engines have their pages there. The store forgets what was used longest ago by itself."""
-        log.warning("pages in the store at %s are not for one engine to clear; start the store again", self._store.store)
+        log.warning("the store at %s is shared, so one engine cannot clear it; restart the store to empty it", self._store.store)
         return False
 
     def close(self) -> None:

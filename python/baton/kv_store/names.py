@@ -24,7 +24,7 @@ class Names:
     def __init__(self, weights: str, tokenizer: str = "", dtype: str = "", layout: str = "", shard: str = "",
                  adapter: str = "", salt: str = "") -> None:
         if not weights:
-            raise ValueError("a name without the weights is the name of several models' blocks")
+            raise ValueError("a name without the weights would match several models' blocks")
         text = _field(b"baton kv store 1")
         for value in (weights, tokenizer, dtype, layout, shard, adapter, salt):
             text += _field(value.encode())

@@ -171,7 +171,7 @@ class nixlAgent:
 
     def _of(self, number: int) -> Any:
         if number not in self._held:
-            raise nixlBind.nixlNotFoundError(f"handle {number:#x} was released, or is of another agent")
+            raise nixlBind.nixlNotFoundError(f"handle {number:#x} was released, or belongs to another agent")
         return self._held[number]
 
     def prepare(self, agent: str, kind: Any, table: Any) -> Any:
@@ -202,8 +202,8 @@ class nixlAgent:
         kinds = local.getType(), remote.getType()
         files = kinds == (_DRAM, _FILE) and agent == self.baton.name
         if not {*kinds} <= {_DRAM, _VRAM} and not files:
-            raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": between agents "
-                                             "there is DRAM and VRAM, and within one also DRAM here and FILE there")
+            raise nixlBind.nixlNotFoundError(f"{kinds[0].name} here and {kinds[1].name} of \"{agent}\": agents exchange "
+                                             "DRAM and VRAM; an agent with itself also DRAM here and FILE there")
         _check_message(files, message)
         with nixl_errors():
             return self.baton.direct(self._op(operation), rows(local), rows(remote), agent, message, kinds[1].value,
@@ -323,7 +323,7 @@ class nixlAgent:
             return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"
         if not self._store:
             raise nixlBind.nixlInvalidParamError("no ip_addr is given, and when this agent was made NIXL_ETCD_ENDPOINTS named "
-                                                 "no etcd: say one or the other")
+                                                 "no etcd: give one or the other")
         return ""
 
     def sendLocalMD(self, ip_addr: str = "", port: int = 0) -> None:
@@ -379,4 +379,4 @@ class nixlAgent:
 def _check_message(files: bool, message: bytes) -> None:
     """As NIXL says it of a backend that has no notifications."""
     if files and message:
-        raise nixlBind.nixlBackendError("files hear no notification: make the transfer without")
+        raise nixlBind.nixlBackendError("a transfer with files cannot carry a notification: make it without one")

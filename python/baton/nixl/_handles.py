@@ -78,7 +78,7 @@ def fenced_release(transfer: Any, seconds: float = FENCE_SECONDS) -> None:
     try:
         transfer.release(seconds)
     except errors.BatonTimeoutError as why:
-        _log.warning("released without the other agent's word: %s", why)
+        _log.warning("released without the other agent's confirmation: %s", why)
         transfer.abandon()
     except errors.RemoteDisconnectError as why:
         _log.warning("released: %s", why)
@@ -87,7 +87,7 @@ def fenced_release(transfer: Any, seconds: float = FENCE_SECONDS) -> None:
 
 
 class nixl_xfer_handle:
-    """A transfer. When nobody has it any more it is aborted."""
+    """A transfer. When no caller has it any more it is aborted."""
 
     fence_seconds = FENCE_SECONDS
 

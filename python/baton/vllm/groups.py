@@ -46,7 +46,7 @@ def groups_of(config: Any, block_size: int) -> List[Group]:
         windows = {getattr(each, "sliding_window", None) if type(each).__name__ in _WINDOW else None for each in specs}
         unknown = sorted({type(each).__name__ for each in specs} - {*_FULL, *_WINDOW})
         if unknown or len(windows) > 1 or not getattr(group, "enable_kv_transfer", True):
-            raise ValueError("BatonConnector moves the KV of full attention and of sliding windows, and not that of "
+            raise ValueError("BatonConnector moves the KV of full attention and of sliding windows, not that of "
                              f"{', '.join(group.layer_names)} ({', '.join(unknown) or type(spec).__name__})")
         found.append(Group(spec.block_size, windows.pop(), list(group.layer_names)))
     return found or [Group(block_size)]

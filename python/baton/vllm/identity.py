@@ -28,7 +28,7 @@ def weights_digest(config: Any) -> str:
         return weights.weights_digest(config.model_config.model, getattr(config.model_config, "revision", None),
                                       getattr(load, "download_dir", None))
     except ValueError as why:
-        raise ValueError(f"{why}, so that this engine's KV cannot be told from another checkpoint's: name the checkpoint "
+        raise ValueError(f"{why}, so this engine's KV cannot be distinguished from another checkpoint's: name the checkpoint "
                          'in kv_connector_extra_config, as "identity": "...", the same at every engine that has it and '
                          "only there") from None
 

@@ -16,7 +16,7 @@ from ..hand_off import Order, Run
 from .groups import Group, there
 
 log = logging.getLogger("baton.vllm")
-_MOST_RANKS = 256  # that anybody is believed
+_MOST_RANKS = 256  # that a peer is believed
 
 
 @dataclasses.dataclass
@@ -31,12 +31,12 @@ class Step:
 
 
 class _Sender:
-    """A request whose KV is for somebody else."""
+    """A request whose KV is for another worker."""
 
     def __init__(self, transfer: str, prompt: int, groups: int) -> None:
         self.transfer, self.prompt = transfer, prompt
         self.blocks: List[List[int]] = [[] for _ in range(groups)]
-        self.shared = False  # the transfer is another request's, too: whose blocks are meant, nobody can tell
+        self.shared = False  # the transfer is another request's, too: whose blocks are meant, no side can tell
 
 
 class Scheduler:

@@ -204,7 +204,7 @@ TEST_P(BadInputInC, AnAgentThatTakesAnothersName) {
   const baton_transfer write = make(BATON_WRITE, local, remote);
   ASSERT_EQ(add(metadata(second)), BATON_OK);
   EXPECT_EQ(run(write), BATON_ERR_NOT_FOUND);
-  EXPECT_THAT(error.text, HasSubstr("another one has its name"));
+  EXPECT_THAT(error.text, HasSubstr("another agent has its name"));
   const int64_t index = 0;
   baton_transfer none = 0;
   EXPECT_EQ(baton_transfer_make(a, BATON_WRITE, local, &index, 1, remote, &index, 1, nullptr, 0,

@@ -1,5 +1,5 @@
 // Fuzzes the lines that workers tell routers of their caches in: what is taken comes back from a
-// line of our own, and what is refused is said in words.
+// line of our own, and what is refused is put in words.
 
 #include <cstdint>
 #include <cstdlib>

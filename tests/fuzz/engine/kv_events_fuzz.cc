@@ -1,5 +1,5 @@
 // Fuzzes the batches of KV events that other engines publish: what is taken comes back from bytes
-// of our own and can be applied, and what is refused is said in words.
+// of our own and can be applied, and what is refused is put in words.
 
 #include <cstdint>
 #include <cstdlib>

@@ -40,8 +40,7 @@ TEST(MemoryKinds, MemoryOfAnotherKindOrDeviceIsRefusedWithTheRemedy) {
       return std::string(status.message());
     };
     EXPECT_THAT(alone({host_address, 4096, 0}), HasSubstr("register memory of the host as DRAM"));
-    EXPECT_THAT(alone({device, 4096, 0}),
-                HasSubstr("memory of CUDA device 1, and not of device 0"));
+    EXPECT_THAT(alone({device, 4096, 0}), HasSubstr("memory of CUDA device 1, not of device 0"));
     EXPECT_THAT(alone({managed, 4096, 0}), HasSubstr("managed"));
     EXPECT_FALSE(alone({freed, 4096, 0}).empty());
     EXPECT_FALSE(alone({device, 1 << 20, 1}).empty()) << "past its end";

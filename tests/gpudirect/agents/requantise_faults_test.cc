@@ -28,9 +28,10 @@ TEST(RequantisingOnDevices, WithoutKernelsThePlanIsRefusedWithTheRemedy) {
     DevicePair pair(driver);
     const absl::Status none = pair.status(pair.source.place);
     EXPECT_TRUE(absl::IsUnimplemented(none)) << none;
-    EXPECT_THAT(std::string(none.message()),
-                AllOf(HasSubstr("no kernel requantises on CUDA device 0: no kernels: this build"),
-                      HasSubstr("build again"), HasSubstr(kRemedy)));
+    EXPECT_THAT(
+        std::string(none.message()),
+        AllOf(HasSubstr("no requantising kernel for CUDA device 0: no kernels: nvcc was not found"),
+              HasSubstr("build again"), HasSubstr(kRemedy)));
   }
   driver.expect_clean();
 }
@@ -74,7 +75,7 @@ TEST(RequantisingOnDevices, CachesInSeveralPlacesOrNotAlignedAreRefusedWithTheRe
     KvField& values = odd.layout.groups[0].fields[1];
     values.block_stride += 1;
     odd.layout.groups[0].blocks -= 1;
-    EXPECT_THAT(refused(odd), HasSubstr("multiples of their size"));
+    EXPECT_THAT(refused(odd), HasSubstr("aligned to their size"));
     EXPECT_TRUE(pair.status(pair.source.place).ok());
   }
   driver.expect_clean();

@@ -215,7 +215,7 @@ TEST_F(GpuGemmTest, CublasLtMultipliesByTheFirstAlgorithmThatKeepsRowsBits) {
 
 TEST_F(GpuGemmTest, WithoutTheLibraryOurKernelMultiplies) {
   make_gemm(absl::UnavailableError("there is none"));
-  EXPECT_EQ(gemm_->explain(), "our own kernel multiplies: there is none");
+  EXPECT_EQ(gemm_->explain(), "Baton's own kernel multiplies: there is none");
   expect_product(kRows, true);
   expect_product(3, false);
   EXPECT_EQ(blas_.products, 0);
@@ -227,7 +227,7 @@ TEST_F(GpuGemmTest, MoreRowsThanWereSaidAreRefused) {
   const Device::Current current(*device_);
   const absl::Status status = gemm_->multiply({.m = kRows + 1, .n = kN, .k = kK});
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 70 and 48 were said"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 70 and 48 were declared"));
 }
 
 TEST_F(GpuGemmTest, ALibraryThatDoesNotStartIsSaidAndLeft) {
@@ -240,8 +240,10 @@ TEST_F(GpuGemmTest, ALibraryThatDoesNotStartIsSaidAndLeft) {
 TEST_F(GpuGemmTest, AnAlgorithmThatChangesRowsInABatchIsFoundOut) {
   blas_.rows_differ = true;
   make_gemm(&table_);
-  EXPECT_THAT(gemm_->explain(), HasSubstr("40 x 48: our own kernel, because its rows have other "
-                                          "bits among 65 than alone"));
+  EXPECT_THAT(
+      gemm_->explain(),
+      HasSubstr(
+          "40 x 48: Baton's own kernel, because its rows have different bits among 65 than alone"));
   expect_product(kRows, false);
   EXPECT_EQ(blas_.products, 0);
 }
@@ -249,8 +251,9 @@ TEST_F(GpuGemmTest, AnAlgorithmThatChangesRowsInABatchIsFoundOut) {
 TEST_F(GpuGemmTest, NoAlgorithmThatFitsIsNoError) {
   blas_.algorithms = 2;
   make_gemm(&table_);
-  EXPECT_THAT(gemm_->explain(), HasSubstr("0 of 1 shapes; 40 x 48: our own kernel, because it has "
-                                          "no algorithm"));
+  EXPECT_THAT(gemm_->explain(),
+              HasSubstr("0 of 1 shapes; 40 x 48: Baton's own kernel, because it has "
+                        "no algorithm"));
   expect_product(3, false);
   gemm_ = nullptr;
   blas_.algorithms = 3;

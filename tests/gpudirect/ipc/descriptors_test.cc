@@ -91,7 +91,7 @@ TEST_P(ManyAllocations, LeaveDescriptorsForSockets) {
     // Either says it of what it would have kept.
     const PeerId other = there.worker->next_peer_event().value().peer;
     EXPECT_THAT(GetParam() ? here.worker->explain(peer) : there.worker->explain(other),
-                HasSubstr(GetParam() ? "CUDA IPC: " : "nothing else of a device; no CUDA IPC: "));
+                HasSubstr(GetParam() ? "CUDA IPC: " : "over CUDA IPC; no CUDA IPC: "));
     EXPECT_THAT(here.worker->explain(peer), HasSubstr("raise `ulimit -n`"));
     for (const MemoryRegion& region : regions) {
       EXPECT_TRUE(there.worker->deregister_memory(region).ok());

@@ -144,7 +144,7 @@ TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
     here.until([&] { return child.up.hear() == "open"; });
     const absl::Status status = here.worker->deregister_memory(here.region);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("has memory of a device open"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("keeps device memory open"));
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(child.id())));
     child.down.say("go on");
     EXPECT_EQ(child.end(), 0);
@@ -220,7 +220,7 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
       {{.ipc_handles = false}, {}, "staged"},
       {{.missing = {"cuIpcGetMemHandle"}}, {}, "staged"},
       {{}, {.ipc_handles = false}, "--ipc=host"},
-      {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no handles for memory of cudaMalloc"},
+      {{}, {.missing = {"cuIpcOpenMemHandle"}}, "no IPC handles for memory of cudaMalloc"},
   };
   for (const Case& each : cases) {
     Child child([&](const Pipe& down, const Pipe& up) { offer(down, up, each.owner); });

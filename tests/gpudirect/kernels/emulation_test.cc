@@ -115,21 +115,21 @@ TEST(Emulation, ARaceShowsWhateverTheOrder) {
                       });
                     },
                     seed),
-                HasSubstr("another touches"));
+                HasSubstr("another thread touches"));
     EXPECT_THAT(race_of(
                     [&](auto& block, auto* places, auto*) {
                       block.each_warp(all_get(block, places));
                       block.each(first_puts(block, places));
                     },
                     seed),
-                HasSubstr("another touches"));
+                HasSubstr("another thread touches"));
     EXPECT_THAT(race_of(
                     [&](auto& block, auto* places, auto*) {
                       block.get(places);
                       block.each(first_puts(block, places));
                     },
                     seed),
-                HasSubstr("another touches"));
+                HasSubstr("another thread touches"));
     // With a barrier between them, or the warp's for its own.
     EXPECT_EQ(race_of(
                   [&](auto& block, auto* places, auto*) {
@@ -164,7 +164,7 @@ TEST(Emulation, ARaceShowsWhateverTheOrder) {
                       });
                     },
                     seed),
-                HasSubstr("another touches"));
+                HasSubstr("another thread touches"));
   }
 }
 
@@ -254,7 +254,7 @@ TEST(Emulation, AWaitForCopiesInBulkThatWouldNotEndIsAFault) {
 TEST(Emulation, CopiesInBulkAreAlignedAndStayInside) {
   BulkCopies copies;
   EXPECT_THAT(fault_of([&] { copies.begin(64, 1); }), HasSubstr("not aligned to 16 bytes"));
-  EXPECT_THAT(fault_of([&] { BulkCopies().begin(64, 16); }), HasSubstr("no shared array"));
+  EXPECT_THAT(fault_of([&] { BulkCopies().begin(64, 16); }), HasSubstr("not a shared array"));
   EXPECT_THAT(fault_of([&] {
                 copies.block.each_free([&](uint32_t) {
                   copies.block.copy_runs(copies.arrival + 1, 16, copies.to, copies.from.data(), 16);

@@ -60,7 +60,7 @@ TEST_F(Contexts, MemoryBesideThePrimaryOneIsRefusedInOneLine) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     if (!gone) {
       EXPECT_THAT(std::string(status.message()),
-                  HasSubstr("a context beside the primary one of CUDA device 0"));
+                  HasSubstr("a context other than the primary one of CUDA device 0"));
       EXPECT_THAT(std::string(status.message()), HasSubstr("cudaMalloc"));
     }
     EXPECT_TRUE(run(request(Op::kWrite, true, true)).ok()) << "other memory moves";
@@ -87,7 +87,8 @@ TEST_F(Contexts, AnEventOfALostContextEndsItsTransferAndNoOther) {
       }
       const absl::Status status = finish(*id);
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("of a CUDA context that is lost"));
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("belongs to a CUDA context that is lost"));
       EXPECT_TRUE(run(request(Op::kWrite, true, true)).ok()) << "the device is not lost";
       if (!gone) destroy_in(users);
     }

@@ -91,7 +91,7 @@ TEST_F(LayerTicketsTest, ALayerThatWasLeftOutIsAnErrorOfTheNextStep) {
   const auto polled = poll();
   EXPECT_EQ(polled.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(polled.status().message()),
-              HasSubstr("step 2 has begun, but of step 1 these layers were not told: 1"));
+              HasSubstr("step 2 has begun, but in step 1 these layers were not reported: 1"));
   told_.clear();
   EXPECT_EQ(*poll(), kLayers);
   EXPECT_THAT(told_, ElementsAre(Pair(2, 0), Pair(2, 1), Pair(2, 2)));

@@ -156,7 +156,7 @@ TEST_F(AgentBadInput, RowsThatCannotBeListedAreNotRegistered) {
                                        {at, 16, 0, UINT64_MAX - 7, 2}}) {
     const absl::Status status = a_->register_rows({bad}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("is no memory"));
+    EXPECT_THAT(status.message(), HasSubstr("is not a range of memory"));
   }
   EXPECT_TRUE(absl::IsNotFound(a_->register_rows({{at, 8, 0, 4, 8}}).status())) << "they overlap";
   const absl::Status nowhere = a_->register_rows({{16, 8, 0, 8, 8}}).status();
@@ -189,17 +189,17 @@ TEST_F(AgentBadInput, MappedMemoryIsWithinItsFileAndBeginsWithAPage) {
   };
   EXPECT_THAT(refused(4096, file.get(), 0), HasSubstr("F_SEAL_SHRINK"));
   ASSERT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
-  EXPECT_THAT(refused(4096, -1, 0), HasSubstr("no memfd"));
+  EXPECT_THAT(refused(4096, -1, 0), HasSubstr("not a memfd"));
   const TemporaryFolder folder;
   const base::UniqueFd plain(
       ::open(folder.path("file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(ftruncate(plain.get(), 16384), 0);
-  EXPECT_THAT(refused(4096, plain.get(), 0), HasSubstr("no memfd"));
-  EXPECT_THAT(refused(4096, file.get(), 1 << 20), HasSubstr("not in a file of 16384"));
-  EXPECT_THAT(refused(4096, file.get(), UINT64_MAX & ~uint64_t{4095}), HasSubstr("not in a file"));
-  EXPECT_THAT(refused(8192, file.get(), 12288), HasSubstr("not in a file"));
-  EXPECT_THAT(refused(UINT64_MAX, file.get(), 4096), HasSubstr("not in a file"));
-  EXPECT_THAT(refused(4096, file.get(), 8), HasSubstr("begin with a page"));
+  EXPECT_THAT(refused(4096, plain.get(), 0), HasSubstr("not a memfd"));
+  EXPECT_THAT(refused(4096, file.get(), 1 << 20), HasSubstr("outside a file of 16384"));
+  EXPECT_THAT(refused(4096, file.get(), UINT64_MAX & ~uint64_t{4095}), HasSubstr("outside a file"));
+  EXPECT_THAT(refused(8192, file.get(), 12288), HasSubstr("outside a file"));
+  EXPECT_THAT(refused(UINT64_MAX, file.get(), 4096), HasSubstr("outside a file"));
+  EXPECT_THAT(refused(4096, file.get(), 8), HasSubstr("begin at a page"));
   munmap(memory, 16384);
 }
 

@@ -55,7 +55,7 @@ TEST(KvBadInput, RowsOfTilesThatMakeNoSense) {
   using F = KvField;
   EXPECT_EQ(packed([](G&, F&) {}), "");
   EXPECT_THAT(packed([](G&, F& f) { f.order = std::string(KvLayout::kMaxOrder + 1, 'x'); }),
-              HasSubstr("is said in 129 bytes"));
+              HasSubstr("is described in 129 bytes"));
   EXPECT_THAT(packed([](G&, F& f) { f.row_tokens = 0; }), HasSubstr("a row of 0 tokens"));
   EXPECT_THAT(packed([](G&, F& f) { f.row_tokens = 3; }), HasSubstr("in a block of 16"));
   EXPECT_THAT(packed([](G&, F& f) { f.row_tokens = 32; }), HasSubstr("in a block of 16"));
@@ -129,7 +129,7 @@ TEST(KvBadInput, BytesThatSayMoreThanThereMayBe) {
     l.groups.push_back(l.groups[0]);
     l.groups[1].layers.assign(KvLayout::kMaxLayers - 1, 7);
   });
-  // The byte that says whether a row is one for a block.
+  // The byte that says whether a row is one per block.
   KvLayout other = good;
   other.groups[0].fields[0].per_block = true;
   const std::string with = other.encode();
@@ -171,7 +171,7 @@ TEST(KvBadInput, PlansOfLayoutsThatAreNoneOrDiffer) {
                 f.width = 8;
               }),
               HasSubstr("2 tokens"));
-  EXPECT_THAT(refused([](KvField& f) { f.per_block = true; }), HasSubstr("one for a block"));
+  EXPECT_THAT(refused([](KvField& f) { f.per_block = true; }), HasSubstr("one per block"));
 }
 
 TEST(KvBadInput, RequantisingWhatIsInOtherRows) {

@@ -174,12 +174,12 @@ TEST(KvPacking, AWholeIsBytes) {
   EXPECT_EQ(group.fields[0].role, KvRole::kOpaque);
   EXPECT_EQ(group.fields[0].width, 100u);
   EXPECT_EQ(group.fields[0].order, "of rank 1");
-  EXPECT_THAT(why(with(whole, {{"/whole", 7}}).dump()), HasSubstr("\"whole\" is a text"));
+  EXPECT_THAT(why(with(whole, {{"/whole", 7}}).dump()), HasSubstr("\"whole\" must be a string"));
 }
 
 TEST(KvPacking, WhatMakesNoSenseIsRefused) {
   for (const char* none : {"", "{", "null", "[]", "7", "\"text\""}) {
-    EXPECT_THAT(why(none), HasSubstr("no JSON object")) << none;
+    EXPECT_THAT(why(none), HasSubstr("not a JSON object")) << none;
   }
   const auto refused = [](const std::vector<Said>& said, const char* because) {
     const std::string packing = with(good(), said).dump();
@@ -188,17 +188,17 @@ TEST(KvPacking, WhatMakesNoSenseIsRefused) {
   const json too_many = (uint64_t{1} << 32) + 4;
   for (const char* key : {"/block_tokens", "/bytes"}) {
     for (const json& bad : {kMissing, json(0), json(-4), json(4.5), json("4"), json(UINT64_MAX)}) {
-      refused({{key, bad}}, "it has \"block_tokens\" and \"bytes\"");
+      refused({{key, bad}}, "it must have \"block_tokens\" and \"bytes\"");
     }
-    refused({{key, too_many}}, "it has \"block_tokens\" and \"bytes\"");
+    refused({{key, too_many}}, "it must have \"block_tokens\" and \"bytes\"");
   }
   for (const char* key : {"/heads", "/head_size"}) {
     for (const json& bad : {kMissing, json(-1), json("2"), too_many}) {
-      refused({{key, bad}}, "it has \"heads\", \"head_size\"");
+      refused({{key, bad}}, "it must have \"heads\", \"head_size\"");
     }
   }
   for (const json& bad : {kMissing, json(16), json("bfloat"), json(nullptr)}) {
-    refused({{"/dtype", bad}}, "it has \"heads\", \"head_size\"");
+    refused({{"/dtype", bad}}, "it must have \"heads\", \"head_size\"");
   }
   for (const char* key : {"/total_heads", "/first_head"}) {
     for (const json& bad : {json(-1), json("2"), too_many}) {
@@ -327,10 +327,10 @@ TEST(KvPacking, WhatIsNoSumIsNotFound) {
   // Two that were exchanged.
   std::vector<int64_t> other = block;
   std::swap(other[5], other[6]);
-  refused(other, "is no sum");
+  refused(other, "is not a sum");
   other = block;
   std::swap(other[21], other[22]);
-  refused(other, "is no sum");
+  refused(other, "is not a sum");
 
   // An axis by itself: one head, one element, so many tokens at these places.
   const auto axis = [&](const std::vector<size_t>& places) {
@@ -341,7 +341,7 @@ TEST(KvPacking, WhatIsNoSumIsNotFound) {
     }
     const auto found = find_packing(look, static_cast<uint32_t>(places.size()), 1, 1);
     if (found.ok()) return json::parse(*found)["key"]["tokens"].dump();
-    EXPECT_THAT(std::string(found.status().message()), HasSubstr("is no sum"));
+    EXPECT_THAT(std::string(found.status().message()), HasSubstr("is not a sum"));
     return std::string("none");
   };
   EXPECT_EQ(axis({5}), "[]");

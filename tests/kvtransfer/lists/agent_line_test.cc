@@ -188,7 +188,7 @@ TEST_F(AgentLost, WhatIsRefusedLeavesNothing) {
                                        outbox->send(peer, AgentFrameKind::kMetadata, text)}) {
         if (!whole && said.ok()) continue;
         EXPECT_TRUE(absl::IsResourceExhausted(said)) << said;
-        EXPECT_EQ(said.message().find("are on their way to this agent"), std::string::npos) << said;
+        EXPECT_EQ(said.message().find("are in flight to this agent"), std::string::npos) << said;
       }
     }
   }
@@ -216,14 +216,14 @@ TEST_F(AgentLost, WhatAPeerThatWentKeptIsNotWaitedFor) {
   ASSERT_TRUE(outbox->reserve(peer, kRoomThere, nobody));
   fill();
   outbox->abandon(peer, part, kRoomThere);
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   EXPECT_FALSE(has_room(1));
   hang_up();
   EXPECT_TRUE(has_room(kRoomThere));
   // Nor where it has gone before.
   ASSERT_TRUE(outbox->reserve(peer, kRoomThere, nobody));
   outbox->abandon(peer, part, kRoomThere);
-  outbox->say_what_waits();
+  outbox->flush_control_messages();
   worker->progress();
   EXPECT_TRUE(has_room(kRoomThere));
 }

@@ -206,7 +206,7 @@ TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
   std::string bytes = *good->metadata();
   bytes[bytes.size() / 2] ^= 1;
   refused(bytes, "damaged");
-  refused("hello", "no metadata");
+  refused("hello", "not agent metadata");
   refused(good->metadata()->substr(0, 100), "damaged");
 
   // And the good one is taken at once, though bad ones were there before it.
@@ -343,7 +343,7 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
   std::ofstream(folder.path("file")) << "no folder";
   const absl::Status file = opened(folder.path("file"));
   EXPECT_TRUE(absl::IsFailedPrecondition(file)) << file;
-  EXPECT_THAT(std::string(file.message()), HasSubstr("it is no folder"));
+  EXPECT_THAT(std::string(file.message()), HasSubstr("it is not a folder"));
   ASSERT_EQ(chmod(folder.path("file").c_str(), 0700), 0);  // which may be run
   EXPECT_TRUE(absl::IsFailedPrecondition(opened(folder.path("file"))));
   const absl::Status within = opened(folder.path("file/folder"));

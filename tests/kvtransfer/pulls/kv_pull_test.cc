@@ -357,7 +357,7 @@ TEST_P(KvFalsePrefillTest, BlocksWithoutAnOfferAreNotCollectedForEver) {
     send(KvMessageKind::kReady, ready);
     until([] { return true; });
   }
-  EXPECT_THAT(text(end()), HasSubstr("not of what cache"));
+  EXPECT_THAT(text(end()), HasSubstr("before the layout of their cache"));
 }
 
 // Nothing of it is for a load that is written.

@@ -406,7 +406,7 @@ TEST(AgentRequantise, FencesAndEndsWithAnAgentThatIsSilentAndGoes) {
   const absl::Status early = a->release(*first, std::chrono::milliseconds(50));
   EXPECT_TRUE(early.ok() || absl::IsDeadlineExceeded(early)) << early;
   if (!early.ok()) {
-    EXPECT_THAT(std::string(early.message()), HasSubstr("has not said yet"));
+    EXPECT_THAT(std::string(early.message()), HasSubstr("has not yet confirmed"));
     until([&] { return *a->local_free(*first); });  // nothing is converted any more
   }
   const auto elsewhere =

@@ -49,13 +49,13 @@ TEST(KvSilence, AStoppedPrefillCostsItsLimitAndNotTheLoadsTimeout) {
   const absl::Status why = world.decode.load(1).status;
   EXPECT_TRUE(absl::IsUnavailable(why)) << why;
   EXPECT_THAT(std::string(why.message()), HasSubstr("prefill-0"));
-  EXPECT_THAT(std::string(why.message()), HasSubstr("said nothing for 1 s"));
+  EXPECT_THAT(std::string(why.message()), HasSubstr("no sign of life for 1 s"));
   // Its blocks are not free: it may go on and write to them.
   EXPECT_EQ(world.decode.open(), 1u);
   // Whoever asks it meanwhile is told at once.
   const absl::Status refused = world.decode.start(load_of(world, 2), 40);
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("said nothing"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("no sign of life"));
   // It goes on, and hears that nobody waits for it any more.
   world.stop(kPrefillNode, false);
   world.prefill.stop_before_layer(UINT32_MAX);
@@ -219,7 +219,7 @@ TEST_P(KvAnswersTest, APrefillThatWasStoppedBeforeItWasAskedIsGivenUpToo) {
   load.silence = milliseconds(100);
   ASSERT_TRUE(decode.start(std::move(load), 40).ok());
   until([&] { return !decode.load(1).status.ok(); }, [&] { decode.step(); });
-  EXPECT_THAT(std::string(decode.load(1).status.message()), HasSubstr("said nothing for 0.1 s"));
+  EXPECT_THAT(std::string(decode.load(1).status.message()), HasSubstr("no sign of life for 0.1 s"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvAnswersTest, ::testing::ValuesIn(real_providers()),

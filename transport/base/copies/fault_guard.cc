@@ -21,8 +21,8 @@ struct WayOut {
   sigjmp_buf to;
   stack_t signals{};  // the program's alternate stack
 };
-// Of this thread: where a copy that faults goes on. Its place is fixed when the library is loaded:
-// a handler could not make room for it.
+// Where this thread continues after a copy that faults. Static TLS, allocated when the library is
+// loaded: a signal handler could not allocate it.
 __attribute__((tls_model("initial-exec"))) thread_local WayOut* way_out = nullptr;
 // The signals get through to this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool this_thread_is_ready = false;
@@ -38,7 +38,7 @@ Before segv_before, bus_before;
 void pass_on(int signal, siginfo_t* info, void* context) {
   Before& of_signal = signal == SIGBUS ? bus_before : segv_before;
   const struct sigaction& before = of_signal.action;
-  const bool sent = info->si_code <= 0;  // by somebody: it does not come again by itself
+  const bool sent = info->si_code <= 0;  // by a process: it does not come again by itself
   const bool informed = (before.sa_flags & SA_SIGINFO) != 0;
   if (!informed && before.sa_handler == SIG_IGN && sent) return;
   const bool handled = informed || (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN);
@@ -135,14 +135,14 @@ bool readable(const std::byte* data, size_t bytes) {
 
 absl::Status source_is_gone() {
   return absl::FailedPreconditionError(
-      "the memory of this transfer's source is not mapped any more: keep memory until the transfer "
-      "has ended");
+      "the memory of this transfer's source is no longer mapped: keep memory mapped until the "
+      "transfer has ended");
 }
 
 absl::Status target_is_gone() {
   return absl::FailedPreconditionError(
-      "the memory of this transfer's target is not mapped for writing any more: keep memory until "
-      "it is deregistered");
+      "the memory of this transfer's target is no longer mapped for writing: keep memory mapped "
+      "until it is deregistered");
 }
 
 }  // namespace baton::base

@@ -21,7 +21,7 @@ bool run_guarded(void (*copy)(const void*), const void* what);
 
 // Calls copy(), which reads and writes memory and does nothing else: takes no lock, calls no code
 // of others, has nothing to destroy. False: some of that memory is not there any more, or may not
-// be written; nobody can say how much was copied before. 5 ns.
+// be written; no caller can say how much was copied before. 5 ns.
 template <typename Copy>
 [[nodiscard]] bool guarded(const Copy& copy) {
   return run_guarded([](const void* what) { (*static_cast<const Copy*>(what))(); }, &copy);

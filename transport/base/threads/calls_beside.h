@@ -1,4 +1,4 @@
-// Calls that may take long, such as looking up a name, on threads of this object's: nobody else
+// Calls that may take long, such as looking up a name, on threads of this object's: no other call
 // waits for them.
 #pragma once
 
@@ -35,7 +35,7 @@ class CallsBeside {
   bool contains(const Key& key) const { return open_.contains(key); }
   size_t size() const { return open_.size(); }
 
-  // Of a key that is not among them. False: no thread can be had.
+  // Begins the call for a key that has none running. False: no thread could be started.
   bool begin(const Key& key, std::function<Result()> call) {
     const std::lock_guard lock(mutex_);
     if (idle_ <= queue_.size() && threads_.size() < kMostThreads) {

@@ -22,7 +22,7 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 std::atomic<uint32_t> fork_count{0};
 thread_local std::array<int, 2> held{};  // by this thread, of each kind
 
-// Closed while somebody forks.
+// Closed while a thread forks.
 class Gate {
  public:
   void enter() {
@@ -47,7 +47,7 @@ class Gate {
     mutex_.unlock();
     changed_.notify_all();
   }
-  // In a child: the others who were inside, or waited, are not here.
+  // In a child: the other threads that were inside, or waited, are not here.
   void open_alone(int mine) {
     inside_ = mine;
     forking_ = 0;

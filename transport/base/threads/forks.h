@@ -2,8 +2,8 @@
 //
 // Locks that another thread has at a fork stay taken in the child for ever: ours, and those of the
 // libraries below. So a fork waits, for a second at most (times BATON_PATIENCE), and in this order:
-// until nobody makes or ends anything (ForkWaits::kMaking), for the locks of all workers, under
-// which they move bytes and meet peers, and until nobody does anything that is over in a moment
+// until no thread makes or ends anything (ForkWaits::kMaking), for the locks of all workers, under
+// which they move bytes and meet peers, and until no thread does anything that is over in a moment
 // (kMoment). Whoever has one of these may take those that come later, and wait for who has them.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace baton::base {
 // Counts in a child what forks lie between it and the process that loaded the library.
 uint32_t forks();
 
-// Of an object: whether it is a child's copy of its parent's, whose threads are not there, and
+// Whether an object is a forked child's copy of its parent's, whose threads are missing here and
 // whose sockets and shared memory the parent uses.
 class MadeHere {
  public:

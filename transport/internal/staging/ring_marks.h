@@ -8,7 +8,7 @@
 //   owner:     free -> lent (with a turn)          before it tells the borrower
 //   borrower:  lent -> read (with its process)     else it reads nothing
 //              read -> free                        when no engine reads any more
-//   owner:     lent -> free                        takes it back: nobody will read
+//   owner:     lent -> free                        takes it back: no peer will read
 //
 // Each lending is another turn, of which the borrower is told: whoever comes late, with words of an
 // earlier one, does not get what lies there now. Pages that are being read stay out of use until
@@ -41,7 +41,7 @@ class RingMarks {
   }
 
   RingMarks() = default;
-  // Of memory that cannot be a ring: without room.
+  // Memory that cannot be a ring gives marks without room.
   RingMarks(std::byte* ring, size_t bytes)
       : ring_(ring), room_(is_ring(ring, bytes) ? bytes - bytes_for(bytes) : 0) {}
 
@@ -55,11 +55,11 @@ class RingMarks {
     return offset % RingSpace::kPage == 0 && bytes <= room_ && offset <= room_ - bytes;
   }
 
-  // Of the owner.
+  // For the owner.
   void lend(size_t offset, uint32_t turn) const {
     mark(offset).store(lent(turn), std::memory_order_seq_cst);
   }
-  // Whether nobody reads there, nor will. Else ask again, or ask for the reader.
+  // Whether no peer reads there, nor will. Else ask again, or ask for the reader.
   bool take_back(size_t offset) const {
     uint64_t seen = mark(offset).load(std::memory_order_acquire);
     if (seen % kKinds != kLent) return seen == kFree;
@@ -70,7 +70,7 @@ class RingMarks {
     return static_cast<uint32_t>(mark(offset).load(std::memory_order_acquire) / kKinds);
   }
 
-  // Of the borrower. False: it is not lent any more, or for another turn.
+  // For the borrower. False: it is no longer lent, or for another turn.
   bool borrow(size_t offset, uint32_t turn, uint32_t process) const {
     uint64_t seen = lent(turn);
     return mark(offset).compare_exchange_strong(seen, process * kKinds + kRead);

@@ -69,7 +69,7 @@ absl::StatusOr<Arrivals::Complete> Arrivals::add(const Arrival& arrival) {
     partial.seen.assign((kMaxSlices + 63) / 64, 0);
   }
   if (partial.total != arrival.total_bytes) {
-    return absl::InvalidArgumentError("the peer changed the size of a transfer under way");
+    return absl::InvalidArgumentError("the peer changed the size of a transfer in progress");
   }
   uint64_t& word = partial.seen[arrival.slice / 64];
   const uint64_t bit = uint64_t{1} << (arrival.slice % 64);

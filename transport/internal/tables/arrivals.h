@@ -23,7 +23,7 @@ class Arrivals {
   // an adapter tells the sender that all is written, the slot's next transfer can be told of on
   // another rail before this one's rail is looked at.
   static constexpr uint32_t kOpenPerSlot = 4;
-  // Of so many generations of a slot before the newest it is known whether they have completed.
+  // How many generations of a slot before the newest are remembered as completed or not.
   static constexpr uint32_t kRemembered = 32;
   // Bytes of notifications whose transfers have not all arrived. A correct peer has credit for
   // less.

@@ -32,14 +32,14 @@ struct SlotQueue {
 inline constexpr uint64_t kNotificationWindow = 4 << 20;
 inline constexpr uint64_t kNotificationCost = 64;
 
-// Events of one peer that nobody has read: the next takes the place of the last.
+// Events of one peer that no caller has read: the next takes the place of the last.
 inline constexpr uint32_t kUnreadEvents = 8;
 // Answers and questions about lost rails that wait for a slot, of one peer; with more it is closed.
 // A correct one asks once about each rail that it has lost.
 inline constexpr uint32_t kMostUnsaid = 8192;
 // Lost rails of which a peer has not said what had come. With more it is closed.
 inline constexpr size_t kMostLostRails = 4096;
-// Of peers that are down, what the inbox may hold before no new ones are let in.
+// What the inbox may hold of peers that are down before new peers are refused.
 inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
 
 struct RailState {
@@ -87,7 +87,7 @@ struct Redial {
   Time pause{};          // before the call after that
   bool calling = false;  // a call is under way
   std::string hopeless;  // why it is no use to call again; empty: it may be
-  bool gone = false;     // nobody lives at its address any more
+  bool gone = false;     // no worker lives at its address any more
 };
 
 // How a peer that is up is called again over a better provider than those of its rails.
@@ -149,14 +149,14 @@ struct Peer {
   bool dialled = false;  // we called it first
   std::vector<LostRail> lost_rails;
   std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
-  // Of rails that are gone here, what had been counted on them; the newest last.
+  // What had been counted on rails that are gone here; the newest last.
   std::vector<std::pair<uint64_t, Ordinal>> counted;
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;
   Failback back;
   Around around;
   uint32_t open = 0;    // transfers of callers that have begun and not ended
-  uint32_t events = 0;  // of it, that nobody has read
+  uint32_t events = 0;  // of it, that no caller has read
   uint32_t unsaid = 0;  // words for it that wait for a slot
   std::optional<Parting> parting;
   std::shared_ptr<absl::Status> parted;  // made by the first who asks; set when the peer is down

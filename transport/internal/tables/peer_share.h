@@ -8,7 +8,7 @@
 
 namespace baton::internal {
 
-// Of one peer. All calls from any thread.
+// The share of one peer. All calls from any thread.
 class PeerShare {
  public:
   // Transfers that have begun and not ended.

@@ -1,6 +1,6 @@
 // How quickly a rail moves bytes, as its slices show: a NIC that is slow, or loses packets, must
-// not have as much of a transfer as the one beside it. Nobody asks the system, which knows how fast
-// a port is and nothing of the way behind it.
+// not have as much of a transfer as the one beside it. No call asks the system, which knows how
+// fast a port is and nothing of the way behind it.
 #pragma once
 
 #include <algorithm>

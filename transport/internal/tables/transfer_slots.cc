@@ -14,7 +14,7 @@ TransferSlots::TransferSlots(uint32_t capacity)
     : capacity_(capacity),
       slots_(new TransferSlot[capacity + kReserved]),
       free_head_(head_after(0, capacity, 0)) {
-  static_assert(Arrivals::kMaxSlots < kIndexMask, "one more says that there is none");
+  static_assert(Arrivals::kMaxSlots < kIndexMask, "one value more stands for no slot");
   for (uint32_t i = 0; i < capacity; ++i) {
     slots_[i].next_free = i + 1 < capacity ? i + 1 : TransferSlot::kNone;
   }

@@ -24,8 +24,8 @@ class Bell {
   const absl::Status& status() const { return status_; }
 
   // Noted after it was rung: a silence() in between sees the next round, or nothing. The other way
-  // round it would take back the note of a ring that is yet to come, and nobody would ever silence
-  // that one.
+  // round it would take back the note of a ring that is yet to come, and no thread would ever
+  // silence that one.
   void ring() {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t put = write(fd(), &one, sizeof one);

@@ -29,8 +29,8 @@ class ProgressLock {
   void unlock() { mutex_.unlock(); }
 
   bool wanted() const { return waiting_.load(std::memory_order_relaxed) != 0; }
-  // Of the thread that takes it over and over, and does not have it: waits until who waits now has
-  // got it, though not for long.
+  // For the thread that takes it over and over, while it does not hold it: lets the current waiter
+  // take it first, though not for long.
   void give_way() const {
     if (!wanted()) return;
     const auto end = std::chrono::steady_clock::now() + patience_;

@@ -12,7 +12,8 @@
 namespace baton::net {
 
 // Between start() and the tag, pieces of any sizes. Never seal two different texts with one number.
-// Where OpenSSL has no memory, zeros are sealed, under a tag that nobody takes, and nothing opens.
+// Where OpenSSL has no memory, zeros are sealed, under a tag that no receiver takes, and nothing
+// opens.
 class Aead {
  public:
   static constexpr size_t kTagBytes = 16;

@@ -66,7 +66,7 @@ KeyPair KeyPair::make() {
   KeyPair made;
   base::fill_with_secret(made.private_key.data(), made.private_key.size());
   const PKey pair = key_of(made.private_key);
-  // Without memory it stays zero, with which nobody agrees on anything.
+  // Without memory it stays zero, with which no peer agrees on anything.
   size_t bytes = made.public_key.size();
   if (pair != nullptr) EVP_PKEY_get_raw_public_key(pair.get(), made.public_key.data(), &bytes);
   return made;
