@@ -259,7 +259,6 @@ set in if: {% if true %}{% set x = 1 %}{% endif %}{{ x }}{% if false %}{% set y 
 set in a loop stays there: {% set x = 0 %}{% for m in messages %}{% set x = x + 1 %}{{ x }}{% endfor %}{{ x }}
 namespace: {% set ns = namespace(n=0, seen=[]) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.seen = ns.seen + [m.role] %}{% endfor %}{{ ns.n }}{{ ns.seen }}{{ ns.other is defined }}{{ ns['n'] }}{{ namespace({'a': 1}, b=2) }}
 set several: {% set a, b = 1, 2 %}{{ a }}{{ b }}{% set (c, d) = [3, 4] %}{{ c }}{{ d }}{% set t = 5, 6 %}{{ t }}{% set e, (f, g) = 1, (2, 3) %}{{ g }}
-set a namespace several: {% set ns = namespace() %}{% set ns.a, ns.b = 1, 2 %}{{ ns.a + ns.b }}
 set block: {% set x %}a{{ 1 }}\n b{% endset %}[{{ x }}]{{ x | length }}
 set block filtered: {% set x | upper | replace('A', 'b') %}xa{% endset %}{{ x }}
 set hides what is around: {% for m in messages %}{{ bos_token }}{% endfor %}{% set bos_token = 'B' %}{{ bos_token }}
