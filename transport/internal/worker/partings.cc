@@ -11,13 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 
-using internal::ControlMessage;
 
-std::shared_ptr<absl::Status> Worker::Impl::begin_disconnect(internal::Peer& peer, Time timeout) {
+std::shared_ptr<absl::Status> WorkerCore::begin_disconnect(Peer& peer, Time timeout) {
   take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
   const absl::Status why = absl::UnavailableError("this side closed the connection");
@@ -32,12 +31,12 @@ std::shared_ptr<absl::Status> Worker::Impl::begin_disconnect(internal::Peer& pee
     run_doomed();
     finish_stopped();
   } while (settle_partings());
-  rouse();
-  wake();
+  wakeups.rouse();
+  wakeups.wake();
   return over;
 }
 
-void Worker::Impl::begin_parting(internal::Peer& peer, Time timeout, const absl::Status& why) {
+void WorkerCore::begin_parting(Peer& peer, Time timeout, const absl::Status& why) {
   const Time now = clock.now();
   const Time give_up_at = now + std::min(timeout, patience);
   if (!peer.parting) {
@@ -51,19 +50,19 @@ void Worker::Impl::begin_parting(internal::Peer& peer, Time timeout, const absl:
 }
 
 // From inside a provider, so its transfers are stopped when that has returned.
-void Worker::Impl::part_asked(internal::Peer& peer) {
+void WorkerCore::part_asked(Peer& peer) {
   begin_parting(peer, kNever,
                 absl::UnavailableError(absl::StrCat(peer.name, " closed the connection")));
   peer.parting->heard = true;
 }
 
-void Worker::Impl::stop_all(const internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::stop_all(const Peer& peer, const absl::Status& why) {
   for (uint32_t i = 0; peer.open > 0 && i < slots.capacity(); ++i) {
-    const internal::TransferSlot& slot = slots[i];
+    const TransferSlot& slot = slots[i];
     const uint64_t word = slot.word.load(std::memory_order_acquire);
     // What another thread has just taken is not begun yet, and not ours to look at.
     if (word >> 8 != slot.live || (word & 0xff) == 0 ||
-        ended(internal::TransferSlots::state_of(word)) || slot.control || slot.peer != peer.id()) {
+        ended(TransferSlots::state_of(word)) || slot.control || slot.peer != peer.id()) {
       continue;
     }
     stop(i, TransferState::kFailed, why);
@@ -71,16 +70,16 @@ void Worker::Impl::stop_all(const internal::Peer& peer, const absl::Status& why)
 }
 
 // A step with each of them; false when all wait for something.
-bool Worker::Impl::tend_partings() {
+bool WorkerCore::tend_partings() {
   bool any = false;
   for (size_t i = 0; i < parting.size(); ++i) {
-    internal::Peer* peer = find_peer(parting[i]);
+    Peer* peer = find_peer(parting[i]);
     if (peer == nullptr || !peer->parting || peer->state == PeerState::kDown) {
       parting[i--] = parting.back();
       parting.pop_back();
       continue;
     }
-    internal::Parting& parts = *peer->parting;
+    Parting& parts = *peer->parting;
     if (!std::exchange(parts.begun, true)) {
       stop_all(*peer, parts.why);
       any = true;
@@ -102,15 +101,15 @@ bool Worker::Impl::tend_partings() {
   return any;
 }
 
-bool Worker::Impl::settle_partings() {
+bool WorkerCore::settle_partings() {
   if (parting.empty() || !tend_partings()) return false;
   run_doomed();
   finish_stopped();
   return true;
 }
 
-void Worker::Impl::give_up_parting(internal::Peer& peer) {
-  const internal::Parting parts = *peer.parting;
+void WorkerCore::give_up_parting(Peer& peer) {
+  const Parting parts = *peer.parting;
   const std::string there =
       peer.open > 0 ? absl::StrFormat(
                           " (%u of ours waited for it): bytes of writes that were on their way may "
@@ -126,7 +125,7 @@ void Worker::Impl::give_up_parting(internal::Peer& peer) {
 }
 
 // `why`: what ended the connection. Whether anything of it can still move.
-void Worker::Impl::note_parted(internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::note_parted(Peer& peer, const absl::Status& why) {
   if (peer.parted == nullptr) peer.parted = std::make_shared<absl::Status>();
   const bool met = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   const bool agreed = peer.parting && peer.parting->agreed;
@@ -148,4 +147,4 @@ void Worker::Impl::note_parted(internal::Peer& peer, const absl::Status& why) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

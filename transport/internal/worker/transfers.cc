@@ -3,10 +3,10 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 bool inside(const Layout& layout, size_t region_bytes) {
@@ -18,10 +18,10 @@ bool inside(const Layout& layout, size_t region_bytes) {
 bool is_plain(const TransferRequest& request) {
   const size_t bytes = request.local_layout.piece_bytes();
   const bool write = request.op == Op::kWrite;
-  if (bytes - 1 >= internal::kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
+  if (bytes - 1 >= kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
       !inside(request.local_layout, request.local.size) ||
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
-      internal::StreamOrder::wanted(request) || request.local.generation == 0 ||
+      StreamOrder::wanted(request) || request.local.generation == 0 ||
       request.remote.generation == 0 || request.remote.kind != MemoryKind::kHost ||
       !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
       (!write && request.op != Op::kRead)) {
@@ -33,7 +33,7 @@ bool is_plain(const TransferRequest& request) {
 
 }  // namespace
 
-absl::Status Worker::Impl::check(const TransferRequest& request) const {
+absl::Status WorkerCore::check(const TransferRequest& request) const {
   if (request.op != Op::kWrite && request.op != Op::kRead) {
     return absl::InvalidArgumentError(absl::StrFormat("op is Op::kWrite or Op::kRead, not %u",
                                                       static_cast<unsigned>(request.op)));
@@ -69,7 +69,7 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
         absl::StrFormat("an increment of %u: a counter holds %u at most", request.increment,
                         CounterTable::kMaxValue));
   }
-  if (request.timeout == kNever && internal::StreamOrder::wanted(request)) {
+  if (request.timeout == kNever && StreamOrder::wanted(request)) {
     return absl::InvalidArgumentError(
         "a transfer that keeps order with a stream needs a timeout: nothing else would end the "
         "wait, should the other one never come");
@@ -92,12 +92,12 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
   return status;
 }
 
-absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) {
+absl::StatusOr<TransferId> WorkerCore::submit(const TransferRequest& request) {
   if (const TransferId id = submit_promptly(request); id.generation != 0) return id;
   if (absl::Status status = check(request); !status.ok()) return status;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return no_slot(request);
-  const bool ordered = internal::StreamOrder::wanted(request);
+  const bool ordered = StreamOrder::wanted(request);
   if (ordered) {
     const Time deadline = base::deadline_after(clock.now(), request.timeout);
     if (absl::Status status = order.begin(id, request, deadline); !status.ok()) {
@@ -110,26 +110,26 @@ absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) 
   fill(id, request);
   if (ordered || !post_at_once(id.slot)) {
     slots.push(id);
-    wake();
+    wakeups.wake();
   }
   return id;
 }
 
 // Of generation 0: there is none, or none for this peer.
-TransferId Worker::Impl::take_slot(const TransferRequest& request) {
+TransferId WorkerCore::take_slot(const TransferRequest& request) {
   const bool notifies = !request.notify.empty();
-  internal::PeerShare& share = peers.share(request.peer);
+  PeerShare& share = peers.share(request.peer);
   const TransferId id = slots.acquire(share.take(notifies), notifies);
   if (id.generation == 0) share.give_back(notifies);
   return id;
 }
 
 // The error says who has them: mostly not the one who asks.
-absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
+absl::Status WorkerCore::no_slot(const TransferRequest& request) {
   const uint32_t capacity = slots.capacity();
   const uint32_t free = slots.free();
-  const internal::PeerShare::Open open = peers.share(request.peer).open();
-  const internal::PeerTable::Usage usage = peers.usage();
+  const PeerShare::Open open = peers.share(request.peer).open();
+  const PeerTable::Usage usage = peers.usage();
   // The worker's own words to its peers may have some too, for a moment.
   const uint64_t taken = capacity - free;
   const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
@@ -147,7 +147,7 @@ absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
                         usage.open, with, and_ended, kWhatToDo));
   }
   const bool notifications =
-      !request.notify.empty() && internal::PeerShare::leaves_room(open, false, free, capacity);
+      !request.notify.empty() && PeerShare::leaves_room(open, false, free, capacity);
   std::string_view why = notifications ? "They wait until what is there has been read. " : "";
   const PeerState state = peers.state(request.peer);
   if (state == PeerState::kConnecting) why = "It is not connected yet. ";
@@ -159,8 +159,8 @@ absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
       notifications ? "with notifications" : "of its", and_ended, why, kWhatToDo));
 }
 
-void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
-  internal::TransferSlot& slot = slots[id.slot];
+void WorkerCore::fill(TransferId id, const TransferRequest& request) {
+  TransferSlot& slot = slots[id.slot];
   TransferDescriptor& d = slot.descriptor;
   d.id = id;
   d.op = request.op;
@@ -194,7 +194,7 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
 
 // The short way of a small transfer: with the adapter first, everything else afterwards. What is
 // not as plain as it can be goes the usual way, which also says what is wrong with it.
-TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
+TransferId WorkerCore::submit_promptly(const TransferRequest& request) {
   constexpr TransferId kNotHere{};
   if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
       !is_plain(request)) {
@@ -205,7 +205,7 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
       request.local.index >= regions.entries().size()) {
     return kNotHere;
   }
-  internal::Peer* const peer = find_peer(request.peer);
+  Peer* const peer = find_peer(request.peer);
   const RegionEntry& local = regions.entries()[request.local.index];
   if (peer == nullptr || peer->state != PeerState::kUp || peer->parting || peer->rails.empty() ||
       peer->urgent.head != kNone || peer->turns.large_is_due() ||
@@ -215,11 +215,11 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
       (request.op == Op::kRead && !local.writable)) {
     return kNotHere;
   }
-  internal::RailState& rail = peer->rails.front();
+  RailState& rail = peer->rails.front();
   if (rail.prompt == nullptr) return kNotHere;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return kNotHere;
-  internal::TransferSlot& slot = slots[id.slot];
+  TransferSlot& slot = slots[id.slot];
   if (!rail.prompt->post_promptly(request, slot.descriptor)) {
     slots.give_back(id);
     peers.share(request.peer).give_back(false);
@@ -239,24 +239,24 @@ TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
   ++stats.open_transfers;
   ++stats.slices_posted;
   // Timers are looked at by whoever sleeps.
-  if (sleeping.load(std::memory_order_relaxed)) wake();
+  if (wakeups.sleeping()) wakeups.wake();
   return id;
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
 // worker: the first half of a round of progress, for this one. Whoever holds the lock is about to
 // make a round himself.
-bool Worker::Impl::post_at_once(uint32_t index) {
+bool WorkerCore::post_at_once(uint32_t index) {
   if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      slots[index].descriptor.bytes > internal::PromptRail::kMost) {
+      slots[index].descriptor.bytes > PromptRail::kMost) {
     return false;
   }
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock.owns_lock() || slots.has_submitted()) return false;
-  internal::Peer* peer = find_peer(slots[index].peer);
+  Peer* peer = find_peer(slots[index].peer);
   if (peer == nullptr || peer->state != PeerState::kUp || peer->urgent.head != kNone ||
       peer->turns.large_is_due() || peer->rails.empty() ||
-      !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& state) {
+      !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const RailState& state) {
         if (state.rank < peer->rails.front().rank) return true;  // not in use
         return state.prompt != nullptr && state.prompt->prompt();
       })) {
@@ -265,17 +265,17 @@ bool Worker::Impl::post_at_once(uint32_t index) {
   activate(index);
   pump(*peer, peer->urgent);
   // Timers, and what has ended at once, are looked at by whoever sleeps.
-  if (sleeping.load(std::memory_order_relaxed)) wake();
+  if (wakeups.sleeping()) wakeups.wake();
   return true;
 }
 
-bool Worker::Impl::take_submissions() {
+bool WorkerCore::take_submissions() {
   bool any = false;
   for (uint32_t index; (index = slots.pop_submitted()) != kNone; any = true) activate(index);
   return any;
 }
 
-void Worker::Impl::begin(internal::TransferSlot& slot) {
+void WorkerCore::begin(TransferSlot& slot) {
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
   slot.next_slice = slot.outstanding = slot.unsettled = slot.reposts = slot.landed = 0;
@@ -288,27 +288,27 @@ void Worker::Impl::begin(internal::TransferSlot& slot) {
   slot.result = absl::OkStatus();
 }
 
-void Worker::Impl::note_deadline(const internal::TransferSlot& slot) {
+void WorkerCore::note_deadline(const TransferSlot& slot) {
   if (slot.deadline == kNever) return;
   // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
   if (deadlines.size() >= 2 * slots.capacity()) {
     std::erase_if(deadlines, [this](const auto& entry) {
-      const internal::TransferSlot* other = slots.find(entry.second);
-      return other == nullptr || ended(internal::TransferSlots::state_of(other->word.load()));
+      const TransferSlot* other = slots.find(entry.second);
+      return other == nullptr || ended(TransferSlots::state_of(other->word.load()));
     });
-    std::make_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+    std::make_heap(deadlines.begin(), deadlines.end(), kLater);
   }
   deadlines.emplace_back(slot.deadline, slot.descriptor.id);
-  std::push_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+  std::push_heap(deadlines.begin(), deadlines.end(), kLater);
 }
 
-void Worker::Impl::activate(uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
+void WorkerCore::activate(uint32_t index) {
+  TransferSlot& slot = slots[index];
   const TransferDescriptor& d = slot.descriptor;
   begin(slot);
   if (!slot.control) ++stats.open_transfers;
 
-  internal::Peer* peer = find_peer(slot.peer);
+  Peer* peer = find_peer(slot.peer);
   if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
@@ -338,22 +338,22 @@ void Worker::Impl::activate(uint32_t index) {
 }
 
 // Behind the others that may begin.
-void Worker::Impl::line_up(internal::Peer& peer, uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
+void WorkerCore::line_up(Peer& peer, uint32_t index) {
+  TransferSlot& slot = slots[index];
   const TransferDescriptor& d = slot.descriptor;
   if (!d.notify.empty() && !slot.control) {
-    const uint64_t cost = d.notify.size() + internal::kNotificationCost;
+    const uint64_t cost = d.notify.size() + kNotificationCost;
     slot.held = peer.held.head != kNone || peer.credit < cost;
     if (!slot.held) peer.credit -= slot.credit = cost;
   }
   enqueue(peer, index);
 }
 
-bool Worker::Impl::look_at_streams() {
+bool WorkerCore::look_at_streams() {
   const size_t before = standing_aside.size();
   const Time now = clock.now();
   std::erase_if(standing_aside, [&](TransferId id) {
-    internal::TransferSlot* slot = slots.find(id);
+    TransferSlot* slot = slots.find(id);
     if (slot == nullptr || slot->verdict != TransferState::kActive) return true;  // stopped
     std::optional<absl::Status> may = order.may_begin(id, now);
     if (!may.has_value()) return false;
@@ -369,7 +369,7 @@ bool Worker::Impl::look_at_streams() {
 
 // The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
 // region.
-absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
+absl::Status WorkerCore::admit(TransferSlot& slot, Peer& peer) {
   const TransferDescriptor& d = slot.descriptor;
   // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
   slot.mapped = d.remote.kind != MemoryKind::kHost && mapped(slot, peer).ok();
@@ -393,11 +393,11 @@ absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& p
   }
   if (staged) return staging_for_device_memory().begin(d.id.slot, peer);
   size_t bytes = SIZE_MAX;
-  for (const internal::RailState& state : peer.rails) {
+  for (const RailState& state : peer.rails) {
     bytes = std::min(bytes, state.rail->properties().slice_bytes);
   }
   const size_t least =
-      (d.bytes + internal::Arrivals::kMaxSlices - 1) / internal::Arrivals::kMaxSlices;
+      (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
   slot.slice_bytes = std::max({bytes, least, size_t{1}});
   slot.slices = 1;
   if (d.bytes > slot.slice_bytes) {
@@ -406,4 +406,4 @@ absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& p
   return absl::OkStatus();
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -1,11 +1,7 @@
 // A worker's start, its round of progress, and how it sleeps and wakes.
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -14,10 +10,10 @@
 #include "absl/strings/str_join.h"
 #include "transport/base/durations.h"
 #include "transport/base/log.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 constexpr Time kOften = std::chrono::microseconds(50);  // from one help() to the next
@@ -42,7 +38,7 @@ bool is_of_options(const absl::Status& status, const WorkerOptions& options) {
 
 }  // namespace
 
-Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
+WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
                    CounterTable counter_table)
     : options(std::move(worker_options)),
       key(std::move(cluster_key)),
@@ -61,10 +57,9 @@ Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerU
   constexpr size_t kUsually = 64;
   ready_peers.reserve(kUsually);
   creditors.reserve(kUsually);
-  asleep.reserve(kUsually);
 }
 
-Worker::Impl::~Impl() {
+WorkerCore::~WorkerCore() {
   {
     std::lock_guard lock(mutex);
     take_submissions();
@@ -77,39 +72,10 @@ Worker::Impl::~Impl() {
     providers.clear();
     staging.reset();
   }
-  for (int fd : {epoll_fd, outside_fd, event_fd.load()}) {
-    if (fd >= 0) close(fd);
-  }
 }
 
-// The two sets are flat: a set within a set within a user's own soon is deeper than the kernel
-// allows.
-absl::Status Worker::Impl::watch(int fd) {
-  for (const int set : {epoll_fd, outside_fd}) {
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-    if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0) continue;
-    return base::refused("epoll_ctl", errno);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Worker::Impl::start() {
-  for (int* set : {&epoll_fd, &outside_fd}) {
-    *set = epoll_create1(EPOLL_CLOEXEC);
-    if (*set < 0) return base::refused("epoll_create1", errno);
-  }
-  for (const internal::Bell* each : {&bell, &outside}) {
-    if (!each->status().ok()) return each->status();
-  }
-  epoll_event event{.events = EPOLLIN, .data = {.fd = outside.fd()}};
-  if (epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.fd(), &event) != 0) {
-    return base::refused("epoll_ctl", errno);
-  }
-  if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
-  // Of one thread's waits, so that none of them needs a descriptor later.
-  spare_bells.push_back(std::make_unique<internal::Bell>());
-  if (!spare_bells.front()->status().ok()) return spare_bells.front()->status();
-
+absl::Status WorkerCore::start() {
+  if (absl::Status status = wakeups.start(); !status.ok()) return status;
   Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
   context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
                                                               .key = key,
@@ -195,7 +161,7 @@ absl::Status Worker::Impl::start() {
       continue;
     }
     if (provider->wait_fd() >= 0) {
-      if (absl::Status added = watch(provider->wait_fd()); !added.ok()) return added;
+      if (absl::Status added = wakeups.watch(provider->wait_fd()); !added.ok()) return added;
     }
     providers.push_back(std::move(provider));
   }
@@ -234,10 +200,8 @@ absl::Status Worker::Impl::start() {
   return absl::OkStatus();
 }
 
-bool Worker::Impl::progress() {
-  sleeping.store(false, std::memory_order_relaxed);
-  bell.silence();
-  bool any = look_again.load(std::memory_order_relaxed) && look_again.exchange(false);
+bool WorkerCore::progress() {
+  bool any = wakeups.begin_round();
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
   // them: what they would find is looked at here, without a call.
   any |= take_submissions();
@@ -256,42 +220,28 @@ bool Worker::Impl::progress() {
   while (!parting.empty() && settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
-  if (!asleep.empty() && (any || !ready_to_sleep())) rouse();
+  if (wakeups.anyone_asleep() && (any || !ready_to_sleep())) wakeups.rouse();
   return any;
 }
 
 // True when there is nothing to do, and whatever there is to do from now on will wake the sleepers.
-bool Worker::Impl::ready_to_sleep() {
-  sleeping.store(true, std::memory_order_seq_cst);
+bool WorkerCore::ready_to_sleep() {
+  wakeups.about_to_sleep();
   bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !pump_due && !credits_due && !unsaid_due && !look_again.load() &&
+              !pump_due && !credits_due && !unsaid_due && !wakeups.look_again() &&
               standing_aside.empty() && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
 
-bool Worker::Impl::arm(internal::Bell& own) {
-  disarm(own);
-  if (ready_to_sleep()) {
-    asleep.push_back(&own);
-    return true;
-  }
-  if (asleep.empty()) sleeping.store(false, std::memory_order_relaxed);
-  return false;
+bool WorkerCore::arm(Bell& own) {
+  wakeups.disarm(own);
+  const bool ready = ready_to_sleep();
+  ready ? wakeups.armed(own) : wakeups.not_armed();
+  return ready;
 }
 
-void Worker::Impl::disarm(internal::Bell& own) {
-  std::erase(asleep, &own);
-  own.silence();
-}
-
-void Worker::Impl::rouse() {
-  for (internal::Bell* each : asleep) each->ring();
-  asleep.clear();
-  sleeping.store(false, std::memory_order_relaxed);
-}
-
-bool Worker::Impl::help(bool wait_for_thread) {
+bool WorkerCore::help(bool wait_for_thread) {
   bool any = false;
   {
     std::unique_lock lock(mutex, std::try_to_lock);
@@ -306,20 +256,20 @@ bool Worker::Impl::help(bool wait_for_thread) {
       helped_often_at.store(kNever, std::memory_order_relaxed);
       // Asleep it would be woken by whatever is done here, for it may be what it sleeps for, and
       // each round would arm it again. Standing back it costs nothing.
-      if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
+      if (wakeups.withdraw(*thread_bell)) thread_bell->ring();
     }
     any = progress();
     on_devices.store(!any && polls(), std::memory_order_relaxed);
     helped_at = clock.now();
     if (often) helped_often_at.store(helped_at, std::memory_order_relaxed);
   }
-  if (any) tell_waiters();
+  if (any) wakeups.tell_waiters();
   return any;
 }
 
 // Another is at it. If that is the thread, it stands back after this round for who comes often: the
 // two would else take turns at every piece of a transfer, on one core perhaps.
-bool Worker::Impl::want_to_help() {
+bool WorkerCore::want_to_help() {
   const Time now = clock.now();
   const bool often = now - tried_at.exchange(now, std::memory_order_relaxed) < kOften;
   Time before = helped_often_at.load(std::memory_order_relaxed);
@@ -328,25 +278,25 @@ bool Worker::Impl::want_to_help() {
   return true;
 }
 
-bool Worker::Impl::polls() const {
+bool WorkerCore::polls() const {
   return (staging != nullptr && staging->busy()) ||
          std::any_of(providers.begin(), providers.end(),
                      [](const auto& provider) { return provider->polls(); });
 }
 
-bool Worker::Impl::helped_lately() const {
+bool WorkerCore::helped_lately() const {
   const Time now = clock.now();  // before the other: one that is newer is lately enough
   return now - helped_often_at.load(std::memory_order_relaxed) < kOften;
 }
 
-void Worker::Impl::recall() {
+void WorkerCore::recall() {
   if (!helped_lately()) return;
   std::lock_guard lock(mutex);
   helped_often_at.store(kLongAgo, std::memory_order_relaxed);
   if (thread_bell != nullptr) thread_bell->ring();
 }
 
-Time Worker::Impl::next_timer() {
+Time WorkerCore::next_timer() {
   Time next = deadlines.empty() ? kNever : deadlines.front().first;
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
   // What a device does tells nobody when it ends.
@@ -357,48 +307,7 @@ Time Worker::Impl::next_timer() {
   return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
 }
 
-// Called after something was made visible to the progress thread; ready_to_sleep() looks for it
-// after it has set `sleeping`, so one of the two sees the other.
-void Worker::Impl::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!sleeping.load(std::memory_order_relaxed) || !sleeping.exchange(false)) return;
-  bell.ring();
-}
-
-void Worker::Impl::signal() {
-  const int fd = event_fd.load(std::memory_order_relaxed);
-  if (fd < 0) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] ssize_t put = write(fd, &one, sizeof one);
-}
-
-void Worker::Impl::rouse_all() {
-  look_again.store(true);
-  wake();
-  signal();
-  tell_waiters();
-}
-
-void Worker::Impl::tell_waiters() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (waiters.load() == 0) return;
-  std::lock_guard lock(wait_mutex);
-  wait_condition.notify_all();
-}
-
-void Worker::Impl::sleep(const internal::Bell& own, Time until) {
-  std::array<pollfd, 2> fds{{{.fd = epoll_fd, .events = POLLIN, .revents = 0},
-                             {.fd = own.fd(), .events = POLLIN, .revents = 0}}};
-  // There was no descriptor for the bell: nobody can be woken, so nobody sleeps for long.
-  constexpr Time kDeaf = std::chrono::milliseconds(10);
-  const Time most = own.fd() < 0 ? kDeaf : std::chrono::seconds(3600);
-  const Time left = until == kNever ? most : std::min(most, until - clock.now());
-  if (left <= Time::zero()) return;
-  const timespec timeout = base::to_timespec(left);
-  ppoll(fds.data(), fds.size(), &timeout, nullptr);
-}
-
-absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
+absl::Status WorkerCore::wait_until(const std::function<bool()>& ready, Time timeout) {
   constexpr Time kSpin = std::chrono::microseconds(20);
   // What a device copies meanwhile is over soon, and says nothing when it is.
   constexpr Time kSpinOnDevices = std::chrono::milliseconds(2);
@@ -411,11 +320,11 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     ~Lent() {
       if (own == nullptr) return;
       std::lock_guard lock(impl.mutex);
-      impl.disarm(*own);
-      impl.spare_bells.push_back(std::move(own));
+      impl.wakeups.disarm(*own);
+      impl.wakeups.give_back(std::move(own));
     }
-    Impl& impl;
-    std::unique_ptr<internal::Bell> own;
+    WorkerCore& impl;
+    std::unique_ptr<Bell> own;
   } mine{*this, nullptr};
   while (true) {
     if (ready()) return absl::OkStatus();
@@ -429,44 +338,32 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
         helping = false;
         recall();
       }
-      std::unique_lock lock(wait_mutex);
-      waiters.fetch_add(1);
-      const bool is_ready = ready();
-      if (!is_ready) {
-        const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
-        wait_condition.wait_for(lock, nap);
-      }
-      waiters.fetch_sub(1);
-      if (is_ready) return absl::OkStatus();
+      const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
+      if (wakeups.await_told(nap, ready)) return absl::OkStatus();
       continue;
     }
     bool armed = false;
     Time timer = kNever;
     {
       std::lock_guard lock(mutex);
-      if (mine.own != nullptr) disarm(*mine.own);
+      if (mine.own != nullptr) wakeups.disarm(*mine.own);
       if (progress()) {
         busy = now;
         continue;
       }
       if (now - busy < kSpin) continue;
       if (mine.own == nullptr) {
-        if (spare_bells.empty()) {
-          auto fresh = std::make_unique<internal::Bell>();
-          if (!fresh->status().ok()) return fresh->status();
-          mine.own = std::move(fresh);
-        } else {
-          mine.own = std::move(spare_bells.back());
-          spare_bells.pop_back();
-        }
+        absl::StatusOr<std::unique_ptr<Bell>> bell = wakeups.borrow_bell();
+        if (!bell.ok()) return bell.status();
+        mine.own = *std::move(bell);
       }
       armed = arm(*mine.own);
       if (armed) timer = next_timer();
     }
     if (!armed) continue;
     if (ready()) return absl::OkStatus();
-    sleep(*mine.own, std::min(end, timer));
+    wakeups.sleep(*mine.own, std::min(end, timer));
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

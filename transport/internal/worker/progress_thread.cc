@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "transport/base/durations.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton {
 namespace {
@@ -46,12 +46,11 @@ ProgressThread::~ProgressThread() {
   {
     // Not wake(): the thread may be armed by another's progress(), which looks for work only.
     std::lock_guard lock(worker_.impl_->mutex);
-    worker_.impl_->rouse();
+    worker_.impl_->wakeups.rouse();
   }
   thread_.join();
   worker_.impl_->threaded.store(false);
-  std::lock_guard lock(worker_.impl_->wait_mutex);
-  worker_.impl_->wait_condition.notify_all();
+  worker_.impl_->wakeups.tell_all_waiters();
 }
 
 void ProgressThread::run() {
@@ -92,14 +91,14 @@ void ProgressThread::run() {
       if (armed) timer = impl.next_timer();
     }
     // A peer on this machine may have moved a counter without an event of ours.
-    impl.tell_waiters();
+    impl.wakeups.tell_waiters();
     if (!armed) continue;
-    impl.sleep(mine, timer);
+    impl.wakeups.sleep(mine, timer);
     {
       std::lock_guard lock(impl.mutex);
-      impl.disarm(mine);
+      impl.wakeups.disarm(mine);
     }
-    impl.tell_waiters();
+    impl.wakeups.tell_waiters();
     busy = impl.clock.now();
   }
   std::lock_guard lock(impl.mutex);

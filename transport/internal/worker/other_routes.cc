@@ -19,9 +19,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 constexpr Time kLongestFailbackPause = std::chrono::minutes(1);
@@ -30,7 +30,7 @@ constexpr Time kAtOnce = std::chrono::seconds(1);
 }  // namespace
 
 // One that nobody here has made is as good as any.
-int Worker::Impl::rank_of(const Rail& rail) const {
+int WorkerCore::rank_of(const Rail& rail) const {
   for (const auto& provider : providers) {
     const Capabilities& can = provider->capabilities();
     if (can.name == rail.properties().provider) return can.rank;
@@ -38,13 +38,13 @@ int Worker::Impl::rank_of(const Rail& rail) const {
   return INT_MAX;
 }
 
-void Worker::Impl::add_rail(internal::Peer& peer, internal::RailState state) {
+void WorkerCore::add_rail(Peer& peer, RailState state) {
   state.rank = rank_of(*state.rail);
   const bool better = !peer.rails.empty() && state.rank > peer.rails.front().rank;
   // In the same order at both sides, however they came up: what one sends over its first rail the
   // other answers there.
   const auto worse =
-      std::find_if(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& other) {
+      std::find_if(peer.rails.begin(), peer.rails.end(), [&](const RailState& other) {
         return other.rank < state.rank || (other.rank == state.rank && other.link > state.link);
       });
   const auto at = peer.rails.insert(worse, std::move(state));
@@ -59,7 +59,7 @@ void Worker::Impl::add_rail(internal::Peer& peer, internal::RailState state) {
                   "%s: %s is reached over %s again: %s", self.name, peer.name, by, explain(peer));
 }
 
-std::vector<std::string> Worker::Impl::better_routes(const internal::Peer& peer) const {
+std::vector<std::string> WorkerCore::better_routes(const Peer& peer) const {
   std::vector<std::string> better;
   if (peer.rails.empty()) return better;
   const int best = peer.rails.front().rank;
@@ -78,8 +78,8 @@ std::vector<std::string> Worker::Impl::better_routes(const internal::Peer& peer)
 }
 
 // To be called when rails have come or gone.
-void Worker::Impl::look_for_better(internal::Peer& peer) {
-  internal::Failback& back = peer.back;
+void WorkerCore::look_for_better(Peer& peer) {
+  Failback& back = peer.back;
   if (!peer.dialled || failback == Time::zero() || peer.state != PeerState::kUp) return;
   const bool wanted = !better_routes(peer).empty();
   if (!wanted) {
@@ -96,16 +96,16 @@ void Worker::Impl::look_for_better(internal::Peer& peer) {
   if (!back.calling && back.call_at == kNever) call_better_later(peer);
 }
 
-void Worker::Impl::call_better_later(internal::Peer& peer) {
-  internal::Failback& back = peer.back;
+void WorkerCore::call_better_later(Peer& peer) {
+  Failback& back = peer.back;
   back.untried.clear();
   back.call_at = clock.now() + back.pause;
   back.pause = std::min(2 * back.pause, std::max(kLongestFailbackPause, failback));
   set_timer(peer);
 }
 
-void Worker::Impl::call_better(internal::Peer& peer) {
-  internal::Failback& back = peer.back;
+void WorkerCore::call_better(Peer& peer) {
+  Failback& back = peer.back;
   back.call_at = kNever;
   if (peer.around.calling) return call_better_later(peer);
   if (back.untried.empty()) back.untried = better_routes(peer);
@@ -116,8 +116,8 @@ void Worker::Impl::call_better(internal::Peer& peer) {
   dial(peer, back.route, Resume::kOurs);
 }
 
-void Worker::Impl::better_failed(internal::Peer& peer, const absl::Status& why) {
-  internal::Failback& back = peer.back;
+void WorkerCore::better_failed(Peer& peer, const absl::Status& why) {
+  Failback& back = peer.back;
   if (peer.state != PeerState::kUp) return;  // it is called over every provider now
   // What was refused will be refused again.
   if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) {
@@ -132,15 +132,15 @@ void Worker::Impl::better_failed(internal::Peer& peer, const absl::Status& why) 
   call_around(peer);
 }
 
-internal::RailState* Worker::Impl::reaching(internal::Peer& peer, const RemoteRegion& region) {
+RailState* WorkerCore::reaching(Peer& peer, const RemoteRegion& region) {
   const auto rail = std::find_if(
       peer.rails.begin(), peer.rails.end(),
-      [&](const internal::RailState& state) { return state.rail->reaches(region).ok(); });
+      [&](const RailState& state) { return state.rail->reaches(region).ok(); });
   return rail == peer.rails.end() ? nullptr : &*rail;
 }
 
-void Worker::Impl::stand_aside(internal::Peer& peer, uint32_t index) {
-  internal::Around& around = peer.around;
+void WorkerCore::stand_aside(Peer& peer, uint32_t index) {
+  Around& around = peer.around;
   const TransferDescriptor& d = slots[index].descriptor;
   const Rail& best = *peer.rails.front().rail;
   if (around.passed != best.properties().provider) {
@@ -158,15 +158,15 @@ void Worker::Impl::stand_aside(internal::Peer& peer, uint32_t index) {
   call_around(peer);
 }
 
-bool Worker::Impl::stands_aside(TransferId id) {
-  const internal::TransferSlot* slot = slots.find(id);
+bool WorkerCore::stands_aside(TransferId id) {
+  const TransferSlot* slot = slots.find(id);
   return slot != nullptr && slot->verdict == TransferState::kActive && !slot->queued;
 }
 
 // The worker makes one extra call to a peer at a time: the end of a call names its session, not its
 // provider.
-void Worker::Impl::call_around(internal::Peer& peer) {
-  internal::Around& around = peer.around;
+void WorkerCore::call_around(Peer& peer) {
+  Around& around = peer.around;
   if (around.waiting.empty() || around.calling || peer.back.calling || peer.state != PeerState::kUp)
     return;
   if (around.untried.empty()) {
@@ -176,7 +176,7 @@ void Worker::Impl::call_around(internal::Peer& peer) {
     for (auto& route : rank_routes(peer, require, around.notes)) {
       std::string& name = route.second;
       const bool there =
-          std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
+          std::any_of(peer.rails.begin(), peer.rails.end(), [&](const RailState& state) {
             return state.rail->properties().provider == name;
           });
       if (there) continue;
@@ -194,8 +194,8 @@ void Worker::Impl::call_around(internal::Peer& peer) {
   dial(peer, around.route, peer.dialled ? Resume::kOurs : Resume::kTheirs);
 }
 
-void Worker::Impl::around_failed(internal::Peer& peer, const absl::Status& why) {
-  internal::Around& around = peer.around;
+void WorkerCore::around_failed(Peer& peer, const absl::Status& why) {
+  Around& around = peer.around;
   around.notes.push_back(absl::StrCat(around.route, ": ", why.message()));
   if (peer.state != PeerState::kUp)
     return around.untried.clear();  // the worker calls it over every provider now
@@ -203,8 +203,8 @@ void Worker::Impl::around_failed(internal::Peer& peer, const absl::Status& why) 
   call_around(peer);
 }
 
-void Worker::Impl::give_up_around(internal::Peer& peer) {
-  internal::Around& around = peer.around;
+void WorkerCore::give_up_around(Peer& peer) {
+  Around& around = peer.around;
   const absl::Status why = absl::FailedPreconditionError(
       absl::StrCat(around.why, ". No other route does: ", absl::StrJoin(around.notes, "; ")));
   for (const TransferId id : std::exchange(around.waiting, {})) {
@@ -214,8 +214,8 @@ void Worker::Impl::give_up_around(internal::Peer& peer) {
 
 // A rail of the last call was lost. A peer that refuses the provider (require) closes such a rail
 // at once, every time.
-void Worker::Impl::around_lost(internal::Peer& peer, const Rail& rail) {
-  internal::Around& around = peer.around;
+void WorkerCore::around_lost(Peer& peer, const Rail& rail) {
+  Around& around = peer.around;
   const std::string& by = rail.properties().provider;
   if (by == around.route && around.up_at != kNever && clock.now() - around.up_at < kAtOnce) {
     around.refused.push_back(by);
@@ -223,10 +223,10 @@ void Worker::Impl::around_lost(internal::Peer& peer, const Rail& rail) {
 }
 
 // A rail has come up. A transfer whose region it does not reach either stands aside again.
-void Worker::Impl::come_around(internal::Peer& peer) {
+void WorkerCore::come_around(Peer& peer) {
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
     if (stands_aside(id)) enqueue(peer, id.slot);
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

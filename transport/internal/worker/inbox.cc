@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
-void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
-  internal::Peer* peer = peer_of(rail);
+namespace baton::internal {
+void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
+  Peer* peer = peer_of(rail);
   if (peer == nullptr) return;
   peer->redial.give_up_at = kNever;  // it is there, and knows us
   auto complete = peer->arrivals.add(arrival);
@@ -25,17 +25,17 @@ void Worker::Impl::arrived(Rail& rail, const Arrival& arrival) {
   }
   if (arrival.counter_generation != 0) {
     counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
-    signal();
+    wakeups.signal();
   }
   if (!complete->notify.empty()) push_notification(peer->id(), complete->notify);
 }
 
-void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
-  internal::Peer* peer = find_peer(from);
+void WorkerCore::push_notification(PeerId from, std::string_view payload) {
+  Peer* peer = find_peer(from);
   if (peer == nullptr) return;
-  const uint64_t cost = payload.size() + internal::kNotificationCost;
+  const uint64_t cost = payload.size() + kNotificationCost;
   // Twice the window: a credit that the peer took back may belong to one that arrived after all.
-  if (peer->unread + cost > 2 * internal::kNotificationWindow) {
+  if (peer->unread + cost > 2 * kNotificationWindow) {
     if (!peer->rails.empty()) {
       doomed.push_back(
           {from, peer->rails.front().rail.get(),
@@ -54,10 +54,10 @@ void Worker::Impl::push_notification(PeerId from, std::string_view payload) {
   slot.peer = from;
   slot.payload.assign(payload);
   ++inbox_count;
-  signal();
+  wakeups.signal();
 }
 
-bool Worker::Impl::next_notification(Notification& out) {
+bool WorkerCore::next_notification(Notification& out) {
   if (inbox_count == 0) return false;
   Notification& next = inbox[inbox_head];
   out.peer = next.peer;
@@ -68,9 +68,9 @@ bool Worker::Impl::next_notification(Notification& out) {
   return true;
 }
 
-void Worker::Impl::notification_read(const Notification& notification) {
-  internal::Peer* peer = find_peer(notification.peer);
-  const uint64_t cost = notification.payload.size() + internal::kNotificationCost;
+void WorkerCore::notification_read(const Notification& notification) {
+  Peer* peer = find_peer(notification.peer);
+  const uint64_t cost = notification.payload.size() + kNotificationCost;
   if (peer == nullptr) return;  // cannot be: it is not forgotten before this
   peer->unread -= std::min(cost, peer->unread);
   if (peer->state == PeerState::kDown) {
@@ -84,19 +84,19 @@ void Worker::Impl::notification_read(const Notification& notification) {
 
 // What the application has read goes back to those who sent it, a quarter of the window at a time.
 // A peer that is lost gets it when it is back.
-void Worker::Impl::owe(internal::Peer& peer) {
-  if (peer.state != PeerState::kUp || peer.untold < internal::kNotificationWindow / 4) return;
+void WorkerCore::owe(Peer& peer) {
+  if (peer.state != PeerState::kUp || peer.untold < kNotificationWindow / 4) return;
   if (!std::exchange(peer.creditor, true)) creditors.push_back(&peer);
   credits_due = true;
-  wake();
+  wakeups.wake();
 }
 
 // A credit is a transfer of no bytes whose counter is none. One that finds no slot waits for the
 // end of another.
-bool Worker::Impl::give_credits() {
+bool WorkerCore::give_credits() {
   if (!std::exchange(credits_due, false)) return false;
   for (; !creditors.empty(); creditors.pop_back()) {
-    internal::Peer& peer = *creditors.back();
+    Peer& peer = *creditors.back();
     peer.creditor = false;
     if (peer.state != PeerState::kUp || peer.untold == 0) continue;
     absl::StatusOr<TransferId> id = slots.acquire();
@@ -106,7 +106,7 @@ bool Worker::Impl::give_credits() {
       peer.creditor = true;
       return true;
     }
-    internal::TransferSlot& slot = slots[id->slot];
+    TransferSlot& slot = slots[id->slot];
     slot.descriptor = TransferDescriptor{.id = *id,
                                          .counter = {peer.uid, CounterTable::kCredits, 1},
                                          .increment = std::exchange(peer.untold, 0)};
@@ -122,12 +122,12 @@ bool Worker::Impl::give_credits() {
 }
 
 // From the peer, or back from a notification that was not delivered.
-void Worker::Impl::take_credit(internal::Peer& peer, uint64_t amount) {
-  peer.credit += std::min(amount, internal::kNotificationWindow - peer.credit);
+void WorkerCore::take_credit(Peer& peer, uint64_t amount) {
+  peer.credit += std::min(amount, kNotificationWindow - peer.credit);
   while (peer.held.head != kNone) {
     const uint32_t index = peer.held.head;
-    internal::TransferSlot& slot = slots[index];
-    const uint64_t cost = slot.descriptor.notify.size() + internal::kNotificationCost;
+    TransferSlot& slot = slots[index];
+    const uint64_t cost = slot.descriptor.notify.size() + kNotificationCost;
     if (peer.credit < cost) return;
     dequeue(peer, index);
     peer.credit -= slot.credit = cost;
@@ -136,4 +136,4 @@ void Worker::Impl::take_credit(internal::Peer& peer, uint64_t amount) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

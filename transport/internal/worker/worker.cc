@@ -1,8 +1,6 @@
 // The worker's public calls: each takes the progress lock, or needs none.
 #include "transport/worker.h"
 
-#include <sys/eventfd.h>
-
 #include <mutex>
 
 #include "absl/strings/str_format.h"
@@ -12,8 +10,8 @@
 #include "transport/base/log.h"
 #include "transport/base/threads/forks.h"
 #include "transport/internal/mapped.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton {
 namespace {
@@ -56,7 +54,7 @@ Worker::~Worker() {
   (void)impl_.release();
 }
 
-absl::Status Worker::Impl::usable() const {
+absl::Status internal::WorkerCore::usable() const {
   if (!of_parent()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "the worker belongs to the process that this one was forked from: make another one");
@@ -181,7 +179,7 @@ absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_vie
   }
   std::lock_guard lock(impl_->mutex);
   auto peer = impl_->connect(address, found, require);
-  impl_->wake();
+  impl_->wakeups.wake();
   return peer;
 }
 
@@ -195,7 +193,7 @@ absl::Status Worker::disconnect(PeerId id, Time timeout) {
     if (peer == nullptr) return absl::NotFoundError("no such peer");
     over = impl_->begin_disconnect(*peer, timeout);
   }
-  impl_->tell_waiters();
+  impl_->wakeups.tell_waiters();
   absl::Status waited = wait_until([&] { return peer_state(id) == PeerState::kDown; });
   if (!waited.ok()) return waited;
   std::lock_guard lock(impl_->mutex);
@@ -210,7 +208,7 @@ void Worker::begin_disconnect(PeerId id, Time timeout) {
     if (peer == nullptr) return;
     impl_->begin_disconnect(*peer, timeout);
   }
-  impl_->tell_waiters();
+  impl_->wakeups.tell_waiters();
 }
 
 PeerState Worker::peer_state(PeerId id) const { return impl_->peers.state(id); }
@@ -235,8 +233,8 @@ absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) c
   return impl_->view(*peer, region);
 }
 
-absl::StatusOr<RemoteView> Worker::Impl::view(const internal::Peer& peer,
-                                              const RemoteRegion& region) const {
+absl::StatusOr<RemoteView> internal::WorkerCore::view(const internal::Peer& peer,
+                                                      const RemoteRegion& region) const {
   if (peer.rails.empty()) return absl::UnavailableError("the peer is not connected yet");
   if (region.owner != peer.uid) {
     return absl::InvalidArgumentError("the region belongs to another worker than this peer");
@@ -306,7 +304,7 @@ absl::Status Worker::cancel(TransferId id) {
     }
   }
   impl_->cancels.store(true);
-  impl_->wake();
+  impl_->wakeups.wake();
   return absl::OkStatus();
 }
 
@@ -359,17 +357,17 @@ bool Worker::progress() {
     std::lock_guard lock(impl_->mutex);
     any = impl_->progress();
   }
-  if (any) impl_->tell_waiters();
+  if (any) impl_->wakeups.tell_waiters();
   return any;
 }
 
 bool Worker::help() { return !impl_->of_parent() && impl_->help(); }
 
-int Worker::wait_fd() const { return impl_->outside_fd; }
+int Worker::wait_fd() const { return impl_->wakeups.wait_fd(); }
 
 bool Worker::arm() {
   std::lock_guard lock(impl_->mutex);
-  return impl_->arm(impl_->outside);
+  return impl_->arm(impl_->wakeups.outside());
 }
 
 Time Worker::next_timer() const {
@@ -378,18 +376,11 @@ Time Worker::next_timer() const {
 }
 
 int Worker::event_fd() const {
-  int fd = impl_->event_fd.load();
-  if (fd >= 0) return fd;
+  if (const int fd = impl_->wakeups.event_fd(); fd >= 0) return fd;
   std::lock_guard lock(impl_->mutex);
-  fd = impl_->event_fd.load();
-  if (fd < 0) {
-    // Readable at once: something may have happened before anybody watched.
-    fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-    impl_->event_fd.store(fd);
-  }
-  return fd;
+  return impl_->wakeups.make_event_fd();
 }
-void Worker::wake() { impl_->rouse_all(); }
+void Worker::wake() { impl_->wakeups.rouse_all(); }
 
 const Clock& Worker::clock() const { return impl_->clock; }
 

@@ -5,10 +5,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 constexpr const char* kFenced = "the peer has lost its end of this rail";
 
@@ -18,12 +18,12 @@ PeerId peer_id_of(uint64_t tag) {
 }
 }  // namespace
 
-internal::Peer* Worker::Impl::peer_of(const Rail& rail) {
+Peer* WorkerCore::peer_of(const Rail& rail) {
   return find_peer(peer_id_of(rail.worker_tag));
 }
 
 // Gives a region to all providers that take it. Of the host's memory that is all of them.
-absl::Status Worker::Impl::add_region(RegionEntry& row,
+absl::Status WorkerCore::add_region(RegionEntry& row,
                                       std::initializer_list<absl::Status> missing) {
   std::vector<Provider*> have;
   std::vector<Provider*> sharing;  // what their peers cannot map is staged
@@ -72,9 +72,9 @@ absl::Status Worker::Impl::add_region(RegionEntry& row,
       "registering %u bytes of %s: %s", row.size, row.place.name(), absl::StrJoin(reasons, "; ")));
 }
 
-void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
+void WorkerCore::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
   auto it = sessions.find(session);
-  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
     return drop(std::move(rail), absl::CancelledError("this connection is no longer wanted"));
   }
@@ -95,26 +95,26 @@ void Worker::Impl::connected(uint64_t session, const HelloInfo& info, std::uniqu
 }
 
 // The other side has lost this rail before it was heard of here.
-bool Worker::Impl::fenced(const internal::Peer& peer, uint64_t link) {
+bool WorkerCore::fenced(const Peer& peer, uint64_t link) {
   return std::find(peer.fenced.begin(), peer.fenced.end(), link) != peer.fenced.end();
 }
 
-void Worker::Impl::drop(std::unique_ptr<Rail> rail, const absl::Status& why) {
+void WorkerCore::drop(std::unique_ptr<Rail> rail, const absl::Status& why) {
   Rail* stray = rail.get();
   closed_rails.push_back(std::move(rail));
   stray->close(why, *this);
 }
 
-void Worker::Impl::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail,
+void WorkerCore::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail,
                           const absl::Status& why) {
   drop(std::move(rail), why);
   handshake_refused(info.name, why);
 }
 
-void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
+void WorkerCore::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   // Called again, the other way round: a session that we had chosen.
   const bool dialled = info.resume == Resume::kTheirs;
-  internal::Peer* peer = peers.of_session(info.uid, info.session, dialled);
+  Peer* peer = peers.of_session(info.uid, info.session, dialled);
   if (peer != nullptr) {
     if (peer->state == PeerState::kDown) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
@@ -133,7 +133,7 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   if (info.resume != Resume::kNew && !never_begun) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
-  if (left_behind > internal::kMostLeftBehind) {
+  if (left_behind > kMostLeftBehind) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError("this worker's program does not read its "
                                                "notifications, and holds too many already"));
@@ -156,13 +156,13 @@ void Worker::Impl::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   peer_up(*peer, info, std::move(rail));
 }
 
-void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
+void WorkerCore::peer_up(Peer& peer, const HelloInfo& info,
                            std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
   peers.set_name(peer, info.name);
   peer.protocol = info.protocol;
   rail->worker_tag = tag_of(peer.id());
-  auto* const prompt = dynamic_cast<internal::PromptRail*>(rail.get());
+  auto* const prompt = dynamic_cast<PromptRail*>(rail.get());
   if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
   add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
   come_around(peer);
@@ -182,7 +182,7 @@ void Worker::Impl::peer_up(internal::Peer& peer, const HelloInfo& info,
   push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
-void Worker::Impl::handshake_refused(std::string_view who, const absl::Status& why) {
+void WorkerCore::handshake_refused(std::string_view who, const absl::Status& why) {
   ++stats.handshakes_refused;
   // Somebody who hangs up is a port scanner or a health check; a wrong key is for people to fix.
   // Who calls again and again must not fill the disk.
@@ -196,8 +196,8 @@ void Worker::Impl::handshake_refused(std::string_view who, const absl::Status& w
                   stats.handshakes_refused);
 }
 
-void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
-  internal::Peer* peer = peer_of(rail);
+void WorkerCore::rail_down(Rail& rail, absl::Status why) {
+  Peer* peer = peer_of(rail);
   if (peer == nullptr) return;
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;
@@ -209,9 +209,9 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
     closed_rails.push_back(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
-    if (peer->lost_rails.size() > internal::kMostLostRails) {
+    if (peer->lost_rails.size() > kMostLostRails) {
       why = absl::AbortedError("the peer does not say what had come over rails that were lost");
-      for (const internal::RailState& state : peer->rails) {
+      for (const RailState& state : peer->rails) {
         doomed.push_back({peer->id(), state.rail.get(), why});
       }
     }
@@ -224,7 +224,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
       // finds out by asking.
       const bool waits = std::any_of(
           peer->lost_rails.begin(), peer->lost_rails.end(),
-          [](const internal::LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
+          [](const LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
       if (waits && !answering) ask_about_lost_rails(*peer);
       return;
     }
@@ -242,7 +242,7 @@ void Worker::Impl::rail_down(Rail& rail, absl::Status why) {
   }
 }
 
-void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::peer_down(Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   const bool was_up = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   if (peer.state == PeerState::kUp) --stats.peers_up;
@@ -257,11 +257,11 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   sessions.erase(peer.session);
   base::log_event(base::LogLevel::kInfo, "%s: peer %s: %s: %s", self.name,
                   was_up ? "down" : "not reached", peer.name, peer.why.message());
-  for (internal::SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
+  for (SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
     while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
   }
   for (const TransferId id : standing_aside) {
-    const internal::TransferSlot* slot = slots.find(id);
+    const TransferSlot* slot = slots.find(id);
     if (slot != nullptr && slot->peer == peer.id()) stop(id.slot, TransferState::kFailed, peer.why);
   }
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
@@ -279,7 +279,7 @@ void Worker::Impl::peer_down(internal::Peer& peer, const absl::Status& why) {
   push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
-void Worker::Impl::close_rails(internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::close_rails(Peer& peer, const absl::Status& why) {
   while (!peer.rails.empty()) {
     const size_t before = peer.rails.size();
     peer.rails.back().rail->close(why, *this);
@@ -290,7 +290,7 @@ void Worker::Impl::close_rails(internal::Peer& peer, const absl::Status& why) {
   }
 }
 
-void Worker::Impl::disconnect(internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::disconnect(Peer& peer, const absl::Status& why) {
   if (peer.state == PeerState::kDown) return;
   // Slices that come back must not be posted to the next rail, so the peer goes down first.
   peer_down(peer, why);
@@ -298,13 +298,13 @@ void Worker::Impl::disconnect(internal::Peer& peer, const absl::Status& why) {
   close_rails(peer, absl::IsUnavailable(why) ? absl::CancelledError(why.message()) : why);
 }
 
-bool Worker::Impl::run_doomed() {
+bool WorkerCore::run_doomed() {
   bool any = false;
   while (!doomed.empty()) {
     const Doomed next = std::move(doomed.back());
     doomed.pop_back();
-    internal::Peer* peer = find_peer(next.peer);
-    internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, next.rail);
+    Peer* peer = find_peer(next.peer);
+    RailState* state = peer == nullptr ? nullptr : rail_state(*peer, next.rail);
     if (state == nullptr) continue;  // went down by itself meanwhile
     state->rail->close(next.why, *this);
     any = true;
@@ -316,9 +316,9 @@ bool Worker::Impl::run_doomed() {
   return any;
 }
 
-void Worker::Impl::push_event(PeerEvent event) {
-  internal::Peer* peer = find_peer(event.peer);
-  if (peer != nullptr && peer->events == internal::kUnreadEvents) {
+void WorkerCore::push_event(PeerEvent event) {
+  Peer* peer = find_peer(event.peer);
+  if (peer != nullptr && peer->events == kUnreadEvents) {
     const auto last = std::find_if(events.rbegin(), events.rend(), [&](const PeerEvent& other) {
       return other.peer == event.peer;
     });
@@ -328,27 +328,27 @@ void Worker::Impl::push_event(PeerEvent event) {
     if (peer != nullptr) ++peer->events;
     events.push_back(std::move(event));
   }
-  signal();
+  wakeups.signal();
 }
 
-bool Worker::Impl::next_event(PeerEvent& out) {
+bool WorkerCore::next_event(PeerEvent& out) {
   if (events.empty()) return false;
   out = std::move(events.front());
   events.pop_front();
-  if (internal::Peer* peer = find_peer(out.peer); peer != nullptr) --peer->events;
+  if (Peer* peer = find_peer(out.peer); peer != nullptr) --peer->events;
   return true;
 }
 
 // It may take the row of one that is down, which is forgotten.
-internal::Peer* Worker::Impl::add_peer() {
-  internal::Peer* peer = peers.add();
+Peer* WorkerCore::add_peer() {
+  Peer* peer = peers.add();
   if (peer != nullptr && peer->generation > 1) {
     std::erase_if(events, [&](const PeerEvent& event) { return event.peer.index == peer->index; });
   }
   return peer;
 }
 
-std::string Worker::Impl::explain(const internal::Peer& peer) const {
+std::string WorkerCore::explain(const Peer& peer) const {
   if (peer.state == PeerState::kConnecting) {
     return absl::StrCat(peer.name, ": connecting by ", peer.route);
   }
@@ -360,7 +360,7 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
   }
   std::vector<std::string> routes;
   std::vector<std::string> notes = peer.notes;
-  for (const internal::RailState& state : peer.rails) {
+  for (const RailState& state : peer.rails) {
     std::string route = state.rail->properties().route;
     if (const std::string more = state.rail->about_devices(); !more.empty()) {
       absl::StrAppend(&route, ", ", more);
@@ -388,4 +388,4 @@ std::string Worker::Impl::explain(const internal::Peer& peer) const {
   return out;
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -4,18 +4,18 @@
 #include <limits>
 #include <utility>
 
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 constexpr uint32_t kMaxReposts = 1000;
 constexpr uint32_t kFew = 8;
 
-size_t slice_begin(const internal::TransferSlot& slot, uint32_t index) {
+size_t slice_begin(const TransferSlot& slot, uint32_t index) {
   return index * slot.slice_bytes;
 }
-size_t slice_end(const internal::TransferSlot& slot, uint32_t index) {
+size_t slice_end(const TransferSlot& slot, uint32_t index) {
   return std::min(slot.descriptor.bytes, slice_begin(slot, index) + slot.slice_bytes);
 }
 
@@ -24,48 +24,48 @@ bool on_device(const RegionTable& regions, const TransferDescriptor& transfer) {
          regions.entries()[transfer.local_region].place.kind != MemoryKind::kHost;
 }
 
-bool full(const internal::RailState& state) {
+bool full(const RailState& state) {
   return (state.full && state.outstanding > 0) ||
          state.outstanding >= state.rail->properties().depth;
 }
 
 // Whether its slices tell how quick a rail is. Others do not wait until that is known.
-bool counts(const internal::TransferSlot& slot) {
-  return std::min(slot.slice_bytes, slot.descriptor.bytes) >= internal::RailPace::kCounts;
+bool counts(const TransferSlot& slot) {
+  return std::min(slot.slice_bytes, slot.descriptor.bytes) >= RailPace::kCounts;
 }
 
 // How those of a peer's rails do beside each other that may move what there is to move.
 struct Paces {
   template <typename May>
-  Paces(const internal::Peer& peer, const Clock& clock, uint32_t local_region, const May& may)
+  Paces(const Peer& peer, const Clock& clock, uint32_t local_region, const May& may)
       : region(local_region) {
     bool matters = false;
-    for (const internal::RailState& state : peer.rails) {
+    for (const RailState& state : peer.rails) {
       if (!may(state)) continue;
       best = std::max(best, state.pace.rate());
       slowest = std::min(slowest, state.rail->share(region));
     }
-    for (const internal::RailState& state : peer.rails) {
-      matters |= state.pace.busy() || state.pace.rate() * internal::RailPace::kSlow <= best;
+    for (const RailState& state : peer.rails) {
+      matters |= state.pace.busy() || state.pace.rate() * RailPace::kSlow <= best;
     }
     if (matters) now = clock.now();
   }
-  bool bad(const internal::RailState& state) const {
+  bool bad(const RailState& state) const {
     return state.pace.silent(now) > Time::zero() || state.pace.part_of(best, now) < 1;
   }
   // Whether it has as much as it may have while little is known of it: more where the port is
   // faster, or nearer.
-  bool is_enough(const internal::RailState& state) const {
+  bool is_enough(const RailState& state) const {
     const double part = state.rail->share(region) / slowest;
-    return state.pace.tried_enough(now, internal::RailPace::kUntried * part);
+    return state.pace.tried_enough(now, RailPace::kUntried * part);
   }
   // Whether nothing is known of it, but of others. What one rail has lost is not tried on another
   // that may be no better.
-  bool none_of(const internal::RailState& state) const {
+  bool none_of(const RailState& state) const {
     return best > 0 && state.pace.rate() == 0;
   }
   // When it would be done with so many bytes.
-  double load(const internal::RailState& state, size_t bytes) const {
+  double load(const RailState& state, size_t bytes) const {
     return static_cast<double>(bytes) /
                (state.rail->share(region) * state.pace.part_of(best, now)) +
            std::chrono::duration<double>(state.pace.silent(now)).count();
@@ -78,26 +78,26 @@ struct Paces {
 
 }  // namespace
 
-absl::Status Worker::Impl::moves(const Rail& rail, const internal::TransferSlot& slot) const {
+absl::Status WorkerCore::moves(const Rail& rail, const TransferSlot& slot) const {
   const TransferDescriptor& d = slot.descriptor;
   const RegionEntry& local = regions.entries()[d.local_region];
   return slot.mapped ? rail.maps(local, d.remote) : rail.moves(local);
 }
 
 // Why no rail that is up moves memory like the transfer's: what is the host's, all do.
-absl::Status Worker::Impl::movable(const internal::TransferSlot& slot,
-                                   const internal::Peer& peer) const {
+absl::Status WorkerCore::movable(const TransferSlot& slot,
+                                   const Peer& peer) const {
   absl::Status status;
   if (!on_device(regions, slot.descriptor)) return status;
-  for (const internal::RailState& state : peer.rails) {
+  for (const RailState& state : peer.rails) {
     status = moves(*state.rail, slot);
     if (status.ok()) break;
   }
   return status;
 }
 
-internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* rail) {
-  for (internal::RailState& state : peer.rails) {
+RailState* WorkerCore::rail_state(Peer& peer, const Rail* rail) {
+  for (RailState& state : peer.rails) {
     if (state.rail.get() == rail) return &state;
   }
   return nullptr;
@@ -106,9 +106,9 @@ internal::RailState* Worker::Impl::rail_state(internal::Peer& peer, const Rail* 
 // The one that messages before this one are under way on: a rail keeps their order, two do not.
 // Unless a better provider is there again. The worker's own words need not wait for a rail on which
 // nothing moves.
-internal::RailState* Worker::Impl::rail_of_messages(internal::Peer& peer,
-                                                    const internal::TransferSlot& slot, Time now) {
-  for (internal::RailState& state : peer.rails) {
+RailState* WorkerCore::rail_of_messages(Peer& peer,
+                                                    const TransferSlot& slot, Time now) {
+  for (RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank) break;
     if (state.messages == 0) continue;
     return slot.control && state.pace.silent(now) > Time::zero() ? nullptr : &state;
@@ -121,32 +121,32 @@ internal::RailState* Worker::Impl::rail_of_messages(internal::Peer& peer,
 // One that is much slower than others, or silent, has what would wait longer for those.
 // Memory of devices goes on over the rails that move it, should a better one have come up
 // meanwhile.
-internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
-                                             const internal::TransferSlot& slot) {
+RailState* WorkerCore::pick_rail(Peer& peer,
+                                             const TransferSlot& slot) {
   if (peer.rails.size() == 1) {
     // Others may be on their way: should this one be slow, it must not have all there is by then.
-    internal::RailState& only = peer.rails.front();
+    RailState& only = peer.rails.front();
     return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
   const bool device = on_device(regions, slot.descriptor);
-  const internal::RailState* const reaches =
+  const RailState* const reaches =
       slot.passes ? reaching(peer, slot.descriptor.remote) : nullptr;
   const int rank = reaches != nullptr ? reaches->rank : peer.rails.front().rank;
-  const auto may = [&](const internal::RailState& state) {
+  const auto may = [&](const RailState& state) {
     return device ? moves(*state.rail, slot).ok() : state.rank == rank;
   };
   const Paces paces(peer, clock, slot.descriptor.local_region, may);
   if (slot.descriptor.bytes == 0) {
-    internal::RailState* const before = rail_of_messages(peer, slot, paces.now);
+    RailState* const before = rail_of_messages(peer, slot, paces.now);
     if (before != nullptr) return full(*before) ? nullptr : before;
   }
   const bool again = !slot.again.empty();
-  internal::RailState* best = nullptr;
+  RailState* best = nullptr;
   double best_load = 0;
   bool best_is_bad = false;
   double least_full = std::numeric_limits<double>::infinity();  // of good ones that are full
   bool first = true;
-  for (internal::RailState& state : peer.rails) {
+  for (RailState& state : peer.rails) {
     if (!may(state)) continue;
     const bool bad = paces.bad(state);
     const bool first_good = !bad && std::exchange(first, false);
@@ -159,8 +159,8 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
       if (!bad) least_full = std::min(least_full, load);
       continue;
     }
-    if (first_good && slot.descriptor.bytes <= internal::kTinyBytes && state.outstanding < kFew &&
-        state.outstanding_bytes <= kFew * internal::kTinyBytes) {
+    if (first_good && slot.descriptor.bytes <= kTinyBytes && state.outstanding < kFew &&
+        state.outstanding_bytes <= kFew * kTinyBytes) {
       return &state;
     }
     if (best == nullptr || load < best_load) {
@@ -172,14 +172,14 @@ internal::RailState* Worker::Impl::pick_rail(internal::Peer& peer,
   return best_is_bad && least_full < best_load ? nullptr : best;  // rather wait
 }
 
-bool Worker::Impl::pump() {
+bool WorkerCore::pump() {
   bool any = false;
   pump_due = false;
   // What rails report while they take slices may make more peers ready: those are for next time.
   const size_t count = ready_peers.size();
   size_t kept = 0;
   for (size_t i = 0; i < count; ++i) {
-    internal::Peer& peer = *ready_peers[i];
+    Peer& peer = *ready_peers[i];
     if (peer.state == PeerState::kUp) any |= pump(peer);
     peer.ready =
         peer.state == PeerState::kUp && (peer.urgent.head != kNone || peer.bulk.head != kNone);
@@ -191,7 +191,7 @@ bool Worker::Impl::pump() {
 }
 
 // For pump(). A peer that is not up is made ready when it is.
-void Worker::Impl::make_ready(internal::Peer& peer) {
+void WorkerCore::make_ready(Peer& peer) {
   if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
     return;
   pump_due = true;
@@ -199,7 +199,7 @@ void Worker::Impl::make_ready(internal::Peer& peer) {
 }
 
 // What is urgent goes first; bulk that it has passed for long has a slice's turn in between.
-bool Worker::Impl::pump(internal::Peer& peer) {
+bool WorkerCore::pump(Peer& peer) {
   bool any = false;
   do {
     if (peer.turns.large_is_due()) any |= pump(peer, peer.bulk, true);
@@ -210,11 +210,11 @@ bool Worker::Impl::pump(internal::Peer& peer) {
 
 // Posts slices of the queue, or one of them, as long as there is a rail for them; of `urgent` until
 // it is the turn of bulk.
-bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool one) {
+bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
   bool any = false;
   while (queue.head != kNone && !peer.rails.empty()) {
     const uint32_t index = queue.head;
-    internal::TransferSlot& slot = slots[index];
+    TransferSlot& slot = slots[index];
     // Rather late than by the slower way.
     if (slot.descriptor.remote.kind != MemoryKind::kHost &&
         (slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
@@ -247,7 +247,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
       any = true;
       continue;
     }
-    internal::RailState* state = pick_rail(peer, slot);
+    RailState* state = pick_rail(peer, slot);
     if (state == nullptr) return any;
     const bool again = !slot.again.empty();
     const uint32_t number = again ? slot.again.back() : slot.next_slice;
@@ -260,7 +260,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
     }
     ++slot.outstanding;
     state->took(slice.end - slice.begin);
-    if (slice.end - slice.begin >= internal::RailPace::kCounts) {
+    if (slice.end - slice.begin >= RailPace::kCounts) {
       state->pace.took(slice.end - slice.begin, clock.now());
     }
     Rail* rail = state->rail.get();
@@ -271,7 +271,7 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
       } else {
         slot.again.push_back(number);
       }
-      internal::RailState* owner = rail_state(peer, rail);  // post() may have changed the list
+      RailState* owner = rail_state(peer, rail);  // post() may have changed the list
       if (owner == nullptr) continue;
       owner->gave_back(slice.end - slice.begin);
       owner->pace.gave_back(slice.end - slice.begin);
@@ -295,25 +295,25 @@ bool Worker::Impl::pump(internal::Peer& peer, internal::SlotQueue& queue, bool o
   return any;
 }
 
-void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
+void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
                               absl::Status status) {
-  internal::Peer* peer = peer_of(rail);
-  internal::TransferSlot* slot = slots.find(transfer);
+  Peer* peer = peer_of(rail);
+  TransferSlot* slot = slots.find(transfer);
   if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
   --slot->outstanding;
   if (status.ok()) {
     ++slot->landed;
     if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
     if (slot->control && peer != nullptr) {
-      if (internal::LostRail* asked = asked_by(*peer, *slot); asked != nullptr) asked->heard = true;
+      if (LostRail* asked = asked_by(*peer, *slot); asked != nullptr) asked->heard = true;
     }
   }
-  if (internal::RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
+  if (RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
       state != nullptr) {
     const size_t bytes = slice_end(*slot, slice) - slice_begin(*slot, slice);
     state->gave_back(bytes);
     state->full = false;
-    if (bytes >= internal::RailPace::kCounts) {
+    if (bytes >= RailPace::kCounts) {
       if (status.ok()) {
         state->pace.moved(bytes, clock.now());
       } else {
@@ -324,9 +324,9 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   // Of a read, no byte moves here once its rail has reported it.
   if (absl::IsUnknown(status)) {
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
-      if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) {
+      if (RailState* state = rail_state(*peer, &rail); state != nullptr) {
         ++state->moved;
-        unsettled(*peer, state->link, {transfer, slice}, internal::ordinal_of(status));
+        unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
         if (slot->verdict != TransferState::kActive) let_go(*slot);
         return;
       }
@@ -339,7 +339,7 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
     ++stats.slices_moved;
-    if (internal::RailState* state = rail_state(*peer, &rail); state != nullptr) ++state->moved;
+    if (RailState* state = rail_state(*peer, &rail); state != nullptr) ++state->moved;
     slot->again.push_back(slice);
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
@@ -348,15 +348,15 @@ void Worker::Impl::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   }
 }
 
-internal::SlotQueue& Worker::Impl::queue_of(internal::Peer& peer,
-                                            const internal::TransferSlot& slot) {
+SlotQueue& WorkerCore::queue_of(Peer& peer,
+                                            const TransferSlot& slot) {
   if (slot.held) return peer.held;
   return slot.descriptor.bytes <= kUrgentBytes ? peer.urgent : peer.bulk;
 }
 
-void Worker::Impl::enqueue(internal::Peer& peer, uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
-  internal::SlotQueue& queue = queue_of(peer, slot);
+void WorkerCore::enqueue(Peer& peer, uint32_t index) {
+  TransferSlot& slot = slots[index];
+  SlotQueue& queue = queue_of(peer, slot);
   slot.queued = true;
   slot.next = kNone;
   slot.prev = queue.tail;
@@ -365,12 +365,12 @@ void Worker::Impl::enqueue(internal::Peer& peer, uint32_t index) {
   make_ready(peer);
 }
 
-void Worker::Impl::dequeue(internal::Peer& peer, uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
-  internal::SlotQueue& queue = queue_of(peer, slot);
+void WorkerCore::dequeue(Peer& peer, uint32_t index) {
+  TransferSlot& slot = slots[index];
+  SlotQueue& queue = queue_of(peer, slot);
   (slot.prev == kNone ? queue.head : slots[slot.prev].next) = slot.next;
   (slot.next == kNone ? queue.tail : slots[slot.next].prev) = slot.prev;
   slot.queued = false;
 }
 
-}  // namespace baton
+}  // namespace baton::internal

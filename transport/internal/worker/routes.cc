@@ -7,19 +7,19 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 constexpr std::string_view kAddressPrefix = "baton1:";
 constexpr size_t kMostCalled = 1 << 16;  // workers of which is kept where they answered
 }  // namespace
 
-bool Worker::Impl::is_address(std::string_view target) {
+bool WorkerCore::is_address(std::string_view target) {
   return target.substr(0, kAddressPrefix.size()) == kAddressPrefix;
 }
 
-absl::StatusOr<std::string> Worker::Impl::look_up(const std::string& host_port) const {
+absl::StatusOr<std::string> WorkerCore::look_up(const std::string& host_port) const {
   absl::StatusOr<std::string> found =
       absl::UnavailableError("no provider here can look up host:port");
   for (const auto& provider : providers) {
@@ -29,12 +29,12 @@ absl::StatusOr<std::string> Worker::Impl::look_up(const std::string& host_port) 
   return found;
 }
 
-absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std::string& found,
+absl::StatusOr<PeerId> WorkerCore::connect(std::string_view target, const std::string& found,
                                              std::string_view need) {
-  internal::Peer* peer = add_peer();
+  Peer* peer = add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("all %u peers are in use: disconnect some", internal::PeerTable::kMost));
+        absl::StrFormat("all %u peers are in use: disconnect some", PeerTable::kMost));
   }
   peer->dialled = true;
   peer->require = need.empty() ? options.require : std::string(need);
@@ -64,10 +64,10 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std:
   return status;
 }
 
-void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encoded,
+void WorkerCore::resolved(uint64_t session, absl::StatusOr<std::string> encoded,
                             std::string_view at) {
   auto it = sessions.find(session);
-  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   sessions.erase(session);
   if (peer == nullptr || peer->state != PeerState::kConnecting) return;
   absl::StatusOr<Address> decoded =
@@ -81,7 +81,7 @@ void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encode
   plan_routes(*peer);
 }
 
-void Worker::Impl::note_called(const internal::Peer& peer, const std::string& at) {
+void WorkerCore::note_called(const Peer& peer, const std::string& at) {
   const size_t colon = at.rfind(':');
   if (colon == std::string::npos) return;
   // The listener that has the port that was called. Behind a published port its own is another:
@@ -101,14 +101,14 @@ void Worker::Impl::note_called(const internal::Peer& peer, const std::string& at
 }
 
 // Where the peer answered when it was asked for its address by `provider`; "": it was not.
-std::string Worker::Impl::called_at(const internal::Peer& peer, std::string_view provider) const {
+std::string WorkerCore::called_at(const Peer& peer, std::string_view provider) const {
   const auto found = called.find(peer.address.uid.bytes);
   return found != called.end() && found->second.provider == provider ? found->second.at : "";
 }
 
 // The providers that both sides have, the best first, with their ranks; and why the others are out.
-std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
-    const internal::Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
+std::vector<std::pair<int, std::string>> WorkerCore::rank_routes(
+    const Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
   std::vector<std::pair<int, std::string>> ranked;
   for (auto& provider : providers) {
     const Capabilities& can = provider->capabilities();
@@ -139,7 +139,7 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
   return ranked;
 }
 
-void Worker::Impl::plan_routes(internal::Peer& peer) {
+void WorkerCore::plan_routes(Peer& peer) {
   peers.set_name(peer, peer.address.name);
   peer.uid = peer.address.uid;
   for (auto& [rank, name] : rank_routes(peer, peer.require, peer.notes)) {
@@ -148,7 +148,7 @@ void Worker::Impl::plan_routes(internal::Peer& peer) {
   try_next_route(peer);
 }
 
-void Worker::Impl::try_next_route(internal::Peer& peer) {
+void WorkerCore::try_next_route(Peer& peer) {
   const bool again = peer.state == PeerState::kReconnecting;
   if (peer.untried.empty()) {
     if (again) return round_over(peer);
@@ -166,7 +166,7 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
   dial(peer, peer.route, !again ? Resume::kNew : peer.dialled ? Resume::kOurs : Resume::kTheirs);
 }
 
-void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resume) {
+void WorkerCore::dial(Peer& peer, const std::string& by, Resume resume) {
   ConnectRequest request{.session = peer.session, .resume = resume};
   for (const auto& [theirs, where] : peer.address.providers) {
     if (theirs == by) request.address = where;
@@ -180,9 +180,9 @@ void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resu
   }
 }
 
-void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
+void WorkerCore::connect_failed(uint64_t session, absl::Status why) {
   auto it = sessions.find(session);
-  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+  Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   // A session that was up keeps its number: another call for it may still be under way.
   if (peer == nullptr || peer->state == PeerState::kConnecting) sessions.erase(session);
   if (peer == nullptr || peer->session != session) return;
@@ -213,4 +213,4 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -14,13 +14,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
-using internal::ControlMessage;
-using internal::Fate;
 
 constexpr Time kFirstPause = std::chrono::milliseconds(10);
 constexpr Time kLongestPause = std::chrono::seconds(1);
@@ -30,23 +28,23 @@ constexpr size_t kMostFenced = 256;
 
 }  // namespace
 
-internal::LostRail& Worker::Impl::lost_rail(internal::Peer& peer, uint64_t link) {
+LostRail& WorkerCore::lost_rail(Peer& peer, uint64_t link) {
   const auto lost = std::find_if(peer.lost_rails.begin(), peer.lost_rails.end(),
-                                 [&](const internal::LostRail& rail) { return rail.link == link; });
+                                 [&](const LostRail& rail) { return rail.link == link; });
   return lost != peer.lost_rails.end() ? *lost : peer.lost_rails.emplace_back(link);
 }
 
-void Worker::Impl::unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name,
-                             const std::optional<internal::Ordinal>& number) {
-  internal::LostRail& rail = lost_rail(peer, link);
+void WorkerCore::unsettled(Peer& peer, uint64_t link, const SliceName& name,
+                             const std::optional<Ordinal>& number) {
+  LostRail& rail = lost_rail(peer, link);
   rail.unsettled.push_back(name);
   rail.named.push_back(
-      !number ? name : internal::SliceName{{internal::kNoSlot, number->epoch}, number->number});
+      !number ? name : SliceName{{kNoSlot, number->epoch}, number->number});
   ++slots[name.transfer.slot].unsettled;
 }
 
-void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
-  internal::TransferSlot* slot = slots.find(name.transfer);
+void WorkerCore::settle(const SliceName& name, Fate fate) {
+  TransferSlot* slot = slots.find(name.transfer);
   if (slot == nullptr || slot->unsettled == 0) return;
   --slot->unsettled;
   if (fate == Fate::kUnknown) {
@@ -60,10 +58,10 @@ void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
     ++slot->landed;
     stats.receipts += !slot->control;
   }
-  internal::Peer* peer = find_peer(slot->peer);
+  Peer* peer = find_peer(slot->peer);
   if (landed && slot->control && peer != nullptr) {
     // What was asked is known to have arrived, of what was answered to it nothing.
-    if (internal::LostRail* asked = asked_by(*peer, *slot); asked != nullptr) {
+    if (LostRail* asked = asked_by(*peer, *slot); asked != nullptr) {
       asked->asked_at = kNever;
       ask_about_lost_rails(*peer);
     }
@@ -78,12 +76,12 @@ void Worker::Impl::settle(const internal::SliceName& name, Fate fate) {
 }
 
 // The peer is down, and nobody can be asked any more.
-void Worker::Impl::settle_all(internal::Peer& peer, const absl::Status& why) {
-  const std::vector<internal::LostRail> lost = std::move(peer.lost_rails);
+void WorkerCore::settle_all(Peer& peer, const absl::Status& why) {
+  const std::vector<LostRail> lost = std::move(peer.lost_rails);
   peer.lost_rails.clear();
-  for (const internal::LostRail& rail : lost) {
-    for (const internal::SliceName& name : rail.unsettled) {
-      internal::TransferSlot* slot = slots.find(name.transfer);
+  for (const LostRail& rail : lost) {
+    for (const SliceName& name : rail.unsettled) {
+      TransferSlot* slot = slots.find(name.transfer);
       if (slot == nullptr || slot->unsettled == 0) continue;
       --slot->unsettled;
       stop(name.transfer.slot, TransferState::kFailed, why);
@@ -93,9 +91,9 @@ void Worker::Impl::settle_all(internal::Peer& peer, const absl::Status& why) {
 }
 
 // Also where nothing of ours was on it: the peer may not have noticed, and wait for what it sent.
-void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
+void WorkerCore::ask_about_lost_rails(Peer& peer) {
   if (peer.state != PeerState::kUp) return;
-  for (internal::LostRail& rail : peer.lost_rails) {
+  for (LostRail& rail : peer.lost_rails) {
     if (!rail.gone || rail.asked_at != kNever) continue;
     rail.asked_at = clock.now();
     rail.heard = false;
@@ -106,26 +104,26 @@ void Worker::Impl::ask_about_lost_rails(internal::Peer& peer) {
 
 // A rail was lost: an answer may have been on it, although the peer has heard that it arrived. A
 // question that has not arrived goes on by itself, as every transfer does, and is not repeated.
-void Worker::Impl::ask_again(internal::Peer& peer) {
-  for (internal::LostRail& rail : peer.lost_rails) {
+void WorkerCore::ask_again(Peer& peer) {
+  for (LostRail& rail : peer.lost_rails) {
     if (rail.heard) rail.asked_at = kNever;
   }
 }
 
 // The lost rail that words of our own ask about, if that is not known yet.
-internal::LostRail* Worker::Impl::asked_by(internal::Peer& peer,
-                                           const internal::TransferSlot& slot) {
+LostRail* WorkerCore::asked_by(Peer& peer,
+                                           const TransferSlot& slot) {
   if (slot.descriptor.counter.index != CounterTable::kControl) return nullptr;
   const auto words = ControlMessage::decode(slot.descriptor.notify);
   if (!words.ok() || words->kind != ControlMessage::Kind::kFence) return nullptr;
-  for (internal::LostRail& rail : peer.lost_rails) {
+  for (LostRail& rail : peer.lost_rails) {
     if (rail.link == words->link && rail.asked_at != kNever) return &rail;
   }
   return nullptr;
 }
 
 // What waits to be said already is not said twice.
-void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
+void WorkerCore::say(Peer& peer, const ControlMessage& message) {
   std::pair<PeerId, std::string> words(peer.id(), message.encode());
   if (peer.unsaid > 0 && std::find(unsaid.begin(), unsaid.end(), words) != unsaid.end()) return;
   unsaid.push_back(std::move(words));
@@ -133,20 +131,20 @@ void Worker::Impl::say(internal::Peer& peer, const ControlMessage& message) {
   ++peer.unsaid;
 }
 
-void Worker::Impl::leave_unsaid(internal::Peer& peer) {
+void WorkerCore::leave_unsaid(Peer& peer) {
   if (std::exchange(peer.unsaid, 0) == 0) return;
   std::erase_if(unsaid, [&](const auto& words) { return words.first == peer.id(); });
 }
 
 // As transfers of no bytes, in slots that no caller can have taken.
-bool Worker::Impl::say_what_waits() {
+bool WorkerCore::say_what_waits() {
   if (!std::exchange(unsaid_due, false)) return false;
   while (!unsaid.empty()) {
-    internal::Peer* peer = find_peer(unsaid.front().first);
+    Peer* peer = find_peer(unsaid.front().first);
     if (peer != nullptr && peer->state != PeerState::kDown) {
       const absl::StatusOr<TransferId> id = slots.acquire_reserved();
       if (!id.ok()) return true;
-      internal::TransferSlot& slot = slots[id->slot];
+      TransferSlot& slot = slots[id->slot];
       slot.notify_heap = std::move(unsaid.front().second);
       slot.descriptor = TransferDescriptor{
           .id = *id, .counter = {peer->uid, CounterTable::kControl, 1}, .notify = slot.notify_heap};
@@ -165,7 +163,7 @@ bool Worker::Impl::say_what_waits() {
 }
 
 // From inside a provider, so what closes rails waits until that has returned.
-void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words) {
+void WorkerCore::hear(Peer& peer, Rail& rail, std::string_view words) {
   absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
   if (!message.ok()) {
     doomed.push_back({peer.id(), &rail, message.status()});
@@ -173,7 +171,7 @@ void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
   if (message->kind == ControlMessage::Kind::kPart) return part_asked(peer);
-  if (peer.unsaid >= internal::kMostUnsaid) {
+  if (peer.unsaid >= kMostUnsaid) {
     doomed.push_back({peer.id(), &rail,
                       absl::InvalidArgumentError("the peer asks again and again about rails that "
                                                  "were lost, and takes no answers")});
@@ -182,30 +180,30 @@ void Worker::Impl::hear(internal::Peer& peer, Rail& rail, std::string_view words
   questions.emplace_back(peer.id(), *std::move(message));
 }
 
-void Worker::Impl::on_fenced(internal::Peer& peer, const ControlMessage& answer) {
+void WorkerCore::on_fenced(Peer& peer, const ControlMessage& answer) {
   const auto lost = std::find_if(peer.lost_rails.begin(), peer.lost_rails.end(),
-                                 [&](const internal::LostRail& rail) {
+                                 [&](const LostRail& rail) {
                                    return rail.link == answer.link && rail.asked_at != kNever;
                                  });
   if (lost == peer.lost_rails.end()) return;  // a mere sign of life
-  const internal::LostRail rail = std::move(*lost);
+  const LostRail rail = std::move(*lost);
   peer.lost_rails.erase(lost);
   for (size_t i = 0; i < rail.unsettled.size(); ++i) {
     settle(rail.unsettled[i], i < answer.landed.size() ? answer.landed[i] : Fate::kNever);
   }
 }
 
-void Worker::Impl::note_counted(internal::Peer& peer, uint64_t link, const Rail& rail) {
-  const auto* counting = dynamic_cast<const internal::CountingRail*>(&rail);
+void WorkerCore::note_counted(Peer& peer, uint64_t link, const Rail& rail) {
+  const auto* counting = dynamic_cast<const CountingRail*>(&rail);
   const auto counted = counting != nullptr ? counting->counted() : std::nullopt;
   if (!counted) return;
   if (peer.counted.size() == kMostFenced) peer.counted.erase(peer.counted.begin());
   peer.counted.emplace_back(link, *counted);
 }
 
-Fate Worker::Impl::fate_of(const internal::Peer& peer, uint64_t link,
-                           const internal::SliceName& name) {
-  if (name.transfer.slot != internal::kNoSlot) {
+Fate WorkerCore::fate_of(const Peer& peer, uint64_t link,
+                           const SliceName& name) {
+  if (name.transfer.slot != kNoSlot) {
     return peer.arrivals.has(name.transfer, name.slice) ? Fate::kLanded : Fate::kNever;
   }
   for (const auto& [of, counted] : peer.counted) {
@@ -217,13 +215,13 @@ Fate Worker::Impl::fate_of(const internal::Peer& peer, uint64_t link,
 
 // A rail may have come up since its provider was looked at in this round, and have brought what its
 // peer's adapter knows to have arrived, before the peer lost it and asked about it.
-void Worker::Impl::look_for_asked_rails() {
+void WorkerCore::look_for_asked_rails() {
   for (size_t i = 0; i < questions.size(); ++i) {
-    const internal::Peer* peer = find_peer(questions[i].first);
+    const Peer* peer = find_peer(questions[i].first);
     const uint64_t link = questions[i].second.link;
     if (peer == nullptr || link == 0) continue;
     if (std::any_of(peer->rails.begin(), peer->rails.end(),
-                    [&](const internal::RailState& rail) { return rail.link == link; })) {
+                    [&](const RailState& rail) { return rail.link == link; })) {
       continue;
     }
     for (auto& provider : providers) provider->progress(*this);
@@ -231,7 +229,7 @@ void Worker::Impl::look_for_asked_rails() {
   }
 }
 
-bool Worker::Impl::answer_questions() {
+bool WorkerCore::answer_questions() {
   if (questions.empty()) return false;
   look_for_asked_rails();
   const auto asked = std::move(questions);
@@ -239,17 +237,17 @@ bool Worker::Impl::answer_questions() {
   answering = true;
   for (const auto& each : asked) {
     const ControlMessage& question = each.second;
-    internal::Peer* peer = find_peer(each.first);
+    Peer* peer = find_peer(each.first);
     if (peer == nullptr || peer->state == PeerState::kDown) continue;
     const auto state =
-        std::find_if(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& rail) {
+        std::find_if(peer->rails.begin(), peer->rails.end(), [&](const RailState& rail) {
           return question.link != 0 && rail.link == question.link;
         });
     if (state != peer->rails.end()) {
       Rail* rail = state->rail.get();
       rail->close(absl::UnavailableError("the peer lost its end of this rail"), *this);
       // It knows, so there is nothing to say; but perhaps something to ask.
-      std::erase_if(peer->lost_rails, [&](const internal::LostRail& lost) {
+      std::erase_if(peer->lost_rails, [&](const LostRail& lost) {
         return lost.link == question.link && lost.unsettled.empty() && lost.asked_at == kNever;
       });
       ask_about_lost_rails(*peer);
@@ -258,7 +256,7 @@ bool Worker::Impl::answer_questions() {
       peer->fenced.push_back(question.link);
     }
     ControlMessage answer{.kind = ControlMessage::Kind::kFenced, .link = question.link};
-    for (const internal::SliceName& name : question.slices) {
+    for (const SliceName& name : question.slices) {
       answer.landed.push_back(fate_of(*peer, question.link, name));
     }
     say(*peer, answer);
@@ -267,10 +265,10 @@ bool Worker::Impl::answer_questions() {
   return true;
 }
 
-void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
+void WorkerCore::peer_lost(Peer& peer, const absl::Status& why) {
   if (redial == Time::zero()) return peer_down(peer, why);
   const Time now = clock.now();
-  internal::Redial& again = peer.redial;
+  Redial& again = peer.redial;
   again.calling = false;
   again.hopeless.clear();
   if (again.give_up_at == kNever) {
@@ -295,14 +293,14 @@ void Worker::Impl::peer_lost(internal::Peer& peer, const absl::Status& why) {
 }
 
 // Its first new rail is up.
-void Worker::Impl::peer_resumed(internal::Peer& peer) {
+void WorkerCore::peer_resumed(Peer& peer) {
   ++stats.peers_resumed;
   peer.redial.calling = false;
   peer.why = absl::OkStatus();
   // As loud as the loss was.
   base::log_event(base::LogLevel::kWarning, "%s: peer resumed: %s", self.name, explain(peer));
   push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
-  for (internal::LostRail& rail : peer.lost_rails) {
+  for (LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();
   }
   owe(peer);
@@ -313,37 +311,37 @@ void Worker::Impl::peer_resumed(internal::Peer& peer) {
 }
 
 // When something has to be done about the peer although nothing is heard of it.
-Time Worker::Impl::due(const internal::Peer& peer) const {
+Time WorkerCore::due(const Peer& peer) const {
   const Time parts = peer.parting ? peer.parting->give_up_at : kNever;
   if (peer.state == PeerState::kReconnecting) {
-    const internal::Redial& again = peer.redial;
+    const Redial& again = peer.redial;
     return std::min(parts,
                     again.calling ? again.give_up_at : std::min(again.give_up_at, again.call_at));
   }
   if (peer.state != PeerState::kUp) return kNever;
   Time due = std::min(parts, peer.back.call_at);
-  for (const internal::LostRail& rail : peer.lost_rails) {
+  for (const LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) due = std::min(due, rail.asked_at + patience);
   }
   return due;
 }
 
 // To be called when due() may have become earlier; later is found out when the time has come.
-void Worker::Impl::set_timer(internal::Peer& peer) {
+void WorkerCore::set_timer(Peer& peer) {
   const Time at = due(peer);
   if (at >= peer.timer) return;
   peer.timer = at;
   peer_timers.emplace_back(at, peer.id());
-  std::push_heap(peer_timers.begin(), peer_timers.end(), internal::kLater);
+  std::push_heap(peer_timers.begin(), peer_timers.end(), kLater);
 }
 
-bool Worker::Impl::tend_peers(Time now) {
+bool WorkerCore::tend_peers(Time now) {
   bool any = false;
   while (!peer_timers.empty() && peer_timers.front().first <= now) {
     const auto [at, id] = peer_timers.front();
-    std::pop_heap(peer_timers.begin(), peer_timers.end(), internal::kLater);
+    std::pop_heap(peer_timers.begin(), peer_timers.end(), kLater);
     peer_timers.pop_back();
-    internal::Peer* peer = find_peer(id);
+    Peer* peer = find_peer(id);
     if (peer == nullptr || peer->timer != at) continue;
     peer->timer = kNever;
     if (due(*peer) <= now) {
@@ -364,8 +362,8 @@ bool Worker::Impl::tend_peers(Time now) {
 }
 
 // An adapter acknowledges for a process that has stopped, and a dead host says nothing.
-void Worker::Impl::check_answers(internal::Peer& peer, Time now) {
-  for (internal::LostRail& rail : peer.lost_rails) {
+void WorkerCore::check_answers(Peer& peer, Time now) {
+  for (LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = now;
   }
   close_rails(peer, absl::UnavailableError(absl::StrFormat(
@@ -374,8 +372,8 @@ void Worker::Impl::check_answers(internal::Peer& peer, Time now) {
                         peer.name, std::chrono::duration<double>(patience).count())));
 }
 
-void Worker::Impl::call_again(internal::Peer& peer, Time now) {
-  internal::Redial& again = peer.redial;
+void WorkerCore::call_again(Peer& peer, Time now) {
+  Redial& again = peer.redial;
   if (now >= again.give_up_at) {
     const absl::Status why = peer.why;
     return peer_down(peer, absl::UnavailableError(absl::StrFormat(
@@ -392,8 +390,8 @@ void Worker::Impl::call_again(internal::Peer& peer, Time now) {
 }
 
 // No route of this round led to the peer.
-void Worker::Impl::round_over(internal::Peer& peer) {
-  internal::Redial& again = peer.redial;
+void WorkerCore::round_over(Peer& peer) {
+  Redial& again = peer.redial;
   again.calling = false;
   if (!again.hopeless.empty()) {
     return peer_down(
@@ -404,4 +402,4 @@ void Worker::Impl::round_over(internal::Peer& peer) {
   set_timer(peer);
 }
 
-}  // namespace baton
+}  // namespace baton::internal

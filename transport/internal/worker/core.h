@@ -30,40 +30,37 @@
 #include "transport/internal/tables/transfer_slots.h"
 #include "transport/internal/threads/bell.h"
 #include "transport/internal/threads/progress_lock.h"
+#include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 
-namespace baton {
-namespace internal {
+namespace baton::internal {
 struct Examined;
+class Staging;
+
 // A transfer of at most so many bytes is tiny: on a rail of several, it goes to the first
 // (pick_rail()).
 inline constexpr size_t kTinyBytes = 256;
 // For heaps whose top is the earliest.
 inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
-}  // namespace internal
 
-class Worker::Impl final : public EventSink {
+class WorkerCore : public EventSink {
  public:
   // A forked child has a copy of the worker: its sockets, shared memory and sessions are the
   // parent's, and the copy must not use or end them.
   bool of_parent() const { return made_here.elsewhere(); }
   absl::Status usable() const;  // InvalidArgument where it is the parent's
 
-  class Staging;                                                    // internal/staging.h
-  static constexpr uint32_t kNone = internal::TransferSlot::kNone;  // where a queue of slots ends
+  static constexpr uint32_t kNone = TransferSlot::kNone;  // where a queue of slots ends
 
-  Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
+  WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
        CounterTable counter_table);
-  ~Impl() override;
+  ~WorkerCore() override;
   absl::Status start();
 
   // worker_progress.cc
   bool progress();
-  absl::Status watch(int fd);
   bool ready_to_sleep();
-  bool arm(internal::Bell& own);
-  void disarm(internal::Bell& own);
-  void rouse();
+  bool arm(Bell& own);
   // Takes the lock, if nobody has it, or, `wait_for_thread`, nobody but a ProgressThread.
   bool help(bool wait_for_thread = false);
   bool polls() const;          // something is under way that ends without a word
@@ -71,11 +68,6 @@ class Worker::Impl final : public EventSink {
   bool helped_lately() const;  // lock-free
   void recall();               // takes the lock: a thread that stands back is to drive again, now
   Time next_timer();
-  void wake();          // lock-free
-  void signal();        // something the application may wait for has happened
-  void rouse_all();     // those who sleep, to look again
-  void tell_waiters();  // without the lock: those who leave the driving to a ProgressThread
-  void sleep(const internal::Bell& own, Time until);
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
 
   // worker_routes.cc
@@ -84,88 +76,88 @@ class Worker::Impl final : public EventSink {
   // `found`: what look_up() said of host:port.
   absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
                                  std::string_view need);
-  std::vector<std::pair<int, std::string>> rank_routes(const internal::Peer& peer,
+  std::vector<std::pair<int, std::string>> rank_routes(const Peer& peer,
                                                        const std::string& require,
                                                        std::vector<std::string>& notes) const;
-  void plan_routes(internal::Peer& peer);
-  void note_called(const internal::Peer& peer, const std::string& at);
-  std::string called_at(const internal::Peer& peer, std::string_view provider) const;
-  void dial(internal::Peer& peer, const std::string& by, Resume resume);
-  void try_next_route(internal::Peer& peer);
+  void plan_routes(Peer& peer);
+  void note_called(const Peer& peer, const std::string& at);
+  std::string called_at(const Peer& peer, std::string_view provider) const;
+  void dial(Peer& peer, const std::string& by, Resume resume);
+  void try_next_route(Peer& peer);
 
   // worker_peers.cc
-  internal::Peer* find_peer(PeerId id) { return peers.find(id); }
-  void peer_up(internal::Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);
-  void peer_down(internal::Peer& peer, const absl::Status& why);
-  void disconnect(internal::Peer& peer, const absl::Status& why);
-  void close_rails(internal::Peer& peer, const absl::Status& why);
-  std::string explain(const internal::Peer& peer) const;
+  Peer* find_peer(PeerId id) { return peers.find(id); }
+  void peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);
+  void peer_down(Peer& peer, const absl::Status& why);
+  void disconnect(Peer& peer, const absl::Status& why);
+  void close_rails(Peer& peer, const absl::Status& why);
+  std::string explain(const Peer& peer) const;
   void push_event(PeerEvent event);
   bool next_event(PeerEvent& out);
-  internal::Peer* add_peer();
+  Peer* add_peer();
   bool run_doomed();
-  internal::Peer* peer_of(const Rail& rail);
+  Peer* peer_of(const Rail& rail);
   // `missing`: why it has no dma-buf, and no ring.
   absl::Status add_region(RegionEntry& row, std::initializer_list<absl::Status> missing);
-  static bool fenced(const internal::Peer& peer, uint64_t link);
+  static bool fenced(const Peer& peer, uint64_t link);
   void drop(std::unique_ptr<Rail> rail, const absl::Status& why);
   void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
 
   // worker_sessions.cc
-  internal::LostRail& lost_rail(internal::Peer& peer, uint64_t link);
-  void unsettled(internal::Peer& peer, uint64_t link, const internal::SliceName& name,
-                 const std::optional<internal::Ordinal>& number);
-  void settle(const internal::SliceName& name, internal::Fate fate);
-  static void note_counted(internal::Peer& peer, uint64_t link, const Rail& rail);
-  static internal::Fate fate_of(const internal::Peer& peer, uint64_t link,
-                                const internal::SliceName& name);
-  void settle_all(internal::Peer& peer, const absl::Status& why);
-  void ask_about_lost_rails(internal::Peer& peer);
-  void ask_again(internal::Peer& peer);
-  static internal::LostRail* asked_by(internal::Peer& peer, const internal::TransferSlot& slot);
-  void say(internal::Peer& peer, const internal::ControlMessage& message);
-  void leave_unsaid(internal::Peer& peer);
+  LostRail& lost_rail(Peer& peer, uint64_t link);
+  void unsettled(Peer& peer, uint64_t link, const SliceName& name,
+                 const std::optional<Ordinal>& number);
+  void settle(const SliceName& name, Fate fate);
+  static void note_counted(Peer& peer, uint64_t link, const Rail& rail);
+  static Fate fate_of(const Peer& peer, uint64_t link,
+                                const SliceName& name);
+  void settle_all(Peer& peer, const absl::Status& why);
+  void ask_about_lost_rails(Peer& peer);
+  void ask_again(Peer& peer);
+  static LostRail* asked_by(Peer& peer, const TransferSlot& slot);
+  void say(Peer& peer, const ControlMessage& message);
+  void leave_unsaid(Peer& peer);
   bool say_what_waits();
-  void hear(internal::Peer& peer, Rail& rail, std::string_view words);
-  void on_fenced(internal::Peer& peer, const internal::ControlMessage& answer);
+  void hear(Peer& peer, Rail& rail, std::string_view words);
+  void on_fenced(Peer& peer, const ControlMessage& answer);
   void look_for_asked_rails();
   bool answer_questions();
-  void peer_lost(internal::Peer& peer, const absl::Status& why);
-  void peer_resumed(internal::Peer& peer);
-  Time due(const internal::Peer& peer) const;
-  void set_timer(internal::Peer& peer);
+  void peer_lost(Peer& peer, const absl::Status& why);
+  void peer_resumed(Peer& peer);
+  Time due(const Peer& peer) const;
+  void set_timer(Peer& peer);
   bool tend_peers(Time now);
-  void check_answers(internal::Peer& peer, Time now);
-  void call_again(internal::Peer& peer, Time now);
-  void round_over(internal::Peer& peer);
+  void check_answers(Peer& peer, Time now);
+  void call_again(Peer& peer, Time now);
+  void round_over(Peer& peer);
 
   // worker_partings.cc
-  std::shared_ptr<absl::Status> begin_disconnect(internal::Peer& peer, Time timeout);
-  void begin_parting(internal::Peer& peer, Time timeout, const absl::Status& why);
-  void part_asked(internal::Peer& peer);
-  void stop_all(const internal::Peer& peer, const absl::Status& why);
+  std::shared_ptr<absl::Status> begin_disconnect(Peer& peer, Time timeout);
+  void begin_parting(Peer& peer, Time timeout, const absl::Status& why);
+  void part_asked(Peer& peer);
+  void stop_all(const Peer& peer, const absl::Status& why);
   bool tend_partings();
   bool settle_partings();
-  void give_up_parting(internal::Peer& peer);
-  void note_parted(internal::Peer& peer, const absl::Status& why);
+  void give_up_parting(Peer& peer);
+  void note_parted(Peer& peer, const absl::Status& why);
 
   // worker_failback.cc
   int rank_of(const Rail& rail) const;
-  void add_rail(internal::Peer& peer, internal::RailState state);
-  std::vector<std::string> better_routes(const internal::Peer& peer) const;
-  void look_for_better(internal::Peer& peer);
-  void call_better_later(internal::Peer& peer);
-  void call_better(internal::Peer& peer);
-  void better_failed(internal::Peer& peer, const absl::Status& why);
+  void add_rail(Peer& peer, RailState state);
+  std::vector<std::string> better_routes(const Peer& peer) const;
+  void look_for_better(Peer& peer);
+  void call_better_later(Peer& peer);
+  void call_better(Peer& peer);
+  void better_failed(Peer& peer, const absl::Status& why);
 
-  static internal::RailState* reaching(internal::Peer& peer, const RemoteRegion& region);
-  void stand_aside(internal::Peer& peer, uint32_t index);
+  static RailState* reaching(Peer& peer, const RemoteRegion& region);
+  void stand_aside(Peer& peer, uint32_t index);
   bool stands_aside(TransferId id);
-  void call_around(internal::Peer& peer);
-  void around_failed(internal::Peer& peer, const absl::Status& why);
-  void give_up_around(internal::Peer& peer);
-  void come_around(internal::Peer& peer);
-  void around_lost(internal::Peer& peer, const Rail& rail);
+  void call_around(Peer& peer);
+  void around_failed(Peer& peer, const absl::Status& why);
+  void give_up_around(Peer& peer);
+  void come_around(Peer& peer);
+  void around_lost(Peer& peer, const Rail& rail);
 
   // worker_transfers.cc
   absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
@@ -177,44 +169,44 @@ class Worker::Impl final : public EventSink {
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
   void activate(uint32_t index);
-  void line_up(internal::Peer& peer, uint32_t index);
+  void line_up(Peer& peer, uint32_t index);
   bool look_at_streams();
-  static void begin(internal::TransferSlot& slot);
-  void note_deadline(const internal::TransferSlot& slot);
-  absl::Status admit(internal::TransferSlot& slot, internal::Peer& peer);
+  static void begin(TransferSlot& slot);
+  void note_deadline(const TransferSlot& slot);
+  absl::Status admit(TransferSlot& slot, Peer& peer);
 
   // staging.cc
   absl::StatusOr<MemoryRegion> register_examined(void* data, size_t size, Access access,
-                                                 const internal::Examined& memory,
+                                                 const Examined& memory,
                                                  const absl::Status& no_ring);
   bool wants_ring(const RegionEntry& row) const;  // lock-free
   absl::Status make_ring(int device);             // without the lock: it blocks
-  bool direct(const internal::TransferSlot& slot, const internal::Peer& peer) const;
-  absl::Status mapped(const internal::TransferSlot& slot, const internal::Peer& peer) const;
+  bool direct(const TransferSlot& slot, const Peer& peer) const;
+  absl::Status mapped(const TransferSlot& slot, const Peer& peer) const;
   Staging& staging_for_device_memory();
 
   // worker_slices.cc
-  absl::Status moves(const Rail& rail, const internal::TransferSlot& slot) const;
-  absl::Status movable(const internal::TransferSlot& slot, const internal::Peer& peer) const;
+  absl::Status moves(const Rail& rail, const TransferSlot& slot) const;
+  absl::Status movable(const TransferSlot& slot, const Peer& peer) const;
   bool pump();
-  bool pump(internal::Peer& peer);
-  bool pump(internal::Peer& peer, internal::SlotQueue& queue, bool one = false);
-  internal::RailState* pick_rail(internal::Peer& peer, const internal::TransferSlot& slot);
-  internal::RailState* rail_of_messages(internal::Peer& peer, const internal::TransferSlot& slot,
+  bool pump(Peer& peer);
+  bool pump(Peer& peer, SlotQueue& queue, bool one = false);
+  RailState* pick_rail(Peer& peer, const TransferSlot& slot);
+  RailState* rail_of_messages(Peer& peer, const TransferSlot& slot,
                                         Time now);
-  absl::StatusOr<RemoteView> view(const internal::Peer& peer, const RemoteRegion& region) const;
-  static internal::RailState* rail_state(internal::Peer& peer, const Rail* rail);
-  void enqueue(internal::Peer& peer, uint32_t index);
-  void make_ready(internal::Peer& peer);
-  void dequeue(internal::Peer& peer, uint32_t index);
-  internal::SlotQueue& queue_of(internal::Peer& peer, const internal::TransferSlot& slot);
+  absl::StatusOr<RemoteView> view(const Peer& peer, const RemoteRegion& region) const;
+  static RailState* rail_state(Peer& peer, const Rail* rail);
+  void enqueue(Peer& peer, uint32_t index);
+  void make_ready(Peer& peer);
+  void dequeue(Peer& peer, uint32_t index);
+  SlotQueue& queue_of(Peer& peer, const TransferSlot& slot);
 
   // worker_ends.cc
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);
-  void let_go(internal::TransferSlot& slot);
+  void let_go(TransferSlot& slot);
   bool finish_stopped();
-  void said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot);
+  void said_in_vain(Peer& peer, const TransferSlot& slot);
   bool take_cancels();
   bool expire(Time now);
 
@@ -222,14 +214,14 @@ class Worker::Impl final : public EventSink {
   void push_notification(PeerId peer, std::string_view payload);
   bool next_notification(Notification& out);
   void notification_read(const Notification& notification);
-  void owe(internal::Peer& peer);
+  void owe(Peer& peer);
   bool give_credits();
-  void take_credit(internal::Peer& peer, uint64_t amount);
+  void take_credit(Peer& peer, uint64_t amount);
 
   // EventSink
   void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override;
   void arrived(Rail& rail, const Arrival& arrival) override;
-  void counters_moved(Rail&) override { signal(); }
+  void counters_moved(Rail&) override { wakeups.signal(); }
   void connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) override;
   void connect_failed(uint64_t session, absl::Status why) override;
   void accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) override;
@@ -250,12 +242,12 @@ class Worker::Impl final : public EventSink {
   std::string address;
   uint16_t port = 0;
 
-  mutable internal::ProgressLock mutex;
-  internal::TransferSlots slots;
-  internal::PeerTable peers;
-  std::vector<internal::Peer*> ready_peers;          // those with slices to post
+  mutable ProgressLock mutex;
+  TransferSlots slots;
+  PeerTable peers;
+  std::vector<Peer*> ready_peers;          // those with slices to post
   bool pump_due = false;                             // there are slices that no pump() has seen
-  std::vector<internal::Peer*> creditors;            // those that are owed credit
+  std::vector<Peer*> creditors;            // those that are owed credit
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
   struct Called {
@@ -272,7 +264,7 @@ class Worker::Impl final : public EventSink {
   };
   std::vector<Doomed> doomed;   // to be closed for misbehaving
   std::vector<PeerId> parting;  // that one side has asked to part with
-  std::vector<std::pair<PeerId, internal::ControlMessage>> questions;  // kFence, to be answered
+  std::vector<std::pair<PeerId, ControlMessage>> questions;  // kFence, to be answered
   bool answering = false;  // a rail that goes down now does so because the peer has lost it
   std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own
   bool unsaid_due = false;                             // some slot may be free
@@ -281,7 +273,7 @@ class Worker::Impl final : public EventSink {
   Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
-  internal::StreamOrder order;                         // with a lock of its own
+  StreamOrder order;                         // with a lock of its own
   std::vector<TransferId> standing_aside;              // until streams have come so far
   std::deque<PeerEvent> events;
   std::vector<Notification> inbox;  // ring; strings keep their memory
@@ -295,33 +287,27 @@ class Worker::Impl final : public EventSink {
   WorkerStats stats;
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 
-  // Sleeping and waking.
-  int epoll_fd = -1;                    // the providers' descriptors and the bell
-  int outside_fd = -1;                  // the same, and `outside`: wait_fd()
-  std::atomic<bool> look_again{false};  // rouse_all() was called; taken by progress()
-  internal::Bell bell;                  // rung by wake()
+  Wakeups wakeups{clock};
   // Each that sleeps has a bell of its own: what one has heard, the others must still hear.
-  internal::Bell outside;               // of whoever sleeps on wait_fd()
-  std::vector<internal::Bell*> asleep;  // armed: somebody else's progress() must rouse them
-  std::vector<std::unique_ptr<internal::Bell>> spare_bells;
-  std::atomic<int> event_fd{-1};
-  std::atomic<bool> sleeping{false};
   std::atomic<bool> cancels{false};
   std::atomic<bool> prompt_rails{false};  // there has been a PromptRail
   std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
-  internal::Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
+  Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);
   std::atomic<bool> on_devices{false};  // help() found only copies of devices under way
   Time helped_at = kLongAgo;            // when the last help() ended
   // Likewise of those that came soon after another; kNever while one is under way.
   std::atomic<Time> helped_often_at{kLongAgo};
   std::atomic<Time> tried_at{kLongAgo};  // when the last help() met another that was at it
-  std::atomic<uint32_t> waiters{0};
-  std::mutex wait_mutex;
-  std::condition_variable wait_condition;
   std::atomic<uint64_t> submitted{0};
   const base::MadeHere made_here;
 };
 
+}  // namespace baton::internal
+
+namespace baton {
+class Worker::Impl final : public internal::WorkerCore {
+  using WorkerCore::WorkerCore;
+};
 }  // namespace baton

@@ -3,17 +3,17 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 
-void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why) {
-  internal::TransferSlot& slot = slots[index];
+void WorkerCore::stop(uint32_t index, TransferState verdict, absl::Status why) {
+  TransferSlot& slot = slots[index];
   if (slot.verdict != TransferState::kActive || slot.listed) return;
   slot.verdict = verdict;
   slot.result = std::move(why);
-  internal::Peer* peer = find_peer(slot.peer);
+  Peer* peer = find_peer(slot.peer);
   if (slot.queued && peer != nullptr) dequeue(*peer, index);
   slot.again.clear();
   slot.next_slice = slot.slices;
@@ -37,13 +37,13 @@ void Worker::Impl::stop(uint32_t index, TransferState verdict, absl::Status why)
 
 // What was stopped, and is not read or written here any more, gives its memory back, though the
 // target has not spoken.
-void Worker::Impl::let_go(internal::TransferSlot& slot) {
+void WorkerCore::let_go(TransferSlot& slot) {
   const uint32_t generation = slot.descriptor.id.generation;
   if (slot.staged || slot.free_generation.load(std::memory_order_relaxed) == generation) return;
-  internal::Peer* peer = slot.outstanding > 0 ? find_peer(slot.peer) : nullptr;
+  Peer* peer = slot.outstanding > 0 ? find_peer(slot.peer) : nullptr;
   if (slot.outstanding > 0) {
     if (peer == nullptr) return;
-    for (const internal::RailState& state : peer->rails) {
+    for (const RailState& state : peer->rails) {
       if (!state.rail->let_go(slot.descriptor.id)) return;
     }
   }
@@ -53,22 +53,22 @@ void Worker::Impl::let_go(internal::TransferSlot& slot) {
   slot.free_generation.store(generation, std::memory_order_release);
 }
 
-void Worker::Impl::maybe_finish(uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
+void WorkerCore::maybe_finish(uint32_t index) {
+  TransferSlot& slot = slots[index];
   if (slot.outstanding != 0 || slot.unsettled != 0 || !slot.all_posted()) return;
   if (std::exchange(slot.listed, true)) return;
   stopped.push_back(index);
 }
 
 // Announces ends outside of any provider's call, so that an EndCallback may do what it likes.
-bool Worker::Impl::finish_stopped() {
+bool WorkerCore::finish_stopped() {
   bool any = false;
   announcing.store(true, std::memory_order_relaxed);
   while (!stopped.empty()) {
     const uint32_t index = stopped.back();
     stopped.pop_back();
     any = true;
-    internal::TransferSlot& slot = slots[index];
+    TransferSlot& slot = slots[index];
     if (slot.verdict == TransferState::kActive) {
       slot.verdict = TransferState::kDone;
       if (!slot.control) stats.bytes_moved += slot.descriptor.bytes;
@@ -76,7 +76,7 @@ bool Worker::Impl::finish_stopped() {
     if (slot.uses_region) {
       if (auto entry = regions.find(slot.local); entry.ok()) --(*entry)->users;
     }
-    if (internal::Peer* peer = find_peer(slot.peer); peer != nullptr) {
+    if (Peer* peer = find_peer(slot.peer); peer != nullptr) {
       if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
       if (!slot.control) --peer->open;
       if (slot.control && slot.verdict != TransferState::kDone) said_in_vain(*peer, slot);
@@ -103,30 +103,30 @@ bool Worker::Impl::finish_stopped() {
     }
   }
   announcing.store(false, std::memory_order_relaxed);
-  if (any) signal();
+  if (any) wakeups.signal();
   return any;
 }
 
 // Words of our own that nobody has heard, or may not have heard.
-void Worker::Impl::said_in_vain(internal::Peer& peer, const internal::TransferSlot& slot) {
+void WorkerCore::said_in_vain(Peer& peer, const TransferSlot& slot) {
   if (slot.descriptor.counter.index == CounterTable::kCredits) {
     peer.untold += slot.descriptor.increment;
     owe(peer);
-  } else if (internal::LostRail* asked = asked_by(peer, slot); asked != nullptr) {
+  } else if (LostRail* asked = asked_by(peer, slot); asked != nullptr) {
     asked->asked_at = kNever;
     ask_about_lost_rails(peer);
   }
 }
 
-bool Worker::Impl::take_cancels() {
+bool WorkerCore::take_cancels() {
   if (!cancels.load(std::memory_order_relaxed) || !cancels.exchange(false)) return false;
   for (uint32_t i = 0; i < slots.capacity(); ++i) {
-    internal::TransferSlot& slot = slots[i];
+    TransferSlot& slot = slots[i];
     uint32_t asked = slot.cancel_generation.load(std::memory_order_acquire);
     if (asked == 0) continue;
     const uint64_t word = slot.word.load(std::memory_order_acquire);
     const bool active =
-        word >> 8 == asked && internal::TransferSlots::state_of(word) == TransferState::kActive;
+        word >> 8 == asked && TransferSlots::state_of(word) == TransferState::kActive;
     if (active && slot.live != asked) {  // still among the submitted: next time
       cancels.store(true);
       continue;
@@ -138,13 +138,13 @@ bool Worker::Impl::take_cancels() {
   return true;
 }
 
-bool Worker::Impl::expire(Time now) {
+bool WorkerCore::expire(Time now) {
   bool any = false;
   while (!deadlines.empty() && deadlines.front().first <= now) {
     const TransferId id = deadlines.front().second;
-    std::pop_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+    std::pop_heap(deadlines.begin(), deadlines.end(), kLater);
     deadlines.pop_back();
-    const internal::TransferSlot* slot = slots.find(id);
+    const TransferSlot* slot = slots.find(id);
     if (slot == nullptr || slot->listed) continue;  // over, and told in this round
     // A stream waits no longer, whatever the target has still to say.
     if (slot->ordered()) order.ended(id, false);
@@ -158,4 +158,4 @@ bool Worker::Impl::expire(Time now) {
   return any;
 }
 
-}  // namespace baton
+}  // namespace baton::internal
