@@ -181,6 +181,20 @@ struct Peer {
   Time timer = kNever;            // its earliest entry among the worker's timers
 
   PeerId id() const { return {index, generation}; }
+  // The state of a rail, which may be gone already: then null.
+  RailState* find(const Rail* rail) {
+    for (RailState& each : rails) {
+      if (each.rail.get() == rail) return &each;
+    }
+    return nullptr;
+  }
+  // The best rail that reaches the region.
+  RailState* reaching(const RemoteRegion& region) {
+    for (RailState& each : rails) {
+      if (each.rail->reaches(region).ok()) return &each;
+    }
+    return nullptr;
+  }
 };
 
 }  // namespace baton::internal

@@ -30,6 +30,9 @@
 #include "transport/internal/tables/transfer_slots.h"
 #include "transport/internal/threads/bell.h"
 #include "transport/internal/threads/progress_lock.h"
+#include "transport/internal/worker/closing_rails.h"
+#include "transport/internal/worker/control_outbox.h"
+#include "transport/internal/worker/inbox.h"
 #include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 
@@ -53,7 +56,7 @@ class WorkerCore : public EventSink {
   static constexpr uint32_t kNone = TransferSlot::kNone;  // where a queue of slots ends
 
   WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
-       CounterTable counter_table);
+             CounterTable counter_table);
   ~WorkerCore() override;
   absl::Status start();
 
@@ -76,8 +79,7 @@ class WorkerCore : public EventSink {
   // `found`: what look_up() said of host:port.
   absl::StatusOr<PeerId> connect(std::string_view target, const std::string& found,
                                  std::string_view need);
-  std::vector<std::pair<int, std::string>> rank_routes(const Peer& peer,
-                                                       const std::string& require,
+  std::vector<std::pair<int, std::string>> rank_routes(const Peer& peer, const std::string& require,
                                                        std::vector<std::string>& notes) const;
   void plan_routes(Peer& peer);
   void note_called(const Peer& peer, const std::string& at);
@@ -92,15 +94,11 @@ class WorkerCore : public EventSink {
   void disconnect(Peer& peer, const absl::Status& why);
   void close_rails(Peer& peer, const absl::Status& why);
   std::string explain(const Peer& peer) const;
-  void push_event(PeerEvent event);
-  bool next_event(PeerEvent& out);
   Peer* add_peer();
-  bool run_doomed();
   Peer* peer_of(const Rail& rail);
   // `missing`: why it has no dma-buf, and no ring.
   absl::Status add_region(RegionEntry& row, std::initializer_list<absl::Status> missing);
   static bool fenced(const Peer& peer, uint64_t link);
-  void drop(std::unique_ptr<Rail> rail, const absl::Status& why);
   void refuse(const HelloInfo& info, std::unique_ptr<Rail> rail, const absl::Status& why);
 
   // worker_sessions.cc
@@ -109,15 +107,11 @@ class WorkerCore : public EventSink {
                  const std::optional<Ordinal>& number);
   void settle(const SliceName& name, Fate fate);
   static void note_counted(Peer& peer, uint64_t link, const Rail& rail);
-  static Fate fate_of(const Peer& peer, uint64_t link,
-                                const SliceName& name);
+  static Fate fate_of(const Peer& peer, uint64_t link, const SliceName& name);
   void settle_all(Peer& peer, const absl::Status& why);
   void ask_about_lost_rails(Peer& peer);
   void ask_again(Peer& peer);
   static LostRail* asked_by(Peer& peer, const TransferSlot& slot);
-  void say(Peer& peer, const ControlMessage& message);
-  void leave_unsaid(Peer& peer);
-  bool say_what_waits();
   void hear(Peer& peer, Rail& rail, std::string_view words);
   void on_fenced(Peer& peer, const ControlMessage& answer);
   void look_for_asked_rails();
@@ -150,7 +144,6 @@ class WorkerCore : public EventSink {
   void call_better(Peer& peer);
   void better_failed(Peer& peer, const absl::Status& why);
 
-  static RailState* reaching(Peer& peer, const RemoteRegion& region);
   void stand_aside(Peer& peer, uint32_t index);
   bool stands_aside(TransferId id);
   void call_around(Peer& peer);
@@ -168,6 +161,7 @@ class WorkerCore : public EventSink {
   TransferId submit_promptly(const TransferRequest& request);  // lock-free: does not wait for it
   bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
   bool take_submissions();
+  bool flush_control_messages();
   void activate(uint32_t index);
   void line_up(Peer& peer, uint32_t index);
   bool look_at_streams();
@@ -192,10 +186,8 @@ class WorkerCore : public EventSink {
   bool pump(Peer& peer);
   bool pump(Peer& peer, SlotQueue& queue, bool one = false);
   RailState* pick_rail(Peer& peer, const TransferSlot& slot);
-  RailState* rail_of_messages(Peer& peer, const TransferSlot& slot,
-                                        Time now);
+  RailState* rail_of_messages(Peer& peer, const TransferSlot& slot, Time now);
   absl::StatusOr<RemoteView> view(const Peer& peer, const RemoteRegion& region) const;
-  static RailState* rail_state(Peer& peer, const Rail* rail);
   void enqueue(Peer& peer, uint32_t index);
   void make_ready(Peer& peer);
   void dequeue(Peer& peer, uint32_t index);
@@ -204,18 +196,12 @@ class WorkerCore : public EventSink {
   // worker_ends.cc
   void stop(uint32_t index, TransferState verdict, absl::Status why);
   void maybe_finish(uint32_t index);
+  void on_control_message_failed(Peer& peer, const TransferSlot& slot);
   void let_go(TransferSlot& slot);
   bool finish_stopped();
-  void said_in_vain(Peer& peer, const TransferSlot& slot);
   bool take_cancels();
   bool expire(Time now);
 
-  // worker_inbox.cc
-  void push_notification(PeerId peer, std::string_view payload);
-  bool next_notification(Notification& out);
-  void notification_read(const Notification& notification);
-  void owe(Peer& peer);
-  bool give_credits();
   void take_credit(Peer& peer, uint64_t amount);
 
   // EventSink
@@ -245,9 +231,8 @@ class WorkerCore : public EventSink {
   mutable ProgressLock mutex;
   TransferSlots slots;
   PeerTable peers;
-  std::vector<Peer*> ready_peers;          // those with slices to post
+  std::vector<Peer*> ready_peers;                    // those with slices to post
   bool pump_due = false;                             // there are slices that no pump() has seen
-  std::vector<Peer*> creditors;            // those that are owed credit
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
   struct Called {
@@ -255,32 +240,17 @@ class WorkerCore : public EventSink {
     std::string at;        // answered there
   };
   std::map<std::array<uint8_t, 16>, Called> called;  // workers that were asked for their address
-  uint64_t next_session;  // from anywhere: the other side of a session has numbers of its own
-  std::vector<std::unique_ptr<Rail>> closed_rails;  // freed once their provider has returned
-  struct Doomed {
-    PeerId peer;
-    const Rail* rail;  // may be gone already
-    absl::Status why;
-  };
-  std::vector<Doomed> doomed;   // to be closed for misbehaving
+  uint64_t next_session;        // from anywhere: the other side of a session has numbers of its own
   std::vector<PeerId> parting;  // that one side has asked to part with
   std::vector<std::pair<PeerId, ControlMessage>> questions;  // kFence, to be answered
   bool answering = false;  // a rail that goes down now does so because the peer has lost it
-  std::deque<std::pair<PeerId, std::string>> unsaid;   // waits for a slot of its own
-  bool unsaid_due = false;                             // some slot may be free
   Time patience = std::chrono::seconds(15);            // peer.answer_ms
   Time redial = std::chrono::seconds(15);              // peer.redial_ms
   Time failback = std::chrono::seconds(1);             // peer.failback_ms
   std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
   std::vector<uint32_t> stopped;                       // ended, not announced yet
-  StreamOrder order;                         // with a lock of its own
+  StreamOrder order;                                   // with a lock of its own
   std::vector<TransferId> standing_aside;              // until streams have come so far
-  std::deque<PeerEvent> events;
-  std::vector<Notification> inbox;  // ring; strings keep their memory
-  size_t inbox_head = 0;
-  size_t inbox_count = 0;
-  uint64_t left_behind = 0;          // bytes in it from peers that are down
-  bool credits_due = false;          // there are creditors, and perhaps a slot
   std::unique_ptr<Staging> staging;  // null: nothing here has to do with memory of devices
   size_t ring_bytes = 64 << 20;      // staging.ring_mib
   bool ring_kernels = true;          // staging.kernels
@@ -288,12 +258,14 @@ class WorkerCore : public EventSink {
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 
   Wakeups wakeups{clock};
-  // Each that sleeps has a bell of its own: what one has heard, the others must still hear.
+  ClosingRails closing{peers, *this};
+  ControlOutbox outbox{{slots, peers, wakeups}};
+  Inbox inbox{{peers, wakeups, outbox, closing}};
   std::atomic<bool> cancels{false};
   std::atomic<bool> prompt_rails{false};  // there has been a PromptRail
   std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
   std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
-  Bell* thread_bell = nullptr;  // the one that it sleeps with, while it is there
+  Bell* thread_bell = nullptr;            // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);
   std::atomic<bool> on_devices{false};  // help() found only copies of devices under way
   Time helped_at = kLongAgo;            // when the last help() ended

@@ -12,9 +12,7 @@ namespace {
 constexpr uint32_t kMaxReposts = 1000;
 constexpr uint32_t kFew = 8;
 
-size_t slice_begin(const TransferSlot& slot, uint32_t index) {
-  return index * slot.slice_bytes;
-}
+size_t slice_begin(const TransferSlot& slot, uint32_t index) { return index * slot.slice_bytes; }
 size_t slice_end(const TransferSlot& slot, uint32_t index) {
   return std::min(slot.descriptor.bytes, slice_begin(slot, index) + slot.slice_bytes);
 }
@@ -61,9 +59,7 @@ struct Paces {
   }
   // Whether nothing is known of it, but of others. What one rail has lost is not tried on another
   // that may be no better.
-  bool none_of(const RailState& state) const {
-    return best > 0 && state.pace.rate() == 0;
-  }
+  bool none_of(const RailState& state) const { return best > 0 && state.pace.rate() == 0; }
   // When it would be done with so many bytes.
   double load(const RailState& state, size_t bytes) const {
     return static_cast<double>(bytes) /
@@ -85,8 +81,7 @@ absl::Status WorkerCore::moves(const Rail& rail, const TransferSlot& slot) const
 }
 
 // Why no rail that is up moves memory like the transfer's: what is the host's, all do.
-absl::Status WorkerCore::movable(const TransferSlot& slot,
-                                   const Peer& peer) const {
+absl::Status WorkerCore::movable(const TransferSlot& slot, const Peer& peer) const {
   absl::Status status;
   if (!on_device(regions, slot.descriptor)) return status;
   for (const RailState& state : peer.rails) {
@@ -96,18 +91,10 @@ absl::Status WorkerCore::movable(const TransferSlot& slot,
   return status;
 }
 
-RailState* WorkerCore::rail_state(Peer& peer, const Rail* rail) {
-  for (RailState& state : peer.rails) {
-    if (state.rail.get() == rail) return &state;
-  }
-  return nullptr;
-}
-
 // The one that messages before this one are under way on: a rail keeps their order, two do not.
 // Unless a better provider is there again. The worker's own words need not wait for a rail on which
 // nothing moves.
-RailState* WorkerCore::rail_of_messages(Peer& peer,
-                                                    const TransferSlot& slot, Time now) {
+RailState* WorkerCore::rail_of_messages(Peer& peer, const TransferSlot& slot, Time now) {
   for (RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank) break;
     if (state.messages == 0) continue;
@@ -121,16 +108,14 @@ RailState* WorkerCore::rail_of_messages(Peer& peer,
 // One that is much slower than others, or silent, has what would wait longer for those.
 // Memory of devices goes on over the rails that move it, should a better one have come up
 // meanwhile.
-RailState* WorkerCore::pick_rail(Peer& peer,
-                                             const TransferSlot& slot) {
+RailState* WorkerCore::pick_rail(Peer& peer, const TransferSlot& slot) {
   if (peer.rails.size() == 1) {
     // Others may be on their way: should this one be slow, it must not have all there is by then.
     RailState& only = peer.rails.front();
     return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
   const bool device = on_device(regions, slot.descriptor);
-  const RailState* const reaches =
-      slot.passes ? reaching(peer, slot.descriptor.remote) : nullptr;
+  const RailState* const reaches = slot.passes ? peer.reaching(slot.descriptor.remote) : nullptr;
   const int rank = reaches != nullptr ? reaches->rank : peer.rails.front().rank;
   const auto may = [&](const RailState& state) {
     return device ? moves(*state.rail, slot).ok() : state.rank == rank;
@@ -237,7 +222,7 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
     if (!slot.again.empty() && slot.descriptor.bytes > 0 && !slot.mapped) {
       slot.passes = !peer.rails.front().rail->reaches(remote).ok();
     }
-    if (slot.passes && reaching(peer, remote) == nullptr) {
+    if (slot.passes && peer.reaching(remote) == nullptr) {
       stand_aside(peer, index);
       any = true;
       continue;
@@ -271,7 +256,7 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
       } else {
         slot.again.push_back(number);
       }
-      RailState* owner = rail_state(peer, rail);  // post() may have changed the list
+      RailState* owner = peer.find(rail);  // post() may have changed the list
       if (owner == nullptr) continue;
       owner->gave_back(slice.end - slice.begin);
       owner->pace.gave_back(slice.end - slice.begin);
@@ -295,8 +280,7 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
   return any;
 }
 
-void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
-                              absl::Status status) {
+void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) {
   Peer* peer = peer_of(rail);
   TransferSlot* slot = slots.find(transfer);
   if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
@@ -308,8 +292,7 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
       if (LostRail* asked = asked_by(*peer, *slot); asked != nullptr) asked->heard = true;
     }
   }
-  if (RailState* state = peer == nullptr ? nullptr : rail_state(*peer, &rail);
-      state != nullptr) {
+  if (RailState* state = peer == nullptr ? nullptr : peer->find(&rail); state != nullptr) {
     const size_t bytes = slice_end(*slot, slice) - slice_begin(*slot, slice);
     state->gave_back(bytes);
     state->full = false;
@@ -324,7 +307,7 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   // Of a read, no byte moves here once its rail has reported it.
   if (absl::IsUnknown(status)) {
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
-      if (RailState* state = rail_state(*peer, &rail); state != nullptr) {
+      if (RailState* state = peer->find(&rail); state != nullptr) {
         ++state->moved;
         unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
         if (slot->verdict != TransferState::kActive) let_go(*slot);
@@ -339,7 +322,7 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
     ++stats.slices_moved;
-    if (RailState* state = rail_state(*peer, &rail); state != nullptr) ++state->moved;
+    if (RailState* state = peer->find(&rail); state != nullptr) ++state->moved;
     slot->again.push_back(slice);
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
@@ -348,8 +331,7 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
   }
 }
 
-SlotQueue& WorkerCore::queue_of(Peer& peer,
-                                            const TransferSlot& slot) {
+SlotQueue& WorkerCore::queue_of(Peer& peer, const TransferSlot& slot) {
   if (slot.held) return peer.held;
   return slot.descriptor.bytes <= kUrgentBytes ? peer.urgent : peer.bulk;
 }
@@ -371,6 +353,21 @@ void WorkerCore::dequeue(Peer& peer, uint32_t index) {
   (slot.prev == kNone ? queue.head : slots[slot.prev].next) = slot.next;
   (slot.next == kNone ? queue.tail : slots[slot.next].prev) = slot.prev;
   slot.queued = false;
+}
+
+// From the peer, or back from a notification that was not delivered.
+void WorkerCore::take_credit(Peer& peer, uint64_t amount) {
+  peer.credit += std::min(amount, kNotificationWindow - peer.credit);
+  while (peer.held.head != kNone) {
+    const uint32_t index = peer.held.head;
+    TransferSlot& slot = slots[index];
+    const uint64_t cost = slot.descriptor.notify.size() + kNotificationCost;
+    if (peer.credit < cost) return;
+    dequeue(peer, index);
+    peer.credit -= slot.credit = cost;
+    slot.held = false;
+    enqueue(peer, index);
+  }
 }
 
 }  // namespace baton::internal

@@ -19,7 +19,6 @@
 namespace baton::internal {
 namespace {
 
-
 constexpr Time kFirstPause = std::chrono::milliseconds(10);
 constexpr Time kLongestPause = std::chrono::seconds(1);
 // The side that was called lets the other one begin.
@@ -35,11 +34,10 @@ LostRail& WorkerCore::lost_rail(Peer& peer, uint64_t link) {
 }
 
 void WorkerCore::unsettled(Peer& peer, uint64_t link, const SliceName& name,
-                             const std::optional<Ordinal>& number) {
+                           const std::optional<Ordinal>& number) {
   LostRail& rail = lost_rail(peer, link);
   rail.unsettled.push_back(name);
-  rail.named.push_back(
-      !number ? name : SliceName{{kNoSlot, number->epoch}, number->number});
+  rail.named.push_back(!number ? name : SliceName{{kNoSlot, number->epoch}, number->number});
   ++slots[name.transfer.slot].unsettled;
 }
 
@@ -97,7 +95,8 @@ void WorkerCore::ask_about_lost_rails(Peer& peer) {
     if (!rail.gone || rail.asked_at != kNever) continue;
     rail.asked_at = clock.now();
     rail.heard = false;
-    say(peer, {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.named});
+    outbox.say(peer,
+               {.kind = ControlMessage::Kind::kFence, .link = rail.link, .slices = rail.named});
   }
   set_timer(peer);
 }
@@ -111,8 +110,7 @@ void WorkerCore::ask_again(Peer& peer) {
 }
 
 // The lost rail that words of our own ask about, if that is not known yet.
-LostRail* WorkerCore::asked_by(Peer& peer,
-                                           const TransferSlot& slot) {
+LostRail* WorkerCore::asked_by(Peer& peer, const TransferSlot& slot) {
   if (slot.descriptor.counter.index != CounterTable::kControl) return nullptr;
   const auto words = ControlMessage::decode(slot.descriptor.notify);
   if (!words.ok() || words->kind != ControlMessage::Kind::kFence) return nullptr;
@@ -122,69 +120,28 @@ LostRail* WorkerCore::asked_by(Peer& peer,
   return nullptr;
 }
 
-// What waits to be said already is not said twice.
-void WorkerCore::say(Peer& peer, const ControlMessage& message) {
-  std::pair<PeerId, std::string> words(peer.id(), message.encode());
-  if (peer.unsaid > 0 && std::find(unsaid.begin(), unsaid.end(), words) != unsaid.end()) return;
-  unsaid.push_back(std::move(words));
-  unsaid_due = true;
-  ++peer.unsaid;
-}
-
-void WorkerCore::leave_unsaid(Peer& peer) {
-  if (std::exchange(peer.unsaid, 0) == 0) return;
-  std::erase_if(unsaid, [&](const auto& words) { return words.first == peer.id(); });
-}
-
-// As transfers of no bytes, in slots that no caller can have taken.
-bool WorkerCore::say_what_waits() {
-  if (!std::exchange(unsaid_due, false)) return false;
-  while (!unsaid.empty()) {
-    Peer* peer = find_peer(unsaid.front().first);
-    if (peer != nullptr && peer->state != PeerState::kDown) {
-      const absl::StatusOr<TransferId> id = slots.acquire_reserved();
-      if (!id.ok()) return true;
-      TransferSlot& slot = slots[id->slot];
-      slot.notify_heap = std::move(unsaid.front().second);
-      slot.descriptor = TransferDescriptor{
-          .id = *id, .counter = {peer->uid, CounterTable::kControl, 1}, .notify = slot.notify_heap};
-      slot.peer = peer->id();
-      slot.local = {};
-      slot.deadline = kNever;
-      slot.on_end = nullptr;
-      slot.detached = false;
-      slot.control = true;
-      activate(id->slot);
-    }
-    unsaid.pop_front();
-    if (peer != nullptr && peer->unsaid > 0) --peer->unsaid;
-  }
-  return true;
-}
-
 // From inside a provider, so what closes rails waits until that has returned.
 void WorkerCore::hear(Peer& peer, Rail& rail, std::string_view words) {
   absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
   if (!message.ok()) {
-    doomed.push_back({peer.id(), &rail, message.status()});
+    closing.close_later(peer.id(), &rail, message.status());
     return;
   }
   if (message->kind == ControlMessage::Kind::kFenced) return on_fenced(peer, *message);
   if (message->kind == ControlMessage::Kind::kPart) return part_asked(peer);
   if (peer.unsaid >= kMostUnsaid) {
-    doomed.push_back({peer.id(), &rail,
-                      absl::InvalidArgumentError("the peer asks again and again about rails that "
-                                                 "were lost, and takes no answers")});
+    closing.close_later(peer.id(), &rail,
+                        absl::InvalidArgumentError("the peer asks again and again about rails that "
+                                                   "were lost, and takes no answers"));
     return;
   }
   questions.emplace_back(peer.id(), *std::move(message));
 }
 
 void WorkerCore::on_fenced(Peer& peer, const ControlMessage& answer) {
-  const auto lost = std::find_if(peer.lost_rails.begin(), peer.lost_rails.end(),
-                                 [&](const LostRail& rail) {
-                                   return rail.link == answer.link && rail.asked_at != kNever;
-                                 });
+  const auto lost = std::find_if(
+      peer.lost_rails.begin(), peer.lost_rails.end(),
+      [&](const LostRail& rail) { return rail.link == answer.link && rail.asked_at != kNever; });
   if (lost == peer.lost_rails.end()) return;  // a mere sign of life
   const LostRail rail = std::move(*lost);
   peer.lost_rails.erase(lost);
@@ -201,8 +158,7 @@ void WorkerCore::note_counted(Peer& peer, uint64_t link, const Rail& rail) {
   peer.counted.emplace_back(link, *counted);
 }
 
-Fate WorkerCore::fate_of(const Peer& peer, uint64_t link,
-                           const SliceName& name) {
+Fate WorkerCore::fate_of(const Peer& peer, uint64_t link, const SliceName& name) {
   if (name.transfer.slot != kNoSlot) {
     return peer.arrivals.has(name.transfer, name.slice) ? Fate::kLanded : Fate::kNever;
   }
@@ -239,10 +195,9 @@ bool WorkerCore::answer_questions() {
     const ControlMessage& question = each.second;
     Peer* peer = find_peer(each.first);
     if (peer == nullptr || peer->state == PeerState::kDown) continue;
-    const auto state =
-        std::find_if(peer->rails.begin(), peer->rails.end(), [&](const RailState& rail) {
-          return question.link != 0 && rail.link == question.link;
-        });
+    const auto state = std::find_if(
+        peer->rails.begin(), peer->rails.end(),
+        [&](const RailState& rail) { return question.link != 0 && rail.link == question.link; });
     if (state != peer->rails.end()) {
       Rail* rail = state->rail.get();
       rail->close(absl::UnavailableError("the peer lost its end of this rail"), *this);
@@ -259,7 +214,7 @@ bool WorkerCore::answer_questions() {
     for (const SliceName& name : question.slices) {
       answer.landed.push_back(fate_of(*peer, question.link, name));
     }
-    say(*peer, answer);
+    outbox.say(*peer, answer);
   }
   answering = false;
   return true;
@@ -289,7 +244,7 @@ void WorkerCore::peer_lost(Peer& peer, const absl::Status& why) {
   base::log_event(base::LogLevel::kWarning, "%s: lost peer %s: %s; calling it again for %.1f s",
                   self.name, peer.name, why.message(),
                   std::chrono::duration<double>(again.give_up_at - now).count());
-  push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
+  inbox.push_event({PeerEvent::Kind::kLost, peer.id(), peer.name, why, peer.uid});
 }
 
 // Its first new rail is up.
@@ -299,15 +254,15 @@ void WorkerCore::peer_resumed(Peer& peer) {
   peer.why = absl::OkStatus();
   // As loud as the loss was.
   base::log_event(base::LogLevel::kWarning, "%s: peer resumed: %s", self.name, explain(peer));
-  push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
+  inbox.push_event({PeerEvent::Kind::kResumed, peer.id(), peer.name, absl::OkStatus(), peer.uid});
   for (LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = clock.now();
   }
-  owe(peer);
+  outbox.owe(peer);
   ask_again(peer);
   ask_about_lost_rails(peer);
   // With nothing to ask, whether it still knows this session.
-  if (peer.lost_rails.empty()) say(peer, {.kind = ControlMessage::Kind::kFence});
+  if (peer.lost_rails.empty()) outbox.say(peer, {.kind = ControlMessage::Kind::kFence});
 }
 
 // When something has to be done about the peer although nothing is heard of it.

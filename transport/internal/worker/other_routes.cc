@@ -132,13 +132,6 @@ void WorkerCore::better_failed(Peer& peer, const absl::Status& why) {
   call_around(peer);
 }
 
-RailState* WorkerCore::reaching(Peer& peer, const RemoteRegion& region) {
-  const auto rail = std::find_if(
-      peer.rails.begin(), peer.rails.end(),
-      [&](const RailState& state) { return state.rail->reaches(region).ok(); });
-  return rail == peer.rails.end() ? nullptr : &*rail;
-}
-
 void WorkerCore::stand_aside(Peer& peer, uint32_t index) {
   Around& around = peer.around;
   const TransferDescriptor& d = slots[index].descriptor;
@@ -175,10 +168,9 @@ void WorkerCore::call_around(Peer& peer) {
     const std::string& require = peer.dialled ? peer.require : options.require;
     for (auto& route : rank_routes(peer, require, around.notes)) {
       std::string& name = route.second;
-      const bool there =
-          std::any_of(peer.rails.begin(), peer.rails.end(), [&](const RailState& state) {
-            return state.rail->properties().provider == name;
-          });
+      const bool there = std::any_of(
+          peer.rails.begin(), peer.rails.end(),
+          [&](const RailState& state) { return state.rail->properties().provider == name; });
       if (there) continue;
       if (std::find(around.refused.begin(), around.refused.end(), name) == around.refused.end()) {
         around.untried.push_back(std::move(name));

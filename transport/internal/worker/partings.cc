@@ -15,7 +15,6 @@
 
 namespace baton::internal {
 
-
 std::shared_ptr<absl::Status> WorkerCore::begin_disconnect(Peer& peer, Time timeout) {
   take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
@@ -28,7 +27,7 @@ std::shared_ptr<absl::Status> WorkerCore::begin_disconnect(Peer& peer, Time time
     give_up_parting(peer);
   }
   do {
-    run_doomed();
+    closing.run();
     finish_stopped();
   } while (settle_partings());
   wakeups.rouse();
@@ -61,8 +60,8 @@ void WorkerCore::stop_all(const Peer& peer, const absl::Status& why) {
     const TransferSlot& slot = slots[i];
     const uint64_t word = slot.word.load(std::memory_order_acquire);
     // What another thread has just taken is not begun yet, and not ours to look at.
-    if (word >> 8 != slot.live || (word & 0xff) == 0 ||
-        ended(TransferSlots::state_of(word)) || slot.control || slot.peer != peer.id()) {
+    if (word >> 8 != slot.live || (word & 0xff) == 0 || ended(TransferSlots::state_of(word)) ||
+        slot.control || slot.peer != peer.id()) {
       continue;
     }
     stop(i, TransferState::kFailed, why);
@@ -94,7 +93,7 @@ bool WorkerCore::tend_partings() {
       disconnect(*peer, parts.why);
       any = true;
     } else if (!std::exchange(parts.told, true)) {
-      say(*peer, {.kind = ControlMessage::Kind::kPart});
+      outbox.say(*peer, {.kind = ControlMessage::Kind::kPart});
       any = true;
     }
   }
@@ -103,7 +102,7 @@ bool WorkerCore::tend_partings() {
 
 bool WorkerCore::settle_partings() {
   if (parting.empty() || !tend_partings()) return false;
-  run_doomed();
+  closing.run();
   finish_stopped();
   return true;
 }

@@ -5,8 +5,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -18,13 +18,10 @@ PeerId peer_id_of(uint64_t tag) {
 }
 }  // namespace
 
-Peer* WorkerCore::peer_of(const Rail& rail) {
-  return find_peer(peer_id_of(rail.worker_tag));
-}
+Peer* WorkerCore::peer_of(const Rail& rail) { return find_peer(peer_id_of(rail.worker_tag)); }
 
 // Gives a region to all providers that take it. Of the host's memory that is all of them.
-absl::Status WorkerCore::add_region(RegionEntry& row,
-                                      std::initializer_list<absl::Status> missing) {
+absl::Status WorkerCore::add_region(RegionEntry& row, std::initializer_list<absl::Status> missing) {
   std::vector<Provider*> have;
   std::vector<Provider*> sharing;  // what their peers cannot map is staged
   const auto take_back = [&] {
@@ -72,11 +69,36 @@ absl::Status WorkerCore::add_region(RegionEntry& row,
       "registering %u bytes of %s: %s", row.size, row.place.name(), absl::StrJoin(reasons, "; ")));
 }
 
+void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
+  Peer* peer = peer_of(rail);
+  if (peer == nullptr) return;
+  peer->redial.give_up_at = kNever;  // it is there, and knows us
+  auto complete = peer->arrivals.add(arrival);
+  if (!complete.ok()) {
+    closing.close_later(peer->id(), &rail, complete.status());
+    return;
+  }
+  if (!complete->now) return;
+  if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kControl) {
+    return hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_index == CounterTable::kStaging) {
+    return staging_for_device_memory().hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_generation != 0) {
+    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    wakeups.signal();
+  }
+  if (!complete->notify.empty()) inbox.push(*peer, complete->notify);
+}
+
 void WorkerCore::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
   auto it = sessions.find(session);
   Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   if (peer == nullptr || peer->state == PeerState::kDown || peer->session != session) {
-    return drop(std::move(rail), absl::CancelledError("this connection is no longer wanted"));
+    return closing.close_now(std::move(rail),
+                             absl::CancelledError("this connection is no longer wanted"));
   }
   const bool better = peer->rails.empty() || rank_of(*rail) > peer->rails.front().rank;
   const bool answered = better && std::exchange(peer->back.calling, false);
@@ -86,7 +108,7 @@ void WorkerCore::connected(uint64_t session, const HelloInfo& info, std::unique_
   if (!fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
   if (answered && peer->state == PeerState::kUp) call_better_later(*peer);
   if (around) around_failed(*peer, absl::UnavailableError(kFenced));
-  drop(std::move(rail), absl::UnavailableError(kFenced));
+  closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
   // It answers; it has lost this rail only. If that was the only one of this call, there is
   // another.
   if (peer->state != PeerState::kReconnecting) return;
@@ -99,15 +121,9 @@ bool WorkerCore::fenced(const Peer& peer, uint64_t link) {
   return std::find(peer.fenced.begin(), peer.fenced.end(), link) != peer.fenced.end();
 }
 
-void WorkerCore::drop(std::unique_ptr<Rail> rail, const absl::Status& why) {
-  Rail* stray = rail.get();
-  closed_rails.push_back(std::move(rail));
-  stray->close(why, *this);
-}
-
 void WorkerCore::refuse(const HelloInfo& info, std::unique_ptr<Rail> rail,
-                          const absl::Status& why) {
-  drop(std::move(rail), why);
+                        const absl::Status& why) {
+  closing.close_now(std::move(rail), why);
   handshake_refused(info.name, why);
 }
 
@@ -119,11 +135,13 @@ void WorkerCore::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
     if (peer->state == PeerState::kDown) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
     }
-    if (fenced(*peer, info.link)) return drop(std::move(rail), absl::UnavailableError(kFenced));
+    if (fenced(*peer, info.link))
+      return closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
     const std::string& by = rail->properties().provider;
     if (peer->dialled && !peer->require.empty() && by != peer->require) {
-      return drop(std::move(rail), absl::UnavailableError(absl::StrFormat(
-                                       "%s is not wanted here (require=%s)", by, peer->require)));
+      return closing.close_now(std::move(rail),
+                               absl::UnavailableError(absl::StrFormat(
+                                   "%s is not wanted here (require=%s)", by, peer->require)));
     }
     return peer_up(*peer, info, std::move(rail));
   }
@@ -133,7 +151,7 @@ void WorkerCore::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   if (info.resume != Resume::kNew && !never_begun) {
     return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
   }
-  if (left_behind > kMostLeftBehind) {
+  if (inbox.left_behind() > kMostLeftBehind) {
     return refuse(info, std::move(rail),
                   absl::ResourceExhaustedError("this worker's program does not read its "
                                                "notifications, and holds too many already"));
@@ -143,9 +161,9 @@ void WorkerCore::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
     return refuse(
         info, std::move(rail),
         absl::ResourceExhaustedError(
-            left_behind == 0 ? "this worker has no room for more peers"
-                             : "this worker has no room for more peers while its program "
-                               "does not read the notifications of those that have gone"));
+            inbox.left_behind() == 0 ? "this worker has no room for more peers"
+                                     : "this worker has no room for more peers while its program "
+                                       "does not read the notifications of those that have gone"));
   }
   peer->uid = info.uid;
   peers.set_session(*peer, info.session);
@@ -156,8 +174,7 @@ void WorkerCore::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   peer_up(*peer, info, std::move(rail));
 }
 
-void WorkerCore::peer_up(Peer& peer, const HelloInfo& info,
-                           std::unique_ptr<Rail> rail) {
+void WorkerCore::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail) {
   peer.uid = info.uid;
   peers.set_name(peer, info.name);
   peer.protocol = info.protocol;
@@ -179,7 +196,7 @@ void WorkerCore::peer_up(Peer& peer, const HelloInfo& info,
   }
   peer.untried.clear();
   base::log_event(base::LogLevel::kInfo, "%s: peer up: %s", self.name, explain(peer));
-  push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
+  inbox.push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
 void WorkerCore::handshake_refused(std::string_view who, const absl::Status& why) {
@@ -206,13 +223,13 @@ void WorkerCore::rail_down(Rail& rail, absl::Status why) {
     if (peer->state != PeerState::kDown) lost_rail(*peer, peer->rails[i].link).gone = true;
     const bool closed = absl::IsAborted(why);
     if (closed) peer->goodbye = std::string(why.message());
-    closed_rails.push_back(std::move(peer->rails[i].rail));
+    closing.free_later(std::move(peer->rails[i].rail));
     peer->rails.erase(peer->rails.begin() + static_cast<ptrdiff_t>(i));
     if (peer->state == PeerState::kDown) return;  // we are closing all of them
     if (peer->lost_rails.size() > kMostLostRails) {
       why = absl::AbortedError("the peer does not say what had come over rails that were lost");
       for (const RailState& state : peer->rails) {
-        doomed.push_back({peer->id(), state.rail.get(), why});
+        closing.close_later(peer->id(), state.rail.get(), why);
       }
     }
     if (peer->rails.empty()) {
@@ -222,9 +239,9 @@ void WorkerCore::rail_down(Rail& rail, absl::Status why) {
     if (closed) {
       // The others will follow. Where word of that is lost with one, who waits for the peer's word
       // finds out by asking.
-      const bool waits = std::any_of(
-          peer->lost_rails.begin(), peer->lost_rails.end(),
-          [](const LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
+      const bool waits =
+          std::any_of(peer->lost_rails.begin(), peer->lost_rails.end(),
+                      [](const LostRail& lost) { return lost.gone && !lost.unsettled.empty(); });
       if (waits && !answering) ask_about_lost_rails(*peer);
       return;
     }
@@ -268,15 +285,15 @@ void WorkerCore::peer_down(Peer& peer, const absl::Status& why) {
     if (stands_aside(id)) stop(id.slot, TransferState::kFailed, peer.why);
   }
   settle_all(peer, peer.why);
-  leave_unsaid(peer);
-  left_behind += peer.unread;
+  outbox.drop_messages(peer);
+  inbox.peer_down(peer);
   if (staging != nullptr) staging->peer_down(peer.id());
   peer.arrivals = {};
   peer.fenced = {};
   peer.back = {};
   peer.around = {};
   peer.counted = {};
-  push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
+  inbox.push_event({PeerEvent::Kind::kDown, peer.id(), peer.name, peer.why, peer.uid});
 }
 
 void WorkerCore::close_rails(Peer& peer, const absl::Status& why) {
@@ -284,7 +301,7 @@ void WorkerCore::close_rails(Peer& peer, const absl::Status& why) {
     const size_t before = peer.rails.size();
     peer.rails.back().rail->close(why, *this);
     if (peer.rails.size() == before) {  // it will report later: do not wait for it
-      closed_rails.push_back(std::move(peer.rails.back().rail));
+      closing.free_later(std::move(peer.rails.back().rail));
       peer.rails.pop_back();
     }
   }
@@ -298,52 +315,11 @@ void WorkerCore::disconnect(Peer& peer, const absl::Status& why) {
   close_rails(peer, absl::IsUnavailable(why) ? absl::CancelledError(why.message()) : why);
 }
 
-bool WorkerCore::run_doomed() {
-  bool any = false;
-  while (!doomed.empty()) {
-    const Doomed next = std::move(doomed.back());
-    doomed.pop_back();
-    Peer* peer = find_peer(next.peer);
-    RailState* state = peer == nullptr ? nullptr : rail_state(*peer, next.rail);
-    if (state == nullptr) continue;  // went down by itself meanwhile
-    state->rail->close(next.why, *this);
-    any = true;
-  }
-  if (!closed_rails.empty()) {
-    closed_rails.clear();
-    any = true;
-  }
-  return any;
-}
-
-void WorkerCore::push_event(PeerEvent event) {
-  Peer* peer = find_peer(event.peer);
-  if (peer != nullptr && peer->events == kUnreadEvents) {
-    const auto last = std::find_if(events.rbegin(), events.rend(), [&](const PeerEvent& other) {
-      return other.peer == event.peer;
-    });
-    event.missed = last->missed + 1;
-    *last = std::move(event);
-  } else {
-    if (peer != nullptr) ++peer->events;
-    events.push_back(std::move(event));
-  }
-  wakeups.signal();
-}
-
-bool WorkerCore::next_event(PeerEvent& out) {
-  if (events.empty()) return false;
-  out = std::move(events.front());
-  events.pop_front();
-  if (Peer* peer = find_peer(out.peer); peer != nullptr) --peer->events;
-  return true;
-}
-
 // It may take the row of one that is down, which is forgotten.
 Peer* WorkerCore::add_peer() {
   Peer* peer = peers.add();
   if (peer != nullptr && peer->generation > 1) {
-    std::erase_if(events, [&](const PeerEvent& event) { return event.peer.index == peer->index; });
+    inbox.forget_events(*peer);
   }
   return peer;
 }

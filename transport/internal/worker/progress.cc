@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "transport/base/durations.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -39,7 +39,7 @@ bool is_of_options(const absl::Status& status, const WorkerOptions& options) {
 }  // namespace
 
 WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
-                   CounterTable counter_table)
+                       CounterTable counter_table)
     : options(std::move(worker_options)),
       key(std::move(cluster_key)),
       clock(options.clock != nullptr ? *options.clock : Clock::steady()),
@@ -56,7 +56,6 @@ WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, Wor
   // Filled for the first time at a moment that nobody foresees: then without an allocation.
   constexpr size_t kUsually = 64;
   ready_peers.reserve(kUsually);
-  creditors.reserve(kUsually);
 }
 
 WorkerCore::~WorkerCore() {
@@ -68,7 +67,7 @@ WorkerCore::~WorkerCore() {
     }
     if (staging != nullptr) staging->finish();
     finish_stopped();
-    closed_rails.clear();
+    closing.free_closed();
     providers.clear();
     staging.reset();
   }
@@ -205,8 +204,7 @@ bool WorkerCore::progress() {
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
   // them: what they would find is looked at here, without a call.
   any |= take_submissions();
-  if (credits_due) any |= give_credits();
-  if (unsaid_due) any |= say_what_waits();
+  if (outbox.due()) any |= flush_control_messages();
   if (cancels.load(std::memory_order_relaxed)) any |= take_cancels();
   if (!deadlines.empty()) any |= expire(clock.now());
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
@@ -215,7 +213,7 @@ bool WorkerCore::progress() {
   if (pump_due || !ready_peers.empty()) any |= pump();
   for (auto& provider : providers) any |= provider->progress(*this);
   if (!questions.empty()) any |= answer_questions();
-  if (!doomed.empty() || !closed_rails.empty()) any |= run_doomed();
+  if (closing.any()) any |= closing.run();
   if (!stopped.empty()) any |= finish_stopped();
   while (!parting.empty() && settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
@@ -227,8 +225,8 @@ bool WorkerCore::progress() {
 // True when there is nothing to do, and whatever there is to do from now on will wake the sleepers.
 bool WorkerCore::ready_to_sleep() {
   wakeups.about_to_sleep();
-  bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !pump_due && !credits_due && !unsaid_due && !wakeups.look_again() &&
+  bool idle = !slots.has_submitted() && !cancels.load() && !closing.any_to_close() &&
+              stopped.empty() && !pump_due && !outbox.due() && !wakeups.look_again() &&
               standing_aside.empty() && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;

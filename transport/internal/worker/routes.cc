@@ -30,7 +30,7 @@ absl::StatusOr<std::string> WorkerCore::look_up(const std::string& host_port) co
 }
 
 absl::StatusOr<PeerId> WorkerCore::connect(std::string_view target, const std::string& found,
-                                             std::string_view need) {
+                                           std::string_view need) {
   Peer* peer = add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
@@ -65,7 +65,7 @@ absl::StatusOr<PeerId> WorkerCore::connect(std::string_view target, const std::s
 }
 
 void WorkerCore::resolved(uint64_t session, absl::StatusOr<std::string> encoded,
-                            std::string_view at) {
+                          std::string_view at) {
   auto it = sessions.find(session);
   Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
   sessions.erase(session);

@@ -48,8 +48,7 @@ Staging::Ring* Staging::ring_of(int device) const {
   return nullptr;
 }
 
-absl::Status Staging::add_ring(int device,
-                                             std::unique_ptr<StagingRing> made) {
+absl::Status Staging::add_ring(int device, std::unique_ptr<StagingRing> made) {
   auto ring = std::make_unique<Ring>(device, std::move(made));
   const absl::Span<std::byte> memory = ring->copies->memory();
   auto entry = worker_.regions.add(memory.data(), memory.size(), Access::kRemoteReadWrite,
@@ -129,23 +128,18 @@ bool Staging::send_what_waits() {
 
 // A transfer of the worker's own, in a slot that no caller can take. False: later.
 bool Staging::start(PeerId peer, Handle chunk, TransferDescriptor transfer,
-                                  const MemoryRegion& local, std::string words,
-                                  TransferId* started) {
+                    const MemoryRegion& local, std::string words, TransferId* started) {
   if (!may_start(peer)) return false;
   const absl::StatusOr<TransferId> id = worker_.slots.acquire_reserved();
   if (!id.ok()) return false;
   TransferSlot& slot = worker_.slots[id->slot];
   slot.notify_heap = std::move(words);
-  slot.descriptor = transfer;
-  slot.descriptor.id = *id;
-  slot.descriptor.notify = slot.notify_heap;
-  slot.peer = peer;
+  transfer.id = *id;
+  transfer.notify = slot.notify_heap;
+  slot.fill_control(transfer, peer);
   slot.local = local;
-  slot.deadline = kNever;
   slot.on_end = wire_ended;
   slot.context = this;
-  slot.detached = false;
-  slot.control = true;
   const uint32_t reserved = id->slot - worker_.slots.capacity();
   if (on_wire_.size() <= reserved) on_wire_.resize(reserved + 1);
   on_wire_[reserved] = {chunk, peer};
@@ -165,9 +159,8 @@ void Staging::wire_ended(void* self, TransferId id, const absl::Status& status) 
   if (chunk.generation != 0) staging.on_wire_end(chunk, status);
 }
 
-void Staging::copy(Ring& ring, CopyDirection direction, bool served,
-                                 Handle name, bool urgent, std::byte* host, const std::byte* base,
-                                 const std::vector<Run>& runs) {
+void Staging::copy(Ring& ring, CopyDirection direction, bool served, Handle name, bool urgent,
+                   std::byte* host, const std::byte* base, const std::vector<Run>& runs) {
   copy_runs_.clear();
   for (const Run& run : runs) {
     copy_runs_.push_back({const_cast<std::byte*>(base) + run.offset, host, run.bytes});
@@ -192,15 +185,15 @@ void Staging::copy_ended(uint64_t cookie, absl::Status status) {
 void Staging::hear(Peer& peer, const Rail& rail, std::string_view words) {
   absl::StatusOr<Message> message = Message::decode(words);
   if (!message.ok()) {
-    worker_.doomed.push_back({peer.id(), &rail, message.status()});
+    worker_.closing.close_later(peer.id(), &rail, message.status());
     return;
   }
   const auto waits = std::count_if(unsaid_.begin(), unsaid_.end(),
                                    [&](const Outgoing& each) { return each.peer == peer.id(); });
   if (waits >= kMostQueued) {
-    worker_.doomed.push_back({peer.id(), &rail,
-                              absl::InvalidArgumentError("the peer asks for staged chunks, and "
-                                                         "takes no answers")});
+    worker_.closing.close_later(peer.id(), &rail,
+                                absl::InvalidArgumentError("the peer asks for staged chunks, and "
+                                                           "takes no answers"));
     return;
   }
   due_ = true;
@@ -301,8 +294,8 @@ void Staging::finish() {
 }
 
 absl::StatusOr<MemoryRegion> WorkerCore::register_examined(void* data, size_t size, Access access,
-                                                             const Examined& memory,
-                                                             const absl::Status& no_ring) {
+                                                           const Examined& memory,
+                                                           const absl::Status& no_ring) {
   const std::lock_guard lock(mutex);
   auto entry = regions.add(static_cast<std::byte*>(data), size, access, memory.file);
   if (!entry.ok()) return entry.status();
@@ -361,8 +354,7 @@ bool WorkerCore::direct(const TransferSlot& slot, const Peer& peer) const {
 }
 
 // Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
-absl::Status WorkerCore::mapped(const TransferSlot& slot,
-                                  const Peer& peer) const {
+absl::Status WorkerCore::mapped(const TransferSlot& slot, const Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;
   if (d.bytes == 0 || peer.rails.empty()) {
     return absl::FailedPreconditionError("nothing that a rail maps");

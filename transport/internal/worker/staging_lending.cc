@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/base/unique_fd.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/staging/cut.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -119,8 +119,8 @@ void Staging::on_offer(PeerId peer, Message message) {
   std::byte* const host = take(**from, offset, served.bytes, served.in_place);
   served.state = Served::State::kCopying;
   served.room.ring = ring_of(worker_.regions.entries()[served.region.index].place.device);
-  copy(*served.room.ring, CopyDirection::kToDevice, true, served.name, served.urgent,
-       host, *base, served.runs);
+  copy(*served.room.ring, CopyDirection::kToDevice, true, served.name, served.urgent, host, *base,
+       served.runs);
 }
 
 // Of a read whose bytes lie in the target's ring: copies them from there. False: not from there.
@@ -144,8 +144,7 @@ bool Staging::read_in_place(Chunk& chunk) {
 }
 
 // The peer's ring, if it is mapped here, or is about to be. Null: it has too many.
-Staging::Borrowed* Staging::borrowed(Peer& peer,
-                                                                 const RemoteRegion& ring) {
+Staging::Borrowed* Staging::borrowed(Peer& peer, const RemoteRegion& ring) {
   ptrdiff_t rings = 0;
   for (const auto& from : borrowed_) {
     if (from->peer != peer.id()) continue;
@@ -215,8 +214,7 @@ bool Staging::tend_borrowed() {
   return any;
 }
 
-std::byte* Staging::take(Borrowed& from, size_t offset, size_t bytes,
-                                       Borrow& borrow) {
+std::byte* Staging::take(Borrowed& from, size_t offset, size_t bytes, Borrow& borrow) {
   ++from.users;
   from.bytes += bytes;
   borrow = {&from, offset};
@@ -272,9 +270,7 @@ std::string Staging::explain_lending(PeerId peer) const {
   return out;
 }
 
-Time Staging::next_timer() const {
-  return left_behind_.empty() ? kNever : look_at_readers_;
-}
+Time Staging::next_timer() const { return left_behind_.empty() ? kNever : look_at_readers_; }
 
 void Staging::lent_peer_down(PeerId peer) {
   const auto of_peer = [&](uint64_t name) { return name >> 32 == peer.index; };

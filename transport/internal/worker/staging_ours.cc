@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/staging/cut.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -105,8 +105,7 @@ Staging::Chunk& Staging::open_chunk(Op& op) {
 }
 
 // As much from `next` on as both sides allow; the host's side is cut where its pieces end.
-size_t Staging::cut_chunk(const Op& op, size_t most, Layout& layout,
-                                        std::vector<uint32_t>& index) {
+size_t Staging::cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   const Layout* host = nullptr;
   if (op.near == nullptr) host = &d.local;
@@ -152,8 +151,7 @@ bool Staging::start_chunk(Op& op) {
   return true;
 }
 
-void Staging::start_copy(Chunk& chunk, const Op& op,
-                                       CopyDirection direction, std::byte* host) {
+void Staging::start_copy(Chunk& chunk, const Op& op, CopyDirection direction, std::byte* host) {
   const TransferSlot& slot = worker_.slots[op.id.slot];
   runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
   chunk.copying = true;

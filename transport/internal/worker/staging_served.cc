@@ -12,9 +12,8 @@ Staging::Served* Staging::find_served(Handle name, PeerId peer) {
 }
 
 // The region's first byte, if the peer may do this with all of the runs.
-absl::StatusOr<std::byte*> Staging::base_of(const RemoteRegion& region, bool write,
-                                                          size_t bytes,
-                                                          const std::vector<Run>& runs) {
+absl::StatusOr<std::byte*> Staging::base_of(const RemoteRegion& region, bool write, size_t bytes,
+                                            const std::vector<Run>& runs) {
   const Access want = write ? Access::kRemoteWrite : Access::kRemoteRead;
   const auto check = [&](uint64_t offset, uint64_t length) {
     return worker_.regions.resolve(region.index, region.generation, region.key, want, offset,

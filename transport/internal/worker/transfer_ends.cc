@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 
@@ -79,11 +79,11 @@ bool WorkerCore::finish_stopped() {
     if (Peer* peer = find_peer(slot.peer); peer != nullptr) {
       if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
       if (!slot.control) --peer->open;
-      if (slot.control && slot.verdict != TransferState::kDone) said_in_vain(*peer, slot);
+      if (slot.control && slot.verdict != TransferState::kDone)
+        on_control_message_failed(*peer, slot);
     }
     if (slot.control) {  // others may have waited for the slot
-      credits_due |= !creditors.empty();
-      unsaid_due |= !unsaid.empty();
+      outbox.slot_freed();
     }
     if (!slot.control) {
       --stats.open_transfers;
@@ -107,11 +107,10 @@ bool WorkerCore::finish_stopped() {
   return any;
 }
 
-// Words of our own that nobody has heard, or may not have heard.
-void WorkerCore::said_in_vain(Peer& peer, const TransferSlot& slot) {
+// A message of ours did not arrive, or perhaps not.
+void WorkerCore::on_control_message_failed(Peer& peer, const TransferSlot& slot) {
   if (slot.descriptor.counter.index == CounterTable::kCredits) {
-    peer.untold += slot.descriptor.increment;
-    owe(peer);
+    outbox.credit_failed(peer, slot.descriptor.increment);
   } else if (LostRail* asked = asked_by(peer, slot); asked != nullptr) {
     asked->asked_at = kNever;
     ask_about_lost_rails(peer);

@@ -3,8 +3,8 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -275,6 +275,11 @@ bool WorkerCore::take_submissions() {
   return any;
 }
 
+bool WorkerCore::flush_control_messages() {
+  for (uint32_t index; (index = outbox.next()) != kNone;) activate(index);
+  return true;
+}
+
 void WorkerCore::begin(TransferSlot& slot) {
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
@@ -384,7 +389,7 @@ absl::Status WorkerCore::admit(TransferSlot& slot, Peer& peer) {
       absl::Status status = peer.rails.front().rail->reaches(d.remote);
       if (absl::IsUnavailable(status)) return status;
       slot.passes = !status.ok();
-      if (slot.passes && reaching(peer, d.remote) == nullptr) return absl::OkStatus();
+      if (slot.passes && peer.reaching(d.remote) == nullptr) return absl::OkStatus();
     }
   }
   if (d.counter.generation != 0 && d.counter.owner != peer.uid) {
@@ -396,8 +401,7 @@ absl::Status WorkerCore::admit(TransferSlot& slot, Peer& peer) {
   for (const RailState& state : peer.rails) {
     bytes = std::min(bytes, state.rail->properties().slice_bytes);
   }
-  const size_t least =
-      (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
+  const size_t least = (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
   slot.slice_bytes = std::max({bytes, least, size_t{1}});
   slot.slices = 1;
   if (d.bytes > slot.slice_bytes) {

@@ -10,8 +10,8 @@
 #include "transport/base/log.h"
 #include "transport/base/threads/forks.h"
 #include "transport/internal/mapped.h"
-#include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton {
 namespace {
@@ -250,7 +250,7 @@ absl::StatusOr<RemoteView> internal::WorkerCore::view(const internal::Peer& peer
 std::optional<PeerEvent> Worker::next_peer_event() {
   std::lock_guard lock(impl_->mutex);
   PeerEvent event;
-  if (!impl_->next_event(event)) return std::nullopt;
+  if (!impl_->inbox.next_event(event)) return std::nullopt;
   return event;
 }
 
@@ -347,7 +347,7 @@ absl::Status Worker::wait_until(const std::function<bool()>& ready, Time timeout
 
 bool Worker::next_notification(Notification& out) {
   std::lock_guard lock(impl_->mutex);
-  return impl_->next_notification(out);
+  return impl_->inbox.next(out);
 }
 
 bool Worker::progress() {
@@ -389,7 +389,7 @@ WorkerStats Worker::stats() const {
   WorkerStats stats = impl_->stats;
   stats.registrations = impl_->regions.registrations();
   stats.transfers_submitted = impl_->submitted.load(std::memory_order_relaxed);
-  stats.notifications_waiting = impl_->inbox_count;
+  stats.notifications_waiting = impl_->inbox.waiting();
   return stats;
 }
 
