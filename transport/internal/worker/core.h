@@ -32,6 +32,7 @@
 #include "transport/internal/threads/progress_lock.h"
 #include "transport/internal/worker/closing_rails.h"
 #include "transport/internal/worker/control_outbox.h"
+#include "transport/internal/worker/dispatcher.h"
 #include "transport/internal/worker/inbox.h"
 #include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
@@ -40,9 +41,6 @@ namespace baton::internal {
 struct Examined;
 class Staging;
 
-// A transfer of at most so many bytes is tiny: on a rail of several, it goes to the first
-// (pick_rail()).
-inline constexpr size_t kTinyBytes = 256;
 // For heaps whose top is the earliest.
 inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
 
@@ -95,7 +93,6 @@ class WorkerCore : public EventSink {
   void close_rails(Peer& peer, const absl::Status& why);
   std::string explain(const Peer& peer) const;
   Peer* add_peer();
-  Peer* peer_of(const Rail& rail);
   // `missing`: why it has no dma-buf, and no ring.
   absl::Status add_region(RegionEntry& row, std::initializer_list<absl::Status> missing);
   static bool fenced(const Peer& peer, uint64_t link);
@@ -167,7 +164,6 @@ class WorkerCore : public EventSink {
   bool look_at_streams();
   static void begin(TransferSlot& slot);
   void note_deadline(const TransferSlot& slot);
-  absl::Status admit(TransferSlot& slot, Peer& peer);
 
   // staging.cc
   absl::StatusOr<MemoryRegion> register_examined(void* data, size_t size, Access access,
@@ -175,23 +171,10 @@ class WorkerCore : public EventSink {
                                                  const absl::Status& no_ring);
   bool wants_ring(const RegionEntry& row) const;  // lock-free
   absl::Status make_ring(int device);             // without the lock: it blocks
-  bool direct(const TransferSlot& slot, const Peer& peer) const;
-  absl::Status mapped(const TransferSlot& slot, const Peer& peer) const;
   Staging& staging_for_device_memory();
 
   // worker_slices.cc
-  absl::Status moves(const Rail& rail, const TransferSlot& slot) const;
-  absl::Status movable(const TransferSlot& slot, const Peer& peer) const;
-  bool pump();
-  bool pump(Peer& peer);
-  bool pump(Peer& peer, SlotQueue& queue, bool one = false);
-  RailState* pick_rail(Peer& peer, const TransferSlot& slot);
-  RailState* rail_of_messages(Peer& peer, const TransferSlot& slot, Time now);
   absl::StatusOr<RemoteView> view(const Peer& peer, const RemoteRegion& region) const;
-  void enqueue(Peer& peer, uint32_t index);
-  void make_ready(Peer& peer);
-  void dequeue(Peer& peer, uint32_t index);
-  SlotQueue& queue_of(Peer& peer, const TransferSlot& slot);
 
   // worker_ends.cc
   void stop(uint32_t index, TransferState verdict, absl::Status why);
@@ -202,10 +185,10 @@ class WorkerCore : public EventSink {
   bool take_cancels();
   bool expire(Time now);
 
-  void take_credit(Peer& peer, uint64_t amount);
-
   // EventSink
-  void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override;
+  void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override {
+    dispatcher.slice_done(rail, transfer, slice, std::move(status));
+  }
   void arrived(Rail& rail, const Arrival& arrival) override;
   void counters_moved(Rail&) override { wakeups.signal(); }
   void connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) override;
@@ -231,8 +214,6 @@ class WorkerCore : public EventSink {
   mutable ProgressLock mutex;
   TransferSlots slots;
   PeerTable peers;
-  std::vector<Peer*> ready_peers;                    // those with slices to post
-  bool pump_due = false;                             // there are slices that no pump() has seen
   std::vector<std::pair<Time, PeerId>> peer_timers;  // heap, earliest first; some are out of date
   absl::flat_hash_map<uint64_t, PeerId> sessions;    // ours, by the number we gave out
   struct Called {
@@ -260,6 +241,7 @@ class WorkerCore : public EventSink {
   Wakeups wakeups{clock};
   ClosingRails closing{peers, *this};
   ControlOutbox outbox{{slots, peers, wakeups}};
+  Dispatcher dispatcher{{clock, regions, slots, peers, stats, *this, *this, staging}};
   Inbox inbox{{peers, wakeups, outbox, closing}};
   std::atomic<bool> cancels{false};
   std::atomic<bool> prompt_rails{false};  // there has been a PromptRail

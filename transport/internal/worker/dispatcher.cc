@@ -1,10 +1,13 @@
-// Slices of transfers: queued by peer, striped over its rails, moved to another rail when one
-// fails.
+// Posts slices of transfers to the rails of their peers.
+#include "transport/internal/worker/dispatcher.h"
+
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
@@ -74,16 +77,16 @@ struct Paces {
 
 }  // namespace
 
-absl::Status WorkerCore::moves(const Rail& rail, const TransferSlot& slot) const {
+absl::Status Dispatcher::moves(const Rail& rail, const TransferSlot& slot) const {
   const TransferDescriptor& d = slot.descriptor;
-  const RegionEntry& local = regions.entries()[d.local_region];
+  const RegionEntry& local = needs_.regions.entries()[d.local_region];
   return slot.mapped ? rail.maps(local, d.remote) : rail.moves(local);
 }
 
 // Why no rail that is up moves memory like the transfer's: what is the host's, all do.
-absl::Status WorkerCore::movable(const TransferSlot& slot, const Peer& peer) const {
+absl::Status Dispatcher::movable(const TransferSlot& slot, const Peer& peer) const {
   absl::Status status;
-  if (!on_device(regions, slot.descriptor)) return status;
+  if (!on_device(needs_.regions, slot.descriptor)) return status;
   for (const RailState& state : peer.rails) {
     status = moves(*state.rail, slot);
     if (status.ok()) break;
@@ -94,7 +97,7 @@ absl::Status WorkerCore::movable(const TransferSlot& slot, const Peer& peer) con
 // The one that messages before this one are under way on: a rail keeps their order, two do not.
 // Unless a better provider is there again. The worker's own words need not wait for a rail on which
 // nothing moves.
-RailState* WorkerCore::rail_of_messages(Peer& peer, const TransferSlot& slot, Time now) {
+RailState* Dispatcher::rail_of_messages(Peer& peer, const TransferSlot& slot, Time now) {
   for (RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank) break;
     if (state.messages == 0) continue;
@@ -108,19 +111,19 @@ RailState* WorkerCore::rail_of_messages(Peer& peer, const TransferSlot& slot, Ti
 // One that is much slower than others, or silent, has what would wait longer for those.
 // Memory of devices goes on over the rails that move it, should a better one have come up
 // meanwhile.
-RailState* WorkerCore::pick_rail(Peer& peer, const TransferSlot& slot) {
+RailState* Dispatcher::pick_rail(Peer& peer, const TransferSlot& slot) {
   if (peer.rails.size() == 1) {
     // Others may be on their way: should this one be slow, it must not have all there is by then.
     RailState& only = peer.rails.front();
     return full(only) || (counts(slot) && only.pace.untried()) ? nullptr : &only;
   }
-  const bool device = on_device(regions, slot.descriptor);
+  const bool device = on_device(needs_.regions, slot.descriptor);
   const RailState* const reaches = slot.passes ? peer.reaching(slot.descriptor.remote) : nullptr;
   const int rank = reaches != nullptr ? reaches->rank : peer.rails.front().rank;
   const auto may = [&](const RailState& state) {
     return device ? moves(*state.rail, slot).ok() : state.rank == rank;
   };
-  const Paces paces(peer, clock, slot.descriptor.local_region, may);
+  const Paces paces(peer, needs_.clock, slot.descriptor.local_region, may);
   if (slot.descriptor.bytes == 0) {
     RailState* const before = rail_of_messages(peer, slot, paces.now);
     if (before != nullptr) return full(*before) ? nullptr : before;
@@ -157,34 +160,40 @@ RailState* WorkerCore::pick_rail(Peer& peer, const TransferSlot& slot) {
   return best_is_bad && least_full < best_load ? nullptr : best;  // rather wait
 }
 
-bool WorkerCore::pump() {
+Dispatcher::Dispatcher(const Needs& needs) : needs_(needs) {
+  // It first grows at a moment that nobody can foresee: make room now, so that it does not allocate
+  // then.
+  ready_peers_.reserve(64);
+}
+
+bool Dispatcher::pump() {
   bool any = false;
-  pump_due = false;
+  pump_due_ = false;
   // What rails report while they take slices may make more peers ready: those are for next time.
-  const size_t count = ready_peers.size();
+  const size_t count = ready_peers_.size();
   size_t kept = 0;
   for (size_t i = 0; i < count; ++i) {
-    Peer& peer = *ready_peers[i];
+    Peer& peer = *ready_peers_[i];
     if (peer.state == PeerState::kUp) any |= pump(peer);
     peer.ready =
         peer.state == PeerState::kUp && (peer.urgent.head != kNone || peer.bulk.head != kNone);
-    if (peer.ready) ready_peers[kept++] = &peer;
+    if (peer.ready) ready_peers_[kept++] = &peer;
   }
-  ready_peers.erase(ready_peers.begin() + static_cast<ptrdiff_t>(kept),
-                    ready_peers.begin() + static_cast<ptrdiff_t>(count));
+  ready_peers_.erase(ready_peers_.begin() + static_cast<ptrdiff_t>(kept),
+                     ready_peers_.begin() + static_cast<ptrdiff_t>(count));
   return any;
 }
 
 // For pump(). A peer that is not up is made ready when it is.
-void WorkerCore::make_ready(Peer& peer) {
+void Dispatcher::make_ready(Peer& peer) {
   if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
     return;
-  pump_due = true;
-  if (!std::exchange(peer.ready, true)) ready_peers.push_back(&peer);
+  pump_due_ = true;
+  if (!std::exchange(peer.ready, true)) ready_peers_.push_back(&peer);
 }
 
 // What is urgent goes first; bulk that it has passed for long has a slice's turn in between.
-bool WorkerCore::pump(Peer& peer) {
+bool Dispatcher::pump(Peer& peer) {
   bool any = false;
   do {
     if (peer.turns.large_is_due()) any |= pump(peer, peer.bulk, true);
@@ -195,20 +204,20 @@ bool WorkerCore::pump(Peer& peer) {
 
 // Posts slices of the queue, or one of them, as long as there is a rail for them; of `urgent` until
 // it is the turn of bulk.
-bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
+bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
   bool any = false;
   while (queue.head != kNone && !peer.rails.empty()) {
     const uint32_t index = queue.head;
-    TransferSlot& slot = slots[index];
-    // Rather late than by the slower way.
+    TransferSlot& slot = needs_.slots[index];
+    // Wait for the mapping; do not stage.
     if (slot.descriptor.remote.kind != MemoryKind::kHost &&
         (slot.slice_bytes == 0 || slot.mapped) && absl::IsUnavailable(mapped(slot, peer))) {
-      pump_due = true;
+      pump_due_ = true;
       return any;
     }
     if (slot.slice_bytes == 0) {
       if (absl::Status status = admit(slot, peer); !status.ok()) {
-        stop(index, TransferState::kFailed, status);
+        needs_.core.stop(index, TransferState::kFailed, status);
         any = true;
         continue;
       }
@@ -223,12 +232,12 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
       slot.passes = !peer.rails.front().rail->reaches(remote).ok();
     }
     if (slot.passes && peer.reaching(remote) == nullptr) {
-      stand_aside(peer, index);
+      needs_.core.stand_aside(peer, index);
       any = true;
       continue;
     }
     if (absl::Status status = movable(slot, peer); !status.ok()) {
-      stop(index, TransferState::kFailed, status);
+      needs_.core.stop(index, TransferState::kFailed, status);
       any = true;
       continue;
     }
@@ -246,10 +255,10 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
     ++slot.outstanding;
     state->took(slice.end - slice.begin);
     if (slice.end - slice.begin >= RailPace::kCounts) {
-      state->pace.took(slice.end - slice.begin, clock.now());
+      state->pace.took(slice.end - slice.begin, needs_.clock.now());
     }
     Rail* rail = state->rail.get();
-    if (!rail->post(slice, *this)) {
+    if (!rail->post(slice, needs_.sink)) {
       --slot.outstanding;
       if (number + 1 == slot.next_slice) {
         --slot.next_slice;
@@ -268,7 +277,7 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
     const size_t bytes = slice.end - slice.begin;
     if (slot.queued && slot.all_posted()) dequeue(peer, index);
     any = true;
-    ++stats.slices_posted;
+    ++needs_.stats.slices_posted;
     if (small) {
       peer.turns.small_went(bytes, peer.bulk.head != kNone);
       if (peer.turns.large_is_due()) return any;
@@ -280,16 +289,18 @@ bool WorkerCore::pump(Peer& peer, SlotQueue& queue, bool one) {
   return any;
 }
 
-void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) {
-  Peer* peer = peer_of(rail);
-  TransferSlot* slot = slots.find(transfer);
+void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
+                            absl::Status&& status) {
+  Peer* peer = needs_.peers.of(rail);
+  TransferSlot* slot = needs_.slots.find(transfer);
   if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
   --slot->outstanding;
   if (status.ok()) {
     ++slot->landed;
     if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
     if (slot->control && peer != nullptr) {
-      if (LostRail* asked = asked_by(*peer, *slot); asked != nullptr) asked->heard = true;
+      if (LostRail* asked = needs_.core.asked_by(*peer, *slot); asked != nullptr)
+        asked->heard = true;
     }
   }
   if (RailState* state = peer == nullptr ? nullptr : peer->find(&rail); state != nullptr) {
@@ -298,7 +309,7 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice, abs
     state->full = false;
     if (bytes >= RailPace::kCounts) {
       if (status.ok()) {
-        state->pace.moved(bytes, clock.now());
+        state->pace.moved(bytes, needs_.clock.now());
       } else {
         state->pace.gave_back(bytes);
       }
@@ -309,58 +320,58 @@ void WorkerCore::slice_done(Rail& rail, TransferId transfer, uint32_t slice, abs
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
       if (RailState* state = peer->find(&rail); state != nullptr) {
         ++state->moved;
-        unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
-        if (slot->verdict != TransferState::kActive) let_go(*slot);
+        needs_.core.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
+        if (slot->verdict != TransferState::kActive) needs_.core.let_go(*slot);
         return;
       }
     }
     status = absl::UnavailableError(status.message());
   }
   const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
-  if (slot->verdict != TransferState::kActive) let_go(*slot);
+  if (slot->verdict != TransferState::kActive) needs_.core.let_go(*slot);
   if (status.ok() || slot->verdict != TransferState::kActive) {
-    maybe_finish(transfer.slot);
+    needs_.core.maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
-    ++stats.slices_moved;
+    ++needs_.stats.slices_moved;
     if (RailState* state = peer->find(&rail); state != nullptr) ++state->moved;
     slot->again.push_back(slice);
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
     const bool down = peer != nullptr && peer->state == PeerState::kDown;
-    stop(transfer.slot, TransferState::kFailed, down ? peer->why : std::move(status));
+    needs_.core.stop(transfer.slot, TransferState::kFailed, down ? peer->why : std::move(status));
   }
 }
 
-SlotQueue& WorkerCore::queue_of(Peer& peer, const TransferSlot& slot) {
+SlotQueue& Dispatcher::queue_of(Peer& peer, const TransferSlot& slot) {
   if (slot.held) return peer.held;
   return slot.descriptor.bytes <= kUrgentBytes ? peer.urgent : peer.bulk;
 }
 
-void WorkerCore::enqueue(Peer& peer, uint32_t index) {
-  TransferSlot& slot = slots[index];
+void Dispatcher::enqueue(Peer& peer, uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   SlotQueue& queue = queue_of(peer, slot);
   slot.queued = true;
   slot.next = kNone;
   slot.prev = queue.tail;
-  (queue.tail == kNone ? queue.head : slots[queue.tail].next) = index;
+  (queue.tail == kNone ? queue.head : needs_.slots[queue.tail].next) = index;
   queue.tail = index;
   make_ready(peer);
 }
 
-void WorkerCore::dequeue(Peer& peer, uint32_t index) {
-  TransferSlot& slot = slots[index];
+void Dispatcher::dequeue(Peer& peer, uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   SlotQueue& queue = queue_of(peer, slot);
-  (slot.prev == kNone ? queue.head : slots[slot.prev].next) = slot.next;
-  (slot.next == kNone ? queue.tail : slots[slot.next].prev) = slot.prev;
+  (slot.prev == kNone ? queue.head : needs_.slots[slot.prev].next) = slot.next;
+  (slot.next == kNone ? queue.tail : needs_.slots[slot.next].prev) = slot.prev;
   slot.queued = false;
 }
 
 // From the peer, or back from a notification that was not delivered.
-void WorkerCore::take_credit(Peer& peer, uint64_t amount) {
+void Dispatcher::take_credit(Peer& peer, uint64_t amount) {
   peer.credit += std::min(amount, kNotificationWindow - peer.credit);
   while (peer.held.head != kNone) {
     const uint32_t index = peer.held.head;
-    TransferSlot& slot = slots[index];
+    TransferSlot& slot = needs_.slots[index];
     const uint64_t cost = slot.descriptor.notify.size() + kNotificationCost;
     if (peer.credit < cost) return;
     dequeue(peer, index);
@@ -368,6 +379,67 @@ void WorkerCore::take_credit(Peer& peer, uint64_t amount) {
     slot.held = false;
     enqueue(peer, index);
   }
+}
+
+// Whether the best rails move the transfer's bytes by themselves: what is the hosts', all do.
+bool Dispatcher::direct(const TransferSlot& slot, const Peer& peer) const {
+  const TransferDescriptor& d = slot.descriptor;
+  const RailState& best = peer.rails.front();
+  if (d.remote.kind != MemoryKind::kHost && !(d.remote.direct && best.rail->reaches_devices())) {
+    return false;
+  }
+  const RegionEntry& local = needs_.regions.entries()[d.local_region];
+  if (local.place.kind == MemoryKind::kHost) return true;
+  return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const RailState& state) {
+    return state.rank == best.rank && state.rail->moves(local).ok();
+  });
+}
+
+// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
+absl::Status Dispatcher::mapped(const TransferSlot& slot, const Peer& peer) const {
+  const TransferDescriptor& d = slot.descriptor;
+  if (d.bytes == 0 || peer.rails.empty()) {
+    return absl::FailedPreconditionError("nothing that a rail maps");
+  }
+  return peer.rails.front().rail->maps(needs_.regions.entries()[d.local_region], d.remote);
+}
+
+// The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
+// region.
+absl::Status Dispatcher::admit(TransferSlot& slot, Peer& peer) {
+  const TransferDescriptor& d = slot.descriptor;
+  // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
+  slot.mapped = d.remote.kind != MemoryKind::kHost && mapped(slot, peer).ok();
+  const bool staged = d.bytes > 0 && !slot.mapped && !direct(slot, peer);
+  if (d.bytes > 0) {
+    if (d.remote.owner != peer.uid) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the remote region belongs to another worker (%s) than peer %s (%s)",
+                          d.remote.owner.hex(), peer.name, peer.uid.hex()));
+    }
+    if (!staged) {
+      absl::Status status = peer.rails.front().rail->reaches(d.remote);
+      if (absl::IsUnavailable(status)) return status;
+      slot.passes = !status.ok();
+      if (slot.passes && peer.reaching(d.remote) == nullptr) return absl::OkStatus();
+    }
+  }
+  if (d.counter.generation != 0 && d.counter.owner != peer.uid) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the counter belongs to another worker than peer %s", peer.name));
+  }
+  if (staged) return needs_.core.staging_for_device_memory().begin(d.id.slot, peer);
+  size_t bytes = SIZE_MAX;
+  for (const RailState& state : peer.rails) {
+    bytes = std::min(bytes, state.rail->properties().slice_bytes);
+  }
+  const size_t least = (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
+  slot.slice_bytes = std::max({bytes, least, size_t{1}});
+  slot.slices = 1;
+  if (d.bytes > slot.slice_bytes) {
+    slot.slices = static_cast<uint32_t>((d.bytes - 1) / slot.slice_bytes + 1);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace baton::internal

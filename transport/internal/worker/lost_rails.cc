@@ -70,7 +70,7 @@ void WorkerCore::settle(const SliceName& name, Fate fate) {
   }
   ++stats.slices_moved;
   slot->again.push_back(name.slice);
-  if (!slot->queued) enqueue(*peer, name.transfer.slot);
+  if (!slot->queued) dispatcher.enqueue(*peer, name.transfer.slot);
 }
 
 // The peer is down, and nobody can be asked any more.

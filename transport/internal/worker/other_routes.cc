@@ -142,7 +142,7 @@ void WorkerCore::stand_aside(Peer& peer, uint32_t index) {
     base::log_event(base::LogLevel::kInfo, "%s: %s: another route for a region of %u bytes: %s",
                     self.name, peer.name, d.remote.size, around.why);
   }
-  dequeue(peer, index);
+  dispatcher.dequeue(peer, index);
   // The list keeps transfers that were stopped while they waited.
   if (around.waiting.size() >= 2 * slots.capacity()) {
     std::erase_if(around.waiting, [this](TransferId id) { return !stands_aside(id); });
@@ -217,7 +217,7 @@ void WorkerCore::around_lost(Peer& peer, const Rail& rail) {
 // A rail has come up. A transfer whose region it does not reach either stands aside again.
 void WorkerCore::come_around(Peer& peer) {
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
-    if (stands_aside(id)) enqueue(peer, id.slot);
+    if (stands_aside(id)) dispatcher.enqueue(peer, id.slot);
   }
 }
 

@@ -12,13 +12,7 @@ namespace baton::internal {
 namespace {
 constexpr const char* kFenced = "the peer has lost its end of this rail";
 
-uint64_t tag_of(PeerId id) { return (uint64_t{id.generation} << 32) | id.index; }
-PeerId peer_id_of(uint64_t tag) {
-  return {static_cast<uint32_t>(tag), static_cast<uint32_t>(tag >> 32)};
-}
 }  // namespace
-
-Peer* WorkerCore::peer_of(const Rail& rail) { return find_peer(peer_id_of(rail.worker_tag)); }
 
 // Gives a region to all providers that take it. Of the host's memory that is all of them.
 absl::Status WorkerCore::add_region(RegionEntry& row, std::initializer_list<absl::Status> missing) {
@@ -70,7 +64,7 @@ absl::Status WorkerCore::add_region(RegionEntry& row, std::initializer_list<absl
 }
 
 void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
-  Peer* peer = peer_of(rail);
+  Peer* peer = peers.of(rail);
   if (peer == nullptr) return;
   peer->redial.give_up_at = kNever;  // it is there, and knows us
   auto complete = peer->arrivals.add(arrival);
@@ -79,7 +73,8 @@ void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
     return;
   }
   if (!complete->now) return;
-  if (arrival.counter_index == CounterTable::kCredits) return take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kCredits)
+    return dispatcher.take_credit(*peer, arrival.increment);
   if (arrival.counter_index == CounterTable::kControl) {
     return hear(*peer, rail, complete->notify);
   }
@@ -178,7 +173,7 @@ void WorkerCore::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail
   peer.uid = info.uid;
   peers.set_name(peer, info.name);
   peer.protocol = info.protocol;
-  rail->worker_tag = tag_of(peer.id());
+  rail->worker_tag = PeerTable::tag_of(peer.id());
   auto* const prompt = dynamic_cast<PromptRail*>(rail.get());
   if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
   add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
@@ -186,7 +181,7 @@ void WorkerCore::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail
   if (peer.state == PeerState::kUp) return look_for_better(peer);
   const bool again = peer.state == PeerState::kReconnecting;
   peers.set_state(peer, PeerState::kUp);
-  make_ready(peer);
+  dispatcher.make_ready(peer);
   if (staging != nullptr) staging->peer_up();
   ++stats.peers_up;
   look_for_better(peer);
@@ -214,7 +209,7 @@ void WorkerCore::handshake_refused(std::string_view who, const absl::Status& why
 }
 
 void WorkerCore::rail_down(Rail& rail, absl::Status why) {
-  Peer* peer = peer_of(rail);
+  Peer* peer = peers.of(rail);
   if (peer == nullptr) return;
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;

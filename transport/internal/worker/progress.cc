@@ -53,9 +53,6 @@ WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, Wor
   self.pid = static_cast<uint32_t>(getpid());
   deadlines.reserve(2 * size_t{options.max_transfers} + 1);
   stopped.reserve(options.max_transfers);
-  // Filled for the first time at a moment that nobody foresees: then without an allocation.
-  constexpr size_t kUsually = 64;
-  ready_peers.reserve(kUsually);
 }
 
 WorkerCore::~WorkerCore() {
@@ -210,7 +207,7 @@ bool WorkerCore::progress() {
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
   if (!standing_aside.empty()) any |= look_at_streams();
   if (staging != nullptr) any |= staging->progress();
-  if (pump_due || !ready_peers.empty()) any |= pump();
+  if (dispatcher.due()) any |= dispatcher.pump();
   for (auto& provider : providers) any |= provider->progress(*this);
   if (!questions.empty()) any |= answer_questions();
   if (closing.any()) any |= closing.run();
@@ -226,7 +223,7 @@ bool WorkerCore::progress() {
 bool WorkerCore::ready_to_sleep() {
   wakeups.about_to_sleep();
   bool idle = !slots.has_submitted() && !cancels.load() && !closing.any_to_close() &&
-              stopped.empty() && !pump_due && !outbox.due() && !wakeups.look_again() &&
+              stopped.empty() && !dispatcher.due_now() && !outbox.due() && !wakeups.look_again() &&
               standing_aside.empty() && (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;

@@ -339,29 +339,6 @@ absl::Status WorkerCore::make_ring(int device) {
   return staging->add_ring(device, *std::move(made));
 }
 
-// Whether the best rails move the transfer's bytes by themselves: what is the hosts', all do.
-bool WorkerCore::direct(const TransferSlot& slot, const Peer& peer) const {
-  const TransferDescriptor& d = slot.descriptor;
-  const RailState& best = peer.rails.front();
-  if (d.remote.kind != MemoryKind::kHost && !(d.remote.direct && best.rail->reaches_devices())) {
-    return false;
-  }
-  const RegionEntry& local = regions.entries()[d.local_region];
-  if (local.place.kind == MemoryKind::kHost) return true;
-  return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const RailState& state) {
-    return state.rank == best.rank && state.rail->moves(local).ok();
-  });
-}
-
-// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
-absl::Status WorkerCore::mapped(const TransferSlot& slot, const Peer& peer) const {
-  const TransferDescriptor& d = slot.descriptor;
-  if (d.bytes == 0 || peer.rails.empty()) {
-    return absl::FailedPreconditionError("nothing that a rail maps");
-  }
-  return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);
-}
-
 Staging& WorkerCore::staging_for_device_memory() {
   if (staging == nullptr) staging = std::make_unique<Staging>(*this);
   return *staging;

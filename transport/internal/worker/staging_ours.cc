@@ -36,7 +36,7 @@ absl::Status Staging::begin(uint32_t index, Peer& peer) {
     }
     if (absl::Status status = op->near->copies->alive(); !status.ok()) return status;
   }
-  worker_.dequeue(peer, index);
+  worker_.dispatcher.dequeue(peer, index);
   slot.staged = true;
   slot.slice_bytes = d.bytes;
   slot.slices = slot.next_slice = slot.outstanding = 1;
@@ -375,7 +375,7 @@ void Staging::close_op(uint32_t index) {
       d.local = d.remote_layout = Layout();
       slot.slice_bytes = 1;
       slot.next_slice = slot.landed = 0;
-      worker_.enqueue(*peer, index);
+      worker_.dispatcher.enqueue(*peer, index);
       return;
     }
   }

@@ -14,7 +14,7 @@ void WorkerCore::stop(uint32_t index, TransferState verdict, absl::Status why) {
   slot.verdict = verdict;
   slot.result = std::move(why);
   Peer* peer = find_peer(slot.peer);
-  if (slot.queued && peer != nullptr) dequeue(*peer, index);
+  if (slot.queued && peer != nullptr) dispatcher.dequeue(*peer, index);
   slot.again.clear();
   slot.next_slice = slot.slices;
   if (slot.outstanding > 0 && peer != nullptr && !slot.staged) {
@@ -77,7 +77,7 @@ bool WorkerCore::finish_stopped() {
       if (auto entry = regions.find(slot.local); entry.ok()) --(*entry)->users;
     }
     if (Peer* peer = find_peer(slot.peer); peer != nullptr) {
-      if (slot.credit != 0 && slot.landed < slot.slices) take_credit(*peer, slot.credit);
+      if (slot.credit != 0 && slot.landed < slot.slices) dispatcher.take_credit(*peer, slot.credit);
       if (!slot.control) --peer->open;
       if (slot.control && slot.verdict != TransferState::kDone)
         on_control_message_failed(*peer, slot);

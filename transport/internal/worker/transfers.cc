@@ -263,7 +263,7 @@ bool WorkerCore::post_at_once(uint32_t index) {
     return false;
   }
   activate(index);
-  pump(*peer, peer->urgent);
+  dispatcher.pump_urgent(*peer);
   // Timers, and what has ended at once, are looked at by whoever sleeps.
   if (wakeups.sleeping()) wakeups.wake();
   return true;
@@ -351,7 +351,7 @@ void WorkerCore::line_up(Peer& peer, uint32_t index) {
     slot.held = peer.held.head != kNone || peer.credit < cost;
     if (!slot.held) peer.credit -= slot.credit = cost;
   }
-  enqueue(peer, index);
+  dispatcher.enqueue(peer, index);
 }
 
 bool WorkerCore::look_at_streams() {
@@ -370,44 +370,6 @@ bool WorkerCore::look_at_streams() {
     return true;
   });
   return standing_aside.size() != before;
-}
-
-// The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
-// region.
-absl::Status WorkerCore::admit(TransferSlot& slot, Peer& peer) {
-  const TransferDescriptor& d = slot.descriptor;
-  // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
-  slot.mapped = d.remote.kind != MemoryKind::kHost && mapped(slot, peer).ok();
-  const bool staged = d.bytes > 0 && !slot.mapped && !direct(slot, peer);
-  if (d.bytes > 0) {
-    if (d.remote.owner != peer.uid) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("the remote region belongs to another worker (%s) than peer %s (%s)",
-                          d.remote.owner.hex(), peer.name, peer.uid.hex()));
-    }
-    if (!staged) {
-      absl::Status status = peer.rails.front().rail->reaches(d.remote);
-      if (absl::IsUnavailable(status)) return status;
-      slot.passes = !status.ok();
-      if (slot.passes && peer.reaching(d.remote) == nullptr) return absl::OkStatus();
-    }
-  }
-  if (d.counter.generation != 0 && d.counter.owner != peer.uid) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the counter belongs to another worker than peer %s", peer.name));
-  }
-  if (staged) return staging_for_device_memory().begin(d.id.slot, peer);
-  size_t bytes = SIZE_MAX;
-  for (const RailState& state : peer.rails) {
-    bytes = std::min(bytes, state.rail->properties().slice_bytes);
-  }
-  const size_t least = (d.bytes + Arrivals::kMaxSlices - 1) / Arrivals::kMaxSlices;
-  slot.slice_bytes = std::max({bytes, least, size_t{1}});
-  slot.slices = 1;
-  if (d.bytes > slot.slice_bytes) {
-    slot.slices = static_cast<uint32_t>((d.bytes - 1) / slot.slice_bytes + 1);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace baton::internal
