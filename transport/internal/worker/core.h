@@ -34,6 +34,7 @@
 #include "transport/internal/worker/control_outbox.h"
 #include "transport/internal/worker/dispatcher.h"
 #include "transport/internal/worker/inbox.h"
+#include "transport/internal/worker/transfers.h"
 #include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 
@@ -126,7 +127,6 @@ class WorkerCore : public EventSink {
   std::shared_ptr<absl::Status> begin_disconnect(Peer& peer, Time timeout);
   void begin_parting(Peer& peer, Time timeout, const absl::Status& why);
   void part_asked(Peer& peer);
-  void stop_all(const Peer& peer, const absl::Status& why);
   bool tend_partings();
   bool settle_partings();
   void give_up_parting(Peer& peer);
@@ -150,20 +150,6 @@ class WorkerCore : public EventSink {
   void around_lost(Peer& peer, const Rail& rail);
 
   // worker_transfers.cc
-  absl::StatusOr<TransferId> submit(const TransferRequest& request);  // lock-free
-  absl::Status check(const TransferRequest& request) const;           // lock-free
-  void fill(TransferId id, const TransferRequest& request);           // lock-free
-  TransferId take_slot(const TransferRequest& request);               // lock-free
-  absl::Status no_slot(const TransferRequest& request);               // locks names only
-  TransferId submit_promptly(const TransferRequest& request);  // lock-free: does not wait for it
-  bool post_at_once(uint32_t index);  // lock-free: does not wait for the lock
-  bool take_submissions();
-  bool flush_control_messages();
-  void activate(uint32_t index);
-  void line_up(Peer& peer, uint32_t index);
-  bool look_at_streams();
-  static void begin(TransferSlot& slot);
-  void note_deadline(const TransferSlot& slot);
 
   // staging.cc
   absl::StatusOr<MemoryRegion> register_examined(void* data, size_t size, Access access,
@@ -177,13 +163,6 @@ class WorkerCore : public EventSink {
   absl::StatusOr<RemoteView> view(const Peer& peer, const RemoteRegion& region) const;
 
   // worker_ends.cc
-  void stop(uint32_t index, TransferState verdict, absl::Status why);
-  void maybe_finish(uint32_t index);
-  void on_control_message_failed(Peer& peer, const TransferSlot& slot);
-  void let_go(TransferSlot& slot);
-  bool finish_stopped();
-  bool take_cancels();
-  bool expire(Time now);
 
   // EventSink
   void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override {
@@ -225,36 +204,30 @@ class WorkerCore : public EventSink {
   std::vector<PeerId> parting;  // that one side has asked to part with
   std::vector<std::pair<PeerId, ControlMessage>> questions;  // kFence, to be answered
   bool answering = false;  // a rail that goes down now does so because the peer has lost it
-  Time patience = std::chrono::seconds(15);            // peer.answer_ms
-  Time redial = std::chrono::seconds(15);              // peer.redial_ms
-  Time failback = std::chrono::seconds(1);             // peer.failback_ms
-  std::vector<std::pair<Time, TransferId>> deadlines;  // heap, earliest first
-  std::vector<uint32_t> stopped;                       // ended, not announced yet
-  StreamOrder order;                                   // with a lock of its own
-  std::vector<TransferId> standing_aside;              // until streams have come so far
-  std::unique_ptr<Staging> staging;  // null: nothing here has to do with memory of devices
-  size_t ring_bytes = 64 << 20;      // staging.ring_mib
-  bool ring_kernels = true;          // staging.kernels
+  Time patience = std::chrono::seconds(15);  // peer.answer_ms
+  Time redial = std::chrono::seconds(15);    // peer.redial_ms
+  Time failback = std::chrono::seconds(1);   // peer.failback_ms
+  std::unique_ptr<Staging> staging;          // null: nothing here has to do with memory of devices
+  size_t ring_bytes = 64 << 20;              // staging.ring_mib
+  bool ring_kernels = true;                  // staging.kernels
   WorkerStats stats;
   Time refusals_quiet_until = Time::min();  // one warning a second is enough
 
   Wakeups wakeups{clock};
   ClosingRails closing{peers, *this};
   ControlOutbox outbox{{slots, peers, wakeups}};
-  Dispatcher dispatcher{{clock, regions, slots, peers, stats, *this, *this, staging}};
+  Dispatcher dispatcher{{clock, regions, slots, peers, stats, *this, transfers, *this, staging}};
+  Transfers transfers{{clock, mutex, regions, slots, peers, stats, *this, wakeups, outbox,
+                       dispatcher, *this, staging}};
   Inbox inbox{{peers, wakeups, outbox, closing}};
-  std::atomic<bool> cancels{false};
-  std::atomic<bool> prompt_rails{false};  // there has been a PromptRail
-  std::atomic<bool> announcing{false};    // under the lock, in a caller's EndCallback
-  std::atomic<bool> threaded{false};      // a ProgressThread runs this worker
-  Bell* thread_bell = nullptr;            // the one that it sleeps with, while it is there
+  std::atomic<bool> threaded{false};  // a ProgressThread runs this worker
+  Bell* thread_bell = nullptr;        // the one that it sleeps with, while it is there
   static constexpr Time kLongAgo = std::chrono::seconds(-1);
   std::atomic<bool> on_devices{false};  // help() found only copies of devices under way
   Time helped_at = kLongAgo;            // when the last help() ended
   // Likewise of those that came soon after another; kNever while one is under way.
   std::atomic<Time> helped_often_at{kLongAgo};
   std::atomic<Time> tried_at{kLongAgo};  // when the last help() met another that was at it
-  std::atomic<uint64_t> submitted{0};
   const base::MadeHere made_here;
 };
 

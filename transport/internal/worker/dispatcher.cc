@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/internal/worker/core.h"
 #include "transport/internal/worker/staging.h"
+#include "transport/internal/worker/transfers.h"
 
 namespace baton::internal {
 namespace {
@@ -217,7 +218,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
     }
     if (slot.slice_bytes == 0) {
       if (absl::Status status = admit(slot, peer); !status.ok()) {
-        needs_.core.stop(index, TransferState::kFailed, status);
+        needs_.transfers.stop(index, TransferState::kFailed, status);
         any = true;
         continue;
       }
@@ -237,7 +238,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
       continue;
     }
     if (absl::Status status = movable(slot, peer); !status.ok()) {
-      needs_.core.stop(index, TransferState::kFailed, status);
+      needs_.transfers.stop(index, TransferState::kFailed, status);
       any = true;
       continue;
     }
@@ -321,16 +322,16 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
       if (RailState* state = peer->find(&rail); state != nullptr) {
         ++state->moved;
         needs_.core.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
-        if (slot->verdict != TransferState::kActive) needs_.core.let_go(*slot);
+        if (slot->verdict != TransferState::kActive) needs_.transfers.let_go(*slot);
         return;
       }
     }
     status = absl::UnavailableError(status.message());
   }
   const bool may_retry = absl::IsUnavailable(status) && ++slot->reposts <= kMaxReposts;
-  if (slot->verdict != TransferState::kActive) needs_.core.let_go(*slot);
+  if (slot->verdict != TransferState::kActive) needs_.transfers.let_go(*slot);
   if (status.ok() || slot->verdict != TransferState::kActive) {
-    needs_.core.maybe_finish(transfer.slot);
+    needs_.transfers.maybe_finish(transfer.slot);
   } else if (may_retry && peer != nullptr && peer->state != PeerState::kDown) {
     ++needs_.stats.slices_moved;
     if (RailState* state = peer->find(&rail); state != nullptr) ++state->moved;
@@ -338,7 +339,8 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
     if (!slot->queued) enqueue(*peer, transfer.slot);
   } else {
     const bool down = peer != nullptr && peer->state == PeerState::kDown;
-    needs_.core.stop(transfer.slot, TransferState::kFailed, down ? peer->why : std::move(status));
+    needs_.transfers.stop(transfer.slot, TransferState::kFailed,
+                          down ? peer->why : std::move(status));
   }
 }
 

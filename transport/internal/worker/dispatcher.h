@@ -34,6 +34,7 @@ class Dispatcher {
     PeerTable& peers;
     WorkerStats& stats;
     EventSink& sink;
+    Transfers& transfers;
     WorkerCore& core;
     std::unique_ptr<Staging>& staging;
   };

@@ -46,10 +46,11 @@ void WorkerCore::settle(const SliceName& name, Fate fate) {
   if (slot == nullptr || slot->unsettled == 0) return;
   --slot->unsettled;
   if (fate == Fate::kUnknown) {
-    stop(name.transfer.slot, TransferState::kFailed,
-         absl::AbortedError("it is not known whether the counter was raised: the peer does not "
-                            "remember the rail that was lost"));
-    return maybe_finish(name.transfer.slot);
+    transfers.stop(
+        name.transfer.slot, TransferState::kFailed,
+        absl::AbortedError("it is not known whether the counter was raised: the peer does not "
+                           "remember the rail that was lost"));
+    return transfers.maybe_finish(name.transfer.slot);
   }
   const bool landed = fate == Fate::kLanded;
   if (landed) {
@@ -65,7 +66,7 @@ void WorkerCore::settle(const SliceName& name, Fate fate) {
     }
   }
   if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
-    maybe_finish(name.transfer.slot);
+    transfers.maybe_finish(name.transfer.slot);
     return;
   }
   ++stats.slices_moved;
@@ -82,8 +83,8 @@ void WorkerCore::settle_all(Peer& peer, const absl::Status& why) {
       TransferSlot* slot = slots.find(name.transfer);
       if (slot == nullptr || slot->unsettled == 0) continue;
       --slot->unsettled;
-      stop(name.transfer.slot, TransferState::kFailed, why);
-      maybe_finish(name.transfer.slot);
+      transfers.stop(name.transfer.slot, TransferState::kFailed, why);
+      transfers.maybe_finish(name.transfer.slot);
     }
   }
 }

@@ -200,7 +200,7 @@ void WorkerCore::give_up_around(Peer& peer) {
   const absl::Status why = absl::FailedPreconditionError(
       absl::StrCat(around.why, ". No other route does: ", absl::StrJoin(around.notes, "; ")));
   for (const TransferId id : std::exchange(around.waiting, {})) {
-    if (stands_aside(id)) stop(id.slot, TransferState::kFailed, why);
+    if (stands_aside(id)) transfers.stop(id.slot, TransferState::kFailed, why);
   }
 }
 

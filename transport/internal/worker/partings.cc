@@ -16,7 +16,7 @@
 namespace baton::internal {
 
 std::shared_ptr<absl::Status> WorkerCore::begin_disconnect(Peer& peer, Time timeout) {
-  take_submissions();
+  transfers.take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
   const absl::Status why = absl::UnavailableError("this side closed the connection");
   begin_parting(peer, timeout, why);
@@ -28,7 +28,7 @@ std::shared_ptr<absl::Status> WorkerCore::begin_disconnect(Peer& peer, Time time
   }
   do {
     closing.run();
-    finish_stopped();
+    transfers.finish_stopped();
   } while (settle_partings());
   wakeups.rouse();
   wakeups.wake();
@@ -55,19 +55,6 @@ void WorkerCore::part_asked(Peer& peer) {
   peer.parting->heard = true;
 }
 
-void WorkerCore::stop_all(const Peer& peer, const absl::Status& why) {
-  for (uint32_t i = 0; peer.open > 0 && i < slots.capacity(); ++i) {
-    const TransferSlot& slot = slots[i];
-    const uint64_t word = slot.word.load(std::memory_order_acquire);
-    // What another thread has just taken is not begun yet, and not ours to look at.
-    if (word >> 8 != slot.live || (word & 0xff) == 0 || ended(TransferSlots::state_of(word)) ||
-        slot.control || slot.peer != peer.id()) {
-      continue;
-    }
-    stop(i, TransferState::kFailed, why);
-  }
-}
-
 // A step with each of them; false when all wait for something.
 bool WorkerCore::tend_partings() {
   bool any = false;
@@ -80,7 +67,7 @@ bool WorkerCore::tend_partings() {
     }
     Parting& parts = *peer->parting;
     if (!std::exchange(parts.begun, true)) {
-      stop_all(*peer, parts.why);
+      transfers.stop_all(*peer, parts.why);
       any = true;
     } else if (peer->open > 0) {
       continue;
@@ -103,7 +90,7 @@ bool WorkerCore::tend_partings() {
 bool WorkerCore::settle_partings() {
   if (parting.empty() || !tend_partings()) return false;
   closing.run();
-  finish_stopped();
+  transfers.finish_stopped();
   return true;
 }
 

@@ -175,7 +175,7 @@ void WorkerCore::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail
   peer.protocol = info.protocol;
   rail->worker_tag = PeerTable::tag_of(peer.id());
   auto* const prompt = dynamic_cast<PromptRail*>(rail.get());
-  if (prompt != nullptr) prompt_rails.store(true, std::memory_order_relaxed);
+  if (prompt != nullptr) transfers.note_prompt_rail();
   add_rail(peer, {.rail = std::move(rail), .link = info.link, .prompt = prompt});
   come_around(peer);
   if (peer.state == PeerState::kUp) return look_for_better(peer);
@@ -269,15 +269,9 @@ void WorkerCore::peer_down(Peer& peer, const absl::Status& why) {
   sessions.erase(peer.session);
   base::log_event(base::LogLevel::kInfo, "%s: peer %s: %s: %s", self.name,
                   was_up ? "down" : "not reached", peer.name, peer.why.message());
-  for (SlotQueue* queue : {&peer.urgent, &peer.bulk, &peer.held}) {
-    while (queue->head != kNone) stop(queue->head, TransferState::kFailed, peer.why);
-  }
-  for (const TransferId id : standing_aside) {
-    const TransferSlot* slot = slots.find(id);
-    if (slot != nullptr && slot->peer == peer.id()) stop(id.slot, TransferState::kFailed, peer.why);
-  }
+  transfers.stop_waiting(peer, peer.why);
   for (const TransferId id : std::exchange(peer.around.waiting, {})) {
-    if (stands_aside(id)) stop(id.slot, TransferState::kFailed, peer.why);
+    if (stands_aside(id)) transfers.stop(id.slot, TransferState::kFailed, peer.why);
   }
   settle_all(peer, peer.why);
   outbox.drop_messages(peer);

@@ -45,25 +45,22 @@ WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, Wor
       clock(options.clock != nullptr ? *options.clock : Clock::steady()),
       regions(uid),
       counters(std::move(counter_table)),
-      slots(options.max_transfers),
-      order(options.max_transfers) {
+      slots(options.max_transfers) {
   std::memcpy(&next_session, uid.bytes.data(), sizeof next_session);
   self.uid = uid;
   self.name = options.name;
   self.pid = static_cast<uint32_t>(getpid());
-  deadlines.reserve(2 * size_t{options.max_transfers} + 1);
-  stopped.reserve(options.max_transfers);
 }
 
 WorkerCore::~WorkerCore() {
   {
     std::lock_guard lock(mutex);
-    take_submissions();
+    transfers.take_submissions();
     for (size_t i = 0; i < peers.size(); ++i) {
       disconnect(peers[i], absl::CancelledError("the worker was shut down"));
     }
     if (staging != nullptr) staging->finish();
-    finish_stopped();
+    transfers.finish_stopped();
     closing.free_closed();
     providers.clear();
     staging.reset();
@@ -200,18 +197,18 @@ bool WorkerCore::progress() {
   bool any = wakeups.begin_round();
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
   // them: what they would find is looked at here, without a call.
-  any |= take_submissions();
-  if (outbox.due()) any |= flush_control_messages();
-  if (cancels.load(std::memory_order_relaxed)) any |= take_cancels();
-  if (!deadlines.empty()) any |= expire(clock.now());
+  any |= transfers.take_submissions();
+  if (outbox.due()) any |= transfers.flush_control_messages();
+  if (transfers.any_cancels()) any |= transfers.take_cancels();
+  if (transfers.any_deadlines()) any |= transfers.expire(clock.now());
   if (!peer_timers.empty()) any |= tend_peers(clock.now());
-  if (!standing_aside.empty()) any |= look_at_streams();
+  if (transfers.any_behind_streams()) any |= transfers.look_at_streams();
   if (staging != nullptr) any |= staging->progress();
   if (dispatcher.due()) any |= dispatcher.pump();
   for (auto& provider : providers) any |= provider->progress(*this);
   if (!questions.empty()) any |= answer_questions();
   if (closing.any()) any |= closing.run();
-  if (!stopped.empty()) any |= finish_stopped();
+  if (transfers.any_ended()) any |= transfers.finish_stopped();
   while (!parting.empty() && settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
@@ -222,9 +219,10 @@ bool WorkerCore::progress() {
 // True when there is nothing to do, and whatever there is to do from now on will wake the sleepers.
 bool WorkerCore::ready_to_sleep() {
   wakeups.about_to_sleep();
-  bool idle = !slots.has_submitted() && !cancels.load() && !closing.any_to_close() &&
-              stopped.empty() && !dispatcher.due_now() && !outbox.due() && !wakeups.look_again() &&
-              standing_aside.empty() && (staging == nullptr || !staging->busy());
+  bool idle = !slots.has_submitted() && !transfers.any_cancels() && !closing.any_to_close() &&
+              !transfers.any_ended() && !dispatcher.due_now() && !outbox.due() &&
+              !wakeups.look_again() && !transfers.any_behind_streams() &&
+              (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
@@ -292,10 +290,10 @@ void WorkerCore::recall() {
 }
 
 Time WorkerCore::next_timer() {
-  Time next = deadlines.empty() ? kNever : deadlines.front().first;
+  Time next = transfers.next_deadline();
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
   // What a device does tells nobody when it ends.
-  if (!standing_aside.empty() || (staging != nullptr && staging->busy())) {
+  if (transfers.any_behind_streams() || (staging != nullptr && staging->busy())) {
     next = std::min(next, clock.now() + kCopyPause);
   }
   if (staging != nullptr) next = std::min(next, staging->next_timer());

@@ -146,7 +146,7 @@ bool Staging::start(PeerId peer, Handle chunk, TransferDescriptor transfer,
   ++wires_in_all_;
   ++wires_[peer.index];
   if (started != nullptr) *started = *id;
-  worker_.activate(id->slot);
+  worker_.transfers.activate(id->slot);
   return true;
 }
 
@@ -245,8 +245,9 @@ void Staging::peer_down(PeerId peer) {
   }
   const Peer* there = worker_.find_peer(peer);
   for (const uint32_t index : theirs) {
-    worker_.stop(index, TransferState::kFailed,
-                 there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
+    worker_.transfers.stop(
+        index, TransferState::kFailed,
+        there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
     // Nobody will say how what it has to copy ended.
     const auto op = ops_.find(index);
     if (op == ops_.end()) continue;

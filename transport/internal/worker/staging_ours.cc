@@ -291,7 +291,7 @@ void Staging::on_copied(Chunk& chunk, absl::Status status) {
 
 void Staging::fail(Chunk& chunk, absl::Status why) {
   const Handle name = chunk.name;
-  worker_.stop(chunk.parent.slot, TransferState::kFailed, std::move(why));
+  worker_.transfers.stop(chunk.parent.slot, TransferState::kFailed, std::move(why));
   if (chunk.name == name) wind_down(chunk);
 }
 
@@ -312,8 +312,8 @@ void Staging::wind_down(Chunk& chunk) {
     if (chunk.wire.generation == 0) {
       chunk.wired = false;
     } else {
-      worker_.stop(chunk.wire.slot, TransferState::kCancelled,
-                   absl::CancelledError("the staged transfer was stopped"));
+      worker_.transfers.stop(chunk.wire.slot, TransferState::kCancelled,
+                             absl::CancelledError("the staged transfer was stopped"));
     }
   }
   // What the target has not begun to read it never will.
@@ -379,7 +379,7 @@ void Staging::close_op(uint32_t index) {
       return;
     }
   }
-  worker_.maybe_finish(index);
+  worker_.transfers.maybe_finish(index);
 }
 
 void Staging::stopped(uint32_t index) {

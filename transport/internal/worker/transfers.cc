@@ -1,4 +1,6 @@
-// Transfers inside a worker, as they begin: checked at submit(), taken up, cut into slices.
+// How transfers begin: checked at submit(), taken up, handed to the dispatcher.
+#include "transport/internal/worker/transfers.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
@@ -14,7 +16,11 @@ bool inside(const Layout& layout, size_t region_bytes) {
          layout.offset() <= region_bytes - layout.piece_bytes();
 }
 
-// What Impl::check() looks at, of the plainest kind.
+Access remote_access(Op op) {
+  return op == Op::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+}
+
+// Whether check() would pass, for the plainest kind of transfer.
 bool is_plain(const TransferRequest& request) {
   const size_t bytes = request.local_layout.piece_bytes();
   const bool write = request.op == Op::kWrite;
@@ -23,7 +29,7 @@ bool is_plain(const TransferRequest& request) {
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
       StreamOrder::wanted(request) || request.local.generation == 0 ||
       request.remote.generation == 0 || request.remote.kind != MemoryKind::kHost ||
-      !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
+      !allows(request.remote.access, remote_access(request.op)) ||
       (!write && request.op != Op::kRead)) {
     return false;
   }
@@ -33,7 +39,17 @@ bool is_plain(const TransferRequest& request) {
 
 }  // namespace
 
-absl::Status WorkerCore::check(const TransferRequest& request) const {
+Transfers::Transfers(const Needs& needs) : needs_(needs), order_(needs.slots.capacity()) {
+  deadlines_.reserve(2 * size_t{needs.slots.capacity()} + 1);
+  stopped_.reserve(needs.slots.capacity());
+}
+
+void Transfers::look_for_cancels() {
+  cancels_.store(true);
+  needs_.wakeups.wake();
+}
+
+absl::Status Transfers::check(const TransferRequest& request) const {
   if (request.op != Op::kWrite && request.op != Op::kRead) {
     return absl::InvalidArgumentError(absl::StrFormat("op is Op::kWrite or Op::kRead, not %u",
                                                       static_cast<unsigned>(request.op)));
@@ -41,7 +57,7 @@ absl::Status WorkerCore::check(const TransferRequest& request) const {
   if (request.peer.generation == 0) {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }
-  if (!peers.knows(request.peer)) {
+  if (!needs_.peers.knows(request.peer)) {
     return absl::NotFoundError("the peer is gone: connect again and use the new PeerId");
   }
   const size_t bytes = request.local_layout.bytes();
@@ -81,8 +97,7 @@ absl::Status WorkerCore::check(const TransferRequest& request) const {
   if (request.remote.generation == 0) {
     return absl::InvalidArgumentError("the remote side names no region: pass its RemoteRegion");
   }
-  const Access want = request.op == Op::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
-  if (!allows(request.remote.access, want)) {
+  if (!allows(request.remote.access, remote_access(request.op))) {
     return absl::PermissionDeniedError(
         absl::StrFormat("the remote region does not allow remote %s: its owner must register it so",
                         request.op == Op::kWrite ? "writes" : "reads"));
@@ -92,44 +107,44 @@ absl::Status WorkerCore::check(const TransferRequest& request) const {
   return status;
 }
 
-absl::StatusOr<TransferId> WorkerCore::submit(const TransferRequest& request) {
+absl::StatusOr<TransferId> Transfers::submit(const TransferRequest& request) {
   if (const TransferId id = submit_promptly(request); id.generation != 0) return id;
   if (absl::Status status = check(request); !status.ok()) return status;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return no_slot(request);
   const bool ordered = StreamOrder::wanted(request);
   if (ordered) {
-    const Time deadline = base::deadline_after(clock.now(), request.timeout);
-    if (absl::Status status = order.begin(id, request, deadline); !status.ok()) {
-      slots.give_back(id);
-      peers.share(request.peer).give_back(!request.notify.empty());
+    const Time deadline = base::deadline_after(needs_.clock.now(), request.timeout);
+    if (absl::Status status = order_.begin(id, request, deadline); !status.ok()) {
+      needs_.slots.give_back(id);
+      needs_.peers.share(request.peer).give_back(!request.notify.empty());
       return status;
     }
-    slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
+    needs_.slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
   }
   fill(id, request);
   if (ordered || !post_at_once(id.slot)) {
-    slots.push(id);
-    wakeups.wake();
+    needs_.slots.push(id);
+    needs_.wakeups.wake();
   }
   return id;
 }
 
 // Of generation 0: there is none, or none for this peer.
-TransferId WorkerCore::take_slot(const TransferRequest& request) {
+TransferId Transfers::take_slot(const TransferRequest& request) {
   const bool notifies = !request.notify.empty();
-  PeerShare& share = peers.share(request.peer);
-  const TransferId id = slots.acquire(share.take(notifies), notifies);
+  PeerShare& share = needs_.peers.share(request.peer);
+  const TransferId id = needs_.slots.acquire(share.take(notifies), notifies);
   if (id.generation == 0) share.give_back(notifies);
   return id;
 }
 
 // The error says who has them: mostly not the one who asks.
-absl::Status WorkerCore::no_slot(const TransferRequest& request) {
-  const uint32_t capacity = slots.capacity();
-  const uint32_t free = slots.free();
-  const PeerShare::Open open = peers.share(request.peer).open();
-  const PeerTable::Usage usage = peers.usage();
+absl::Status Transfers::no_slot(const TransferRequest& request) {
+  const uint32_t capacity = needs_.slots.capacity();
+  const uint32_t free = needs_.slots.free();
+  const PeerShare::Open open = needs_.peers.share(request.peer).open();
+  const PeerTable::Usage usage = needs_.peers.usage();
   // The worker's own words to its peers may have some too, for a moment.
   const uint64_t taken = capacity - free;
   const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
@@ -141,7 +156,7 @@ absl::Status WorkerCore::no_slot(const TransferRequest& request) {
     const std::string with = usage.most == 0
                                  ? ""
                                  : absl::StrFormat(" (the peer with most, \"%s\", has %u)",
-                                                   peers.name(usage.peer), usage.most);
+                                                   needs_.peers.name(usage.peer), usage.most);
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u transfers are in use: %u have not ended%s%s. %s", capacity,
                         usage.open, with, and_ended, kWhatToDo));
@@ -149,18 +164,18 @@ absl::Status WorkerCore::no_slot(const TransferRequest& request) {
   const bool notifications =
       !request.notify.empty() && PeerShare::leaves_room(open, false, free, capacity);
   std::string_view why = notifications ? "They wait until what is there has been read. " : "";
-  const PeerState state = peers.state(request.peer);
+  const PeerState state = needs_.peers.state(request.peer);
   if (state == PeerState::kConnecting) why = "It is not connected yet. ";
   if (state == PeerState::kReconnecting) why = "It was lost, and is called again. ";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "peer \"%s\" has its share of the %u transfers, the rest is for other work: %u %s have not "
       "ended%s. %s%s",
-      peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
+      needs_.peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
       notifications ? "with notifications" : "of its", and_ended, why, kWhatToDo));
 }
 
-void WorkerCore::fill(TransferId id, const TransferRequest& request) {
-  TransferSlot& slot = slots[id.slot];
+void Transfers::fill(TransferId id, const TransferRequest& request) {
+  TransferSlot& slot = needs_.slots[id.slot];
   TransferDescriptor& d = slot.descriptor;
   d.id = id;
   d.op = request.op;
@@ -182,47 +197,39 @@ void WorkerCore::fill(TransferId id, const TransferRequest& request) {
   slot.peer = request.peer;
   slot.local = request.local;
   // The clock costs a small message more than all else here.
-  slot.deadline =
-      request.timeout == kNever ? kNever : base::deadline_after(clock.now(), request.timeout);
+  slot.deadline = request.timeout == kNever
+                      ? kNever
+                      : base::deadline_after(needs_.clock.now(), request.timeout);
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;
   slot.notifies = !request.notify.empty();
   slot.control = false;
-  submitted.fetch_add(1, std::memory_order_relaxed);
+  submitted_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The short way of a small transfer: with the adapter first, everything else afterwards. What is
 // not as plain as it can be goes the usual way, which also says what is wrong with it.
-TransferId WorkerCore::submit_promptly(const TransferRequest& request) {
+TransferId Transfers::submit_promptly(const TransferRequest& request) {
   constexpr TransferId kNotHere{};
-  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      !is_plain(request)) {
+  if (!may_post_here() || !is_plain(request)) return kNotHere;
+  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return kNotHere;
+  Peer* const peer = peer_without_queue(request.peer);
+  if (peer == nullptr || peer->parting || request.remote.owner != peer->uid ||
+      (request.counter.generation != 0 && request.counter.owner != peer->uid)) {
     return kNotHere;
   }
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock() || slots.has_submitted() ||
-      request.local.index >= regions.entries().size()) {
-    return kNotHere;
-  }
-  Peer* const peer = find_peer(request.peer);
-  const RegionEntry& local = regions.entries()[request.local.index];
-  if (peer == nullptr || peer->state != PeerState::kUp || peer->parting || peer->rails.empty() ||
-      peer->urgent.head != kNone || peer->turns.large_is_due() ||
-      request.remote.owner != peer->uid ||
-      (request.counter.generation != 0 && request.counter.owner != peer->uid) ||
-      local.generation != request.local.generation || local.place.kind != MemoryKind::kHost ||
-      (request.op == Op::kRead && !local.writable)) {
-    return kNotHere;
-  }
+  const absl::StatusOr<RegionEntry*> local = local_entry(request.local, request.op);
+  if (!local.ok() || (*local)->place.kind != MemoryKind::kHost) return kNotHere;
   RailState& rail = peer->rails.front();
   if (rail.prompt == nullptr) return kNotHere;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return kNotHere;
-  TransferSlot& slot = slots[id.slot];
+  TransferSlot& slot = needs_.slots[id.slot];
   if (!rail.prompt->post_promptly(request, slot.descriptor)) {
-    slots.give_back(id);
-    peers.share(request.peer).give_back(false);
+    needs_.slots.give_back(id);
+    needs_.peers.share(request.peer).give_back(false);
     return kNotHere;
   }
   // It is on its way: the rest keeps nobody waiting.
@@ -230,32 +237,28 @@ TransferId WorkerCore::submit_promptly(const TransferRequest& request) {
   begin(slot);
   slot.slice_bytes = slot.descriptor.bytes;
   slot.next_slice = slot.outstanding = 1;
-  ++(*regions.find(request.local))->users;
+  ++(*local)->users;
   slot.uses_region = true;
   note_deadline(slot);
   ++peer->open;
   peer->turns.small_went(slot.descriptor.bytes, peer->bulk.head != kNone);
   rail.took(slot.descriptor.bytes);
-  ++stats.open_transfers;
-  ++stats.slices_posted;
+  ++needs_.stats.open_transfers;
+  ++needs_.stats.slices_posted;
   // Timers are looked at by whoever sleeps.
-  if (wakeups.sleeping()) wakeups.wake();
+  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return id;
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
 // worker: the first half of a round of progress, for this one. Whoever holds the lock is about to
 // make a round himself.
-bool WorkerCore::post_at_once(uint32_t index) {
-  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      slots[index].descriptor.bytes > PromptRail::kMost) {
-    return false;
-  }
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock() || slots.has_submitted()) return false;
-  Peer* peer = find_peer(slots[index].peer);
-  if (peer == nullptr || peer->state != PeerState::kUp || peer->urgent.head != kNone ||
-      peer->turns.large_is_due() || peer->rails.empty() ||
+bool Transfers::post_at_once(uint32_t index) {
+  if (!may_post_here() || needs_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
+  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  Peer* const peer = peer_without_queue(needs_.slots[index].peer);
+  if (peer == nullptr ||
       !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const RailState& state) {
         if (state.rank < peer->rails.front().rank) return true;  // not in use
         return state.prompt != nullptr && state.prompt->prompt();
@@ -263,24 +266,48 @@ bool WorkerCore::post_at_once(uint32_t index) {
     return false;
   }
   activate(index);
-  dispatcher.pump_urgent(*peer);
+  needs_.dispatcher.pump_urgent(*peer);
   // Timers, and what has ended at once, are looked at by whoever sleeps.
-  if (wakeups.sleeping()) wakeups.wake();
+  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return true;
 }
 
-bool WorkerCore::take_submissions() {
+// Whether a caller may post: some rail is prompt, and this is not an EndCallback.
+bool Transfers::may_post_here() const {
+  return prompt_rails_.load(std::memory_order_relaxed) &&
+         !announcing_.load(std::memory_order_relaxed);
+}
+
+// The peer, if it is up and nothing waits in front of a small transfer to it.
+Peer* Transfers::peer_without_queue(PeerId id) {
+  Peer* const peer = needs_.slots.has_submitted() ? nullptr : needs_.peers.find(id);
+  const bool quiet = peer != nullptr && peer->state == PeerState::kUp && !peer->rails.empty() &&
+                     peer->urgent.head == kNone && !peer->turns.large_is_due();
+  return quiet ? peer : nullptr;
+}
+
+absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, Op op) {
+  absl::StatusOr<RegionEntry*> entry = needs_.regions.find(region);
+  if (entry.ok() && op == Op::kRead && !(*entry)->writable) {
+    return absl::InvalidArgumentError(
+        "a read into memory that was mapped read-only when it was registered: map it with "
+        "PROT_WRITE first, or read into other memory");
+  }
+  return entry;
+}
+
+bool Transfers::take_submissions() {
   bool any = false;
-  for (uint32_t index; (index = slots.pop_submitted()) != kNone; any = true) activate(index);
+  for (uint32_t index; (index = needs_.slots.pop_submitted()) != kNone; any = true) activate(index);
   return any;
 }
 
-bool WorkerCore::flush_control_messages() {
-  for (uint32_t index; (index = outbox.next()) != kNone;) activate(index);
+bool Transfers::flush_control_messages() {
+  for (uint32_t index; (index = needs_.outbox.next()) != kNone;) activate(index);
   return true;
 }
 
-void WorkerCore::begin(TransferSlot& slot) {
+void Transfers::begin(TransferSlot& slot) {
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
   slot.next_slice = slot.outstanding = slot.unsettled = slot.reposts = slot.landed = 0;
@@ -293,27 +320,27 @@ void WorkerCore::begin(TransferSlot& slot) {
   slot.result = absl::OkStatus();
 }
 
-void WorkerCore::note_deadline(const TransferSlot& slot) {
+void Transfers::note_deadline(const TransferSlot& slot) {
   if (slot.deadline == kNever) return;
   // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
-  if (deadlines.size() >= 2 * slots.capacity()) {
-    std::erase_if(deadlines, [this](const auto& entry) {
-      const TransferSlot* other = slots.find(entry.second);
+  if (deadlines_.size() >= 2 * needs_.slots.capacity()) {
+    std::erase_if(deadlines_, [this](const auto& entry) {
+      const TransferSlot* other = needs_.slots.find(entry.second);
       return other == nullptr || ended(TransferSlots::state_of(other->word.load()));
     });
-    std::make_heap(deadlines.begin(), deadlines.end(), kLater);
+    std::make_heap(deadlines_.begin(), deadlines_.end(), kLater);
   }
-  deadlines.emplace_back(slot.deadline, slot.descriptor.id);
-  std::push_heap(deadlines.begin(), deadlines.end(), kLater);
+  deadlines_.emplace_back(slot.deadline, slot.descriptor.id);
+  std::push_heap(deadlines_.begin(), deadlines_.end(), kLater);
 }
 
-void WorkerCore::activate(uint32_t index) {
-  TransferSlot& slot = slots[index];
+void Transfers::activate(uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   begin(slot);
-  if (!slot.control) ++stats.open_transfers;
+  if (!slot.control) ++needs_.stats.open_transfers;
 
-  Peer* peer = find_peer(slot.peer);
+  Peer* peer = needs_.peers.find(slot.peer);
   if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
@@ -323,53 +350,47 @@ void WorkerCore::activate(uint32_t index) {
   if (peer->parting && !slot.control)
     return stop(index, TransferState::kFailed, peer->parting->why);
   if (d.bytes > 0) {
-    auto entry = regions.find(slot.local);
+    const absl::StatusOr<RegionEntry*> entry = local_entry(slot.local, d.op);
     if (!entry.ok()) return stop(index, TransferState::kFailed, entry.status());
-    if (d.op == Op::kRead && !(*entry)->writable) {
-      return stop(index, TransferState::kFailed,
-                  absl::InvalidArgumentError(
-                      "a read into memory that was mapped read-only when it was registered: map it "
-                      "with PROT_WRITE first, or read into other memory"));
-    }
     ++(*entry)->users;
     slot.uses_region = true;
   }
   note_deadline(slot);
   if (slot.ordered()) {
-    standing_aside.push_back(d.id);
+    standing_aside_.push_back(d.id);
   } else {
     line_up(*peer, index);
   }
 }
 
 // Behind the others that may begin.
-void WorkerCore::line_up(Peer& peer, uint32_t index) {
-  TransferSlot& slot = slots[index];
+void Transfers::line_up(Peer& peer, uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   if (!d.notify.empty() && !slot.control) {
     const uint64_t cost = d.notify.size() + kNotificationCost;
     slot.held = peer.held.head != kNone || peer.credit < cost;
     if (!slot.held) peer.credit -= slot.credit = cost;
   }
-  dispatcher.enqueue(peer, index);
+  needs_.dispatcher.enqueue(peer, index);
 }
 
-bool WorkerCore::look_at_streams() {
-  const size_t before = standing_aside.size();
-  const Time now = clock.now();
-  std::erase_if(standing_aside, [&](TransferId id) {
-    TransferSlot* slot = slots.find(id);
+bool Transfers::look_at_streams() {
+  const size_t before = standing_aside_.size();
+  const Time now = needs_.clock.now();
+  std::erase_if(standing_aside_, [&](TransferId id) {
+    TransferSlot* slot = needs_.slots.find(id);
     if (slot == nullptr || slot->verdict != TransferState::kActive) return true;  // stopped
-    std::optional<absl::Status> may = order.may_begin(id, now);
+    std::optional<absl::Status> may = order_.may_begin(id, now);
     if (!may.has_value()) return false;
     if (may->ok()) {
-      line_up(*find_peer(slot->peer), id.slot);  // a peer that goes down stops its own
+      line_up(*needs_.peers.find(slot->peer), id.slot);  // a peer that goes down stops its own
     } else {
       stop(id.slot, TransferState::kFailed, *std::move(may));
     }
     return true;
   });
-  return standing_aside.size() != before;
+  return standing_aside_.size() != before;
 }
 
 }  // namespace baton::internal

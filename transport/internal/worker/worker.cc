@@ -110,7 +110,7 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
   if (!region.ok()) return region;
   // Now, and not when a transfer first names a stream: that may be in an EndCallback. Where there
   // are none submit() says why.
-  impl_->order.prepare(memory.place.device).IgnoreError();
+  impl_->transfers.order().prepare(memory.place.device).IgnoreError();
   base::log_event(base::LogLevel::kInfo, "%s: registered region %u, %u bytes at %p, with %s",
                   impl_->self.name, region->index, size, data, names(impl_->providers));
   return region;
@@ -121,7 +121,7 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   std::lock_guard lock(impl_->mutex);
   auto entry = impl_->regions.find(region);
   if (!entry.ok()) return entry.status();
-  impl_->take_submissions();
+  impl_->transfers.take_submissions();
   if ((*entry)->users > 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%u open transfers still use this memory: wait for them or cancel them first",
@@ -256,7 +256,7 @@ std::optional<PeerEvent> Worker::next_peer_event() {
 
 absl::StatusOr<TransferId> Worker::submit(const TransferRequest& request) {
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
-  return impl_->submit(request);
+  return impl_->transfers.submit(request);
 }
 
 absl::StatusOr<TransferId> Worker::notify(PeerId peer, std::string_view payload) {
@@ -303,14 +303,13 @@ absl::Status Worker::cancel(TransferId id) {
       break;
     }
   }
-  impl_->cancels.store(true);
-  impl_->wakeups.wake();
+  impl_->transfers.look_for_cancels();
   return absl::OkStatus();
 }
 
 absl::StatusOr<StreamOutcome> Worker::outcome(TransferId id) const {
   if (impl_->slots.find(id) == nullptr) return stale_id();
-  return impl_->order.outcome(id);
+  return impl_->transfers.order().outcome(id);
 }
 
 absl::Status Worker::release(TransferId id) {
@@ -318,7 +317,7 @@ absl::Status Worker::release(TransferId id) {
   if (slot != nullptr &&
       slot->ordered_generation.load(std::memory_order_relaxed) == id.generation && state(id).ok() &&
       ended(*state(id))) {
-    impl_->order.forget(id);
+    impl_->transfers.order().forget(id);
   }
   if (impl_->slots.release(id)) return absl::OkStatus();
   if (impl_->slots.find(id) == nullptr) return stale_id();
@@ -388,7 +387,7 @@ WorkerStats Worker::stats() const {
   std::lock_guard lock(impl_->mutex);
   WorkerStats stats = impl_->stats;
   stats.registrations = impl_->regions.registrations();
-  stats.transfers_submitted = impl_->submitted.load(std::memory_order_relaxed);
+  stats.transfers_submitted = impl_->transfers.submitted();
   stats.notifications_waiting = impl_->inbox.waiting();
   return stats;
 }
