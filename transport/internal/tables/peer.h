@@ -42,6 +42,9 @@ inline constexpr size_t kMostLostRails = 4096;
 // Of peers that are down, what the inbox may hold before no new ones are let in.
 inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
 
+// For heaps whose top is the earliest.
+inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
+
 struct RailState {
   // A slice of so many bytes is on the rail; or is not any more.
   void took(uint64_t bytes) {

@@ -6,8 +6,7 @@
 namespace baton::internal {
 
 ControlOutbox::ControlOutbox(const Needs& needs) : needs_(needs) {
-  // It first grows at a moment that nobody can foresee: make room now, so that it does not allocate
-  // then.
+  // Room now, so that the hot path does not allocate later.
   creditors_.reserve(64);
 }
 

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/internal/worker/core.h"
+#include "transport/internal/worker/lost_rails.h"
+#include "transport/internal/worker/other_routes.h"
 #include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/transfers.h"
 
@@ -107,7 +109,7 @@ RailState* Dispatcher::rail_of_messages(Peer& peer, const TransferSlot& slot, Ti
   return nullptr;
 }
 
-// Of those of the best provider, the one that would be done with another slice first. The smallest
+// The rail of the best provider that would finish another slice first. The smallest
 // stay on the first as long as little is under way there: what answers them goes the same way.
 // One that is much slower than others, or silent, has what would wait longer for those.
 // Memory of devices goes on over the rails that move it, should a better one have come up
@@ -158,12 +160,11 @@ RailState* Dispatcher::pick_rail(Peer& peer, const TransferSlot& slot) {
       best_is_bad = bad;
     }
   }
-  return best_is_bad && least_full < best_load ? nullptr : best;  // rather wait
+  return best_is_bad && least_full < best_load ? nullptr : best;  // wait for a good one
 }
 
 Dispatcher::Dispatcher(const Needs& needs) : needs_(needs) {
-  // It first grows at a moment that nobody can foresee: make room now, so that it does not allocate
-  // then.
+  // Room now, so that the hot path does not allocate later.
   ready_peers_.reserve(64);
 }
 
@@ -233,7 +234,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
       slot.passes = !peer.rails.front().rail->reaches(remote).ok();
     }
     if (slot.passes && peer.reaching(remote) == nullptr) {
-      needs_.core.stand_aside(peer, index);
+      needs_.other_routes.stand_aside(peer, index);
       any = true;
       continue;
     }
@@ -294,13 +295,13 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
                             absl::Status&& status) {
   Peer* peer = needs_.peers.of(rail);
   TransferSlot* slot = needs_.slots.find(transfer);
-  if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug must not become ours
+  if (slot == nullptr || slot->outstanding == 0) return;  // a provider's bug
   --slot->outstanding;
   if (status.ok()) {
     ++slot->landed;
     if (peer != nullptr) peer->redial.give_up_at = kNever;  // it is there, and knows us
     if (slot->control && peer != nullptr) {
-      if (LostRail* asked = needs_.core.asked_by(*peer, *slot); asked != nullptr)
+      if (LostRail* asked = needs_.lost_rails.asked_by(*peer, *slot); asked != nullptr)
         asked->heard = true;
     }
   }
@@ -316,12 +317,12 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
       }
     }
   }
-  // Of a read, no byte moves here once its rail has reported it.
+  // A read moves no byte here once its rail has reported it.
   if (absl::IsUnknown(status)) {
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {
       if (RailState* state = peer->find(&rail); state != nullptr) {
         ++state->moved;
-        needs_.core.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
+        needs_.lost_rails.unsettled(*peer, state->link, {transfer, slice}, ordinal_of(status));
         if (slot->verdict != TransferState::kActive) needs_.transfers.let_go(*slot);
         return;
       }
@@ -397,7 +398,7 @@ bool Dispatcher::direct(const TransferSlot& slot, const Peer& peer) const {
   });
 }
 
-// Of a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
+// Whether the best rail copies by a mapping of the peer's device memory.
 absl::Status Dispatcher::mapped(const TransferSlot& slot, const Peer& peer) const {
   const TransferDescriptor& d = slot.descriptor;
   if (d.bytes == 0 || peer.rails.empty()) {

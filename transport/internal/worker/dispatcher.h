@@ -17,8 +17,8 @@ namespace baton::internal {
 class LostRails;
 class OtherRoutes;
 class Staging;
-class WorkerCore;
 class Transfers;
+class WorkerCore;
 
 // A transfer of at most so many bytes is tiny: on a rail of several, it goes to the first
 // (pick_rail()).
@@ -35,8 +35,10 @@ class Dispatcher {
     WorkerStats& stats;
     EventSink& sink;
     Transfers& transfers;
-    WorkerCore& core;
+    LostRails& lost_rails;
+    OtherRoutes& other_routes;
     std::unique_ptr<Staging>& staging;
+    WorkerCore& core;  // makes the staging when the first transfer needs it
   };
   explicit Dispatcher(const Needs& needs);
 

@@ -46,7 +46,7 @@ WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, Wor
       regions(uid),
       counters(std::move(counter_table)),
       slots(options.max_transfers) {
-  std::memcpy(&next_session, uid.bytes.data(), sizeof next_session);
+  routes.start(uid);
   self.uid = uid;
   self.name = options.name;
   self.pid = static_cast<uint32_t>(getpid());
@@ -57,7 +57,7 @@ WorkerCore::~WorkerCore() {
     std::lock_guard lock(mutex);
     transfers.take_submissions();
     for (size_t i = 0; i < peers.size(); ++i) {
-      disconnect(peers[i], absl::CancelledError("the worker was shut down"));
+      sessions.disconnect(peers[i], absl::CancelledError("the worker was shut down"));
     }
     if (staging != nullptr) staging->finish();
     transfers.finish_stopped();
@@ -82,6 +82,9 @@ absl::Status WorkerCore::start() {
                                                               .settings = options.settings});
 
   SettingsReader read(*context, peer_settings());
+  Time redial = std::chrono::seconds(15);
+  Time failback = std::chrono::seconds(1);
+  Time patience = std::chrono::seconds(15);
   read.ms("peer.redial_ms", redial);
   read.ms("peer.failback_ms", failback);
   read.ms("peer.answer_ms", patience);
@@ -92,6 +95,8 @@ absl::Status WorkerCore::start() {
   std::string sums;  // collectives look for it themselves
   read.text("staging.sums", sums);
   if (absl::Status status = read.finish(); !status.ok()) return status;
+  sessions.start(redial, patience);
+  other_routes.start(failback);
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
     for (const auto& [name, factory] : registered_providers()) {
@@ -99,8 +104,7 @@ absl::Status WorkerCore::start() {
       if (why.empty() || asked_for(options, name)) {
         wanted.push_back(name);
       } else {
-        provider_notes.push_back(
-            absl::StrCat(name, ": not asked for (providers): ", std::string(why)));
+        routes.note_missing(absl::StrCat(name, ": not asked for (providers): ", std::string(why)));
       }
     }
   }
@@ -150,7 +154,7 @@ absl::Status WorkerCore::start() {
                               options.providers.end() &&
                           made.size() == 1);
       if (named) return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
-      provider_notes.push_back(absl::StrCat(name, ": ", status.message()));
+      routes.note_missing(absl::StrCat(name, ": ", status.message()));
       continue;
     }
     if (provider->wait_fd() >= 0) {
@@ -160,7 +164,7 @@ absl::Status WorkerCore::start() {
   }
   if (providers.empty()) {
     return absl::UnavailableError(
-        absl::StrCat("no provider can be used. ", absl::StrJoin(provider_notes, "; ")));
+        absl::StrCat("no provider can be used. ", absl::StrJoin(routes.missing(), "; ")));
   }
   if (options.listen_port != 0 && port != options.listen_port) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -169,16 +173,16 @@ absl::Status WorkerCore::start() {
         absl::StrJoin(self_address.providers, ", ",
                       [](std::string* out, const auto& entry) { out->append(entry.first); }),
         options.listen_port,
-        provider_notes.empty()
+        routes.missing().empty()
             ? ""
-            : absl::StrCat(". Not used: ", absl::StrJoin(provider_notes, "; "))));
+            : absl::StrCat(". Not used: ", absl::StrJoin(routes.missing(), "; "))));
   }
   const bool all_providers = options.providers.empty() && options.extra_providers.empty();
   if (!options.listen_host.empty() && port == 0 && (!not_listening.ok() || all_providers)) {
     return absl::UnavailableError(absl::StrCat("nothing listens on \"", options.listen_host,
-                                               "\": ", absl::StrJoin(provider_notes, "; ")));
+                                               "\": ", absl::StrJoin(routes.missing(), "; ")));
   }
-  for (const std::string& note : provider_notes) {
+  for (const std::string& note : routes.missing()) {
     base::log_event(base::LogLevel::kInfo, "%s: not used: %s", self.name, note);
   }
   address = self_address.encode();
@@ -193,6 +197,31 @@ absl::Status WorkerCore::start() {
   return absl::OkStatus();
 }
 
+void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
+  Peer* peer = peers.of(rail);
+  if (peer == nullptr) return;
+  peer->redial.give_up_at = kNever;  // it is there, and knows us
+  auto complete = peer->arrivals.add(arrival);
+  if (!complete.ok()) {
+    closing.close_later(peer->id(), &rail, complete.status());
+    return;
+  }
+  if (!complete->now) return;
+  if (arrival.counter_index == CounterTable::kCredits)
+    return dispatcher.take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kControl) {
+    return lost_rails.hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_index == CounterTable::kStaging) {
+    return staging_for_device_memory().hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_generation != 0) {
+    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    wakeups.signal();
+  }
+  if (!complete->notify.empty()) inbox.push(*peer, complete->notify);
+}
+
 bool WorkerCore::progress() {
   bool any = wakeups.begin_round();
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
@@ -201,15 +230,15 @@ bool WorkerCore::progress() {
   if (outbox.due()) any |= transfers.flush_control_messages();
   if (transfers.any_cancels()) any |= transfers.take_cancels();
   if (transfers.any_deadlines()) any |= transfers.expire(clock.now());
-  if (!peer_timers.empty()) any |= tend_peers(clock.now());
+  if (sessions.any_timers()) any |= sessions.progress_sessions(clock.now());
   if (transfers.any_behind_streams()) any |= transfers.look_at_streams();
   if (staging != nullptr) any |= staging->progress();
   if (dispatcher.due()) any |= dispatcher.pump();
   for (auto& provider : providers) any |= provider->progress(*this);
-  if (!questions.empty()) any |= answer_questions();
+  if (lost_rails.any_questions()) any |= lost_rails.answer_questions();
   if (closing.any()) any |= closing.run();
   if (transfers.any_ended()) any |= transfers.finish_stopped();
-  while (!parting.empty() && settle_partings()) any = true;
+  while (sessions.any_partings() && sessions.settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
   if (wakeups.anyone_asleep() && (any || !ready_to_sleep())) wakeups.rouse();
@@ -260,8 +289,8 @@ bool WorkerCore::help(bool wait_for_thread) {
   return any;
 }
 
-// Another is at it. If that is the thread, it stands back after this round for who comes often: the
-// two would else take turns at every piece of a transfer, on one core perhaps.
+// Another thread has the lock. A ProgressThread stands back after this round for a caller that
+// helps often: otherwise the two take turns at every piece of a transfer, perhaps on one core.
 bool WorkerCore::want_to_help() {
   const Time now = clock.now();
   const bool often = now - tried_at.exchange(now, std::memory_order_relaxed) < kOften;
@@ -292,12 +321,12 @@ void WorkerCore::recall() {
 Time WorkerCore::next_timer() {
   Time next = transfers.next_deadline();
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
-  // What a device does tells nobody when it ends.
+  // A device does not tell when its copies end.
   if (transfers.any_behind_streams() || (staging != nullptr && staging->busy())) {
     next = std::min(next, clock.now() + kCopyPause);
   }
   if (staging != nullptr) next = std::min(next, staging->next_timer());
-  return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
+  return std::min(next, sessions.next_timer());
 }
 
 absl::Status WorkerCore::wait_until(const std::function<bool()>& ready, Time timeout) {

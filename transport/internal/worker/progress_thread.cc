@@ -13,8 +13,8 @@
 namespace baton {
 namespace {
 
-// How long nobody may drive the worker when one who polled has ceased to: at first, and when he has
-// polled for so long already. To look is to interrupt him, where he has the core.
+// How long the worker may stay undriven after a polling caller has stopped: at first, and after it
+// has polled for a while. Looking more often interrupts the caller, where the two share a core.
 constexpr Time kStandBack = std::chrono::microseconds(100);
 constexpr Time kStandBackLong = std::chrono::milliseconds(1);
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker/core.h"
+#include "transport/internal/worker/lost_rails.h"
+#include "transport/internal/worker/other_routes.h"
 #include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/transfers.h"
 
@@ -136,9 +137,9 @@ bool Transfers::finish_stopped() {
 void Transfers::on_control_message_failed(Peer& peer, const TransferSlot& slot) {
   if (slot.descriptor.counter.index == CounterTable::kCredits) {
     needs_.outbox.credit_failed(peer, slot.descriptor.increment);
-  } else if (LostRail* asked = needs_.core.asked_by(peer, slot); asked != nullptr) {
+  } else if (LostRail* asked = needs_.lost_rails.asked_by(peer, slot); asked != nullptr) {
     asked->asked_at = kNever;
-    needs_.core.ask_about_lost_rails(peer);
+    needs_.lost_rails.ask_about_lost_rails(peer);
   }
 }
 

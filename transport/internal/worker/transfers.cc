@@ -5,7 +5,8 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
-#include "transport/internal/worker/core.h"
+#include "transport/internal/worker/lost_rails.h"
+#include "transport/internal/worker/other_routes.h"
 #include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
@@ -130,7 +131,7 @@ absl::StatusOr<TransferId> Transfers::submit(const TransferRequest& request) {
   return id;
 }
 
-// Of generation 0: there is none, or none for this peer.
+// Generation 0: no free slot, or none for this peer.
 TransferId Transfers::take_slot(const TransferRequest& request) {
   const bool notifies = !request.notify.empty();
   PeerShare& share = needs_.peers.share(request.peer);
@@ -139,7 +140,7 @@ TransferId Transfers::take_slot(const TransferRequest& request) {
   return id;
 }
 
-// The error says who has them: mostly not the one who asks.
+// The error says which peers have the slots: mostly not the one asked for.
 absl::Status Transfers::no_slot(const TransferRequest& request) {
   const uint32_t capacity = needs_.slots.capacity();
   const uint32_t free = needs_.slots.free();
@@ -232,7 +233,7 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
     needs_.peers.share(request.peer).give_back(false);
     return kNotHere;
   }
-  // It is on its way: the rest keeps nobody waiting.
+  // It is on its way: what follows delays nothing.
   fill(id, request);
   begin(slot);
   slot.slice_bytes = slot.descriptor.bytes;
@@ -251,8 +252,8 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
-// worker: the first half of a round of progress, for this one. Whoever holds the lock is about to
-// make a round himself.
+// worker: the first half of a round of progress, for this one. A thread that holds the lock is
+// about to make a round itself.
 bool Transfers::post_at_once(uint32_t index) {
   if (!may_post_here() || needs_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
   const std::unique_lock lock(needs_.mutex, std::try_to_lock);

@@ -33,7 +33,7 @@ class Transfers {
     Wakeups& wakeups;
     ControlOutbox& outbox;
     Dispatcher& dispatcher;
-    WorkerCore& core;
+    LostRails& lost_rails;
     std::unique_ptr<Staging>& staging;
   };
   explicit Transfers(const Needs& needs);
@@ -41,7 +41,7 @@ class Transfers {
   // --- lock-free ---
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
   uint64_t submitted() const { return submitted_.load(std::memory_order_relaxed); }
-  void look_for_cancels();  // somebody has set a slot's cancel_generation
+  void look_for_cancels();  // a slot's cancel_generation was set
   void note_prompt_rail() { prompt_rails_.store(true, std::memory_order_relaxed); }
   StreamOrder& order() { return order_; }  // has a lock of its own
 
@@ -60,10 +60,10 @@ class Transfers {
 
   void activate(uint32_t index);
   void stop(uint32_t index, TransferState verdict, absl::Status why);
-  // All that the peer has, or what has not been posted yet.
+  // All transfers of the peer, or those with slices that are not posted yet.
   void stop_all(const Peer& peer, const absl::Status& why);
   void stop_waiting(const Peer& peer, const absl::Status& why);
-  // Of a stopped one: its memory is given back, if nothing reads or writes it here any more.
+  // Gives the memory of a stopped transfer back, if nothing reads or writes it here any more.
   void let_go(TransferSlot& slot);
   void maybe_finish(uint32_t index);
 

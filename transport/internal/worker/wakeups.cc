@@ -15,8 +15,7 @@
 namespace baton::internal {
 
 Wakeups::Wakeups(const Clock& clock) : clock_(clock) {
-  // It first grows at a moment that nobody can foresee: make room now, so that it does not allocate
-  // then.
+  // Room now, so that the hot path does not allocate later.
   asleep_.reserve(64);
 }
 

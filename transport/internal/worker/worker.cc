@@ -25,7 +25,7 @@ absl::Status stale_id() {
       "no such transfer: its id is stale (released already) or from another worker");
 }
 
-// Names that nobody reads are most likely mistyped: said once in a process.
+// A variable that no code reads is most likely mistyped: said once in a process.
 void warn_of_environment() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -127,7 +127,7 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
         "%u open transfers still use this memory: wait for them or cancel them first",
         (*entry)->users));
   }
-  // Stale for everybody first, then fenced: nobody can start while we wait for those under way.
+  // Stale first, then fenced: no transfer can start while we wait for those under way.
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
   for (auto& provider : impl_->providers) {
@@ -172,13 +172,13 @@ absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_vie
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
   // A name is looked up by this thread alone: it may take as long as DNS does.
   std::string found;
-  if (!Impl::is_address(address)) {
-    absl::StatusOr<std::string> addresses = impl_->look_up(std::string(address));
+  if (!internal::Routes::is_address(address)) {
+    absl::StatusOr<std::string> addresses = impl_->routes.look_up(std::string(address));
     if (!addresses.ok()) return addresses.status();
     found = *std::move(addresses);
   }
   std::lock_guard lock(impl_->mutex);
-  auto peer = impl_->connect(address, found, require);
+  auto peer = impl_->routes.connect(address, found, require);
   impl_->wakeups.wake();
   return peer;
 }
@@ -191,7 +191,7 @@ absl::Status Worker::disconnect(PeerId id, Time timeout) {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
     if (peer == nullptr) return absl::NotFoundError("no such peer");
-    over = impl_->begin_disconnect(*peer, timeout);
+    over = impl_->sessions.begin_disconnect(*peer, timeout);
   }
   impl_->wakeups.tell_waiters();
   absl::Status waited = wait_until([&] { return peer_state(id) == PeerState::kDown; });
@@ -206,7 +206,7 @@ void Worker::begin_disconnect(PeerId id, Time timeout) {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
     if (peer == nullptr) return;
-    impl_->begin_disconnect(*peer, timeout);
+    impl_->sessions.begin_disconnect(*peer, timeout);
   }
   impl_->wakeups.tell_waiters();
 }
@@ -222,7 +222,7 @@ absl::Status Worker::peer_status(PeerId id) const {
 std::string Worker::explain(PeerId id) const {
   std::lock_guard lock(impl_->mutex);
   const internal::Peer* peer = impl_->find_peer(id);
-  return peer == nullptr ? "no such peer" : impl_->explain(*peer);
+  return peer == nullptr ? "no such peer" : impl_->sessions.explain(*peer);
 }
 
 absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) const {
@@ -295,7 +295,7 @@ absl::Status Worker::status(TransferId id) const {
 absl::Status Worker::cancel(TransferId id) {
   internal::TransferSlot* slot = impl_->slots.find(id);
   if (slot == nullptr) return stale_id();
-  // Of two that ask at once, for this transfer and for the next one in its slot, the later counts.
+  // When two threads ask at once, for this transfer and the next one in its slot, the later counts.
   uint32_t asked = slot->cancel_generation.load(std::memory_order_relaxed);
   while (asked == 0 || static_cast<int32_t>(id.generation - asked) > 0) {
     if (slot->cancel_generation.compare_exchange_weak(
