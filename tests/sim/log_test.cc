@@ -37,7 +37,7 @@ TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
       log.lines,
       Contains(AllOf(StartsWith("warning: node-0: lost a rail to node-1: "), HasSubstr("(sim"),
                      HasSubstr(absl::StrCat("; moves ", stats.slices_moved,
-                                            " slices to the remaining 1 connection")))));
+                                            " slices to the 1 remaining connection")))));
 }
 
 TEST(RailLog, OfRailsThatAreClosedSaysNothing) {

@@ -3,16 +3,11 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "transport/base/log.h"
 #include "transport/internal/worker/sessions.h"
 
 namespace baton::internal {
 namespace {
-
 constexpr size_t kMostFenced = 256;
-
 }  // namespace
 
 LostRail& LostRails::lost_rail(Peer& peer, uint64_t link) {
@@ -97,7 +92,6 @@ void LostRails::ask_again(Peer& peer) {
   }
 }
 
-// The lost rail that words of our own ask about, if that is not known yet.
 LostRail* LostRails::asked_by(Peer& peer, const TransferSlot& slot) {
   if (slot.descriptor.counter.index != CounterTable::kControl) return nullptr;
   const auto words = ControlMessage::decode(slot.descriptor.notify);
@@ -108,7 +102,6 @@ LostRail* LostRails::asked_by(Peer& peer, const TransferSlot& slot) {
   return nullptr;
 }
 
-// From inside a provider, so what closes rails waits until that has returned.
 void LostRails::hear(Peer& peer, Rail& rail, std::string_view words) {
   absl::StatusOr<ControlMessage> message = ControlMessage::decode(words);
   if (!message.ok()) {
@@ -209,7 +202,6 @@ bool LostRails::answer_questions() {
   return true;
 }
 
-// The other side has lost this rail before it was heard of here.
 bool LostRails::fenced(const Peer& peer, uint64_t link) {
   return std::find(peer.fenced.begin(), peer.fenced.end(), link) != peer.fenced.end();
 }

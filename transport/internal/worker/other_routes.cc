@@ -69,7 +69,6 @@ std::vector<std::string> OtherRoutes::better_routes(const Peer& peer) const {
   return better;
 }
 
-// To be called when rails have come or gone.
 void OtherRoutes::look_for_better(Peer& peer) {
   Failback& back = peer.back;
   if (!peer.dialled || failback_ == Time::zero() || peer.state != PeerState::kUp) return;

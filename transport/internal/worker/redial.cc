@@ -80,7 +80,6 @@ Time Sessions::due(const Peer& peer) const {
   return due;
 }
 
-// To be called when due() may have become earlier; later is found out when the time has come.
 void Sessions::set_timer(Peer& peer) {
   const Time at = due(peer);
   if (at >= peer.timer) return;

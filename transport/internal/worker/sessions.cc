@@ -12,7 +12,6 @@
 namespace baton::internal {
 namespace {
 constexpr const char* kFenced = "the peer has lost its end of this rail";
-
 }  // namespace
 
 void Sessions::connected(uint64_t session, const HelloInfo& info, std::unique_ptr<Rail> rail) {
@@ -22,7 +21,7 @@ void Sessions::connected(uint64_t session, const HelloInfo& info, std::unique_pt
                                     absl::CancelledError("this connection is no longer wanted"));
   }
   const OtherRoutes::Answer answer = needs_.other_routes.answered(*peer, *rail);
-  if (!needs_.lost_rails.fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
+  if (!LostRails::fenced(*peer, info.link)) return peer_up(*peer, info, std::move(rail));
   needs_.other_routes.lost_again(*peer, answer, absl::UnavailableError(kFenced));
   needs_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
   // It answers; it has lost this rail only. If that was the only one of this call, there is
@@ -45,7 +44,7 @@ void Sessions::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
     if (peer->state == PeerState::kDown) {
       return refuse(info, std::move(rail), absl::AbortedError("this session is over here"));
     }
-    if (needs_.lost_rails.fenced(*peer, info.link))
+    if (LostRails::fenced(*peer, info.link))
       return needs_.closing.close_now(std::move(rail), absl::UnavailableError(kFenced));
     const std::string& by = rail->properties().provider;
     if (peer->dialled && !peer->require.empty() && by != peer->require) {
@@ -111,7 +110,7 @@ void Sessions::peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> 
   needs_.inbox.push_event({PeerEvent::Kind::kUp, peer.id(), peer.name, absl::OkStatus(), peer.uid});
 }
 
-void Sessions::handshake_refused(std::string_view who, const absl::Status& why) {
+void Sessions::handshake_refused(std::string_view caller, const absl::Status& why) {
   ++needs_.stats.handshakes_refused;
   // A caller that hangs up is a port scanner or a health check; a wrong key is for people to fix.
   // A caller that asks for a session that is over here missed a goodbye that was lost with its
@@ -121,7 +120,7 @@ void Sessions::handshake_refused(std::string_view who, const absl::Status& why) 
   const bool quiet = gave_up || now < refusals_quiet_until_;
   if (!quiet) refusals_quiet_until_ = now + std::chrono::seconds(1);
   base::log_event(quiet ? base::LogLevel::kDebug : base::LogLevel::kWarning,
-                  "%s: refused %s: %s (%u refused so far)", needs_.self.name, who, why.message(),
+                  "%s: refused %s: %s (%u refused so far)", needs_.self.name, caller, why.message(),
                   needs_.stats.handshakes_refused);
 }
 
@@ -131,9 +130,9 @@ void Sessions::rail_down(Rail& rail, absl::Status why) {
   for (size_t i = 0; i < peer->rails.size(); ++i) {
     if (peer->rails[i].rail.get() != &rail) continue;
     const uint32_t moved = peer->rails[i].moved;
-    needs_.lost_rails.note_counted(*peer, peer->rails[i].link, rail);
+    LostRails::note_counted(*peer, peer->rails[i].link, rail);
     if (peer->state != PeerState::kDown)
-      needs_.lost_rails.lost_rail(*peer, peer->rails[i].link).gone = true;
+      LostRails::lost_rail(*peer, peer->rails[i].link).gone = true;
     const bool closed = absl::IsAborted(why);
     if (closed) peer->goodbye = std::string(why.message());
     needs_.closing.free_later(std::move(peer->rails[i].rail));
@@ -161,14 +160,14 @@ void Sessions::rail_down(Rail& rail, absl::Status why) {
     ++needs_.stats.rails_lost;
     needs_.other_routes.around_lost(*peer, rail);
     peer->rail_lost = std::string(why.message());
-    const std::string left =
-        absl::StrFormat("%u connection%s", peer->rails.size(), peer->rails.size() == 1 ? "" : "s");
+    const size_t left = peer->rails.size();
+    const char* const plural = left == 1 ? "" : "s";
     base::log_event(base::LogLevel::kWarning, "%s: lost a rail to %s: %s (%s); %s",
                     needs_.self.name, peer->name, why.message(), rail.properties().route,
-                    moved == 0 ? absl::StrCat("no work to move; ", left,
-                                              peer->rails.size() == 1 ? " remains" : " remain")
-                               : absl::StrFormat("moves %u slice%s to the remaining %s", moved,
-                                                 moved == 1 ? "" : "s", left));
+                    moved == 0 ? absl::StrFormat("no work to move; %u connection%s remain%s", left,
+                                                 plural, left == 1 ? "s" : "")
+                               : absl::StrFormat("moves %u slices to the %u remaining connection%s",
+                                                 moved, left, plural));
     needs_.lost_rails.ask_again(*peer);
     if (!needs_.lost_rails.answering()) needs_.lost_rails.ask_about_lost_rails(*peer);
     needs_.other_routes.look_for_better(*peer);
@@ -227,9 +226,7 @@ void Sessions::disconnect(Peer& peer, const absl::Status& why) {
 // It may take the row of one that is down, which is forgotten.
 Peer* Sessions::add_peer() {
   Peer* peer = needs_.peers.add();
-  if (peer != nullptr && peer->generation > 1) {
-    needs_.inbox.forget_events(*peer);
-  }
+  if (peer != nullptr && peer->generation > 1) needs_.inbox.forget_events(*peer);
   return peer;
 }
 

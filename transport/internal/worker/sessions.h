@@ -65,7 +65,6 @@ class Sessions {
   void rail_down(Rail& rail, absl::Status why);
 
  private:
-  // For heaps whose top is the earliest.
   using Timed = std::pair<Time, PeerId>;
 
   void peer_up(Peer& peer, const HelloInfo& info, std::unique_ptr<Rail> rail);

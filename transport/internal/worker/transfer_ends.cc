@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/internal/worker/lost_rails.h"
-#include "transport/internal/worker/other_routes.h"
 #include "transport/internal/worker/staging.h"
 #include "transport/internal/worker/transfers.h"
 
@@ -37,8 +36,7 @@ void Transfers::stop(uint32_t index, TransferState verdict, absl::Status why) {
   maybe_finish(index);
 }
 
-// What was stopped, and is not read or written here any more, gives its memory back, though the
-// target has not spoken.
+// Although the target has not answered.
 void Transfers::let_go(TransferSlot& slot) {
   const uint32_t generation = slot.descriptor.id.generation;
   if (slot.staged || slot.free_generation.load(std::memory_order_relaxed) == generation) return;
@@ -108,10 +106,9 @@ bool Transfers::finish_stopped() {
       if (slot.control && slot.verdict != TransferState::kDone)
         on_control_message_failed(*peer, slot);
     }
-    if (slot.control) {  // others may have waited for the slot
+    if (slot.control) {
       needs_.outbox.slot_freed();
-    }
-    if (!slot.control) {
+    } else {
       --needs_.stats.open_transfers;
       ++needs_.stats.transfers_ended;
     }

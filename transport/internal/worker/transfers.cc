@@ -5,9 +5,6 @@
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
-#include "transport/internal/worker/lost_rails.h"
-#include "transport/internal/worker/other_routes.h"
-#include "transport/internal/worker/staging.h"
 
 namespace baton::internal {
 namespace {
