@@ -6,8 +6,8 @@
 //
 //   device --copy--> ring ==wire==> ring --copy--> device
 //
-// Which transfer has how much of the ring, and what travels when, is decided by the worker
-// (transport/internal/staging.h). Here are the copies:
+// Who has how much of the ring, and what travels when, is the worker's business
+// (transport/internal/worker/staging.h). Here are the copies:
 //   - each direction has a stream of its own, never the legacy one, and at most kQueuedAhead copies
 //     are on it: an engine takes them in the order in which they came, whatever is urgent. What is
 //     urgent goes first when the next one is put there;

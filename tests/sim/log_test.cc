@@ -36,8 +36,8 @@ TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
   EXPECT_THAT(
       log.lines,
       Contains(AllOf(StartsWith("warning: node-0: lost a rail to node-1: "), HasSubstr("(sim"),
-                     HasSubstr(absl::StrCat("; ", stats.slices_moved,
-                                            " slices go on over the 1 that are left")))));
+                     HasSubstr(absl::StrCat("; moves ", stats.slices_moved,
+                                            " slices to the 1 remaining connection")))));
 }
 
 TEST(RailLog, OfRailsThatAreClosedSaysNothing) {

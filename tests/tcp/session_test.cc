@@ -288,7 +288,7 @@ TEST_F(Session, APeerThatIsGoneIsDownAtOnce) {
   network_->cut_all();
   until([&] { return ended_at_a(id); });
   EXPECT_TRUE(absl::IsUnavailable(a_.worker->status(id)));
-  EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("nobody lives"));
+  EXPECT_THAT(std::string(a_.worker->status(id).message()), HasSubstr("no worker listens"));
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
 }
 

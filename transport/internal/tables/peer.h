@@ -42,6 +42,9 @@ inline constexpr size_t kMostLostRails = 4096;
 // What the inbox may hold of peers that are down before new peers are refused.
 inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
 
+// For heaps whose top is the earliest.
+inline constexpr auto kLater = [](const auto& a, const auto& b) { return a.first > b.first; };
+
 struct RailState {
   // A slice of so many bytes is on the rail; or is not any more.
   void took(uint64_t bytes) {
@@ -181,6 +184,20 @@ struct Peer {
   Time timer = kNever;            // its earliest entry among the worker's timers
 
   PeerId id() const { return {index, generation}; }
+  // The state of a rail, which may be gone already: then null.
+  RailState* find(const Rail* rail) {
+    for (RailState& each : rails) {
+      if (each.rail.get() == rail) return &each;
+    }
+    return nullptr;
+  }
+  // The best rail that reaches the region.
+  RailState* reaching(const RemoteRegion& region) {
+    for (RailState& each : rails) {
+      if (each.rail->reaches(region).ok()) return &each;
+    }
+    return nullptr;
+  }
 };
 
 }  // namespace baton::internal

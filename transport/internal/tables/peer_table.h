@@ -37,6 +37,12 @@ class PeerTable {
   // A new peer, connecting; null when kMost are in use.
   Peer* add();
   Peer* find(PeerId id);
+  // By Rail::worker_tag, which is tag_of() its peer.
+  Peer* of(const Rail& rail) {
+    return find(
+        {static_cast<uint32_t>(rail.worker_tag), static_cast<uint32_t>(rail.worker_tag >> 32)});
+  }
+  static uint64_t tag_of(PeerId id) { return (uint64_t{id.generation} << 32) | id.index; }
   void set_state(Peer& peer, PeerState state);
   // Nothing of it is unread any more.
   void all_read(Peer& peer);

@@ -70,6 +70,16 @@ struct TransferSlot {
     return ordered_generation.load(std::memory_order_relaxed) == descriptor.id.generation;
   }
   bool all_posted() const { return next_slice == slices && again.empty(); }
+  // A transfer of the worker's own.
+  void fill_control(const TransferDescriptor& what, PeerId to) {
+    descriptor = what;
+    peer = to;
+    local = {};
+    deadline = kNever;
+    on_end = nullptr;
+    detached = false;
+    control = true;
+  }
 };
 
 class TransferSlots {

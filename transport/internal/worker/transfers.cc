@@ -1,12 +1,12 @@
-// Transfers inside a worker, as they begin: checked at submit(), taken up, cut into slices.
+// How transfers begin: checked at submit(), taken up, handed to the dispatcher.
+#include "transport/internal/worker/transfers.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 bool inside(const Layout& layout, size_t region_bytes) {
@@ -14,16 +14,20 @@ bool inside(const Layout& layout, size_t region_bytes) {
          layout.offset() <= region_bytes - layout.piece_bytes();
 }
 
-// What Impl::check() looks at, of the plainest kind.
+Access remote_access(Op op) {
+  return op == Op::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
+}
+
+// Whether check() would pass, for the plainest kind of transfer.
 bool is_plain(const TransferRequest& request) {
   const size_t bytes = request.local_layout.piece_bytes();
   const bool write = request.op == Op::kWrite;
-  if (bytes - 1 >= internal::kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
+  if (bytes - 1 >= kTinyBytes || request.remote_layout.piece_bytes() != bytes ||
       !inside(request.local_layout, request.local.size) ||
       !inside(request.remote_layout, request.remote.size) || !request.notify.empty() ||
-      internal::StreamOrder::wanted(request) || request.local.generation == 0 ||
+      StreamOrder::wanted(request) || request.local.generation == 0 ||
       request.remote.generation == 0 || request.remote.kind != MemoryKind::kHost ||
-      !allows(request.remote.access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
+      !allows(request.remote.access, remote_access(request.op)) ||
       (!write && request.op != Op::kRead)) {
     return false;
   }
@@ -33,7 +37,17 @@ bool is_plain(const TransferRequest& request) {
 
 }  // namespace
 
-absl::Status Worker::Impl::check(const TransferRequest& request) const {
+Transfers::Transfers(const Needs& needs) : needs_(needs), order_(needs.slots.capacity()) {
+  deadlines_.reserve(2 * size_t{needs.slots.capacity()} + 1);
+  stopped_.reserve(needs.slots.capacity());
+}
+
+void Transfers::look_for_cancels() {
+  cancels_.store(true);
+  needs_.wakeups.wake();
+}
+
+absl::Status Transfers::check(const TransferRequest& request) const {
   if (request.op != Op::kWrite && request.op != Op::kRead) {
     return absl::InvalidArgumentError(absl::StrFormat("op is Op::kWrite or Op::kRead, not %u",
                                                       static_cast<unsigned>(request.op)));
@@ -41,7 +55,7 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
   if (request.peer.generation == 0) {
     return absl::NotFoundError("no such peer: use the PeerId that connect() or an event gave");
   }
-  if (!peers.knows(request.peer)) {
+  if (!needs_.peers.knows(request.peer)) {
     return absl::NotFoundError("the peer is gone: connect again and use the new PeerId");
   }
   const size_t bytes = request.local_layout.bytes();
@@ -69,7 +83,7 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
         absl::StrFormat("an increment of %u: a counter holds %u at most", request.increment,
                         CounterTable::kMaxValue));
   }
-  if (request.timeout == kNever && internal::StreamOrder::wanted(request)) {
+  if (request.timeout == kNever && StreamOrder::wanted(request)) {
     return absl::InvalidArgumentError(
         "a transfer that keeps order with a stream needs a timeout: nothing else would end the "
         "wait, should the other one never come");
@@ -81,8 +95,7 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
   if (request.remote.generation == 0) {
     return absl::InvalidArgumentError("the remote side names no region: pass its RemoteRegion");
   }
-  const Access want = request.op == Op::kWrite ? Access::kRemoteWrite : Access::kRemoteRead;
-  if (!allows(request.remote.access, want)) {
+  if (!allows(request.remote.access, remote_access(request.op))) {
     return absl::PermissionDeniedError(
         absl::StrFormat("the remote region does not allow remote %s: its owner must register it so",
                         request.op == Op::kWrite ? "writes" : "reads"));
@@ -92,44 +105,44 @@ absl::Status Worker::Impl::check(const TransferRequest& request) const {
   return status;
 }
 
-absl::StatusOr<TransferId> Worker::Impl::submit(const TransferRequest& request) {
+absl::StatusOr<TransferId> Transfers::submit(const TransferRequest& request) {
   if (const TransferId id = submit_promptly(request); id.generation != 0) return id;
   if (absl::Status status = check(request); !status.ok()) return status;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return no_slot(request);
-  const bool ordered = internal::StreamOrder::wanted(request);
+  const bool ordered = StreamOrder::wanted(request);
   if (ordered) {
-    const Time deadline = base::deadline_after(clock.now(), request.timeout);
-    if (absl::Status status = order.begin(id, request, deadline); !status.ok()) {
-      slots.give_back(id);
-      peers.share(request.peer).give_back(!request.notify.empty());
+    const Time deadline = base::deadline_after(needs_.clock.now(), request.timeout);
+    if (absl::Status status = order_.begin(id, request, deadline); !status.ok()) {
+      needs_.slots.give_back(id);
+      needs_.peers.share(request.peer).give_back(!request.notify.empty());
       return status;
     }
-    slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
+    needs_.slots[id.slot].ordered_generation.store(id.generation, std::memory_order_relaxed);
   }
   fill(id, request);
   if (ordered || !post_at_once(id.slot)) {
-    slots.push(id);
-    wake();
+    needs_.slots.push(id);
+    needs_.wakeups.wake();
   }
   return id;
 }
 
-// Of generation 0: there is none, or none for this peer.
-TransferId Worker::Impl::take_slot(const TransferRequest& request) {
+// Generation 0: no free slot, or none for this peer.
+TransferId Transfers::take_slot(const TransferRequest& request) {
   const bool notifies = !request.notify.empty();
-  internal::PeerShare& share = peers.share(request.peer);
-  const TransferId id = slots.acquire(share.take(notifies), notifies);
+  PeerShare& share = needs_.peers.share(request.peer);
+  const TransferId id = needs_.slots.acquire(share.take(notifies), notifies);
   if (id.generation == 0) share.give_back(notifies);
   return id;
 }
 
-// The error says who has them: mostly not the one who asks.
-absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
-  const uint32_t capacity = slots.capacity();
-  const uint32_t free = slots.free();
-  const internal::PeerShare::Open open = peers.share(request.peer).open();
-  const internal::PeerTable::Usage usage = peers.usage();
+// The error says which peers have the slots: mostly not the one asked for.
+absl::Status Transfers::no_slot(const TransferRequest& request) {
+  const uint32_t capacity = needs_.slots.capacity();
+  const uint32_t free = needs_.slots.free();
+  const PeerShare::Open open = needs_.peers.share(request.peer).open();
+  const PeerTable::Usage usage = needs_.peers.usage();
   // The worker's own words to its peers may have some too, for a moment.
   const uint64_t taken = capacity - free;
   const uint64_t unreleased = taken > usage.open ? taken - usage.open : 0;
@@ -141,26 +154,26 @@ absl::Status Worker::Impl::no_slot(const TransferRequest& request) {
     const std::string with = usage.most == 0
                                  ? ""
                                  : absl::StrFormat(" (the peer with most, \"%s\", has %u)",
-                                                   peers.name(usage.peer), usage.most);
+                                                   needs_.peers.name(usage.peer), usage.most);
     return absl::ResourceExhaustedError(
         absl::StrFormat("all %u transfers are in use: %u have not ended%s%s. %s", capacity,
                         usage.open, with, and_ended, kWhatToDo));
   }
   const bool notifications =
-      !request.notify.empty() && internal::PeerShare::leaves_room(open, false, free, capacity);
+      !request.notify.empty() && PeerShare::leaves_room(open, false, free, capacity);
   std::string_view why = notifications ? "They wait until what is there has been read. " : "";
-  const PeerState state = peers.state(request.peer);
+  const PeerState state = needs_.peers.state(request.peer);
   if (state == PeerState::kConnecting) why = "It is not connected yet. ";
   if (state == PeerState::kReconnecting) why = "It was lost, and is called again. ";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "peer \"%s\" has its share of the %u transfers, the rest is for other work: %u %s have not "
       "ended%s. %s%s",
-      peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
+      needs_.peers.name(request.peer), capacity, notifications ? open.notifying : open.all,
       notifications ? "with notifications" : "of its", and_ended, why, kWhatToDo));
 }
 
-void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
-  internal::TransferSlot& slot = slots[id.slot];
+void Transfers::fill(TransferId id, const TransferRequest& request) {
+  TransferSlot& slot = needs_.slots[id.slot];
   TransferDescriptor& d = slot.descriptor;
   d.id = id;
   d.op = request.op;
@@ -182,100 +195,117 @@ void Worker::Impl::fill(TransferId id, const TransferRequest& request) {
   slot.peer = request.peer;
   slot.local = request.local;
   // The clock costs a small message more than all else here.
-  slot.deadline =
-      request.timeout == kNever ? kNever : base::deadline_after(clock.now(), request.timeout);
+  slot.deadline = request.timeout == kNever
+                      ? kNever
+                      : base::deadline_after(needs_.clock.now(), request.timeout);
   slot.on_end = request.on_end;
   slot.context = request.context;
   slot.detached = request.detached;
   slot.notifies = !request.notify.empty();
   slot.control = false;
-  submitted.fetch_add(1, std::memory_order_relaxed);
+  submitted_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The short way of a small transfer: with the adapter first, everything else afterwards. What is
 // not as plain as it can be goes the usual way, which also says what is wrong with it.
-TransferId Worker::Impl::submit_promptly(const TransferRequest& request) {
+TransferId Transfers::submit_promptly(const TransferRequest& request) {
   constexpr TransferId kNotHere{};
-  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      !is_plain(request)) {
+  if (!may_post_here() || !is_plain(request)) return kNotHere;
+  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return kNotHere;
+  Peer* const peer = peer_without_queue(request.peer);
+  if (peer == nullptr || peer->parting || request.remote.owner != peer->uid ||
+      (request.counter.generation != 0 && request.counter.owner != peer->uid)) {
     return kNotHere;
   }
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock() || slots.has_submitted() ||
-      request.local.index >= regions.entries().size()) {
-    return kNotHere;
-  }
-  internal::Peer* const peer = find_peer(request.peer);
-  const RegionEntry& local = regions.entries()[request.local.index];
-  if (peer == nullptr || peer->state != PeerState::kUp || peer->parting || peer->rails.empty() ||
-      peer->urgent.head != kNone || peer->turns.large_is_due() ||
-      request.remote.owner != peer->uid ||
-      (request.counter.generation != 0 && request.counter.owner != peer->uid) ||
-      local.generation != request.local.generation || local.place.kind != MemoryKind::kHost ||
-      (request.op == Op::kRead && !local.writable)) {
-    return kNotHere;
-  }
-  internal::RailState& rail = peer->rails.front();
+  const absl::StatusOr<RegionEntry*> local = local_entry(request.local, request.op);
+  if (!local.ok() || (*local)->place.kind != MemoryKind::kHost) return kNotHere;
+  RailState& rail = peer->rails.front();
   if (rail.prompt == nullptr) return kNotHere;
   const TransferId id = take_slot(request);
   if (id.generation == 0) return kNotHere;
-  internal::TransferSlot& slot = slots[id.slot];
+  TransferSlot& slot = needs_.slots[id.slot];
   if (!rail.prompt->post_promptly(request, slot.descriptor)) {
-    slots.give_back(id);
-    peers.share(request.peer).give_back(false);
+    needs_.slots.give_back(id);
+    needs_.peers.share(request.peer).give_back(false);
     return kNotHere;
   }
-  // It is on its way: the rest keeps nobody waiting.
+  // It is on its way: what follows delays nothing.
   fill(id, request);
   begin(slot);
   slot.slice_bytes = slot.descriptor.bytes;
   slot.next_slice = slot.outstanding = 1;
-  ++(*regions.find(request.local))->users;
+  ++(*local)->users;
   slot.uses_region = true;
   note_deadline(slot);
   ++peer->open;
   peer->turns.small_went(slot.descriptor.bytes, peer->bulk.head != kNone);
   rail.took(slot.descriptor.bytes);
-  ++stats.open_transfers;
-  ++stats.slices_posted;
+  ++needs_.stats.open_transfers;
+  ++needs_.stats.slices_posted;
   // Timers are looked at by whoever sleeps.
-  if (sleeping.load(std::memory_order_relaxed)) wake();
+  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return id;
 }
 
 // A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
-// worker: the first half of a round of progress, for this one. Whoever holds the lock is about to
-// make a round himself.
-bool Worker::Impl::post_at_once(uint32_t index) {
-  if (!prompt_rails.load(std::memory_order_relaxed) || announcing.load(std::memory_order_relaxed) ||
-      slots[index].descriptor.bytes > internal::PromptRail::kMost) {
-    return false;
-  }
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock() || slots.has_submitted()) return false;
-  internal::Peer* peer = find_peer(slots[index].peer);
-  if (peer == nullptr || peer->state != PeerState::kUp || peer->urgent.head != kNone ||
-      peer->turns.large_is_due() || peer->rails.empty() ||
-      !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& state) {
+// worker: the first half of a round of progress, for this one. A thread that holds the lock is
+// about to make a round itself.
+bool Transfers::post_at_once(uint32_t index) {
+  if (!may_post_here() || needs_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
+  const std::unique_lock lock(needs_.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  Peer* const peer = peer_without_queue(needs_.slots[index].peer);
+  if (peer == nullptr ||
+      !std::all_of(peer->rails.begin(), peer->rails.end(), [&](const RailState& state) {
         if (state.rank < peer->rails.front().rank) return true;  // not in use
         return state.prompt != nullptr && state.prompt->prompt();
       })) {
     return false;
   }
   activate(index);
-  pump(*peer, peer->urgent);
+  needs_.dispatcher.pump_urgent(*peer);
   // Timers, and what has ended at once, are looked at by whoever sleeps.
-  if (sleeping.load(std::memory_order_relaxed)) wake();
+  if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return true;
 }
 
-bool Worker::Impl::take_submissions() {
+// Whether a caller may post: some rail is prompt, and this is not an EndCallback.
+bool Transfers::may_post_here() const {
+  return prompt_rails_.load(std::memory_order_relaxed) &&
+         !announcing_.load(std::memory_order_relaxed);
+}
+
+// The peer, if it is up and nothing waits in front of a small transfer to it.
+Peer* Transfers::peer_without_queue(PeerId id) {
+  Peer* const peer = needs_.slots.has_submitted() ? nullptr : needs_.peers.find(id);
+  const bool quiet = peer != nullptr && peer->state == PeerState::kUp && !peer->rails.empty() &&
+                     peer->urgent.head == kNone && !peer->turns.large_is_due();
+  return quiet ? peer : nullptr;
+}
+
+absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, Op op) {
+  absl::StatusOr<RegionEntry*> entry = needs_.regions.find(region);
+  if (entry.ok() && op == Op::kRead && !(*entry)->writable) {
+    return absl::InvalidArgumentError(
+        "a read into memory that was mapped read-only when it was registered: map it with "
+        "PROT_WRITE first, or read into other memory");
+  }
+  return entry;
+}
+
+bool Transfers::take_submissions() {
   bool any = false;
-  for (uint32_t index; (index = slots.pop_submitted()) != kNone; any = true) activate(index);
+  for (uint32_t index; (index = needs_.slots.pop_submitted()) != kNone; any = true) activate(index);
   return any;
 }
 
-void Worker::Impl::begin(internal::TransferSlot& slot) {
+bool Transfers::flush_control_messages() {
+  for (uint32_t index; (index = needs_.outbox.next()) != kNone;) activate(index);
+  return true;
+}
+
+void Transfers::begin(TransferSlot& slot) {
   slot.slice_bytes = 0;  // decided when the peer's rails are known
   slot.slices = 1;
   slot.next_slice = slot.outstanding = slot.unsettled = slot.reposts = slot.landed = 0;
@@ -288,27 +318,27 @@ void Worker::Impl::begin(internal::TransferSlot& slot) {
   slot.result = absl::OkStatus();
 }
 
-void Worker::Impl::note_deadline(const internal::TransferSlot& slot) {
+void Transfers::note_deadline(const TransferSlot& slot) {
   if (slot.deadline == kNever) return;
   // Entries of ended transfers stay until their time; thrown out here before the heap can grow.
-  if (deadlines.size() >= 2 * slots.capacity()) {
-    std::erase_if(deadlines, [this](const auto& entry) {
-      const internal::TransferSlot* other = slots.find(entry.second);
-      return other == nullptr || ended(internal::TransferSlots::state_of(other->word.load()));
+  if (deadlines_.size() >= 2 * needs_.slots.capacity()) {
+    std::erase_if(deadlines_, [this](const auto& entry) {
+      const TransferSlot* other = needs_.slots.find(entry.second);
+      return other == nullptr || ended(TransferSlots::state_of(other->word.load()));
     });
-    std::make_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+    std::make_heap(deadlines_.begin(), deadlines_.end(), kLater);
   }
-  deadlines.emplace_back(slot.deadline, slot.descriptor.id);
-  std::push_heap(deadlines.begin(), deadlines.end(), internal::kLater);
+  deadlines_.emplace_back(slot.deadline, slot.descriptor.id);
+  std::push_heap(deadlines_.begin(), deadlines_.end(), kLater);
 }
 
-void Worker::Impl::activate(uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
+void Transfers::activate(uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   begin(slot);
-  if (!slot.control) ++stats.open_transfers;
+  if (!slot.control) ++needs_.stats.open_transfers;
 
-  internal::Peer* peer = find_peer(slot.peer);
+  Peer* peer = needs_.peers.find(slot.peer);
   if (peer != nullptr && !slot.control) ++peer->open;
   if (peer == nullptr || peer->state == PeerState::kDown) {
     stop(index, TransferState::kFailed,
@@ -318,92 +348,47 @@ void Worker::Impl::activate(uint32_t index) {
   if (peer->parting && !slot.control)
     return stop(index, TransferState::kFailed, peer->parting->why);
   if (d.bytes > 0) {
-    auto entry = regions.find(slot.local);
+    const absl::StatusOr<RegionEntry*> entry = local_entry(slot.local, d.op);
     if (!entry.ok()) return stop(index, TransferState::kFailed, entry.status());
-    if (d.op == Op::kRead && !(*entry)->writable) {
-      return stop(index, TransferState::kFailed,
-                  absl::InvalidArgumentError(
-                      "a read into memory that was mapped read-only when it was registered: map it "
-                      "with PROT_WRITE first, or read into other memory"));
-    }
     ++(*entry)->users;
     slot.uses_region = true;
   }
   note_deadline(slot);
   if (slot.ordered()) {
-    standing_aside.push_back(d.id);
+    standing_aside_.push_back(d.id);
   } else {
     line_up(*peer, index);
   }
 }
 
 // Behind the others that may begin.
-void Worker::Impl::line_up(internal::Peer& peer, uint32_t index) {
-  internal::TransferSlot& slot = slots[index];
+void Transfers::line_up(Peer& peer, uint32_t index) {
+  TransferSlot& slot = needs_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   if (!d.notify.empty() && !slot.control) {
-    const uint64_t cost = d.notify.size() + internal::kNotificationCost;
+    const uint64_t cost = d.notify.size() + kNotificationCost;
     slot.held = peer.held.head != kNone || peer.credit < cost;
     if (!slot.held) peer.credit -= slot.credit = cost;
   }
-  enqueue(peer, index);
+  needs_.dispatcher.enqueue(peer, index);
 }
 
-bool Worker::Impl::look_at_streams() {
-  const size_t before = standing_aside.size();
-  const Time now = clock.now();
-  std::erase_if(standing_aside, [&](TransferId id) {
-    internal::TransferSlot* slot = slots.find(id);
+bool Transfers::look_at_streams() {
+  const size_t before = standing_aside_.size();
+  const Time now = needs_.clock.now();
+  std::erase_if(standing_aside_, [&](TransferId id) {
+    TransferSlot* slot = needs_.slots.find(id);
     if (slot == nullptr || slot->verdict != TransferState::kActive) return true;  // stopped
-    std::optional<absl::Status> may = order.may_begin(id, now);
+    std::optional<absl::Status> may = order_.may_begin(id, now);
     if (!may.has_value()) return false;
     if (may->ok()) {
-      line_up(*find_peer(slot->peer), id.slot);  // a peer that goes down stops its own
+      line_up(*needs_.peers.find(slot->peer), id.slot);  // a peer that goes down stops its own
     } else {
       stop(id.slot, TransferState::kFailed, *std::move(may));
     }
     return true;
   });
-  return standing_aside.size() != before;
+  return standing_aside_.size() != before;
 }
 
-// The checks that need the peer to be up; and the cut into slices, for which a rail must reach the
-// region.
-absl::Status Worker::Impl::admit(internal::TransferSlot& slot, internal::Peer& peer) {
-  const TransferDescriptor& d = slot.descriptor;
-  // Asked of devices only: the answer is a status, which the host's transfers need not pay for.
-  slot.mapped = d.remote.kind != MemoryKind::kHost && mapped(slot, peer).ok();
-  const bool staged = d.bytes > 0 && !slot.mapped && !direct(slot, peer);
-  if (d.bytes > 0) {
-    if (d.remote.owner != peer.uid) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("the remote region belongs to another worker (%s) than peer %s (%s)",
-                          d.remote.owner.hex(), peer.name, peer.uid.hex()));
-    }
-    if (!staged) {
-      absl::Status status = peer.rails.front().rail->reaches(d.remote);
-      if (absl::IsUnavailable(status)) return status;
-      slot.passes = !status.ok();
-      if (slot.passes && reaching(peer, d.remote) == nullptr) return absl::OkStatus();
-    }
-  }
-  if (d.counter.generation != 0 && d.counter.owner != peer.uid) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the counter belongs to another worker than peer %s", peer.name));
-  }
-  if (staged) return staging_for_device_memory().begin(d.id.slot, peer);
-  size_t bytes = SIZE_MAX;
-  for (const internal::RailState& state : peer.rails) {
-    bytes = std::min(bytes, state.rail->properties().slice_bytes);
-  }
-  const size_t least =
-      (d.bytes + internal::Arrivals::kMaxSlices - 1) / internal::Arrivals::kMaxSlices;
-  slot.slice_bytes = std::max({bytes, least, size_t{1}});
-  slot.slices = 1;
-  if (d.bytes > slot.slice_bytes) {
-    slot.slices = static_cast<uint32_t>((d.bytes - 1) / slot.slice_bytes + 1);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace baton
+}  // namespace baton::internal

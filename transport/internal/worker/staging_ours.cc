@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-#include "transport/internal/staging.h"
 #include "transport/internal/staging/cut.h"
+#include "transport/internal/worker/staging.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 // Two or three steps, each with two copies on its stream, or one under way and one ready for it;
@@ -17,15 +17,15 @@ constexpr size_t kMostRefused = 64;
 
 }  // namespace
 
-absl::Status Worker::Impl::Staging::begin(uint32_t index, internal::Peer& peer) {
-  internal::TransferSlot& slot = worker_.slots[index];
+absl::Status Staging::begin(uint32_t index, Peer& peer) {
+  TransferSlot& slot = worker_.slots[index];
   const TransferDescriptor& d = slot.descriptor;
   auto op = std::make_unique<Op>();
   op->id = d.id;
   op->peer = peer.id();
   op->far = d.remote.kind != MemoryKind::kHost;
   op->urgent = d.bytes <= kUrgentBytes;
-  op->chunk = internal::chunk_bytes(d.bytes);
+  op->chunk = chunk_bytes(d.bytes);
   if (const MemoryPlace& place = worker_.regions.entries()[d.local_region].place;
       place.kind != MemoryKind::kHost) {
     op->near = ring_of(place.device);
@@ -36,7 +36,7 @@ absl::Status Worker::Impl::Staging::begin(uint32_t index, internal::Peer& peer) 
     }
     if (absl::Status status = op->near->copies->alive(); !status.ok()) return status;
   }
-  worker_.dequeue(peer, index);
+  worker_.dispatcher.dequeue(peer, index);
   slot.staged = true;
   slot.slice_bytes = d.bytes;
   slot.slices = slot.next_slice = slot.outstanding = 1;
@@ -47,24 +47,24 @@ absl::Status Worker::Impl::Staging::begin(uint32_t index, internal::Peer& peer) 
   return absl::OkStatus();
 }
 
-Worker::Impl::Staging::Op* Worker::Impl::Staging::op_of(const Chunk& chunk) {
+Staging::Op* Staging::op_of(const Chunk& chunk) {
   const auto op = ops_.find(chunk.parent.slot);
   return op != ops_.end() && op->second->id == chunk.parent ? op->second.get() : nullptr;
 }
 
-Worker::Impl::Staging::Chunk* Worker::Impl::Staging::find_chunk(Handle name, PeerId peer) {
+Staging::Chunk* Staging::find_chunk(Handle name, PeerId peer) {
   if (name.generation == 0 || name.index >= chunks_.size()) return nullptr;
   Chunk& chunk = *chunks_[name.index];
   return chunk.name == name && chunk.peer == peer ? &chunk : nullptr;
 }
 
-bool Worker::Impl::Staging::feed() {
+bool Staging::feed() {
   const bool any = feed(urgent_);
   return feed(bulk_) || any;
 }
 
 // In turn, so that a long transfer does not keep others from beginning.
-bool Worker::Impl::Staging::feed(Waiting& waiting) {
+bool Staging::feed(Waiting& waiting) {
   std::deque<uint32_t>& list = waiting.ops;
   bool any = false;
   for (size_t refused = 0; waiting.refused < list.size() && refused < kMostRefused;) {
@@ -73,7 +73,7 @@ bool Worker::Impl::Staging::feed(Waiting& waiting) {
     const auto found = ops_.find(index);
     if (found == ops_.end()) continue;
     Op& op = *found->second;
-    const internal::TransferSlot& slot = worker_.slots[index];
+    const TransferSlot& slot = worker_.slots[index];
     if (slot.verdict != TransferState::kActive || op.next == slot.descriptor.bytes) continue;
     if (start_chunk(op)) {
       waiting.refused = 0;
@@ -88,7 +88,7 @@ bool Worker::Impl::Staging::feed(Waiting& waiting) {
   return any;
 }
 
-Worker::Impl::Staging::Chunk& Worker::Impl::Staging::open_chunk(Op& op) {
+Staging::Chunk& Staging::open_chunk(Op& op) {
   if (free_chunks_.empty()) {
     free_chunks_.push_back(static_cast<uint32_t>(chunks_.size()));
     chunks_.push_back(std::make_unique<Chunk>());
@@ -105,27 +105,26 @@ Worker::Impl::Staging::Chunk& Worker::Impl::Staging::open_chunk(Op& op) {
 }
 
 // As much from `next` on as both sides allow; the host's side is cut where its pieces end.
-size_t Worker::Impl::Staging::cut_chunk(const Op& op, size_t most, Layout& layout,
-                                        std::vector<uint32_t>& index) {
+size_t Staging::cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   const Layout* host = nullptr;
   if (op.near == nullptr) host = &d.local;
   if (!op.far) host = &d.remote_layout;
   while (true) {
     size_t end = op.next + most;
-    if (host != nullptr) end = internal::cut(*host, op.next, most, layout, index);
+    if (host != nullptr) end = cut(*host, op.next, most, layout, index);
     size_t fits = end;
-    if (op.near != nullptr) fits = internal::runs_of(d.local, op.next, fits - op.next, runs_);
-    if (op.far) fits = internal::runs_of(d.remote_layout, op.next, fits - op.next, runs_);
+    if (op.near != nullptr) fits = runs_of(d.local, op.next, fits - op.next, runs_);
+    if (op.far) fits = runs_of(d.remote_layout, op.next, fits - op.next, runs_);
     if (fits == end || host == nullptr) return fits;
     most = fits - op.next;
   }
 }
 
-bool Worker::Impl::Staging::start_chunk(Op& op) {
-  const internal::TransferSlot& slot = worker_.slots[op.id.slot];
+bool Staging::start_chunk(Op& op) {
+  const TransferSlot& slot = worker_.slots[op.id.slot];
   const TransferDescriptor& d = slot.descriptor;
-  const internal::Peer* peer = worker_.find_peer(op.peer);
+  const Peer* peer = worker_.find_peer(op.peer);
   if (peer == nullptr || peer->state != PeerState::kUp || op.chunks.size() >= kMostChunks ||
       opened_[op.peer.index] >= kMostChunksOfAPeer) {
     return false;
@@ -146,22 +145,21 @@ bool Worker::Impl::Staging::start_chunk(Op& op) {
   chunk.copied = op.near == nullptr || d.op == baton::Op::kRead;
   if (!chunk.granted) ask(chunk, op);
   if (!chunk.copied) {
-    start_copy(chunk, op, internal::CopyDirection::kToHost, near.ring->marks.ring() + near.offset);
+    start_copy(chunk, op, CopyDirection::kToHost, near.ring->marks.ring() + near.offset);
   }
   step(chunk);
   return true;
 }
 
-void Worker::Impl::Staging::start_copy(Chunk& chunk, const Op& op,
-                                       internal::CopyDirection direction, std::byte* host) {
-  const internal::TransferSlot& slot = worker_.slots[op.id.slot];
-  internal::runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
+void Staging::start_copy(Chunk& chunk, const Op& op, CopyDirection direction, std::byte* host) {
+  const TransferSlot& slot = worker_.slots[op.id.slot];
+  runs_of(slot.descriptor.local, chunk.begin, chunk.end - chunk.begin, runs_);
   chunk.copying = true;
   copy(*chunk.near.ring, direction, false, chunk.name, op.urgent, host, slot.descriptor.local_base,
        runs_);
 }
 
-void Worker::Impl::Staging::ask(Chunk& chunk, const Op& op) {
+void Staging::ask(Chunk& chunk, const Op& op) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   Message message{.kind = d.op == baton::Op::kWrite ? Message::Kind::kWant : Message::Kind::kFetch,
                   .chunk = chunk.name,
@@ -169,14 +167,14 @@ void Worker::Impl::Staging::ask(Chunk& chunk, const Op& op) {
                   .bytes = chunk.end - chunk.begin,
                   .urgent = op.urgent};
   if (d.op == baton::Op::kRead) {
-    internal::runs_of(d.remote_layout, chunk.begin, message.bytes, message.runs);
+    runs_of(d.remote_layout, chunk.begin, message.bytes, message.runs);
   }
   chunk.asked = true;
   say(op.peer, message);
 }
 
 // What the chunk can do next, it does.
-void Worker::Impl::Staging::step(Chunk& chunk) {
+void Staging::step(Chunk& chunk) {
   if (worker_.slots[chunk.parent.slot].verdict != TransferState::kActive) return wind_down(chunk);
   if (chunk.copying || chunk.wired || chunk.landing || !chunk.granted || !chunk.copied) return;
   if (chunk.sent) return close_chunk(chunk);
@@ -188,9 +186,9 @@ void Worker::Impl::Staging::step(Chunk& chunk) {
   due_ = true;
 }
 
-bool Worker::Impl::Staging::start_wire(Chunk& chunk) {
+bool Staging::start_wire(Chunk& chunk) {
   if (!may_start(chunk.peer)) return false;
-  const internal::TransferSlot& parent = worker_.slots[chunk.parent.slot];
+  const TransferSlot& parent = worker_.slots[chunk.parent.slot];
   const TransferDescriptor& whole = parent.descriptor;
   const size_t bytes = chunk.end - chunk.begin;
   TransferDescriptor part{.op = whole.op, .bytes = bytes};
@@ -212,7 +210,7 @@ bool Worker::Impl::Staging::start_wire(Chunk& chunk) {
                    .room = chunk.far,
                    .region = whole.remote,
                    .bytes = bytes};
-      internal::runs_of(whole.remote_layout, chunk.begin, bytes, land.runs);
+      runs_of(whole.remote_layout, chunk.begin, bytes, land.runs);
       land.encode(words);
       part.counter = {whole.remote.owner, CounterTable::kStaging, 1};
     }
@@ -222,7 +220,7 @@ bool Worker::Impl::Staging::start_wire(Chunk& chunk) {
   return true;
 }
 
-void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status) {
+void Staging::on_wire_end(Handle name, const absl::Status& status) {
   Chunk& chunk = *chunks_[name.index];
   if (chunk.name != name) return;
   const bool reading = worker_.slots[chunk.parent.slot].descriptor.op == baton::Op::kRead;
@@ -235,14 +233,14 @@ void Worker::Impl::Staging::on_wire_end(Handle name, const absl::Status& status)
   const Op* op = op_of(chunk);
   const bool wanted = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
   if (reading && wanted && op != nullptr && op->near != nullptr) {
-    start_copy(chunk, *op, internal::CopyDirection::kToDevice,
+    start_copy(chunk, *op, CopyDirection::kToDevice,
                chunk.near.ring->marks.ring() + chunk.near.offset);
   }
   step(chunk);
 }
 
-// Room that no chunk waits for any more goes back.
-void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
+// Room that nobody waits for any more goes back.
+void Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
   // It must be in a ring, as a correct peer's is. Device memory would need staging itself.
   const bool room = chunk != nullptr && message.room.generation != 0 &&
@@ -265,7 +263,7 @@ void Worker::Impl::Staging::on_room(Chunk* chunk, PeerId peer, const Message& me
   step(*chunk);
 }
 
-void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
+void Staging::on_ended(Chunk& chunk, absl::Status status) {
   if (chunk.parent.generation == 0) return retire(chunk);
   // Nothing went there yet, so nothing can be there.
   const bool active = worker_.slots[chunk.parent.slot].verdict == TransferState::kActive;
@@ -279,7 +277,7 @@ void Worker::Impl::Staging::on_ended(Chunk& chunk, absl::Status status) {
   step(chunk);
 }
 
-void Worker::Impl::Staging::on_copied(Chunk& chunk, absl::Status status) {
+void Staging::on_copied(Chunk& chunk, absl::Status status) {
   chunk.copying = false;
   if (chunk.in_place.from != nullptr) {
     give_back(chunk.in_place);
@@ -290,20 +288,20 @@ void Worker::Impl::Staging::on_copied(Chunk& chunk, absl::Status status) {
   step(chunk);
 }
 
-void Worker::Impl::Staging::fail(Chunk& chunk, absl::Status why) {
+void Staging::fail(Chunk& chunk, absl::Status why) {
   const Handle name = chunk.name;
-  worker_.stop(chunk.parent.slot, TransferState::kFailed, std::move(why));
+  worker_.transfers.stop(chunk.parent.slot, TransferState::kFailed, std::move(why));
   if (chunk.name == name) wind_down(chunk);
 }
 
-void Worker::Impl::Staging::release_room(Chunk& chunk) {
+void Staging::release_room(Chunk& chunk) {
   say(chunk.peer, {.kind = Message::Kind::kRelease, .chunk = chunk.name, .room = chunk.far});
   chunk.far = {};
 }
 
 // Its transfer was stopped: it is closed once nothing of it moves.
-void Worker::Impl::Staging::wind_down(Chunk& chunk) {
-  const internal::Peer* peer = worker_.find_peer(chunk.peer);
+void Staging::wind_down(Chunk& chunk) {
+  const Peer* peer = worker_.find_peer(chunk.peer);
   if (peer == nullptr || peer->state == PeerState::kDown) {  // it has no say any more
     chunk.landing = chunk.asked = false;
     chunk.far = {};
@@ -313,8 +311,8 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
     if (chunk.wire.generation == 0) {
       chunk.wired = false;
     } else {
-      worker_.stop(chunk.wire.slot, TransferState::kCancelled,
-                   absl::CancelledError("the staged transfer was stopped"));
+      worker_.transfers.stop(chunk.wire.slot, TransferState::kCancelled,
+                             absl::CancelledError("the staged transfer was stopped"));
     }
   }
   // What the target has not begun to read it never will.
@@ -334,7 +332,7 @@ void Worker::Impl::Staging::wind_down(Chunk& chunk) {
   if (!chunk.copying) close_chunk(chunk);
 }
 
-void Worker::Impl::Staging::close_chunk(Chunk& chunk) {
+void Staging::close_chunk(Chunk& chunk) {
   if (chunk.near.ring != nullptr) {
     give_back(chunk.near, chunk.near.ring->ours, chunk.lent);
   }
@@ -346,12 +344,12 @@ void Worker::Impl::Staging::close_chunk(Chunk& chunk) {
   if (!chunk.asked) retire(chunk);
   if (op == nullptr) return;
   std::erase(op->chunks, chunk.name.index);
-  const internal::TransferSlot& slot = worker_.slots[parent.slot];
+  const TransferSlot& slot = worker_.slots[parent.slot];
   const bool more = slot.verdict == TransferState::kActive && op->next < slot.descriptor.bytes;
   if (op->chunks.empty() && !more) close_op(parent.slot);
 }
 
-void Worker::Impl::Staging::retire(Chunk& chunk) {
+void Staging::retire(Chunk& chunk) {
   --opened_[chunk.peer.index];
   chunk.name.generation = 0;
   free_chunks_.push_back(chunk.name.index);
@@ -360,13 +358,13 @@ void Worker::Impl::Staging::retire(Chunk& chunk) {
 
 // All bytes are where they belong, or none moves any more. What else the transfer carries goes as a
 // transfer of no bytes.
-void Worker::Impl::Staging::close_op(uint32_t index) {
+void Staging::close_op(uint32_t index) {
   ops_.erase(index);
-  internal::TransferSlot& slot = worker_.slots[index];
+  TransferSlot& slot = worker_.slots[index];
   TransferDescriptor& d = slot.descriptor;
   slot.staged = false;
   slot.outstanding = 0;
-  internal::Peer* peer = worker_.find_peer(slot.peer);
+  Peer* peer = worker_.find_peer(slot.peer);
   if (slot.verdict == TransferState::kActive && peer != nullptr) {
     slot.landed = slot.slices;
     if (d.counter.generation != 0 || !d.notify.empty()) {
@@ -376,14 +374,14 @@ void Worker::Impl::Staging::close_op(uint32_t index) {
       d.local = d.remote_layout = Layout();
       slot.slice_bytes = 1;
       slot.next_slice = slot.landed = 0;
-      worker_.enqueue(*peer, index);
+      worker_.dispatcher.enqueue(*peer, index);
       return;
     }
   }
-  worker_.maybe_finish(index);
+  worker_.transfers.maybe_finish(index);
 }
 
-void Worker::Impl::Staging::stopped(uint32_t index) {
+void Staging::stopped(uint32_t index) {
   const auto op = ops_.find(index);
   if (op == ops_.end()) return;
   const std::vector<uint32_t> open = op->second->chunks;
@@ -391,4 +389,4 @@ void Worker::Impl::Staging::stopped(uint32_t index) {
   for (const uint32_t each : open) wind_down(*chunks_[each]);
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -8,13 +8,13 @@
 #include <algorithm>
 
 #include "transport/base/durations.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
 namespace baton {
 namespace {
 
-// How long no thread may drive the worker when one who polled has ceased to: at first, and when he
-// has polled for so long already. To look is to interrupt him, where he has the core.
+// How long the worker may stay undriven after a polling caller has stopped: at first, and after it
+// has polled for a while. Looking more often interrupts the caller, where the two share a core.
 constexpr Time kStandBack = std::chrono::microseconds(100);
 constexpr Time kStandBackLong = std::chrono::milliseconds(1);
 
@@ -46,12 +46,11 @@ ProgressThread::~ProgressThread() {
   {
     // Not wake(): the thread may be armed by another's progress(), which looks for work only.
     std::lock_guard lock(worker_.impl_->mutex);
-    worker_.impl_->rouse();
+    worker_.impl_->wakeups.rouse();
   }
   thread_.join();
   worker_.impl_->threaded.store(false);
-  std::lock_guard lock(worker_.impl_->wait_mutex);
-  worker_.impl_->wait_condition.notify_all();
+  worker_.impl_->wakeups.tell_all_waiters();
 }
 
 void ProgressThread::run() {
@@ -92,14 +91,14 @@ void ProgressThread::run() {
       if (armed) timer = impl.next_timer();
     }
     // A peer on this machine may have moved a counter without an event of ours.
-    impl.tell_waiters();
+    impl.wakeups.tell_waiters();
     if (!armed) continue;
-    impl.sleep(mine, timer);
+    impl.wakeups.sleep(mine, timer);
     {
       std::lock_guard lock(impl.mutex);
-      impl.disarm(mine);
+      impl.wakeups.disarm(mine);
     }
-    impl.tell_waiters();
+    impl.wakeups.tell_waiters();
     busy = impl.clock.now();
   }
   std::lock_guard lock(impl.mutex);

@@ -1,27 +1,26 @@
 // Chunks that peers write to, and read from, memory of our devices.
 #include <algorithm>
 
-#include "transport/internal/staging.h"
+#include "transport/internal/worker/staging.h"
 
-namespace baton {
+namespace baton::internal {
 
-Worker::Impl::Staging::Served* Worker::Impl::Staging::find_served(Handle name, PeerId peer) {
+Staging::Served* Staging::find_served(Handle name, PeerId peer) {
   if (name.generation == 0 || name.index >= served_.size()) return nullptr;
   Served& served = *served_[name.index];
   return served.name == name && served.peer == peer ? &served : nullptr;
 }
 
 // The region's first byte, if the peer may do this with all of the runs.
-absl::StatusOr<std::byte*> Worker::Impl::Staging::base_of(const RemoteRegion& region, bool write,
-                                                          size_t bytes,
-                                                          const std::vector<internal::Run>& runs) {
+absl::StatusOr<std::byte*> Staging::base_of(const RemoteRegion& region, bool write, size_t bytes,
+                                            const std::vector<Run>& runs) {
   const Access want = write ? Access::kRemoteWrite : Access::kRemoteRead;
   const auto check = [&](uint64_t offset, uint64_t length) {
     return worker_.regions.resolve(region.index, region.generation, region.key, want, offset,
                                    length, RegionTable::By::kDevice);
   };
   absl::StatusOr<std::byte*> base = check(0, std::min<size_t>(bytes, 1));
-  for (const internal::Run& run : runs) {
+  for (const Run& run : runs) {
     if (!base.ok()) break;
     if (const absl::Status status = check(run.offset, run.bytes).status(); !status.ok()) {
       return status;
@@ -34,7 +33,7 @@ absl::StatusOr<std::byte*> Worker::Impl::Staging::base_of(const RemoteRegion& re
 }
 
 // A free row, with what the message says.
-Worker::Impl::Staging::Served& Worker::Impl::Staging::open_served(PeerId peer, Message message) {
+Staging::Served& Staging::open_served(PeerId peer, Message message) {
   if (free_served_.empty()) {
     free_served_.push_back(static_cast<uint32_t>(served_.size()));
     served_.push_back(std::make_unique<Served>());
@@ -58,7 +57,7 @@ Worker::Impl::Staging::Served& Worker::Impl::Staging::open_served(PeerId peer, M
   return served;
 }
 
-void Worker::Impl::Staging::on_request(PeerId peer, Message message) {
+void Staging::on_request(PeerId peer, Message message) {
   const bool write = message.kind == Message::Kind::kWant;
   if (serves_[peer.index] >= kMostServed) {
     Served refused{.peer = peer, .chunk = message.chunk};
@@ -74,13 +73,13 @@ void Worker::Impl::Staging::on_request(PeerId peer, Message message) {
   (served.urgent ? want_urgent_ : want_bulk_).push_back(served.name);
 }
 
-bool Worker::Impl::Staging::give_room() {
+bool Staging::give_room() {
   const bool any = give_room(want_urgent_);
   return give_room(want_bulk_) || any;
 }
 
 // In their order; but those of a peer that has room already may be passed by.
-bool Worker::Impl::Staging::give_room(std::deque<Handle>& list) {
+bool Staging::give_room(std::deque<Handle>& list) {
   bool any = false;
   PeerId passed;
   for (size_t i = 0; i < list.size();) {
@@ -104,7 +103,7 @@ bool Worker::Impl::Staging::give_room(std::deque<Handle>& list) {
 }
 
 // False: there is no room for it now.
-bool Worker::Impl::Staging::begin_serving(Served& served) {
+bool Staging::begin_serving(Served& served) {
   const absl::StatusOr<std::byte*> base =
       base_of(served.region, served.write, served.bytes, served.runs);
   if (!base.ok()) {
@@ -122,13 +121,13 @@ bool Worker::Impl::Staging::begin_serving(Served& served) {
     answer(served, absl::OkStatus());
   } else {
     served.state = Served::State::kCopying;
-    copy(ring, internal::CopyDirection::kToHost, true, served.name, served.urgent,
+    copy(ring, CopyDirection::kToHost, true, served.name, served.urgent,
          ring.marks.ring() + *offset, *base, served.runs);
   }
   return true;
 }
 
-void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
+void Staging::on_land(PeerId peer, const Message& message) {
   Served* served = find_served(message.room, peer);
   if (served == nullptr || !served->write || served->state != Served::State::kRoom) return;
   absl::StatusOr<std::byte*> base = base_of(served->region, true, served->bytes, message.runs);
@@ -142,11 +141,11 @@ void Worker::Impl::Staging::on_land(PeerId peer, const Message& message) {
   }
   served->state = Served::State::kCopying;
   Ring& ring = *served->room.ring;
-  copy(ring, internal::CopyDirection::kToDevice, true, served->name, served->urgent,
+  copy(ring, CopyDirection::kToDevice, true, served->name, served->urgent,
        ring.marks.ring() + served->room.offset, *base, message.runs);
 }
 
-void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status) {
+void Staging::on_served_copied(Served& served, absl::Status status) {
   if (absl::IsCancelled(status) && !served.gone) {
     status = base_of(served.region, served.write, served.bytes, {}).status();
   }
@@ -158,13 +157,13 @@ void Worker::Impl::Staging::on_served_copied(Served& served, absl::Status status
     return close_served(served);
   }
   served.state = Served::State::kRoom;
-  const internal::Peer* peer = worker_.find_peer(served.peer);
+  const Peer* peer = worker_.find_peer(served.peer);
   served.lent = peer != nullptr && shows_rings(*peer);
   if (served.lent) served.room.ring->marks.lend(served.room.offset, served.name.generation);
   answer(served, absl::OkStatus());
 }
 
-void Worker::Impl::Staging::on_release(PeerId peer, const Message& message) {
+void Staging::on_release(PeerId peer, const Message& message) {
   Served* served = find_served(message.room, peer);
   if (served == nullptr) {
     Served unknown{.peer = peer, .chunk = message.chunk};
@@ -184,13 +183,13 @@ void Worker::Impl::Staging::on_release(PeerId peer, const Message& message) {
 }
 
 // Waits for room no more.
-void Worker::Impl::Staging::withdraw(const Served& served) {
+void Staging::withdraw(const Served& served) {
   if (served.state != Served::State::kWaiting) return;
   std::erase(served.urgent ? want_urgent_ : want_bulk_, served.name);
 }
 
-// If the chunk has room, tells where it is; else how it ended.
-void Worker::Impl::Staging::answer(const Served& served, absl::Status status) {
+// Of one that has room, where that is; else how it ended.
+void Staging::answer(const Served& served, absl::Status status) {
   Message message{.kind = Message::Kind::kEnded, .chunk = served.chunk};
   if (served.state == Served::State::kRoom) {
     message.kind = Message::Kind::kRoom;
@@ -205,7 +204,7 @@ void Worker::Impl::Staging::answer(const Served& served, absl::Status status) {
   say(served.peer, message);
 }
 
-void Worker::Impl::Staging::close_served(Served& served) {
+void Staging::close_served(Served& served) {
   if (served.in_place.from != nullptr) {
     give_back(served.in_place);
   } else if (served.room.ring != nullptr) {
@@ -218,7 +217,7 @@ void Worker::Impl::Staging::close_served(Served& served) {
   due_ = true;
 }
 
-void Worker::Impl::Staging::forget(const RegionEntry& region) {
+void Staging::forget(const RegionEntry& region) {
   const auto uses = [&](const std::unique_ptr<Served>& served) {
     return served->name.generation != 0 && served->region.index == region.index &&
            served->region.generation == region.generation &&
@@ -231,4 +230,4 @@ void Worker::Impl::Staging::forget(const RegionEntry& region) {
   while (std::any_of(served_.begin(), served_.end(), uses)) run_rings();
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -1,8 +1,6 @@
 // The worker's public calls: each takes the progress lock, or needs none.
 #include "transport/worker.h"
 
-#include <sys/eventfd.h>
-
 #include <mutex>
 
 #include "absl/strings/str_format.h"
@@ -12,8 +10,8 @@
 #include "transport/base/log.h"
 #include "transport/base/threads/forks.h"
 #include "transport/internal/mapped.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
 namespace baton {
 namespace {
@@ -27,7 +25,7 @@ absl::Status stale_id() {
       "no such transfer: its id is stale (released already) or from another worker");
 }
 
-// Names that nobody reads are most likely mistyped: said once in a process.
+// A variable that no code reads is most likely mistyped: said once in a process.
 void warn_of_environment() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -56,7 +54,7 @@ Worker::~Worker() {
   (void)impl_.release();
 }
 
-absl::Status Worker::Impl::usable() const {
+absl::Status internal::WorkerCore::usable() const {
   if (!of_parent()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "the worker belongs to the process that this one was forked from: make another one");
@@ -112,7 +110,7 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
   if (!region.ok()) return region;
   // Now, and not when a transfer first names a stream: that may be in an EndCallback. Where there
   // are none submit() says why.
-  impl_->order.prepare(memory.place.device).IgnoreError();
+  impl_->transfers.order().prepare(memory.place.device).IgnoreError();
   base::log_event(base::LogLevel::kInfo, "%s: registered region %u, %u bytes at %p, with %s",
                   impl_->self.name, region->index, size, data, names(impl_->providers));
   return region;
@@ -123,13 +121,13 @@ absl::Status Worker::deregister_memory(const MemoryRegion& region) {
   std::lock_guard lock(impl_->mutex);
   auto entry = impl_->regions.find(region);
   if (!entry.ok()) return entry.status();
-  impl_->take_submissions();
+  impl_->transfers.take_submissions();
   if ((*entry)->users > 0) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "%u open transfers still use this memory: wait for them or cancel them first",
         (*entry)->users));
   }
-  // Stale for everybody first, then fenced: nobody can start while we wait for those under way.
+  // Stale first, then fenced: no transfer can start while we wait for those under way.
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
   for (auto& provider : impl_->providers) {
@@ -174,14 +172,14 @@ absl::StatusOr<PeerId> Worker::connect(std::string_view address, std::string_vie
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
   // A name is looked up by this thread alone: it may take as long as DNS does.
   std::string found;
-  if (!Impl::is_address(address)) {
-    absl::StatusOr<std::string> addresses = impl_->look_up(std::string(address));
+  if (!internal::Routes::is_address(address)) {
+    absl::StatusOr<std::string> addresses = impl_->routes.look_up(std::string(address));
     if (!addresses.ok()) return addresses.status();
     found = *std::move(addresses);
   }
   std::lock_guard lock(impl_->mutex);
-  auto peer = impl_->connect(address, found, require);
-  impl_->wake();
+  auto peer = impl_->routes.connect(address, found, require);
+  impl_->wakeups.wake();
   return peer;
 }
 
@@ -193,9 +191,9 @@ absl::Status Worker::disconnect(PeerId id, Time timeout) {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
     if (peer == nullptr) return absl::NotFoundError("no such peer");
-    over = impl_->begin_disconnect(*peer, timeout);
+    over = impl_->sessions.begin_disconnect(*peer, timeout);
   }
-  impl_->tell_waiters();
+  impl_->wakeups.tell_waiters();
   absl::Status waited = wait_until([&] { return peer_state(id) == PeerState::kDown; });
   if (!waited.ok()) return waited;
   std::lock_guard lock(impl_->mutex);
@@ -208,9 +206,9 @@ void Worker::begin_disconnect(PeerId id, Time timeout) {
     std::lock_guard lock(impl_->mutex);
     internal::Peer* peer = impl_->find_peer(id);
     if (peer == nullptr) return;
-    impl_->begin_disconnect(*peer, timeout);
+    impl_->sessions.begin_disconnect(*peer, timeout);
   }
-  impl_->tell_waiters();
+  impl_->wakeups.tell_waiters();
 }
 
 PeerState Worker::peer_state(PeerId id) const { return impl_->peers.state(id); }
@@ -224,7 +222,7 @@ absl::Status Worker::peer_status(PeerId id) const {
 std::string Worker::explain(PeerId id) const {
   std::lock_guard lock(impl_->mutex);
   const internal::Peer* peer = impl_->find_peer(id);
-  return peer == nullptr ? "no such peer" : impl_->explain(*peer);
+  return peer == nullptr ? "no such peer" : impl_->sessions.explain(*peer);
 }
 
 absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) const {
@@ -235,8 +233,8 @@ absl::StatusOr<RemoteView> Worker::view(PeerId id, const RemoteRegion& region) c
   return impl_->view(*peer, region);
 }
 
-absl::StatusOr<RemoteView> Worker::Impl::view(const internal::Peer& peer,
-                                              const RemoteRegion& region) const {
+absl::StatusOr<RemoteView> internal::WorkerCore::view(const internal::Peer& peer,
+                                                      const RemoteRegion& region) const {
   if (peer.rails.empty()) return absl::UnavailableError("the peer is not connected yet");
   if (region.owner != peer.uid) {
     return absl::InvalidArgumentError("the region belongs to another worker than this peer");
@@ -252,13 +250,13 @@ absl::StatusOr<RemoteView> Worker::Impl::view(const internal::Peer& peer,
 std::optional<PeerEvent> Worker::next_peer_event() {
   std::lock_guard lock(impl_->mutex);
   PeerEvent event;
-  if (!impl_->next_event(event)) return std::nullopt;
+  if (!impl_->inbox.next_event(event)) return std::nullopt;
   return event;
 }
 
 absl::StatusOr<TransferId> Worker::submit(const TransferRequest& request) {
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
-  return impl_->submit(request);
+  return impl_->transfers.submit(request);
 }
 
 absl::StatusOr<TransferId> Worker::notify(PeerId peer, std::string_view payload) {
@@ -297,7 +295,7 @@ absl::Status Worker::status(TransferId id) const {
 absl::Status Worker::cancel(TransferId id) {
   internal::TransferSlot* slot = impl_->slots.find(id);
   if (slot == nullptr) return stale_id();
-  // Of two that ask at once, for this transfer and for the next one in its slot, the later counts.
+  // When two threads ask at once, for this transfer and the next one in its slot, the later counts.
   uint32_t asked = slot->cancel_generation.load(std::memory_order_relaxed);
   while (asked == 0 || static_cast<int32_t>(id.generation - asked) > 0) {
     if (slot->cancel_generation.compare_exchange_weak(
@@ -305,14 +303,13 @@ absl::Status Worker::cancel(TransferId id) {
       break;
     }
   }
-  impl_->cancels.store(true);
-  impl_->wake();
+  impl_->transfers.look_for_cancels();
   return absl::OkStatus();
 }
 
 absl::StatusOr<StreamOutcome> Worker::outcome(TransferId id) const {
   if (impl_->slots.find(id) == nullptr) return stale_id();
-  return impl_->order.outcome(id);
+  return impl_->transfers.order().outcome(id);
 }
 
 absl::Status Worker::release(TransferId id) {
@@ -320,7 +317,7 @@ absl::Status Worker::release(TransferId id) {
   if (slot != nullptr &&
       slot->ordered_generation.load(std::memory_order_relaxed) == id.generation && state(id).ok() &&
       ended(*state(id))) {
-    impl_->order.forget(id);
+    impl_->transfers.order().forget(id);
   }
   if (impl_->slots.release(id)) return absl::OkStatus();
   if (impl_->slots.find(id) == nullptr) return stale_id();
@@ -349,7 +346,7 @@ absl::Status Worker::wait_until(const std::function<bool()>& ready, Time timeout
 
 bool Worker::next_notification(Notification& out) {
   std::lock_guard lock(impl_->mutex);
-  return impl_->next_notification(out);
+  return impl_->inbox.next(out);
 }
 
 bool Worker::progress() {
@@ -359,17 +356,17 @@ bool Worker::progress() {
     std::lock_guard lock(impl_->mutex);
     any = impl_->progress();
   }
-  if (any) impl_->tell_waiters();
+  if (any) impl_->wakeups.tell_waiters();
   return any;
 }
 
 bool Worker::help() { return !impl_->of_parent() && impl_->help(); }
 
-int Worker::wait_fd() const { return impl_->outside_fd; }
+int Worker::wait_fd() const { return impl_->wakeups.wait_fd(); }
 
 bool Worker::arm() {
   std::lock_guard lock(impl_->mutex);
-  return impl_->arm(impl_->outside);
+  return impl_->arm(impl_->wakeups.outside());
 }
 
 Time Worker::next_timer() const {
@@ -378,18 +375,11 @@ Time Worker::next_timer() const {
 }
 
 int Worker::event_fd() const {
-  int fd = impl_->event_fd.load();
-  if (fd >= 0) return fd;
+  if (const int fd = impl_->wakeups.event_fd(); fd >= 0) return fd;
   std::lock_guard lock(impl_->mutex);
-  fd = impl_->event_fd.load();
-  if (fd < 0) {
-    // Readable at once: something may have happened before anybody watched.
-    fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-    impl_->event_fd.store(fd);
-  }
-  return fd;
+  return impl_->wakeups.make_event_fd();
 }
-void Worker::wake() { impl_->rouse_all(); }
+void Worker::wake() { impl_->wakeups.rouse_all(); }
 
 const Clock& Worker::clock() const { return impl_->clock; }
 
@@ -397,8 +387,8 @@ WorkerStats Worker::stats() const {
   std::lock_guard lock(impl_->mutex);
   WorkerStats stats = impl_->stats;
   stats.registrations = impl_->regions.registrations();
-  stats.transfers_submitted = impl_->submitted.load(std::memory_order_relaxed);
-  stats.notifications_waiting = impl_->inbox_count;
+  stats.transfers_submitted = impl_->transfers.submitted();
+  stats.notifications_waiting = impl_->inbox.waiting();
   return stats;
 }
 

@@ -8,16 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/base/unique_fd.h"
-#include "transport/internal/staging.h"
 #include "transport/internal/staging/cut.h"
+#include "transport/internal/worker/staging.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 // Limit per peer, which has one ring for each device.
 constexpr auto kMostRings = 64;
 // No setting allows a larger one (staging.ring_mib), and pinning fills what is none.
-constexpr size_t kLargestRing = internal::RingMarks::with_room(size_t{4096} << 20);
+constexpr size_t kLargestRing = RingMarks::with_room(size_t{4096} << 20);
 // From one look at a process to the next.
 constexpr Time kReaderPause = std::chrono::milliseconds(1);
 
@@ -34,14 +34,14 @@ bool process_has_ended(uint32_t process) {
 }  // namespace
 
 // Whether the peer can have our rings mapped, and knows what to do with them.
-bool Worker::Impl::Staging::shows_rings(const internal::Peer& peer) const {
+bool Staging::shows_rings(const Peer& peer) const {
   return peer.protocol >= kLendingProtocol &&
          std::any_of(peer.rails.begin(), peer.rails.end(),
                      [](const auto& state) { return state.rail->shows_files(); });
 }
 
-// Whether the target takes a chunk that begins from our ring. Announces the ring to it first.
-bool Worker::Impl::Staging::may_offer(const Op& op, const internal::Peer& peer) {
+// Of a chunk that begins: whether the target takes it from our ring. Tells it of the ring first.
+bool Staging::may_offer(const Op& op, const Peer& peer) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   if (d.op != baton::Op::kWrite || !op.far || op.near == nullptr) return false;
   const size_t number =
@@ -59,7 +59,7 @@ bool Worker::Impl::Staging::may_offer(const Op& op, const internal::Peer& peer) 
   return false;
 }
 
-void Worker::Impl::Staging::on_ring(internal::Peer& peer, const Message& message) {
+void Staging::on_ring(Peer& peer, const Message& message) {
   if (Borrowed* from = borrowed(peer, message.region); from != nullptr) {
     from->number = message.room;
     if (from->state != Borrowed::State::kReady) return;
@@ -67,14 +67,14 @@ void Worker::Impl::Staging::on_ring(internal::Peer& peer, const Message& message
   }
 }
 
-void Worker::Impl::Staging::on_borrows(PeerId peer, const Message& message) {
+void Staging::on_borrows(PeerId peer, const Message& message) {
   const uint64_t name = name_of(peer, message.room.index);
   if (shown_.contains(name)) lent_to_.try_emplace(name, 0);
 }
 
 // The bytes are in our ring: they stay there until the target has copied them, or it is sure that
 // it will not.
-void Worker::Impl::Staging::offer(Chunk& chunk) {
+void Staging::offer(Chunk& chunk) {
   const TransferDescriptor& whole = worker_.slots[chunk.parent.slot].descriptor;
   Message offer{.kind = Message::Kind::kOffer,
                 .chunk = chunk.name,
@@ -86,14 +86,14 @@ void Worker::Impl::Staging::offer(Chunk& chunk) {
     if (rings_[i].get() == chunk.near.ring) offer.room = {static_cast<uint32_t>(i), 1};
   }
   lent_to_[name_of(chunk.peer, offer.room.index)] += offer.bytes;
-  internal::runs_of(whole.remote_layout, chunk.begin, offer.bytes, offer.runs);
+  runs_of(whole.remote_layout, chunk.begin, offer.bytes, offer.runs);
   chunk.near.ring->marks.lend(chunk.near.offset, chunk.name.generation);
   chunk.sent = chunk.landing = true;
   awake_until_ = worker_.clock.now() + kAwake;
   say(chunk.peer, offer);
 }
 
-void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
+void Staging::on_offer(PeerId peer, Message message) {
   const auto refuse = [&](absl::Status why) {
     const Served refused{.peer = peer, .chunk = message.chunk};
     answer(refused, std::move(why));
@@ -120,17 +120,17 @@ void Worker::Impl::Staging::on_offer(PeerId peer, Message message) {
   std::byte* const host = take(**from, offset, served.bytes, served.in_place);
   served.state = Served::State::kCopying;
   served.room.ring = ring_of(worker_.regions.entries()[served.region.index].place.device);
-  copy(*served.room.ring, internal::CopyDirection::kToDevice, true, served.name, served.urgent,
-       host, *base, served.runs);
+  copy(*served.room.ring, CopyDirection::kToDevice, true, served.name, served.urgent, host, *base,
+       served.runs);
 }
 
-// Copies the bytes of a read from the target's ring, if they are there. False: they are not.
-bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
+// Of a read whose bytes lie in the target's ring: copies them from there. False: not from there.
+bool Staging::read_in_place(Chunk& chunk) {
   const TransferDescriptor& d = worker_.slots[chunk.parent.slot].descriptor;
   if (d.op != baton::Op::kRead || chunk.far.generation == 0 || chunk.near.ring == nullptr) {
     return false;
   }
-  internal::Peer* const peer = worker_.find_peer(chunk.peer);
+  Peer* const peer = worker_.find_peer(chunk.peer);
   if (peer == nullptr || !shows_rings(*peer)) return false;
   Borrowed* const from = borrowed(*peer, chunk.far_ring);
   if (from == nullptr || from->state != Borrowed::State::kReady ||
@@ -139,14 +139,13 @@ bool Worker::Impl::Staging::read_in_place(Chunk& chunk) {
     return false;
   }
   chunk.sent = true;
-  start_copy(chunk, *op_of(chunk), internal::CopyDirection::kToDevice,
+  start_copy(chunk, *op_of(chunk), CopyDirection::kToDevice,
              take(*from, chunk.far_offset, chunk.end - chunk.begin, chunk.in_place));
   return true;
 }
 
 // The peer's ring, if it is mapped here, or is about to be. Null: it has too many.
-Worker::Impl::Staging::Borrowed* Worker::Impl::Staging::borrowed(internal::Peer& peer,
-                                                                 const RemoteRegion& ring) {
+Staging::Borrowed* Staging::borrowed(Peer& peer, const RemoteRegion& ring) {
   ptrdiff_t rings = 0;
   for (const auto& from : borrowed_) {
     if (from->peer != peer.id()) continue;
@@ -165,8 +164,8 @@ Worker::Impl::Staging::Borrowed* Worker::Impl::Staging::borrowed(internal::Peer&
 }
 
 // Unavailable: not yet.
-absl::Status Worker::Impl::Staging::begin_borrowing(Borrowed& from) {
-  const internal::Peer* const peer = worker_.find_peer(from.peer);
+absl::Status Staging::begin_borrowing(Borrowed& from) {
+  const Peer* const peer = worker_.find_peer(from.peer);
   if (peer == nullptr) return absl::NotFoundError("the peer is gone");
   if (rings_.empty()) return absl::FailedPreconditionError("no device to copy to");
   absl::StatusOr<RemoteView> view = worker_.view(*peer, from.region);
@@ -174,7 +173,7 @@ absl::Status Worker::Impl::Staging::begin_borrowing(Borrowed& from) {
   // The engine and the marks need what a reader of the view does not.
   auto* const data = const_cast<std::byte*>(view->data);
   from.view = *std::move(view);
-  from.marks = internal::RingMarks(data, from.view.size);
+  from.marks = RingMarks(data, from.view.size);
   if (from.marks.room() == 0 || from.view.size > kLargestRing) {
     return absl::InvalidArgumentError("no ring");
   }
@@ -185,9 +184,9 @@ absl::Status Worker::Impl::Staging::begin_borrowing(Borrowed& from) {
   return absl::OkStatus();
 }
 
-bool Worker::Impl::Staging::tend_borrowed() {
+bool Staging::tend_borrowed() {
   bool any = false;
-  for (internal::Pinner::Done& done : pinner_.take()) {
+  for (Pinner::Done& done : pinner_.take()) {
     any = true;
     const auto found = std::find_if(borrowed_.begin(), borrowed_.end(),
                                     [&](const auto& from) { return from->name == done.job; });
@@ -216,8 +215,7 @@ bool Worker::Impl::Staging::tend_borrowed() {
   return any;
 }
 
-std::byte* Worker::Impl::Staging::take(Borrowed& from, size_t offset, size_t bytes,
-                                       Borrow& borrow) {
+std::byte* Staging::take(Borrowed& from, size_t offset, size_t bytes, Borrow& borrow) {
   ++from.users;
   from.bytes += bytes;
   borrow = {&from, offset};
@@ -225,7 +223,7 @@ std::byte* Worker::Impl::Staging::take(Borrowed& from, size_t offset, size_t byt
 }
 
 // No engine of ours reads there any more.
-void Worker::Impl::Staging::give_back(Borrow& borrow) {
+void Staging::give_back(Borrow& borrow) {
   awake_until_ = worker_.clock.now() + kAwake;
   borrow.from->marks.give_back(borrow.offset);
   --borrow.from->users;
@@ -233,7 +231,7 @@ void Worker::Impl::Staging::give_back(Borrow& borrow) {
 }
 
 // Room of ours, of which a part may have been lent.
-void Worker::Impl::Staging::give_back(Room& room, internal::RingSpace& space, bool lent) {
+void Staging::give_back(Room& room, RingSpace& space, bool lent) {
   if (!lent || room.ring->marks.take_back(room.offset)) {
     space.give_back(room.offset, room.bytes);
   } else {
@@ -242,13 +240,13 @@ void Worker::Impl::Staging::give_back(Room& room, internal::RingSpace& space, bo
   room = {};
 }
 
-bool Worker::Impl::Staging::take_back() {
+bool Staging::take_back() {
   const Time now = worker_.clock.now();
   const bool look = now >= look_at_readers_;
   if (look) look_at_readers_ = now + kReaderPause;
   const size_t before = left_behind_.size();
   std::erase_if(left_behind_, [&](LeftBehind& left) {
-    const internal::RingMarks& marks = left.room.ring->marks;
+    const RingMarks& marks = left.room.ring->marks;
     if (!marks.take_back(left.room.offset)) {
       if (!look || !process_has_ended(marks.reader(left.room.offset))) return false;
       marks.give_back(left.room.offset);
@@ -260,7 +258,7 @@ bool Worker::Impl::Staging::take_back() {
   return left_behind_.size() != before;
 }
 
-std::string Worker::Impl::Staging::explain_lending(PeerId peer) const {
+std::string Staging::explain_lending(PeerId peer) const {
   std::string out;
   for (const auto& from : borrowed_) {
     if (from->peer != peer || from->gone || from->state != Borrowed::State::kReady) continue;
@@ -273,11 +271,9 @@ std::string Worker::Impl::Staging::explain_lending(PeerId peer) const {
   return out;
 }
 
-Time Worker::Impl::Staging::next_timer() const {
-  return left_behind_.empty() ? kNever : look_at_readers_;
-}
+Time Staging::next_timer() const { return left_behind_.empty() ? kNever : look_at_readers_; }
 
-void Worker::Impl::Staging::lent_peer_down(PeerId peer) {
+void Staging::lent_peer_down(PeerId peer) {
   const auto of_peer = [&](uint64_t name) { return name >> 32 == peer.index; };
   absl::erase_if(shown_, of_peer);
   absl::erase_if(lent_to_, [&](const auto& lent) { return of_peer(lent.first); });
@@ -287,4 +283,4 @@ void Worker::Impl::Staging::lent_peer_down(PeerId peer) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -37,26 +37,26 @@
 #include "transport/internal/staging/pinner.h"
 #include "transport/internal/staging/ring_marks.h"
 #include "transport/internal/staging/ring_space.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
 
-namespace baton {
+namespace baton::internal {
 
-class Worker::Impl::Staging {
+class Staging {
  public:
-  explicit Staging(Impl& worker);
+  explicit Staging(WorkerCore& worker);
   ~Staging();  // waits for the copies
 
   // ---- rings: staging.cc ----
   bool has_ring(int device) const { return ring_of(device) != nullptr; }
   // Makes the ring's memory a region like any other.
-  absl::Status add_ring(int device, std::unique_ptr<internal::StagingRing> made);
+  absl::Status add_ring(int device, std::unique_ptr<StagingRing> made);
   // Why device memory that was registered is staged: for explain().
   void note(int device, std::string why);
   std::string explain(PeerId peer) const;
 
   // ---- our transfers: staging_ours.cc ----
   // Takes over a transfer that is queued. The reason where it cannot be staged.
-  absl::Status begin(uint32_t index, internal::Peer& peer);
+  absl::Status begin(uint32_t index, Peer& peer);
   // It was stopped: it ends when nothing of it moves any more.
   void stopped(uint32_t index);
 
@@ -64,7 +64,7 @@ class Worker::Impl::Staging {
   // Fences: copies to and from the region are over, and none will begin. It is stale already.
   void forget(const RegionEntry& region);
 
-  void hear(internal::Peer& peer, const Rail& rail, std::string_view words);
+  void hear(Peer& peer, const Rail& rail, std::string_view words);
   void peer_down(PeerId peer);
   void peer_up() { due_ = true; }
   bool progress();
@@ -73,17 +73,16 @@ class Worker::Impl::Staging {
   void finish();            // no peer is left: waits until nothing moves
 
  private:
-  using Message = internal::StagingMessage;
-  using Handle = internal::Handle;
+  using Message = StagingMessage;
 
   struct Ring {
-    Ring(int number, std::unique_ptr<internal::StagingRing> made);
+    Ring(int number, std::unique_ptr<StagingRing> made);
     int device;
-    std::unique_ptr<internal::StagingRing> copies;
-    internal::RingMarks marks;
+    std::unique_ptr<StagingRing> copies;
+    RingMarks marks;
     MemoryRegion region;
-    internal::RingSpace ours;
-    internal::RingSpace served;
+    RingSpace ours;
+    RingSpace served;
     std::string why;
   };
   struct Room {
@@ -100,8 +99,8 @@ class Worker::Impl::Staging {
     Handle number;  // the peer's for it; generation 0: it has not asked
     State state = State::kWanted;
     RemoteView view;
-    internal::RingMarks marks;
-    internal::Pinner::Pin pin;
+    RingMarks marks;
+    Pinner::Pin pin;
     uint32_t users = 0;  // chunks that are copied from there
     uint64_t bytes = 0;  // of those that were
     bool gone = false;   // its owner is
@@ -119,7 +118,7 @@ class Worker::Impl::Staging {
   // Room of ours that the peer may still read, though it is gone.
   struct LeftBehind {
     Room room;
-    internal::RingSpace* space = nullptr;
+    RingSpace* space = nullptr;
   };
   // Part of a transfer of ours that is under way.
   struct Chunk {
@@ -172,7 +171,7 @@ class Worker::Impl::Staging {
     bool gone = false;  // its initiator is, or wants no more of it
     bool lent = false;  // of a read whose initiator may copy from our ring
     Borrow in_place;    // of a write that is copied from the initiator's ring
-    std::vector<internal::Run> runs;
+    std::vector<Run> runs;
   };
   struct Outgoing {
     PeerId peer;
@@ -194,8 +193,8 @@ class Worker::Impl::Staging {
   bool start(PeerId peer, Handle chunk, TransferDescriptor transfer, const MemoryRegion& local,
              std::string words, TransferId* started);
   static void wire_ended(void* self, TransferId id, const absl::Status& status);
-  void copy(Ring& ring, internal::CopyDirection direction, bool served, Handle name, bool urgent,
-            std::byte* host, const std::byte* base, const std::vector<internal::Run>& runs);
+  void copy(Ring& ring, CopyDirection direction, bool served, Handle name, bool urgent,
+            std::byte* host, const std::byte* base, const std::vector<Run>& runs);
   void copy_ended(uint64_t cookie, absl::Status status);
   bool run_rings();
 
@@ -207,7 +206,7 @@ class Worker::Impl::Staging {
   bool feed(Waiting& waiting);
   bool start_chunk(Op& op);
   size_t cut_chunk(const Op& op, size_t most, Layout& layout, std::vector<uint32_t>& index);
-  void start_copy(Chunk& chunk, const Op& op, internal::CopyDirection direction, std::byte* host);
+  void start_copy(Chunk& chunk, const Op& op, CopyDirection direction, std::byte* host);
   void ask(Chunk& chunk, const Op& op);
   void step(Chunk& chunk);
   bool start_wire(Chunk& chunk);
@@ -223,20 +222,20 @@ class Worker::Impl::Staging {
   void close_op(uint32_t index);
 
   // staging_lending.cc
-  bool shows_rings(const internal::Peer& peer) const;
-  bool may_offer(const Op& op, const internal::Peer& peer);
+  bool shows_rings(const Peer& peer) const;
+  bool may_offer(const Op& op, const Peer& peer);
   void offer(Chunk& chunk);
   bool read_in_place(Chunk& chunk);
-  void on_ring(internal::Peer& peer, const Message& message);
+  void on_ring(Peer& peer, const Message& message);
   void on_borrows(PeerId peer, const Message& message);
   void on_offer(PeerId peer, Message message);
-  Borrowed* borrowed(internal::Peer& peer, const RemoteRegion& ring);
+  Borrowed* borrowed(Peer& peer, const RemoteRegion& ring);
   absl::Status begin_borrowing(Borrowed& from);
   bool tend_borrowed();
   static std::byte* take(Borrowed& from, size_t offset, size_t bytes, Borrow& borrow);
   void give_back(Borrow& borrow);
   std::string explain_lending(PeerId peer) const;
-  void give_back(Room& room, internal::RingSpace& space, bool lent);
+  void give_back(Room& room, RingSpace& space, bool lent);
   bool take_back();
   void lent_peer_down(PeerId peer);
 
@@ -251,12 +250,12 @@ class Worker::Impl::Staging {
   bool give_room(std::deque<Handle>& list);
   bool begin_serving(Served& served);
   absl::StatusOr<std::byte*> base_of(const RemoteRegion& region, bool write, size_t bytes,
-                                     const std::vector<internal::Run>& runs);
+                                     const std::vector<Run>& runs);
   void answer(const Served& served, absl::Status status);
   void close_served(Served& served);
   void withdraw(const Served& served);
 
-  Impl& worker_;
+  WorkerCore& worker_;
   std::vector<std::unique_ptr<Ring>> rings_;
   absl::flat_hash_map<uint32_t, std::unique_ptr<Op>> ops_;  // by the slot of the transfer
   Waiting urgent_;
@@ -290,9 +289,9 @@ class Worker::Impl::Staging {
   Time awake_until_ = kNever;  // kNever: nothing was offered
   std::vector<LeftBehind> left_behind_;
   Time look_at_readers_{};
-  std::vector<internal::CopyRun> copy_runs_;
-  std::vector<internal::Run> runs_;
-  internal::Pinner pinner_;
+  std::vector<CopyRun> copy_runs_;
+  std::vector<Run> runs_;
+  Pinner pinner_;
 };
 
-}  // namespace baton
+}  // namespace baton::internal

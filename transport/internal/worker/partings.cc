@@ -1,24 +1,22 @@
 // Peers that are disconnected: all transfers of both sides end first, and are fenced; then the
 // rails close.
 //
-// Who parts stops its own transfers and waits for their ends. Then it asks the peer to do the same
-// (kPart), which, when nothing of its own is open any more, closes the connection: its goodbye
-// comes behind all that it sent, and says that nothing lands there any more. Where both ask, each
-// knows from the other's question that nothing of it is open. A goodbye that is lost with its rail
-// is found out by calling again: the session is over there, or nobody lives there any more. A peer
-// whose version of the protocol does not know the question is not asked.
+// The side that parts stops its own transfers and waits for their ends. Then it asks the peer to do
+// the same (kPart), which, when nothing of its own is open any more, closes the connection: its
+// goodbye comes behind all that it sent, and says that nothing lands there any more. Where both
+// ask, each knows from the other's question that nothing of it is open. A goodbye that is lost with
+// its rail is found out by calling again: the session is over there, or no worker listens there any
+// more. A peer whose version of the protocol does not know the question is not asked.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/sessions.h"
 
-namespace baton {
+namespace baton::internal {
 
-using internal::ControlMessage;
-
-std::shared_ptr<absl::Status> Worker::Impl::begin_disconnect(internal::Peer& peer, Time timeout) {
-  take_submissions();
+std::shared_ptr<absl::Status> Sessions::begin_disconnect(Peer& peer, Time timeout) {
+  needs_.transfers.take_submissions();
   if (peer.state == PeerState::kDown) return peer.parted;
   const absl::Status why = absl::UnavailableError("this side closed the connection");
   begin_parting(peer, timeout, why);
@@ -29,21 +27,21 @@ std::shared_ptr<absl::Status> Worker::Impl::begin_disconnect(internal::Peer& pee
     give_up_parting(peer);
   }
   do {
-    run_doomed();
-    finish_stopped();
+    needs_.closing.run();
+    needs_.transfers.finish_stopped();
   } while (settle_partings());
-  rouse();
-  wake();
+  needs_.wakeups.rouse();
+  needs_.wakeups.wake();
   return over;
 }
 
-void Worker::Impl::begin_parting(internal::Peer& peer, Time timeout, const absl::Status& why) {
-  const Time now = clock.now();
-  const Time give_up_at = now + std::min(timeout, patience);
+void Sessions::begin_parting(Peer& peer, Time timeout, const absl::Status& why) {
+  const Time now = needs_.clock.now();
+  const Time give_up_at = now + std::min(timeout, patience_);
   if (!peer.parting) {
     peer.parting.emplace();
     peer.parting->why = why;
-    parting.push_back(peer.id());
+    parting_.push_back(peer.id());
   }
   peer.parting->give_up_at = std::min(peer.parting->give_up_at, give_up_at);
   if (peer.parted == nullptr) peer.parted = std::make_shared<absl::Status>();
@@ -51,38 +49,25 @@ void Worker::Impl::begin_parting(internal::Peer& peer, Time timeout, const absl:
 }
 
 // From inside a provider, so its transfers are stopped when that has returned.
-void Worker::Impl::part_asked(internal::Peer& peer) {
+void Sessions::part_asked(Peer& peer) {
   begin_parting(peer, kNever,
                 absl::UnavailableError(absl::StrCat(peer.name, " closed the connection")));
   peer.parting->heard = true;
 }
 
-void Worker::Impl::stop_all(const internal::Peer& peer, const absl::Status& why) {
-  for (uint32_t i = 0; peer.open > 0 && i < slots.capacity(); ++i) {
-    const internal::TransferSlot& slot = slots[i];
-    const uint64_t word = slot.word.load(std::memory_order_acquire);
-    // What another thread has just taken is not begun yet, and not ours to look at.
-    if (word >> 8 != slot.live || (word & 0xff) == 0 ||
-        ended(internal::TransferSlots::state_of(word)) || slot.control || slot.peer != peer.id()) {
-      continue;
-    }
-    stop(i, TransferState::kFailed, why);
-  }
-}
-
 // A step with each of them; false when all wait for something.
-bool Worker::Impl::tend_partings() {
+bool Sessions::tend_partings() {
   bool any = false;
-  for (size_t i = 0; i < parting.size(); ++i) {
-    internal::Peer* peer = find_peer(parting[i]);
+  for (size_t i = 0; i < parting_.size(); ++i) {
+    Peer* peer = needs_.peers.find(parting_[i]);
     if (peer == nullptr || !peer->parting || peer->state == PeerState::kDown) {
-      parting[i--] = parting.back();
-      parting.pop_back();
+      parting_[i--] = parting_.back();
+      parting_.pop_back();
       continue;
     }
-    internal::Parting& parts = *peer->parting;
+    Parting& parts = *peer->parting;
     if (!std::exchange(parts.begun, true)) {
-      stop_all(*peer, parts.why);
+      needs_.transfers.stop_all(*peer, parts.why);
       any = true;
     } else if (peer->open > 0) {
       continue;
@@ -95,22 +80,22 @@ bool Worker::Impl::tend_partings() {
       disconnect(*peer, parts.why);
       any = true;
     } else if (!std::exchange(parts.told, true)) {
-      say(*peer, {.kind = ControlMessage::Kind::kPart});
+      needs_.outbox.say(*peer, {.kind = ControlMessage::Kind::kPart});
       any = true;
     }
   }
   return any;
 }
 
-bool Worker::Impl::settle_partings() {
-  if (parting.empty() || !tend_partings()) return false;
-  run_doomed();
-  finish_stopped();
+bool Sessions::settle_partings() {
+  if (parting_.empty() || !tend_partings()) return false;
+  needs_.closing.run();
+  needs_.transfers.finish_stopped();
   return true;
 }
 
-void Worker::Impl::give_up_parting(internal::Peer& peer) {
-  const internal::Parting parts = *peer.parting;
+void Sessions::give_up_parting(Peer& peer) {
+  const Parting parts = *peer.parting;
   const std::string there =
       peer.open > 0 ? absl::StrFormat(
                           " (%u of ours waited for it): bytes of writes that were on their way may "
@@ -126,7 +111,7 @@ void Worker::Impl::give_up_parting(internal::Peer& peer) {
 }
 
 // `why`: what ended the connection. Whether anything of it can still move.
-void Worker::Impl::note_parted(internal::Peer& peer, const absl::Status& why) {
+void Sessions::note_parted(Peer& peer, const absl::Status& why) {
   if (peer.parted == nullptr) peer.parted = std::make_shared<absl::Status>();
   const bool met = peer.state == PeerState::kUp || peer.state == PeerState::kReconnecting;
   const bool agreed = peer.parting && peer.parting->agreed;
@@ -148,4 +133,4 @@ void Worker::Impl::note_parted(internal::Peer& peer, const absl::Status& why) {
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -1,11 +1,7 @@
 // A worker's start, its round of progress, and how it sleeps and wakes.
-#include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "absl/strings/match.h"
@@ -14,10 +10,10 @@
 #include "absl/strings/str_join.h"
 #include "transport/base/durations.h"
 #include "transport/base/log.h"
-#include "transport/internal/staging.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/core.h"
+#include "transport/internal/worker/staging.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 constexpr Time kOften = std::chrono::microseconds(50);  // from one help() to the next
@@ -42,74 +38,37 @@ bool is_of_options(const absl::Status& status, const WorkerOptions& options) {
 
 }  // namespace
 
-Worker::Impl::Impl(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
-                   CounterTable counter_table)
+WorkerCore::WorkerCore(WorkerOptions worker_options, ClusterKey cluster_key, WorkerUid uid,
+                       CounterTable counter_table)
     : options(std::move(worker_options)),
       key(std::move(cluster_key)),
       clock(options.clock != nullptr ? *options.clock : Clock::steady()),
       regions(uid),
       counters(std::move(counter_table)),
-      slots(options.max_transfers),
-      order(options.max_transfers) {
-  std::memcpy(&next_session, uid.bytes.data(), sizeof next_session);
+      slots(options.max_transfers) {
+  routes.start(uid);
   self.uid = uid;
   self.name = options.name;
   self.pid = static_cast<uint32_t>(getpid());
-  deadlines.reserve(2 * size_t{options.max_transfers} + 1);
-  stopped.reserve(options.max_transfers);
-  // Filled for the first time at a moment that nobody foresees: then without an allocation.
-  constexpr size_t kUsually = 64;
-  ready_peers.reserve(kUsually);
-  creditors.reserve(kUsually);
-  asleep.reserve(kUsually);
 }
 
-Worker::Impl::~Impl() {
+WorkerCore::~WorkerCore() {
   {
     std::lock_guard lock(mutex);
-    take_submissions();
+    transfers.take_submissions();
     for (size_t i = 0; i < peers.size(); ++i) {
-      disconnect(peers[i], absl::CancelledError("the worker was shut down"));
+      sessions.disconnect(peers[i], absl::CancelledError("the worker was shut down"));
     }
     if (staging != nullptr) staging->finish();
-    finish_stopped();
-    closed_rails.clear();
+    transfers.finish_stopped();
+    closing.free_closed();
     providers.clear();
     staging.reset();
   }
-  for (int fd : {epoll_fd, outside_fd, event_fd.load()}) {
-    if (fd >= 0) close(fd);
-  }
 }
 
-// The two sets are flat: a set within a set within a user's own soon is deeper than the kernel
-// allows.
-absl::Status Worker::Impl::watch(int fd) {
-  for (const int set : {epoll_fd, outside_fd}) {
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-    if (epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0) continue;
-    return base::refused("epoll_ctl", errno);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Worker::Impl::start() {
-  for (int* set : {&epoll_fd, &outside_fd}) {
-    *set = epoll_create1(EPOLL_CLOEXEC);
-    if (*set < 0) return base::refused("epoll_create1", errno);
-  }
-  for (const internal::Bell* each : {&bell, &outside}) {
-    if (!each->status().ok()) return each->status();
-  }
-  epoll_event event{.events = EPOLLIN, .data = {.fd = outside.fd()}};
-  if (epoll_ctl(outside_fd, EPOLL_CTL_ADD, outside.fd(), &event) != 0) {
-    return base::refused("epoll_ctl", errno);
-  }
-  if (absl::Status status = watch(bell.fd()); !status.ok()) return status;
-  // Of one thread's waits, so that none of them needs a descriptor later.
-  spare_bells.push_back(std::make_unique<internal::Bell>());
-  if (!spare_bells.front()->status().ok()) return spare_bells.front()->status();
-
+absl::Status WorkerCore::start() {
+  if (absl::Status status = wakeups.start(); !status.ok()) return status;
   Address self_address{.uid = self.uid, .name = self.name, .host_id = this_host_id()};
   context = std::make_unique<ProviderContext>(ProviderContext{.clock = clock,
                                                               .key = key,
@@ -123,6 +82,9 @@ absl::Status Worker::Impl::start() {
                                                               .settings = options.settings});
 
   SettingsReader read(*context, peer_settings());
+  Time redial = std::chrono::seconds(15);
+  Time failback = std::chrono::seconds(1);
+  Time patience = std::chrono::seconds(15);
   read.ms("peer.redial_ms", redial);
   read.ms("peer.failback_ms", failback);
   read.ms("peer.answer_ms", patience);
@@ -133,6 +95,8 @@ absl::Status Worker::Impl::start() {
   std::string sums;  // collectives look for it themselves
   read.text("staging.sums", sums);
   if (absl::Status status = read.finish(); !status.ok()) return status;
+  sessions.start(redial, patience);
+  other_routes.start(failback);
   std::vector<std::string> wanted = options.providers;
   if (wanted.empty() && options.extra_providers.empty()) {
     for (const auto& [name, factory] : registered_providers()) {
@@ -140,8 +104,7 @@ absl::Status Worker::Impl::start() {
       if (why.empty() || asked_for(options, name)) {
         wanted.push_back(name);
       } else {
-        provider_notes.push_back(
-            absl::StrCat(name, ": not asked for (providers): ", std::string(why)));
+        routes.note_missing(absl::StrCat(name, ": not asked for (providers): ", std::string(why)));
       }
     }
   }
@@ -191,17 +154,17 @@ absl::Status Worker::Impl::start() {
                               options.providers.end() &&
                           made.size() == 1);
       if (named) return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
-      provider_notes.push_back(absl::StrCat(name, ": ", status.message()));
+      routes.note_missing(absl::StrCat(name, ": ", status.message()));
       continue;
     }
     if (provider->wait_fd() >= 0) {
-      if (absl::Status added = watch(provider->wait_fd()); !added.ok()) return added;
+      if (absl::Status added = wakeups.watch(provider->wait_fd()); !added.ok()) return added;
     }
     providers.push_back(std::move(provider));
   }
   if (providers.empty()) {
     return absl::UnavailableError(
-        absl::StrCat("no provider can be used. ", absl::StrJoin(provider_notes, "; ")));
+        absl::StrCat("no provider can be used. ", absl::StrJoin(routes.missing(), "; ")));
   }
   if (options.listen_port != 0 && port != options.listen_port) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -210,16 +173,16 @@ absl::Status Worker::Impl::start() {
         absl::StrJoin(self_address.providers, ", ",
                       [](std::string* out, const auto& entry) { out->append(entry.first); }),
         options.listen_port,
-        provider_notes.empty()
+        routes.missing().empty()
             ? ""
-            : absl::StrCat(". Not used: ", absl::StrJoin(provider_notes, "; "))));
+            : absl::StrCat(". Not used: ", absl::StrJoin(routes.missing(), "; "))));
   }
   const bool all_providers = options.providers.empty() && options.extra_providers.empty();
   if (!options.listen_host.empty() && port == 0 && (!not_listening.ok() || all_providers)) {
     return absl::UnavailableError(absl::StrCat("nothing listens on \"", options.listen_host,
-                                               "\": ", absl::StrJoin(provider_notes, "; ")));
+                                               "\": ", absl::StrJoin(routes.missing(), "; ")));
   }
-  for (const std::string& note : provider_notes) {
+  for (const std::string& note : routes.missing()) {
     base::log_event(base::LogLevel::kInfo, "%s: not used: %s", self.name, note);
   }
   address = self_address.encode();
@@ -234,64 +197,73 @@ absl::Status Worker::Impl::start() {
   return absl::OkStatus();
 }
 
-bool Worker::Impl::progress() {
-  sleeping.store(false, std::memory_order_relaxed);
-  bell.silence();
-  bool any = look_again.load(std::memory_order_relaxed) && look_again.exchange(false);
+void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
+  Peer* peer = peers.of(rail);
+  if (peer == nullptr) return;
+  peer->redial.give_up_at = kNever;  // it is there, and knows us
+  auto complete = peer->arrivals.add(arrival);
+  if (!complete.ok()) {
+    closing.close_later(peer->id(), &rail, complete.status());
+    return;
+  }
+  if (!complete->now) return;
+  if (arrival.counter_index == CounterTable::kCredits)
+    return dispatcher.take_credit(*peer, arrival.increment);
+  if (arrival.counter_index == CounterTable::kControl) {
+    return lost_rails.hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_index == CounterTable::kStaging) {
+    return staging_for_device_memory().hear(*peer, rail, complete->notify);
+  }
+  if (arrival.counter_generation != 0) {
+    counters.add(arrival.counter_index, arrival.counter_generation, arrival.increment);
+    wakeups.signal();
+  }
+  if (!complete->notify.empty()) inbox.push(*peer, complete->notify);
+}
+
+bool WorkerCore::progress() {
+  bool any = wakeups.begin_round();
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
   // them: what they would find is looked at here, without a call.
-  any |= take_submissions();
-  if (credits_due) any |= give_credits();
-  if (unsaid_due) any |= say_what_waits();
-  if (cancels.load(std::memory_order_relaxed)) any |= take_cancels();
-  if (!deadlines.empty()) any |= expire(clock.now());
-  if (!peer_timers.empty()) any |= tend_peers(clock.now());
-  if (!standing_aside.empty()) any |= look_at_streams();
+  any |= transfers.take_submissions();
+  if (outbox.due()) any |= transfers.flush_control_messages();
+  if (transfers.any_cancels()) any |= transfers.take_cancels();
+  if (transfers.any_deadlines()) any |= transfers.expire(clock.now());
+  if (sessions.any_timers()) any |= sessions.progress_sessions(clock.now());
+  if (transfers.any_behind_streams()) any |= transfers.look_at_streams();
   if (staging != nullptr) any |= staging->progress();
-  if (pump_due || !ready_peers.empty()) any |= pump();
+  if (dispatcher.due()) any |= dispatcher.pump();
   for (auto& provider : providers) any |= provider->progress(*this);
-  if (!questions.empty()) any |= answer_questions();
-  if (!doomed.empty() || !closed_rails.empty()) any |= run_doomed();
-  if (!stopped.empty()) any |= finish_stopped();
-  while (!parting.empty() && settle_partings()) any = true;
+  if (lost_rails.any_questions()) any |= lost_rails.answer_questions();
+  if (closing.any()) any |= closing.run();
+  if (transfers.any_ended()) any |= transfers.finish_stopped();
+  while (sessions.any_partings() && sessions.settle_partings()) any = true;
   // This round took from those who sleep what would have woken them. What happened may be what they
   // wait for; if nothing did, they sleep on, armed again.
-  if (!asleep.empty() && (any || !ready_to_sleep())) rouse();
+  if (wakeups.anyone_asleep() && (any || !ready_to_sleep())) wakeups.rouse();
   return any;
 }
 
 // True when there is nothing to do, and whatever there is to do from now on will wake the sleepers.
-bool Worker::Impl::ready_to_sleep() {
-  sleeping.store(true, std::memory_order_seq_cst);
-  bool idle = !slots.has_submitted() && !cancels.load() && doomed.empty() && stopped.empty() &&
-              !pump_due && !credits_due && !unsaid_due && !look_again.load() &&
-              standing_aside.empty() && (staging == nullptr || !staging->busy());
+bool WorkerCore::ready_to_sleep() {
+  wakeups.about_to_sleep();
+  bool idle = !slots.has_submitted() && !transfers.any_cancels() && !closing.any_to_close() &&
+              !transfers.any_ended() && !dispatcher.due_now() && !outbox.due() &&
+              !wakeups.look_again() && !transfers.any_behind_streams() &&
+              (staging == nullptr || !staging->busy());
   for (auto& provider : providers) idle = provider->arm() && idle;
   return idle;
 }
 
-bool Worker::Impl::arm(internal::Bell& own) {
-  disarm(own);
-  if (ready_to_sleep()) {
-    asleep.push_back(&own);
-    return true;
-  }
-  if (asleep.empty()) sleeping.store(false, std::memory_order_relaxed);
-  return false;
+bool WorkerCore::arm(Bell& own) {
+  wakeups.disarm(own);
+  const bool ready = ready_to_sleep();
+  ready ? wakeups.armed(own) : wakeups.not_armed();
+  return ready;
 }
 
-void Worker::Impl::disarm(internal::Bell& own) {
-  std::erase(asleep, &own);
-  own.silence();
-}
-
-void Worker::Impl::rouse() {
-  for (internal::Bell* each : asleep) each->ring();
-  asleep.clear();
-  sleeping.store(false, std::memory_order_relaxed);
-}
-
-bool Worker::Impl::help(bool wait_for_thread) {
+bool WorkerCore::help(bool wait_for_thread) {
   bool any = false;
   {
     std::unique_lock lock(mutex, std::try_to_lock);
@@ -306,20 +278,20 @@ bool Worker::Impl::help(bool wait_for_thread) {
       helped_often_at.store(kNever, std::memory_order_relaxed);
       // Asleep it would be woken by whatever is done here, for it may be what it sleeps for, and
       // each round would arm it again. Standing back it costs nothing.
-      if (std::erase(asleep, thread_bell) > 0) thread_bell->ring();
+      if (wakeups.withdraw(*thread_bell)) thread_bell->ring();
     }
     any = progress();
     on_devices.store(!any && polls(), std::memory_order_relaxed);
     helped_at = clock.now();
     if (often) helped_often_at.store(helped_at, std::memory_order_relaxed);
   }
-  if (any) tell_waiters();
+  if (any) wakeups.tell_waiters();
   return any;
 }
 
-// Another is at it. If that is the thread, it stands back after this round for who comes often: the
-// two would else take turns at every piece of a transfer, on one core perhaps.
-bool Worker::Impl::want_to_help() {
+// Another thread has the lock. A ProgressThread stands back after this round for a caller that
+// helps often: otherwise the two take turns at every piece of a transfer, perhaps on one core.
+bool WorkerCore::want_to_help() {
   const Time now = clock.now();
   const bool often = now - tried_at.exchange(now, std::memory_order_relaxed) < kOften;
   Time before = helped_often_at.load(std::memory_order_relaxed);
@@ -328,77 +300,36 @@ bool Worker::Impl::want_to_help() {
   return true;
 }
 
-bool Worker::Impl::polls() const {
+bool WorkerCore::polls() const {
   return (staging != nullptr && staging->busy()) ||
          std::any_of(providers.begin(), providers.end(),
                      [](const auto& provider) { return provider->polls(); });
 }
 
-bool Worker::Impl::helped_lately() const {
+bool WorkerCore::helped_lately() const {
   const Time now = clock.now();  // before the other: one that is newer is lately enough
   return now - helped_often_at.load(std::memory_order_relaxed) < kOften;
 }
 
-void Worker::Impl::recall() {
+void WorkerCore::recall() {
   if (!helped_lately()) return;
   std::lock_guard lock(mutex);
   helped_often_at.store(kLongAgo, std::memory_order_relaxed);
   if (thread_bell != nullptr) thread_bell->ring();
 }
 
-Time Worker::Impl::next_timer() {
-  Time next = deadlines.empty() ? kNever : deadlines.front().first;
+Time WorkerCore::next_timer() {
+  Time next = transfers.next_deadline();
   for (auto& provider : providers) next = std::min(next, provider->next_timer());
-  // What a device does tells nobody when it ends.
-  if (!standing_aside.empty() || (staging != nullptr && staging->busy())) {
+  // A device does not tell when its copies end.
+  if (transfers.any_behind_streams() || (staging != nullptr && staging->busy())) {
     next = std::min(next, clock.now() + kCopyPause);
   }
   if (staging != nullptr) next = std::min(next, staging->next_timer());
-  return peer_timers.empty() ? next : std::min(next, peer_timers.front().first);
+  return std::min(next, sessions.next_timer());
 }
 
-// Called after something was made visible to the progress thread; ready_to_sleep() looks for it
-// after it has set `sleeping`, so one of the two sees the other.
-void Worker::Impl::wake() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!sleeping.load(std::memory_order_relaxed) || !sleeping.exchange(false)) return;
-  bell.ring();
-}
-
-void Worker::Impl::signal() {
-  const int fd = event_fd.load(std::memory_order_relaxed);
-  if (fd < 0) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] ssize_t put = write(fd, &one, sizeof one);
-}
-
-void Worker::Impl::rouse_all() {
-  look_again.store(true);
-  wake();
-  signal();
-  tell_waiters();
-}
-
-void Worker::Impl::tell_waiters() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (waiters.load() == 0) return;
-  std::lock_guard lock(wait_mutex);
-  wait_condition.notify_all();
-}
-
-void Worker::Impl::sleep(const internal::Bell& own, Time until) {
-  std::array<pollfd, 2> fds{{{.fd = epoll_fd, .events = POLLIN, .revents = 0},
-                             {.fd = own.fd(), .events = POLLIN, .revents = 0}}};
-  // There was no descriptor for the bell: nobody can be woken, so nobody sleeps for long.
-  constexpr Time kDeaf = std::chrono::milliseconds(10);
-  const Time most = own.fd() < 0 ? kDeaf : std::chrono::seconds(3600);
-  const Time left = until == kNever ? most : std::min(most, until - clock.now());
-  if (left <= Time::zero()) return;
-  const timespec timeout = base::to_timespec(left);
-  ppoll(fds.data(), fds.size(), &timeout, nullptr);
-}
-
-absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time timeout) {
+absl::Status WorkerCore::wait_until(const std::function<bool()>& ready, Time timeout) {
   constexpr Time kSpin = std::chrono::microseconds(20);
   // What a device copies meanwhile is over soon, and says nothing when it is.
   constexpr Time kSpinOnDevices = std::chrono::milliseconds(2);
@@ -411,11 +342,11 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
     ~Lent() {
       if (own == nullptr) return;
       std::lock_guard lock(impl.mutex);
-      impl.disarm(*own);
-      impl.spare_bells.push_back(std::move(own));
+      impl.wakeups.disarm(*own);
+      impl.wakeups.give_back(std::move(own));
     }
-    Impl& impl;
-    std::unique_ptr<internal::Bell> own;
+    WorkerCore& impl;
+    std::unique_ptr<Bell> own;
   } mine{*this, nullptr};
   while (true) {
     if (ready()) return absl::OkStatus();
@@ -429,44 +360,32 @@ absl::Status Worker::Impl::wait_until(const std::function<bool()>& ready, Time t
         helping = false;
         recall();
       }
-      std::unique_lock lock(wait_mutex);
-      waiters.fetch_add(1);
-      const bool is_ready = ready();
-      if (!is_ready) {
-        const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
-        wait_condition.wait_for(lock, nap);
-      }
-      waiters.fetch_sub(1);
-      if (is_ready) return absl::OkStatus();
+      const Time nap = std::min<Time>(end - now, std::chrono::milliseconds(50));
+      if (wakeups.await_told(nap, ready)) return absl::OkStatus();
       continue;
     }
     bool armed = false;
     Time timer = kNever;
     {
       std::lock_guard lock(mutex);
-      if (mine.own != nullptr) disarm(*mine.own);
+      if (mine.own != nullptr) wakeups.disarm(*mine.own);
       if (progress()) {
         busy = now;
         continue;
       }
       if (now - busy < kSpin) continue;
       if (mine.own == nullptr) {
-        if (spare_bells.empty()) {
-          auto fresh = std::make_unique<internal::Bell>();
-          if (!fresh->status().ok()) return fresh->status();
-          mine.own = std::move(fresh);
-        } else {
-          mine.own = std::move(spare_bells.back());
-          spare_bells.pop_back();
-        }
+        absl::StatusOr<std::unique_ptr<Bell>> bell = wakeups.borrow_bell();
+        if (!bell.ok()) return bell.status();
+        mine.own = *std::move(bell);
       }
       armed = arm(*mine.own);
       if (armed) timer = next_timer();
     }
     if (!armed) continue;
     if (ready()) return absl::OkStatus();
-    sleep(*mine.own, std::min(end, timer));
+    wakeups.sleep(*mine.own, std::min(end, timer));
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

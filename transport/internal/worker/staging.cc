@@ -1,6 +1,6 @@
 // What staged transfers of ours and of others have in common: rings, messages, and slots; and how
 // memory of devices is registered.
-#include "transport/internal/staging.h"
+#include "transport/internal/worker/staging.h"
 
 #include <algorithm>
 #include <memory>
@@ -13,43 +13,42 @@
 #include "transport/internal/device_memory.h"
 #include "transport/internal/mapped.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 
 // The most slots used of those reserved from callers. One lost peer must not hold them all, since
 // lost rails must be queried too.
 constexpr uint32_t kMostWires = 96;
 constexpr uint32_t kMostWiresOfAPeer = 32;
-constexpr ptrdiff_t kMostUnsaid = 1024;  // to one peer; one that asks for more is closed
+constexpr ptrdiff_t kMostQueued = 1024;  // to one peer; one that asks for more is closed
 
 }  // namespace
 
-Worker::Impl::Staging::Ring::Ring(int number, std::unique_ptr<internal::StagingRing> made)
+Staging::Ring::Ring(int number, std::unique_ptr<StagingRing> made)
     : device(number),
       copies(std::move(made)),
       marks(copies->memory().data(), copies->memory().size()),
       ours(0, marks.half()),
       served(marks.half(), marks.half()) {}
 
-Worker::Impl::Staging::Staging(Impl& worker)
-    : worker_(worker), pinner_([&worker] { worker.rouse_all(); }) {}
+Staging::Staging(WorkerCore& worker)
+    : worker_(worker), pinner_([&worker] { worker.wakeups.rouse_all(); }) {}
 
-Worker::Impl::Staging::~Staging() {
+Staging::~Staging() {
   finish();
   for (const auto& from : borrowed_) {
     if (from->pin != nullptr) pinner_.let_go(std::move(from->pin), std::move(from->view.keep));
   }
 }
 
-Worker::Impl::Staging::Ring* Worker::Impl::Staging::ring_of(int device) const {
+Staging::Ring* Staging::ring_of(int device) const {
   for (const auto& ring : rings_) {
     if (ring->device == device) return ring.get();
   }
   return nullptr;
 }
 
-absl::Status Worker::Impl::Staging::add_ring(int device,
-                                             std::unique_ptr<internal::StagingRing> made) {
+absl::Status Staging::add_ring(int device, std::unique_ptr<StagingRing> made) {
   auto ring = std::make_unique<Ring>(device, std::move(made));
   const absl::Span<std::byte> memory = ring->copies->memory();
   auto entry = worker_.regions.add(memory.data(), memory.size(), Access::kRemoteReadWrite,
@@ -65,11 +64,11 @@ absl::Status Worker::Impl::Staging::add_ring(int device,
   return absl::OkStatus();
 }
 
-void Worker::Impl::Staging::note(int device, std::string why) {
+void Staging::note(int device, std::string why) {
   if (Ring* ring = ring_of(device); ring != nullptr) ring->why = std::move(why);
 }
 
-std::string Worker::Impl::Staging::explain(PeerId peer) const {
+std::string Staging::explain(PeerId peer) const {
   std::string rings = absl::StrJoin(rings_, "; ", [](std::string* out, const auto& ring) {
     absl::StrAppend(out, "memory of CUDA device ", ring->device, ": staged through ",
                     ring->marks.room() >> 20,
@@ -83,27 +82,27 @@ std::string Worker::Impl::Staging::explain(PeerId peer) const {
   return rings + explain_lending(peer);
 }
 
-uint32_t Worker::Impl::Staging::next_generation() {
+uint32_t Staging::next_generation() {
   if (++generation_ == 0) ++generation_;
   return generation_;
 }
 
-void Worker::Impl::Staging::say(PeerId peer, const Message& message) {
+void Staging::say(PeerId peer, const Message& message) {
   unsaid_.push_back({peer, {}});
   message.encode(unsaid_.back().words);
   due_ = true;
 }
 
-bool Worker::Impl::Staging::may_start(PeerId peer) {
+bool Staging::may_start(PeerId peer) {
   const auto wires = wires_.find(peer.index);
   return wires_in_all_ < kMostWires && (wires == wires_.end() || wires->second < kMostWiresOfAPeer);
 }
 
-bool Worker::Impl::Staging::send_what_waits() {
+bool Staging::send_what_waits() {
   bool any = false;
   for (size_t i = 0; i < unsaid_.size();) {
     const PeerId peer = unsaid_[i].peer;
-    const internal::Peer* there = worker_.find_peer(peer);
+    const Peer* there = worker_.find_peer(peer);
     const bool gone = there == nullptr || there->state == PeerState::kDown;
     if (!gone && !start(peer, {}, {.counter = {there->uid, CounterTable::kStaging, 1}}, {},
                         unsaid_[i].words, nullptr)) {
@@ -128,35 +127,30 @@ bool Worker::Impl::Staging::send_what_waits() {
 }
 
 // A transfer of the worker's own, in a slot that no caller can take. False: later.
-bool Worker::Impl::Staging::start(PeerId peer, Handle chunk, TransferDescriptor transfer,
-                                  const MemoryRegion& local, std::string words,
-                                  TransferId* started) {
+bool Staging::start(PeerId peer, Handle chunk, TransferDescriptor transfer,
+                    const MemoryRegion& local, std::string words, TransferId* started) {
   if (!may_start(peer)) return false;
   const absl::StatusOr<TransferId> id = worker_.slots.acquire_reserved();
   if (!id.ok()) return false;
-  internal::TransferSlot& slot = worker_.slots[id->slot];
+  TransferSlot& slot = worker_.slots[id->slot];
   slot.notify_heap = std::move(words);
-  slot.descriptor = transfer;
-  slot.descriptor.id = *id;
-  slot.descriptor.notify = slot.notify_heap;
-  slot.peer = peer;
+  transfer.id = *id;
+  transfer.notify = slot.notify_heap;
+  slot.fill_control(transfer, peer);
   slot.local = local;
-  slot.deadline = kNever;
   slot.on_end = wire_ended;
   slot.context = this;
-  slot.detached = false;
-  slot.control = true;
   const uint32_t reserved = id->slot - worker_.slots.capacity();
   if (on_wire_.size() <= reserved) on_wire_.resize(reserved + 1);
   on_wire_[reserved] = {chunk, peer};
   ++wires_in_all_;
   ++wires_[peer.index];
   if (started != nullptr) *started = *id;
-  worker_.activate(id->slot);
+  worker_.transfers.activate(id->slot);
   return true;
 }
 
-void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::Status& status) {
+void Staging::wire_ended(void* self, TransferId id, const absl::Status& status) {
   auto& staging = *static_cast<Staging*>(self);
   const auto [chunk, peer] = staging.on_wire_[id.slot - staging.worker_.slots.capacity()];
   --staging.wires_in_all_;
@@ -165,11 +159,10 @@ void Worker::Impl::Staging::wire_ended(void* self, TransferId id, const absl::St
   if (chunk.generation != 0) staging.on_wire_end(chunk, status);
 }
 
-void Worker::Impl::Staging::copy(Ring& ring, internal::CopyDirection direction, bool served,
-                                 Handle name, bool urgent, std::byte* host, const std::byte* base,
-                                 const std::vector<internal::Run>& runs) {
+void Staging::copy(Ring& ring, CopyDirection direction, bool served, Handle name, bool urgent,
+                   std::byte* host, const std::byte* base, const std::vector<Run>& runs) {
   copy_runs_.clear();
-  for (const internal::Run& run : runs) {
+  for (const Run& run : runs) {
     copy_runs_.push_back({const_cast<std::byte*>(base) + run.offset, host, run.bytes});
     host += run.bytes;
     worker_.stats.staged_bytes += run.bytes;
@@ -177,7 +170,7 @@ void Worker::Impl::Staging::copy(Ring& ring, internal::CopyDirection direction, 
   ring.copies->copy(direction, cookie_of(name, served), urgent, copy_runs_);
 }
 
-void Worker::Impl::Staging::copy_ended(uint64_t cookie, absl::Status status) {
+void Staging::copy_ended(uint64_t cookie, absl::Status status) {
   const Handle name{static_cast<uint32_t>(cookie) >> 1, static_cast<uint32_t>(cookie >> 32)};
   due_ = true;
   if ((cookie & 1) != 0) {
@@ -189,19 +182,18 @@ void Worker::Impl::Staging::copy_ended(uint64_t cookie, absl::Status status) {
   }
 }
 
-void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::string_view words) {
+void Staging::hear(Peer& peer, const Rail& rail, std::string_view words) {
   absl::StatusOr<Message> message = Message::decode(words);
   if (!message.ok()) {
-    worker_.doomed.push_back({peer.id(), &rail, message.status()});
+    worker_.closing.close_later(peer.id(), &rail, message.status());
     return;
   }
   const auto waits = std::count_if(unsaid_.begin(), unsaid_.end(),
                                    [&](const Outgoing& each) { return each.peer == peer.id(); });
-  if (waits >= kMostUnsaid) {
-    worker_.doomed.push_back(
-        {peer.id(), &rail,
-         absl::InvalidArgumentError(
-             "the peer asks for staged chunks but does not read the answers")});
+  if (waits >= kMostQueued) {
+    worker_.closing.close_later(peer.id(), &rail,
+                                absl::InvalidArgumentError("the peer asks for staged chunks, and "
+                                                           "takes no answers"));
     return;
   }
   due_ = true;
@@ -230,7 +222,7 @@ void Worker::Impl::Staging::hear(internal::Peer& peer, const Rail& rail, std::st
 }
 
 // Its transfers are stopped by the worker; what we served it ends when its copies have.
-void Worker::Impl::Staging::peer_down(PeerId peer) {
+void Staging::peer_down(PeerId peer) {
   for (const auto& served : served_) {
     if (served->name.generation == 0 || served->peer != peer) continue;
     if (served->state == Served::State::kCopying) {
@@ -251,11 +243,12 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
   for (const auto& [index, op] : ops_) {
     if (op->peer == peer) theirs.push_back(index);
   }
-  const internal::Peer* there = worker_.find_peer(peer);
+  const Peer* there = worker_.find_peer(peer);
   for (const uint32_t index : theirs) {
-    worker_.stop(index, TransferState::kFailed,
-                 there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
-    // No side will say how what it has to copy ended.
+    worker_.transfers.stop(
+        index, TransferState::kFailed,
+        there != nullptr ? there->why : absl::UnavailableError("the peer is gone"));
+    // Nobody will say how what it has to copy ended.
     const auto op = ops_.find(index);
     if (op == ops_.end()) continue;
     const std::vector<uint32_t> open = op->second->chunks;
@@ -264,7 +257,7 @@ void Worker::Impl::Staging::peer_down(PeerId peer) {
   lent_peer_down(peer);
 }
 
-bool Worker::Impl::Staging::run_rings() {
+bool Staging::run_rings() {
   bool any = false;
   for (const auto& ring : rings_) {
     if (!ring->copies->busy()) continue;
@@ -274,7 +267,7 @@ bool Worker::Impl::Staging::run_rings() {
   return any;
 }
 
-bool Worker::Impl::Staging::progress() {
+bool Staging::progress() {
   bool any = run_rings();
   if (borrowing_) any |= tend_borrowed();
   if (!left_behind_.empty()) any |= take_back();
@@ -287,94 +280,18 @@ bool Worker::Impl::Staging::progress() {
   return any;
 }
 
-bool Worker::Impl::Staging::busy() const {
+bool Staging::busy() const {
   return due_ || asking_ ||
          std::any_of(rings_.begin(), rings_.end(),
                      [](const auto& ring) { return ring->copies->busy(); }) ||
          (awake_until_ != kNever && worker_.clock.now() < awake_until_);
 }
 
-void Worker::Impl::Staging::finish() {
+void Staging::finish() {
   while (std::any_of(rings_.begin(), rings_.end(),
                      [](const auto& ring) { return ring->copies->busy(); })) {
     run_rings();
   }
 }
 
-absl::StatusOr<MemoryRegion> Worker::Impl::register_examined(void* data, size_t size, Access access,
-                                                             const internal::Examined& memory,
-                                                             const absl::Status& no_ring) {
-  const std::lock_guard lock(mutex);
-  auto entry = regions.add(static_cast<std::byte*>(data), size, access, memory.file);
-  if (!entry.ok()) return entry.status();
-  RegionEntry& row = **entry;
-  row.writable = memory.writable;
-  row.place = memory.place;
-  row.shared = memory.shared;
-  row.by_address = memory.why_not_by_address.ok();
-  const MemoryRegion region{row.base, row.size, row.index, row.generation, row.access, row.place};
-  if (absl::Status status = add_region(
-          row, {memory.why_no_dma_buf, memory.why_not_by_address, memory.why_not_shared, no_ring});
-      !status.ok()) {
-    regions.remove(region).IgnoreError();
-    return status;
-  }
-  // Closed with `memory`.
-  if (memory.made.valid()) row.file.fd = -1;
-  row.shared.fd = -1;
-  return region;
-}
-
-// Where some provider cannot reach such memory by itself.
-bool Worker::Impl::wants_ring(const RegionEntry& row) const {
-  return row.place.device >= 0 &&
-         std::any_of(providers.begin(), providers.end(),
-                     [&](const auto& provider) { return !provider->takes(row).ok(); });
-}
-
-absl::Status Worker::Impl::make_ring(int device) {
-  {
-    const std::lock_guard lock(mutex);
-    if (staging != nullptr && staging->has_ring(device)) return absl::OkStatus();
-  }
-  const internal::DeviceMemory* devices = internal::device_memory();
-  if (devices == nullptr)
-    return absl::UnavailableError("built without CUDA support (link gpudirect)");
-  absl::StatusOr<std::unique_ptr<internal::StagingRing>> made =
-      devices->staging_ring(device, internal::RingMarks::with_room(ring_bytes), ring_kernels);
-  if (!made.ok()) return made.status();
-  const std::lock_guard lock(mutex);
-  if (staging_for_device_memory().has_ring(device)) return absl::OkStatus();
-  return staging->add_ring(device, *std::move(made));
-}
-
-// Whether the best rails move the transfer's bytes by themselves: what is the hosts', all do.
-bool Worker::Impl::direct(const internal::TransferSlot& slot, const internal::Peer& peer) const {
-  const TransferDescriptor& d = slot.descriptor;
-  const internal::RailState& best = peer.rails.front();
-  if (d.remote.kind != MemoryKind::kHost && !(d.remote.direct && best.rail->reaches_devices())) {
-    return false;
-  }
-  const RegionEntry& local = regions.entries()[d.local_region];
-  if (local.place.kind == MemoryKind::kHost) return true;
-  return std::any_of(peer.rails.begin(), peer.rails.end(), [&](const internal::RailState& state) {
-    return state.rank == best.rank && state.rail->moves(local).ok();
-  });
-}
-
-// For a transfer with a peer's device: whether the best rail copies by a mapping of its memory.
-absl::Status Worker::Impl::mapped(const internal::TransferSlot& slot,
-                                  const internal::Peer& peer) const {
-  const TransferDescriptor& d = slot.descriptor;
-  if (d.bytes == 0 || peer.rails.empty()) {
-    return absl::FailedPreconditionError("no rail maps this memory");
-  }
-  return peer.rails.front().rail->maps(regions.entries()[d.local_region], d.remote);
-}
-
-Worker::Impl::Staging& Worker::Impl::staging_for_device_memory() {
-  if (staging == nullptr) staging = std::make_unique<Staging>(*this);
-  return *staging;
-}
-
-}  // namespace baton
+}  // namespace baton::internal

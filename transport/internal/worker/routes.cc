@@ -1,48 +1,55 @@
-// How a worker reaches a peer: what was asked for, which routes there are, in what order they are
-// tried, and what became of each.
+// Calls peers.
+#include "transport/internal/worker/routes.h"
+
 #include <algorithm>
+#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/base/log.h"
-#include "transport/internal/worker_impl.h"
+#include "transport/internal/worker/sessions.h"
 
-namespace baton {
+namespace baton::internal {
 namespace {
 constexpr std::string_view kAddressPrefix = "baton1:";
 constexpr size_t kMostCalled = 1 << 16;  // workers of which is kept where they answered
 }  // namespace
 
-bool Worker::Impl::is_address(std::string_view target) {
+bool Routes::is_address(std::string_view target) {
   return target.substr(0, kAddressPrefix.size()) == kAddressPrefix;
 }
 
-absl::StatusOr<std::string> Worker::Impl::look_up(const std::string& host_port) const {
+// A number that no other worker is likely to begin with.
+void Routes::start(const WorkerUid& uid) {
+  std::memcpy(&next_session_, uid.bytes.data(), sizeof next_session_);
+}
+
+absl::StatusOr<std::string> Routes::look_up(const std::string& host_port) const {
   absl::StatusOr<std::string> found =
-      absl::UnavailableError("no provider here can look up host:port");
-  for (const auto& provider : providers) {
+      absl::UnavailableError("no provider of this worker can look up host:port");
+  for (const auto& provider : needs_.providers) {
     found = provider->look_up(host_port);
     if (!absl::IsUnimplemented(found.status())) break;
   }
   return found;
 }
 
-absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std::string& found,
-                                             std::string_view need) {
-  internal::Peer* peer = add_peer();
+absl::StatusOr<PeerId> Routes::connect(std::string_view target, const std::string& found,
+                                       std::string_view need) {
+  Peer* peer = needs_.sessions.add_peer();
   if (peer == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("all %u peers are in use: disconnect some", internal::PeerTable::kMost));
+        absl::StrFormat("all %u peers are in use: disconnect some", PeerTable::kMost));
   }
   peer->dialled = true;
-  peer->require = need.empty() ? options.require : std::string(need);
-  peers.set_name(*peer, target.substr(0, 64));
+  peer->require = need.empty() ? needs_.options.require : std::string(need);
+  needs_.peers.set_name(*peer, target.substr(0, 64));
   if (is_address(target)) {
     auto decoded = Address::decode(target);
     if (!decoded.ok()) {
-      peer_down(*peer, decoded.status());
+      needs_.sessions.peer_down(*peer, decoded.status());
       return decoded.status();
     }
     peer->address = *std::move(decoded);
@@ -50,30 +57,33 @@ absl::StatusOr<PeerId> Worker::Impl::connect(std::string_view target, const std:
     return peer->id();
   }
   // host:port: the worker behind it tells its whole address, and so which better routes there are.
-  absl::Status status = absl::UnavailableError("no provider here can look up host:port");
-  for (auto& provider : providers) {
-    const uint64_t session = next_session++;
+  absl::Status status = absl::UnavailableError("no provider of this worker can look up host:port");
+  for (auto& provider : needs_.providers) {
+    const uint64_t session = next_session_++;
     status = provider->query(session, found);
     if (absl::IsUnimplemented(status)) continue;
     if (!status.ok()) break;
-    sessions[session] = peer->id();
+    sessions_[session] = peer->id();
     peer->route = provider->capabilities().name;
     return peer->id();
   }
-  peer_down(*peer, status);
+  needs_.sessions.peer_down(*peer, status);
   return status;
 }
 
-void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encoded,
-                            std::string_view at) {
-  auto it = sessions.find(session);
-  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
-  sessions.erase(session);
+Peer* Routes::peer_of_session(uint64_t session) {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? nullptr : needs_.peers.find(found->second);
+}
+
+void Routes::resolved(uint64_t session, absl::StatusOr<std::string> encoded, std::string_view at) {
+  Peer* peer = peer_of_session(session);
+  sessions_.erase(session);
   if (peer == nullptr || peer->state != PeerState::kConnecting) return;
   absl::StatusOr<Address> decoded =
       encoded.ok() ? Address::decode(*encoded) : absl::StatusOr<Address>(encoded.status());
   if (!decoded.ok()) {
-    peer_down(*peer, decoded.status());
+    needs_.sessions.peer_down(*peer, decoded.status());
     return;
   }
   peer->address = *std::move(decoded);
@@ -81,7 +91,7 @@ void Worker::Impl::resolved(uint64_t session, absl::StatusOr<std::string> encode
   plan_routes(*peer);
 }
 
-void Worker::Impl::note_called(const internal::Peer& peer, const std::string& at) {
+void Routes::note_called(const Peer& peer, const std::string& at) {
   const size_t colon = at.rfind(':');
   if (colon == std::string::npos) return;
   // The listener that has the port that was called. Behind a published port its own is another:
@@ -96,21 +106,21 @@ void Worker::Impl::note_called(const internal::Peer& peer, const std::string& at
                       [&](const auto& entry) { return entry.first == peer.route; });
   }
   if (by == theirs.end()) return;
-  if (called.size() >= kMostCalled) called.clear();
-  called[peer.address.uid.bytes] = {by->first, at};
+  if (called_.size() >= kMostCalled) called_.clear();
+  called_[peer.address.uid.bytes] = {by->first, at};
 }
 
 // Where the peer answered when it was asked for its address by `provider`; "": it was not.
-std::string Worker::Impl::called_at(const internal::Peer& peer, std::string_view provider) const {
-  const auto found = called.find(peer.address.uid.bytes);
-  return found != called.end() && found->second.provider == provider ? found->second.at : "";
+std::string Routes::called_at(const Peer& peer, std::string_view provider) const {
+  const auto found = called_.find(peer.address.uid.bytes);
+  return found != called_.end() && found->second.provider == provider ? found->second.at : "";
 }
 
 // The providers that both sides have, the best first, with their ranks; and why the others are out.
-std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
-    const internal::Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
+std::vector<std::pair<int, std::string>> Routes::rank_routes(
+    const Peer& peer, const std::string& require, std::vector<std::string>& notes) const {
   std::vector<std::pair<int, std::string>> ranked;
-  for (auto& provider : providers) {
+  for (auto& provider : needs_.providers) {
     const Capabilities& can = provider->capabilities();
     std::string note;
     const auto theirs = std::find_if(peer.address.providers.begin(), peer.address.providers.end(),
@@ -120,8 +130,8 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
     } else if (!can.available) {
       note = can.detail;
     } else if (theirs == peer.address.providers.end()) {
-      note = "the peer does not have it";
-      if (!why_on_request(can.name).empty()) note += ", unless it is asked for there too";
+      note = absl::StrCat("peer is not listening on ", can.name);
+      if (!why_on_request(can.name).empty()) note += " (on request only: enable it there too)";
     } else if (absl::Status status = provider->reachable(
                    theirs->second, called_at(peer, can.name).empty() ? peer.address.host_id : "");
                !status.ok()) {
@@ -132,15 +142,15 @@ std::vector<std::pair<int, std::string>> Worker::Impl::rank_routes(
     }
     notes.push_back(absl::StrCat(can.name, ": ", note));
   }
-  for (const std::string& note : provider_notes) notes.push_back(note);
+  for (const std::string& note : provider_notes_) notes.push_back(note);
   std::sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   });
   return ranked;
 }
 
-void Worker::Impl::plan_routes(internal::Peer& peer) {
-  peers.set_name(peer, peer.address.name);
+void Routes::plan_routes(Peer& peer) {
+  needs_.peers.set_name(peer, peer.address.name);
   peer.uid = peer.address.uid;
   for (auto& [rank, name] : rank_routes(peer, peer.require, peer.notes)) {
     peer.untried.push_back(name);
@@ -148,12 +158,12 @@ void Worker::Impl::plan_routes(internal::Peer& peer) {
   try_next_route(peer);
 }
 
-void Worker::Impl::try_next_route(internal::Peer& peer) {
+void Routes::try_next_route(Peer& peer) {
   const bool again = peer.state == PeerState::kReconnecting;
   if (peer.untried.empty()) {
-    if (again) return round_over(peer);
-    peer_down(peer,
-              absl::UnavailableError(absl::StrFormat(
+    if (again) return needs_.sessions.round_over(peer);
+    needs_.sessions.peer_down(
+        peer, absl::UnavailableError(absl::StrFormat(
                   "no route to %s%s. %s", peer.name,
                   peer.require.empty() ? std::string()
                                        : absl::StrFormat(" (only %s is allowed)", peer.require),
@@ -162,11 +172,11 @@ void Worker::Impl::try_next_route(internal::Peer& peer) {
   }
   peer.route = peer.untried.front();
   peer.untried.erase(peer.untried.begin());
-  if (!again) peers.set_session(peer, next_session++);
+  if (!again) needs_.peers.set_session(peer, next_session_++);
   dial(peer, peer.route, !again ? Resume::kNew : peer.dialled ? Resume::kOurs : Resume::kTheirs);
 }
 
-void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resume) {
+void Routes::dial(Peer& peer, const std::string& by, Resume resume) {
   ConnectRequest request{.session = peer.session, .resume = resume};
   for (const auto& [theirs, where] : peer.address.providers) {
     if (theirs == by) request.address = where;
@@ -174,26 +184,24 @@ void Worker::Impl::dial(internal::Peer& peer, const std::string& by, Resume resu
   request.expected.uid = peer.address.uid;
   request.expected.name = peer.address.name;
   request.called = called_at(peer, by);
-  sessions[request.session] = peer.id();
-  for (auto& provider : providers) {
+  sessions_[request.session] = peer.id();
+  for (auto& provider : needs_.providers) {
     if (provider->capabilities().name == by) return provider->connect(request);
   }
 }
 
-void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
-  auto it = sessions.find(session);
-  internal::Peer* peer = it == sessions.end() ? nullptr : find_peer(it->second);
+void Routes::connect_failed(uint64_t session, const absl::Status& why) {
+  Peer* peer = peer_of_session(session);
   // A session that was up keeps its number: another call for it may still be under way.
-  if (peer == nullptr || peer->state == PeerState::kConnecting) sessions.erase(session);
+  if (peer == nullptr || peer->state == PeerState::kConnecting) sessions_.erase(session);
   if (peer == nullptr || peer->session != session) return;
-  if (std::exchange(peer->back.calling, false)) return better_failed(*peer, why);
-  if (std::exchange(peer->around.calling, false)) return around_failed(*peer, why);
+  if (needs_.other_routes.failed(*peer, why)) return;
   if (!peer->rails.empty()) return;
   const bool again = peer->state == PeerState::kReconnecting;
   if (peer->state != PeerState::kConnecting && !again) return;
   peer->notes.push_back(absl::StrCat(peer->route, ": ", why.message()));
-  base::log_event(base::LogLevel::kInfo, "%s: no route to %s by %s: %s", self.name, peer->name,
-                  peer->route, why.message());
+  base::log_event(base::LogLevel::kInfo, "%s: no route to %s by %s: %s", needs_.self.name,
+                  peer->name, peer->route, why.message());
   // A wrong key or version will not get better on another route; nor by calling again.
   const bool refused = absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why);
   if (refused) peer->untried.clear();
@@ -201,16 +209,16 @@ void Worker::Impl::connect_failed(uint64_t session, absl::Status why) {
     if (refused) {
       peer->redial.hopeless = absl::StrCat("called again, it refused: ", why.message());
     } else if (absl::IsNotFound(why)) {
-      peer->redial.hopeless = "nobody lives at its address any more";
+      peer->redial.hopeless = "no worker listens at its address any more";
       peer->redial.gone = true;
     }
     return try_next_route(*peer);
   }
   if (peer->untried.empty() && peer->notes.size() == 1) {
-    peer_down(*peer, why);
+    needs_.sessions.peer_down(*peer, why);
   } else {
     try_next_route(*peer);
   }
 }
 
-}  // namespace baton
+}  // namespace baton::internal

@@ -1,0 +1,74 @@
+// Lost rails: what was on them, and what the peer knows of it.
+//
+// When a rail is lost, some of our slices on it may have landed, and bytes of others may still lie
+// in buffers on the way. Before one of them is sent again the peer closes its end of that rail, so
+// that nothing more comes over it, and says which had landed (its Arrivals know; of those that have
+// no name there, how many the rail had counted): those are done, the others go on over another
+// rail. Nothing lands twice, and nothing late.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "transport/internal/messages/control_message.h"
+#include "transport/internal/tables/peer_table.h"
+#include "transport/internal/worker/closing_rails.h"
+#include "transport/internal/worker/control_outbox.h"
+#include "transport/internal/worker/transfers.h"
+
+namespace baton::internal {
+
+class Sessions;
+
+class LostRails {
+ public:
+  // All outlive this.
+  struct Needs {
+    const Clock& clock;
+    const std::vector<std::unique_ptr<Provider>>& providers;
+    TransferSlots& slots;
+    PeerTable& peers;
+    WorkerStats& stats;
+    EventSink& sink;
+    ControlOutbox& outbox;
+    ClosingRails& closing;
+    Dispatcher& dispatcher;
+    Transfers& transfers;
+    Sessions& sessions;
+  };
+  explicit LostRails(const Needs& needs) : needs_(needs) {}
+
+  static LostRail& lost_rail(Peer& peer, uint64_t link);
+  static void note_counted(Peer& peer, uint64_t link, const Rail& rail);
+  static bool fenced(const Peer& peer, uint64_t link);  // the other side lost it before it came up
+  // It is not known whether the slice has landed.
+  void unsettled(Peer& peer, uint64_t link, const SliceName& name,
+                 const std::optional<Ordinal>& number);
+  void settle_all(Peer& peer, const absl::Status& why);  // the peer is down: it cannot be asked
+  void ask_about_lost_rails(Peer& peer);
+  void ask_again(Peer& peer);
+  // The lost rail that a control message of ours asks about, if that is not known yet.
+  static LostRail* asked_by(Peer& peer, const TransferSlot& slot);
+
+  // From inside a provider, so what closes rails waits until that has returned.
+  void hear(Peer& peer, Rail& rail, std::string_view words);
+  bool any_questions() const { return !questions_.empty(); }
+  bool answer_questions();
+  // A rail that goes down now does so because the peer has lost it.
+  bool answering() const { return answering_; }
+
+ private:
+  void settle(const SliceName& name, Fate fate);
+  static Fate fate_of(const Peer& peer, uint64_t link, const SliceName& name);
+  void on_fenced(Peer& peer, const ControlMessage& answer);
+  void look_for_asked_rails();
+
+  const Needs needs_;
+  std::vector<std::pair<PeerId, ControlMessage>> questions_;  // kFence, to be answered
+  bool answering_ = false;
+};
+
+}  // namespace baton::internal
