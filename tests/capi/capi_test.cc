@@ -235,7 +235,7 @@ TEST_F(Capi, ATransferFromMakeToRelease) {
   EXPECT_EQ(baton_transfer_state(a.agent, write, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_local_free(a.agent, write, &error), BATON_ERR_NOT_FOUND);
   EXPECT_EQ(baton_transfer_release(a.agent, write, BATON_FOREVER, &error), BATON_ERR_NOT_FOUND);
-  EXPECT_THAT(error.text, HasSubstr("released already"));
+  EXPECT_THAT(error.text, HasSubstr("already released"));
 }
 
 TEST_F(Capi, AnAgentWithTheDefaultsIsOneName) {

@@ -250,7 +250,7 @@ TEST_F(ConnectorInC, NonsenseIsAnErrorAndNoCrash) {
   EXPECT_EQ(baton_kv_connector_register_cache(connector, layout, &error), BATON_ERR_NOT_ALLOWED);
   baton_kv_load wanted = BATON_KV_LOAD_INIT;
   EXPECT_EQ(baton_kv_load_start(connector, &wanted, &error), BATON_ERR_INVALID_PARAM);
-  EXPECT_THAT(error.text, HasSubstr("whose KV"));
+  EXPECT_THAT(error.text, HasSubstr("no source for the KV"));
   wanted.prefill = "127.0.0.1:1";
   for (int64_t* time : {&wanted.timeout, &wanted.silence, &wanted.lease}) {
     *time = -2;

@@ -90,7 +90,7 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
   }
   refused([](json& said) { said["dtype"] = "float16"; }, "of float16");
   refused([](json& said) { said["bytes"] = 3 * 2 * 64 * 32 * 2 - 2; }, "numbers in blocks of");
-  refused([](json& said) { said["layers"] = json::array(); }, "which layers");
+  refused([](json& said) { said["layers"] = json::array(); }, "list its layers");
   refused([](json& said) { said["layers"] = {0, -1}; }, "a layer's number");
   refused([](json& said) { said.erase("value"); }, "is not a list of levels");
   refused([](json& said) { said["key"]["tokens"] = {{16, 2}, {3, 512}}; }, "count 48, not 64");

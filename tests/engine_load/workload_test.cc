@@ -202,7 +202,7 @@ TEST(Workload, ATraceThatIsWrongIsRefusedByItsLine) {
            {R"({"timestamp":1,"output_length":3})", "input_length"},
            {R"({"timestamp":1,"input_length":3})", "output_length"},
            {R"({"timestamp":-1,"input_length":3,"output_length":1})", "timestamp"},
-           {R"({"timestamp":1,"input_length":3,"output_length":1,"hash_ids":4})", "no list"},
+           {R"({"timestamp":1,"input_length":3,"output_length":1,"hash_ids":4})", "not a list"},
            {R"({"timestamp":1,"input_length":3,"output_length":1,"hash_ids":["a"]})",
             "whole number"},
            {R"({"timestamp":1,"input_length":99999999999,"output_length":1})", "input_length"}}) {

@@ -50,7 +50,7 @@ def refused(folder):
     for ranks in ([], ["--ranks", 2]):
         says("libcuda.so.1", "--device", "cuda", *ranks, environment={"LD_LIBRARY_PATH": ""})
         says("CUDA device 7", "--device", "cuda:7", *ranks, environment=CUDA)
-    says("is no device", "--device", "gpu")
+    says("is not a device", "--device", "gpu")
     says("--wire bf16", "--device", "cuda", "--ranks", 2, "--wire", "bf16", environment=CUDA)
 
 

@@ -263,8 +263,8 @@ TEST(Adopt, RefusesWhatNoTransferCanUse) {
   EXPECT_THAT(refusal(managed, kMiB), HasSubstr("cudaMalloc"));
   const DevicePointer plain = fake.allocate(kMiB, 1);
   EXPECT_THAT(refusal(plain, 64 * kMiB), HasSubstr("too long"));
-  EXPECT_THAT(refusal(plain, 0), HasSubstr("no range"));
-  EXPECT_THAT(refusal(plain, SIZE_MAX), HasSubstr("no range"));
+  EXPECT_THAT(refusal(plain, 0), HasSubstr("not a range"));
+  EXPECT_THAT(refusal(plain, SIZE_MAX), HasSubstr("not a range"));
   fake.free(plain);
   EXPECT_THAT(refusal(plain, kMiB), HasSubstr("it was freed"));
   int on_the_stack = 0;

@@ -101,7 +101,7 @@ TEST(KvEventsSource, IsMadeOfWords) {
   }
   std::optional<EventSource> none;
   EXPECT_THAT(std::string(read_source_word("replay=tcp://h:1", &none).message()),
-              HasSubstr("behind it"));
+              HasSubstr("come after it"));
 }
 
 }  // namespace

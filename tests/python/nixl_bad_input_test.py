@@ -78,7 +78,7 @@ class Words(Refused):
         self.a.release_xfer_handle(handle)
         self.a.release_xfer_handle(handle)  # once is enough
         for call in (self.a.transfer, self.a.check_xfer_state, self.a.get_xfer_telemetry):
-            self.refused(nixlBind.nixlNotFoundError, lambda: call(handle), "released already")
+            self.refused(nixlBind.nixlNotFoundError, lambda: call(handle), "already released")
         self.a.release_dlist_handle(self.local)
         self.a.release_dlist_handle(self.local)
         self.refused(nixlBind.nixlNotFoundError, self.make, "no such list")
@@ -101,8 +101,8 @@ class Words(Refused):
         self.untouched()
 
     def test_lists_of_another_agent(self):
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(local=self.foreign), "another agent's")
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(remote=self.foreign), "another agent's")
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(local=self.foreign), "another agent")
+        self.refused(nixlBind.nixlNotFoundError, lambda: self.make(remote=self.foreign), "another agent")
         self.refused(nixlBind.nixlInvalidParamError, lambda: self.make(local=self.remote, remote=self.local))
         self.untouched()
 
@@ -247,7 +247,7 @@ class Words(Refused):
             self.refused(nixlBind.nixlNotSupportedError, lambda: self.a.agent.make(
                 nixlBind.NIXL_READ, listed._list, [0], self.remote._list, [0], b"x"), "local one is DRAM")
             self.refused(nixlBind.nixlBackendError, lambda: self.a.make_prepped_xfer(
-                "WRITE", self.local, [0], listed, [0], b"heard"), "no notification")
+                "WRITE", self.local, [0], listed, [0], b"heard"), "cannot carry a notification")
             here, there = self.a.get_xfer_descs(mine, "DRAM"), self.a.get_xfer_descs(of_file, "FILE")
             self.refused(nixlBind.nixlBackendError, lambda: self.a.initialize_xfer("WRITE", here, there, "a", b"heard"))
             self.refused(nixlBind.nixlNotFoundError, lambda: self.a.initialize_xfer("WRITE", here, there, "b"))

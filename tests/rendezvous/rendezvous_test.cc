@@ -303,7 +303,7 @@ TEST(Rendezvous, AServerThatSaysNothingIsSaidSo) {
   const absl::Status why =
       meet(net::advertised(silent.get()), key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
-  EXPECT_THAT(std::string(why.message()), HasSubstr("says nothing"));
+  EXPECT_THAT(std::string(why.message()), HasSubstr("sends nothing"));
 }
 
 TEST(Rendezvous, BadArgumentsAreRefusedAtOnce) {

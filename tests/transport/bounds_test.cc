@@ -164,7 +164,8 @@ TEST_F(Bounds, APeerThatAsksForStagedChunksAndTakesNoAnswersIsClosed) {
   }
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_GE(asked, 1000u);
-  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("takes no answers"));
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()),
+              HasSubstr("does not read the answers"));
 }
 
 // Each session may leave its window unread; sessions come and go.

@@ -23,7 +23,7 @@ std::vector<Fault> faults() {
   return {
       {"PortDown", [](FakeVerbs& f, size_t d) { f.set_port(d, false); }, "went down"},
       {"Cable", [](FakeVerbs& f, size_t d) { f.set_cable(d, false); }, "did not answer"},
-      {"Hanging", [](FakeVerbs& f, size_t d) { f.set_hanging(d, true); }, "hangs"},
+      {"Hanging", [](FakeVerbs& f, size_t d) { f.set_hanging(d, true); }, "has been pending"},
       {"DeviceFatal", [](FakeVerbs& f, size_t d) { f.kill(d); }, "went down"},
       {"QueuePairFatal", [](FakeVerbs& f, size_t d) { f.break_queue_pairs(d); }, "event"},
       {"ReceivesGone", [](FakeVerbs& f, size_t d) { f.take_receives(d); }, "no receive posted"},

@@ -202,7 +202,7 @@ TEST(KvPacking, WhatMakesNoSenseIsRefused) {
   }
   for (const char* key : {"/total_heads", "/first_head"}) {
     for (const json& bad : {json(-1), json("2"), too_many}) {
-      refused({{key, bad}}, "are numbers");
+      refused({{key, bad}}, "must be numbers");
     }
   }
   for (const json& bad : {kMissing, json(1), json::array()}) {

@@ -264,7 +264,7 @@ class Two(unittest.TestCase):
             self.assertIn(why, str(raised.exception))
         with self.assertRaisesRegex(baton.InvalidParamError, "32 bits"):
             self.decode.load(address, [2 ** 31], BLOCKS)
-        with self.assertRaisesRegex(baton.InvalidParamError, "whose KV"):
+        with self.assertRaisesRegex(baton.InvalidParamError, "no source for the KV"):
             self.decode.load("", TOKENS, BLOCKS)
         with self.assertRaisesRegex(baton.InvalidParamError, "timeout is -1"):
             self.load(timeout=-1)
