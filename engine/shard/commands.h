@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -169,7 +170,17 @@ struct Report {
   std::vector<Event> tier_events;      // likewise
 
   // Moves from `events` into a list of this report what finds room.
-  void take(std::deque<Event>& events, std::vector<Event>& list);
+  void take(std::deque<Event>& events, std::vector<Event>& list) {
+    std::string bytes;
+    base::FieldWriter wire(bytes);
+    contents(wire, *this);
+    for (; !events.empty(); events.pop_front()) {
+      wire(events.front());
+      if (bytes.size() > kBytes) break;
+      list.push_back(std::move(events.front()));
+    }
+    more |= !events.empty();
+  }
 
   static void contents(auto& wire, auto& m) {
     wire(m.more, m.kv.bytes_sent, m.kv.bytes_loaded, m.kv.loads_failed, m.kv.jobs_failed);

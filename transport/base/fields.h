@@ -32,13 +32,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "transport/base/wire.h"
 
 namespace baton::base {
 
 inline constexpr size_t kMaxWhy = 512;
 
-class FieldWriter;
+template <bool kReads>
+class FieldWire;
+using FieldReader = FieldWire<true>;
+using FieldWriter = FieldWire<false>;  // appends
+
 template <typename T>
 concept FieldMessage = requires(FieldWriter& wire, const T& message) {
   T::fields(wire, message);
@@ -53,124 +56,87 @@ concept FieldNumbers = !FieldMessage<T> && std::is_trivially_copyable_v<T> &&
                        std::has_unique_object_representations_v<T> && !std::is_pointer_v<T> &&
                        !std::is_enum_v<T> && !std::is_same_v<T, bool>;
 
-class FieldWriter {
+template <bool kReads>
+class FieldWire {
  public:
-  // Appends.
-  explicit FieldWriter(std::string& out) : out_(out), begin_(out.size()) {}
+  using Bytes = std::conditional_t<kReads, std::string_view, std::string&>;
+  explicit FieldWire(Bytes bytes) : bytes_(bytes), size_(bytes.size()) {}
 
-  template <typename... Members>
-  void operator()(const Members&... members) {
-    (put(members), ...);
-  }
+  void operator()(auto&... members) { (one(members), ...); }
   template <typename Kind>
-  void kind(Kind kind, Kind /*last*/) {
-    put_number(out_, static_cast<uint8_t>(kind));
+  void kind(Kind& kind, std::remove_const_t<Kind> last) {
+    auto number = static_cast<uint8_t>(kind);
+    one(number);
+    require(number >= 1 && number <= static_cast<uint8_t>(last));
+    if constexpr (kReads) kind = static_cast<Kind>(number);
   }
-  void require(bool) {}
-  void fill(size_t size) { out_.resize(begin_ + size); }
-
- private:
-  template <typename T>
-  void put(const T& value) {
-    if constexpr (FieldMessage<T>) {
-      T::fields(*this, value);
-    } else if constexpr (std::is_same_v<T, bool>) {
-      put_number(out_, static_cast<uint8_t>(value));
-    } else if constexpr (std::is_same_v<T, absl::Status>) {
-      put_number(out_, static_cast<uint8_t>(value.code()));
-      put(std::string(value.message().substr(0, kMaxWhy)));
-    } else if constexpr (FieldList<T>) {
-      using Element = typename T::value_type;
-      put_number(out_, static_cast<uint32_t>(value.size()));
-      if constexpr (FieldNumbers<Element>) {
-        out_.append(reinterpret_cast<const char*>(value.data()), value.size() * sizeof(Element));
-      } else {
-        for (const Element& element : value) put(element);
-      }
+  void require(bool holds) { failed_ |= kReads && !holds; }
+  void fill(size_t size) {
+    if constexpr (kReads) {
+      require(bytes_.size() == size - at() &&
+              bytes_.find_first_not_of('\0') == std::string_view::npos);
+      bytes_ = {};
     } else {
-      static_assert(FieldNumbers<T>, "name an enum with kind(), and the members of other structs");
-      out_.append(reinterpret_cast<const char*>(&value), sizeof(T));
+      bytes_.resize(size_ + size);
     }
   }
-
-  std::string& out_;
-  const size_t begin_;
-};
-
-class FieldReader {
- public:
-  explicit FieldReader(std::string_view bytes) : size_(bytes.size()), rest_(bytes) {}
-
-  template <typename... Members>
-  void operator()(Members&... members) {
-    (take(members), ...);
-  }
-  template <typename Kind>
-  void kind(Kind& kind, Kind last) {
-    const auto number = take<uint8_t>();
-    require(number >= 1 && number <= static_cast<uint8_t>(last));
-    kind = static_cast<Kind>(number);
-  }
-  void require(bool holds) { failed_ |= !holds; }
-  void fill(size_t size) {
-    require(bytes(size - at()).find_first_not_of('\0') == std::string_view::npos);
-  }
-  size_t at() const { return size_ - rest_.size(); }
-  bool finished() const { return !failed_ && rest_.empty(); }
+  // Of a reader:
+  size_t at() const { return size_ - bytes_.size(); }
+  bool finished() const { return !failed_ && bytes_.empty(); }
 
  private:
-  // As many, or none and failure.
-  std::string_view bytes(size_t count) {
-    require(count <= rest_.size());
-    const std::string_view taken = rest_.substr(0, failed_ ? 0 : count);
-    rest_.remove_prefix(taken.size());
-    return taken;
-  }
-  template <typename T>
-  T take() {
-    T value{};
-    take(value);
-    return value;
-  }
-  template <typename T>
-  void take(T& value) {
+  template <typename Value>
+  void one(Value& value) {
+    using T = std::remove_const_t<Value>;
     if constexpr (FieldMessage<T>) {
       T::fields(*this, value);
     } else if constexpr (std::is_same_v<T, bool>) {
-      const auto number = take<uint8_t>();
+      auto number = static_cast<uint8_t>(value);
+      one(number);
       require(number <= 1);
-      value = number == 1;
+      if constexpr (kReads) value = number == 1;
     } else if constexpr (std::is_same_v<T, absl::Status>) {
-      const auto code = take<uint8_t>();
-      const auto why = take<std::string>();
+      auto code = static_cast<uint8_t>(value.code());
+      std::string why(value.message().substr(0, kMaxWhy));
+      (*this)(code, why);
       require(code <= static_cast<uint8_t>(absl::StatusCode::kUnauthenticated) &&
               why.size() <= kMaxWhy && (code != 0 || why.empty()));
-      value = absl::Status(static_cast<absl::StatusCode>(code), why);
+      if constexpr (kReads) value = absl::Status(static_cast<absl::StatusCode>(code), why);
     } else if constexpr (FieldList<T>) {
       using Element = typename T::value_type;
-      const size_t count = take<uint32_t>();
-      value.clear();
+      auto count = static_cast<uint32_t>(value.size());
+      one(count);
       if constexpr (FieldNumbers<Element>) {
-        const std::string_view taken = bytes(count * sizeof(Element));
-        value.resize(taken.size() / sizeof(Element));
-        if (!taken.empty()) std::memcpy(value.data(), taken.data(), taken.size());
+        require(count <= bytes_.size() / sizeof(Element));
+        if constexpr (kReads) value.resize(failed_ ? 0 : count);
+        raw(value.data(), value.size() * sizeof(Element));
+      } else if constexpr (kReads) {
+        require(count <= bytes_.size());  // an element has a byte at least
+        for (value.clear(); value.size() < count && !failed_;) one(value.emplace_back());
       } else {
-        require(count <= rest_.size());  // an element has a byte at least
-        for (size_t i = 0; i < count && !failed_; ++i) take(value.emplace_back());
+        for (auto& element : value) one(element);
       }
     } else {
       static_assert(FieldNumbers<T>, "name an enum with kind(), and the members of other structs");
-      const std::string_view taken = bytes(sizeof(T));
-      if (!taken.empty()) std::memcpy(&value, taken.data(), sizeof(T));
+      raw(&value, sizeof(T));
+    }
+  }
+  void raw(auto* data, size_t size) {
+    if constexpr (kReads) {
+      require(size <= bytes_.size());
+      if (failed_ || size == 0) return;
+      std::memcpy(data, bytes_.data(), size);
+      bytes_.remove_prefix(size);
+    } else {
+      bytes_.append(reinterpret_cast<const char*>(data), size);
     }
   }
 
+  Bytes bytes_;  // of a reader: those that are left
   const size_t size_;
-  std::string_view rest_;
   bool failed_ = false;
 };
 
-// Appends.
 template <FieldMessage Message>
 void write_fields(const Message& message, std::string& out) {
   FieldWriter writer(out);
