@@ -1,17 +1,93 @@
-// What rank 0 of a tensor-parallel model tells the others, as bytes.
+// What rank 0 of a tensor-parallel model tells the others, and what they report.
+//
+// A load and a job have the number that rank 0's connector or store knows them by. A rank's half of
+// them moves without rank 0; each time rank 0 asks, the others report what has changed. A block of
+// the KV tiers is named as rank 0 names it for all ranks (rank_keys.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "engine/shard/kv_calls.h"
-#include "engine/shard/tier_calls.h"
+#include "absl/status/status.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/tiers/tier_key.h"
+#include "kvtransfer/tiers/tier_store.h"
+#include "transport/base/fields.h"
+#include "transport/clock.h"
 
 namespace baton::engine::shard {
+
+// Of all that is below: raise it with each change, for ranks of two releases may meet.
+inline constexpr int kCommandsVersion = 2;
+
+enum class KvCallKind : uint8_t {
+  kStartLoad = 1,  // KvConnector::start_load() with `load`
+  kEndLoad,        // end_load() of `id`, again and again until that is true
+  kOpenJob,        // job `id` is the one with the binding's key: take it, or bind() it
+  kRenewJob,       // renew_job() with the binding's lease
+  kSave,           // save_layer() of the blocks, for `layers` layers
+  kFinishJob,      // finish_job() with `outcome`
+};
+
+struct KvCall {
+  KvCallKind kind = KvCallKind::kEndLoad;
+  uint64_t id = 0;                // of the load or job
+  kvtransfer::KvLoad load;        // kStartLoad, all but its id: blocks have the same numbers here
+  kvtransfer::KvBinding binding;  // kOpenJob: key, tokens and loads; kRenewJob: lease
+  uint32_t first_layer = 0;       // kSave
+  uint32_t layers = 0;
+  uint32_t first_block = 0;
+  std::vector<uint32_t> blocks;
+  absl::Status outcome;  // kFinishJob
+
+  static void fields(auto& wire, auto& m) {
+    wire.kind(m.kind, KvCallKind::kFinishJob);
+    wire(m.id);
+    switch (m.kind) {
+      case KvCallKind::kStartLoad:
+        return wire(m.load.prefill, m.load.shards, m.load.key, m.load.loads_of_key, m.load.tokens,
+                    m.load.first_token, m.load.blocks, m.load.timeout, m.load.silence);
+      case KvCallKind::kEndLoad:
+        return;
+      case KvCallKind::kOpenJob:
+        return wire(m.binding.key, m.binding.tokens, m.binding.loads);
+      case KvCallKind::kRenewJob:
+        return wire(m.binding.lease);
+      case KvCallKind::kSave:
+        return wire(m.first_layer, m.layers, m.first_block, m.blocks);
+      case KvCallKind::kFinishJob:
+        return wire(m.outcome);
+    }
+  }
+};
+
+enum class TierCallKind : uint8_t {
+  kFind = 1,  // how many of `keys`, from the first on, are here
+  kSave,      // keys[0] is what blocks[0] holds
+  kLoad,      // TierStore::load()
+  kEndLoad,   // end_load() of `id`, again and again until that is true
+  kFlush,     // TierStore::flush(); for tests
+};
+
+// Each has a number of its own, but kEndLoad, which has that of the load.
+struct TierCall {
+  TierCallKind kind = TierCallKind::kFlush;
+  uint64_t id = 0;
+  std::vector<kvtransfer::tiers::TierKey> keys;  // kFind, kSave, kLoad
+  std::vector<uint32_t> blocks;                  // kSave, kLoad: one for each key
+  Time timeout{};                                // kLoad
+
+  static void fields(auto& wire, auto& m) {
+    wire.kind(m.kind, TierCallKind::kFlush);
+    wire(m.id, m.keys, m.blocks, m.timeout);
+    const bool pairs = m.kind == TierCallKind::kSave || m.kind == TierCallKind::kLoad;
+    wire.require(m.blocks.size() == (pairs ? m.keys.size() : 0) && (!pairs || !m.keys.empty()));
+  }
+};
 
 enum class CommandKind : uint8_t {
   kStop = 1,  // there will be no more
@@ -19,6 +95,7 @@ enum class CommandKind : uint8_t {
   kSync,      // make the calls, then send a Report (Group::exchange())
 };
 
+// The model checks what is asked of it by itself.
 struct Command {
   // As SequenceChunk in engine/model/model.h.
   struct Chunk {
@@ -27,14 +104,18 @@ struct Command {
     std::vector<uint32_t> blocks;
     bool wants_logits = false;
     bool wants_all_logits = false;
-    bool operator==(const Chunk&) const = default;
+
+    static void fields(auto& wire, auto& m) {
+      wire(m.tokens, m.position, m.blocks, m.wants_logits, m.wants_all_logits);
+    }
   };
   // Blocks of a job that the step completes, in every layer.
   struct Send {
     uint64_t job = 0;
     uint32_t first_block = 0;
     std::vector<uint32_t> blocks;
-    bool operator==(const Send&) const = default;
+
+    static void fields(auto& wire, auto& m) { wire(m.job, m.first_block, m.blocks); }
   };
 
   CommandKind kind = CommandKind::kStop;
@@ -43,25 +124,73 @@ struct Command {
   std::vector<Chunk> chunks;         // kStep
   std::vector<Send> sends;           // kStep
 
-  void encode(std::string& out) const;  // replaces `out`
-  // InvalidArgument: bytes that no rank 0 of this version sends. The model checks what is asked of
-  // it by itself.
-  static absl::StatusOr<Command> decode(std::string_view bytes);
-
- private:
-  void encode_step(std::string& out) const;
+  static void fields(auto& wire, auto& m) {
+    wire.kind(m.kind, CommandKind::kSync);
+    if (m.kind == CommandKind::kStop) return;
+    wire(m.calls, m.tier_calls);
+    if (m.kind == CommandKind::kStep) wire(m.chunks, m.sends);
+  }
 };
 
-// What a rank has to say, in as many bytes at each.
+enum class EventKind : uint8_t {
+  kLoaded = 1,  // every layer is here
+  kLoadFailed,  // it will never be, and why
+  kLoadQuiet,   // after kEndLoad: no byte can arrive any more, and the number is forgotten
+  // Of a connector:
+  kUnwanted,  // the job's loads were given up, or it cannot be sent, and why
+  kSaved,     // after kFinishJob: nothing of it moves any more, and the number is forgotten
+  // Of KV tiers:
+  kFound,     // to kFind: `found`
+  kUnpinned,  // to kSave: the block is not read any more, saved or not
+};
+
+struct Event {
+  EventKind kind = EventKind::kLoaded;
+  uint64_t id = 0;
+  absl::Status why{};
+  kvtransfer::tiers::TierFound found{};
+
+  static void fields(auto& wire, auto& m) {
+    wire.kind(m.kind, EventKind::kUnpinned);
+    wire(m.id);
+    if (m.kind == EventKind::kLoadFailed || m.kind == EventKind::kUnwanted) wire(m.why);
+    if (m.kind != EventKind::kFound) return;
+    wire(m.found.blocks, m.found.disk, m.found.peer, m.found.near);
+  }
+};
+
+// What a rank has to say, in as many bytes at each. Zeros are a rank with nothing to say.
 struct Report {
-  static constexpr size_t kBytes = KvReport::kBytes + TierReport::kBytes;
+  static constexpr size_t kBytes = 3072;
 
-  KvReport kv;
-  TierReport tiers;
-  bool more() const { return kv.more || tiers.more; }
+  bool more = false;                   // there are other events: ask again
+  kvtransfer::KvConnectorStats kv;     // all but the route
+  kvtransfer::tiers::TierStats tiers;  // host_bytes, and what went wrong; the rest is zero
+  std::vector<Event> kv_events;        // each is told once
+  std::vector<Event> tier_events;      // likewise
 
-  // Internal: bytes that no rank of this version sends. Zeros are a rank with nothing to say.
-  static absl::StatusOr<Report> decode(std::string_view bytes);
+  // Moves from `events` into a list of this report what finds room.
+  void take(std::deque<Event>& events, std::vector<Event>& list) {
+    std::string bytes;
+    base::FieldWriter wire(bytes);
+    contents(wire, *this);
+    for (; !events.empty(); events.pop_front()) {
+      wire(events.front());
+      if (bytes.size() > kBytes) break;
+      list.push_back(std::move(events.front()));
+    }
+    more |= !events.empty();
+  }
+
+  static void contents(auto& wire, auto& m) {
+    wire(m.more, m.kv.bytes_sent, m.kv.bytes_loaded, m.kv.loads_failed, m.kv.jobs_failed);
+    wire(m.tiers.host_bytes, m.tiers.dropped, m.tiers.silences, m.tiers.missed, m.tiers.corrupt);
+    wire(m.kv_events, m.tier_events);
+  }
+  static void fields(auto& wire, auto& m) {
+    contents(wire, m);
+    wire.fill(kBytes);
+  }
 };
 
 }  // namespace baton::engine::shard

@@ -59,7 +59,8 @@ absl::Status Follower::run() {
   for (;;) {
     const absl::StatusOr<std::string_view> message = group_.receive(idle_task);
     if (!message.ok()) return message.status();
-    const absl::StatusOr<Command> command = Command::decode(*message);
+    const absl::StatusOr<Command> command =
+        base::read_fields<Command>(*message, "a command of rank 0");
     absl::Status status = command.status();
     if (status.ok()) {
       if (command->kind == CommandKind::kStop) return absl::OkStatus();
@@ -94,9 +95,12 @@ absl::Status Follower::obey(const Command& command) {
   for (const KvCall& call : command.calls) kv_->make(call);
   for (const TierCall& call : command.tier_calls) tiers_->make(call);
   if (command.kind == CommandKind::kStep) return compute(command);
-  std::string report = kv_.has_value() ? kv_->report() : std::string(KvReport::kBytes, '\0');
-  report += tiers_.has_value() ? tiers_->report() : std::string(TierReport::kBytes, '\0');
-  return group_.exchange(report).status();
+  Report report;
+  if (kv_.has_value()) kv_->report(report);
+  if (tiers_.has_value()) tiers_->report(report);
+  std::string bytes;
+  base::write_fields(report, bytes);
+  return group_.exchange(bytes).status();
 }
 
 absl::Status Follower::compute(const Command& command) {

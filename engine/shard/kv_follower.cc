@@ -30,11 +30,14 @@ void KvFollower::make(const KvCall& call) {
 }
 
 void KvFollower::start_load(const KvCall& call) {
-  Load& load = loads_[call.id];
-  const absl::Status status = connector_.start_load(call.load);
+  FollowedLoad& load = loads_[call.id];
+  load.number = call.id;
+  kvtransfer::KvLoad asked = call.load;
+  asked.id = call.id;
+  const absl::Status status = connector_.start_load(std::move(asked));
   if (status.ok()) return;
   load.told = true;
-  events_.push_back({KvEventKind::kLoadFailed, call.id, status});
+  events_.push_back({EventKind::kLoadFailed, call.id, status});
 }
 
 // Takes what the connector has been asked for: rank 0 may hear of it before or after this rank.
@@ -75,7 +78,7 @@ void KvFollower::finish_job(const KvCall& call) {
 }
 
 void KvFollower::unwanted(uint64_t id, Job& job, const absl::Status& why) {
-  if (!std::exchange(job.told, true)) events_.push_back({KvEventKind::kUnwanted, id, why});
+  if (!std::exchange(job.told, true)) events_.push_back({EventKind::kUnwanted, id, why});
 }
 
 void KvFollower::save(uint64_t id, uint32_t layer, uint32_t first_block,
@@ -100,34 +103,17 @@ void KvFollower::kv_written(int layer) {
 
 void KvFollower::progress() {
   connector_.progress();
-  follow_loads();
-  follow_jobs();
+  follow();
 }
 
 void KvFollower::wait(Time timeout) {
   connector_.wait(timeout, -1);
-  follow_loads();
-  follow_jobs();
+  follow();
 }
 
-void KvFollower::follow_loads() {
-  absl::erase_if(loads_, [this](auto& entry) {
-    auto& [id, load] = entry;
-    if (load.ended) {
-      if (!connector_.end_load(id)) return false;
-      events_.push_back({KvEventKind::kLoadQuiet, id, absl::OkStatus()});
-      return true;
-    }
-    if (load.told) return false;
-    if (connector_.layers_loaded(id) >= layers_) {
-      events_.push_back({KvEventKind::kLoaded, id, absl::OkStatus()});
-      load.told = true;
-    } else if (absl::Status status = connector_.load_status(id); !status.ok()) {
-      events_.push_back({KvEventKind::kLoadFailed, id, std::move(status)});
-      load.told = true;
-    }
-    return false;
-  });
+void KvFollower::follow() {
+  follow_loads(connector_, layers_, loads_, events_);
+  follow_jobs();
 }
 
 void KvFollower::follow_jobs() {
@@ -136,7 +122,7 @@ void KvFollower::follow_jobs() {
     auto& [id, job] = entry;
     if (job.finished) {
       if (job.number != 0 && !connector_.is_saved(job.number)) return false;
-      events_.push_back({KvEventKind::kSaved, id, absl::OkStatus()});
+      events_.push_back({EventKind::kSaved, id});
       return true;
     }
     if (job.number != 0 && !job.told && !connector_.is_wanted(job.number)) {
@@ -154,9 +140,10 @@ void KvFollower::follow_jobs() {
   std::erase_if(closing_, [this](uint64_t job) { return connector_.is_saved(job); });
 }
 
-std::string KvFollower::report() {
+void KvFollower::report(Report& report) {
   progress();
-  return KvReport::encode(connector_.stats(), events_);
+  report.kv = connector_.stats();
+  report.take(events_, report.kv_events);
 }
 
 }  // namespace baton::engine::shard

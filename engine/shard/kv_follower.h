@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "engine/model/model.h"
 #include "engine/shard/commands.h"
-#include "engine/shard/kv_calls.h"
+#include "engine/shard/loads.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 
@@ -33,14 +33,10 @@ class KvFollower : public LayerHook {
   void progress();
   // Sleeps until a peer has something, at most `timeout`; then as progress().
   void wait(Time timeout);
-  // What has changed since the last one.
-  std::string report();
+  // Adds what has changed since the last one.
+  void report(Report& report);
 
  private:
-  struct Load {
-    bool told = false;  // rank 0 knows that it is complete or will not be
-    bool ended = false;
-  };
   struct Job {
     uint64_t number = 0;  // the connector's; 0: it has none
     bool told = false;    // rank 0 knows that it is not wanted
@@ -52,17 +48,17 @@ class KvFollower : public LayerHook {
   void save(uint64_t id, uint32_t layer, uint32_t first_block, const std::vector<uint32_t>& blocks);
   void unwanted(uint64_t id, Job& job, const absl::Status& why);
   void take_jobs();
-  void follow_loads();
+  void follow();
   void follow_jobs();
 
   kvtransfer::KvConnector& connector_;
   const uint32_t layers_;
   const std::vector<Command::Send>* sends_ = nullptr;
-  absl::flat_hash_map<uint64_t, Load> loads_;  // by rank 0's number, as jobs are
-  absl::flat_hash_map<uint64_t, Job> jobs_;
+  FollowedLoads loads_;
+  absl::flat_hash_map<uint64_t, Job> jobs_;               // by rank 0's number
   absl::flat_hash_map<std::string, uint64_t> unclaimed_;  // by key: rank 0 has not named it yet
   std::vector<uint64_t> closing_;                         // it never will
-  std::deque<KvEvent> events_;
+  std::deque<Event> events_;
 };
 
 }  // namespace baton::engine::shard

@@ -35,8 +35,8 @@ absl::StatusOr<std::unique_ptr<RanksConnector>> RanksConnector::create(
 RanksConnector::RanksConnector(Leader& leader, std::unique_ptr<kvtransfer::KvConnector> own)
     : leader_(leader),
       own_(std::move(own)),
-      followers_(leader.about_followers().size()),
-      reported_(followers_) {
+      loads_(leader, *own_),
+      reported_(leader.about_followers().size()) {
   leader_.join(this);
 }
 
@@ -72,30 +72,14 @@ Time RanksConnector::patience() const {
 }
 
 void RanksConnector::hear(size_t follower, const Report& report) {
-  reported_[follower] = report.kv.stats;
-  for (const KvEvent& event : report.kv.events) {
-    const auto load = loads_.find(event.id);
+  reported_[follower] = report.kv;
+  for (const Event& event : report.kv_events) {
+    loads_.hear(follower, event);
     const auto job = jobs_.find(event.id);
-    const auto why = [&] {
-      return absl::Status(event.why.code(),
-                          absl::StrCat("rank ", follower + 1, ": ", event.why.message()));
-    };
-    switch (event.kind) {
-      case KvEventKind::kLoaded:
-        if (load != loads_.end()) ++load->second.here;
-        break;
-      case KvEventKind::kLoadFailed:
-        if (load != loads_.end() && load->second.failure.ok()) load->second.failure = why();
-        break;
-      case KvEventKind::kLoadQuiet:
-        if (load != loads_.end()) ++load->second.quiet;
-        break;
-      case KvEventKind::kUnwanted:
-        if (job != jobs_.end() && job->second.unwanted.ok()) job->second.unwanted = why();
-        break;
-      case KvEventKind::kSaved:
-        if (job != jobs_.end()) ++job->second.saved;
-        break;
+    if (job == jobs_.end()) continue;
+    if (event.kind == EventKind::kSaved) ++job->second.saved;
+    if (event.kind == EventKind::kUnwanted && job->second.unwanted.ok()) {
+      job->second.unwanted = said_by(follower, event.why);
     }
   }
 }
@@ -109,23 +93,9 @@ absl::Status RanksConnector::start_load(kvtransfer::KvLoad load) {
   }
   KvCall call{.kind = KvCallKind::kStartLoad, .id = load.id, .load = load};
   if (absl::Status status = own_->start_load(std::move(load)); !status.ok()) return status;
-  loads_[call.id];
+  loads_.start(call.id, call.id);
   leader_.call(std::move(call));
   return absl::OkStatus();
-}
-
-uint32_t RanksConnector::layers_loaded(kvtransfer::KvRequestId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end() || it->second.here < followers_) return 0;
-  return own_->layers_loaded(id) >= layers_ ? layers_ : 0;
-}
-
-absl::Status RanksConnector::load_status(kvtransfer::KvRequestId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end()) return absl::NotFoundError(absl::StrCat("there is no load ", id));
-  if (absl::Status status = leader_.status(); !status.ok()) return status;
-  if (!it->second.failure.ok()) return it->second.failure;
-  return own_->load_status(id);
 }
 
 absl::Status RanksConnector::wait_for_layer(kvtransfer::KvRequestId id, uint32_t layer) {
@@ -137,16 +107,7 @@ absl::Status RanksConnector::wait_for_layer(kvtransfer::KvRequestId id, uint32_t
 }
 
 bool RanksConnector::end_load(kvtransfer::KvRequestId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end()) return true;
-  Load& load = it->second;
-  if (!std::exchange(load.ending, true)) {
-    leader_.call({.kind = KvCallKind::kEndLoad, .id = id});
-  }
-  if (!load.own_quiet) load.own_quiet = own_->end_load(id);
-  if (!load.own_quiet || !everywhere(load.quiet)) return false;
-  loads_.erase(it);
-  return true;
+  return loads_.end(id, [&] { leader_.call({.kind = KvCallKind::kEndLoad, .id = id}); });
 }
 
 // --- prefill -------------------------------------------------------------------------------------
@@ -155,7 +116,7 @@ std::optional<kvtransfer::KvJob> RanksConnector::next_job() {
   while (std::optional<kvtransfer::KvJob> job = own_->next_job()) {
     if (job->key.empty()) {
       own_->finish_job(job->job, absl::FailedPreconditionError(absl::StrCat(
-                                     "this prefill server has ", followers_ + 1,
+                                     "this prefill server has ", reported_.size() + 1,
                                      " tensor-parallel ranks: give the address of all, as its "
                                      "/v1/baton/address says")));
       refused_.push_back(job->job);
@@ -219,7 +180,7 @@ bool RanksConnector::is_saved(uint64_t job) {
   const auto it = jobs_.find(job);
   if (it == jobs_.end()) return own_->is_saved(job);
   if (!it->second.own_saved) it->second.own_saved = own_->is_saved(job);
-  if (!it->second.own_saved || !everywhere(it->second.saved)) return false;
+  if (!it->second.own_saved || !leader_.everywhere(it->second.saved)) return false;
   jobs_.erase(it);
   return true;
 }

@@ -24,8 +24,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "engine/shard/kv_calls.h"
 #include "engine/shard/leader.h"
+#include "engine/shard/loads.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 
@@ -51,9 +51,11 @@ class RanksConnector final : public kvtransfer::KvConnector, private Leader::Par
   // A load that several ranks make has a key, and names how many of them come to one prefill
   // worker.
   absl::Status start_load(kvtransfer::KvLoad load) override;
-  // All or none: no step waits for a layer, for the ranks would have to stop waiting together.
-  uint32_t layers_loaded(kvtransfer::KvRequestId id) override;
-  absl::Status load_status(kvtransfer::KvRequestId id) override;
+  // All or none.
+  uint32_t layers_loaded(kvtransfer::KvRequestId id) override {
+    return loads_.layers_loaded(id, layers_);
+  }
+  absl::Status load_status(kvtransfer::KvRequestId id) override { return loads_.status(id); }
   absl::Status wait_for_layer(kvtransfer::KvRequestId id, uint32_t layer) override;
   // True at the earliest when the other ranks have been asked once more.
   bool end_load(kvtransfer::KvRequestId id) override;
@@ -69,13 +71,6 @@ class RanksConnector final : public kvtransfer::KvConnector, private Leader::Par
   bool is_saved(uint64_t job) override;
 
  private:
-  struct Load {
-    size_t here = 0;   // followers that have it
-    size_t quiet = 0;  // followers where it has ended
-    bool ending = false;
-    bool own_quiet = false;
-    absl::Status failure;
-  };
   struct Job {
     size_t saved = 0;  // followers
     bool own_saved = false;
@@ -85,16 +80,12 @@ class RanksConnector final : public kvtransfer::KvConnector, private Leader::Par
   bool busy() const { return patience() != kNever || leader_.has_calls(); }
   Time patience() const override;
   void hear(size_t follower, const Report& report) override;
-  bool everywhere(size_t followers) const {
-    return followers == followers_ || !leader_.status().ok();
-  }
 
   Leader& leader_;
   const std::unique_ptr<kvtransfer::KvConnector> own_;
-  const size_t followers_;
   std::string address_;
   uint32_t layers_ = UINT32_MAX;
-  absl::flat_hash_map<kvtransfer::KvRequestId, Load> loads_;
+  RanksLoads<kvtransfer::KvConnector> loads_;
   absl::flat_hash_map<uint64_t, Job> jobs_;
   std::vector<uint64_t> refused_;                       // jobs, not saved yet
   std::vector<kvtransfer::KvConnectorStats> reported_;  // of followers

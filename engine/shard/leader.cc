@@ -39,7 +39,8 @@ std::string digest_of_salt(const RankTiers& tiers) {
 
 Settings settings_of(const Model& model, const StepLimits& limits, std::string_view role,
                      const RankTiers& tiers) {
-  return {{"the model (weights and arithmetic)", model.fingerprint()},
+  return {{"the version of Baton's commands between ranks", absl::StrCat(kCommandsVersion)},
+          {"the model (weights and arithmetic)", model.fingerprint()},
           {"--tensor-parallel-size", absl::StrCat(model.shard().ranks)},
           {"--blocks", absl::StrCat(limits.blocks)},
           {"--token-budget", absl::StrCat(limits.token_budget)},
@@ -70,7 +71,8 @@ Leader::~Leader() {
 
 absl::Status Leader::tell(CommandKind kind) {
   command_.kind = kind;
-  command_.encode(bytes_);
+  bytes_.clear();
+  base::write_fields(command_, bytes_);
   command_.calls.clear();
   command_.tier_calls.clear();
   urgent_ = false;
@@ -131,7 +133,7 @@ absl::Status Leader::ask() {
     more = false;
     for (size_t i = 0; i < reports->size(); ++i) {
       for (Part* part : parts_) part->hear(i, (*reports)[i]);
-      more |= (*reports)[i].more();
+      more |= (*reports)[i].more;
     }
   }
   asked_at_ = Clock::steady().now();
@@ -147,7 +149,8 @@ absl::StatusOr<std::vector<Report>> Leader::sync() {
   }
   std::vector<Report> reports;
   for (size_t i = 1; status.ok() && i <= about_followers_.size(); ++i) {
-    auto report = Report::decode(bytes->substr(i * Report::kBytes, Report::kBytes));
+    auto report = base::read_fields<Report>(bytes->substr(i * Report::kBytes, Report::kBytes),
+                                            absl::StrCat("a report of rank ", i));
     status = report.status();
     if (status.ok()) reports.push_back(*std::move(report));
   }

@@ -17,9 +17,7 @@
 #include "engine/model/model.h"
 #include "engine/shard/commands.h"
 #include "engine/shard/group.h"
-#include "engine/shard/kv_calls.h"
 #include "engine/shard/limits.h"
-#include "engine/shard/tier_calls.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/clock.h"
 
@@ -74,6 +72,10 @@ class Leader {
   // What each follower said of itself, from rank 1 on: its KV address, "" without a connector.
   const std::vector<std::string>& about_followers() const { return about_followers_; }
   bool has_tiers() const { return has_tiers_; }
+  // Of followers, all that there are; or the group has failed, and none does anything any more.
+  bool everywhere(size_t followers) const {
+    return followers == about_followers_.size() || !status().ok();
+  }
 
   // What rank 0 has in common with the others: a connector (kv_ranks.h), a store (tier_ranks.h).
   class Part {

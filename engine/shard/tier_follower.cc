@@ -32,7 +32,7 @@ void TierFollower::save(const TierCall& call) {
   if (store_->save(std::span(&save, 1)) == 1) {
     saves_[save.block].push_back(call.id);
   } else {
-    events_.push_back({.kind = TierEventKind::kUnpinned, .id = call.id});
+    events_.push_back({.kind = EventKind::kUnpinned, .id = call.id});
   }
 }
 
@@ -41,7 +41,7 @@ void TierFollower::follow_questions() {
     const auto& [id, keys] = questions_.front();
     const TierFound found = store_->is_on() ? store_->find(keys) : TierFound{};
     if (found.pending) return;
-    events_.push_back({.kind = TierEventKind::kFound, .id = id, .found = found});
+    events_.push_back({.kind = EventKind::kFound, .id = id, .found = found});
     questions_.pop_front();
   }
 }
@@ -50,38 +50,18 @@ void TierFollower::follow_saves() {
   for (const uint32_t block : store_->unpinned()) {
     const auto it = saves_.find(block);
     if (it == saves_.end()) continue;
-    events_.push_back({.kind = TierEventKind::kUnpinned, .id = it->second.front()});
+    events_.push_back({.kind = EventKind::kUnpinned, .id = it->second.front()});
     it->second.pop_front();
     if (it->second.empty()) saves_.erase(it);
   }
 }
 
-void TierFollower::follow_loads() {
-  absl::erase_if(loads_, [this](auto& entry) {
-    auto& [id, load] = entry;
-    if (load.ended) {
-      if (!store_->end_load(load.number)) return false;
-      events_.push_back({.kind = TierEventKind::kLoadQuiet, .id = id});
-      return true;
-    }
-    if (load.told) return false;
-    if (store_->layers_loaded(load.number) >= layers_) {
-      events_.push_back({.kind = TierEventKind::kLoaded, .id = id});
-      load.told = true;
-    } else if (absl::Status status = store_->load_status(load.number); !status.ok()) {
-      events_.push_back(
-          {.kind = TierEventKind::kLoadFailed, .id = id, .found = {}, .why = std::move(status)});
-      load.told = true;
-    }
-    return false;
-  });
-}
-
-std::string TierFollower::report() {
+void TierFollower::report(Report& report) {
   follow_questions();
   follow_saves();
-  follow_loads();
-  return TierReport::encode(store_->stats(), events_);
+  follow_loads(*store_, layers_, loads_, events_);
+  report.tiers = store_->stats();
+  report.take(events_, report.tier_events);
 }
 
 }  // namespace baton::engine::shard

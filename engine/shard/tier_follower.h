@@ -10,7 +10,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "engine/model/shard.h"
-#include "engine/shard/tier_calls.h"
+#include "engine/shard/loads.h"
+#include "engine/shard/rank_keys.h"
 #include "kvtransfer/tiers/tier_store.h"
 
 namespace baton::engine::shard {
@@ -24,19 +25,13 @@ class TierFollower {
       : store_(std::move(store)), names_(shard), layers_(layers) {}
 
   void make(const TierCall& call);
-  // What has changed since the last one.
-  std::string report();
+  // Adds what has changed since the last one.
+  void report(Report& report);
 
  private:
-  struct Load {
-    kvtransfer::tiers::TierLoadId number = 0;  // the store's
-    bool told = false;                         // rank 0 knows that it is complete or will not be
-    bool ended = false;
-  };
   void save(const TierCall& call);
   void follow_questions();
   void follow_saves();
-  void follow_loads();
 
   const std::unique_ptr<kvtransfer::tiers::TierStore> store_;
   const RankKeys names_;
@@ -44,8 +39,8 @@ class TierFollower {
   // By rank 0's numbers, in whose order what is asked is answered.
   std::deque<std::pair<uint64_t, std::vector<kvtransfer::tiers::TierKey>>> questions_;
   absl::flat_hash_map<uint32_t, std::deque<uint64_t>> saves_;  // by block
-  absl::flat_hash_map<uint64_t, Load> loads_;
-  std::deque<TierEvent> events_;
+  FollowedLoads loads_;
+  std::deque<Event> events_;
 };
 
 }  // namespace baton::engine::shard

@@ -43,6 +43,7 @@ RanksTierStore::RanksTierStore(Leader& leader, std::unique_ptr<TierStore> own,
       names_(shard),
       layers_(layers),
       clock_(clock),
+      loads_(leader, *own_),
       reported_(followers_) {
   leader_.join(this);
 }
@@ -57,32 +58,15 @@ Time RanksTierStore::patience() const {
 void RanksTierStore::hear(size_t follower, const Report& report) {
   {
     const std::lock_guard lock(stats_mutex_);
-    reported_[follower] = report.tiers.stats;
+    reported_[follower] = report.tiers;
   }
-  for (const TierEvent& event : report.tiers.events) {
-    const auto load = loads_.find(event.id);
-    switch (event.kind) {
-      case TierEventKind::kFound:
-        if (event.id != question_.id) break;
-        question_.found.push_back(event.found);
-        question_.answered_at = clock_.now();
-        ++question_.answers;
-        break;
-      case TierEventKind::kUnpinned:
-        unpin(event.id);
-        break;
-      case TierEventKind::kLoaded:
-        if (load != loads_.end()) ++load->second.here;
-        break;
-      case TierEventKind::kLoadFailed:
-        if (load == loads_.end() || !load->second.failure.ok()) break;
-        load->second.failure = absl::Status(
-            event.why.code(), absl::StrCat("rank ", follower + 1, ": ", event.why.message()));
-        break;
-      case TierEventKind::kLoadQuiet:
-        if (load != loads_.end()) ++load->second.quiet;
-        break;
-    }
+  for (const Event& event : report.tier_events) {
+    loads_.hear(follower, event);
+    if (event.kind == EventKind::kUnpinned) unpin(event.id);
+    if (event.kind != EventKind::kFound || event.id != question_.id) continue;
+    question_.found.push_back(event.found);
+    question_.answered_at = clock_.now();
+    ++question_.answers;
   }
 }
 
@@ -201,7 +185,7 @@ void RanksTierStore::flush() {
 TierLoadId RanksTierStore::load(std::span<const TierKey> keys, std::span<const uint32_t> blocks,
                                 Time timeout) {
   const TierLoadId id = next_id_++;
-  loads_[id] = {.own = own_->load(names_.of(keys), blocks, timeout), .begin = clock_.now()};
+  loads_.start(id, own_->load(names_.of(keys), blocks, timeout)).begin = clock_.now();
   leader_.call({.kind = TierCallKind::kLoad,
                 .id = id,
                 .keys = {keys.begin(), keys.end()},
@@ -213,37 +197,20 @@ TierLoadId RanksTierStore::load(std::span<const TierKey> keys, std::span<const u
 }
 
 uint32_t RanksTierStore::layers_loaded(TierLoadId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end() || it->second.here < followers_) return 0;
-  if (own_->layers_loaded(it->second.own) < layers_) return 0;
-  if (it->second.took == Time{}) it->second.took = clock_.now() - it->second.begin;
-  return layers_;
-}
-
-absl::Status RanksTierStore::load_status(TierLoadId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end()) return absl::NotFoundError("no such load");
-  if (absl::Status status = leader_.status(); !status.ok()) return status;
-  if (!it->second.failure.ok()) return it->second.failure;
-  return own_->load_status(it->second.own);
+  const uint32_t layers = loads_.layers_loaded(id, layers_);
+  if (layers == 0) return 0;
+  auto& load = *loads_.find(id);
+  if (load.took == Time{}) load.took = clock_.now() - load.begin;
+  return layers;
 }
 
 Time RanksTierStore::load_time(TierLoadId id) {
-  const auto it = loads_.find(id);
-  return it == loads_.end() ? Time{} : it->second.took;
+  const auto* load = loads_.find(id);
+  return load == nullptr ? Time{} : load->took;
 }
 
 bool RanksTierStore::end_load(TierLoadId id) {
-  const auto it = loads_.find(id);
-  if (it == loads_.end()) return true;
-  Load& load = it->second;
-  if (!std::exchange(load.ending, true)) {
-    leader_.call({.kind = TierCallKind::kEndLoad, .id = id}, true);
-  }
-  if (!load.own_quiet) load.own_quiet = own_->end_load(load.own);
-  if (!load.own_quiet || !everywhere(load.quiet)) return false;
-  loads_.erase(it);
-  return true;
+  return loads_.end(id, [&] { leader_.call({.kind = TierCallKind::kEndLoad, .id = id}, true); });
 }
 
 // --- looking on ----------------------------------------------------------------------------------

@@ -27,7 +27,8 @@
 #include "absl/status/statusor.h"
 #include "engine/kernels/kv_cache.h"
 #include "engine/shard/leader.h"
-#include "engine/shard/tier_calls.h"
+#include "engine/shard/loads.h"
+#include "engine/shard/rank_keys.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/clock.h"
 
@@ -66,7 +67,7 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
                                      std::span<const uint32_t> blocks, Time timeout) override;
   // All or none, as with hand-offs.
   uint32_t layers_loaded(kvtransfer::tiers::TierLoadId id) override;
-  absl::Status load_status(kvtransfer::tiers::TierLoadId id) override;
+  absl::Status load_status(kvtransfer::tiers::TierLoadId id) override { return loads_.status(id); }
   Time load_time(kvtransfer::tiers::TierLoadId id) override;
   bool end_load(kvtransfer::tiers::TierLoadId id) override;
   void wait(Time timeout, int fd) override;
@@ -88,22 +89,9 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
     uint32_t block = 0;
     size_t ranks = 0;  // that read it no more
   };
-  struct Load {
-    kvtransfer::tiers::TierLoadId own = 0;
-    Time begin{};
-    Time took{};
-    size_t here = 0;   // followers that have it
-    size_t quiet = 0;  // followers where it has ended
-    bool ending = false;
-    bool own_quiet = false;
-    absl::Status failure;
-  };
   Time patience() const override;
   void hear(size_t follower, const Report& report) override;
 
-  bool everywhere(size_t followers) const {
-    return followers == followers_ || !leader_.status().ok();
-  }
   bool is_asked(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks) const;
   void ask(std::span<const kvtransfer::tiers::TierKey> keys, size_t own_blocks);
   // What all ranks have, of which this one has `found`.
@@ -122,7 +110,7 @@ class RanksTierStore final : public kvtransfer::tiers::TierStore, private Leader
   absl::flat_hash_map<uint64_t, Save> saves_;
   absl::flat_hash_map<uint32_t, std::deque<uint64_t>> own_saves_;  // by block
   std::vector<uint32_t> free_;                                     // let go of by all ranks
-  absl::flat_hash_map<kvtransfer::tiers::TierLoadId, Load> loads_;
+  RanksLoads<kvtransfer::tiers::TierStore> loads_;
   mutable std::mutex stats_mutex_;                      // any thread may ask for them
   std::vector<kvtransfer::tiers::TierStats> reported_;  // of followers
 };

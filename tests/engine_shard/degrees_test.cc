@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -287,7 +286,6 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            status =
                group.agree(settings_of(model, kTight, "prefill"), connector.address()).status();
          }
-         const std::string no_tiers(TierReport::kBytes, '\0');
          // Takes requests like any other, and leaves when the first step comes.
          const auto idle = [&] {
            connector.wait(std::chrono::milliseconds(1), -1);
@@ -297,11 +295,10 @@ TEST(Degrees, APrefillRankThatLeavesIsSurvived) {
            const auto message = group.receive(idle);
            status = message.status();
            if (!status.ok()) break;
-           const Command command = *Command::decode(*message);
+           const Command command = *base::read_fields<Command>(*message, "a command");
            stepped = command.kind == CommandKind::kStep;
            if (stepped) continue;
-           std::deque<KvEvent> none;
-           status = group.exchange(KvReport::encode({}, none) + no_tiers).status();
+           status = group.exchange(std::string(Report::kBytes, '\0')).status();
          }
          return status;
        }});

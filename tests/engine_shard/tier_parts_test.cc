@@ -127,10 +127,14 @@ class TierParts : public testing::Test {
     while (status.ok()) {
       const auto message = group.receive();
       if (!message.ok()) return message.status();
-      const Command command = *Command::decode(*message);
+      const Command command = *base::read_fields<Command>(*message, "a command");
       if (command.kind == CommandKind::kStop) break;
       for (const TierCall& call : command.tier_calls) follower.make(call);
-      status = group.exchange(std::string(KvReport::kBytes, '\0') + follower.report()).status();
+      Report report;
+      follower.report(report);
+      std::string bytes;
+      base::write_fields(report, bytes);
+      status = group.exchange(bytes).status();
     }
     return status;
   }
