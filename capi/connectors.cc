@@ -1,8 +1,6 @@
 // The C interface: KV connectors. KvConnector belongs to one thread; here calls of any thread take
 // turns, and a thread of the handle's calls progress() whenever there is something to do.
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,8 +18,8 @@
 #include "capi/worker_options.h"
 #include "kvtransfer/baton_connector.h"
 #include "transport/base/durations.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/threads/forks.h"
-#include "transport/base/unique_fd.h"
 
 using baton::Time;
 using baton::capi::About;
@@ -43,8 +41,8 @@ using baton::kvtransfer::KvLoad;
 
 struct baton_kv_connector {
   const baton::base::MadeHere made_here;
-  baton::base::UniqueFd event{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};   // the caller's
-  baton::base::UniqueFd wanted{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};  // ends the thread's sleep
+  baton::base::EventFd event;   // the caller's
+  baton::base::EventFd wanted;  // ends the thread's sleep
 
   std::mutex mutex;  // of the connector, and of what follows
   std::condition_variable changed;
@@ -60,12 +58,6 @@ struct baton_kv_connector {
 };
 
 namespace {
-
-void tell(const baton::base::UniqueFd& fd) { eventfd_write(fd.get(), 1); }
-void clear(int fd) {
-  uint64_t events = 0;
-  [[maybe_unused]] const ssize_t got = read(fd, &events, sizeof events);
-}
 
 void keep_going(baton_kv_connector& handle) {
   const int events = handle.connector->event_fd();
@@ -87,14 +79,14 @@ void keep_going(baton_kv_connector& handle) {
     lock.unlock();
     if (news) {
       handle.changed.notify_all();
-      tell(handle.event);
+      handle.event.ring();
     }
-    std::array<pollfd, 2> fds = {pollfd{events, POLLIN, 0}, pollfd{handle.wanted.get(), POLLIN, 0}};
+    std::array<pollfd, 2> fds = {pollfd{events, POLLIN, 0}, pollfd{handle.wanted.fd(), POLLIN, 0}};
     const timespec time = baton::base::to_timespec(left);
     ppoll(fds.data(), fds.size(), &time, nullptr);
     news = (fds[0].revents & POLLIN) != 0;
     for (const pollfd& fd : fds) {
-      if ((fd.revents & POLLIN) != 0) clear(fd.fd);
+      if ((fd.revents & POLLIN) != 0) baton::base::EventFd::silence(fd.fd);
     }
     lock.lock();
   }
@@ -128,7 +120,7 @@ int32_t asked(baton_kv_connector* handle, baton_error* error, Body&& body) {
   return locked(handle, error, [&](KvConnector& connector, std::unique_lock<std::mutex>&) {
     const absl::Status status = body(connector);
     handle->changed_by_call = true;
-    tell(handle->wanted);
+    handle->wanted.ring();
     return result_of(status, error);
   });
 }
@@ -250,10 +242,11 @@ int32_t baton_kv_connector_create(const baton_kv_connector_options* options,
     if (!made.ok()) return result_of(made.status(), error, About::kMaking);
     auto handle = std::make_unique<baton_kv_connector>();
     handle->connector = *std::move(made);
-    if (!handle->event.valid() || !handle->wanted.valid()) {
-      return result_of(
-          absl::ResourceExhaustedError("no file descriptor for the connector: raise `ulimit -n`"),
-          error);
+    for (const baton::base::EventFd* each : {&handle->event, &handle->wanted}) {
+      if (!each->status().ok()) return result_of(each->status(), error);
+    }
+    if (handle->connector->event_fd() < 0) {
+      return result_of(baton::base::refused("eventfd", errno), error);
     }
     try {
       handle->thread = std::thread(keep_going, std::ref(*handle));
@@ -272,7 +265,7 @@ void baton_kv_connector_destroy(baton_kv_connector* connector) {
     const std::lock_guard lock(connector->mutex);
     connector->stop = true;
   }
-  tell(connector->wanted);
+  connector->wanted.ring();
   connector->thread.join();
   delete connector;
 }
@@ -300,7 +293,7 @@ int32_t baton_kv_connector_address(baton_kv_connector* connector, baton_bytes* o
 }
 
 int baton_kv_connector_event_fd(const baton_kv_connector* connector) {
-  return is_usable(connector) ? connector->event.get() : -1;
+  return is_usable(connector) ? connector->event.fd() : -1;
 }
 
 int32_t baton_kv_connector_wait(baton_kv_connector* connector, int64_t timeout,
@@ -423,7 +416,7 @@ int32_t baton_kv_load_end(baton_kv_connector* connector, uint64_t id, baton_erro
     // Asked again, it changes nothing: that wakes no waiter, least of all one that sleeps until it
     // is over.
     if (of.load_status(id) != before) connector->changed_by_call = true;
-    tell(connector->wanted);
+    connector->wanted.ring();
     result_of(absl::OkStatus(), error);
     return over ? int32_t{BATON_OK} : int32_t{BATON_IN_PROGRESS};
   });

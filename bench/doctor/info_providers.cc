@@ -1,8 +1,14 @@
 // Probing providers as a worker would make them.
 #include "bench/doctor/info_providers.h"
 
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +16,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "transport/address.h"
+#include "transport/base/child.h"
+#include "transport/base/limits/refusals.h"
+#include "transport/base/unique_fd.h"
 #include "transport/provider.h"
 
 namespace baton::bench {
@@ -42,6 +51,39 @@ Json probe(const std::string& name, const ProviderFactory& factory,
                                            "): ", std::string(why)));
 }
 
+// In a child, which may die of it: a provider that workers have on request only can end its
+// process, and whoever asks what there is has not asked for it.
+Json probe_apart(const std::string& name, const ProviderFactory& factory,
+                 const ProviderContext& context) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return report(name, false, 0, base::refusal("pipe", errno));
+  base::UniqueFd from(ends[0]), to(ends[1]);
+  const pid_t child = base::fork_child();
+  if (child < 0) return report(name, false, 0, base::refusal("fork", errno));
+  if (child == 0) {
+    const std::string text = probe(name, factory, context).dump();
+    [[maybe_unused]] const ssize_t put = write(to.get(), text.data(), text.size());
+    _exit(0);
+  }
+  to.reset();
+  std::string text;
+  std::array<char, 4096> some{};
+  for (ssize_t got = 1; got > 0 || (got < 0 && errno == EINTR);) {
+    got = read(from.get(), some.data(), some.size());
+    if (got > 0) text.append(some.data(), static_cast<size_t>(got));
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  Json found = Json::parse(text, nullptr, false);
+  if (!found.is_discarded()) return found;
+  return report(
+      name, false, 0,
+      absl::StrCat("loading it ended the process that tried",
+                   WIFSIGNALED(status) ? absl::StrCat(" (", strsignal(WTERMSIG(status)), ")") : "",
+                   ": use another provider, or upgrade its library"));
+}
+
 }  // namespace
 
 Json probe_providers() {
@@ -68,7 +110,8 @@ Json probe_providers() {
                                   .listen_host = "",
                                   .listen_port = 0,
                                   .settings = {}};
-    found.push_back(probe(name, factory, context));
+    const auto& how = why_on_request(name).empty() ? probe : probe_apart;
+    found.push_back(how(name, factory, context));
   }
   for (const Optional& optional : kOptional) {
     const bool there = std::any_of(found.begin(), found.end(),

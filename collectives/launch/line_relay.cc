@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::launch {
 namespace {
@@ -28,8 +28,7 @@ void write_all(int fd, std::string_view bytes) {
 absl::StatusOr<LineRelay> LineRelay::create(std::string prefix, int to) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("a pipe for a rank's output: ", strerror(errno), "; raise ulimit -n"));
+    return absl::UnavailableError(base::refusal("a pipe for a rank's output", errno));
   }
   // Only this end: the rank shares the other one's mode and expects to block.
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);

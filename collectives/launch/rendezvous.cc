@@ -2,7 +2,6 @@
 #include "collectives/rendezvous.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +9,7 @@
 
 #include "absl/strings/str_split.h"
 #include "collectives/launch/rendezvous_service.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::collectives {
@@ -18,23 +17,24 @@ namespace baton::collectives {
 using launch::RendezvousService;
 
 struct RendezvousServer::Impl {
-  explicit Impl(std::unique_ptr<RendezvousService> served)
-      : service(std::move(served)), wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  explicit Impl(std::unique_ptr<RendezvousService> served) : service(std::move(served)) {}
+  void begin() {
     thread = std::thread([this] {
-      pollfd stop{.fd = wake.get(), .events = POLLIN, .revents = 0};
+      pollfd stop{.fd = wake.fd(), .events = POLLIN, .revents = 0};
       while (!stopped.load(std::memory_order_acquire)) service->run_once({&stop, 1}, kNever);
       // A rank may end its server as soon as it has its own answer.
       while (service->answering()) service->run_once({}, kNever);
     });
   }
   ~Impl() {
+    if (!thread.joinable()) return;
     stopped.store(true, std::memory_order_release);
-    eventfd_write(wake.get(), 1);
+    wake.ring();
     thread.join();
   }
 
   std::unique_ptr<RendezvousService> service;
-  base::UniqueFd wake;
+  base::EventFd wake;
   std::atomic<bool> stopped = false;
   std::thread thread;
 };
@@ -47,8 +47,10 @@ absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start(
     const std::string& advertise) {
   auto service = RendezvousService::listen(key, host, port, ranks, advertise);
   if (!service.ok()) return service.status();
-  return std::unique_ptr<RendezvousServer>(
-      new RendezvousServer(std::make_unique<Impl>(*std::move(service))));
+  auto impl = std::make_unique<Impl>(*std::move(service));
+  if (!impl->wake.status().ok()) return impl->wake.status();
+  impl->begin();
+  return std::unique_ptr<RendezvousServer>(new RendezvousServer(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<RendezvousServer>> RendezvousServer::start_at(

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <random>
 #include <span>
@@ -402,7 +403,13 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
 
 // Serves as this rank, and says what went wrong as which.
 int serve_rank(ServeFlags& flags, const launch::Place& place, const sigset_t& signals) {
-  const absl::Status status = serve_engine(flags, place, signals);
+  absl::Status status;
+  try {
+    status = serve_engine(flags, place, signals);
+  } catch (const std::bad_alloc& none) {
+    status = absl::ResourceExhaustedError(absl::StrCat(
+        "no memory: ", none.what(), "; use a smaller --token-budget or model, or fewer --blocks"));
+  }
   if (status.ok()) return 0;
   return fail(place.ranks == 1 ? "serve" : absl::StrCat("serve, rank ", place.rank).c_str(),
               status);

@@ -338,7 +338,6 @@ absl::Status Demo::shape_link() {
 }
 
 absl::Status Demo::write() {
-  if (absl::Status status = make_directories(options_.out); !status.ok()) return status;
   const std::pair<const char*, std::string> files[] = {
       {"index.html", html_report(results_)},
       {"timeline.json", results_.link_runs[2].timeline.dump()},
@@ -351,6 +350,14 @@ absl::Status Demo::write() {
   say(absl::StrCat("report: ", options_.out, "/index.html, timeline: ", options_.out,
                    "/timeline.json (open it at ui.perfetto.dev)"));
   return absl::OkStatus();
+}
+
+// Two runs into one folder would leave the report of one beside the timelines of the other.
+absl::Status run_alone(DemoOptions options) {
+  if (absl::Status status = make_directories(options.out); !status.ok()) return status;
+  const absl::StatusOr<FolderLock> lock = FolderLock::take(options.out);
+  if (!lock.ok()) return lock.status();
+  return Demo(std::move(options)).run();
 }
 
 int check_timeline(const std::string& path) {
@@ -410,7 +417,7 @@ int demo_main(int argc, char** argv) {
   command_line::tell_idle_settings(name, options.settings, options.providers);
   if (!options.check.empty()) return check_timeline(options.check);
 
-  const absl::Status status = Demo(std::move(options)).run();
+  const absl::Status status = run_alone(std::move(options));
   if (status.ok()) return 0;
   std::fprintf(stderr, "baton demo: %s\n", std::string(status.message()).c_str());
   return absl::IsInternal(status) ? 1 : 2;

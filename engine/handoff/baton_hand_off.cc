@@ -2,8 +2,6 @@
 #include "engine/handoff/baton_hand_off.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <array>
@@ -16,8 +14,8 @@
 #include "engine/handoff/core.h"
 #include "engine/handoff/loads.h"
 #include "engine/handoff/sends.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/log.h"
-#include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::engine::handoff {
@@ -29,16 +27,6 @@ using nlohmann::json;
 using serve::RemotePrefill;
 
 constexpr int kNapMs = 20;  // how often deadlines are looked at while something is under way
-
-void ring(int fd) {
-  const uint64_t one = 1;
-  (void)!write(fd, &one, sizeof(one));  // a full counter wakes just as well
-}
-
-void hush(int fd) {
-  uint64_t count = 0;
-  (void)!read(fd, &count, sizeof(count));
-}
 
 int milliseconds(Time time) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
@@ -52,17 +40,18 @@ class Service : public BatonHandOff {
         core_(std::move(core)),
         sends_(core_, options.lease),
         loads_(core_),
-        start_thread_(options.start_thread),
-        thread_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-        engine_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    core_.wake_thread = [this] { ring(thread_fd_.get()); };
-    core_.wake_engine = [this] { ring(engine_fd_.get()); };
+        start_thread_(options.start_thread) {
+    core_.wake_thread = [this] { thread_bell_.ring(); };
+    core_.wake_engine = [this] { engine_bell_.ring(); };
   }
   ~Service() override { close(); }
+  absl::Status can_be_woken() const {
+    return thread_bell_.status().ok() ? engine_bell_.status() : thread_bell_.status();
+  }
 
   void close() override {
     stop_ = true;
-    ring(thread_fd_.get());
+    thread_bell_.ring();
     if (thread_.joinable()) thread_.join();
     loads_.stop_asking();
     core_.agent.reset();  // nothing reads the staging memory afterwards
@@ -77,7 +66,7 @@ class Service : public BatonHandOff {
     if (start_thread_) thread_ = std::thread([this] { serve(); });
     return absl::OkStatus();
   }
-  int event_fd() const override { return engine_fd_.get(); }
+  int event_fd() const override { return engine_bell_.fd(); }
   WorkerStats stats() const override {
     return core_.agent == nullptr ? WorkerStats{} : core_.agent->stats().worker;
   }
@@ -110,9 +99,9 @@ class Service : public BatonHandOff {
   uint32_t layers_loaded(KvRequestId id) override { return loads_.layers_loaded(id); }
   absl::Status load_status(KvRequestId id) override { return loads_.status(id); }
   bool end_load(KvRequestId id) override { return loads_.end(id); }
-  void progress() override { hush(engine_fd_.get()); }
+  void progress() override { engine_bell_.silence(); }
   void wait(Time timeout, int fd) override {
-    std::array<pollfd, 2> entries = {pollfd{engine_fd_.get(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};
+    std::array<pollfd, 2> entries = {pollfd{engine_bell_.fd(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};
     poll(entries.data(), entries.size(), milliseconds(timeout));
   }
 
@@ -151,10 +140,10 @@ class Service : public BatonHandOff {
     while (!stop_) {
       const bool busy = turn();
       std::array<pollfd, 2> entries = {pollfd{core_.agent->event_fd(), POLLIN, 0},
-                                       pollfd{thread_fd_.get(), POLLIN, 0}};
+                                       pollfd{thread_bell_.fd(), POLLIN, 0}};
       poll(entries.data(), entries.size(), sends_.more() ? 0 : busy ? kNapMs : -1);
       for (const pollfd& entry : entries) {
-        if (entry.revents != 0) hush(entry.fd);
+        if (entry.revents != 0) base::EventFd::silence(entry.fd);
       }
     }
   }
@@ -165,8 +154,8 @@ class Service : public BatonHandOff {
   Sends sends_;
   Loads loads_;
   const bool start_thread_;
-  base::UniqueFd thread_fd_;
-  base::UniqueFd engine_fd_;
+  base::EventFd thread_bell_;
+  base::EventFd engine_bell_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
@@ -234,11 +223,14 @@ absl::StatusOr<std::unique_ptr<BatonHandOff>> BatonHandOff::create(HandOffOption
   }
   Core core;
   core.agent = *std::move(agent);
+  if (core.agent->event_fd() < 0) return base::refused("eventfd", errno);
   core.staging = *std::move(staging);
   core.model = options.model;
   core.fingerprint = options.fingerprint;
   core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
-  return std::make_unique<Service>(std::move(options), std::move(core));
+  auto service = std::make_unique<Service>(std::move(options), std::move(core));
+  if (absl::Status status = service->can_be_woken(); !status.ok()) return status;
+  return service;
 }
 
 }  // namespace baton::engine::handoff

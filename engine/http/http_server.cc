@@ -287,6 +287,7 @@ HttpListenerStats HttpServer::connections() const { return impl_->listener.stats
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::start(HttpServerOptions options,
                                                               serve::EngineThread& engine,
                                                               const Tokenizer& tokenizer) {
+  if (!engine.status().ok()) return engine.status();
   auto impl = std::make_unique<Impl>(std::move(options), engine, tokenizer);
   impl->register_routes();
   absl::Status status = impl->listener.listen(impl->options.host, impl->options.port);

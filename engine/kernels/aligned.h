@@ -11,11 +11,14 @@
 #include <memory>
 #include <new>
 
+#include "transport/base/limits/memory_left.h"
+
 namespace baton::engine {
 
 // Fixed-size, zero-initialised (and so already faulted in), 64-byte aligned. Those that nearly fill
 // whole huge pages lie on some, where the kernel has any: the processor's prefetching ends at
-// pages.
+// pages. Large ones throw base::OutOfMemory where memory is short: the kernel would kill the
+// process at the first touch instead.
 template <typename T>
 class AlignedArray {
  public:
@@ -39,6 +42,7 @@ class AlignedArray {
     const size_t huge = (bytes + kHugePage - 1) / kHugePage * kHugePage;
     const size_t unit = huge - bytes <= bytes / 5 ? kHugePage : kLine;
     const size_t whole = (bytes + unit - 1) / unit * unit;
+    base::need_memory(whole);
     void* memory = std::aligned_alloc(unit, whole);
     if (memory == nullptr) throw std::bad_alloc();
     if (unit == kHugePage) madvise(memory, whole, MADV_HUGEPAGE);

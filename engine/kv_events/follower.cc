@@ -2,9 +2,6 @@
 // socket to ask for replays.
 #include "engine/kv_events/follower.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -21,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/kv_events/token_index.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::kv_events {
@@ -329,18 +327,19 @@ bool Source::serve(Time now) {
 // The thread alone touches sockets; `mutex_` is what callers share with it.
 class ZmqFollower : public EventFollower {
  public:
-  explicit ZmqFollower(FollowerOptions options)
-      : options_(options),
-        wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-        thread_([this] { loop(); }) {}
+  explicit ZmqFollower(FollowerOptions options) : options_(options) {}
+  absl::Status open() {
+    if (wake_.status().ok()) thread_ = std::thread([this] { loop(); });
+    return wake_.status();
+  }
   ~ZmqFollower() override {
+    if (!thread_.joinable()) return;
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    wake();
+    wake_.ring();
     thread_.join();
-    close(wake_fd_);
   }
 
   uint64_t follow(std::string name, EventSource source, OnNews on_news) override {
@@ -348,19 +347,19 @@ class ZmqFollower : public EventFollower {
     const uint64_t id = next_id_++;
     listeners_[id] = std::move(on_news);
     joining_.push_back({id, std::move(name), std::move(source)});
-    wake();
+    wake_.ring();
     return id;
   }
   void leave(uint64_t id) override {
     const std::lock_guard lock(mutex_);
     listeners_.erase(id);
     stats_.erase(id);
-    wake();
+    wake_.ring();
   }
   void restart(uint64_t id) override {
     const std::lock_guard lock(mutex_);
     restarts_.insert(id);
-    wake();
+    wake_.ring();
   }
   SourceStats stats(uint64_t id) const override {
     const std::lock_guard lock(mutex_);
@@ -374,17 +373,13 @@ class ZmqFollower : public EventFollower {
     std::string name;
     EventSource spec;
   };
-  void wake() {
-    const uint64_t one = 1;
-    (void)!write(wake_fd_, &one, sizeof(one));
-  }
   void loop();
   bool take_orders();
   void hear(uint64_t id, const serve::CacheNews* news);
   void wait(bool more);
 
   const FollowerOptions options_;
-  const int wake_fd_;
+  const base::EventFd wake_;
   zmq::context_t context_;
   std::map<uint64_t, std::unique_ptr<Source>> sources_;  // of the thread
   mutable std::mutex mutex_;
@@ -429,7 +424,7 @@ bool ZmqFollower::take_orders() {
 }
 
 void ZmqFollower::wait(bool more) {
-  std::vector<zmq::pollitem_t> items = {{nullptr, wake_fd_, ZMQ_POLLIN, 0}};
+  std::vector<zmq::pollitem_t> items = {{nullptr, wake_.fd(), ZMQ_POLLIN, 0}};
   Time due = kNever;
   for (const auto& [id, source] : sources_) {
     source->add_to(&items);
@@ -447,8 +442,7 @@ void ZmqFollower::wait(bool more) {
   } catch (const zmq::error_t&) {
     // A signal: what there is, is looked at all the same.
   }
-  uint64_t count = 0;
-  (void)!read(wake_fd_, &count, sizeof(count));
+  wake_.silence();
 }
 
 void ZmqFollower::loop() {
@@ -468,7 +462,13 @@ void ZmqFollower::loop() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EventFollower>> EventFollower::start(FollowerOptions options) {
-  return std::make_unique<ZmqFollower>(options);
+  try {
+    auto follower = std::make_unique<ZmqFollower>(options);
+    if (absl::Status status = follower->open(); !status.ok()) return status;
+    return follower;
+  } catch (const zmq::error_t& error) {
+    return base::refused("KV events: a ZeroMQ context", error.num());
+  }
 }
 
 }  // namespace baton::engine::kv_events

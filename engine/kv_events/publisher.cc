@@ -1,9 +1,6 @@
 // The publisher's thread and sockets.
 #include "engine/kv_events/publisher.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -19,6 +16,7 @@
 #include <zmq_addon.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::kv_events {
@@ -38,18 +36,15 @@ absl::Status no_endpoint(const std::string& endpoint, const zmq::error_t& error)
 
 class ZmqPublisher : public EventPublisher {
  public:
-  explicit ZmqPublisher(const PublisherConfig& config)
-      : config_(config), wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  explicit ZmqPublisher(const PublisherConfig& config) : config_(config) {}
   ~ZmqPublisher() override {
-    if (thread_.joinable()) {
-      {
-        const std::lock_guard lock(mutex_);
-        stop_ = true;
-      }
-      wake();
-      thread_.join();
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
     }
-    close(wake_fd_);
+    wake_.ring();
+    thread_.join();
   }
 
   absl::Status open();
@@ -66,17 +61,13 @@ class ZmqPublisher : public EventPublisher {
     uint64_t sequence = 0;
     zmq::message_t payload;
   };
-  void wake() {
-    const uint64_t one = 1;
-    (void)!write(wake_fd_, &one, sizeof(one));
-  }
   void loop();
   void send(const EventBatch& batch);
   void answer_replays();
   void answer_replay(std::vector<zmq::message_t>& request);
 
   const PublisherConfig config_;
-  const int wake_fd_;
+  const base::EventFd wake_;
   zmq::context_t context_;
   zmq::socket_t pub_;
   std::optional<zmq::socket_t> replay_;
@@ -91,6 +82,7 @@ class ZmqPublisher : public EventPublisher {
 };
 
 absl::Status ZmqPublisher::open() {
+  if (!wake_.status().ok()) return wake_.status();
   const std::string* endpoint = &config_.endpoint;
   try {
     pub_ = zmq::socket_t(context_, zmq::socket_type::pub);
@@ -134,7 +126,7 @@ void ZmqPublisher::publish(EventBatch batch) {
     }
     waiting_.push_back(std::move(batch));
   }
-  wake();
+  wake_.ring();
 }
 
 void ZmqPublisher::send(const EventBatch& batch) {
@@ -205,14 +197,13 @@ void ZmqPublisher::answer_replays() {
 
 void ZmqPublisher::loop() {
   for (;;) {
-    std::vector<zmq::pollitem_t> items = {{nullptr, wake_fd_, ZMQ_POLLIN, 0}};
+    std::vector<zmq::pollitem_t> items = {{nullptr, wake_.fd(), ZMQ_POLLIN, 0}};
     if (replay_.has_value()) items.push_back({replay_->handle(), 0, ZMQ_POLLIN, 0});
     std::deque<EventBatch> batches;
     bool stop = false;
     try {
       zmq::poll(items, std::chrono::milliseconds(-1));
-      uint64_t count = 0;
-      (void)!read(wake_fd_, &count, sizeof(count));
+      wake_.silence();
       {
         const std::lock_guard lock(mutex_);
         batches.swap(waiting_);
@@ -235,9 +226,13 @@ absl::Status can_publish() { return absl::OkStatus(); }
 
 absl::StatusOr<std::unique_ptr<EventPublisher>> EventPublisher::start(
     const PublisherConfig& config) {
-  auto publisher = std::make_unique<ZmqPublisher>(config);
-  if (absl::Status status = publisher->open(); !status.ok()) return status;
-  return publisher;
+  try {
+    auto publisher = std::make_unique<ZmqPublisher>(config);
+    if (absl::Status status = publisher->open(); !status.ok()) return status;
+    return publisher;
+  } catch (const zmq::error_t& error) {
+    return base::refused("KV events: a ZeroMQ context", error.num());
+  }
 }
 
 }  // namespace baton::engine::kv_events

@@ -19,6 +19,7 @@
 #include "engine/files/safetensors.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine {
 namespace {
@@ -91,6 +92,10 @@ absl::StatusOr<Shards> open_shards(const std::string& directory) {
     shards.places[tensor] = place->second;
   }
   return shards;
+}
+
+size_t bytes_of(const Weight& weight) {
+  return size_t(weight.rows) * size_t(weight.cols) * sizeof(uint16_t);
 }
 
 // `name` is what the files call it.
@@ -367,7 +372,18 @@ absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
   if (!shards.ok()) return shards.status();
   Checkpoint checkpoint{.config = *std::move(config)};
   checkpoint.weights = weight_list(checkpoint.config);
+  size_t left = 0;  // bytes that are not in memory yet
+  for (const Weight& weight : checkpoint.weights) left += bytes_of(weight);
+  const size_t all = left;
   for (Weight& weight : checkpoint.weights) {
+    // Asked again at large ones: other processes, ranks of this model among them, load meanwhile.
+    constexpr size_t kLarge = 1 << 20;
+    if (left == all || bytes_of(weight) >= kLarge) {
+      absl::Status fits = base::memory_fits(
+          absl::StrCat("what is to be loaded of the weights in ", directory), left);
+      if (!fits.ok()) return fits;
+    }
+    left -= bytes_of(weight);
     const bool tied = checkpoint.config.tie_word_embeddings && weight.name == kEmbedding;
     if (tied) continue;
     if (absl::Status status = load_weight(*shards, weight.name, weight); !status.ok())

@@ -23,6 +23,8 @@ constexpr Time kForgotten = std::chrono::seconds(30);  // a patience that refuse
 // when one leaves who was taken since it last did, since those before know nothing of that, and
 // grows by a step with each answered client: so that few leave, whatever disturbs the forecasts.
 constexpr double kShrink = 0.93, kGrow = 0.0001, kLeast = 0.25, kMost = 0.97;
+constexpr size_t kMostFollowers = 32;
+constexpr double kFollowed = 0.6;   // the part of the plan in which one with followers is answered
 constexpr double kProbing = 0.001;  // the plan grows by so much per second, to find patience grown
 
 Time from_seconds(double value) {
@@ -76,6 +78,17 @@ std::vector<Pending> Admission::fresh_queue(const Backlog& backlog) const {
   return queue;
 }
 
+size_t Admission::followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
+                               Time limit) const {
+  size_t count = std::clamp<size_t>(sizes.places, 1, kMostFollowers + 1) - 1;
+  for (; count > 0; count -= std::max<size_t>(count / 4, 1)) {
+    const std::vector<Pending> alike(choices + count, choice);
+    const double ends = forecast({}, alike, sizes, cost())[choices - 1];
+    if (ends <= kFollowed * seconds_of(limit)) break;
+  }
+  return count;
+}
+
 Admission::Outlook Admission::look_ahead(const Backlog& backlog, const WorkAhead& work,
                                          Time now) const {
   std::vector<Pending> queue = fresh_queue(backlog);
@@ -89,9 +102,17 @@ Admission::Outlook Admission::look_ahead(const Backlog& backlog, const WorkAhead
   queue.insert(queue.end(), work.choices, choice);
   const std::vector<double> after = forecast(backlog.batch, queue, backlog.sizes, cost());
   Outlook outlook;
+  // Others come behind it and share its steps. Without them in mind it would be planned so tightly
+  // that all of them are refused for its sake, and the engine runs empty until it has ended.
+  if (const std::optional<Time> most = limit(work.stream, now); most.has_value()) {
+    queue.insert(queue.end(),
+                 followers_of(choice, std::max<size_t>(work.choices, 1), backlog.sizes, *most),
+                 choice);
+  }
+  const std::vector<double> followed = forecast(backlog.batch, queue, backlog.sizes, cost());
   for (size_t i = 0; i < after.size(); ++i) {
     if (i >= before.size()) {
-      outlook.expected = std::max(outlook.expected, after[i]);
+      outlook.expected = std::max(outlook.expected, followed[i]);
       continue;
     }
     const size_t in_batch = backlog.batch.size();

@@ -104,6 +104,10 @@ class Admission {
     bool harms = false;
   };
   Outlook look_ahead(const Backlog& backlog, const WorkAhead& work, Time now) const;
+  // How many requests like one of these `choices` may come right behind them and leave them well
+  // within the limit, if the engine has nothing else to do.
+  size_t followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
+                      Time limit) const;
   // With what the prompts that wait will find in caches.
   std::vector<Pending> fresh_queue(const Backlog& backlog) const;
 

@@ -1,9 +1,6 @@
 // The engine's loop: commands, a step, sleep when there is nothing to do.
 #include "engine/serve/engine_thread.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -37,26 +34,18 @@ absl::Status stopped() { return stopped_status("this server is shutting down: as
 EngineThread::EngineThread(Engine& engine, AdmissionOptions admission)
     : engine_(engine),
       max_context_(engine.max_context()),
-      wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       admission_(admission),
-      thread_([this] { loop(); }) {}
-
-EngineThread::~EngineThread() {
-  stop();
-  close(wake_fd_);
+      ended_(!wake_.status().ok()) {
+  if (!ended_) thread_ = std::thread([this] { loop(); });
 }
+
+EngineThread::~EngineThread() { stop(); }
 
 void EngineThread::stop() {
   if (!thread_.joinable()) return;
   stop_ = true;
-  wake();
+  wake_.ring();
   thread_.join();
-}
-
-void EngineThread::wake() {
-  const uint64_t one = 1;
-  // A full counter (EAGAIN) wakes just as well.
-  (void)!write(wake_fd_, &one, sizeof(one));
 }
 
 uint64_t EngineThread::submit(Request request) {
@@ -83,7 +72,7 @@ uint64_t EngineThread::submit(Request request) {
     commands_.push_back({.request = std::move(request)});
   }
   engine_.liveness().asked();
-  wake();
+  wake_.ring();
   return id;
 }
 
@@ -93,7 +82,7 @@ void EngineThread::abort(uint64_t id) {
     if (ended_) return;
     commands_.push_back({.is_abort = true, .request = {.id = id}});
   }
-  wake();
+  wake_.ring();
 }
 
 absl::Status EngineThread::admit(const WorkAhead& work) {
@@ -137,7 +126,7 @@ uint64_t EngineThread::watch_cache(CacheListener listener) {
     }
     watchers_[id] = std::make_shared<Watcher>(Watcher{std::move(listener)});
   }
-  wake();
+  wake_.ring();
   return id;
 }
 
@@ -274,7 +263,7 @@ void EngineThread::loop() {
     const bool commanded = take_commands();
     const Time begin = Clock::steady().now();
     engine_.liveness().begin_step();
-    const bool stepped = engine_.step(wake_fd_);
+    const bool stepped = engine_.step(wake_.fd());
     engine_.liveness().end_step(stepped, engine_.owes_step());
     take_notes(stepped, Clock::steady().now() - begin);
     refuse_late();
@@ -287,9 +276,8 @@ void EngineThread::loop() {
       described = now;
     }
     if (commanded || stepped) continue;
-    engine_.wait(engine_.has_work() ? 10ms : 1s, wake_fd_);
-    uint64_t count = 0;
-    (void)!read(wake_fd_, &count, sizeof(count));
+    engine_.wait(engine_.has_work() ? 10ms : 1s, wake_.fd());
+    wake_.silence();
   }
   engine_.liveness().stop();
   take_commands();

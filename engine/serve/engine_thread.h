@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/requests/request.h"
+#include "transport/base/limits/event_fd.h"
 
 namespace baton::engine::serve {
 
@@ -26,6 +27,8 @@ class EngineThread {
   ~EngineThread();
   EngineThread(const EngineThread&) = delete;
   EngineThread& operator=(const EngineThread&) = delete;
+  // Why there is no thread, if so: the kernel gave no eventfd. Every request is refused then.
+  const absl::Status& status() const { return wake_.status(); }
 
   // Why a new request should not even be queued, if so (see Admission). Requests that are submitted
   // without having asked are taken all the same. Who has its whole answer has no place any more.
@@ -81,11 +84,10 @@ class EngineThread {
   void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
   void refuse_late();
-  void wake();
 
   Engine& engine_;
   const size_t max_context_;
-  const int wake_fd_;
+  const base::EventFd wake_;
   mutable std::mutex mutex_;
   std::vector<Command> commands_;
   Admission admission_;

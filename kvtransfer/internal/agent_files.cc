@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_file_transfer.h"
+#include "transport/base/limits/refusals.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -92,9 +93,8 @@ absl::Status AgentFiles::add(absl::Span<const Descriptor> list) {
     if (file == nullptr) {
       (*opened)->fd.reset(fcntl(static_cast<int>(where.device), F_DUPFD_CLOEXEC, 0));
       if (!(*opened)->fd.valid()) {
-        return absl::ResourceExhaustedError(
-            absl::StrFormat("file descriptor %u cannot be kept open: %s; raise `ulimit -n`",
-                            where.device, strerror(errno)));
+        return absl::ResourceExhaustedError(base::refusal(
+            absl::StrFormat("file descriptor %u cannot be kept open", where.device), errno));
       }
       file = *std::move(opened);
     }

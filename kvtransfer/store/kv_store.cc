@@ -2,7 +2,6 @@
 #include "kvtransfer/store/kv_store.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvtransfer/store/store_messages.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/log.h"
-#include "transport/base/unique_fd.h"
 #include "transport/pool.h"
 #include "transport/progress_thread.h"
 
@@ -28,8 +27,7 @@ constexpr int kTickMs = 200;       // for what has no event: leases of the past 
 
 class Service final : public KvStore {
  public:
-  explicit Service(KvStoreOptions options)
-      : options_(std::move(options)), stop_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+  explicit Service(KvStoreOptions options) : options_(std::move(options)) {}
   ~Service() override;
   absl::Status open();
 
@@ -68,11 +66,12 @@ class Service final : public KvStore {
   std::list<Reading> readings_;  // the service's thread's own
   mutable std::mutex mutex_;
   KvStoreStats stats_;
-  base::UniqueFd stop_;
+  base::EventFd stop_;
   std::thread thread_;
 };
 
 absl::Status Service::open() {
+  if (!stop_.status().ok()) return stop_.status();
   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options_.worker);
   if (!worker.ok()) return worker.status();
   worker_ = *std::move(worker);
@@ -99,8 +98,7 @@ absl::Status Service::open() {
 
 Service::~Service() {
   if (thread_.joinable()) {
-    const uint64_t one = 1;
-    (void)!write(stop_.get(), &one, sizeof(one));
+    stop_.ring();
     thread_.join();
   }
   progress_.reset();
@@ -127,13 +125,12 @@ KvStoreStats Service::stats() const {
 }
 
 void Service::loop() {
-  pollfd entries[2] = {{worker_->event_fd(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+  pollfd entries[2] = {{worker_->event_fd(), POLLIN, 0}, {stop_.fd(), POLLIN, 0}};
   Notification note;
   for (;;) {
     poll(entries, 2, kTickMs);
     if (entries[1].revents != 0) return;
-    uint64_t count = 0;
-    (void)!::read(worker_->event_fd(), &count, sizeof(count));
+    base::EventFd::silence(worker_->event_fd());
     while (worker_->next_peer_event().has_value()) {
     }
     while (worker_->next_notification(note)) hear(note);

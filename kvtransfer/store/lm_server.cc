@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/base/limits/refusals.h"
 #include "transport/base/log.h"
 #include "transport/base/unique_fd.h"
@@ -66,7 +66,8 @@ class Server final : public LmServer {
   const LmServerOptions options_;
   BlockArena& arena_;
   uint16_t port_ = 0;
-  base::UniqueFd listener_, epoll_, stop_;
+  base::UniqueFd listener_, epoll_;
+  base::EventFd stop_;
   bool listening_ = true;  // false: no descriptor was left for a newcomer
   std::list<Connection> connections_;
   LmTotals totals_;
@@ -92,13 +93,12 @@ absl::Status Server::open() {
   port_ = net::local_of(listener_.get()).port();
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return base::refused("epoll_create1", errno);
-  stop_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!stop_.valid()) return base::refused("eventfd", errno);
+  if (!stop_.status().ok()) return stop_.status();
   epoll_event listen_event{.events = EPOLLIN, .data = {.ptr = &listener_}};
   epoll_event stop_event{.events = EPOLLIN, .data = {.ptr = &stop_}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &listen_event) != 0 ||
-      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), &stop_event) != 0) {
-    return failed(options_, "no epoll");
+      epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, stop_.fd(), &stop_event) != 0) {
+    return base::refused("epoll_ctl", errno);
   }
   thread_ = std::thread([this] { loop(); });
   return absl::OkStatus();
@@ -106,8 +106,7 @@ absl::Status Server::open() {
 
 Server::~Server() {
   if (!thread_.joinable()) return;
-  const uint64_t one = 1;
-  (void)!write(stop_.get(), &one, sizeof(one));
+  stop_.ring();
   thread_.join();
 }
 

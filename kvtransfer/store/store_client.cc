@@ -2,8 +2,6 @@
 #include "kvtransfer/store/store_client.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,10 +37,10 @@ StoreClient::StoreClient(StoreClientOptions options, const tiers::TierShape& sha
     : options_(within_reason(std::move(options))),
       shape_(shape),
       changed_(std::move(changed)),
-      clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
-      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+      clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()) {}
 
 absl::Status StoreClient::open() {
+  if (!wake_.status().ok()) return wake_.status();
   absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create({.name = options_.name,
                                                                    .providers = options_.providers,
                                                                    .key = options_.key,
@@ -87,8 +85,7 @@ StoreClient::~StoreClient() {
     stop_ = true;
   }
   slot_freed_.notify_all();
-  const uint64_t one = 1;
-  (void)!write(wake_.get(), &one, sizeof(one));
+  wake_.ring();
   if (thread_.joinable()) thread_.join();
   progress_.reset();
   // The worker ends all transfers; the pool's memory is unmapped after that. No fence is asked of
@@ -101,10 +98,9 @@ StoreClient::~StoreClient() {
 
 void StoreClient::loop() {
   for (;;) {
-    pollfd entries[2] = {{worker_->event_fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    pollfd entries[2] = {{worker_->event_fd(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
     poll(entries, 2, kClientTickMs);
-    uint64_t count = 0;
-    (void)!::read(worker_->event_fd(), &count, sizeof(count));
+    base::EventFd::silence(worker_->event_fd());
     const std::lock_guard lock(mutex_);
     if (stop_) return;
     take_events();

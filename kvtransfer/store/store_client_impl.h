@@ -15,7 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "kvtransfer/store/store_client.h"
 #include "kvtransfer/store/store_messages.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/limits/event_fd.h"
 #include "transport/pool.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"
@@ -103,7 +103,7 @@ class StoreClient final : public tiers::PeerTier {
   size_t buffer_bytes_ = 0;
   Buffer buffers_[2];  // the loading thread's own
   std::unique_ptr<ProgressThread> progress_;
-  base::UniqueFd wake_;
+  base::EventFd wake_;
 
   mutable std::mutex mutex_;
   std::condition_variable slot_freed_;

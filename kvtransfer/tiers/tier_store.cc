@@ -17,6 +17,7 @@
 namespace baton::kvtransfer::tiers {
 
 absl::Status Store::start() {
+  if (!event_.status().ok()) return event_.status();
   if (options_.host_bytes > 0) {
     absl::Status fits =
         base::memory_fits("a KV tier in host memory (--kv-host-mib)", options_.host_bytes);
@@ -65,10 +66,7 @@ Store::~Store() {
   if (peer_loader_.joinable()) peer_loader_.join();
 }
 
-void Store::notify() {
-  const uint64_t one = 1;
-  (void)!write(event_.get(), &one, sizeof(one));
-}
+void Store::notify() { event_.ring(); }
 
 TierFound Store::find(std::span<const TierKey> keys) {
   bool pending = false;
@@ -192,11 +190,10 @@ void Store::flush() {
 // --- looking on ----------------------------------------------------------------------------------
 
 void Store::wait(Time timeout, int fd) {
-  pollfd entries[2] = {{event_.get(), POLLIN, 0}, {fd, POLLIN, 0}};
+  pollfd entries[2] = {{event_.fd(), POLLIN, 0}, {fd, POLLIN, 0}};
   poll(entries, fd < 0 ? 1 : 2,
        static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(timeout).count()));
-  uint64_t count = 0;
-  (void)!read(event_.get(), &count, sizeof(count));
+  event_.silence();
 }
 
 TierStats Store::stats() const {

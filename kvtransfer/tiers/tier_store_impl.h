@@ -13,13 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include <sys/eventfd.h>
-
 #include "absl/container/flat_hash_map.h"
 #include "kvtransfer/tiers/disk_tier.h"
 #include "kvtransfer/tiers/memory_tier.h"
 #include "kvtransfer/tiers/tier_store.h"
-#include "transport/base/unique_fd.h"
+#include "transport/base/limits/event_fd.h"
 
 namespace baton::kvtransfer::tiers {
 
@@ -51,8 +49,7 @@ class Store final : public TierStore {
         clock_(options.clock != nullptr ? *options.clock : Clock::steady()),
         layers_per_part_(layers_per_part(options)),
         shape_{.parts = (options.cache.layers + layers_per_part_ - 1) / layers_per_part_,
-               .part_bytes = static_cast<uint32_t>(layers_per_part_ * options.cache.block_bytes)},
-        event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+               .part_bytes = static_cast<uint32_t>(layers_per_part_ * options.cache.block_bytes)} {}
   ~Store() override;
   absl::Status start();
 
@@ -108,7 +105,7 @@ class Store final : public TierStore {
   const Clock& clock_;
   const uint32_t layers_per_part_;
   const TierShape shape_;
-  base::UniqueFd event_;
+  base::EventFd event_;
   std::unique_ptr<MemoryTier> memory_;
   std::unique_ptr<DiskTier> disk_;
 

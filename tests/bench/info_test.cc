@@ -1,6 +1,8 @@
 // What is read from the files of other machines.
 #include "bench/doctor/info.h"
 
+#include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "bench/doctor/info_devices.h"
@@ -9,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "info_tree.h"
+#include "transport/provider.h"
 
 namespace baton::bench {
 namespace {
@@ -225,6 +228,19 @@ TEST(Info, ProbesTheProvidersOfThisProgram) {
   }
   EXPECT_TRUE(tcp);
   EXPECT_TRUE(verbs);
+}
+
+TEST(Info, AProviderThatEndsItsProcessIsReportedAsSuch) {
+  const ProviderRegistration deadly(
+      "deadly", [](const ProviderContext&) -> std::unique_ptr<Provider> { std::_Exit(3); }, {},
+      "it ends its process");
+  for (const Json& provider : probe_providers()) {
+    if (provider["name"] != "deadly") continue;
+    EXPECT_FALSE(provider["usable"].get<bool>());
+    EXPECT_NE(provider["detail"].get<std::string>().find("ended the process"), std::string::npos);
+    return;
+  }
+  FAIL() << "it is not listed";
 }
 
 }  // namespace

@@ -126,6 +126,15 @@ TEST_F(Output, TwoTrainingsDoNotWriteOneFolder) {
   EXPECT_FALSE(fs::exists(folder_.path("model/.lock")));
 }
 
+TEST_F(Output, TwoDemosDoNotWriteOneFolder) {
+  const auto lock = engine::FolderLock::take(folder_.path());
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  const Ended second = baton("demo --out " + std::string(folder_.path()));
+  EXPECT_EQ(second.status, 2) << second.output;
+  EXPECT_THAT(second.output, HasSubstr(" is being written by process "));
+  EXPECT_FALSE(fs::exists(folder_.path("index.html")));
+}
+
 TEST_F(Output, RanksAreForkedOrStartedByALauncher) {
   const Ended two = script(
       "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 "

@@ -15,6 +15,7 @@
 #include "engine/model/model.h"
 #include "tests/engine_model/model_rig.h"
 #include "tests/temporary_folder.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine {
 namespace {
@@ -228,6 +229,17 @@ TEST_F(CheckpointTest, RefusesWeightsThatDoNotFitTheConfig) {
   EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
   checkpoint.weights.pop_back();
   EXPECT_TRUE(absl::IsInvalidArgument(Model::create(checkpoint).status()));
+}
+
+// A machine with 2 kB left.
+TEST_F(CheckpointTest, WhatDoesNotFitIntoMemoryIsRefused) {
+  ASSERT_TRUE(save_checkpoint(folder_, make_test_checkpoint(tiny_model_config(), 3), nullptr).ok());
+  TemporaryFolder machine;
+  base::look_for_memory_below(machine.file("proc/meminfo", "MemAvailable: 2 kB").path());
+  EXPECT_THAT(error(), testing::AllOf(HasSubstr("the weights in " + folder_), HasSubstr("left")));
+  EXPECT_THROW(AlignedArray<float>(size_t{1} << 20), base::OutOfMemory);
+  base::look_for_memory_below("");
+  EXPECT_TRUE(load_checkpoint(folder_).ok());
 }
 
 TEST_F(CheckpointTest, EveryFamilyComesBackAndIsItself) {

@@ -1,4 +1,5 @@
 // The HTTP face: OpenAI's shapes, errors, disconnects, and the router in front of dying workers.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include "engine/http/prompt_tokens.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/no_descriptors.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -312,6 +314,20 @@ TEST(Http, APortInUseIsAnError) {
         http::HttpServer::start({.host = host, .port = 0}, worker.thread(), test_tokenizer()).ok())
         << host;
   }
+}
+
+TEST(Http, WithoutADescriptorForItsThreadNoServerStarts) {
+  const auto engine = Engine::create(test_model(), test_tokenizer(), {.blocks = 16});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  std::unique_ptr<EngineThread> thread;
+  {
+    const NoDescriptors none;
+    thread = std::make_unique<EngineThread>(**engine);
+  }
+  const auto server =
+      http::HttpServer::start({.port = 0, .model = "tiny"}, *thread, test_tokenizer());
+  EXPECT_THAT(std::string(server.status().message()), testing::HasSubstr("ulimit -n"));
+  EXPECT_TRUE(thread->idle());
 }
 
 // Promise(serving): A client that leaves has its request ended | the socket is watched while the

@@ -22,6 +22,9 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "collectives/rendezvous.h"
+#include "kvtransfer/store/lm_server.h"
+#include "kvtransfer/tiers/tier_store.h"
 #include "transport/base/child.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
@@ -108,7 +111,26 @@ struct Case {
   std::vector<std::string> providers;
   std::vector<const char*> says;  // explain(), or where `fails` the error
   bool fails = false;
+  std::function<absl::Status()> instead = nullptr;  // of an exchange
 };
+
+absl::Status start_rendezvous() {
+  return collectives::RendezvousServer::start(*ClusterKey::from_bytes("0123456789abcdef"),
+                                              "127.0.0.1", 0, 2)
+      .status();
+}
+absl::Status start_lm_server() {
+  std::vector<std::byte> memory(1 << 20);
+  kvtransfer::store::BlockArena arena(memory, kvtransfer::tiers::kPage);
+  return kvtransfer::store::LmServer::start({}, arena).status();
+}
+absl::Status open_tiers() {
+  std::vector<std::byte> memory(1 << 20);
+  return kvtransfer::tiers::TierStore::open(
+             {.cache = {.base = memory.data(), .layers = 2, .blocks = 8, .block_bytes = 4096},
+              .host_bytes = 1 << 20})
+      .status();
+}
 
 const std::vector<Case>& cases() {
   static const std::vector<std::string> both = {"shm", "tcp"};
@@ -148,6 +170,30 @@ const std::vector<Case>& cases() {
       {"files of 0 bytes", [] { return limit_files(0); }, both, {"tcp 127.0.0.1", "ulimit -f"}},
       {"files of 1 MiB", [] { return limit_files(1 << 20); }, both, {"tcp 127.0.0.1", "ulimit -f"}},
       {"eventfd", [] { return forbid({SYS_eventfd2}, EPERM); }, both, {"eventfd", "seccomp"}, true},
+      {"eventfd, a rendezvous",
+       [] { return forbid({SYS_eventfd2}, EPERM); },
+       {},
+       {"eventfd", "seccomp"},
+       true,
+       start_rendezvous},
+      {"eventfd, KV tiers",
+       [] { return forbid({SYS_eventfd2}, ENFILE); },
+       {},
+       {"eventfd", "fs.file-max"},
+       true,
+       open_tiers},
+      {"eventfd, an LMCache server",
+       [] { return forbid({SYS_eventfd2}, ENOMEM); },
+       {},
+       {"eventfd", "ulimit -v"},
+       true,
+       start_lm_server},
+      {"epoll, an LMCache server",
+       [] { return forbid({SYS_epoll_create1}, EMFILE); },
+       {},
+       {"epoll_create1", "ulimit -n"},
+       true,
+       start_lm_server},
       {"epoll",
        [] { return forbid({SYS_epoll_create1}, EPERM); },
        both,
@@ -176,7 +222,12 @@ TEST_P(Sandbox, WhatCanBeDoneIsDoneAndTheRestSaysWhatAllowsIt) {
   const pid_t child = base::fork_child();
   if (child == 0) {
     if (!one.begin()) _exit(kNotPermitted);
-    const absl::StatusOr<std::string> outcome = exchange(one.providers);
+    absl::StatusOr<std::string> outcome("");
+    if (one.instead == nullptr) {
+      outcome = exchange(one.providers);
+    } else if (absl::Status status = one.instead(); !status.ok()) {
+      outcome = status;
+    }
     const std::string text = outcome.ok() ? *outcome : std::string(outcome.status().message());
     bool good = outcome.ok() != one.fails;
     for (const char* word : one.says) good = good && text.find(word) != std::string::npos;

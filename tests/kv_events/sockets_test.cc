@@ -20,6 +20,7 @@
 #include "engine/kv_events/follower.h"
 #include "engine/kv_events/publisher.h"
 #include "engine/kv_events/token_index.h"
+#include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"
 #include "tests/until.h"
 
@@ -324,6 +325,13 @@ TEST(KvEventSockets, WhatIsNoneIsPassedOver) {
   answer({{"", "what?"}});
   heard.wait_forgotten(2);
   until([&] { return (*made)->stats(id).order.unanswered == 1; });
+}
+
+TEST(KvEventSockets, WithoutADescriptorNeitherEndStarts) {
+  const NoDescriptors none;
+  EXPECT_THAT(std::string(EventPublisher::start(any_ports()).status().message()),
+              HasSubstr("ulimit -n"));
+  EXPECT_THAT(std::string(EventFollower::start().status().message()), HasSubstr("ulimit -n"));
 }
 
 }  // namespace

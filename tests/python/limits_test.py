@@ -3,6 +3,8 @@
 
 usage: limits_test.py BATON MODEL
 """
+import json
+import math
 import os
 import pathlib
 import resource
@@ -67,6 +69,28 @@ with baton.Agent("a", settings={"shm.memfd": "on"}) as agent:
 """
 
 
+def write_large_model(folder):
+    """400 MiB of zeros that take no room on disk."""
+    config = json.loads(pathlib.Path(MODEL, "config.json").read_text(encoding="utf8"))
+    config.update(hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1)
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config), encoding="utf8")
+    d, f, q, kv = 2048, 8192, 64, 32
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], d], "model.norm.weight": [d]}
+    for layer in range(4):
+        for name, shape in (("input_layernorm", [d]), ("self_attn.q_proj", [q, d]), ("self_attn.k_proj", [kv, d]),
+                            ("self_attn.v_proj", [kv, d]), ("self_attn.o_proj", [d, q]), ("post_attention_layernorm", [d]),
+                            ("mlp.gate_proj", [f, d]), ("mlp.up_proj", [f, d]), ("mlp.down_proj", [d, f])):
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + 2 * math.prod(shape)]}
+        end += 2 * math.prod(shape)
+    text = json.dumps(header).encode()
+    with open(pathlib.Path(folder, "model.safetensors"), "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
 class Memory(unittest.TestCase):
     def refused(self, limit, command, *words):
         with Group(limit) as group:
@@ -77,6 +101,15 @@ class Memory(unittest.TestCase):
 
     def test_a_kv_cache(self):
         self.refused(400 * MIB, [BATON, "serve", "--model", MODEL, "--port", "0", "--blocks", "400000"], "--blocks")
+
+    def test_weights(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_large_model(folder)
+            self.refused(200 * MIB, [BATON, "serve", "--model", folder, "--port", "0"], f"the weights in {folder}", "that are left")
+
+    def test_the_memory_of_a_forward_pass(self):
+        self.refused(400 * MIB, [BATON, "serve", "--model", MODEL, "--port", "0", "--blocks", "64", "--token-budget", "200000"],
+                     "baton serve: ", "that are left", "--token-budget")
 
     def test_a_tier_in_host_memory(self):
         self.refused(400 * MIB, [BATON, "serve", "--model", MODEL, "--port", "0", "--kv-host-mib", "2000"], "--kv-host-mib")

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "transport/base/limits/refusals.h"
 
 #ifndef TCP_USER_TIMEOUT
 #define TCP_USER_TIMEOUT 18
@@ -327,8 +328,7 @@ absl::StatusOr<int> listen_on(const std::string& host, uint16_t port,
 absl::StatusOr<int> start_connect(const Endpoint& to, const SocketOptions& options, int segment) {
   const int fd = ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    return absl::UnavailableError(
-        absl::StrCat("socket: ", strerror(errno), "; raise the limit on open files (ulimit -n)"));
+    return absl::UnavailableError(base::refusal("socket", errno));
   }
   set_buffers(fd, options.buffer_bytes);
   if (segment > 0) set_int(fd, IPPROTO_TCP, TCP_MAXSEG, segment);

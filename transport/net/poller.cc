@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "transport/base/limits/refusals.h"
 
 namespace baton::net {
@@ -32,7 +30,7 @@ absl::Status Poller::add(int fd, uint32_t events, Watched& watched) {
   event.events = events;
   event.data.ptr = &watched;
   if (epoll_ctl(fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
-    return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
+    return base::refused("epoll_ctl", errno);
   }
   return absl::OkStatus();
 }

@@ -11,7 +11,6 @@
 #include "engine/model/rope.h"
 #include "engine/train/backward/train_attention.h"
 #include "engine/train/backward/train_kernels.h"
-#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine::train {
 namespace {
@@ -90,10 +89,7 @@ Backprop::Impl::Impl(const ParameterMap& parameter_map, int max_tokens, int max_
       kv_width(c.num_kv_heads * c.head_dim),
       qkv_width(q_width + 2 * kv_width) {
   const size_t n = static_cast<size_t>(max_tokens);
-  const auto array = [n](size_t width) {
-    base::need_memory(n * width * sizeof(float));
-    return AlignedArray<float>(n * width);
-  };
+  const auto array = [n](size_t width) { return AlignedArray<float>(n * width); };
   layers.resize(c.num_layers);
   for (LayerActivations& a : layers) {
     a.input = array(d);

@@ -1,6 +1,5 @@
 // AdamW's update, piece by piece and range by range in blocks of fixed size.
 #include "engine/train/data_parallel/optimizer.h"
-#include "transport/base/limits/memory_left.h"
 
 #include <algorithm>
 #include <cmath>
@@ -60,7 +59,6 @@ AdamW::AdamW(const ParameterMap& map, const OptimizerOptions& options,
     places_.push_back(owned);
     owned += piece.size();
   }
-  base::need_memory(2 * owned * sizeof(float));
   first_ = AlignedArray<float>(owned);
   second_ = AlignedArray<float>(owned);
 }

@@ -24,8 +24,8 @@ absl::Status memory_fits(std::string_view what, size_t bytes);
 // Touches every page of memory that was just mapped, 64 MiB at a time, and asks before each part:
 // other processes may take memory meanwhile. ResourceExhausted: the rest does not fit any more.
 absl::Status fault_in(std::string_view what, std::byte* data, size_t bytes);
-// For arrays: throws OutOfMemory where `bytes` and 32 MiB more, for everything that is too small to
-// ask for, do not fit. Asks from 1 MiB on.
+// For arrays that have no status to return: throws OutOfMemory where `bytes` and 32 MiB more, for
+// everything that is too small to ask for, do not fit. Asks from 1 MiB on.
 void need_memory(size_t bytes);
 class OutOfMemory final : public std::bad_alloc {
  public:
