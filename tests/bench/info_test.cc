@@ -1,14 +1,11 @@
 // What is read from the files of other machines.
 #include "bench/doctor/info.h"
 
-#include <string>
-
 #include "bench/doctor/info_devices.h"
 #include "bench/doctor/info_host.h"
 #include "bench/doctor/info_providers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "info_tree.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

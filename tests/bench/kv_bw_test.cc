@@ -1,12 +1,7 @@
 // `baton kv_bw` as a user runs it: rows of every provider, two processes, exit statuses.
-#include <algorithm>
-#include <string>
-#include <vector>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/bench/command.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/provider.h"
 

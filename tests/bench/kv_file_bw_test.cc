@@ -1,12 +1,7 @@
 // `baton kv_file_bw` as a user runs it: rows that are checked, beside fio where there is one.
-#include <filesystem>
-#include <string>
-#include <vector>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/bench/command.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,12 +1,6 @@
 // The histogram against sorted samples.
 #include "bench/perftest/perf_histogram.h"
-
-#include <algorithm>
-#include <cmath>
-#include <random>
-#include <vector>
-
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,8 +1,6 @@
 // What a server accepts of what a client asks for.
 #include "bench/perftest/perf_plan.h"
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,15 +1,8 @@
 // Blocks of other makes against a plain re-order, for random shapes.
 #include "engine/handoff/block_converter.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "engine/kernels/aligned.h"
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

@@ -1,12 +1,6 @@
 // Pieces of several sizes in one range: apart, in their rows, and all given back.
 #include "engine/handoff/staging.h"
-
-#include <gtest/gtest.h>
-
-#include <iterator>
-#include <map>
-#include <random>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

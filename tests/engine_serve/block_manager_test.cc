@@ -1,12 +1,6 @@
 // The block manager: reference counts, prefix cache, LRU order, quarantine, random operations.
 #include "engine/serve/cache/block_manager.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <random>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

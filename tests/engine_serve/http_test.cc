@@ -1,18 +1,12 @@
 // The HTTP face: OpenAI's shapes, errors, disconnects, and the router in front of dying workers.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
 #include <future>
-#include <string>
-#include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/http/prompt_tokens.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,11 +1,6 @@
 // Loading or computing: the quicker one, by times that were measured.
 #include "engine/serve/cache/load_choice.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <random>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

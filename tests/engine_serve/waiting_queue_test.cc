@@ -1,12 +1,6 @@
 // The sums of the queue beside those of a walk through it.
 #include "engine/serve/waiting_queue.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <random>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

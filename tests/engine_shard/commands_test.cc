@@ -1,12 +1,6 @@
 // Commands as bytes: what is encoded is decoded, and nothing else is.
 #include "engine/shard/commands.h"
-
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <deque>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 namespace {

@@ -1,11 +1,7 @@
 // Each transfer of a schedule against what the two sides have written down.
 #include "tests/hostile/real_check.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-
-#include "absl/status/status.h"
+#include "tests/test.h"
 
 namespace baton {
 

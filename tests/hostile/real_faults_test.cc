@@ -5,16 +5,10 @@
 // what was tried, not what came of it.
 //
 // tests/seeds.h says which ones run.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <thread>
-
 #include "tests/hostile/real_check.h"
 #include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/base/child.h"

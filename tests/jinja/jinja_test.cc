@@ -1,12 +1,9 @@
 // Templates as Jinja2 renders them, and what is refused by name.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "engine/files/files.h"
 #include "engine/tokenizer/chat_template.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,15 +1,8 @@
 // Two connectors in one process over every real provider, with and without progress threads.
 #include "kvtransfer/kv_connector.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <string>
-#include <tuple>
-
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

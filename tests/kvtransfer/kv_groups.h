@@ -2,19 +2,12 @@
 // fabric.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <functional>
 #include <list>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/kv_plan.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {

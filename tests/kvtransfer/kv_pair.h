@@ -1,15 +1,9 @@
 // A prefill and a decode connector in one process, over a real provider, for tests.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 

@@ -1,13 +1,8 @@
 // How far workers are from each other, and who is picked for it.
 #include "engine/router/distance.h"
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "engine/router/worker_picker.h"
+#include "tests/test.h"
 
 namespace baton::engine::router {
 namespace {

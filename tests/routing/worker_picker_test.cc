@@ -1,12 +1,6 @@
 // Which worker a request goes to: by what workers hold, by what they were given, by load.
 #include "engine/router/worker_picker.h"
-
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::router {
 namespace {

@@ -3,15 +3,12 @@
 // is there: from then on the target uses the memory for something else.
 //
 // tests/seeds.h says which ones run.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <iostream>
-#include <memory>
 
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
 #include "tests/sim/schedule.h"
+#include "tests/test.h"
 
 namespace baton::sim {
 namespace {

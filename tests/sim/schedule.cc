@@ -1,10 +1,7 @@
 // What happens in a schedule. What must hold is in schedule_check.cc.
 #include "tests/sim/schedule.h"
 
-#include <gmock/gmock.h>
-
-#include <algorithm>
-#include <memory>
+#include "tests/test.h"
 
 namespace baton::sim {
 

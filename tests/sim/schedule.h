@@ -4,15 +4,8 @@
 // their memory for something else at once.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/sim/cluster.h"
+#include "tests/std.h"
 
 namespace baton::sim {
 

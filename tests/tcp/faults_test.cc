@@ -3,20 +3,11 @@
 // memory as soon as it has been told that it may. Nothing is lost, repeated, late or hung.
 //
 // tests/seeds.h says which ones run.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
 #include "tests/tcp/faulty_network.h"
 #include "tests/tcp/tcp_pair.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton::tcp {

@@ -5,17 +5,12 @@
 // lost, repeated, late or hung.
 //
 // tests/seeds.h says which ones run.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <functional>
 #include <iostream>
 
 #include "tests/hostile/real_check.h"
 #include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/two_hosts/hosts.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"

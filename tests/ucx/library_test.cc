@@ -1,16 +1,8 @@
 // Which UCX is taken, what is said of one that is not, and what loading one leaves alone.
 #include "transport/ucx/library.h"
+#include "tests/test.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <string>
-#include <vector>
 
 namespace baton::ucx {
 namespace {

@@ -1,7 +1,6 @@
 // Introductions and envelopes: what is written is read again, and nothing that is cut short is.
 #include "transport/ucx/message.h"
-
-#include <gtest/gtest.h>
+#include "tests/test.h"
 
 namespace baton::ucx {
 namespace {

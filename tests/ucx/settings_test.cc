@@ -1,9 +1,5 @@
 // Settings that are refused, and what the provider says of itself.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-
+#include "tests/test.h"
 #include "tests/transport/provider_node.h"
 #include "transport/ucx/library.h"
 

@@ -1,12 +1,7 @@
 // Agents whose memory is of devices, on one side or both, over every way that it takes: every byte
 // is where it should be and no other has changed; fences and ends are those of host memory.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <numeric>
-#include <tuple>
-
 #include "tests/gpudirect/agents/device_agents.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,15 +1,8 @@
 // Lists of very many pages of memory of devices, and lists that are wrong: each is refused in one
 // line, or moves what it names.
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <numeric>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "tests/gpudirect/agents/device_agents.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 
 namespace baton::kvtransfer {
 namespace {

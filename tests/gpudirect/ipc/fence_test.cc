@@ -1,12 +1,6 @@
 // The fence between two processes: who takes memory back waits for what the other one copies.
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <string>
-
 #include "tests/gpudirect/ipc/device_end.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

@@ -1,15 +1,7 @@
 // A peer shares memory of another device. If nobody uses that here, the driver takes a fraction of
 // a second to open it: meanwhile rounds of progress go on. Not every kernel reaches it.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <condition_variable>
-#include <mutex>
-#include <string>
-#include <thread>
-
 #include "tests/gpudirect/ipc/device_end.h"
+#include "tests/std.h"
 #include "transport/base/child.h"
 
 namespace baton {

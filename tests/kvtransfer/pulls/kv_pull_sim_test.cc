@@ -1,13 +1,9 @@
 // Loads that pull, over a simulated fabric, in virtual time: groups of any degree and layout, with
 // loss, cancels, deaths, and leases that run out. No block that prefill may use again is taken for
 // KV, none is held for ever, and all that begins ends.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "tests/kvtransfer/kv_groups.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,17 +1,8 @@
 // Loads that pull, over every real provider: two connectors in one process, and prefill workers
 // that do not keep to the protocol.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <random>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

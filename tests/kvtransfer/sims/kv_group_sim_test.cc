@@ -2,14 +2,9 @@
 // gathered from several prefill workers, one prefill worker feeds several decode workers, prefill
 // may be first; with loss, cancels and deaths. No byte comes wrong or late, and all that begins
 // ends.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/kvtransfer/kv_groups.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
