@@ -11,6 +11,8 @@ namespace baton::kvtransfer {
 
 inline const Time kLongEnough = until_gives_up();
 
+inline std::string text(const absl::Status& status) { return std::string(status.message()); }
+
 inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
 
 // Providers that two workers of a machine can meet on; some may lack their device on this one.
