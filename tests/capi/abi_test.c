@@ -265,4 +265,6 @@ FIELD(baton_kv_binding, lease, 24, 8);
 
 #endif
 
+// Promise(agents): A C program compiled with an older header finds every field where it was |
+//   sizes, offsets and numbers are listed
 int main(void) { return 0; }

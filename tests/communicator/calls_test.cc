@@ -100,6 +100,8 @@ TEST_P(Calls, WhoHasNotMadeAnAllToAllVIsNamed) {
   });
 }
 
+// Promise(collectives): After an abort a new communicator needs a higher generation; an old one is
+//   refused at once | the rendezvous counts generations
 TEST_P(Calls, AfterAnAbortTheNextGenerationMeetsOverTheSameRendezvous) {
   auto server = collectives::RendezvousServer::start(test_key(), "", 0, 2);
   ASSERT_TRUE(server.ok()) << server.status();

@@ -278,6 +278,8 @@ TEST_P(Failure, ARankThatLeftIsNamed) {
 
 // The root has all that it needs and leaves before the other rank has looked: the acknowledgement
 // and the goodbye come in one round there.
+// Promise(collectives): A rank that has what it needs may leave; the others' call does not fail for
+//   it | what arrived is used before the end counts
 TEST_P(Failure, ARankThatLeftWhenTheCallWasDoneFailsNobody) {
   const CommunicatorOptions group = test_options(GetParam());
   auto server = *collectives::RendezvousServer::start(*group.worker.key, "", 0, 2);

@@ -41,6 +41,7 @@ class Mismatch : public testing::TestWithParam<std::string> {
 // One count that fits a small message, one that does not, one of several messages.
 const size_t kMismatchedCounts[] = {100, 10000, 100000};
 
+// Promise(collectives): Ranks that disagree on count or type all get an error | messages carry both
 TEST_P(Mismatch, SendingLessThanIsReceivedIsAnErrorOnBothSides) {
   for (size_t count : kMismatchedCounts) {
     for (size_t received : {2 * count, count / 2}) {
@@ -112,6 +113,8 @@ void expect_never_later_data(Communicator& comm, LateRank& late, size_t count,
   for (size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], 1.0F) << i;
 }
 
+// Promise(collectives): A receiver never gets what its sender wrote after its call ended | failed
+//   calls are marked before they return
 TEST_P(Mismatch, ALateReceiverNeverGetsWhatTheSenderWroteAfterItsDeadline) {
   for (size_t count : kMismatchedCounts) {
     for (const char* what : {"send", "broadcast", "reduce", "all_to_all_v"}) {
@@ -147,6 +150,8 @@ TEST_P(Mismatch, ALateReceiverNeverGetsWhatTheSenderWroteAfterItsDeadline) {
   }
 }
 
+// Promise(collectives): A refused call counts for nothing: the ranks stay in step | votes are
+//   counted when the call is admitted
 TEST_P(Mismatch, CallsThatWereRefusedDoNotMakeRanksDisagreeLater) {
   constexpr size_t kOpen = 256, kCount = 3000;
   run_group(2, options(), [](Communicator& comm) {
@@ -191,6 +196,8 @@ absl::Status begin_calls(Communicator& comm, std::atomic<int>& begun) {
   }
 }
 
+// Promise(collectives): `abort()` returns at once, also while a call waits | votes are awaited
+//   without the lock
 TEST_P(Mismatch, AbortReturnsWhileACallWaitsForTheVoteOnHowItRuns) {
   int until_vote = 0;
   for (bool aborts : {false, true}) {

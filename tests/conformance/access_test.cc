@@ -122,6 +122,8 @@ TEST_P(Accesses, AnotherWorkersRegionIsRefused) {
   expect_refused(bad, absl::StatusCode::kInvalidArgument, "another worker");
 }
 
+// Promise(transfers): Malformed requests are errors: unequal sizes, ranges outside a region,
+//   unknown operations | every field is checked in `submit()`
 TEST_P(Accesses, MalformedRequestsAreRefusedBySubmit) {
   const TransferRequest good = request(Op::kWrite, a_, b_, 0, 1000);
   const auto code = [&](const TransferRequest& r) { return a_.worker->submit(r).status().code(); };

@@ -63,6 +63,8 @@ class Ends : public Conformance {
   size_t stopped_ = 0;
 };
 
+// Promise(transfers): After a transfer ends, cancelled at any point or not, none of its bytes move;
+//   both sides may reuse its memory | the target stops it and confirms before it ends
 TEST_P(Ends, CancelledAtAnyPointNothingMovesAfterwards) {
   std::mt19937_64 random(11);
   for (int round = 0, all = rounds(80); round < all; ++round) {
@@ -82,6 +84,8 @@ TEST_P(Ends, CancelledAtAnyPointNothingMovesAfterwards) {
   EXPECT_GT(stopped_, 0u);
 }
 
+// Promise(transfers): A transfer past its deadline ends, and none of its bytes land later | the
+//   abort waits for the target's word; tcp drains bytes that the kernel already took
 TEST_P(Ends, PastItsDeadlineNothingMovesAfterwards) {
   std::mt19937_64 random(12);
   for (int round = 0, all = rounds(40); round < all; ++round) {
@@ -101,6 +105,9 @@ TEST_P(Ends, PastItsDeadlineNothingMovesAfterwards) {
 }
 
 // The local side is used again as soon as it is said to be free, and not a byte of that arrives.
+// Promise(transfers): Local memory of a transfer that is cancelled, late or failed can be reused as
+//   soon as `local_free()` says so, even while its target is silent | reads end at once; writes
+//   copy what was gathered for the kernel, or wait for the adapter
 TEST_P(Ends, LocalMemoryIsFreeWhenItIsSaidToBe) {
   std::mt19937_64 random(14);
   std::vector<std::byte> sent(kBytes);
@@ -236,6 +243,8 @@ TEST_P(Ends, SlotsRunOutCleanlyAndComeBack) {
   EXPECT_TRUE(run(a_, request(Op::kRead, a_, b_, 0, 1000)).ok());
 }
 
+// Promise(transfers): A stale handle is an error and never touches the transfer that reuses its
+//   slot | handles carry a generation
 TEST_P(Ends, StaleIdsAreErrors) {
   const TransferId id = submit(a_, request(Op::kWrite, a_, b_, 0, 1 << 20));
   EXPECT_EQ(a_.worker->status(id).code(), absl::StatusCode::kUnavailable);

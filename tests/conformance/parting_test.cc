@@ -52,6 +52,8 @@ class Partings : public Conformance {
   std::vector<std::pair<Side*, TransferId>> open_;
 };
 
+// Promise(disconnect): After `disconnect()` returns OK no byte of any transfer with that peer
+//   moves, on either side | both sides stop what is open and wait for its end (`kPart`)
 TEST_P(Partings, NothingMovesWhenItIsOver) {
   for (int round = 0, all = rounds(20); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
@@ -111,6 +113,8 @@ TEST_P(Partings, WhatWaitsForCreditEnds) {
 }
 
 // Nobody drives the peer: the end here does not wait longer than it may.
+// Promise(disconnect): `disconnect()` ends in time although the peer is silent, and says so | the
+//   rails are closed after the timeout or `peer.answer_ms`
 TEST_P(Partings, ASilentPeerIsNotWaitedForBeyondTheTimeout) {
   submit_many(20);
   nudge(3);

@@ -101,6 +101,8 @@ void Turns::peers_take_turns() {
   for (TransferId id : few) EXPECT_TRUE(finish(a_, id).ok());
 }
 
+// Promise(transfers): Large work still advances behind a stream of small work | after 1 MiB of
+//   small slices one large slice has its turn
 TEST_P(Turns, LargeWritesGoOnUnderAFloodOfSmall) { large_work_goes_on({}); }
 TEST_P(Turns, LargeReadsGoOnUnderAFloodOfSmall) {
   op_ = Op::kRead;
@@ -111,11 +113,15 @@ TEST_P(Turns, LargeReadsGoOnUnderAFloodThatFillsTheRails) {
   op_ = Op::kRead;
   large_work_goes_on(kDeep);
 }
+// Promise(transfers): Small work (up to 64 KiB, and messages) overtakes queued large work | small
+//   slices go first in the worker's and each rail's queues
 TEST_P(Turns, SmallWritesPassLarge) { small_work_passes(); }
 TEST_P(Turns, SmallReadsPassLarge) {
   op_ = Op::kRead;
   small_work_passes();
 }
+// Promise(transfers): Work for one peer does not wait for work queued for another | each peer has
+//   its own queues, rails and share of a round
 TEST_P(Turns, WritesToAPeerDoNotWaitForAllThatAnotherIsSent) { peers_take_turns(); }
 TEST_P(Turns, ReadsFromAPeerDoNotWaitForAllThatAnotherIsAsked) {
   op_ = Op::kRead;

@@ -247,6 +247,8 @@ TEST(DeviceEngine, ACopyToOrFromATierThatFailsIsComputed) {
 }
 
 // One step fails and the device with it: what the step computed, what waits, and what comes later.
+// Promise(serving): A lost GPU stops its engine; a router continues its requests elsewhere | the
+//   runner is asked after each step
 TEST(DeviceEngine, StopsWithItsDevice) {
   InstalledFake driver;
   {

@@ -147,6 +147,8 @@ void expect_the_cpus(Pair&& pair) {
   pair.expect_same_kv(2, 60);
 }
 
+// Promise(engine): On a GPU in fp32 logits and KV are the CPU's bits | every kernel adds in the
+//   CPU's order
 TEST(DeviceForward, IsTheCpusToTheBit) { expect_the_cpus(Pair(tiny_model_config())); }
 
 TEST(DeviceForward, IsTheCpusForEveryFamily) {

@@ -71,6 +71,8 @@ class Bf16Gemm : public ::testing::TestWithParam<Bf16Unit> {
   }
 };
 
+// Promise(engine): bf16 products have the same bits by AMX, `vdpbf16ps` and plain vectors | the
+//   sums of AMX's tiles are the definition
 TEST_P(Bf16Gemm, EveryTailGivesTheReferenceChains) {
   // Around every edge: of a strip, two and three of them, a tile of columns and a panel, a step of
   // k, the steps at once, those between which sums are put away, and the rows of a task.

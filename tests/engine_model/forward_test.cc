@@ -165,6 +165,8 @@ std::vector<ModelConfig> all_configs() {
   return all;
 }
 
+// Promise(engine): Supported checkpoints give the logits of transformers over bf16 KV | one forward
+//   pass; unknown settings are refused by name
 TEST(Forward, MatchesAPlainTransformer) {
   for (const ModelConfig& config : all_configs()) {
     // Small weights: bf16 KV is then the only rounding that counts.

@@ -137,6 +137,8 @@ TEST(Tokenizer, ReadsMergesWrittenAsPairs) {
   EXPECT_THAT(read->encode("then"), ElementsAre(258, 'n'));
 }
 
+// Promise(engine): A tokenizer file that Baton would encode differently from Hugging Face's library
+//   is refused by name | the file's steps are known or refused
 TEST(Tokenizer, RefusesWhatItWouldEncodeWrong) {
   const auto json = *parse_json(make_test_tokenizer().to_json(), "test");
   const auto error = [&](auto&& change) {

@@ -174,6 +174,8 @@ double capacity_of(const Machine& machine) {
   return static_cast<double>(seen.answered) / seen.seconds;
 }
 
+// Promise(serving): Under overload, time goes to requests that are answered | admission by measured
+//   speed and observed waiting
 TEST(Admission, GoodputHoldsAtFiveTimesTheCapacity) {
   for (const double patience : {2., 4.}) {
     for (const size_t output : {16, 64}) {

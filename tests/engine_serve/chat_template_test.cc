@@ -21,6 +21,8 @@ nlohmann::ordered_json chat(const std::string& content) {
   return {{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", content}}};
 }
 
+// Promise(engine): Chats are written as `apply_chat_template` writes them | an interpreter with
+//   Jinja2's semantics
 TEST(ChatTemplate, RendersMessages) {
   auto made = ChatTemplate::parse(kChatMl);
   ASSERT_TRUE(made.ok()) << made.status();

@@ -239,6 +239,8 @@ TEST(Disaggregation, HostileJobsAreRefused) {
 
 // A prefill worker that hangs in the middle of a prompt costs that prompt's request its deadline,
 // and nobody else anything.
+// Promise(kv): A hung prefill worker costs its request the deadline, and other requests nothing | a
+//   wait for a layer ends after 100 ms or with the next command
 TEST(Disaggregation, AHungPrefillHoldsNobodyElseUp) {
   LoopbackLink link(3, {.repeat = 0});
   auto prefill = *Engine::create(test_model(), test_tokenizer(),

@@ -91,6 +91,8 @@ TEST(Engine, ThreadsChangeNothing) {
   expect_same(expected(), run_batched({.blocks = 512, .threads = 2}, 3, &stats));
 }
 
+// Promise(engine): In fp32, bf16 and int8 arithmetic tokens are the same alone and batched | sums
+//   and rounding do not depend on the batch
 TEST(Engine, OtherModelsAndArithmeticsSayTheSameAloneAndTogether) {
   for (const Model* model : {&qwen3_moe_test_model(), &mixtral_test_model(),
                              &test_model(Arithmetic::kBf16), &test_model(Arithmetic::kInt8)}) {

@@ -26,6 +26,8 @@ size_t threads_of_this_process() {
   return threads;
 }
 
+// Promise(serving): Open streams and half-sent requests keep no client out | one thread serves all
+//   sockets and never blocks
 TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
   constexpr size_t kEach = 400;
   // However slow the machine, nobody is given up.
@@ -202,6 +204,8 @@ TEST(Clients, APipeliningClientThatLeavesIsAborted) {
   until([&] { return worker.thread().stats().requests_finished != 0; });
 }
 
+// Promise(serving): A failure after the first token is an error event, not a success | the first
+//   byte decides
 TEST(Clients, AFailureAfterTheFirstTokenIsNoSuccess) {
   for (const bool stream : {false, true}) {
     Worker worker(patient_model(), {.blocks = 4096});

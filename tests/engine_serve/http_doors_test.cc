@@ -254,6 +254,8 @@ class LongAnswers {
 
 constexpr std::chrono::milliseconds kUnread(5000);
 
+// Promise(serving): Clients that leave answers unread keep no client out | the connection that kept
+//   the server waiting longest goes
 TEST(Room, OneWhoDoesNotReadMakesIt) {
   ManualClock clock;
   LongAnswers server({.max_connections = 3, .unread_after = kUnread, .clock = &clock});
@@ -335,6 +337,7 @@ TEST(Events, OneMayBeLongerThanTheLimit) {
   EXPECT_EQ(listener.stats().timed_out, 2u);
 }
 
+// Promise(serving): The key is asked for before a body is read | 401 behind the head
 TEST(Keys, AreAskedForBeforeTheBodyIsRead) {
   Worker worker(test_model(), {.blocks = 64}, {.api_key = "open sesame"});
   for (const char* body :

@@ -90,6 +90,8 @@ class HeldWorker {
   Worker worker;
 };
 
+// Promise(serving): `/health` answers at once under any load, with 503 when the engine is stuck |
+//   the engine's thread leaves a note of each step and layer
 TEST(Health, AnEngineThatDoesNotGetOnIsNotWell) {
   HeldWorker held;
   httplib::Client client = client_of(held.worker.port());

@@ -185,6 +185,8 @@ TEST(Http, AChatWithoutALimitRunsToTheContextsEnd) {
   EXPECT_EQ(whole["choices"][0]["finish_reason"], "length");
 }
 
+// Promise(serving): No field of a request is ignored: done, without effect, or refused by name |
+//   tables of fields
 TEST(Http, ErrorsSayWhatIsWrong) {
   Worker worker;
   const auto refused = [&](const std::string& body, const char* expected) {
@@ -306,6 +308,8 @@ TEST(Http, APortInUseIsAnError) {
   }
 }
 
+// Promise(serving): A client that leaves has its request ended | the socket is watched while the
+//   answer is made
 TEST(Http, AClientThatLeavesIsAborted) {
   for (bool stream : {true, false}) {
     Worker worker(patient_model(), {.blocks = 4096});

@@ -84,6 +84,8 @@ int32_t reference_sample(const std::vector<float>& logits, const SamplingParams&
   return all[kept - 1].second;
 }
 
+// Promise(engine): Sampling chooses the token that sorting the whole vocabulary would | where
+//   rounding could decide, it sorts
 TEST(Sampling, WithoutSortingTheSameTokensAsWith) {
   std::mt19937_64 random(7);
   std::normal_distribution<float> normal;

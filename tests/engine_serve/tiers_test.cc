@@ -56,6 +56,8 @@ void run_twice(const EngineOptions& options, size_t in_flight) {
   EXPECT_EQ(engine->stats().loads_failed, 0u);
 }
 
+// Promise(tiers): Tokens are the same with and without each tier | a block comes back as saved, or
+//   is computed
 TEST(KvTiers, HostMemoryChangesNothing) { run_twice(with(host()), 6); }
 
 TEST(KvTiers, WhatIsNeverLoadedIsComputedAndKept) {

@@ -58,6 +58,8 @@ struct Case {
 
 class DegreePairs : public testing::TestWithParam<Case> {};
 
+// Promise(kv): Prefill and decode of any two degrees, one dividing the other, give one process's
+//   tokens | a plan says which heads go where
 TEST_P(DegreePairs, SayWhatOneProcessSays) {
   const Case& given = GetParam();
   Server prefill({.role = EngineRole::kPrefill,
@@ -222,6 +224,8 @@ void expect_recomputed(int prefill_ranks, int faulty_rank, int refused, int brok
   expect_clean(prefill, kTight.blocks);
 }
 
+// Promise(kv): A failed load at any rank is recomputed; no block is lost or reused too early | a
+//   load is complete when it is at every rank
 TEST(Degrees, ALoadThatBreaksAtAnyRankIsComputedAgain) {
   expect_recomputed(1, 1, 0, 3);
   expect_recomputed(2, 1, 0, 3);

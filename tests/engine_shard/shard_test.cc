@@ -49,6 +49,8 @@ struct Case {
 
 class ShardEngine : public testing::TestWithParam<Case> {};
 
+// Promise(engine): 2 to 4 tensor-parallel ranks give one process's bits | products are split by
+//   columns, never along a sum
 TEST_P(ShardEngine, SaysWhatOneProcessSays) {
   const Case& given = GetParam();
   const RendezvousPlace place(given.ranks, {given.provider});
@@ -160,6 +162,8 @@ void expect_disagreement(const Checkpoint& checkpoint, Arithmetic arithmetic,
   EXPECT_EQ(followers.join()[1], leader.status());
 }
 
+// Promise(engine): Ranks with different models or limits do not start, and say what differs |
+//   settings are compared before the first step
 TEST(Shard, RanksThatDifferAreToldInWhat) {
   const Checkpoint& same = ranks_checkpoint();
   const Arithmetic fp32 = Arithmetic::kFp32;

@@ -224,6 +224,8 @@ std::string directory_of(const TemporaryFolder& folder, int rank) {
 }
 
 // What a rank has evicted, or has not got after a restart: nobody loads it, and no load fails.
+// Promise(tiers): What one rank lost is a miss for all ranks | a block is present when all ranks
+//   say so
 TEST(TierRanksOnBadDays, WhatOneRankHasNotGotIsAMissForAll) {
   for (const int rank : {0, 1}) {
     const TemporaryFolder folder;

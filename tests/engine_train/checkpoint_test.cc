@@ -158,6 +158,8 @@ TEST_F(Checkpoints, AKillWhileOneIsRemovedLeavesNoHalfOfOne) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), {}), 2);
 }
 
+// Promise(training): A checkpoint is never written to after it exists | written elsewhere, synced,
+//   then renamed
 TEST_F(Checkpoints, AreNeverWrittenTo) {
   const std::string name = "shard-0-of-2.safetensors";
   write(10, 2);

@@ -85,6 +85,8 @@ void expect_a_bad_step_is_skipped(int ranks, int zero, bool overlap) {
   EXPECT_EQ(weights, expected);
 }
 
+// Promise(training): A gradient that is not finite is applied and saved nowhere | all ranks know
+//   all losses before they update
 TEST(DataParallel, AGradientThatIsNotFiniteIsAppliedNowhere) {
   expect_a_bad_step_is_skipped(1, 0, true);
   expect_a_bad_step_is_skipped(2, 0, true);

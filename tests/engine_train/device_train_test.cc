@@ -173,6 +173,8 @@ struct DeviceVariant {
 class DeviceRanks : public ::testing::TestWithParam<DeviceVariant> {};
 
 // Gradients and weights go from device to device, or to ranks on CPUs, by the same calls.
+// Promise(training): On a GPU, losses, norms and weights are the CPU's bits | every kernel adds in
+//   the CPU's order
 TEST_P(DeviceRanks, HaveTheBitsOfOneCpu) {
   TrainerOptions options = small_options(kSteps);
   options.length = options.long_length = 32;

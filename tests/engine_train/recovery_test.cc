@@ -159,6 +159,8 @@ TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
   expect_undisturbed(2);
 }
 
+// Promise(training): Resuming does not silently change the learning rate | the manifest has the
+//   planned number of steps
 TEST_F(Recovery, AnotherScheduleIsNotSlippedInto) {
   RunOptions run = options();
   run.recover = false;

@@ -125,6 +125,8 @@ class LateWrites : public testing::Test {
 };
 
 // More of them: --gtest_repeat=100 --gtest_shuffle --gtest_random_seed=1, which is 10^6 others.
+// Promise(devices): Writes that a device may see late are flushed before anything is told | a flush
+//   between completions and their readers
 TEST_F(LateWrites, AreSeenBeforeAnybodyIsTold) {
   const auto seed = static_cast<uint32_t>(7 + testing::UnitTest::GetInstance()->random_seed());
   start(gpudirect::unordered_writes(), seed);

@@ -11,6 +11,8 @@ using ::testing::IsEmpty;
 
 using KernelsOnThisMachine = WithKernelsOfThisMachine;
 
+// Promise(devices): Kernels compute the bits of the CPU's code | one source; multiply-adds are
+//   fused only where written
 TEST_F(KernelsOnThisMachine, WriteWhatTheirEmulationWrites) {
   const auto rig = KernelRig::make(*device_, 64 << 20);
   ASSERT_TRUE(rig.ok()) << rig.status();

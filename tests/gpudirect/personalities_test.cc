@@ -44,6 +44,8 @@ std::vector<Personality> personalities() {
 
 class Personalities : public testing::TestWithParam<const char*> {};
 
+// Promise(devices): Whatever the driver lacks, memory moves by the next best way, with one line of
+//   why | each way has its probe and reason
 TEST_P(Personalities, MemoryOfADeviceMovesAndTheReasonIsOneLine) {
   for (const Personality& each : personalities()) {
     SCOPED_TRACE(each.name);

@@ -30,6 +30,8 @@ struct Machine {
                                    CudaMemory::Options{.kernels = {}, .table = CopyTable{}});
 };
 
+// Promise(devices): A machine without a driver runs the same binary and loads nothing | `dlopen`,
+//   only where the process already has a driver
 TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
   const CudaMemory memory([]() -> const Driver* { return nullptr; });
   int here = 0;

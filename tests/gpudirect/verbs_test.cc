@@ -240,6 +240,8 @@ TEST_F(DeviceMemoryOverVerbs, ADeviceThatLetsNoAdapterAtItsMemoryIsStaged) {
 }
 
 // A registration that succeeds and lies is found out, and the next way is tried.
+// Promise(devices): An adapter that registers device memory but moves wrong bytes is not used for
+//   it | a queue pair to itself reads both ends of each registration
 TEST_F(DeviceMemoryOverVerbs, ARegistrationThatLiesIsNotUsed) {
   using Worth = FakeOptions::Worth;
   struct Case {

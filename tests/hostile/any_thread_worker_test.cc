@@ -295,6 +295,8 @@ void AnyThread::run() {
   EXPECT_GT(landed, 0u);
 }
 
+// Promise(agents): Any thread may call anything at any time | one lock per agent and per transfer,
+//   not held while the worker waits
 TEST_P(AnyThread, MayDoAnythingWithAWorker) { run(); }
 
 // Nobody else wakes it from a sleep that it should not have begun.

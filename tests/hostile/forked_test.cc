@@ -61,6 +61,8 @@ TEST_P(Forked, AgentsOfTheParentGoOn) {
   EXPECT_TRUE(to.bytes == from.bytes);
 }
 
+// Promise(agents): A forked child cannot use its parent's workers or agents, and touches nothing of
+//   theirs when it ends | objects know the process that made them
 TEST_P(Forked, CallsOfAParentsAgentAreRefused) {
   using namespace kvtransfer;  // NOLINT: an agent's words
   auto a = make_agent(agent_options("a", GetParam())),

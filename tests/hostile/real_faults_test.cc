@@ -43,6 +43,8 @@ class TwoProcesses : public RealRun {
 
 class RealFaults : public testing::TestWithParam<std::string> {};
 
+// Promise(lost): Between real processes that are killed, stopped and cut off over shm, tcp and
+//   ucx, each transfer ends once and nothing lands late | a rail's number is unique across both processes
 TEST_P(RealFaults, EveryTransferEndsExactlyOnce) {
   if (!usable_in_a_fork(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
   const Seeds seeds(kSanitized ? 5 : 100);

@@ -157,6 +157,8 @@ const std::vector<Case>& cases() {
 
 class Sandbox : public testing::TestWithParam<Case> {};
 
+// Promise(memory): A sandbox that forbids a system call costs what needs the call; the error says
+//   what allows it | one list of remedies by error
 TEST_P(Sandbox, WhatCanBeDoneIsDoneAndTheRestSaysWhatAllowsIt) {
   const Case& one = GetParam();
   const pid_t child = base::fork_child();

@@ -87,6 +87,8 @@ class Stranger : public OverEveryProvider<std::string> {};
 
 constexpr const char* kOwnNeeds = "a sanitizer needs descriptors and address space of its own";
 
+// Promise(agents): A process short of descriptors, threads or memory gets errors, no hangs | a
+//   thread without a bell polls every 10 ms
 TEST_P(Stranger, WithFewDescriptorsIsToldSo) {
   if (kSanitized) GTEST_SKIP() << kOwnNeeds;
   bool worked = false;
@@ -131,6 +133,8 @@ TEST_P(Stranger, WithLittleMemoryIsToldSo) {
 
 // Regions, lists, transfers that run at once, messages: one agent takes 10,000 of each. Of regions
 // it takes 65,536, and says what to do instead.
+// Promise(agents): Ten thousand lists, transfers and messages at once arrive, or the call says that
+//   there are too many | transfers beyond the worker's slots wait in the agent
 TEST_P(Stranger, TakesTenThousandOfEverything) {
   const auto many = static_cast<size_t>(rounds_of(10'000, 5'000));
   const auto a = make_agent(agent_options("a", provider()));

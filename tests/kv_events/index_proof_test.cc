@@ -16,6 +16,8 @@ uint64_t events_to_try() {
   return events;
 }
 
+// Promise(serving): The router's index of a vLLM worker matches its events after loss, restart and
+//   replay | batches apply in unbroken order; otherwise all is forgotten
 TEST(IndexProof, OneMessageInTwentyIsLostAndThreeRestartsLaterItIsTheTruth) {
   const uint64_t all = events_to_try();
   Random random(1);

@@ -166,6 +166,8 @@ TEST_P(KvStoreTest, WhatIsNotThereIsNotFound) {
 }
 
 // A record that has left while the engine believes in its lease, and others in its place.
+// Promise(tiers): An evicted, overwritten or damaged record of a store is a miss | sums are checked
+//   after the read
 TEST_P(KvStoreTest, ARecordThatWasEvictedIsAMiss) {
   auto store = start(4 * 40960, Time{});  // the store keeps no lease
   Engine engine(client(store->address()));
@@ -249,6 +251,8 @@ class Mute {
 };
 
 // By the engine's clock, and only once: it is not asked again before it has spoken.
+// Promise(tiers): A silent store costs one deadline, then nothing until it answers | the engine's
+//   clock
 TEST_P(KvStoreTest, AStoreThatFallsSilentHasNothing) {
   Mute mute(GetParam());
   HandClock clock;

@@ -136,6 +136,8 @@ TEST(DiskTier, TooLittleSpaceIsSaid) {
 
 // Bits are flipped, pages go back to what they were before, slots get each other's pages, the file
 // is cut: after each, every record is right or missing.
+// Promise(tiers): A torn, flipped or cut file gives misses, never a wrong byte | sums seeded with
+//   key and number
 TEST(DiskTier, WhateverHappensToTheFileNoByteIsWrong) {
   const TemporaryFolder folder;
   const std::string path = folder.path("kv") + "/kv-3x5000.tier";

@@ -22,6 +22,8 @@ std::string text_of(const TierKey& key) {
 
 // Each identity and block differs from one before it in one field, by one byte put in, taken out or
 // changed, or by a byte that moves from a field to its neighbour.
+// Promise(tiers): Keys of two identities or prompts are never equal | SHA-256 over fields with
+//   their lengths
 TEST(TierKey, FuzzedOneFieldAtATimeNoTwoAreEqual) {
   std::mt19937_64 random(17);
   std::vector<std::string> fields = {"weights", "tokenizer", "bf16", "layout",

@@ -99,6 +99,8 @@ TEST(TierStore, ALoadOfWhatIsNotHereFails) {
 }
 
 // Its deadline is by the clock that the store was given.
+// Promise(tiers): A load that does not come has a deadline | blocks stay in quarantine until
+//   nothing writes to them
 TEST(TierStore, ALoadThatDoesNotComeHasADeadline) {
   Cache cache;
   ManualClock clock;

@@ -65,6 +65,8 @@ std::string where(const Agent& agent) { return "127.0.0.1:" + std::to_string(age
 
 // It looks for metadata only, and what comes meanwhile fills its inbox: until then it is credit
 // that its senders have.
+// Promise(limits): An agent keeps at most 64 MiB of unread messages; later ones wait at their
+//   senders | it stops reading from its worker
 TEST(AgentBounds, MessagesThatNobodyReadsWaitAtTheirSender) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
@@ -178,6 +180,8 @@ TEST(AgentBounds, WhoAsksForMetadataAndTakesNoneHasOneAnswerUnderWay) {
   ASSERT_TRUE(served->deregister_memory(ranges).ok());
 }
 
+// Promise(limits): Metadata from members of the cluster cannot fill an agent | uid and name must be
+//   the connection's; ranges and departed agents are counted
 TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
   const auto served = server();
   Liar liar("liar", *served);

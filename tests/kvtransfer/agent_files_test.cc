@@ -115,6 +115,8 @@ class AgentFilesTest : public testing::Test {
   AgentMemory memory_{*agent_, 40 << 20, 1};
 };
 
+// Promise(agents): Between memory and files each byte goes where its descriptor says, once | the
+//   agent opens the file itself; jobs of 8 MiB take turns
 TEST_F(AgentFilesTest, PagesInAnyOrderThereAndBack) {
   constexpr size_t kPages = 2000;
   std::vector<int64_t> mine(kPages), theirs(kPages);

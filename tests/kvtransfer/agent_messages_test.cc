@@ -48,6 +48,8 @@ TEST(AgentMessages, ReachWhoIsBack) {
 }
 
 // Also where there are several rails, and a backlog on them.
+// Promise(agents): Messages of one thread arrive in the order sent, up to 60,000 bytes each |
+//   messages under way keep one rail, and a rail keeps order
 TEST_P(AgentTest, MessagesArriveInTheOrderSent) {
   for (const size_t large : {10, 1000, 50'000}) {
     constexpr size_t kCount = 400;
@@ -63,6 +65,8 @@ TEST_P(AgentTest, MessagesArriveInTheOrderSent) {
   }
 }
 
+// Promise(agents): A message of a transfer is read only after the transfer's bytes are there | it
+//   travels with the last byte or after all parts
 TEST_P(AgentTest, AMessageComesAfterTheBytesOfAllParts) {
   AgentOptions slow = agent_options("slow", GetParam());
   slow.worker.shape = *LinkShape::parse("1Gb/s");  // on which small things overtake large ones
@@ -80,6 +84,8 @@ TEST_P(AgentTest, AMessageComesAfterTheBytesOfAllParts) {
   EXPECT_TRUE(sender->wait(*write, kLong).ok());
 }
 
+// Promise(agents): A message that was not confirmed before its agent left is reported once, with
+//   its bytes | kept until its end; 1,024 messages and 16 MiB at most
 TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
@@ -336,6 +342,8 @@ class LargeMessages : public ::testing::Test {
   std::string heard_;
 };
 
+// Promise(agents): Large messages all arrive, or `notify()` says that too many are under way | 64
+//   MiB of incomplete parts per sender; transfers wait in turn
 TEST_F(LargeMessages, OfManyTransfersAtOnceAllArrive) {
   const std::vector<AgentTransferId> all = post(kFit + 3);
   run_agents(*a_, *b_, [&] {

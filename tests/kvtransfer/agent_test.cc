@@ -108,6 +108,8 @@ TEST_P(AgentTest, ToItself) {
   EXPECT_EQ(heard(*a_, 1)[0].agent, "alpha");
 }
 
+// Promise(agents): Stale ids, gone memory and removed agents are errors that say so | ids are never
+//   reused
 TEST_P(AgentTest, StaleAndForeignIdsAreNotFound) {
   const auto local = a_->prepare_local({mine_->pages(64, 4)});
   const auto remote = a_->prepare_remote("beta", theirs_->pages(64, 4));
@@ -225,6 +227,8 @@ TEST_P(AgentTest, PartialMetadataAddsToWhatIsKnown) {
   EXPECT_EQ(std::memcmp(second.bytes.data(), mine_->bytes.data() + 9, 99), 0);
 }
 
+// Promise(agents): After `release()` of a running transfer returns OK, no byte of it moves | it
+//   cancels and waits for the target's word
 TEST_P(AgentTest, ReleaseFencesWhatRuns) {
   AgentOptions slow = agent_options("slow", GetParam());
   slow.worker.shape = *LinkShape::parse("1Mb/s");
@@ -624,6 +628,8 @@ TEST(Agent, WhoIsRemovedIsWaitedForOnlyIfATransferWithItRuns) {
 }
 
 // What was found to be quiet stays so, whichever thread posts it meanwhile.
+// Promise(agents): A transfer that is being released cannot be posted by another thread | release
+//   closes it first
 TEST(Agent, WhatIsBeingReleasedIsNotPostedAgain) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
@@ -659,6 +665,8 @@ struct ManyParts {
   std::vector<Descriptor> local, remote;
 };
 
+// Promise(agents): Memory of a running transfer cannot be deregistered, nor can parts still queued
+//   | all parts are looked through
 TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));

@@ -67,6 +67,8 @@ TEST(AgentMetadata, ThatOfOlderAgentsLoads) {
   EXPECT_EQ(kind_of(old->ranges[0].second), MemoryKind::kDram);
 }
 
+// Promise(agents): Damaged or foreign metadata is refused | its last 32 bytes are an HMAC under the
+//   cluster's key
 TEST(AgentMetadata, AnotherKeyVersionOrByteIsDataLoss) {
   const std::string good = some_metadata().encode(key_of('k'));
   const auto refused = [](std::string_view bytes, const ClusterKey& key) {

@@ -109,6 +109,7 @@ TEST(KvPlan, BlocksOfDifferentSizesAreOneTransfer) {
   EXPECT_EQ(moves, 2u);  // K and V
 }
 
+// Promise(kv): KV of different checkpoints is never mixed | layouts name their model by a hash
 TEST(KvPlan, DifferencesAreRefusedWithTheRemedy) {
   const KvLayout good = KvLayout::transposed_keys(shape_of(16));
   const auto refused = [&](auto change) {
@@ -391,6 +392,8 @@ class Case {
   KvDtype dtype_ = KvDtype::kByte;
 };
 
+// Promise(kv): Every byte arrives where it belongs between any two KV layouts, once | a plan is the
+//   intersection of both layouts
 TEST(KvPlan, EveryElementArrivesWhereItBelongsAndNothingElseChanges) {
   const auto seeds = static_cast<uint32_t>(rounds_of(600, 100));
   for (uint32_t seed = 0; seed < seeds; ++seed) {

@@ -199,6 +199,8 @@ void join(Handshake& handshake, int fd, Host& server) {
   });
 }
 
+// Promise(security): A flood of tcp callers keeps no peer out | the oldest call of the busiest host
+//   that has not named our key is dropped
 TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
   Host b("b");
   const std::string address = *b.provider->listen();

@@ -28,6 +28,8 @@ bool answers(const std::string& host, uint16_t port) {
          getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
+// Promise(network): A host or port that cannot be listened on ends the start with its name | errors
+//   of `listen()` are returned by the start
 TEST(Listening, WhatCannotBeIsRefusedWithItsReasonAndItsRemedy) {
   const base::UniqueFd held = listener("127.0.0.1");
   const uint16_t in_use = local_of(held.get()).port();

@@ -37,6 +37,8 @@ std::string run(Dial& dial, const std::function<absl::Status(const std::string&)
   return all;
 }
 
+// Promise(network): A peer with several addresses is reached in time although some are silent or
+//   lead elsewhere | a silent address is left after a quarter of the patience
 TEST(Dials, ASilentAddressLeavesTimeForTheOthersAndIsCalledAgain) {
   Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
   EXPECT_EQ(run(dial, [](auto&) { return absl::OkStatus(); }),

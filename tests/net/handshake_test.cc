@@ -118,6 +118,8 @@ TEST(Handshake, TheHighestCommonVersionCounts) {
   }
 }
 
+// Promise(security): Workers without a common wire version name both ranges | versions are
+//   exchanged first
 TEST(Handshake, WithoutACommonVersionBothNameBothRanges) {
   for (const bool client_is_older : {true, false}) {
     const Versions older{4, 5};
@@ -162,6 +164,8 @@ TEST(Handshake, AWorkerOfVersion3LearnsWhichVersionItWouldNeed) {
 // ---- the transcript ----
 
 // Every byte of every message, changed on its way: nobody ends with keys, or with other ones.
+// Promise(security): A changed byte of the handshake is detected: identity, version, protection |
+//   every byte goes into the keys
 TEST(Handshake, AChangeOfAnyByteIsFoundOut) {
   const Handshake::Options options{.versions = {4, 6}, .offers = kAllProtections};
   size_t changes = 0;
@@ -213,6 +217,8 @@ TEST(Handshake, BothEndsHaveTheSameKeysAndNobodyElse) {
 
 // ---- uids ----
 
+// Promise(security): No member of the cluster can use another worker's uid | a uid is the hash of
+//   an X25519 key used in the handshake
 TEST(Handshake, NobodyIntroducesHimselfByAnothersUid) {
   const ClusterKey key = key_of('k');
   const HelloInfo honest = info("prefill", 7);
@@ -374,6 +380,8 @@ TEST(Handshake, AnImpossiblePaddingIsRefused) {
 
 // ---- protection ----
 
+// Promise(security): A side that requires integrity or encryption is not talked into less |
+//   requirements go into the keys
 TEST(Handshake, WhatOneSideNeedsBothHave) {
   using P = Protection;
   const auto meet = [](Protections a_offers, Protections a_needs, Protections b_offers,

@@ -90,6 +90,8 @@ TEST_F(Stream, WholeMessagesHoweverTheyCome) {
   EXPECT_EQ(answer, "answer");
 }
 
+// Promise(security): What verbs and ucx say beside their data, and what ranks tell the rendezvous,
+//   is private and unchanged | every message is encrypted and numbered
 TEST_F(Stream, WhatThePeerDidNotSendEndsIt) {
   const std::string one = framed("one");
   std::string two = framed("two");

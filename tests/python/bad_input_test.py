@@ -55,6 +55,8 @@ class Pair(unittest.TestCase):
 
 
 class Listeners(Pair):
+    # Promise(python): Misuse from Python raises an exception that says what is wrong: no crash,
+    #   hang or wrong byte | arguments are checked before the call
     def test_what_cannot_be_listened_on_is_an_error_at_the_start(self):
         for options, kind, word in (({"listen_host": "10.99.99.99"}, baton.InvalidParamError, "10.99.99.99"),
                                     ({"listen_host": "nosuch.invalid"}, baton.NotFoundError, "nosuch.invalid"),

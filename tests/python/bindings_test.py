@@ -1,5 +1,6 @@
 """The declarations in baton/_library.py against the header: the same functions, with as many arguments, and structs
 of the same fields."""
+# Promise(python): Python's declarations of the library are those of its header | a test reads both
 import re
 import sys
 

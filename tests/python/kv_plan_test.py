@@ -173,6 +173,8 @@ begun.wait()
 
 
 class RandomPairs(unittest.TestCase):
+    # Promise(python): Plans move between two engines' caches exactly the bytes that a numpy
+    #   re-shard moves | any degrees, block sizes, orders and windows
     def test_every_byte_is_where_numpy_puts_it(self):
         agents = agents_of(6)
         for seed in range(200):

@@ -167,6 +167,8 @@ class Silence(unittest.TestCase):
         with mock.patch.object(_handle.Handle, "with_event_fd", lambda _handle, function: function(silent)):
             self.test_an_agent_that_is_closed_tells_who_waits_for_its_transfers()
 
+    # Promise(python): An agent may be closed, and the interpreter may end, while other threads are
+    #   inside calls | calls are counted; waiters are told
     def test_close_waits_until_calls_of_other_threads_have_ended(self):
         ends, begun = [], threading.Barrier(5)
 

@@ -92,6 +92,8 @@ class Scheduling(unittest.TestCase):
 class Groups(unittest.TestCase):
     """Layers that share their blocks, and which of a prompt's blocks they have."""
 
+    # Promise(vllm): Models with sliding windows get the blocks that their last token looks back at;
+    #   other kinds are refused by name | each group has its block size, window and run of blocks
     def test_of_windows_those_are_told_of_that_stay_until_the_prompt_is_computed(self):
         """As vLLM takes them away: before a step it knows how many tokens are computed, and the first token of the step
         looks back at window - 1 of those."""
@@ -235,6 +237,8 @@ class Connector(unittest.TestCase):
         self.assertEqual((got[1], errors), ({"s"}, {"s"}))
         self.assertEqual(d.get_kv_connector_stats().data["failed"], 1)
 
+    # Promise(vllm): Two checkpoints of one shape never mix their KV | a SHA-256 over the weights'
+    #   files must be equal
     def test_another_checkpoint_of_the_same_shape_is_refused(self):
         ours, theirs = self.worker("d"), self.kind(config("p"), 1)
         with tempfile.TemporaryDirectory() as folder:

@@ -289,6 +289,8 @@ class Reshard(unittest.TestCase):
         self.addCleanup(pair.close)
         return pair
 
+    # Promise(vllm): Block sizes and tensor-parallel degrees may differ: each number lands where one
+    #   engine would have it | a KV plan per layer and pair of workers
     def test_every_number_comes_whatever_the_blocks_and_the_ranks_are(self):
         for case in CASES:
             with self.subTest(case=case):

@@ -152,6 +152,8 @@ TEST(StuckWorkers, WhoDoesNotSayHowItIsIsFoundStuck) {
   until([&] { return slow() == 0; });
 }
 
+// Promise(serving): A stuck worker costs its requests one hedge; nothing is repeated or lost |
+//   another worker continues from the tokens that are here
 TEST(StuckWorkers, AStreamGoesOnElsewhereInTheMiddle) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());

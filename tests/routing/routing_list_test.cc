@@ -111,6 +111,8 @@ TEST(RoutingList, RefusesToStartWithABadOne) {
   EXPECT_EQ(router::Router::start(both).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Promise(serving): Workers join and leave a router by a file; a nonsensical file changes nothing |
+//   the list is read whole and compared
 TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   TemporaryFolder folder;
   TokenizerFolder tokenizer;

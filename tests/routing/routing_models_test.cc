@@ -33,6 +33,8 @@ json request() {
           {"ignore_eos", true}};
 }
 
+// Promise(serving): A router and its workers never mix caches of two checkpoints | block names
+//   begin with the model's fingerprint
 TEST(RoutingModels, TheSameTokensHaveOtherNamesUnderAnotherModel) {
   Worker one, tuned(tuned_model());
   ASSERT_NE(one.thread().fingerprint(), tuned.thread().fingerprint());

@@ -228,6 +228,8 @@ TEST(RoutingPairs, BothAreAskedAtOnceWherePrefillsAgentIsKnown) {
   }
 }
 
+// Promise(serving): What prefill does not hand over by `kv_transfer_params` is computed at decode |
+//   decode is asked again before its first token
 TEST(RoutingPairs, WhatPrefillDoesNotHandOverDecodeComputes) {
   const std::pair<int, std::string> answers[] = {
       {200, prefilled(nullptr)}, {200, "no JSON"},          {200, R"({"kv_transfer_params": 7})"},

@@ -158,6 +158,8 @@ class WorkerTls : public testing::Test {
   milliseconds in_time_ = patient(milliseconds(500));
 };
 
+// Promise(serving): A worker whose TLS is wrong is not used, and clients are told why | the
+//   handshake is part of connecting
 TEST_F(WorkerTls, ACertificateThatIsNotBelievedIsNamed) {
   const TlsFiles stranger("stranger");
   EXPECT_THAT(why_down(stranger), HasSubstr("self-signed certificate"));

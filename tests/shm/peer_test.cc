@@ -165,6 +165,8 @@ TEST(ShmDoorbell, NoWakeupIsLost) {
 
 // The machine has no memory for it, for once: the next rounds try again, and a sleeper gets up for
 // it.
+// Promise(sleep): A peer that sleeps over shm is woken although its doorbell had no memory | an
+//   owed doorbell is retried by later rounds
 TEST(ShmDoorbell, ThatCouldNotBeSentIsSentLater) {
   for (const int error : {ENOBUFS, ENOMEM, EAGAIN}) {
     for (const int times : {1, 3}) {

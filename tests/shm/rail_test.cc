@@ -220,6 +220,8 @@ ConnectionSegment* connection_segment() {
   return nullptr;
 }
 
+// Promise(memory): `deregister_memory()` is not OK while a stopped peer may go on with a copy | the
+//   provider cuts that peer off (`shm.fence_ms`)
 TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
   ShmNode a("a"), b("b", {{"shm.fence_ms", "20"}});
   connect_nodes(a, b);
@@ -235,6 +237,8 @@ TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
 }
 
 // Of many connections those that are silent are not looked at; their doorbells are.
+// Promise(sleep): A round costs what there is to do, not the number of peers | peers, sockets and
+//   connections with work are on lists
 TEST(ShmMany, WhoWasSilentForLongIsHeardAndMayBeSpokenTo) {
   constexpr size_t kPeers = 24;
   ShmNode server("server");
@@ -304,6 +308,8 @@ TEST_P(ShmRail, ClosingReportsEverySliceAndTellsThePeerWhy) {
 
 // One side is up before the other. What it delivered then was lost, and called done, when the
 // connection was cut before the other one had taken it.
+// Promise(lost): Over shm nothing is done before the target has the connection | the target opens
+//   its lane at that time
 TEST(ShmEarly, NothingIsDeliveredBeforeThePeerHasTheConnection) {
   ShmNode client("client"), server("server");
   const auto address = server.provider->listen();

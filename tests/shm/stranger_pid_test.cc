@@ -174,6 +174,8 @@ int in_a_pid_namespace(const std::function<void()>& test) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
 }
 
+// Promise(memory): Over shm no byte lands in a process that reuses a dead peer's pid | each copy
+//   begins with a secret page, and the pidfd is asked
 TEST(StrangerPid, NoByteOfAnotherProcessIsWrittenNorUsed) {
   if (kSanitized)
     GTEST_SKIP() << "a process that clone3() gives a number has no sanitizer's threads";

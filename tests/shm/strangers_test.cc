@@ -63,6 +63,8 @@ void join(ShmNode& client, ShmNode& server, const std::string& address) {
   until({&client, &server}, [&] { return !client.rails.empty() && !server.rails.empty(); });
 }
 
+// Promise(security): Strangers on the machine keep no peer out of shared memory | `SO_PEERCRED`;
+//   the longest silent caller makes room
 TEST(Strangers, OfAnotherUserTakeNoPlace) {
   ShmNode server("server"), client("client");
   const std::string address = *server.provider->listen();

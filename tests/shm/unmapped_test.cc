@@ -47,6 +47,8 @@ class ShmUnmapped : public ::testing::TestWithParam<std::tuple<bool, Fading>> {
 
 constexpr size_t kSizes[] = {1, 100, 4096, 20000, 300 << 10, kMost};
 
+// Promise(memory): Over shm, unmapped memory fails the transfer, not the process | a handler of
+//   SIGSEGV and SIGBUS ends our own copies (`BATON_CATCH_FAULTS=no`: none)
 TEST_P(ShmUnmapped, WritesOutOfItFailAlone) {
   memory_.fade();
   const bool readable = std::get<1>(GetParam()) == Fading::kReadOnly;

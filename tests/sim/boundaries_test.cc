@@ -166,6 +166,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& of) { return of.param.name; });
 
 // Its adapter acknowledges, and its connections stay: what came is seen when it goes on.
+// Promise(lost): A stopped program loses nothing: what arrived counts when it continues | only time
+//   in which the peer could answer counts
 TEST(Frozen, APeerLosesNothing) {
   Exchange exchange({.rails = 2, .slice_bytes = 2048});
   SimFabric& fabric = exchange.cluster.fabric;
@@ -203,6 +205,8 @@ TEST(Frozen, APeerThatIsLostMeanwhileIsMetAgain) {
 enum class How : uint8_t { kByACrash, kInOrder, kInOrderWithALinkDown };
 class StartedAnew : public testing::TestWithParam<How> {};
 
+// Promise(lost): A restarted process is a different peer: nothing of the old one lands in the new
+//   one | each process draws a new uid; regions have keys
 TEST_P(StartedAnew, APeerIsAnotherAndNothingOfTheOldReachesIt) {
   const bool crash = GetParam() == How::kByACrash;
   Exchange exchange(
@@ -267,6 +271,8 @@ INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew,
 
 // One rail hears the goodbye while it carries something; by the link of the other, which is quiet,
 // it does not come. Nobody sends anything by that who does not have to.
+// Promise(disconnect): A peer that leaves while one rail's link is down keeps nothing waiting | the
+//   question goes over the rail that is left
 TEST(Goodbye, ThatIsLostOnAQuietRailKeepsNobodyWaiting) {
   Exchange exchange({.rails = 2, .link = {.latency = microseconds(50)}});
   SimCluster& cluster = exchange.cluster;

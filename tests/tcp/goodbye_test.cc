@@ -61,6 +61,8 @@ class Goodbye : public TcpPair {
   RemoteRegion region_ = node_.share(memory_);
 };
 
+// Promise(disconnect): What a worker said before it shut down is read by its peers | it ends its
+//   connections before it closes them
 TEST_F(Goodbye, WhatThePeerSaidBeforeItsEndIsReadThoughItDidNotReadOurs) {
   ASSERT_NO_FATAL_FAILURE(write(100));
   ASSERT_TRUE(peer_.send(frame()));

@@ -151,6 +151,8 @@ TEST_F(TcpPair, TargetDiesAtEveryByte) {
 
 // A connection that is reset takes what was queued on it along, even where the reset comes while
 // the target is in the middle of a round, after it has looked what is ready.
+// Promise(tcp): Nothing that was queued before a reset lands after it | the socket's error is read
+//   before its data
 TEST_F(TcpPair, NothingQueuedBeforeAResetLandsAfterIt) {
   struct Target : TcpNode {
     using TcpNode::TcpNode;

@@ -15,6 +15,8 @@ std::unique_ptr<Worker> worker(const std::string& name) {
   return *Worker::create(std::move(options));
 }
 
+// Promise(sleep): Only the caller that asks for a name waits for DNS | names are resolved before
+//   the worker is locked
 TEST(Names, NobodyElseWaitsForDns) {
   const auto here = worker("here"), there = worker("there");
   PeerId peer;

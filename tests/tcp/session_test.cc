@@ -109,6 +109,9 @@ class Session : public testing::Test {
   std::unique_ptr<FaultyNetwork> network_;
 };
 
+// Promise(lost): A slice that landed is never sent again: once the target was told, the memory is
+//   the target's | the target fences the lost rail (`FENCE`, `FENCED`) and reports what arrived
+//   before anything is repeated
 TEST_F(Session, ASocketLostBetweenLandingAndAcknowledgementRepeatsNothing) {
   const CounterId counter = *b_.worker->allocate_counter();
   network_->hold(FaultyNetwork::kBack, true);
@@ -164,6 +167,8 @@ TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
 }
 
 // Half of the bytes are there, the rest goes over the new connection.
+// Promise(lost): When every rail of a peer is lost, both sides redial for `peer.redial_ms`;
+//   transfers, counters and notifications continue | sessions outlive their rails
 TEST_F(Session, ATransferGoesOnAfterEverythingWasLost) {
   const CounterId counter = *b_.worker->allocate_counter();
   const TransferId id = write(counter);
@@ -182,6 +187,8 @@ TEST_F(Session, ATransferGoesOnAfterEverythingWasLost) {
 
 // One of several sockets is called again while the others carry on, with pauses that grow, and the
 // session has all of them in the end.
+// Promise(lost): A lost tcp socket is redialled while the others carry on | the dialling side
+//   retries after 10 ms, backing off to 10 s
 TEST_F(Session, ALostSocketOfSeveralIsCalledAgain) {
   const CounterId counter = *b_.worker->allocate_counter();
   const auto cut_one = [&] {
@@ -243,6 +250,8 @@ TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
 }
 
 // A deadline against a target that is busy costs that transfer, and nobody else.
+// Promise(lost): A deadline or cancel towards a busy target costs other transfers nothing | the
+//   transfer is `kEnding` until the target answers; only `stall_ms` without a byte loses a rail
 TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
   const CounterId counter = *b_.worker->allocate_counter();
   const TransferId late = write(counter, milliseconds(100));
@@ -262,6 +271,8 @@ TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
 }
 
+// Promise(lost): A peer that is gone for good is down at once | it says goodbye, or its address
+//   refuses
 TEST_F(Session, APeerThatIsGoneIsDownAtOnce) {
   const CounterId counter = *b_.worker->allocate_counter();
   network_->hold(FaultyNetwork::kThere, true);
@@ -274,6 +285,8 @@ TEST_F(Session, APeerThatIsGoneIsDownAtOnce) {
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kDown);
 }
 
+// Promise(lost): A peer that stays away past `peer.redial_ms` is down, and its transfers fail | a
+//   timer for each peer
 TEST_F(Session, APeerThatStaysAwayIsGivenUp) {
   network_->hold(FaultyNetwork::kThere, true);
   network_->hold(FaultyNetwork::kBack, true);

@@ -89,6 +89,8 @@ class SmallMessages : public TcpPair {
   TransferDescriptor* to_a_ = nullptr;
 };
 
+// Promise(tcp): A small message and its answer cost one `sendmsg` and one `recvmsg` per side |
+//   acknowledgements ride on the answer; `epoll_wait` in one of 16 rounds
 TEST_F(SmallMessages, EachCostsOneSendAndOneReceive) {
   ping_pong(AckHold::kFewest + 1);
   calls = Calls();
@@ -155,6 +157,8 @@ TEST_F(SmallMessages, AnAcknowledgementIsHeldForMicrosecondsOnly) {
 }
 
 // What is said next waits for what is on its way, not for all that a socket's buffer could hold.
+// Promise(tcp): At most 512 KiB unsent bytes are ahead of the next message on a socket |
+//   `TCP_NOTSENT_LOWAT`
 TEST_F(SmallMessages, BulkDoesNotFillTheSocket) {
   constexpr size_t kBulk = 8 << 20, kSlice = 1 << 20, kSegment = 64 << 10;
   std::vector<char> local = pattern(kBulk, 3), remote(kBulk);

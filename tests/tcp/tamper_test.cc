@@ -144,6 +144,8 @@ class Tamper : public testing::TestWithParam<const char*> {
   std::unique_ptr<FaultyNetwork> network_;
 };
 
+// Promise(security): A changed, forged, repeated or dropped tcp frame costs the connection only |
+//   each header has a tag over its number and bytes
 TEST_P(Tamper, AChangedHeadIsNoticed) {
   expect_survived("the length of a head", flip(0));
   expect_survived("its magic", flip(net::kSealPrefix));
@@ -200,6 +202,8 @@ TEST_P(Tamper, AChangedPayloadIsNoticedWhereItHasATag) {
 }
 
 // The counter is held back until the tag has come, and not only until the bytes have.
+// Promise(security): With `tcp.integrity` or `tcp.encrypt` nothing is announced before its tag was
+//   checked | a slice is announced after the tag of its last frame
 TEST_P(Tamper, NothingIsAnnouncedBeforeItsTag) {
   hold(FaultyNetwork::kThere, true);
   const TransferId id = submit(0);
@@ -246,6 +250,8 @@ TEST_P(Tamper, AChangedAnswerIsNoticed) {
   }
 }
 
+// Promise(security): With `tcp.encrypt` neither payload nor region keys can be read | AES-256-GCM
+//   over headers and payload
 TEST_P(Tamper, EncryptedNothingIsThereToRead) {
   hold(FaultyNetwork::kThere, true);
   submit(0);

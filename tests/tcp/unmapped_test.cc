@@ -36,6 +36,8 @@ void expect_only_the_second_half_failed(const TcpNode& node) {
   }
 }
 
+// Promise(memory): Over tcp, memory that is unmapped under a transfer fails that transfer only |
+//   the kernel reports `EFAULT`; the rest of the slice is drained
 TEST_F(TcpPair, WritesIntoMemoryThatIsGoneFailAlone) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);
@@ -293,6 +295,8 @@ class SourceGone : public TcpPair, public ::testing::WithParamInterface<size_t> 
   char* const memory_;
 };
 
+// Promise(memory): Over tcp, memory that is gone before it was sent fails its transfer and
+//   announces nothing | promised frames end their socket, answers are withdrawn
 TEST_P(SourceGone, AWriteFailsAndCostsOneConnection) {
   TcpNode a("a", settings("2")), b("b", settings("2"));
   connect(a, b);

@@ -82,6 +82,8 @@ TEST(Arrivals, ACancelledTransferGivesWayToALaterOneOfItsSlot) {
 }
 
 // Two rails, looked at one after the other: what came over the first is told of late.
+// Promise(transfers): A counter and a notification arrive even if the next transfer of their slot
+//   was heard of first | the target remembers the last 32 transfers of each slot
 TEST(Arrivals, ATransferThatItsSlotsNextOneOvertookStillCounts) {
   internal::Arrivals arrivals;
   EXPECT_TRUE(arrivals.add(slice(3, 7, 0, 5, 5))->now);

@@ -32,6 +32,8 @@ class Bounds : public ScriptedPeers {
   }
 };
 
+// Promise(limits): Unread peer events cost at most 8 entries per known peer | the newest replaces
+//   the one before and counts it (`PeerEvent::missed`)
 TEST_F(Bounds, EventsOfAPeerThatNobodyReadsAreToldByTheLast) {
   const HelloInfo who = caller(9, 100);
   ScriptedRail* rail = &provider_->call_in(who);
@@ -160,6 +162,8 @@ TEST_F(Bounds, APeerThatAsksForStagedChunksAndTakesNoAnswersIsClosed) {
 }
 
 // Each session may leave its window unread; sessions come and go.
+// Promise(limits): Unread notifications of departed peers are at most 64 MiB; beyond that new peers
+//   are refused, and none is lost | bytes are counted when a peer leaves and when they are read
 TEST_F(Bounds, WhereNobodyReadsWhatPeersLeftNoNewOnesAreLetIn) {
   const std::string text(60'000, 'x');
   const size_t fit = internal::kNotificationWindow / (text.size() + internal::kNotificationCost);

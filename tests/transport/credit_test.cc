@@ -93,6 +93,8 @@ TEST_F(Credit, WhoSendsFarBeyondItIsHungUpOn) {
 }
 
 // What is read while the peer is lost is still owed to it, else it could send less and less.
+// Promise(notifications): Credit of a sender that was lost is returned when it is back | it stays
+//   owed
 TEST_F(Credit, ForWhatWasReadMeanwhileGoesToAPeerThatIsBack) {
   ScriptedRail* rail = nullptr;
   const HelloInfo who = caller(10, 200);

@@ -101,6 +101,8 @@ class Failback : public testing::Test {
   uint64_t links_ = 0;
 };
 
+// Promise(lost): Traffic returns to the better provider after `peer.failback_ms`, without loss or
+//   repetition | slices go to the best provider's rails; the others stay as reserve
 TEST_F(Failback, WhatThereIsToDoReturnsToTheBetterProvider) {
   ScriptedRail* slow = fall_back();
   ASSERT_NE(slow, nullptr);

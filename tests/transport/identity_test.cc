@@ -128,6 +128,8 @@ TEST(ClusterKey, AFileMayHoldThePreviousOneToo) {
   EXPECT_FALSE(key_from("\n").ok());
 }
 
+// Promise(security): A key file that others can read or write is refused | own user or root, mode
+//   0600 or less
 TEST(ClusterKey, OthersMustNotReadOrWriteItsFile) {
   for (const mode_t mode : {0644, 0640, 0620, 0602}) {
     const KeyFile file(mode);

@@ -134,6 +134,8 @@ TEST_F(KeyFolder, ZerosAreNoKey) {
 
 // Two files that differ behind what was read of them would be one key, and one in the second line
 // would not be there.
+// Promise(security): A key file is read whole or refused with what to do | created by `mkostemp`,
+//   `fsync`, `link`; read under a lease
 TEST_F(KeyFolder, AFileIsReadWholeOrRefused) {
   const std::string longest(4096 - sizeof kLine, 'k');
   const auto both = ClusterKey::from_file(write("key", longest + "\n" + kLine));

@@ -74,6 +74,8 @@ TEST_F(ScriptedPartings, ASilentPeerIsLeftWhenTheTimeoutIsOver) {
 }
 
 // A worker of version 4 would take the question for nonsense and lose the rail.
+// Promise(disconnect): A peer that speaks an older wire version gets no message that it does not
+//   know | the handshake tells the common version
 TEST_F(ScriptedPeers, OneOfAnOlderVersionIsNotAskedToPart) {
   for (const uint16_t protocol : {kLowestProtocol, kHighestProtocol}) {
     SCOPED_TRACE(protocol);

@@ -338,6 +338,8 @@ class LostAnswers : public ScriptedPeers {
   TransferId transfer_;
 };
 
+// Promise(lost): An answer about a lost rail that is itself lost is asked for again | questions are
+//   repeated when a rail is lost and when the peer is back
 TEST_F(LostAnswers, AreAskedForAgainOverARailThatIsLeft) {
   second_->lose(*provider_->sink, "cut");
   turn();
@@ -425,6 +427,8 @@ TEST_F(ScriptedPeers, RailsOfOneProviderAreInTheOrderOfTheirNumbersHoweverTheyCa
 }
 
 // A slot has a new transfer, and the word that asked for the end of its last one is still there.
+// Promise(transfers): `cancel()` ends the transfer that it names or none | the request carries the
+//   handle's generation
 TEST_F(ScriptedPeers, ACancelNeverHitsTheNextTransferOfItsSlot) {
   ScriptedRail* rail = nullptr;
   const PeerId peer = up(caller(9, 100), rail);

@@ -88,6 +88,8 @@ TEST_F(PoolMemory, Version1HasItsOwnFiles) {
   EXPECT_THAT(base::memory_left().limit, HasSubstr("memory.limit_in_bytes"));
 }
 
+// Promise(memory): A pool, cache or buffer that memory or a cgroup has no room for is refused
+//   before it is touched | `MemAvailable` and each cgroup's limit are read first
 TEST_F(PoolMemory, ASlabThatTheCgroupHasNoRoomForIsRefused) {
   group("0::/box");
   v2("/box", absl::StrCat(100 * kMiB), 90 * kMiB);

@@ -153,6 +153,8 @@ class TwoRails : public ScriptedPeers {
 
 // 256 slices of 1 MiB, 2 ms each by one rail and a second by the other: by the first alone they
 // take 512 ms. Half of them by the other would take two minutes.
+// Promise(network): A slow or lossy NIC gets only the share that it can carry | the rate of each
+//   rail is measured from its slices
 TEST_F(TwoRails, ASlowOneBesideAFastOneCostsAFewOfItsSlices) {
   for (const bool slow_first : {false, true}) {
     SCOPED_TRACE(slow_first);

@@ -56,6 +56,8 @@ TEST_F(Regions, GoesStaleWhenRemoved) {
   EXPECT_EQ(table_.registrations(), 2u);
 }
 
+// Promise(memory): A worker holds 65,536 regions; the next registration fails with the limit and
+//   the remedy | rows never move and are freed for reuse
 TEST_F(Regions, SaysWhenFull) {
   MemoryRegion last;
   for (size_t i = 0; i < RegionTable::kCapacity; ++i) {

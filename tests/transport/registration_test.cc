@@ -28,6 +28,8 @@ absl::Status registered(Worker& worker, const Pages& pages, Access access) {
   return worker.register_memory(pages.data, 3 * kPage, access).status();
 }
 
+// Promise(memory): Memory that peers' bytes would crash is refused at registration | pages are
+//   looked up among the process's mappings
 TEST(Registration, OfReadOnlyMemoryForWritesIsRefused) {
   StubWorker stub;
   Pages pages;
@@ -162,6 +164,8 @@ class DevicePages final : public internal::DeviceMemory {
   Pages pages;
 };
 
+// Promise(devices): The CPU never touches registered device memory | the driver is asked at
+//   registration; copies get no address
 TEST(Registration, OfDeviceMemoryIsRefusedByWhoCopiesByTheCpu) {
   StubWorker stub;
   const DevicePages device;

@@ -66,6 +66,8 @@ class Share : public ScriptedPeers {
   std::string refused_;
 };
 
+// Promise(notifications): Waiting notifications hold up no other traffic | they use a queue of
+//   their own and a third of the transfers at most
 TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
   const Other deaf = meet("deaf"), other = meet("other");
   const std::string text(8'000, 'x');
@@ -94,6 +96,8 @@ TEST_F(Share, NotificationsThatWaitLeaveTransfersForOthersAndForTheirPeer) {
   EXPECT_LT(worker_->stats().open_transfers, kAll / 3 + 1);
 }
 
+// Promise(limits): One peer that is slow or stopped holds at most half of the worker's transfers |
+//   open transfers are counted per peer at `submit()`
 TEST_F(Share, APeerThatIsCalledAgainHoldsHalfOfThem) {
   const Other lost = meet("lost"), other = meet("other");
   lost.rail->lose(*provider_->sink, "cut");

@@ -141,6 +141,8 @@ struct Waiter {
   std::thread thread;
 };
 
+// Promise(sleep): A sleeping thread misses no event, whichever thread drives the worker | each
+//   sleeper has its own bell
 TEST(Sleep, InAWaitSurvivesAnothersProgress) {
   StubWorker stub;
   Waiter waiter(stub);
@@ -215,6 +217,8 @@ TEST(Sleep, EndsWithTheProgressThread) {
 
 // The order that once left the bell readable for ever: the worker's round falls between the two
 // steps of a wake-up. Such a worker never slept again.
+// Promise(sleep): An idle worker sleeps | a bell is noted only after it was rung, so it is always
+//   silenced
 TEST(Sleep, IsSoundAfterARoundInTheMiddleOfAWakeUp) {
   StubWorker stub;
   Worker& worker = *stub.worker;

@@ -106,6 +106,8 @@ TEST(PeerShares, AreWhatIsFreeAndHalfOfThatForNotifications) {
 
 // Whoever asks how a transfer ended gets the whole answer or none, while another thread gives its
 // slot to the next one. (The thread sanitizer sees what would be torn.)
+// Promise(transfers): A status is read whole while other threads release the transfer and reuse its
+//   slot | copied under the worker's lock
 TEST(TransferSlots, AStatusIsNotReadWhileItsSlotIsUsedAgain) {
   StubWorker stub;
   std::atomic<uint64_t> newest{0};

@@ -144,6 +144,8 @@ TEST_F(AgentNetwork, MetadataIsFetchedWhenThePartitionIsOver) {
   until(0, [&] { return agents_[0]->has_remote("beta"); });
 }
 
+// Promise(agents): Between two hosts whose network fails for a while, transfers finish and each
+//   message arrives once | sessions outlive their rails
 TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
   start(kSurvives);
   meet();

@@ -91,6 +91,8 @@ class Families : public TwoWorkers {
 #define SKIP_WITHOUT_V6() \
   if (!add_v6()) GTEST_SKIP() << "no address of IPv6 can be added here"
 
+// Promise(network): IPv6 alone, IPv4 alone or either works for workers, agents and ranks | `*`
+//   listens on and announces both
 TEST_F(Families, OverIPv6AloneASessionIsMadeLostAndFound) {
   SKIP_WITHOUT_V6();
   remove_v4();
@@ -123,6 +125,8 @@ TEST_F(Families, OfBothTheOtherTakesOver) {
 }
 
 // A firewall that rejects looks to the caller as a host where nobody listens any more. It is not.
+// Promise(network): An ICMP rejection, as of a firewall, ends no session; the first call names it |
+//   only a TCP reset is the peer's own refusal
 TEST_F(Families, WhoeverSaysByICMPThatThereIsNoWayEndsNoSession) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
@@ -341,6 +345,8 @@ class Published : public Families {
   std::string where_;
 };
 
+// Promise(network): A worker behind NAT or a published port is met where it was called, and found
+//   there again | that address is added behind the worker's own; `advertise` replaces them
 TEST_F(Published, WhereAPeerWasCalledIsOneOfItsAddresses) {
   start("*", kSettings, "127.0.0.1");
   if (HasFatalFailure()) return;

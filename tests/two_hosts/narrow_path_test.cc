@@ -46,6 +46,8 @@ struct Narrow {
 };
 class NarrowPaths : public NarrowPath, public testing::WithParamInterface<Narrow> {};
 
+// Promise(network): A path that loses large packets silently still works, in smaller segments, and
+//   `explain()` says so | full packets are probed in both directions; 1220 then 536 bytes otherwise
 TEST_P(NarrowPaths, CarryAllInSmallerPacketsAndAgainInFullOnesWhenTheyDo) {
   carry(GetParam().largest, GetParam().hosts);
   start("0.0.0.0", kSettings);

@@ -159,6 +159,8 @@ class TwoHostsRun : public RealRun {
 
 class NetworkFaults : public testing::TestWithParam<std::string> {};
 
+// Promise(network): Loss, delay, reordering, cuts and changed addresses shorter than
+//   `peer.redial_ms` fail no transfer | sessions outlive their rails
 TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
   if (!usable_in_a_fork(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
   const Seeds seeds(kSanitized ? 4 : 5);

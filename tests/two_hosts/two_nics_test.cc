@@ -105,6 +105,9 @@ INSTANTIATE_TEST_SUITE_P(Each, TwoNicsLose, testing::ValuesIn(kLosses), [](const
 
 // The smallest of transfers go by the first socket, on a busy machine by either NIC. One that finds
 // it dead must not wait for each socket beside it in turn: those are known to be as dead.
+// Promise(network): With several NICs, tcp spreads its sockets over them; losing one costs at most
+//   1.25 `tcp.stall_ms`, and it is used again within a minute | sockets are bound by the kernel's
+//   view of paths and moved when their NIC answers
 TEST_F(TwoNics, ADeadWayIsLeftByAllOfItsSocketsAtOnce) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;

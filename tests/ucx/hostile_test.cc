@@ -85,6 +85,8 @@ TEST_F(UcxHostile, AnAddressThatWasChangedOnItsWayIsNotCalled) {
   expect_serving();
 }
 
+// Promise(security): Messages to UCX's port that the peer did not send, or repeats, have no effect
+//   | numbers, tags and a replay window
 TEST_F(UcxHostile, MessagesThatThePeerDidNotSendAreDropped) {
   RawPeer raw;
   raw.join(node_, address_);

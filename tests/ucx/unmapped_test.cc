@@ -78,6 +78,8 @@ class UcxUnmapped : public ::testing::TestWithParam<std::tuple<const char*, Fadi
 
 constexpr size_t kSizes[] = {1, 100, kPage, 3 * kPage + 5, kMost};
 
+// Promise(memory): Over ucx, unmapped memory fails the transfer, not the process | a handler
+//   of SIGSEGV and SIGBUS ends our own copies
 TEST_P(UcxUnmapped, WritesIntoItFailAlone) {
   const RemoteRegion region = share(memory_.data, memory_.size);
   memory_.fade();

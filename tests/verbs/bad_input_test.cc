@@ -183,6 +183,8 @@ TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
 }
 
 // The same of memory that was unmapped while it was registered.
+// Promise(rdma): Memory that is not mapped any more is never read inline by the CPU | both ends are
+//   checked before inline sends
 TEST(BadInput, TheProcessorDoesNotReadWhatIsNotMappedAnyMore) {
   for (const Fading how : {Fading::kUnmapped, Fading::kTruncated}) {
     VerbsPair pair({});

@@ -86,6 +86,8 @@ TEST_F(Faults, APortThatGoesDownAndComesBack) {
   }
 }
 
+// Promise(rdma): A port that is down when two peers meet has its rail once it is up | failed dials
+//   are repeated when another rail is up
 TEST_F(Faults, APortThatIsDownWhenThePeersMeetGetsItsRailLater) {
   for (const size_t device : {1, 0}) {
     for (const bool by_cm : {false, true}) {
@@ -104,6 +106,8 @@ TEST_F(Faults, APortThatIsDownWhenThePeersMeetGetsItsRailLater) {
 }
 
 // A switch that starts anew, a cable in the wrong hand: nobody has another way to take.
+// Promise(rdma): The only port may be down for `verbs.port_grace_ms`: nothing fails or is repeated
+//   | its queue pairs stay
 TEST_F(Faults, TheOnlyPortMayBlink) {
   for (const bool by_cm : {false, true}) {
     SCOPED_TRACE(by_cm);
@@ -206,6 +210,8 @@ TEST_F(Faults, AQuietPeerThatLosesItsPowerIsMissedToo) {
 }
 
 // Stopped, swapped out, a virtual machine that was moved: the adapter had no chance to be heard.
+// Promise(rdma): A paused program or virtual machine blames no rail | time in which the program did
+//   not look does not count
 TEST_F(Faults, AWorkerThatStoodStillBlamesNobody) {
   VerbsPair pair({.devices = 2}, quick_);
   ASSERT_TRUE(pair.connect());
@@ -239,6 +245,8 @@ TEST_F(Faults, QueuePairsThatTheAdapterBreaks) {
   EXPECT_TRUE(both_carry(pair));
 }
 
+// Promise(rdma): A broken completion queue or shared receive queue costs a rail for a moment |
+//   asynchronous events are acted on
 TEST_F(Faults, CompletionQueuesThatBreakAreNotWaitedFor) {
   VerbsPair pair({.devices = 2}, {});
   ASSERT_TRUE(pair.connect());

@@ -58,6 +58,8 @@ class Goodbye : public testing::TestWithParam<int> {
   Arrived arrived_{devices(), rounds()};
 };
 
+// Promise(rdma): The end of a connection does not overtake what came before it | completions are
+//   read while the queue pair flushes
 TEST_P(Goodbye, DoesNotOvertakeWhatHadArrived) {
   arrived_.pair.a.worker->disconnect(arrived_.pair.a.peer, Time::zero()).IgnoreError();
   EXPECT_TRUE(arrived_.b_hears_of_it());

@@ -7,6 +7,8 @@ namespace {
 
 // Not behind all that is queued: behind what is posted (4 MiB), a slice until there is room for
 // another, and the one that is posted in the same moment.
+// Promise(rdma): A small transfer waits for `verbs.inflight_kib` and two slices at most | its own
+//   queue, which goes first
 TEST(Urgent, OvertakesBulk) {
   VerbsPair pair({.devices = 1});
   ASSERT_TRUE(pair.connect());

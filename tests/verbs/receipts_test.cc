@@ -110,6 +110,8 @@ class BeforeTheRail : public Receipts {
 };
 
 // The caller's word that it is ready has arrived, but not the acknowledgement of that.
+// Promise(rdma): What the sender knows as acknowledged is told at the target although the rail then
+//   broke | completions are drained before questions about a rail are answered
 TEST_F(BeforeTheRail, WhatComesWhileTheAcknowledgementIsLateCounts) {
   start(1);
   pair_->fake->break_queue_pairs(0);
@@ -171,6 +173,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 class AnyFault : public Receipts, public testing::WithParamInterface<size_t> {};
 
+// Promise(rdma): A counter raised by an immediate rises once, whatever rails are lost | the target
+//   reports how many of the lost rail it had counted
 TEST_P(AnyFault, RaisesEachCounterOnce) {
   for (uint32_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(seed);

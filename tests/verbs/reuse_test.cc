@@ -137,6 +137,8 @@ class Schedule : public FaultSchedule {
   VerbsPair pair_;
 };
 
+// Promise(rdma): A late packet of an ended queue pair changes no reused memory | 510 schedules with
+//   packets that outlive their queue pair
 TEST(Reuse, OfWhatTheTargetWasToldOf) {
   const Seeds seeds(kSeeds);
   Seen seen;

@@ -58,6 +58,8 @@ void offer(const Pipe& down, const Pipe& up, gpudirect::FakeOptions options = {}
   fake.expect_clean();
 }
 
+// Promise(devices): `cudaMalloc` memory is open nowhere after `deregister_memory()` returns OK |
+//   handles are marked before they are opened
 TEST(CudaIpcHandles, MemoryOfCudaMallocIsOpenedOnceAndClosedWhenItIsTakenBack) {
   Child child([](const Pipe& down, const Pipe& up) { offer(down, up); });
   InstalledFake fake;

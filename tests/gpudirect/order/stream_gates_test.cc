@@ -67,6 +67,9 @@ class StreamGatesTest : public testing::Test {
   Stream streams_[2] = {};
 };
 
+// Promise(devices): A transfer ordered after a stream begins behind its work; a stream behind a
+//   transfer continues at the latest at its timeout | an event that progress asks for, a word that
+//   the stream waits for
 TEST_F(StreamGatesTest, ATransferWaitsForWhatAStreamHasStillToDo) {
   fake_.write(memory_, "data");
   copy(streams_[0], 100, 0);

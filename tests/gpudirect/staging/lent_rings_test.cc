@@ -153,6 +153,8 @@ TEST_F(Lent, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   EXPECT_GT(failed, 10u);
 }
 
+// Promise(devices): After a staged transfer ends, nothing of it moves | copies that began are
+//   awaited; the target is asked
 TEST_F(Lent, CancelledAtAnyRoundNothingIsCopiedAfterTheEnd) {
   lend();
   size_t stopped = 0;

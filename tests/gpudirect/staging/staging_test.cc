@@ -16,6 +16,8 @@ using ::testing::HasSubstr;
 using Staged = StagedPair;
 
 // One call of the driver after the other fails, wherever it is.
+// Promise(devices): A failing driver call ends the transfer with the driver's words; the next one
+//   works | each call is made to fail in turn
 TEST_F(Staged, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   start();
   size_t failed = 0;
@@ -60,6 +62,8 @@ TEST_F(Staged, ALostDeviceEndsItsTransfersAndTheHostsGoOn) {
   }
 }
 
+// Promise(devices): Urgent transfers overtake staged bulk; no copy is longer than 4 MiB | room of
+//   its own in the ring, two copies queued ahead
 TEST_F(Staged, WhatIsUrgentOvertakesBulk) {
   start("tcp", {.seed = 7});
   const TransferId bulk = *a_.worker->submit(request(Op::kWrite, true, true, kBytes));
@@ -155,6 +159,8 @@ TEST_F(Staged, WhicheverPartOfACopyFailsItEndsOnce) {
   }
 }
 
+// Promise(devices): A counter rises when the bytes are on the target's device | the target answers
+//   after its copy
 TEST_F(Staged, TheCounterRisesWhenTheCopyHasEndedOnTheDevice) {
   start();
   const CounterId counter = *b_.worker->allocate_counter();

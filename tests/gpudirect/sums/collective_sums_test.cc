@@ -144,6 +144,8 @@ class CollectiveSums : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Over, CollectiveSums, testing::Values("shm", "tcp"),
                          [](const auto& test) { return std::string(test.param); });
 
+// Promise(devices): A collective on device memory has the bits of host memory | steps are combined
+//   on either side, one by one
 TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
   std::vector<Shape> shapes;
   size_t turn = 0;

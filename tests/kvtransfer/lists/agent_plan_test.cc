@@ -199,6 +199,8 @@ TEST(AgentPlan, IndicesAreCheckedAndSizesToo) {
       plan_agent_transfer(mine, sides.there({{there(0, 0), 8, 0}})).status()));
 }
 
+// Promise(agents): A list of any sizes and addresses moves exactly the bytes that it names | pairs
+//   are sorted into layouts of equal sizes
 TEST(AgentPlan, RandomPairsMoveEachByteOnce) {
   std::mt19937_64 random(20261122);
   const auto below = [&](uint64_t n) { return random() % n; };

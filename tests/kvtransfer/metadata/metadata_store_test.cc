@@ -120,6 +120,8 @@ TEST_P(MetadataStoreTest, AnAgentThatEndsLeavesNothing) {
   EXPECT_TRUE(absl::IsNotFound(store()->get(key).status()));
 }
 
+// Promise(agents): Of two agents with one name the later is refused while the first lives | etcd
+//   leases, file locks, renewed lines
 TEST_P(MetadataStoreTest, TheLaterOfTwoWithOneNameIsRefused) {
   auto first = make_agent(options("alpha"));
   AgentMemory memory(*first, 4096, 1);
@@ -170,6 +172,8 @@ TEST_P(MetadataStoreTest, ANameIsFreeWhenItsAgentWasKilled) {
   until([&] { return b->has_remote(name, {memory.whole()}); });
 }
 
+// Promise(agents): A name found in etcd, HTTP or a folder is that agent's own metadata, or refused
+//   | the name is signed with the metadata
 TEST_P(MetadataStoreTest, WhatIsDamagedForeignOrAnothersIsRefusedByName) {
   const auto b = make_agent(options("beta"));
   const auto strange = store();
@@ -351,6 +355,8 @@ TEST(MetadataStore, OfWhatIsTakenBackNoFileIsLeft) {
 }
 
 // Whoever may write the folder can put links and pipes there, in the place of every file.
+// Promise(agents): Links and pipes in a store's folder harm no file outside and block nothing |
+//   only plain files of the folder are opened
 TEST(MetadataStore, LinksLeadNowhereAndPipesAreNotWaitedFor) {
   const TemporaryFolder folder;
   const TemporaryFolder elsewhere;

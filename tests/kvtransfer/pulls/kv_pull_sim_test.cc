@@ -75,6 +75,8 @@ TEST_P(KvPullLeases, WhoDoesNotRenewLosesTheBlocks) {
 
 // The network is away for longer than the lease: prefill uses the blocks again, and reads that were
 // under way, and are repeated when it is back, bring what is in them then.
+// Promise(kv): A pull never uses what prefill may have reused | a read counts if it ended before a
+//   confirmed lease did
 TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
   size_t lost = 0, complete = 0;
   const auto seeds = static_cast<uint32_t>(rounds_of(80, 20));

@@ -216,6 +216,8 @@ TEST_P(KvFalsePrefillTest, AnAnswerInAVersionThatNobodyReadsFailsTheLoad) {
   EXPECT_THAT(text(end()), HasSubstr("version 9"));
 }
 
+// Promise(kv): A malicious prefill worker fails its own loads only | every offer and block is checked
+//   against the request
 TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
   send(KvMessageKind::kOffer, "nonsense");
   EXPECT_TRUE(absl::IsInvalidArgument(end()));

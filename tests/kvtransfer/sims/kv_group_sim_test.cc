@@ -56,6 +56,8 @@ TEST_P(KvGroupsEitherWay, PrefillMayBeFirst) {
   }
 }
 
+// Promise(kv): After a failed load every block outside `failed_blocks()` is whole in all layers |
+//   prefill reports blocks whose writes have all ended
 TEST_P(KvGroupsEitherWay, CancelsAndDeathsLeaveNothingBehind) {
   size_t failed = 0, kept = 0, lost = 0;
   const auto seeds = static_cast<uint32_t>(rounds_of(80, 16));

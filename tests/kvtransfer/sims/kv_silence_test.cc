@@ -30,6 +30,8 @@ bool all_is_over(const World& world) {
   return world.decode.open() == 0 && world.prefill.open_jobs() == 0;
 }
 
+// Promise(kv): A stopped prefill worker costs a load its limit of silence, not its timeout | probes
+//   are answered by a thread of their own
 TEST(KvSilence, AStoppedPrefillCostsItsLimitAndNotTheLoadsTimeout) {
   World world = quiet_world();
   world.prefill.stop_before_layer(2);

@@ -3,6 +3,8 @@ end of a read and the look at its checksums, one bit of what has arrived is made
 
 usage: flips_test.py [LOADS [SEED]]
 """
+# Promise(vllm): vLLM sees no block before its checksum was right; a failed load is recomputed |
+#   decode pulls and compares a CRC per block and layer
 import itertools
 import logging
 import random

@@ -150,6 +150,8 @@ class HandOff(Pair):
                        self.d.service.loads._loads["t"].sources["prefill/0"].next[layer])
         self.assertEqual(self.ended().loads[0][1::2], (1.5, 0.75))
 
+    # Promise(vllm): Failed loads move no byte after vLLM was told | reads are aborted and reported
+    #   when they have ended
     def test_what_has_failed_is_reported_when_nothing_moves(self):
         post, ended, aborted = baton.KvPlan.post, [], []
 
@@ -189,6 +191,8 @@ class HandOff(Pair):
         self.assertFalse(self.ended().failed)
         self.check([2], [7])
 
+    # Promise(vllm): Blocks that prefill holds are returned, at the latest when the lease ends |
+    #   decode says when it has read
     def test_blocks_that_nobody_reads_are_given_back_after_their_lease(self):
         self.p.save("t", [1])
         self.p.service.sends.hold("t", "r")

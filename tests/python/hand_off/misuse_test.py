@@ -92,6 +92,8 @@ class Decode(Pair):
             self.assertFalse(self.ended().failed)
             self.check([1], [block])
 
+    # Promise(vllm): A load always ends, whatever its order says, also when the agent or interpreter
+    #   ends | a bad order is a failed load
     def test_an_order_that_makes_no_sense_is_a_load_that_failed(self):
         self.p.save("t", [1])
         right = order("t", [Run(0, [5])], f"127.0.0.1:{self.p.agent.port}")
@@ -195,6 +197,8 @@ class Prefill(Pair):
     def done(self, reader, transfer="t"):
         self.p.service.sends.heard(reader, {"kind": "done", "transfer": transfer, "ranks": 1})
 
+    # Promise(vllm): Two requests with one `transfer_id` never get each other's KV | neither is
+    #   handed over; decode computes
     def test_a_name_that_two_requests_have_is_neithers(self):
         """Decode would take the blocks of one for those of the other."""
         self.p.save("t", [1])

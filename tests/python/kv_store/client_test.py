@@ -136,6 +136,8 @@ class Client(unittest.TestCase):
 
     # --- wrong bytes
 
+    # Promise(python): A flipped bit on the way from a store is found | a CRC-32 seeded with the
+    #   name
     def test_a_bit_flipped_on_either_way_is_never_believed(self):
         store, dice, flip = self.store(), random.Random(1), Flip()
         between = self.between(store, change=flip)

@@ -94,6 +94,8 @@ class HiCache(unittest.TestCase):
         self.assertIs(other.get(key(1), pages[0]), pages[0])
         self.assertEqual(self.backend(store.address).batch_get_v1(keys(1), places(0)), [True])  # one name by either way
 
+    # Promise(python): A block of another model, type, layout or tenant is a miss for SGLang | its
+    #   name hashes all of them
     def test_a_page_of_another_model_layout_shard_or_tenant_is_another(self):
         store, pool = self.store(), fakes.Pool
         self.put(self.backend(store.address, tp_size=2), 1)

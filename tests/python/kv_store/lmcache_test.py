@@ -110,6 +110,8 @@ class Plugin(unittest.TestCase):
         self.assertEqual(adapter.get(keys), [block(i) for i in range(6)] + [None] * 4)
         self.assertEqual(adapter.get([]), [])
 
+    # Promise(python): A block of another model, type, layout or tenant is a miss for LMCache | its
+    #   name hashes all of them
     def test_a_block_of_another_model_rank_group_or_salt_is_another(self):
         store = self.store()
         adapter = self.adapter(store.address)

@@ -89,6 +89,8 @@ TEST_F(FaultGuardDeathTest, OtherFaultsEndTheProcessAsEver) {
   EXPECT_EXIT(sent(), testing::KilledBySignal(SIGBUS), "");
 }
 
+// Promise(memory): The fault handler passes every other fault to the handler before it | called as
+//   the kernel would have called it
 TEST_F(FaultGuardDeathTest, OtherFaultsAreHandledByWhoeverDidBefore) {
   const auto plain = [] {
     signal(SIGSEGV, [](int number) { _exit(number == SIGSEGV ? 3 : 4); });

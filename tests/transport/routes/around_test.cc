@@ -88,6 +88,8 @@ class Around : public testing::Test {
   uint64_t links_ = 0;
 };
 
+// Promise(memory): A region that the best provider cannot reach goes over the next; only that
+//   region does | the peer is also dialled over worse providers
 TEST_F(Around, WhatIsNotReachedGoesAnotherWayAndNothingElseDoes) {
   connect();
   const TransferId around = write(kUnreached);

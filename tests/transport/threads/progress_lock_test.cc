@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::chrono::hours kLong{1};
 
+// Promise(sleep): A thread that waits for a worker's lock gets it from a busy progress thread | the
+//   progress thread yields to waiters
 TEST(ProgressLock, WayIsGivenToWhoWaits) {
   ProgressLock lock(kLong);
   for (int round = 0; round < 200; ++round) {
