@@ -147,11 +147,12 @@ function(baton_test_code target)
     target_compile_options(${target} PRIVATE -O1 ${BATON_TEST_DEBUG} ${BATON_TEST_CHECKS})  # and so not with the precompiled header
     return()
   endif()
-  if(NOT TARGET baton_precompiled_tests)
+  if(NOT TARGET baton_precompiled_tests)  # most of tests/test.h: ccache would not notice a change of a header of ours
     baton_precompiled(baton_precompiled_tests
-      HEADERS <algorithm> <array> <chrono> <functional> <memory> <string> <vector> <gmock/gmock.h>
-              <gtest/gtest.h> <absl/container/flat_hash_map.h> <absl/status/statusor.h>
-              <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/types/span.h>
+      HEADERS <algorithm> <array> <chrono> <condition_variable> <filesystem> <fstream> <functional> <memory>
+              <random> <string> <thread> <vector> <gmock/gmock.h> <gtest/gtest.h>
+              <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+              <absl/strings/str_format.h> <absl/types/span.h>
       OPTIONS ${BATON_TEST_OPTIMISATION} ${BATON_TEST_DEBUG} ${BATON_TEST_CHECKS} -fPIE
       DEPS absl::statusor absl::strings absl::str_format absl::flat_hash_map absl::span GTest::gmock
            GTest::gtest)

@@ -1,13 +1,9 @@
 // A port on which nobody listens.
 #pragma once
 
-#include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
-#include <cstdint>
-#include <string>
-
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 

@@ -1,17 +1,9 @@
 // A program that a test starts, listens to and kills.
 #pragma once
 
-#include <fcntl.h>
-#include <gtest/gtest.h>
 #include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdio>
-#include <cstring>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 extern char** environ;
 

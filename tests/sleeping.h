@@ -1,11 +1,7 @@
 // Whether a thread of this process waits for something: for tests of who waits for whom.
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
-#include <fstream>
-#include <string>
+#include "tests/std.h"
 
 namespace baton {
 

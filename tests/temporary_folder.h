@@ -1,12 +1,7 @@
 // A folder of a test's own, which is gone when the test is over.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <string>
+#include "tests/test.h"
 
 namespace baton {
 

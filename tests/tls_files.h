@@ -5,15 +5,9 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
-#include <cstdio>
-#include <fstream>
-#include <iterator>
-#include <string>
-
-#include <gtest/gtest.h>
-
 #include "engine/http/http_listener.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton {
 

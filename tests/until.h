@@ -7,19 +7,11 @@
 // A rig has an until(fact) of its own, which turns what the rig has and says what state it is in.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
 #include <concepts>
-#include <cstdio>
-#include <sstream>
-#include <string>
-#include <thread>
 
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
+#include "tests/test.h"
 #include "transport/clock.h"
 
 namespace baton {

@@ -1,12 +1,9 @@
 // For tests that run over every registered provider: whether this machine can use one.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <tuple>
 #include <type_traits>
 
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton {

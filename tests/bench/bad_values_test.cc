@@ -1,18 +1,11 @@
 // Every flag of every command that names a range or a list of words in its help, with values that
 // are none: status 2 and one line that says what would do, before anything is started.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "tests/bench/command.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

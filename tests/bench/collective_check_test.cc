@@ -1,17 +1,8 @@
 // The inputs are exact whatever the order, and every kind of mistake is counted.
 #include "bench/nccl_tests/collective_check.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "collectives/reduce/reduce.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,11 +1,6 @@
 // The command line of the collective benchmarks.
 #include "bench/nccl_tests/collective_perf_options.h"
-
-#include <string>
-#include <vector>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,22 +1,10 @@
 // The collective benchmarks themselves: forked ranks, every collective, both files, exit statuses.
 #include "bench/nccl_tests/collective_perf.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
-#include <fstream>
-#include <functional>
-#include <iterator>
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "bench/report/child_process.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,13 +1,10 @@
 // Sizes, bandwidths, rows and documents as nccl-tests has them.
 #include "bench/nccl_tests/collective_perf_table.h"
 
-#include <sstream>
-
 #include "bench/nccl_tests/baselines.h"
 #include "bench/nccl_tests/collective_perf_json.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,9 +1,7 @@
 // Starting `baton`, and reading what it says and writes.
 #include "tests/bench/command.h"
 
-#include <fstream>
-
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,13 +1,8 @@
 // What the doctor finds on other machines.
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "bench/doctor/doctor.h"
 #include "bench/doctor/info.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "info_tree.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,20 +1,10 @@
 // The table of settings against everything that is written about settings: docs/settings.md, and
 // every text in the sources that recommends one.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <regex>
-#include <set>
-#include <string>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "bench/doctor/info_settings.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "transport/base/environment.h"
 #include "transport/provider.h"
 

@@ -8,9 +8,8 @@
 #include "bench/doctor/info_devices.h"
 #include "bench/doctor/info_host.h"
 #include "bench/doctor/info_providers.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "info_tree.h"
+#include "tests/test.h"
 #include "transport/provider.h"
 
 namespace baton::bench {

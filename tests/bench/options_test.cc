@@ -1,12 +1,7 @@
 // The command line of `baton kv_bw`, and finding a command by its name.
-#include <array>
-#include <string>
-#include <vector>
-
 #include "bench/cli/commands.h"
 #include "bench/kv/kv_bw_options.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,17 +1,9 @@
 // Where commands write: to a stdout that is full or closed, to devices, FIFOs and links, and into
 // folders that another process writes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-
-#include <filesystem>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "engine/files/files.h"
 #include "tests/bench/command.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,21 +1,14 @@
 // The perftest-shaped commands as a user runs them: every test over every provider, and a server
 // that outlives its clients.
 #include <arpa/inet.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <charconv>
-#include <csignal>
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "bench/perftest/perf_plan.h"
 #include "bench/report/dialogue.h"
-#include "gmock/gmock.h"
 #include "tests/bench/perf_server_fixture.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton::bench {

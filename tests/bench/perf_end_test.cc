@@ -2,10 +2,7 @@
 // whole, and waits for whoever does not look.
 #include "bench/perftest/perf_end.h"
 
-#include <functional>
-#include <memory>
-
-#include "gtest/gtest.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::bench {

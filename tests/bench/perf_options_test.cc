@@ -1,13 +1,8 @@
 // perftest's command lines, and what is said of those that are not here.
 #include "bench/perftest/perf_options.h"
 
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench::perf_line {
 namespace {

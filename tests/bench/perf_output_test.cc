@@ -1,12 +1,6 @@
 // perftest's columns, limits and report.
 #include "bench/perftest/perf_output.h"
-
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

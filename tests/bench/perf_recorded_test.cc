@@ -1,16 +1,8 @@
 // Command lines as people type them after ib_write_bw and its sisters, recorded: each runs here, or
 // is refused by the name of what is not here. And one server for all of them.
-#include <cstring>
-#include <filesystem>
-#include <iterator>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "gmock/gmock.h"
 #include "tests/bench/perf_server_fixture.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::bench {

@@ -1,10 +1,8 @@
 // A fixture with a server of the perftest-shaped commands, at a port of its own.
 #pragma once
 
-#include <string>
-
-#include "gtest/gtest.h"
 #include "tests/bench/command.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 

@@ -1,13 +1,9 @@
 // Percentiles, rows as JSON, tables; which bytes two sides take for a message.
 #include "bench/report/report.h"
 
-#include <fstream>
-#include <numeric>
-
 #include "bench/report/dialogue.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

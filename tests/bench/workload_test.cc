@@ -1,14 +1,9 @@
 // Workloads: the layouts that both sides derive, and the pattern that proves their bytes.
 #include "bench/kv/workload.h"
 
-#include <cstring>
-#include <set>
-#include <vector>
-
 #include "bench/kv/kv_models.h"
 #include "bench/report/pattern.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

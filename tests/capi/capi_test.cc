@@ -1,22 +1,7 @@
 // The C interface: what its results, errors and structs promise, and what it does with nonsense.
 #include <baton/baton.h>
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

@@ -1,21 +1,9 @@
 // KV connectors in C: decode here, prefill in a process of its own that is killed (connector_peer),
 // and what is refused. What connectors do is tested in tests/kvtransfer/ and tests/python/.
 #include <baton/baton.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <csignal>
-#include <cstddef>
-#include <cstring>
-#include <numeric>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/peer_process.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

@@ -1,17 +1,9 @@
 // A forked child makes agents of its own while its parent's threads make and destroy some, the
 // first ones of the process, which meet and write lines of the log. Each time in a process in which
 // the library has done nothing yet.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <thread>
-#include <vector>
-
 #include "tests/capi/side.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::capi_tests {
 namespace {

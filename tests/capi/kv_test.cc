@@ -1,12 +1,8 @@
 // KV layouts and plans in C: structs of every size, handles that are none, and one plan from its
 // layouts to the bytes. What plans move is tested in Python (tests/python/kv_plan_test.py).
 #include <baton/baton.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstring>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace {
 

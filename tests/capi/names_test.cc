@@ -1,11 +1,9 @@
 // Names that DNS is slow about: whoever asks an agent for one waits for it alone, and of a
 // connector's calls none does.
 #include <baton/baton.h>
-#include <gtest/gtest.h>
-
-#include <thread>
 
 #include "tests/slow_dns.h"
+#include "tests/test.h"
 
 namespace {
 

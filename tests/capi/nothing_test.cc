@@ -3,13 +3,8 @@
 // every path. And numbers that nobody means: counts of all memory, times before the beginning and
 // after the end.
 #include <baton/baton.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstring>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

@@ -1,18 +1,9 @@
 // Peers that are killed or stopped, memory that goes away under a list, messages that nobody reads,
 // one transfer of many threads.
 #include <baton/baton.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <csignal>
-#include <cstring>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/capi/side.h"
+#include "tests/test.h"
 
 namespace baton::capi_tests {
 namespace {

@@ -2,27 +2,12 @@
 // another user's process.
 #include <baton/baton.h>
 #include <dirent.h>
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/time.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <clocale>
-#include <csignal>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/capi/side.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::capi_tests {

@@ -2,18 +2,8 @@
 #pragma once
 
 #include <baton/baton.h>
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <utility>
+#include "tests/test.h"
 
 namespace baton::capi_tests {
 

@@ -2,15 +2,8 @@
 // says and beyond it: no call touches a byte behind `size`, and none believes a size that no
 // struct has.
 #include <baton/baton.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

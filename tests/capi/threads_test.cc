@@ -1,17 +1,9 @@
 // Two connectors, and threads that make every call of both at once, at random: each call ends and
 // says one of the things that it may say, and in the end all is over.
 #include <baton/baton.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdint>
-#include <mutex>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

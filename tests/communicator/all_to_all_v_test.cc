@@ -1,12 +1,7 @@
 // all_to_all_v among more ranks than there are slots for calls: call tables and executors of all
 // ranks in one thread, over links that are queues.
-#include <deque>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "collectives/internal/call_table.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::collectives::internal {
 namespace {

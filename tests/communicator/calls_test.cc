@@ -1,15 +1,7 @@
 // Which call a rank is in, and which group: what an all_to_all_v is told apart from, and a group
 // that is made again.
-#include <cstdlib>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
-#include "gmock/gmock.h"
 #include "tests/communicator/group.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton {

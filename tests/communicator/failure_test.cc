@@ -1,20 +1,8 @@
 // Nothing hangs silently: who died, stopped, is late, left, called something else or gave up is
 // named at every survivor.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <csignal>
-#include <cstdlib>
-#include <fstream>
-#include <optional>
-#include <sstream>
-#include <thread>
-#include <vector>
-
-#include "gmock/gmock.h"
 #include "tests/communicator/group.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/child.h"
 

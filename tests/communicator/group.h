@@ -1,20 +1,10 @@
 // Ranks as threads of the test: each with a communicator of its own, over a real provider.
 #pragma once
 
-#include <atomic>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
-#include "gtest/gtest.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton {

@@ -1,7 +1,6 @@
 // The memory of a communicator: which of it peers know, however much there is.
 #include "collectives/executor/memory.h"
-
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::collectives {
 namespace {

@@ -1,10 +1,9 @@
 // Calls that do not fit together, or come too late: errors on both sides, never other data.
-#include <atomic>
 #include <future>
 
-#include "gmock/gmock.h"
 #include "tests/communicator/group.h"
 #include "tests/conformance/harness.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 
 namespace baton {

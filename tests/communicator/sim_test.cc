@@ -1,12 +1,9 @@
 // The executor over the simulated fabric, in virtual time: two rails between any two ranks, with
 // loss, repetition, overtaking and rails that go down, and the right bytes at the end.
-#include <cstring>
-#include <numeric>
-
 #include "collectives/executor/executor.h"
 #include "collectives/executor/transfer_link.h"
-#include "gtest/gtest.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "transport/address.h"
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"

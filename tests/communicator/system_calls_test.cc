@@ -1,12 +1,8 @@
 // What a small call costs over tcp in system calls, counted where they leave the process.
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdint>
 
 #include "tests/communicator/group.h"
+#include "tests/std.h"
 #include "transport/clock.h"
 
 namespace {

@@ -1,10 +1,6 @@
 // What the trials of a shape find is what its calls run as from then on.
 #include "collectives/internal/tuner.h"
-
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <set>
+#include "tests/test.h"
 
 namespace baton::collectives::internal {
 namespace {

@@ -1,15 +1,7 @@
 // Starts workers and measures what this process holds.
 #include "tests/conformance/children.h"
 
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-
+#include "tests/std.h"
 #include "transport/base/child.h"
 #include "transport/base/wire.h"
 #include "transport/pool.h"

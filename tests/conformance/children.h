@@ -1,12 +1,7 @@
 // Workers in processes of their own, for tests that kill, stop and misconfigure them.
 #pragma once
 
-#include <sys/types.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/worker.h"
 
 namespace baton {

@@ -1,17 +1,10 @@
 // From a better provider to a worse one and back, again and again, under load: every transfer ends
 // as done, each of them counts once, and its bytes are there.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/conformance/pluggable.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"

@@ -2,18 +2,8 @@
 // test, each with a pool and a block of memory that the other may read and write.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/pool.h"
 #include "transport/sim/fabric.h"

@@ -1,15 +1,7 @@
 // What idle peers cost: peers_cost PROVIDER PEERS [KIB]. Two workers of this process have so many
 // connections with each other; prints the time of one progress() of the one that was called, and
 // the memory that a connection takes, of both its ends. Fails where that is more than KIB.
-#include <sys/resource.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <memory>
-#include <optional>
-#include <string>
-
+#include "tests/std.h"
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"
 

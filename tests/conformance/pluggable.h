@@ -2,12 +2,7 @@
 // reports of what is done it holds back: those are lost with the connection.
 #pragma once
 
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/provider.h"
 
 namespace baton {

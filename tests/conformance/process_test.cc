@@ -1,23 +1,12 @@
 // Workers in different processes: a peer that is killed, stopped, has the wrong key, or is no peer
 // at all. The survivor ends every transfer, leaks nothing and keeps serving the others.
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstring>
-#include <optional>
-#include <random>
-#include <utility>
 
 #include "tests/conformance/children.h"
 #include "tests/held_port.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"
 

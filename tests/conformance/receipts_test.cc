@@ -1,20 +1,12 @@
 // Transfers that landed, and whose target knows, but not their sender, when the better provider is
 // unplugged: the target uses the memory for something else at once, the transfers end as done over
 // what is left or the next connection, and nothing is written again.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/conformance/pluggable.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
 #ifdef BATON_TEST_VERBS
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "verbs/provider.h"

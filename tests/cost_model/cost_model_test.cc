@@ -1,12 +1,6 @@
 // What the cost model chooses, against the simulator and against what one must expect.
 #include "collectives/proof/cost_model.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include "tests/test.h"
 
 namespace baton::collectives::proof {
 namespace {

@@ -1,12 +1,6 @@
 // The simulator against closed formulas, counted bytes and programs small enough to check by hand.
 #include "collectives/proof/simulate.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::collectives::proof {
 

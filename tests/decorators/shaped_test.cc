@@ -1,11 +1,7 @@
 // A shaped link delivers at exactly the time that its bandwidth and latency say. In virtual time,
 // over a simulated fabric that takes no time itself.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <deque>
-
 #include "tests/sim/cluster.h"
+#include "tests/test.h"
 #include "transport/decorators.h"
 
 namespace baton {

@@ -1,16 +1,10 @@
 // Every slice becomes a span with its exact times, and the timeline is valid JSON whatever it
 // holds.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tests/sim/cluster.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/timeline.h"
 
 namespace baton {

@@ -1,14 +1,10 @@
 // A model on a device of the fake driver, for tests.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-
 #include "engine/device/device_model.h"
 #include "engine/model/test_model.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::engine::device {
 

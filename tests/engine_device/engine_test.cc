@@ -1,17 +1,11 @@
 // An engine whose steps a device computes: the tokens of the CPU's, alone, in batches, and with the
 // prompt computed on one and continued on the other.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
-#include <random>
-#include <thread>
-
 #include "kvtransfer/baton_connector.h"
 #include "tests/engine_device/device_rig.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

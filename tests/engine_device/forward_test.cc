@@ -1,19 +1,9 @@
 // A forward pass on a device: the CPU's logits and KV, to the bit, and its contract.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <map>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
 #include "engine/serve/requests/sampling.h"
 #include "tests/engine_device/device_rig.h"
+#include "tests/test.h"
 
 namespace baton::engine::device {
 namespace {

@@ -1,20 +1,10 @@
 // A model on this machine's GPU beside the CPU: the same bits in fp32 arithmetic, near ones in
 // bf16.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "engine/device/device_model.h"
 #include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
 #include "engine/model/test_model.h"
+#include "tests/test.h"
 
 namespace baton::engine::device {
 namespace {

@@ -1,15 +1,9 @@
 // KV tiers below a cache in a device's memory: the engine sees whole blocks on the device, or none,
 // and has its blocks back when nobody copies them any more.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "gpudirect/device_memory.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer::tiers {

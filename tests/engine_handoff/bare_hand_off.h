@@ -2,24 +2,15 @@
 // wants said. Nothing moves but by turn().
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "engine/handoff/baton_hand_off.h"
 #include "engine/handoff/foreign_layout.h"
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/agent.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::engine::handoff {

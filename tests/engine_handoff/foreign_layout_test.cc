@@ -1,11 +1,6 @@
 // What engines say of their blocks: read, written, and refused.
 #include "engine/handoff/foreign_layout.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

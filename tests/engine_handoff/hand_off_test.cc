@@ -2,26 +2,15 @@
 // promised when the other half is another, is silent, or is gone.
 #include "engine/handoff/baton_hand_off.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "engine/handoff/foreign_layout.h"
 #include "engine/serve/engine.h"
 #include "kvtransfer/agent.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

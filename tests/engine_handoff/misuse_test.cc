@@ -1,21 +1,11 @@
 // What engines, proxies and peers do wrong with hand-offs: orders that make no sense, names that
 // are used twice, queues that are full, ends in the midst of it. Each load ends, each block is free
 // again, and nobody gets another's KV.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

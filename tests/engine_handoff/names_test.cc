@@ -1,13 +1,7 @@
 // A prefill by a name that DNS is slow about: other loads come and go meanwhile.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <string>
-
-#include "absl/strings/str_cat.h"
 #include "tests/engine_handoff/bare_hand_off.h"
 #include "tests/slow_dns.h"
+#include "tests/test.h"
 
 namespace baton::engine::handoff {
 namespace {

@@ -1,10 +1,6 @@
 // Figures of answers that are known, and the table of them.
 #include "engine/load/load_report.h"
-
-#include <string>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
+#include "tests/test.h"
 
 namespace baton::engine::load {
 namespace {

@@ -1,15 +1,9 @@
 // Loads on a server of ours, and on servers that refuse, break off, or answer as others do.
-#include <atomic>
-#include <mutex>
-#include <set>
-#include <string>
-
 #include "engine/demo/demo.h"
 #include "engine/http/http_listener.h"
 #include "engine/load/load.h"
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::load {
 namespace {

@@ -1,15 +1,8 @@
 // What each dataset asks, how files that are wrong are told, and when requests are sent.
 #include "engine/load/workload.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <set>
-#include <string>
-
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::load {
 namespace {

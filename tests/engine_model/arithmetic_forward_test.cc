@@ -1,16 +1,9 @@
 // The forward pass in every arithmetic but fp32 (forward_test.cc): the same bits however work is
 // cut up and whatever computes, near fp32, and under a name of its own.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <string>
-#include <vector>
-
 #include "engine/kernels/bf16_gemm.h"
 #include "tests/engine_model/model_rig.h"
 #include "tests/engine_model/vector_widths.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

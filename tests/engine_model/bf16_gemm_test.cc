@@ -1,22 +1,12 @@
 // Products in bf16: every unit computes the chains that the reference writes out.
 #include "engine/kernels/bf16_gemm.h"
 
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <thread>
-#include <tuple>
-#include <vector>
-
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/elementwise.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,13 +1,9 @@
 // Chat templates: found where checkpoints have them, rendered, and their errors.
 #include "engine/tokenizer/chat_template.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "engine/files/files.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,13 +1,7 @@
 // Hugging Face directories: names, round trips, shards, other number types, missing pieces.
 #include "engine/model/checkpoint.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "engine/files/files.h"
 #include "engine/files/safetensors.h"
@@ -15,6 +9,7 @@
 #include "engine/model/model.h"
 #include "tests/engine_model/model_rig.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/limits/memory_left.h"
 
 namespace baton::engine {

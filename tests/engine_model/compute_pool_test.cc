@@ -1,11 +1,7 @@
 // Every task runs exactly once, on any number of threads, time after time.
 #include "engine/kernels/compute_pool.h"
+#include "tests/test.h"
 #include "tests/until.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <vector>
 
 namespace baton::engine {
 namespace {

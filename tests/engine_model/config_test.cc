@@ -1,14 +1,10 @@
 // config.json: what is read, what is refused, and the way back.
 #include "engine/model/config.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "engine/files/json_fields.h"
 #include "engine/model/rope.h"
 #include "tests/engine_model/model_rig.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,17 +1,8 @@
 // Which experts tokens choose, and how they are listed by expert.
 #include "engine/kernels/expert_table.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <random>
-#include <utility>
-#include <vector>
-
 #include "engine/kernels/elementwise.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

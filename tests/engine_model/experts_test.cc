@@ -1,11 +1,7 @@
 // The forward pass with experts: the same bits whatever is beside a token, and nobody is asked in
 // vain. Configs, files and ranks of such models are in the tests of these.
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <vector>
-
 #include "tests/engine_model/model_rig.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -2,21 +2,11 @@
 // folders that one process writes at a time.
 #include "engine/files/files.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <filesystem>
-#include <string>
-
-#include "absl/strings/str_cat.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

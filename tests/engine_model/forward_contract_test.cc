@@ -1,14 +1,8 @@
 // The forward pass: what it asks of its caller and promises in return.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdlib>
 #include <new>
-#include <string>
-#include <vector>
 
 #include "tests/engine_model/model_rig.h"
+#include "tests/test.h"
 
 namespace {
 std::atomic<size_t> allocations{0};

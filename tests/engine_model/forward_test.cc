@@ -1,17 +1,10 @@
 // The forward pass: against a plain transformer, and the same bits however work is cut up.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <vector>
-
 #include "engine/kernels/elementwise.h"
 #include "engine/model/rope.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
 #include "tests/engine_model/vector_widths.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,15 +1,10 @@
 // What weights in int8 alone have: what fp32 gives where nothing is rounded, half the bytes, and
 // no number where the checkpoint has none. What they share with other arithmetics is in
 // arithmetic_forward_test.cc.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <span>
-#include <vector>
 
 #include "tests/engine_model/model_rig.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

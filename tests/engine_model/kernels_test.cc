@@ -1,15 +1,4 @@
 // The fast kernels against their plain references.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <tuple>
-#include <vector>
-
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "engine/kernels/elementwise.h"
@@ -18,6 +7,7 @@
 #include "engine/model/rope.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

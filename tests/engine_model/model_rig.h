@@ -1,18 +1,14 @@
 // A test model with a cache of its own, for tests of the forward pass.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
 #include <span>
-#include <vector>
 
 #include "engine/kernels/aligned.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/model.h"
 #include "engine/model/test_model.h"
 #include "tests/engine_model/same_bits.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 

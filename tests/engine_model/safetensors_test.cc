@@ -1,16 +1,9 @@
 // safetensors: round trips, and every way in which a file can lie.
 #include "engine/files/safetensors.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "engine/files/files.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,13 +1,8 @@
 // Parts of a model on several ranks: the logits and the KV have the bits of the whole model's.
-#include <gtest/gtest.h>
-
 #include <barrier>
-#include <cmath>
-#include <memory>
-#include <string>
-#include <thread>
 
 #include "tests/engine_model/model_rig.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

@@ -1,21 +1,13 @@
 // Byte-level BPE: ids as the reference gives them, any bytes back again, streams of valid UTF-8.
 #include "engine/tokenizer/tokenizer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <random>
-#include <set>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_format.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/model/test_model.h"
 #include "engine/tokenizer/pre_tokenizer.h"
 #include "engine/tokenizer/unicode_classes.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 namespace {

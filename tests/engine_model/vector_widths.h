@@ -1,11 +1,8 @@
 // Every vector width of this machine, so that tests run the kernels that another one would choose.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdint>
-
 #include "hwy/targets.h"
+#include "tests/test.h"
 
 namespace baton::engine {
 

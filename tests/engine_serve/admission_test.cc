@@ -1,14 +1,10 @@
 // Admission in virtual time: an engine's steps under overload, whatever the patience of clients.
 #include "engine/serve/admission.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <list>
-#include <random>
-#include <vector>
 
 #include "engine/serve/requests/forecast.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,16 +1,9 @@
 // Two engines joined by Baton itself: the same tokens as one, over every transport.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <mutex>
-#include <string>
-#include <thread>
-
 #include "engine/model/test_model.h"
 #include "engine/serve/engine.h"
 #include "kvtransfer/baton_connector.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/test.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::serve::transports {

@@ -1,16 +1,9 @@
 // What a prefix cache tells of itself: the block manager's news, and their lines.
 #include "engine/serve/cache/cache_events.h"
 
-#include <gtest/gtest.h>
-
-#include <random>
-#include <set>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "engine/serve/cache/block_manager.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

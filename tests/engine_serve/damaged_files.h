@@ -1,15 +1,7 @@
 // Files of a KV tier on disk that have become others.
 #pragma once
 
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <filesystem>
-#include <random>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 

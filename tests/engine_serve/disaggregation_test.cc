@@ -1,15 +1,11 @@
 // Two engines joined by a connector: the same tokens as one, whatever the link does.
-#include <gtest/gtest.h>
-
 #include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <random>
 
 #include "engine/serve/engine.h"
 #include "tests/captured_log.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve::loopback {
 namespace {

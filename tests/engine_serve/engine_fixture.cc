@@ -1,13 +1,8 @@
 // The tiny model, random requests and the oracle.
 #include "tests/engine_serve/engine_fixture.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-
-#include "absl/strings/str_cat.h"
 #include "engine/model/test_model.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 

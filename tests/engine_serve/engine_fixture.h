@@ -1,17 +1,10 @@
 // Shared by the engine's tests: a tiny model, random requests, and an oracle without an engine.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "engine/model/model.h"
 #include "engine/serve/engine.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "tests/std.h"
 #include "tests/until.h"
 
 namespace baton::engine::serve {

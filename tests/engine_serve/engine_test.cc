@@ -1,11 +1,8 @@
 // One engine: the same tokens whatever the batch, the chunks, the preemptions and the prefix hits.
 #include "engine/serve/engine.h"
 
-#include <gtest/gtest.h>
-
-#include <random>
-
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

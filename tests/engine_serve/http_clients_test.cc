@@ -1,18 +1,10 @@
 // Clients of every kind at once: thousands of streams, strangers who send half a request, clients
 // who leave; ids, keys and models that are not there.
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/http/completion.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,14 +1,10 @@
 // What a connection may do: end its sending half, fold a header line (not), leave an answer unread
 // (while there is room), have an event as long as it is, and speak TLS.
-#include <string>
-
-#include <gtest/gtest.h>
-
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/tls_files.h"
 
 namespace baton::engine::serve {

@@ -1,13 +1,8 @@
 // What a model thinks of a prompt, the best of several answers, and a checkpoint's own defaults.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "absl/strings/match.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

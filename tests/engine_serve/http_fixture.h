@@ -3,25 +3,16 @@
 
 #include <httplib.h>
 
-#include <chrono>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include <arpa/inet.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "absl/strings/str_cat.h"
 #include "engine/http/http_server.h"
 #include "engine/model/test_model.h"
 #include "engine/serve/engine_thread.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/test.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {

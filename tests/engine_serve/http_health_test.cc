@@ -1,16 +1,12 @@
 // Whether a worker is well, by what its engine does: over its own clock, and at a router.
-#include <gtest/gtest.h>
-
 #include <future>
-#include <string>
-#include <thread>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "engine/serve/step_hook.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -5,16 +5,14 @@
 #include <atomic>
 #include <functional>
 #include <future>
-#include <string>
-#include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/http/openai/openai_request.h"
 #include "engine/http/prompt_tokens.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
 #include "tests/no_descriptors.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

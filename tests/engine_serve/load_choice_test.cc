@@ -1,11 +1,6 @@
 // Loading or computing: the quicker one, by times that were measured.
 #include "engine/serve/cache/load_choice.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <random>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -15,7 +10,7 @@ Time of_seconds(double seconds) {
 }
 
 // A machine that takes so long, with noise of a fifth.
-struct Machine {
+struct TimedMachine {
   double step, token, attention;      // computing
   double latency, block;              // loading
   double question = 0, of_block = 0;  // asking what there is
@@ -31,7 +26,7 @@ struct Machine {
 
 // An engine with one prompt after the other, all of which are in the place.
 struct Prompts {
-  explicit Prompts(const Machine& its_machine) : machine(its_machine) {
+  explicit Prompts(const TimedMachine& its_machine) : machine(its_machine) {
     for (size_t tokens = 100; tokens < 600; tokens += 100) compute(0, tokens);
   }
 
@@ -62,13 +57,13 @@ struct Prompts {
     return true;
   }
 
-  Machine machine;
+  TimedMachine machine;
   LoadChoice choice;
   LoadPlace place = LoadPlace::kPeer;
   size_t asked = 0, loaded = 0;
 };
 
-const Machine kMachines[] = {
+const TimedMachine kMachines[] = {
     {2e-3, 1e-3, 1e-7, 5e-3, 2e-3},               // a fast disk: a long prompt pays
     {1e-3, 1e-4, 1e-8, 2e-2, 1e-3},               // only a very long one does
     {1e-3, 2e-5, 1e-9, 1e-2, 1e-3},               // none does
@@ -80,7 +75,7 @@ const Machine kMachines[] = {
 // Promise(tiers): Of loading and computing the quicker is picked in 19 of 20 lengths | both are
 //   measured
 TEST(LoadChoice, PicksTheQuickerOneInNineteenOfTwenty) {
-  for (const Machine& machine : kMachines) {
+  for (const TimedMachine& machine : kMachines) {
     Prompts prompts(machine);
     for (int i = 0; i < 60; ++i) {
       prompts.run(1 + prompts.machine.random() % 250);

@@ -1,10 +1,7 @@
 // The in-memory pair of connectors.
 #include "tests/engine_serve/loopback_connector.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <cstring>
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 

@@ -1,18 +1,8 @@
 // A prefill and a decode connector joined in memory: random delays, random order, injected faults.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/kv_connector.h"
+#include "tests/std.h"
 
 namespace baton::engine::serve {
 

@@ -1,14 +1,8 @@
 // What /metrics says: the numbers, and by vLLM's names all that its dashboards ask for.
 #include "engine/serve/metrics.h"
 
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,8 +1,7 @@
 // The overlap checker, on timelines whose answer is known.
 #include "engine/demo/overlap.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/test.h"
 #include "transport/timeline.h"
 
 namespace baton::engine::serve {

@@ -1,13 +1,8 @@
 // The router's parts: picking workers, and putting a stream together from broken ones.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "engine/router/router.h"
 #include "engine/router/stream_relay.h"
 #include "engine/router/worker_body.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

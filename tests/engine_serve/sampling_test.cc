@@ -1,18 +1,9 @@
 // Sampling and the text that comes out of it.
 #include "engine/serve/requests/sampling.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <map>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "engine/model/test_model.h"
 #include "engine/serve/requests/output_text.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

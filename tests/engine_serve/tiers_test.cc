@@ -1,14 +1,10 @@
 // KV tiers below an engine: the same tokens as without them, whatever becomes of what they hold.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <fstream>
-
 #include "engine/serve/engine.h"
 #include "tests/engine_serve/damaged_files.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/engine_serve/loopback_connector.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve::tiers {
 namespace {

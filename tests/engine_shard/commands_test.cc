@@ -8,6 +8,7 @@
 #include <deque>
 #include <string>
 #include <vector>
+#include "tests/test.h"
 
 #include "tests/random_fields.h"
 

@@ -1,20 +1,10 @@
 // Prefill and decode servers of one or several ranks, on threads of this process.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "engine/shard/kv_ranks.h"
 #include "kvtransfer/baton_connector.h"
 #include "tests/engine_shard/ranks.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 

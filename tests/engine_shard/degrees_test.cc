@@ -1,14 +1,12 @@
 // Prefill and decode servers of any tensor-parallel degrees say what one process says; and what
 // goes wrong at any rank is computed again, without a block lost.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <map>
 #include <random>
 #include <set>
 
 #include "engine/shard/kv_address.h"
 #include "tests/engine_shard/degrees.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard::degrees {
 namespace {

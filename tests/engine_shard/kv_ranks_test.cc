@@ -2,18 +2,8 @@
 // every rank.
 #include "engine/shard/kv_ranks.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/engine_shard/ranks.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 namespace {

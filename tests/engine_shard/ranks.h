@@ -1,22 +1,12 @@
 // The ranks of one model on threads of this process, over a communicator; rank 0 is the caller.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "collectives/rendezvous.h"
 #include "engine/model/test_model.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/leader.h"
 #include "tests/engine_serve/engine_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 

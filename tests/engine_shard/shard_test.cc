@@ -1,13 +1,8 @@
 // A model on several ranks serves what one process serves, token for token; and nobody hangs when a
 // rank is different, late or gone.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <map>
-#include <tuple>
-
 #include "tests/engine_shard/ranks.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 namespace {

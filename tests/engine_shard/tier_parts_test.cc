@@ -1,21 +1,8 @@
 // Rank 0's store over stores that do what the test says: nothing is here, saved or ended before it
 // is at every rank.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "engine/shard/tier_ranks.h"
 #include "tests/engine_shard/ranks.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard {
 namespace {

@@ -1,21 +1,12 @@
 // KV tiers below a model on several ranks: the tokens of one process, whatever becomes of what a
 // rank holds, and no rank's or degree's blocks for another's.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include "kvtransfer/store/kv_store.h"
 #include "kvtransfer/store/store_client.h"
 #include "tests/engine_serve/damaged_files.h"
 #include "tests/engine_shard/ranks.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::shard::tier_ranks {
 namespace {

@@ -1,12 +1,8 @@
 // The backward pass against finite differences, and its independence of threads.
 #include "engine/train/backward/backprop.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <random>
-
 #include "engine/model/test_model.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

@@ -1,23 +1,14 @@
 // Sharded checkpoints: resuming on any number of ranks, and everything that can be wrong with one.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <filesystem>
-#include <fstream>
 
 #include "engine/files/files.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

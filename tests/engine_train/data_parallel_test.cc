@@ -1,11 +1,7 @@
 // Ranks, micro-batches, buckets, ZeRO and overlap: the weights are the same, bit for bit.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-
 #include "engine/model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

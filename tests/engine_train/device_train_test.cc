@@ -1,13 +1,6 @@
 // Training on a device of the fake driver: losses, norms, weights and moments are the CPU's, to the
 // bit, alone and among ranks; whatever call of the driver fails, it is said.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <barrier>
-#include <csignal>
-#include <cstring>
-#include <thread>
 
 #include "collectives/rendezvous.h"
 #include "engine/files/files.h"
@@ -18,6 +11,7 @@
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

@@ -1,13 +1,11 @@
 // Overlap recomputed from traces, and the drawing of the loss.
 #include "engine/train/exposure.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "engine/train/loss_curve.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

@@ -1,20 +1,7 @@
 // Training on this machine's GPU: the CPU's losses and weights to the bit, how many tokens a second
 // that is, and how much of two processes' communication backward passes hide.
-#include <gtest/gtest.h>
 #include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
 #include "engine/model/test_model.h"
@@ -22,6 +9,7 @@
 #include "engine/train/trainer.h"
 #include "gpudirect/driver.h"
 #include "gpudirect/kernels/image.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

@@ -1,13 +1,4 @@
 // Ranks that are killed while they train: the final weights are those of an undisturbed run.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cmath>
-#include <csignal>
-#include <cstring>
-#include <filesystem>
-
 #include "engine/files/files.h"
 #include "engine/files/safetensors.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
@@ -15,6 +6,7 @@
 #include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

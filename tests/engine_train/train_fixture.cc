@@ -1,12 +1,9 @@
 // Ranks on threads meet at a rendezvous of their own.
 #include "tests/engine_train/train_fixture.h"
 
-#include <gtest/gtest.h>
-
-#include <thread>
-
 #include "collectives/rendezvous.h"
 #include "engine/model/test_model.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 

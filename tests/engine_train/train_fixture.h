@@ -1,13 +1,9 @@
 // A small text, a tiny model, and groups of ranks on threads of this process.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "collectives/communicator.h"
 #include "engine/train/trainer.h"
+#include "tests/std.h"
 
 namespace baton::engine::train {
 

@@ -1,13 +1,11 @@
 // The trainer learns, repeats itself bit for bit, and saves what the engine loads.
 #include "engine/train/trainer.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "engine/model/model.h"
 #include "engine/model/test_model.h"
 #include "engine/train/bpe_trainer.h"
 #include "tests/engine_train/train_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::train {
 namespace {

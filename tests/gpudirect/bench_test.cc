@@ -1,10 +1,5 @@
 // The benchmarks over memory of devices: every command verifies what arrived, says which memory it
 // was and which way the bytes took, and refuses what it cannot have in one line.
-#include <array>
-#include <fstream>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "bench/kv/kv_bw.h"
@@ -12,6 +7,7 @@
 #include "bench/perftest/perf.h"
 #include "bench/report/bench_memory.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/std.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::bench {

@@ -1,14 +1,8 @@
 // Collectives on memory of devices: the bits that the host's memory gives, whoever has which kind,
 // in any order of the copy engines; and a device that fails ends the call at every rank.
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

@@ -1,12 +1,8 @@
 // Devices: their facts, their context, and what a loss means.
 #include "gpudirect/device.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

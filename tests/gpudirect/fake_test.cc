@@ -1,15 +1,9 @@
 // The fake is strict: what a real driver would punish, it sees.
 #include "tests/gpudirect/fake/fake_driver.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

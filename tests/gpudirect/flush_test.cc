@@ -1,18 +1,10 @@
 // Devices that may see late what an adapter has written: nobody is told of bytes that they do not
 // see yet.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/flush_policy.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/test.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {

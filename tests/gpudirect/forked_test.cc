@@ -1,16 +1,5 @@
 // A child that is forked from a process with devices has none: what it tries says so in one line,
 // the host's memory moves there as ever, and what it ends or leaves of its parent's harms nobody.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <cstdio>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
@@ -20,6 +9,7 @@
 #include "gpudirect/triggers/trigger_fifo.h"
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

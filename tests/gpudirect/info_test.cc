@@ -1,16 +1,10 @@
 // What `baton info` prints of CUDA devices.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
-#include "bench/doctor/doctor.h"
 #include "bench/doctor/info.h"
+#include "bench/doctor/doctor.h"
 #include "bench/doctor/info_cuda.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

@@ -1,15 +1,6 @@
 // Runs kernels on a device and in the emulation, compares what they wrote, and takes times.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/device.h"
@@ -17,6 +8,7 @@
 #include "gpudirect/launcher.h"
 #include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 

@@ -1,12 +1,8 @@
 // Every kernel on the device against the emulation of the same source.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <numeric>
-
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,14 +1,8 @@
 // What is run on a GPU, over the fake: so that one run there shows the GPU and not its test.
 #include "tests/gpudirect/kernel_rig.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <set>
-#include <string>
-
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,12 +1,8 @@
 // Times of kernels beside the rate of a plain copy on the device.
-#include <algorithm>
-#include <array>
-#include <numeric>
-#include <random>
-
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/reference/blas_times.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,17 +1,10 @@
 // Kernels over the fake driver: late, in the order of their stream, on memory that is there.
 #include "gpudirect/launcher.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "absl/strings/match.h"
 #include "gpudirect/device_memory.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,16 +1,8 @@
 // The kernels on this machine's GPU: to the bit as their emulation, and their times.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

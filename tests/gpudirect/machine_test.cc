@@ -1,18 +1,8 @@
 // This machine's own CUDA driver, where there is one: what the tests over the fake take for
 // granted.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/device_memory.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 
 namespace baton::gpudirect {

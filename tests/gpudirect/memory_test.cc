@@ -1,22 +1,13 @@
 // Device memory of our own and of others.
 #include "gpudirect/device_memory.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <bit>
-#include <memory>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
 
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

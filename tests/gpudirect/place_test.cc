@@ -1,14 +1,8 @@
 // What register_memory() makes of addresses, with the fake as the driver of this process.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/device_memory.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 
 namespace baton::gpudirect {

@@ -1,21 +1,10 @@
 // The planner: shapes, prices and choices; and over the fake, that every way moves the same bytes.
 #include "gpudirect/copies/planner.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <memory>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "gpudirect/copies/copier.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

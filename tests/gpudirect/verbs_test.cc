@@ -1,18 +1,10 @@
 // Device memory over verbs: recognised, registered through a dma-buf or by its address, proved, and
 // moved by the adapter alone.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/verbs/verbs_pair.h"
 #include "verbs/device/locality.h"
 

@@ -1,11 +1,7 @@
 // Random numbers and a shared pile of ids, for threads that do what they like with one object.
 #pragma once
 
-#include <cstdint>
-#include <mutex>
-#include <optional>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/base/splitmix.h"
 
 namespace baton::hostile {

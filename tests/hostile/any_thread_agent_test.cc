@@ -1,17 +1,9 @@
 // The same with one agent: two threads, all of its calls, agents that come and go.
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "kvtransfer/agent.h"
 #include "tests/hostile/any_thread.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {

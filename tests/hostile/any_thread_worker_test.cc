@@ -2,20 +2,9 @@
 // third looks after its peer and others come and go; whoever calls drives the worker, or nobody but
 // a ProgressThread. What ended well did happen, and whatever was begun ends; the thread sanitizer
 // sees the rest. BATON_SEED chooses another program.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/hostile/any_thread.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"

@@ -4,22 +4,12 @@
 //
 // Here every call fails in one of its ways, some of them ten times more. BATON_CASES=all has each
 // fail in all its ways (minutes), BATON_CASES=tcp:57:1:0 is one case; both say what became of it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/hostile/failing_calls.h"
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/pool.h"

@@ -1,27 +1,15 @@
 // A child that was forked ends, and with it its copies of what its parent has open: workers,
 // agents, communicators. The parent's go on.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <semaphore>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "kvtransfer/agent.h"
 #include "kvtransfer/baton_connector.h"
 #include "tests/communicator/group.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"
 

@@ -1,19 +1,6 @@
 // disconnect() beside threads that submit, against a peer that does the same, is stopped, or is
 // killed.
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <csignal>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"

@@ -1,13 +1,9 @@
 // The shared memory of a schedule of real faults, and the plan that a seed makes.
 #include "tests/hostile/real_schedule.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
 #include <new>
+
+#include "tests/std.h"
 
 namespace baton {
 namespace {

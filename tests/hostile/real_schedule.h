@@ -2,17 +2,7 @@
 // seed.
 #pragma once
 
-#include <sys/types.h>
-
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/counter.h"
 #include "transport/region.h"
 #include "transport/transfer.h"

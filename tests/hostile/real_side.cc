@@ -1,17 +1,9 @@
 // One side of a schedule of real faults: it submits, cancels, cuts its own sockets, sleeps, and
 // uses the memory of what has landed for something else at once.
 #include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <functional>
-#include <thread>
 
 #include "tests/hostile/real_schedule.h"
+#include "tests/std.h"
 #include "transport/worker.h"
 
 namespace baton {

@@ -1,30 +1,18 @@
 // What a sandbox refuses: a system call that a filter forbids, files that may not grow. Whatever
 // can be done without it is done, over whichever provider, and the rest says what allows it. Each
 // case has a process of its own, since there is no way back.
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <csignal>
-#include <cstring>
-#include <functional>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "collectives/rendezvous.h"
 #include "kvtransfer/store/lm_server.h"
 #include "kvtransfer/tiers/tier_store.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/pool.h"
 #include "transport/worker.h"

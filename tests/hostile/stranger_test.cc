@@ -1,26 +1,12 @@
 // What a stranger does who has the public headers and nothing else: too much of everything, in
 // processes with too little of everything. Each call ends, and says why where it could not.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <fstream>
-#include <functional>
-#include <memory>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "kvtransfer/agent.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {

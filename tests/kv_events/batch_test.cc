@@ -1,15 +1,11 @@
 // Batches of KV events: vLLM's own bytes are read, ours are vLLM's, and what is neither is refused.
 #include "engine/kv_events/batch.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "engine/kv_events/cache_batch.h"
+#include "tests/test.h"
 
 namespace baton::engine::kv_events {
 namespace {

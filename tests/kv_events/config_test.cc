@@ -1,11 +1,6 @@
 // vLLM's --kv-events-config, and where a worker's events are heard.
 #include "engine/kv_events/config.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <string>
+#include "tests/test.h"
 
 namespace baton::engine::kv_events {
 namespace {

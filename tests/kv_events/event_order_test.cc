@@ -1,13 +1,6 @@
 // A numbered stream put in order: what is applied, what is asked for, and when all is forgotten.
 #include "engine/kv_events/event_order.h"
-
-#include <gtest/gtest.h>
-
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
+#include "tests/test.h"
 
 namespace baton::engine::kv_events {
 namespace {

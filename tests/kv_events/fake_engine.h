@@ -2,23 +2,12 @@
 // numbers, a buffer for replays; and the way of its messages, which loses some.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <map>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "engine/kv_events/batch.h"
 #include "engine/kv_events/event_order.h"
 #include "engine/kv_events/token_index.h"
 #include "engine/serve/cache/cache_events.h"
+#include "tests/std.h"
 #include "tests/until.h"
 
 namespace baton::engine::kv_events {

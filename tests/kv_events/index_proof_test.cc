@@ -1,12 +1,7 @@
 // An index that hears of an engine's cache over a way that loses messages is what the cache has.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-
 #include "absl/strings/numbers.h"
 #include "tests/kv_events/fake_engine.h"
+#include "tests/test.h"
 
 namespace baton::engine::kv_events {
 namespace {

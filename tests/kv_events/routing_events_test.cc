@@ -1,18 +1,10 @@
 // A router that hears by vLLM's events what its workers have cached.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
-
 #include "engine/http/http_listener.h"
 #include "engine/kv_events/cache_batch.h"
 #include "engine/kv_events/publisher.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

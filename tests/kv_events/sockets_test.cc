@@ -1,27 +1,14 @@
 // Over ZeroMQ itself: what is published is heard, replayed, and missed where it is lost.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <condition_variable>
-#include <iterator>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 #include <zmq.hpp>
 #include <zmq_addon.hpp>
 
-#include "absl/strings/str_cat.h"
 #include "engine/kv_events/batch.h"
 #include "engine/kv_events/follower.h"
 #include "engine/kv_events/publisher.h"
 #include "engine/kv_events/token_index.h"
 #include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::engine::kv_events {

@@ -1,11 +1,6 @@
 // Which blocks of another engine are named, and which are left out.
 #include "engine/kv_events/token_index.h"
-
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::engine::kv_events {
 namespace {

@@ -1,18 +1,11 @@
 // Whether a store in another process is asked for what it has: not where the prompt would be
 // computed before it has answered.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "engine/serve/cache/kv_tiers.h"
 #include "engine/shard/limits.h"
 #include "kvtransfer/tiers/peer_tier.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

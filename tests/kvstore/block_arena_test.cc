@@ -1,13 +1,6 @@
 // Room for blocks: what is handed out is nobody else's, and who leaves.
 #include "kvtransfer/store/block_arena.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <random>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::kvtransfer::store {
 namespace {

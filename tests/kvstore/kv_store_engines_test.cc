@@ -1,25 +1,10 @@
 // Engines over `baton kv_store` as a process of its own, which is stopped, killed, started again,
 // full, or another tenant's: every answer has the tokens that it has without a store.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "engine/serve/engine.h"
 #include "kvtransfer/store/store_client.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 
 namespace baton::engine::serve {

@@ -1,19 +1,11 @@
 // A store and an engine's tiers over it: blocks come back as they were, or not at all.
 #include "kvtransfer/store/kv_store.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstring>
-#include <vector>
-
 #include "kvtransfer/store/store_client.h"
 #include "kvtransfer/store/store_messages.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "tests/kvtiers/records.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 #include "transport/progress_thread.h"

@@ -1,19 +1,11 @@
 // The `lm://` wire over real sockets: clients that behave, and strangers.
 #include "kvtransfer/store/lm_server.h"
 
-#include <gtest/gtest.h>
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-
-#include <cerrno>
-#include <cstring>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/store/lm_wire.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/unique_fd.h"
 

@@ -1,19 +1,9 @@
 // The file of slots: what comes back is what was written, or nothing.
 #include "kvtransfer/tiers/disk_tier.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstring>
-#include <filesystem>
-#include <random>
-
 #include "tests/kvtiers/records.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {

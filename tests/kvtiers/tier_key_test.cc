@@ -1,15 +1,11 @@
 // Keys: whatever field differs, the key does; and records that were changed are noticed.
 #include "kvtransfer/tiers/tier_key.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <random>
 #include <unordered_set>
-#include <vector>
 
 #include "kvtransfer/tiers/memory_tier.h"
 #include "tests/kvtiers/records.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer::tiers {
 namespace {

@@ -1,16 +1,11 @@
 // The store over a cache of its own: blocks go out and come back, or do not come at all.
 #include "kvtransfer/tiers/tier_store.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <vector>
-
 #include "tests/captured_log.h"
 #include "tests/kvtiers/records.h"
 #include "tests/manual_clock.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer::tiers {

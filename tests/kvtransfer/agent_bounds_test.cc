@@ -1,14 +1,9 @@
 // What an agent keeps for others does not grow with what they say, nor with time.
-#include <gmock/gmock.h>
-
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/internal/agent_impl.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 
 namespace baton::kvtransfer {

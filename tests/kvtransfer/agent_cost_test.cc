@@ -1,16 +1,10 @@
 // What a transfer of many descriptors costs: nothing on the heap for each of them.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <ctime>
-#include <numeric>
-#include <random>
 
 #include "kvtransfer/agent_kv.h"
 #include "tests/count_allocations.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/test.h"
 #include "transport/internal/mapped.h"
 
 namespace baton::kvtransfer {

@@ -1,25 +1,13 @@
 // Files as an agent's memory: every byte lands where it belongs, whatever the system calls say, and
 // after a transfer's end none moves.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <functional>
 #include <future>
-#include <mutex>
-#include <numeric>
-#include <random>
-#include <thread>
 
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 
 namespace {

@@ -2,16 +2,8 @@
 // TEST_P(AgentTest).
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 

@@ -3,12 +3,8 @@
 // tests/python/kv_plan_test.py.
 #include "kvtransfer/agent_kv.h"
 
-#include <gmock/gmock.h>
-
-#include <algorithm>
-#include <numeric>
-
 #include "tests/kvtransfer/agent_fixture.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,20 +1,11 @@
 // Messages between two agents, over every provider: of any length, in order, behind the bytes that
 // they announce; and those that were lost with their agent, which are told.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <optional>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_messages.h"
+#include "kvtransfer/agent.h"
 #include "kvtransfer/internal/agent_outbox.h"
 #include "tests/kvtransfer/agent_fixture.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,12 +1,8 @@
 // Names of hosts that DNS is slow about: whoever asks for one waits for it, and nobody else.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <thread>
-
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/quiet_port.h"
 #include "tests/slow_dns.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,17 +1,8 @@
 // Two agents in one process, with memory of their own, for tests.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/agent.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer {

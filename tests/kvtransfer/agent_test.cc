@@ -2,15 +2,9 @@
 // each. Messages: agent_messages_test.cc.
 #include "kvtransfer/agent.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <numeric>
-#include <thread>
-
 #include "tests/kvtransfer/agent_fixture.h"
 #include "tests/quiet_port.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,14 +1,9 @@
 // What agents send each other: metadata under a code, messages in frames.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-
 #include "absl/strings/escaping.h"
 #include "kvtransfer/internal/agent_memory_kind.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

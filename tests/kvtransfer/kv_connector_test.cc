@@ -1,15 +1,8 @@
 // Two connectors in one process over every real provider, with and without progress threads.
 #include "kvtransfer/kv_connector.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <string>
-#include <tuple>
-
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -26,8 +19,6 @@ class KvConnectorTest : public OverEveryProvider<std::tuple<std::string, bool>> 
     return options;
   }
 };
-
-std::string text(const absl::Status& status) { return std::string(status.message()); }
 
 TEST_P(KvConnectorTest, EveryByteOfManyLoadsArrivesOnce) {
   KvPair pair(options());
@@ -67,20 +58,6 @@ TEST_P(KvConnectorTest, ADecodeShardGetsItsHeads) {
   EXPECT_EQ(pair.decode->cache().damaged(), 0u);
 }
 
-TEST_P(KvConnectorTest, FewSlotsOnlyMeanWaiting) {
-  KvPairOptions with = options();
-  with.max_transfers = 3;
-  KvPair pair(with);
-  for (KvRequestId id = 1; id <= 4; ++id) {
-    ASSERT_TRUE(pair.decode->start(id, pair.address(), 79).ok());
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 4; ++id) {
-    EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
-    EXPECT_FALSE(pair.decode->load(id).wrong);
-  }
-}
-
 TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   KvPairOptions with = options();
   with.mode = KvSendMode::kSerialized;
@@ -95,55 +72,6 @@ TEST_P(KvConnectorTest, SerializedSendsNothingBeforeTheJobIsFinished) {
   pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 6u);
   EXPECT_FALSE(pair.decode->load(1).wrong);
-}
-
-TEST_P(KvConnectorTest, LayersArriveBeforeTheJobIsFinished) {
-  KvPair pair(options());
-  pair.prefill->stop_before_layer(5);
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.until([&] { return pair.decode->load(1).verified == 5; });
-  EXPECT_FALSE(pair.decode->load(1).wrong);
-  EXPECT_TRUE(pair.decode->load(1).status.ok());
-  pair.prefill->stop_before_layer(UINT32_MAX);
-  pair.run_to_end();
-}
-
-TEST_P(KvConnectorTest, ACancelledLoadsBlocksCanBeReusedAtOnce) {
-  KvPairOptions with = options();
-  with.shape = "2MB/s";  // so that cancels meet bytes under way
-  KvPair pair(with);
-  std::mt19937 random(5);
-  size_t cancelled = 0;
-  for (KvRequestId id = 1; id <= 12; ++id) {
-    pair.until([&] { return pair.decode->cache().free_blocks() >= 20; });
-    ASSERT_TRUE(pair.decode->start(id, pair.address(), 80).ok());
-    pair.decode->cancel(id, random() % 4);
-    // Freed blocks are overwritten and given to the next load at once.
-    const uint32_t steps = random() % 200;
-    for (uint32_t i = 0; i < steps; ++i) pair.step();
-    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 12; ++id) {
-    EXPECT_FALSE(pair.decode->load(id).wrong);
-    cancelled += absl::IsCancelled(pair.decode->load(id).status);
-  }
-  EXPECT_GT(cancelled, 0u);
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-}
-
-TEST_P(KvConnectorTest, APrefillThatStopsFailsItsLoads) {
-  KvPair pair(options());
-  pair.prefill->stop_before_layer(2);
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.until([&] { return pair.decode->load(1).verified == 2; });
-  pair.prefill.reset();
-  pair.prefill_connector = nullptr;
-  pair.until([&] { return pair.decode->open() == 0; });
-  EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
-  EXPECT_THAT(text(pair.decode->load(1).status),
-              AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
 }
 
 TEST_P(KvConnectorTest, ADecodeThatStopsMakesItsJobsUnwanted) {
@@ -192,34 +120,6 @@ TEST_P(KvConnectorTest, IncompatibleLayoutsAreRefusedWithTheRemedy) {
   EXPECT_EQ(pair.prefill->jobs_seen(), 0u);
 }
 
-TEST_P(KvConnectorTest, APrefillShardMustHoldAllHeadsOfItsDecode) {
-  KvPairOptions with = options();
-  with.prefill_layout = test_layout(60, 0, 4);
-  KvPair pair(with);
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
-}
-
-TEST_P(KvConnectorTest, AnErrorOfThePrefillEngineReachesDecode) {
-  KvPair pair(options());
-  pair.prefill->refuse(absl::ResourceExhaustedError("the prompt is longer than my cache"));
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsResourceExhausted(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("the prompt is longer than my cache"));
-}
-
-TEST_P(KvConnectorTest, AJobFinishedWithBlocksMissingFails) {
-  KvPair pair(options());
-  pair.prefill->forget_a_block();
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsInternal(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
-}
-
 TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
   KvPair pair(options());
   // They have met before: to meet may take a busy machine as long as the load has.
@@ -247,6 +147,124 @@ TEST_P(KvConnectorTest, LongPromptsTravel) {
   pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
   EXPECT_FALSE(pair.decode->load(1).wrong);
+}
+
+// What holds whether prefill writes or decode reads; the last parameter is whether decode pulls.
+class KvEitherWayTest : public OverEveryProvider<std::tuple<std::string, bool, bool>> {
+ protected:
+  KvPairOptions options() const {
+    KvPairOptions options;
+    std::tie(options.provider, options.threads, options.allow_pull) = GetParam();
+    return options;
+  }
+  static absl::Status start(KvPair& pair, KvRequestId id, uint32_t tokens) {
+    KvLoad load;
+    load.id = id;
+    load.prefill = pair.address();
+    load.pull = std::get<2>(GetParam());
+    return pair.decode->start(std::move(load), tokens);
+  }
+};
+
+TEST_P(KvEitherWayTest, OtherLayoutsAndFewSlots) {
+  KvPairOptions with = options();
+  with.max_transfers = 3;
+  with.prefill_layout = hybrid_layout(60, 8, 4, 20);
+  with.decode_layout = hybrid_layout(80, 12, 8, 14);
+  KvPair pair(with);
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    ASSERT_TRUE(start(pair, id, 20 * static_cast<uint32_t>(id)).ok());
+  }
+  pair.run_to_end();
+  for (KvRequestId id = 1; id <= 4; ++id) {
+    EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+  }
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvEitherWayTest, ACancelledLoadsBlocksCanBeReusedAtOnceOnBothSides) {
+  KvPairOptions with = options();
+  with.shape = "2MB/s";    // so that cancels meet bytes under way,
+  with.max_transfers = 3;  // and what waits for a slot
+  KvPair pair(with);
+  std::mt19937 random(5);
+  size_t cancelled = 0;
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    pair.until([&] { return pair.decode->cache().free_blocks() >= 20; });
+    ASSERT_TRUE(start(pair, id, 80).ok());
+    pair.decode->cancel(id, random() % 4);
+    // Freed blocks are overwritten and given to the next load at once.
+    const uint32_t steps = random() % 200;
+    for (uint32_t i = 0; i < steps; ++i) pair.step();
+    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  }
+  pair.run_to_end();
+  for (KvRequestId id = 1; id <= 12; ++id) {
+    EXPECT_FALSE(pair.decode->load(id).wrong);
+    EXPECT_EQ(pair.decode->load(id).wrongly_kept, 0u);
+    cancelled += absl::IsCancelled(pair.decode->load(id).status);
+  }
+  EXPECT_GT(cancelled, 0u);
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+}
+
+TEST_P(KvEitherWayTest, APrefillThatStopsFailsItsLoads) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(2);
+  ASSERT_TRUE(start(pair, 1, 12).ok());
+  pair.until([&] { return pair.decode->load(1).verified == 2; });
+  pair.prefill.reset();
+  pair.prefill_connector = nullptr;
+  pair.until([&] { return pair.decode->open() == 0; });
+  EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
+  EXPECT_THAT(text(pair.decode->load(1).status),
+              AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
+  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+}
+
+TEST_P(KvEitherWayTest, APrefillShardMustHoldAllHeadsOfItsDecode) {
+  KvPairOptions with = options();
+  with.prefill_layout = test_layout(60, 0, 4);
+  KvPair pair(with);
+  ASSERT_TRUE(start(pair, 1, 12).ok());
+  pair.run_to_end();
+  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
+}
+
+TEST_P(KvEitherWayTest, AnErrorOfThePrefillEngineReachesDecode) {
+  KvPair pair(options());
+  pair.prefill->refuse(absl::ResourceExhaustedError("the prompt is longer than my cache"));
+  ASSERT_TRUE(start(pair, 1, 12).ok());
+  pair.run_to_end();
+  EXPECT_TRUE(absl::IsResourceExhausted(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("the prompt is longer than my cache"));
+  EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+}
+
+TEST_P(KvEitherWayTest, AJobFinishedWithBlocksMissingFails) {
+  KvPair pair(options());
+  pair.prefill->forget_a_block();
+  ASSERT_TRUE(start(pair, 1, 12).ok());
+  pair.run_to_end();
+  EXPECT_TRUE(absl::IsInternal(pair.decode->load(1).status));
+  EXPECT_THAT(text(pair.decode->load(1).status), HasSubstr("blocks missing"));
+  EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
+  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+}
+
+TEST_P(KvEitherWayTest, LayersArriveBeforeTheJobIsFinished) {
+  KvPair pair(options());
+  pair.prefill->stop_before_layer(5);
+  ASSERT_TRUE(start(pair, 1, 12).ok());
+  pair.until([&] { return pair.decode->load(1).verified == 5; });
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+  EXPECT_TRUE(pair.decode->load(1).status.ok());
+  pair.prefill->stop_before_layer(UINT32_MAX);
+  pair.run_to_end();
 }
 
 TEST_P(KvConnectorTest, TheTimelineHasEveryTransferAndEveryArrival) {
@@ -318,6 +336,15 @@ INSTANTIATE_TEST_SUITE_P(Providers, KvConnectorTest,
                                   (std::get<1>(param.param) ? "_threads" : "_inline");
                          });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvConnectorTest);
+INSTANTIATE_TEST_SUITE_P(Providers, KvEitherWayTest,
+                         ::testing::Combine(::testing::ValuesIn(real_providers()),
+                                            ::testing::Bool(), ::testing::Bool()),
+                         [](const auto& param) {
+                           return std::get<0>(param.param) +
+                                  (std::get<1>(param.param) ? "_threads" : "_inline") +
+                                  (std::get<2>(param.param) ? "_pull" : "_push");
+                         });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KvEitherWayTest);
 
 }  // namespace
 }  // namespace baton::kvtransfer

@@ -3,16 +3,9 @@
 // overwrite a block the moment they may, so that a byte read or written too late is seen.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/kv_connector.h"
 #include "kvtransfer/kv_plan.h"
+#include "tests/std.h"
 
 namespace baton::kvtransfer {
 

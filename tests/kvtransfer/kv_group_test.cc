@@ -1,16 +1,11 @@
 // Engines that bring their own memory, over every real provider: heads gathered from two prefill
 // workers, one prefill worker for two decode workers, blocks of different sizes; and what is
 // refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <list>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/kv_plan.h"
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -2,19 +2,12 @@
 // fabric.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <functional>
 #include <list>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/kv_plan.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {
@@ -149,6 +142,28 @@ class Groups {
         limit);
   }
 
+  // Loads 1 to `loads` have come whole at every decode worker.
+  void expect_complete(KvRequestId loads) {
+    for (const auto& decode : decode_) {
+      for (KvRequestId id = 1; id <= loads; ++id) {
+        const TestLoad& load = decode->load(id);
+        EXPECT_TRUE(load.status.ok()) << load.status;
+        EXPECT_EQ(load.verified, 6u);
+        EXPECT_FALSE(load.wrong);
+        EXPECT_EQ(load.payload, "token of " + std::to_string(id));
+        EXPECT_EQ(load.wrongly_kept, 0u);
+      }
+    }
+    expect_intact();
+  }
+  // No living prefill worker holds a block.
+  void expect_all_free() {
+    for (size_t i = 0; i < prefill_.size(); ++i) {
+      if (now() < prefill_members_[i]->dead_at) {
+        EXPECT_EQ(prefill_[i]->cache().free_blocks(), 60u);
+      }
+    }
+  }
   void expect_intact() {
     for (auto& decode : decode_) {
       EXPECT_EQ(decode->cache().damaged(), 0u) << "a byte came to a block that was free";

@@ -1,16 +1,9 @@
 // A prefill connector and peers that hold the cluster key but not to the protocol: whatever they
 // send, the next decode worker is served.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/internal/connector/kv_mailbox.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 #include "transport/base/wire.h"
 
 namespace baton::kvtransfer {

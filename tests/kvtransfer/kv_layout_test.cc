@@ -1,15 +1,8 @@
 // KV layouts: what is refused, what survives the wire, and the shapes that engines have.
 #include "kvtransfer/kv_layout.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/plans/kv_extents.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

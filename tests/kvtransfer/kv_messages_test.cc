@@ -1,14 +1,7 @@
 // Messages between decode and prefill: what is sent is what is read, and nothing else is accepted.
 #include "kvtransfer/internal/connector/kv_messages.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/transfer.h"
 
 namespace baton::kvtransfer {

@@ -1,13 +1,7 @@
 // What engines do wrong with connectors: blocks and keys that are used twice, more of everything
 // than there is room for. Whatever it is ends, and the next load comes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,21 +1,17 @@
 // A prefill and a decode connector in one process, over a real provider, for tests.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {
 
 inline const Time kLongEnough = until_gives_up();
+
+inline std::string text(const absl::Status& status) { return std::string(status.message()); }
 
 inline ClusterKey test_key() { return *ClusterKey::from_bytes("a key for this test only"); }
 

@@ -1,16 +1,8 @@
 // What a large plan costs: made for 128 layers and eight shards, posted for 4,096 blocks. That
 // posting allocates nothing is a fact and asserted; times are printed.
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <chrono>
-#include <cstdio>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "kvtransfer/kv_plan.h"
 #include "tests/count_allocations.h"
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"
 

@@ -2,17 +2,8 @@
 // refuse; how far they coalesce. kv_reshard_test does the first again, against numpy.
 #include "kvtransfer/kv_plan.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

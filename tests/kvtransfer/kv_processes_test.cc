@@ -1,18 +1,6 @@
 // Two processes: prefill in one, decode in the other, and kill -9 for either of them.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <csignal>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 
 namespace baton::kvtransfer {

@@ -10,14 +10,10 @@
 // a worker: {"buffers": [bytes...], "groups": [{"layers", "blocks", "block_tokens", "window",
 // "total_heads", "first_head", "heads", "first_block", "pages", "fields": [{"role", "dtype",
 // "width", "strides": [block, token, head, element], "places": [[buffer, offset]...]}]}]}.
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "kvtransfer/kv_plan.h"
+#include "tests/std.h"
 
 namespace {
 

@@ -6,14 +6,12 @@
 //                                                     writes them
 #include <cstdio>
 #include <iostream>
-#include <iterator>
-#include <string>
-#include <string_view>
 
 #include "engine/files/json_fields.h"
 #include "engine/tokenizer/chat_template.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "tests/engine_model/model_rig.h"
+#include "tests/std.h"
 
 namespace baton::engine {
 namespace {

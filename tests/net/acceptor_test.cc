@@ -1,16 +1,12 @@
 // Acceptor, as its manual page has it: who gets in, who is kept out, and what it costs.
 #include "transport/net/acceptor.h"
 
-#include <gmock/gmock.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
-
-#include <optional>
 
 #include "tests/held_port.h"
 #include "tests/net/plain_host.h"
+#include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/admission.h"
 

@@ -1,10 +1,5 @@
 // What is listened on, what others are told of it, and what can be called of what they are told.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-
-#include <algorithm>
-
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 #include "transport/net/interfaces.h"

@@ -1,7 +1,6 @@
 // The addresses of a peer in turns, and which answers count.
 #include "transport/net/dial.h"
-
-#include <gtest/gtest.h>
+#include "tests/test.h"
 
 namespace baton::net {
 namespace {

@@ -1,13 +1,7 @@
 // The handshake: both sides learn each other, and nobody without the key gets anywhere.
 #include "transport/net/handshake.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <tuple>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
 #include "transport/net/opening.h"

@@ -1,15 +1,9 @@
 // The arithmetic of keys and tags, against the vectors of those who defined it.
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <openssl/rand.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <string>
-#include <vector>
 
 #include "absl/strings/escaping.h"
+#include "tests/test.h"
 #include "transport/base/worker_keys.h"
 #include "transport/net/ciphers/aead.h"
 #include "transport/net/ciphers/key_schedule.h"

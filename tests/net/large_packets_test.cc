@@ -1,12 +1,12 @@
 // Of a peer that answers, but not to what fills a packet: when that is because large packets get
 // lost, and when he is only slow. Over loopback nothing gets lost; what would not have come is not
 // sent.
-#include <gmock/gmock.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
 #include "tests/manual_clock.h"
 #include "tests/net/plain_host.h"
+#include "tests/test.h"
 
 namespace baton::net {
 namespace {

@@ -1,15 +1,7 @@
 // Messages over a connection: whole ones only, within limits, and how the end is told.
 #include "transport/net/message_stream.h"
 
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <memory>
-#include <optional>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::net {

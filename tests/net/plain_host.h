@@ -1,16 +1,7 @@
 // The acceptor of a worker and nothing else: it keeps whom it has met.
 #pragma once
 
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/std.h"
 #include "tests/tcp/raw_peer.h"
 #include "transport/net/acceptor.h"
 

@@ -1,20 +1,10 @@
 // The vector loops against the plain ones: bit by bit, for every instruction set of this machine.
 #include "collectives/reduce/reduce.h"
 
-#include <array>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_format.h"
 #include "collectives/reduce/instruction_sets.h"  // as reduce.cc does
-#include "gmock/gmock.h"
-#include "gtest/gtest.h"
 #include "hwy/highway.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::collectives::reduce {
 namespace {

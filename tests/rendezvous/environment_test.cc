@@ -1,24 +1,9 @@
 // Environments of launchers, made up.
 #include "collectives/launch/environment.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <array>
-#include <atomic>
-#include <condition_variable>
-#include <map>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "collectives/launch/pmi.h"
+#include "tests/test.h"
 
 namespace baton::launch {
 namespace {

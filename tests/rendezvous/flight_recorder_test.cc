@@ -1,21 +1,10 @@
 // The flight recorder: what it keeps, what it says, and that events written at once stay whole.
 #include "collectives/executor/flight_recorder.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::collectives::executor {
 namespace {

@@ -1,20 +1,9 @@
 // Forked ranks: how they end, what the launcher makes of it, and that nobody is left behind.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdio>
-#include <filesystem>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 
 namespace baton::launch {

@@ -1,12 +1,6 @@
 // The gathering in virtual time: generations, patience, duplicates, and what each rank is told.
 #include "collectives/launch/gathering.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <map>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::launch {
 

@@ -1,13 +1,5 @@
 // The ranks of a real mpirun find each other without being told where.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <string>
-
-#include "absl/strings/str_cat.h"
+#include "tests/test.h"
 
 namespace baton::launch {
 namespace {

@@ -1,24 +1,14 @@
 // Ranks that meet over sockets: all of them, too few, twice, with other keys, among strangers.
 #include "collectives/rendezvous.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <functional>
 #include <future>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "collectives/launch/rendezvous_service.h"
 #include "collectives/launch/rendezvous_wire.h"
 #include "tests/quiet_port.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"

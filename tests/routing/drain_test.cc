@@ -1,15 +1,10 @@
 // A server or a router that shuts down: what comes is refused, what is under way goes on, and what
 // does not end in time is told so.
-#include <memory>
-#include <string>
-#include <thread>
-
-#include <gtest/gtest.h>
-
 #include "absl/strings/match.h"
 #include "engine/router/router.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

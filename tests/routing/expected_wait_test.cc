@@ -1,9 +1,6 @@
 // When a wait is strange: floors, what is usual, and what is not known yet.
 #include "engine/router/expected_wait.h"
-
-#include <gtest/gtest.h>
-
-#include <string>
+#include "tests/test.h"
 
 namespace baton::engine::router {
 namespace {

@@ -1,14 +1,9 @@
 // A worker that takes a request and shows nothing: another one is asked as well. The stuck workers
 // here never go on by themselves, so without that nothing would end.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "engine/http/http_listener.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

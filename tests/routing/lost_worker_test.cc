@@ -1,15 +1,9 @@
 // A decode worker dies: what it was asked goes on elsewhere, however much that is, or waits for it
 // to come back; and what the log says of it.
-#include <memory>
-#include <string>
-#include <vector>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/captured_log.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,20 +1,9 @@
 // What a request may cost others: the time of a worker that is down, and many times the memory of a
 // long prompt.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <mutex>
-#include <set>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "absl/strings/match.h"
 #include "engine/http/openai/openai_reply.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,16 +1,10 @@
 // Shared by the tests of routing over real workers: a router's metrics, and waiting for them.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "absl/strings/numbers.h"
 #include "engine/router/router.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/std.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::engine::serve {

@@ -1,16 +1,10 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <fstream>
-#include <mutex>
-#include <string>
-
 #include "engine/http/http_listener.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/router/worker_list.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::serve {

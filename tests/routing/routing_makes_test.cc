@@ -1,11 +1,10 @@
 // Pairs of workers of which one is of another make, as vLLM: nobody may take for prefilled what is
 // not.
-#include <gtest/gtest.h>
-
 #include "absl/strings/match.h"
 #include "engine/files/files.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

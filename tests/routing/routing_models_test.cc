@@ -1,15 +1,9 @@
 // Workers with two checkpoints behind one router: what one has computed is nothing to the other.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "engine/http/http_listener.h"
 #include "engine/serve/cache/cache_events.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

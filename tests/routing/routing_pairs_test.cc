@@ -1,14 +1,9 @@
 // Pairs that the router drives by vLLM's kv_transfer_params: what either half is asked, and that
 // decode computes what prefill does not hand over. The workers here say what the test tells them.
-#include <gtest/gtest.h>
-
-#include <condition_variable>
-#include <mutex>
-#include <optional>
-
 #include "absl/strings/match.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,17 +1,9 @@
 // Workers tell what they have cached, and routers send requests there: over real workers, and over
 // such as tell nonsense.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "engine/http/http_listener.h"
 #include "engine/serve/cache/cache_events.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -1,16 +1,8 @@
 // Mixed traces over workers with small caches: how much of the prompts is found in a cache when
 // requests go by hashes of their beginnings, by what was sent where, and by what workers tell.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstdio>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/routing/routing_fixture.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {

@@ -2,18 +2,11 @@
 // such.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "engine/http/http_listener.h"
 #include "engine/router/router.h"
 #include "engine/serve/cache/cache_events.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/std.h"
 
 namespace baton::engine::serve {
 

@@ -1,20 +1,8 @@
 // Workers that are reached by https, and what may be wrong there: the router says what it is, waits
 // for nobody, and the other workers go on.
-#include <algorithm>
-#include <atomic>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
+#include "tests/test.h"
 #include "tests/tls_files.h"
 
 namespace baton::engine::serve {

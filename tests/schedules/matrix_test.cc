@@ -1,14 +1,10 @@
 // Every schedule, proved: all collectives, algorithms and rank counts up to 64.
-#include <gtest/gtest.h>
-
 #include <iostream>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::collectives::schedules {
 namespace {

@@ -1,13 +1,7 @@
 // Broken schedules are refused, with an error that names the rank and the step.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
+#include "tests/test.h"
 
 namespace baton::collectives::schedules {
 namespace {

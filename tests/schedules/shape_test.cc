@@ -1,15 +1,11 @@
 // What schedules cost, as the textbooks say, and what they look like where it matters.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <iostream>
-#include <string>
 
 #include "collectives/proof/verify.h"
 #include "collectives/schedules/schedule.h"
 #include "collectives/types.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::collectives::schedules {
 namespace {

@@ -1,15 +1,6 @@
 // A connection's socket that is shut down in one direction, or both, while both processes live: a
 // loss like any other. The peer is called again, nothing is lost, and no fence ends early.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <tuple>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/base/patience.h"
 #include "transport/pool.h"
 #include "transport/worker.h"

@@ -1,14 +1,5 @@
 // The parts of the shm provider by themselves: copy kernels, the ring, messages, memory files.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstring>
-#include <memory>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/base/copies/copy_kernel.h"
 #include "transport/shm/cma.h"

@@ -1,18 +1,8 @@
 // Peers in other processes and threads: death in the middle, doorbells, and hostile ones.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-
-#include <array>
-#include <csignal>
-#include <deque>
-#include <fstream>
-#include <thread>
 
 #include "tests/shm/shm_node.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/base/wire.h"
 #include "transport/net/handshake.h"

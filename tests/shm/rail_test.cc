@@ -1,13 +1,6 @@
 // Two shm providers in one process: what a rail moves, refuses, cancels and holds back.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <numeric>
-#include <string>
-#include <thread>
-
 #include "tests/shm/shm_node.h"
+#include "tests/test.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/slice_runner.h"
 

@@ -1,16 +1,7 @@
 // One side of a shm connection for tests, and memory for it.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstring>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/std.h"
 #include "tests/transport/provider_node.h"
 
 namespace baton::shm {

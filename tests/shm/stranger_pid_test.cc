@@ -1,27 +1,14 @@
 // A peer dies, and another process has its number before the copy: no byte of that one is written,
 // and none that was read is used. In a pid namespace of the test's own, where it says which number
 // a child has.
-#include <gtest/gtest.h>
 #include <linux/sched.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
-#include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/base/unique_fd.h"
 #include "transport/shm/cma.h"

@@ -1,19 +1,12 @@
 // Sockets of strangers: of other users, and of those who dial and then say nothing. None of them
 // keeps a peer out, and none holds up a round of progress. And those who dial while this process
 // has no descriptor left.
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <vector>
 
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
 #include "tests/shm/shm_node.h"
+#include "tests/test.h"
 #include "transport/net/handshake.h"
 #include "transport/shm/packet_socket.h"
 

@@ -1,13 +1,6 @@
 // Memory that goes away under a transfer: that fails with the reason, and nothing else does.
-#include <gmock/gmock.h>
-
-#include <cstring>
-#include <numeric>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "tests/shm/shm_node.h"
+#include "tests/test.h"
 #include "tests/transport/fading_memory.h"
 
 namespace baton::shm {

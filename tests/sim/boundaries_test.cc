@@ -1,12 +1,7 @@
 // Faults at each place, one after the other: every acknowledgement is the first that is lost, with
 // its link or with all of them; and programs that stand still, or are started anew.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-
 #include "tests/sim/cluster.h"
+#include "tests/test.h"
 
 namespace baton::sim {
 namespace {

@@ -1,12 +1,7 @@
 // Workers on a simulated fabric, each with registered memory, for tests.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 #include "transport/worker.h"
 

@@ -1,12 +1,8 @@
 // Memory of simulated devices: which copies hold each other up, by value and in virtual time.
 #include "transport/sim/devices.h"
 
-#include <gmock/gmock.h>
-
-#include <memory>
-#include <vector>
-
 #include "tests/sim/cluster.h"
+#include "tests/test.h"
 
 namespace baton::sim {
 namespace {

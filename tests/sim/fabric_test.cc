@@ -1,10 +1,8 @@
 // Workers over the simulated fabric: exact times, determinism, rails that flap, peers that die.
 #include "transport/sim/fabric.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/sim/cluster.h"
+#include "tests/test.h"
 #include "tests/transport/fading_memory.h"
 
 namespace baton::sim {

@@ -1,9 +1,7 @@
 // What a worker tells its log of rails that are lost: which, why, and what goes on over the others.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/captured_log.h"
 #include "tests/sim/cluster.h"
+#include "tests/test.h"
 
 namespace baton::sim {
 namespace {

@@ -2,13 +2,7 @@
 // retries.
 #include "transport/sim/queue_pair.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <numeric>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 #include "transport/sim/network.h"
 

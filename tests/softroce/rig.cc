@@ -1,15 +1,8 @@
 // The other machine's shell, packet counters, and the lateness of the clock.
 #include "tests/softroce/rig.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <numeric>
-
 #include "absl/strings/str_cat.h"
+#include "tests/std.h"
 
 namespace baton::softroce {
 namespace {

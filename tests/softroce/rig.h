@@ -2,14 +2,9 @@
 // how late this machine's clock ticks.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tests/std.h"
 #include "transport/clock.h"
 
 namespace baton::softroce {

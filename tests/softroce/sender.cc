@@ -2,11 +2,7 @@
 //
 // It writes the same memory again and again, in rounds: all pieces at once, each raising a counter.
 // After each round the target checks every byte and tells its counter.
-#include <array>
-#include <atomic>
 #include <iostream>
-#include <optional>
-#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +11,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/softroce/faults.h"
 #include "tests/softroce/rig.h"
+#include "tests/std.h"
 #include "transport/pool.h"
 
 namespace baton::softroce {

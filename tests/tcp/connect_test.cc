@@ -1,8 +1,7 @@
 // Getting connected, and everything that may call itself a peer and is none.
-#include <gmock/gmock.h>
-
 #include "tests/held_port.h"
 #include "tests/tcp/raw_peer.h"
+#include "tests/test.h"
 #include "transport/net/acceptor.h"
 
 namespace baton::tcp {

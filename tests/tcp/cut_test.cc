@@ -4,20 +4,12 @@
 //
 // Here some of the bytes, and BATON_CASES=all is each of them; BATON_CASES=there:57:cut is one
 // case.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <iostream>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
 #include "tests/tcp/faulty_network.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

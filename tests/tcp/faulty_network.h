@@ -2,22 +2,8 @@
 // has no thread; a test drives it, as it drives the workers, so that nothing depends on time.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/held_port.h"
+#include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
 

@@ -1,11 +1,6 @@
 // Frames: what goes in comes out, and nothing else is let in.
 #include "transport/framed/frame.h"
-
-#include <gtest/gtest.h>
-
-#include <random>
-#include <string>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::tcp {
 namespace {

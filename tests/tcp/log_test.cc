@@ -1,12 +1,6 @@
 // What a worker tells its log: peers up and down with the route, who was refused and why, memory.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/captured_log.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

@@ -1,10 +1,6 @@
 // Names are looked up by the thread that asks, and nobody else waits for DNS.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <thread>
-
 #include "tests/slow_dns.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

@@ -2,13 +2,7 @@
 // tests/two_hosts.
 #include "transport/tcp/paths.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/net/interfaces.h"
 #include "transport/tcp/redial.h"
 

@@ -1,18 +1,7 @@
 // A peer that holds the cluster key but says what it likes: blocking socket, real handshake.
 #pragma once
 
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstring>
-#include <functional>
-#include <optional>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
-
+#include "tests/std.h"
 #include "tests/tcp/tcp_pair.h"
 #include "transport/base/wire.h"
 #include "transport/framed/frame.h"

@@ -1,13 +1,6 @@
 // Changing the cluster's key while it works: three workers, restarted one after the other.
-#include <gtest/gtest.h>
-#include <sys/stat.h>
-
-#include <array>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton::tcp {

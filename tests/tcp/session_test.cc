@@ -1,15 +1,8 @@
 // Sockets that are lost between landing and acknowledgement, targets that sleep, peers that are
 // lost and come back: nothing lands twice, nothing late, and nobody else pays.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/tcp/faulty_network.h"
 #include "tests/tcp/tcp_pair.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton::tcp {

@@ -1,17 +1,12 @@
 // Somebody between two workers who changes, repeats, moves, adds or leaves out bytes: it costs a
 // connection, and nothing else. What was open goes on over the next one and lands once.
-#include <gtest/gtest.h>
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/manual_clock.h"
 #include "tests/tcp/faulty_network.h"
 #include "tests/tcp/tcp_pair.h"
+#include "tests/test.h"
 #include "transport/framed/frame.h"
 #include "transport/net/seal.h"
 #include "transport/worker.h"

@@ -1,14 +1,9 @@
 // Two connected nodes, and transfers between them, for tests.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "tests/manual_clock.h"
 #include "tests/tcp/tcp_node.h"
+#include "tests/test.h"
 #include "transport/settings.h"
 
 namespace baton::tcp {

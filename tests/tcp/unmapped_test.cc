@@ -1,13 +1,6 @@
 // Memory that goes away under a transfer: its slice fails with the reason, and nothing else does.
-#include <gmock/gmock.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-
-#include <array>
-#include <cstring>
-#include <tuple>
-
 #include "tests/tcp/tcp_pair.h"
+#include "tests/test.h"
 #include "tests/transport/fading_memory.h"
 #include "transport/tcp/rx_stream.h"
 

@@ -1,10 +1,6 @@
 // Arrivals: a transfer completes once, whatever the order and the repeats of its slices.
 #include "transport/internal/tables/arrivals.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
+#include "tests/test.h"
 
 namespace baton {
 namespace {

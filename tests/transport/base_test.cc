@@ -1,11 +1,5 @@
 // The small parts that everything else is made of: queues, descriptors, numbers, children.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/wait.h>
-
-#include <utility>
-
+#include "tests/test.h"
 #include "transport/base/child.h"
 #include "transport/base/durations.h"
 #include "transport/base/fixed_queue.h"

@@ -1,11 +1,5 @@
 // What a worker keeps for its peers does not grow with what they say, nor with time.
-#include <gmock/gmock.h>
-
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/tables/peer.h"

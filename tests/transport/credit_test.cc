@@ -1,10 +1,6 @@
 // Credit for notifications: what is sent costs some, and what was read, or never came, gives it
 // back.
-#include <gmock/gmock.h>
-
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/tables/peer.h"
 

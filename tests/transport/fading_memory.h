@@ -1,12 +1,7 @@
 // Memory that is there when it is registered, and of which a part goes away later.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstddef>
-#include <string>
+#include "tests/test.h"
 
 namespace baton {
 

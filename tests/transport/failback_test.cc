@@ -1,15 +1,8 @@
 // Peers that are up over a worse provider than both sides have, in the order in which a test says
 // so: the better one is called again, and what there is to do goes over it when it answers.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/transport/scripted_provider.h"
 #include "transport/internal/messages/control_message.h"
 

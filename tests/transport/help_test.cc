@@ -1,15 +1,10 @@
 // Calls that poll move the bytes themselves: help() waits for nobody, a ProgressThread stands back
 // meanwhile, and drives again when the help ends.
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <climits>
-#include <memory>
-#include <thread>
-#include <utility>
 
 #include "tests/manual_clock.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "tests/until.h"
 #include "transport/progress_thread.h"

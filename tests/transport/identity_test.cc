@@ -1,19 +1,12 @@
 // Cluster keys are taken from where only their user can have put them; names fit into addresses.
 #include "transport/identity.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <pwd.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <string>
 
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/base/child.h"
 

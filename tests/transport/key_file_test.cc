@@ -1,29 +1,12 @@
 // Files of cluster keys that are wrong, half there, or in the way: each is refused with what to do,
 // and no key is made that another may guess, change or lose.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <unistd.h>
 
-#include <array>
-#include <atomic>
-#include <cerrno>
-#include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <ctime>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
-#include <thread>
 
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 #include "transport/identity.h"
 

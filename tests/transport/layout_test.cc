@@ -1,10 +1,6 @@
 // Layouts and cursors against a byte-by-byte reference.
 #include "transport/layout.h"
-
-#include <gtest/gtest.h>
-
-#include <random>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton {
 namespace {

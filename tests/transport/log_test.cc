@@ -2,20 +2,10 @@
 // nearest names.
 #include "transport/base/log.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdlib>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/captured_log.h"
 #include "tests/manual_clock.h"
 #include "tests/sleeping.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "tests/until.h"
 #include "transport/base/environment.h"

@@ -1,9 +1,5 @@
 // How a worker parts with a peer that says what a test says: in which order, and what it waits for.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/control_message.h"
 

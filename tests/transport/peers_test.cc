@@ -1,12 +1,6 @@
 // A worker's peers: their rows, and what the worker does when connections come, go and come back,
 // in the order in which a test says so.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <set>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "transport/internal/messages/control_message.h"
 #include "transport/internal/tables/peer_table.h"

@@ -2,15 +2,9 @@
 // it is touched.
 #include "transport/pool.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-
-#include "absl/strings/str_cat.h"
 #include "tests/captured_log.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/base/limits/memory_left.h"
 

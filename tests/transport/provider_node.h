@@ -2,18 +2,7 @@
 // records what it hears.
 #pragma once
 
-#include <poll.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/std.h"
 #include "tests/until.h"
 #include "transport/provider.h"
 

@@ -1,11 +1,7 @@
 // What a worker knows of how quick its rails are, and what it makes of that.
 #include "transport/internal/tables/rail_pace.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 
 namespace baton {

@@ -1,8 +1,7 @@
 // The region table: what is refused, and how; RemoteRegion and RemoteCounter on the wire.
 #include "transport/region.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/test.h"
 #include "transport/counter.h"
 
 namespace baton {

@@ -1,12 +1,5 @@
 // Memory that a transfer could not use is refused when it is registered.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <string>
-#include <thread>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "transport/internal/device_memory.h"
 #include "transport/internal/mapped.h"

@@ -1,13 +1,8 @@
 // A worker whose peers come, go and say what a test says.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/transport/scripted_provider.h"
 #include "transport/internal/messages/control_message.h"
 

@@ -1,14 +1,7 @@
 // A provider whose connections a test makes, feeds and loses by hand, to see what the worker does.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <optional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/internal/tables/rail_extras.h"
 #include "transport/worker.h"
 

@@ -2,11 +2,7 @@
 // them.
 #include "transport/settings.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton {

@@ -1,9 +1,5 @@
 // A peer that takes nothing has its share of a worker's transfers, and others have theirs.
-#include <gmock/gmock.h>
-
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 
 namespace baton {

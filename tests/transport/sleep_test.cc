@@ -1,19 +1,9 @@
 // Nobody sleeps through what it waits for, whoever else drives the worker; and nobody who has
 // nothing to do is kept awake.
-#include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <array>
-#include <atomic>
-#include <functional>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/transport/scripted_peers.h"
 #include "tests/transport/stub_provider.h"
 #include "tests/until.h"

@@ -1,13 +1,7 @@
 // Transfer slots under many threads: no slot is handed out twice, none is lost, ids go stale.
 #include "transport/internal/tables/transfer_slots.h"
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <string>
-#include <thread>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/stub_provider.h"
 #include "tests/until.h"
 #include "transport/internal/tables/arrivals.h"

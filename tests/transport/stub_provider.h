@@ -1,11 +1,7 @@
 // A provider that reaches nobody: peers stay as they are, so that a test decides what happens.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <string>
-#include <utility>
-
+#include "tests/std.h"
 #include "transport/worker.h"
 
 namespace baton {

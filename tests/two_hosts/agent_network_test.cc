@@ -1,16 +1,11 @@
 // Two agents on two hosts, and what may happen to the network between them: metadata is fetched,
 // lists are moved, messages arrive once, transfers are released in a partition, hosts move.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <iostream>
-#include <map>
-#include <optional>
 
 #include "kvtransfer/agent.h"
 #include "tests/hostile/real_check.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/two_hosts/moving_hosts.h"
 #include "tests/until.h"
 

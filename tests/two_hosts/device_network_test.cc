@@ -1,17 +1,9 @@
 // Memory of devices on two hosts, and what may happen to the network between them: chunks, the
 // words about them and their answers are cut, stand still and go on; and one of the hosts goes
 // between the landing of the bytes and the word of it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/hostile/real_check.h"
+#include "tests/test.h"
 #include "tests/two_hosts/moving_hosts.h"
 #include "tests/until.h"
 #include "transport/progress_thread.h"

@@ -1,16 +1,10 @@
 // Two hosts with IPv6 alone or both families, and what routers and firewalls say of a network that
 // is closed for a while: workers, agents and collectives go on.
-#include <fcntl.h>
-#include <sys/socket.h>
-
-#include <atomic>
-#include <cerrno>
-#include <thread>
-
 #include "absl/strings/str_cat.h"
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "kvtransfer/agent.h"
+#include "tests/std.h"
 #include "tests/two_hosts/two_workers.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"

@@ -2,26 +2,16 @@
 #include "tests/two_hosts/hosts.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
 #include <linux/ipv6.h>
 #include <linux/route.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

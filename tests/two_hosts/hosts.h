@@ -2,12 +2,8 @@
 // end with the test and what it started, however that ends.
 #pragma once
 
-#include <array>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
+#include "tests/std.h"
 #include "tests/two_hosts/wire.h"
 
 struct in6_ifreq;

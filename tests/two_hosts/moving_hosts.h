@@ -1,12 +1,7 @@
 // Two hosts whose network runs by itself, for tests that hold both sides in one process.
 #pragma once
 
-#include <atomic>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <thread>
-
+#include "tests/std.h"
 #include "tests/two_hosts/hosts.h"
 
 namespace baton {

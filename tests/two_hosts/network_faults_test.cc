@@ -5,95 +5,52 @@
 // lost, repeated, late or hung.
 //
 // tests/seeds.h says which ones run.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <functional>
 #include <iostream>
 
 #include "tests/hostile/real_check.h"
-#include "tests/hostile/real_schedule.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/two_hosts/hosts.h"
-#include "tests/until.h"
-#include "tests/usable_provider.h"
-#include "transport/base/child.h"
 
 namespace baton {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr int kEvents = 4;  // of a schedule that its sessions survive
 
-class TwoHostsRun {
+class TwoHostsRun : public RealRun {
  public:
   TwoHostsRun(Hosts& hosts, const std::string& provider, uint64_t seed)
-      : hosts_(hosts),
-        schedule_(provider, seed, {.own = true, .survives = seed % 4 != 3}),
-        shared_(*schedule_.shared),
-        random_(~seed) {}
-  ~TwoHostsRun() {
-    for (size_t side = 0; side < 2; ++side) reap(side, SIGKILL);
+      : RealRun(provider, seed, {.own = true, .survives = seed % 4 != 3}), hosts_(hosts) {
+    shared_.allowed = 0;
   }
 
-  void run() {
-    shared_.allowed = 0;
-    for (size_t side = 0; side < 2; ++side) {
-      pids_[side] = base::fork_child();
-      if (pids_[side] != 0) continue;
-      hosts_.become(side);
-      run_real_side(schedule_, side);
-      _exit(0);
-    }
-    if (!until([&] { return began(0) && began(1); })) return report("they did not meet");
+ private:
+  void become(size_t side) override { hosts_.become(side); }
+  void pause() override { hold(microseconds(200)); }
+
+  bool disturb() override {
     const bool short_ones = schedule_.network.survives;
     for (int event = 0; event < (short_ones ? kEvents : 1); ++event) disturb(event);
-    if (!short_ones && !lose_for_good()) return;
+    if (!short_ones && !lose_for_good()) return false;
     shared_.allowed = kRealTransfers;
     if (short_ones && pick(6) == 0) {
       hold(microseconds(pick(100'000)));
-      dead_ = pick(2);
       shared_.killed = 1;
-      reap(dead_, SIGKILL);
-      what_ += " killed:" + std::to_string(dead_);
+      lose(pick(2));
+      note("killed:", dead_);
     }
-    if (!until([&] { return over_or_dead(0) && over_or_dead(1); })) return report("hung");
-    shared_.finish = 1;
-    if (!until([&] { return ended(0) && ended(1); })) return report("did not end");
-    for (size_t side = 0; side < 2; ++side) {
-      EXPECT_STREQ(shared_.sides[side].failure, "") << "side " << side << what_;
-    }
-    SCOPED_TRACE(what_);
-    for (size_t i = 0; i < kRealTransfers; ++i) done_ += check_real_item(schedule_, i, dead_);
+    const bool both = until([&] { return over(0) && over(1); });
+    if (!both) report("hung");
+    return both;
   }
 
-  size_t done() const { return done_; }
-  uint64_t resumed() const { return shared_.sides[0].resumed + shared_.sides[1].resumed; }
-  bool killed() const { return dead_ < 2; }
-
- private:
-  size_t pick(size_t limit) { return static_cast<size_t>(random_() % limit); }
-  bool began(size_t side) const { return shared_.sides[side].began != 0; }
-  bool over_or_dead(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
   void hold(Time span) { hosts_.move(span); }
   template <typename... Parts>
   void note(const Parts&... parts) {
     ((what_ += ' '), ..., (what_ += absl::StrCat(parts)));
-  }
-
-  bool until(const std::function<bool()>& ready) {
-    const Time end = Clock::steady().now() + until_gives_up();
-    while (!ready()) {
-      if (Clock::steady().now() > end) return false;
-      if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;
-      hold(microseconds(200));
-    }
-    return true;
   }
 
   // One event, with its share of the transfers under way, and its end.
@@ -197,70 +154,29 @@ class TwoHostsRun {
     return noticed;
   }
 
-  void reap(size_t side, int signal) {
-    if (pids_[side] <= 0) return;
-    kill(pids_[side], signal);
-    waitpid(std::exchange(pids_[side], -1), nullptr, 0);
-  }
-  bool ended(size_t side) {
-    if (pids_[side] <= 0) return true;
-    int status = 0;
-    if (waitpid(pids_[side], &status, WNOHANG) == 0) return false;
-    pids_[side] = -1;
-    EXPECT_EQ(status, 0) << "side " << side << " died" << what_;
-    return true;
-  }
-
-  void report(const char* what) {
-    ADD_FAILURE() << what << ": side 0: \"" << shared_.sides[0].failure << "\", done "
-                  << shared_.sides[0].done << "; side 1: \"" << shared_.sides[1].failure
-                  << "\", done " << shared_.sides[1].done << "; killed " << dead_ << ";" << what_;
-  }
-
   Hosts& hosts_;
-  RealSchedule schedule_;
-  RealShared& shared_;
-  std::mt19937_64 random_;
-  std::string what_;
-  std::array<pid_t, 2> pids_{-1, -1};
-  size_t dead_ = 2;  // which side was killed
-  size_t done_ = 0;
 };
-
-// Asked in a process of its own: libraries that have begun do not survive a fork.
-bool usable(const std::string& provider) {
-  const pid_t child = base::fork_child();
-  if (child == 0) _exit(why_unusable(provider).empty() ? 0 : 1);
-  int status = -1;
-  waitpid(child, &status, 0);
-  return status == 0;
-}
 
 class NetworkFaults : public testing::TestWithParam<std::string> {};
 
 // Promise(network): Loss, delay, reordering, cuts and changed addresses shorter than
 //   `peer.redial_ms` fail no transfer | sessions outlive their rails
 TEST_P(NetworkFaults, EveryTransferEndsExactlyOnce) {
-  if (!usable(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
+  if (!usable_in_a_fork(GetParam())) GTEST_SKIP() << GetParam() << " cannot be used here";
   const Seeds seeds(kSanitized ? 4 : 5);
-  size_t done = 0, killed = 0;
-  uint64_t resumed = 0;
+  RealSeen seen;
   for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     const auto hosts = Hosts::create(1 + seed / 4 % 2, seed);
     if (absl::IsUnavailable(hosts.status())) GTEST_SKIP() << hosts.status().message();
     ASSERT_TRUE(hosts.ok()) << hosts.status();
-    TwoHostsRun run(**hosts, GetParam(), seed);
-    run.run();
+    TwoHostsRun(**hosts, GetParam(), seed).run(seen);
     if (HasFailure()) return;
-    done += run.done();
-    resumed += run.resumed();
-    killed += run.killed() ? 1 : 0;
   }
   if (seeds.one) return;
-  std::cout << done << " done, " << resumed << " peers called again, " << killed
+  std::cout << seen.done << " done, " << seen.resumed << " peers called again, " << seen.killed
             << " processes killed\n";
-  EXPECT_GT(done, 0u);
+  EXPECT_GT(seen.done, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, NetworkFaults, testing::Values("tcp", "ucx"),

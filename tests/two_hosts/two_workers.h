@@ -2,18 +2,7 @@
 // what a worker says of its routes, and of what moves by which wire.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/two_hosts/moving_hosts.h"
 #include "tests/until.h"
 #include "transport/progress_thread.h"

@@ -3,14 +3,9 @@
 // the kernel but TUN devices, and what it does to a packet follows from a seed.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <queue>
-#include <random>
-#include <set>
-#include <string>
-#include <vector>
 
+#include "tests/std.h"
 #include "transport/base/unique_fd.h"
 #include "transport/clock.h"
 

@@ -2,15 +2,7 @@
 // has stopped listening.
 #include "transport/ucx/engine.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-
-#include <cstring>
-#include <filesystem>
-#include <functional>
-#include <thread>
-
+#include "tests/test.h"
 #include "tests/ucx/raw_peer.h"
 #include "transport/clock.h"
 

@@ -1,7 +1,6 @@
 // Peers that hold the key and misbehave, and strangers that reach UCX: the first lose their rail,
 // the second are not heard.
-#include <gmock/gmock.h>
-
+#include "tests/test.h"
 #include "tests/ucx/raw_peer.h"
 #include "transport/ucx/rail.h"
 

@@ -1,10 +1,5 @@
 // Rails with nothing to do: a round does not look at them, and they miss nothing.
-#include <gmock/gmock.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/ucx/raw_peer.h"
 #include "transport/ucx/provider.h"
 

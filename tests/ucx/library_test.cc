@@ -1,16 +1,11 @@
 // Which UCX is taken, what is said of one that is not, and what loading one leaves alone.
 #include "transport/ucx/library.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
-#include <string>
-#include <vector>
+#include "tests/test.h"
+#include "tests/transport/provider_node.h"
+#include "transport/ucx/message.h"
 
 namespace baton::ucx {
 namespace {
@@ -112,6 +107,85 @@ TEST(UcxLibrary, AForkOfAUserIsToldThatItCannotUseIt) {
   ASSERT_EQ(waitpid(user, &how, 0), user);
   EXPECT_TRUE(WIFEXITED(how));
   EXPECT_EQ(WEXITSTATUS(how), 0);
+}
+
+// Introductions and envelopes: what is written is read again, and nothing that is cut short is.
+TEST(UcxMessage, AnIntroductionIsReadAsItWasWritten) {
+  const Introduction out{7, std::string("an address\0of UCX", 17)};
+  const std::string words = out.encode();
+  const auto in = Introduction::decode(words);
+  ASSERT_TRUE(in.has_value());
+  EXPECT_EQ(*in, out);
+}
+
+TEST(UcxMessage, AnIntroductionWithoutAnAddressIsNone) {
+  const std::string words = Introduction{7, "x"}.encode();
+  for (size_t size = 0; size < words.size(); ++size) {
+    EXPECT_FALSE(Introduction::decode(std::string_view(words).substr(0, size)).has_value()) << size;
+  }
+}
+
+TEST(UcxMessage, AnEnvelopeIsReadAsItWasWritten) {
+  const Envelope out{0xfedcba98, 0x8877665544332211};
+  char bytes[Envelope::kBytes];
+  out.encode(bytes);
+  EXPECT_EQ(Envelope::decode({bytes, sizeof bytes}), out);
+}
+
+// Settings that are refused, and what the provider says of itself.
+class UcxSettings : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto library = Library::get(); !library.ok()) GTEST_SKIP() << library.status();
+    unsetenv("UCX_TLS");
+    unsetenv("UCX_NET_DEVICES");
+  }
+  static Capabilities with(ProviderNode::Settings settings) {
+    return ProviderNode("ucx", "a", std::move(settings), "0123456789abcdef")
+        .provider->capabilities();
+  }
+};
+
+TEST_F(UcxSettings, NumbersOutOfRangeAreNamedWithTheirRange) {
+  for (const auto& [key, value] : ProviderNode::Settings{{"ucx.slice_kib", "3"},
+                                                         {"ucx.slice_kib", "many"},
+                                                         {"ucx.stall_ms", "0"},
+                                                         {"ucx.handshake_ms", "-5"}}) {
+    const Capabilities can = with({{key, value}});
+    EXPECT_FALSE(can.available) << key;
+    EXPECT_THAT(can.detail, AllOf(HasSubstr(key), HasSubstr(value), HasSubstr("give a number")));
+  }
+}
+
+TEST_F(UcxSettings, TransportsThatDoNotExistAreRefusedAtOnce) {
+  const Capabilities can = with({{"ucx.tls", "carrier_pigeon"}});
+  EXPECT_FALSE(can.available);
+  EXPECT_THAT(can.detail, AllOf(HasSubstr("carrier_pigeon"), HasSubstr("ucx_info -d")));
+}
+
+TEST_F(UcxSettings, DevicesThatDoNotExistAreRefusedAtOnce) {
+  const Capabilities can = with({{"ucx.tls", "tcp"}, {"ucx.net_devices", "nowhere0"}});
+  EXPECT_FALSE(can.available);
+  EXPECT_THAT(can.detail, AllOf(HasSubstr("nowhere0"), HasSubstr("ucx.net_devices")));
+}
+
+TEST_F(UcxSettings, TheEnvironmentChoosesWhereNoSettingDoes) {
+  setenv("UCX_TLS", "carrier_pigeon", 1);
+  const Capabilities refused = with({});
+  EXPECT_FALSE(refused.available);
+  EXPECT_THAT(refused.detail, HasSubstr("carrier_pigeon"));
+  const Capabilities taken = with({{"ucx.tls", "tcp"}});
+  unsetenv("UCX_TLS");
+  EXPECT_TRUE(taken.available) << taken.detail;
+}
+
+TEST_F(UcxSettings, ItSaysWhichUcxAndWhichTransports) {
+  const Capabilities chosen = with({{"ucx.tls", "tcp"}});
+  EXPECT_TRUE(chosen.available) << chosen.detail;
+  EXPECT_EQ(chosen.rank, 50);
+  EXPECT_THAT(chosen.detail,
+              AllOf(HasSubstr("UCX " + (*Library::get())->version()), HasSubstr("tcp")));
+  EXPECT_TRUE(with({}).available);
 }
 
 }  // namespace

@@ -1,17 +1,7 @@
 // A peer that holds the cluster key but says what it likes: real handshake, real UCX, any words.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <memory>
-#include <optional>
-#include <string>
-
+#include "tests/test.h"
 #include "tests/transport/provider_node.h"
 #include "transport/framed/frame.h"
 #include "transport/net/endpoint.h"

@@ -1,11 +1,5 @@
 // Memory that goes away under a transfer: its slice fails with the reason, and nothing else does.
-#include <gmock/gmock.h>
-
-#include <cstring>
-#include <numeric>
-#include <tuple>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/fading_memory.h"
 #include "tests/transport/provider_node.h"
 #include "transport/ucx/engine.h"

@@ -1,14 +1,7 @@
 // What Baton itself costs above the adapter, over a fake that weighs nothing: heap allocations, of
 // which there are none, and processor time, which is printed beside its budget.
-#include <sys/resource.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <numeric>
-#include <vector>
-
 #include "tests/count_allocations.h"
+#include "tests/std.h"
 #include "tests/verbs/verbs_pair.h"
 
 namespace baton {

@@ -1,8 +1,5 @@
 // The fake refuses what an adapter refuses, so that tests on it mean something.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/test.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "tests/verbs/verbs_pair.h"
 

@@ -1,9 +1,7 @@
 // Which address of a port is used, and why.
 #include "verbs/device/gid.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/test.h"
 #include "tests/verbs/fake/fake_verbs.h"
 
 namespace baton::verbs {

@@ -1,9 +1,6 @@
 // Messages survive encoding; what no correct peer sends is refused, whatever it is.
 #include "verbs/device/message.h"
-
-#include <gtest/gtest.h>
-
-#include <random>
+#include "tests/test.h"
 
 namespace baton::verbs {
 namespace {

@@ -2,9 +2,7 @@
 // when it broke.
 #include "verbs/queue_pair.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+#include "tests/test.h"
 #include "tests/until.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "tests/verbs/verbs_pair.h"

@@ -1,18 +1,8 @@
 // Two workers joined by the verbs provider over a fake of the verbs calls, in virtual time.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/verbs/fake/fake_cm.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "transport/worker.h"

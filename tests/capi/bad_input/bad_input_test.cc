@@ -2,24 +2,12 @@
 // NonsenseIs...), and what may happen to its peer: a result, a text that says what, and never a
 // crash, a hang or a wrong byte. Over shm and over tcp.
 #include <baton/baton.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <cstring>
-#include <numeric>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "tests/peer_process.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace {

@@ -2,16 +2,10 @@
 // when they are driven.
 #pragma once
 
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "tests/conformance/harness.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/std.h"
 
 namespace baton::kvtransfer {
 

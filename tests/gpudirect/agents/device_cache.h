@@ -1,14 +1,10 @@
 // A paged cache of an agent's, in the host's memory or in a device's, for tests.
 #pragma once
 
-#include <memory>
-#include <random>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/agent_kv.h"
 #include "tests/gpudirect/agents/device_agents.h"
 #include "tests/kvtransfer/requantise/requantised.h"
+#include "tests/std.h"
 
 namespace baton::kvtransfer {
 

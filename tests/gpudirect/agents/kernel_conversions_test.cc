@@ -1,18 +1,9 @@
 // Rows that a kernel makes fp8 of, part by part: long lists, slots beside each other, errors.
 #include "gpudirect/contract/kernel_conversions.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "kvtransfer/kv_requantise.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/clock.h"
 

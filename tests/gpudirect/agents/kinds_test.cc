@@ -1,11 +1,7 @@
 // What agents say to memory that is not what it is said to be, and where there are no devices.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include "tests/gpudirect/agents/device_agents.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {

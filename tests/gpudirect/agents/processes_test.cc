@@ -1,12 +1,7 @@
 // Agents of two processes, both with memory of devices: mapped by CUDA IPC over shm, staged over
 // tcp. One is killed while bytes of it move.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <string>
-
 #include "tests/gpudirect/agents/device_agents.h"
+#include "tests/std.h"
 
 namespace baton::kvtransfer {
 namespace {

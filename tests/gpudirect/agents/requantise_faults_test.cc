@@ -1,15 +1,10 @@
 // Plans of agents that requantise on a device, where that cannot be had, and where a call of the
 // driver fails.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
 #include <iostream>
-#include <string>
-#include <string_view>
 
 #include "tests/gpudirect/agents/device_pair.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

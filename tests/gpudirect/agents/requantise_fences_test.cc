@@ -1,17 +1,9 @@
 // Plans of agents that requantise on a device, where a kernel runs for long, another agent is
 // silent, or memory goes away: who waits for what, and what is lost with it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
 #include <future>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/gpudirect/agents/device_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,10 +1,8 @@
 // bf16 and fp32 into fp8 between agents whose caches are a device's, on one side or both: every
 // byte as the definition has it, whatever the two layouts; what is refused, and what is ended
 // midway.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/gpudirect/agents/device_cache.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

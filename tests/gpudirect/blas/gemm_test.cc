@@ -1,18 +1,12 @@
 // Products by cuBLASLt and by our own kernel: who multiplies what, and that rows keep their bits. A
 // stand-in for the library multiplies, in the emulation's order.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstring>
-#include <set>
-
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/bf16_gemm.h"
 #include "gpudirect/blas/gpu_gemm.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/kernel_rig.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -8,28 +8,11 @@
 // device every call says kNotInitialized.
 #pragma once
 
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "absl/types/span.h"
 #include "gpudirect/driver.h"
 #include "gpudirect/kernels/emulation.h"
 #include "tests/gpudirect/fake/rules.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 

@@ -1,16 +1,11 @@
 // The fake's handles of memory of cudaMalloc: a handle says in which process and behind which
 // descriptor the memory is, so that a fake in another process opens the same bytes. Whoever has it
 // open holds a lock on the file, which goes with its process: by that the owner's fake sees it.
-#include <fcntl.h>
 #include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,12 +1,8 @@
 // The fake's modules and launches: a kernel is the emulated one of its name, and runs when its
 // stream comes to it.
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <iterator>
-
 #include "absl/strings/str_cat.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

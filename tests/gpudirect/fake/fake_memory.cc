@@ -1,17 +1,7 @@
 // The fake's device memory: allocations are memfds, addresses are mappings of them without rights.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,15 +1,10 @@
 // The fake driver as the one that this process's workers find, also in children that are forked.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <utility>
-
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 

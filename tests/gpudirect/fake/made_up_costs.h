@@ -1,14 +1,9 @@
 // Costs of copies that no device has: so that tests copy by all the ways there are.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <random>
-#include <string>
-
 #include "gpudirect/contract/memory_place.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 

@@ -1,13 +1,7 @@
 // More allocations of a device than a process may have descriptors: what is left of them is for
 // sockets and files. Those that nobody can map any more are staged, and memory of the host goes on.
-#include <sys/resource.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/ipc/device_end.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

@@ -1,13 +1,8 @@
 // One of two processes that share memory of a device, and pipes between them.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <memory>
-#include <string>
-
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/std.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

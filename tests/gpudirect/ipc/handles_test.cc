@@ -1,14 +1,8 @@
 // Memory of cudaMalloc between two processes of one machine, by the driver's handles: opened once,
 // closed when its owner takes it back, and staged where a handle does not open.
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <string>
-
 #include "gpudirect/contract/ipc_handles.h"
 #include "tests/gpudirect/ipc/device_end.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

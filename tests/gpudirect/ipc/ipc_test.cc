@@ -1,11 +1,6 @@
 // Memory of devices between two processes of one machine, mapped and not staged.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <string>
-
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/std.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

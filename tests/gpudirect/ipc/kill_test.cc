@@ -5,20 +5,9 @@
 //
 // Here every fifth point, of a ring that is lent every eleventh and sixty at most; BATON_CASES=all
 // is each of them.
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <string>
-
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

@@ -1,13 +1,6 @@
 // Lists of pages between devices that are mapped: of any shape, and stopped at any moment.
-#include <algorithm>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/std.h"
 #include "tests/until.h"
 #include "transport/worker.h"
 

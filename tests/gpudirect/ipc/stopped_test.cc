@@ -4,22 +4,8 @@
 // killed where it stands.
 //
 // Here three steps of each way and side; BATON_CASES=all is thirty.
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <csignal>
-#include <cstdlib>
-#include <deque>
-#include <filesystem>
-#include <random>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "tests/gpudirect/ipc/device_end.h"
+#include "tests/std.h"
 #include "transport/base/child.h"
 
 namespace baton {

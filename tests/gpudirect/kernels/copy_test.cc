@@ -1,12 +1,6 @@
 // Gathering and scattering pages, and pieces of any size and alignment.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,16 +1,12 @@
 // Rows by number, normalisation, rotary embedding, activation and the optimizer, to the bit as the
 // engine's and the trainer's.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <vector>
-
+#include "engine/kernels/elementwise.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
-#include "engine/kernels/elementwise.h"
 #include "engine/train/data_parallel/optimizer.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

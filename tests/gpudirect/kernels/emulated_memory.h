@@ -1,18 +1,9 @@
 // Memory for kernels in tests: arrays of the host's, of which a kernel may touch these alone.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "gpudirect/kernels/arguments.h"
 #include "gpudirect/kernels/emulation.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 

@@ -1,18 +1,10 @@
 // What the emulation of a block refuses, and that it would find a missing barrier.
 #include "gpudirect/kernels/emulation.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <functional>
-#include <numeric>
-#include <string>
-#include <vector>
-
 #include "gpudirect/kernels/arithmetic-inl.h"
 #include "gpudirect/kernels/image.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,16 +1,10 @@
 // Matrix products: the engine's bits, for every shape, whatever else is in the batch.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <vector>
-
+#include "engine/kernels/gemm.h"
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/bf16_gemm.h"
-#include "engine/kernels/gemm.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,10 +1,7 @@
 // Normally distributed numbers, the same for the same seed: what kernels are tried with.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <random>
-#include <vector>
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 

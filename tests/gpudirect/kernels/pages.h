@@ -2,18 +2,11 @@
 // kernels and by the engine's on the CPU.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 

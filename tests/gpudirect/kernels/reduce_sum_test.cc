@@ -1,16 +1,8 @@
 // Sums of vectors, to the bit as collectives' own.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "collectives/reduce/reduce.h"
 #include "gpudirect/kernels/arithmetic-inl.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

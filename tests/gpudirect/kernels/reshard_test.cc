@@ -1,14 +1,8 @@
 // Re-sharding: heads of one layout into another, as they are or as fp8 with a scale for each row.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "gpudirect/kernels/arithmetic-inl.h"
 #include "kvtransfer/kv_requantise.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,13 +1,7 @@
 // Sampling: the token that the engine's Sampler chooses, or the word that it has to be asked.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <limits>
-#include <random>
-#include <vector>
-
 #include "engine/serve/requests/sampling.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,12 +1,5 @@
 // The kernels of a training step, to the bit as the trainer's on the CPU and near plain sums in
 // f64.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <vector>
-
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
 #include "engine/train/backward/train_kernels.h"
@@ -14,6 +7,7 @@
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

@@ -1,20 +1,13 @@
 // all_reduce among threads, timed.
 #include "tests/gpudirect/machine/collectives_rig.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <mutex>
-#include <string>
-#include <thread>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "bench/baselines/nccl_times.h"
 #include "collectives/communicator.h"
 #include "collectives/rendezvous.h"
 #include "tests/gpudirect/machine/waiting.h"
+#include "tests/std.h"
 #include "transport/base/quantile.h"
 #include "transport/internal/device_memory.h"
 

@@ -1,15 +1,10 @@
 // What transfers between devices cost the kernels that run beside them: a product of matrices by
 // cuBLASLt, which needs every multiprocessor, alone and with transfers both ways.
-#include <algorithm>
-#include <atomic>
-#include <limits>
-#include <random>
-#include <thread>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/gpudirect/machine/transfer_pair.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

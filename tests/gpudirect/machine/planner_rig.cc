@@ -1,16 +1,4 @@
 // The planner beside the best fixed choice, and the queue from kernels to the host.
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <limits>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "absl/strings/str_format.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
@@ -18,6 +6,7 @@
 #include "gpudirect/triggers/trigger_fifo.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/waiting.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

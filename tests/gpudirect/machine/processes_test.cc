@@ -1,24 +1,11 @@
 // Two processes and this machine's GPU: memory of one's that the other one moves, and what is left
 // when one is killed in the middle of it.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <iterator>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "gpudirect/device_memory.h"
 #include "tests/gpudirect/machine/waiting.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton::gpudirect {

@@ -1,14 +1,9 @@
 // What takes the figures on a GPU, over the fake: its figures mean nothing, but they come, and the
 // bytes are compared.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

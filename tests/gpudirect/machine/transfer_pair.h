@@ -2,17 +2,12 @@
 // what transfers between devices are measured with, and copies beside them.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
-#include <deque>
-#include <memory>
-#include <utility>
-
 #include "absl/strings/str_format.h"
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/machine/waiting.h"
+#include "tests/std.h"
 #include "transport/progress_thread.h"
 #include "transport/worker.h"
 

@@ -1,16 +1,12 @@
 // Rates of transfers, and what they wait for.
 #include "tests/gpudirect/machine/transfer_rig.h"
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <utility>
-
 #include "absl/strings/str_format.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 #include "tests/gpudirect/machine/transfer_pair.h"
 #include "tests/gpudirect/machine/waiting.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

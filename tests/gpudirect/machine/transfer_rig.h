@@ -6,15 +6,11 @@
 // Every transfer's bytes are compared. Two workers of this process stand for two.
 #pragma once
 
-#include <cstddef>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
 #include "gpudirect/blas/cublaslt.h"
 #include "gpudirect/device.h"
 #include "gpudirect/launcher.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 

@@ -1,11 +1,8 @@
 // The figures of moving device memory, on this machine's GPU.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-
 #include "tests/gpudirect/machine/collectives_rig.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/with_kernels.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,13 +1,9 @@
 // Tests of this machine's GPU and of the kernels on it; skipped where there is none of either.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <utility>
-
 #include "gpudirect/kernels/image.h"
 #include "gpudirect/launcher.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 

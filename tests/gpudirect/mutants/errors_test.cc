@@ -1,12 +1,8 @@
 // Whatever call of the driver fails, wherever gpudirect is: an error is said or all is done, and
 // nothing is left behind or breaks a rule.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

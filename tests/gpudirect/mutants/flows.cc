@@ -1,16 +1,6 @@
 // Each part of gpudirect as one program, over the fake or over a table that a test put before it.
 #include "tests/gpudirect/mutants/flows.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/memory_place.h"
 #include "gpudirect/contract/peer_mapping.h"
@@ -19,6 +9,7 @@
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/stream_gates.h"
 #include "gpudirect/triggers/trigger_fifo.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -2,22 +2,10 @@
 // error, by bytes that are wrong, or because the fake reports a rule that was broken.
 //
 // Here the first and the last chance of each mistake; BATON_CASES=all is every one.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <map>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/gpudirect/mutants/mutator.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

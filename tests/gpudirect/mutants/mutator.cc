@@ -1,16 +1,11 @@
 // Tables of calls with one mistake in them: what each mistake does, and where it can be made.
 #include "tests/gpudirect/mutants/mutator.h"
 
-#include <functional>
-#include <map>
-#include <optional>
-#include <set>
-#include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

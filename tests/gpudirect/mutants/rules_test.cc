@@ -1,21 +1,9 @@
 // The fake's rules, class by class: programs that break one each, and the class and the call that
 // are reported.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "gpudirect/device_memory.h"
 #include "gpudirect/kernels/arguments.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

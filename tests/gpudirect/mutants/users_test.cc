@@ -1,9 +1,7 @@
 // All of gpudirect beside an application that uses CUDA too: what it records, and the contexts of
 // its own, are as if nobody else were there.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include "tests/gpudirect/mutants/flows.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

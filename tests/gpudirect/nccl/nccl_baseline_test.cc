@@ -1,15 +1,9 @@
 // The baseline that asks NCCL, as the program it is: over libraries that stand for CUDA's driver,
 // of two devices, and for NCCL.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "bench/report/child_process.h"
 #include "bench/report/report.h"
+#include "tests/test.h"
 
 namespace baton::bench {
 namespace {

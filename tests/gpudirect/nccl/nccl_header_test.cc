@@ -2,12 +2,11 @@
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 #endif
-#include <gtest/gtest.h>
 
-#include <cstddef>
 #include <type_traits>
 
 #include "bench/baselines/nccl_api.h"
+#include "tests/test.h"
 
 namespace baton::baselines {
 namespace {

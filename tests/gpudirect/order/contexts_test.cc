@@ -1,13 +1,8 @@
 // What an application has made in contexts of its own, beside the primary one or on another device:
 // memory, events and streams of them are used or refused, and what becomes of such a context is no
 // loss of the device.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-
 #include "tests/gpudirect/staged_pair.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

@@ -2,16 +2,9 @@
 // an error.
 #include "gpudirect/triggers/layer_tickets.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/limits/memory_left.h"
 
 namespace baton::gpudirect {

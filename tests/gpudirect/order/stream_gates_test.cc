@@ -1,18 +1,9 @@
 // Gates between streams and transfers, over a fake whose streams are late.
 #include "gpudirect/stream_gates.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::gpudirect {

@@ -1,16 +1,11 @@
 // CUDA graphs over the fake: what was recorded runs at each launch, with what memory holds then.
 #include "gpudirect/stream_graph.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <vector>
-
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
 #include "gpudirect/triggers/layer_tickets.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,17 +1,10 @@
 // Transfers that wait for streams of a device, and streams that wait for transfers: each begins and
 // goes on when it should, and never for nothing.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "transport/internal/stream_order.h"
 #include "gpudirect/device.h"
 #include "gpudirect/stream_gates.h"
 #include "tests/gpudirect/staged_pair.h"
-#include "transport/internal/stream_order.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

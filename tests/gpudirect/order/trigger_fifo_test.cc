@@ -1,24 +1,11 @@
 // The queue of triggers: emulated kernels push, the host takes, at any moment between two accesses.
 #include "gpudirect/triggers/trigger_fifo.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "gpudirect/kernels/emulation.h"
 #include "gpudirect/kernels/trigger-inl.h"
 #include "gpudirect/launcher.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,20 +1,9 @@
 // Transfers that kernels start: what was prepared moves, and nothing else does, whatever is asked.
 #include "gpudirect/triggers/triggered_transfers.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "gpudirect/launcher.h"
 #include "tests/gpudirect/staged_pair.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

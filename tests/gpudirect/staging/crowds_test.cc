@@ -1,14 +1,8 @@
 // More staged transfers at a time than a ring has room for, by far.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdio>
 #include <ctime>
-#include <string>
-#include <vector>
 
 #include "tests/gpudirect/staged_pair.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

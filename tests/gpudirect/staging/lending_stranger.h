@@ -1,17 +1,8 @@
 // A peer that says whatever a test likes about staging rings, by a rail of its own.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <deque>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/gpudirect/fake/installed_fake.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/staging/ring_marks.h"

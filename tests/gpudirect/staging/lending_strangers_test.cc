@@ -1,17 +1,7 @@
 // Whatever a peer lends, borrows and scribbles, nothing comes of it but the end of its own
 // transfers.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/gpudirect/staging/lending_stranger.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

@@ -1,13 +1,8 @@
 // Staged transfers between workers that map each other's rings: what one has copied off its device
 // the other copies to its own from where it lies.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <string>
-
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/staging/lent_pair.h"
+#include "tests/test.h"
 #include "transport/internal/staging/pinner.h"
 #include "transport/internal/staging/ring_marks.h"
 #include "transport/worker.h"

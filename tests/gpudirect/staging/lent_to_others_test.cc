@@ -1,13 +1,6 @@
 // Rings that are lent to more than one peer, of which one comes late, or stands still.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/staging/lent_pair.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

@@ -1,17 +1,9 @@
 // Whoever holds the key and speaks tcp by a plain socket, to a worker that has memory of a device.
 #pragma once
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/tcp/raw_peer.h"
+#include "tests/test.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/worker.h"
 

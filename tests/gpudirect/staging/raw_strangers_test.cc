@@ -1,14 +1,7 @@
 // Whoever holds the key and speaks tcp by a plain socket says what he likes of a worker's memory of
 // a device: words that are cut, that claim what is not there, and those of before once more.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-
 #include "tests/gpudirect/staging/raw_stranger.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

@@ -1,13 +1,7 @@
 // Whoever holds the key and is asked for room says what he likes: of memory that he has not, that
 // it is all done, or another thing than before. The transfer ends, and no other is concerned.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "tests/gpudirect/staging/raw_stranger.h"
+#include "tests/test.h"
 
 namespace baton {
 namespace {

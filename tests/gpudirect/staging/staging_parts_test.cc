@@ -1,13 +1,6 @@
 // The parts of staging that need neither workers nor a driver: room in a ring, parts of layouts,
 // messages.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
+#include "tests/test.h"
 #include "transport/internal/messages/staging_message.h"
 #include "transport/internal/staging/cut.h"
 #include "transport/internal/staging/ring_space.h"

@@ -1,15 +1,9 @@
 // Staged transfers under faults of the driver: each ends, with a clear error where it failed, and
 // the host's memory goes on moving. That bytes get where they should is the conformance suite's.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "gpudirect/contract/staging.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/staged_pair.h"
+#include "tests/test.h"
 #include "transport/worker.h"
 
 namespace baton {

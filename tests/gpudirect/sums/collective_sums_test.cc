@@ -1,18 +1,10 @@
 // Who sums in collectives on memory of devices: the CPU or a kernel, with the same bits; which of
 // the two is chosen, and what becomes of a call whose device fails while a kernel sums.
-#include <array>
-#include <atomic>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 
 namespace baton {
 namespace {

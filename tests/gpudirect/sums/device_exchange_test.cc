@@ -1,18 +1,10 @@
 // all_reduce from device to device (collectives/devices/device_exchange.h): the bits of the host's
 // memory, whoever has which kind of memory, in whatever order calls overlap; nothing is staged.
-#include <array>
-#include <atomic>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 #include "tests/until.h"
 
 namespace baton {

@@ -1,19 +1,11 @@
 // all_reduce from device to device between processes, of which one is killed or stopped at some
 // step: the others hear of it in time and have their memory back; a stopped one that goes on hears
 // that it is out.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "collectives/rendezvous.h"
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
+#include "tests/std.h"
 #include "transport/base/child.h"
 
 namespace baton {

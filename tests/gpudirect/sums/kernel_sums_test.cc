@@ -1,16 +1,9 @@
 // Sums by the kernel, part by part: long ones, many at a time, what they are taken to cost, errors.
 #include "gpudirect/contract/kernel_sums.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "collectives/reduce/reduce.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::gpudirect {

@@ -1,23 +1,13 @@
 // Reads a trace and makes its calls on the fake.
 #include "tests/gpudirect/trace/replayer.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <condition_variable>
-#include <fstream>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <optional>
-#include <thread>
-
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "tests/gpudirect/fake/fake_driver.h"
+#include "tests/std.h"
 
 namespace baton::gpudirect {
 namespace {

@@ -1,16 +1,11 @@
 // A trace of the driver's calls: what is written down, and what a replay against the fake tells.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <fstream>
-#include <sstream>
-
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/recorder.h"
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/gpudirect/trace/replayer.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 
 namespace baton::gpudirect {
 namespace {

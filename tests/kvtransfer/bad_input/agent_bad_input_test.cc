@@ -1,22 +1,11 @@
 // Calls of an agent that ask for what there is not, or for what makes no sense: each is refused,
 // and nothing is left of it. What depends on the route is in agent_test.cc.
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <cstdlib>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvtransfer/agent.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 #include "transport/address.h"
 #include "transport/base/unique_fd.h"

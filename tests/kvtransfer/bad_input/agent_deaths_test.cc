@@ -1,17 +1,9 @@
 // The other agent's process dies in each phase of a transfer with it: before the first post,
 // between two, in flight and before its message. Over shm, tcp and ucx.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <numeric>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/strings/escaping.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/peer_process.h"
+#include "tests/test.h"
 #include "tests/usable_provider.h"
 
 namespace baton::kvtransfer {

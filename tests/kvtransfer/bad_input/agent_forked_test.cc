@@ -1,19 +1,9 @@
 // An agent in a forked child: every call is refused there, and says why; nothing happens to the
 // parent's, nor to those that it is connected to.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "kvtransfer/agent.h"
 #include "kvtransfer/agent_kv.h"
 #include "tests/kvtransfer/agent_pair.h"
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {

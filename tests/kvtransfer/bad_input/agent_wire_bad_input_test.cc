@@ -1,15 +1,9 @@
 // What a member of the cluster may make up, one field at a time: metadata under a right code, parts
 // of messages, and lists whose numbers overflow. Each is refused by the check that is for it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/internal/agent_list.h"
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/metadata/agent_metadata.h"
+#include "tests/test.h"
 #include "transport/base/wire.h"
 
 namespace baton::kvtransfer {

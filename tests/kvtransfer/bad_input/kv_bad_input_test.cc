@@ -1,20 +1,12 @@
 // What a peer or an application may say of a cache that makes no sense: rows of tiles, counts
 // beyond reason, plans between layouts that differ in one thing, ranks that there are not.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_checksums.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
 #include "kvtransfer/kv_requantise.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,13 +1,9 @@
 // Packed blocks: what is said of them is read or refused, and why; and how they are packed is found
 // by looking. That bytes move right between any two is for tests/python/kv_packing_test.py.
 #include "kvtransfer/kv_packing.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "tests/test.h"
 
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,16 +1,8 @@
 // Which pieces of which files a transfer is made of: neighbours are one, in the order of the files,
 // and each goes where it belongs. What system calls say: agent_files_test.cc.
-#include <fcntl.h>
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/unique_fd.h"
 
 namespace baton::kvtransfer {

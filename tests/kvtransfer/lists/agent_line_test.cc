@@ -1,20 +1,11 @@
 // Messages that are too large for one notification, without the agents: who may send parts of them
 // to another agent, which keeps so many bytes of them, and who waits in line; what becomes of them
 // where a worker has no room, and where the other agent goes.
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "kvtransfer/internal/agent_messages.h"
 #include "kvtransfer/internal/agent_outbox.h"
 #include "kvtransfer/internal/agent_transfer.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,15 +1,7 @@
 // Prepared lists and the layouts that are made from two of them, against the descriptors
 // themselves.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <set>
-#include <tuple>
-#include <vector>
-
 #include "kvtransfer/internal/agent_plan.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

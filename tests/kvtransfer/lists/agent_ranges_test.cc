@@ -1,13 +1,7 @@
 // Tables of registered ranges: what covers a descriptor, which of repeated ranges is meant, and
 // what it costs to have many of them come and go.
 #include "kvtransfer/internal/agent_ranges.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <bit>
-#include <random>
-#include <vector>
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

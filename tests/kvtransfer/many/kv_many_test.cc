@@ -1,16 +1,11 @@
 // Many loads on one connector: a round looks at those that something happened to, however many are
 // open. Looks are counted, not time.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "kvtransfer/internal/connector/kv_jobs.h"
 #include "kvtransfer/internal/connector/kv_loads.h"
 #include "tests/kvtransfer/kv_engines.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
 

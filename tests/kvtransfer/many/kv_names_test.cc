@@ -1,15 +1,10 @@
 // Names of prefill workers that DNS is slow about: no call waits for it, and no other load.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <string>
 
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/manual_clock.h"
 #include "tests/slow_dns.h"
+#include "tests/test.h"
 #include "transport/address.h"
 #include "transport/net/endpoint.h"
 

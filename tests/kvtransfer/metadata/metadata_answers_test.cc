@@ -1,17 +1,10 @@
 // What servers of metadata answer that are broken, or a stranger's: each answer is understood or
 // refused, and no worker ends of it.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <httplib.h>
-
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <mutex>
-#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "kvtransfer/metadata/etcd_store.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer {

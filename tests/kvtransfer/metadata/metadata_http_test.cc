@@ -1,22 +1,12 @@
 // HTTP servers that are broken, slow to close or a stranger's; and records whose owners have died.
 #include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <httplib.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "kvtransfer/metadata/http_client.h"
 #include "kvtransfer/metadata/http_store.h"
 #include "kvtransfer/metadata/metadata_store.h"
+#include "tests/test.h"
 #include "tests/until.h"
 #include "transport/base/unique_fd.h"
 

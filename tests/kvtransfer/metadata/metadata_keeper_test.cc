@@ -2,23 +2,8 @@
 // it asks.
 #include "kvtransfer/metadata/metadata_keeper.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "tests/sleeping.h"
+#include "tests/test.h"
 #include "tests/until.h"
 
 namespace baton::kvtransfer {

@@ -1,17 +1,10 @@
 // The folder, the HTTP server, and etcd.
 #include "tests/kvtransfer/metadata/metadata_servers.h"
 
-#include <fcntl.h>
 #include <httplib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <map>
-#include <mutex>
-#include <thread>
 
 #include "tests/quiet_port.h"
+#include "tests/std.h"
 #include "tests/temporary_folder.h"
 #include "tests/until.h"
 #include "transport/base/child.h"

@@ -2,10 +2,7 @@
 // process of its own.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 

@@ -2,25 +2,14 @@
 // believed, and what becomes of it when agents and servers die.
 #include "kvtransfer/metadata/metadata_store.h"
 
-#include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <httplib.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <thread>
 
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/file_store.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/metadata/metadata_servers.h"
 #include "tests/temporary_folder.h"
+#include "tests/test.h"
 #include "transport/base/child.h"
 
 namespace baton::kvtransfer {

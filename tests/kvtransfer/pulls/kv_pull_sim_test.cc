@@ -1,13 +1,9 @@
-// Loads that pull, over a simulated fabric, in virtual time: groups of any degree and layout, with
-// loss, cancels, deaths, and leases that run out. No block that prefill may use again is taken for
-// KV, none is held for ever, and all that begins ends.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <string>
-
+// Loads that pull, over a simulated fabric, in virtual time, and leases that run out. No block that
+// prefill may use again is taken for KV, and none is held for ever. What pulls and pushes have in
+// common is in sims/kv_group_sim_test.cc.
 #include "tests/kvtransfer/kv_groups.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -16,62 +12,6 @@ using ::testing::HasSubstr;
 
 constexpr Time kNothing = microseconds(1);
 const auto kNeverReady = [] { return false; };
-
-void expect_complete(Groups& groups, const Degrees& degrees, KvRequestId loads) {
-  for (uint32_t rank = 0; rank < degrees.decode; ++rank) {
-    for (KvRequestId id = 1; id <= loads; ++id) {
-      const TestLoad& load = groups.decode(rank).load(id);
-      EXPECT_TRUE(load.status.ok()) << load.status;
-      EXPECT_EQ(load.verified, 6u);
-      EXPECT_FALSE(load.wrong);
-      EXPECT_EQ(load.payload, "token of " + std::to_string(id));
-      EXPECT_EQ(load.wrongly_kept, 0u);
-    }
-  }
-  groups.expect_intact();
-}
-
-void expect_all_free(Groups& groups, const Degrees& degrees) {
-  for (uint32_t rank = 0; rank < degrees.prefill; ++rank) {
-    EXPECT_EQ(groups.prefill(rank).cache().free_blocks(), 60u);
-  }
-}
-
-TEST(KvPullsOverSim, AnyTwoGroupsUnderstandEachOther) {
-  const auto seeds = static_cast<uint32_t>(rounds_of(48, 12));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
-    const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
-    Groups groups(seed + 1, degrees.prefill, degrees.decode, 100e6, seconds(10));
-    for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 1 + groups.random()() % 60);
-    ASSERT_TRUE(groups.run_to_end());
-    expect_complete(groups, degrees, 3);
-    expect_all_free(groups, degrees);
-    for (uint32_t rank = 0; rank < degrees.prefill; ++rank) {
-      EXPECT_EQ(groups.prefill(rank).jobs_seen(), 3u) << "each is computed once";
-      EXPECT_EQ(groups.connector(rank).stats().bytes_sent, 0u) << "nothing is written";
-    }
-  }
-}
-
-TEST(KvPullsOverSim, PrefillMayBeFirst) {
-  const auto seeds = static_cast<uint32_t>(rounds_of(24, 6));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
-    const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
-    Groups groups(seed + 100, degrees.prefill, degrees.decode, 100e6, seconds(10));
-    const uint32_t tokens = 1 + groups.random()() % 60;
-    for (uint32_t rank = 0; rank < degrees.prefill; ++rank) {
-      KvBinding binding{.key = "request 1", .tokens = tokens, .loads = groups.loads_of_key()};
-      ASSERT_TRUE(groups.prefill(rank).bind(binding, 1).ok());
-    }
-    groups.run(kNeverReady, microseconds(groups.random()() % 4000));
-    groups.load(1, tokens);
-    ASSERT_TRUE(groups.run_to_end());
-    expect_complete(groups, degrees, 1);
-    expect_all_free(groups, degrees);
-  }
-}
 
 TEST(KvPullsOverSim, LayersAreReadBeforeTheJobIsFinished) {
   Groups groups(3, 2, 1, 100e6, seconds(10));
@@ -84,7 +24,7 @@ TEST(KvPullsOverSim, LayersAreReadBeforeTheJobIsFinished) {
   EXPECT_EQ(groups.decode(0).load(1).verified, 5u);
   for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(UINT32_MAX);
   ASSERT_TRUE(groups.run_to_end());
-  expect_complete(groups, {2, 1}, 1);
+  groups.expect_complete(1);
 }
 
 // Computing takes many leases; each is renewed.
@@ -97,7 +37,7 @@ TEST(KvPullsOverSim, ALeaseIsRenewedForAsLongAsItTakes) {
   EXPECT_TRUE(groups.decode(0).load(1).status.ok()) << groups.decode(0).load(1).status;
   for (size_t rank : {0, 1}) groups.prefill(rank).stop_before_layer(UINT32_MAX);
   ASSERT_TRUE(groups.run_to_end());
-  expect_complete(groups, {2, 1}, 1);
+  groups.expect_complete(1);
 }
 
 // Decode asks for 10 ms, or for much more, and prefill grants 10 ms.
@@ -129,7 +69,7 @@ TEST_P(KvPullLeases, WhoDoesNotRenewLosesTheBlocks) {
   EXPECT_THAT(std::string(load.status.message()), HasSubstr("did not renew its lease"));
   EXPECT_FALSE(load.wrong);
   EXPECT_EQ(load.wrongly_kept, 0u);
-  expect_all_free(groups, {1, 1});
+  groups.expect_all_free();
   groups.expect_intact();
 }
 
@@ -158,57 +98,11 @@ TEST_P(KvPullLeases, WhatIsReadAfterTheLeaseIsNotTakenForData) {
       EXPECT_EQ(load.wrongly_kept, 0u);
       ++(load.status.ok() ? complete : lost);
     }
-    expect_all_free(groups, {1, 1});
+    groups.expect_all_free();
     groups.expect_intact();
   }
   EXPECT_GT(lost, seeds / 4);
   EXPECT_GT(complete, seeds / 4);
-}
-
-TEST(KvPullsOverSim, CancelsAndDeathsLeaveNothingBehind) {
-  size_t failed = 0, kept = 0, lost = 0;
-  const auto seeds = static_cast<uint32_t>(rounds_of(80, 16));
-  for (uint32_t seed = 0; seed < seeds; ++seed) {
-    SCOPED_TRACE(seed);
-    const Degrees degrees = kDegrees[seed % std::size(kDegrees)];
-    Groups groups(seed + 200, degrees.prefill, degrees.decode, 5e6, milliseconds(50));
-    for (KvRequestId id = 1; id <= 3; ++id) groups.load(id, 20 + groups.random()() % 40);
-    const uint32_t what = seed % 4;
-    const Time soon = microseconds(500 + groups.random()() % 20'000);
-    if (what == 0) groups.kill_prefill(0, soon);
-    if (what == 1) groups.kill_decode(0, soon);
-    if (what == 2) {
-      groups.prefill(0).stop_before_layer(3);
-      groups.run(kNeverReady, milliseconds(30));
-      groups.prefill(0).refuse(absl::InternalError("by the test"));
-    }
-    for (uint32_t rank = 0; what == 3 && rank < degrees.decode; ++rank) {
-      groups.decode(rank).cancel(1 + groups.random()() % 3, groups.random()() % 6);
-    }
-    // A dead decode worker's blocks are free when its lease is over.
-    ASSERT_TRUE(groups.run_to_end(seconds(20)));
-    groups.run(kNeverReady, milliseconds(20));
-    for (uint32_t rank = 0; rank < degrees.decode; ++rank) {
-      if (what == 1 && rank == 0) continue;
-      for (KvRequestId id = 1; id <= 3; ++id) {
-        const TestLoad& load = groups.decode(rank).load(id);
-        EXPECT_FALSE(load.wrong);
-        EXPECT_TRUE(load.verified == 6 || !load.status.ok());
-        EXPECT_EQ(load.wrongly_kept, 0u) << "a block was said to be there and is not";
-        if (load.status.ok()) continue;
-        ++failed;
-        kept += load.kept;
-        lost += load.blocks.size() - load.kept;
-      }
-    }
-    for (uint32_t rank = what == 0 ? 1 : 0; rank < degrees.prefill; ++rank) {
-      EXPECT_EQ(groups.prefill(rank).cache().free_blocks(), 60u);
-    }
-    groups.expect_intact();
-  }
-  EXPECT_GT(failed, seeds / 3);
-  EXPECT_GT(kept, 0u) << "what was read in time need not be computed again";
-  EXPECT_GT(lost, 0u);
 }
 
 // The engine gives up, but decode may be reading: the blocks are not free before it says that it is
@@ -260,7 +154,7 @@ TEST(KvPullsOverSim, ACancelEndsTheReadsFirst) {
       groups.fabric().run_for(microseconds(1));
     }
     ASSERT_TRUE(groups.run_to_end());
-    expect_all_free(groups, {1, 1});
+    groups.expect_all_free();
     groups.expect_intact();
     cancelled += absl::IsCancelled(groups.decode(0).load(1).status);
   }

@@ -1,17 +1,8 @@
 // Loads that pull, over every real provider: two connectors in one process, and prefill workers
 // that do not keep to the protocol.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <random>
-#include <string>
-#include <tuple>
-#include <vector>
-
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -27,8 +18,6 @@ KvLoad pull(KvRequestId id, const std::string& prefill, uint32_t first_token = 0
   load.pull = true;
   return load;
 }
-
-std::string text(const absl::Status& status) { return std::string(status.message()); }
 
 class KvPullTest : public OverEveryProvider<std::tuple<std::string, bool>> {
  protected:
@@ -74,23 +63,6 @@ TEST_P(KvPullTest, EveryByteOfManyLoadsIsReadOnce) {
   }
 }
 
-TEST_P(KvPullTest, OtherLayoutsAndFewSlots) {
-  KvPairOptions with = options();
-  with.max_transfers = 3;
-  with.prefill_layout = hybrid_layout(60, 8, 4, 20);
-  with.decode_layout = hybrid_layout(80, 12, 8, 14);
-  KvPair pair(with);
-  for (KvRequestId id = 1; id <= 4; ++id) {
-    ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 20 * static_cast<uint32_t>(id)).ok());
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 4; ++id) {
-    EXPECT_EQ(pair.decode->load(id).verified, 6u) << pair.decode->load(id).status;
-    EXPECT_FALSE(pair.decode->load(id).wrong);
-  }
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-}
-
 // More blocks than one message names.
 TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
   KvPairOptions with = options();
@@ -102,45 +74,6 @@ TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
   pair.run_to_end();
   EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
   EXPECT_FALSE(pair.decode->load(1).wrong);
-}
-
-TEST_P(KvPullTest, ACancelledLoadsBlocksCanBeReusedAtOnceOnBothSides) {
-  KvPairOptions with = options();
-  with.shape = "2MB/s";    // so that cancels meet bytes under way,
-  with.max_transfers = 3;  // and reads that wait for a slot
-  KvPair pair(with);
-  std::mt19937 random(5);
-  size_t cancelled = 0;
-  for (KvRequestId id = 1; id <= 12; ++id) {
-    pair.until([&] { return pair.decode->cache().free_blocks() >= 20; });
-    ASSERT_TRUE(pair.decode->start(pull(id, pair.address()), 80).ok());
-    pair.decode->cancel(id, random() % 4);
-    const uint32_t steps = random() % 200;
-    for (uint32_t i = 0; i < steps; ++i) pair.step();
-    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 12; ++id) {
-    EXPECT_FALSE(pair.decode->load(id).wrong);
-    EXPECT_EQ(pair.decode->load(id).wrongly_kept, 0u);
-    cancelled += absl::IsCancelled(pair.decode->load(id).status);
-  }
-  EXPECT_GT(cancelled, 0u);
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-  EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-}
-
-TEST_P(KvPullTest, APrefillThatStopsFailsItsLoads) {
-  KvPair pair(options());
-  pair.prefill->stop_before_layer(2);
-  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  pair.until([&] { return pair.decode->load(1).verified == 2; });
-  pair.prefill.reset();
-  pair.prefill_connector = nullptr;
-  pair.until([&] { return pair.decode->open() == 0; });
-  EXPECT_TRUE(absl::IsUnavailable(pair.decode->load(1).status)) << pair.decode->load(1).status;
-  EXPECT_THAT(text(pair.decode->load(1).status),
-              AllOf(HasSubstr("prefill-0"), HasSubstr("2 of 6 layers"), HasSubstr("another")));
 }
 
 // Also one that is gone: it may have stood still, and go on.
@@ -185,33 +118,6 @@ TEST_P(KvPullTest, WhoMayNotBeReadSaysSo) {
   ASSERT_TRUE(pair.decode->start(2, pair.address(), 12).ok());
   pair.run_to_end();
   EXPECT_TRUE(pair.decode->load(2).status.ok());
-}
-
-TEST_P(KvPullTest, LayoutsThatDoNotFitAreRefusedWithTheRemedy) {
-  KvPairOptions with = options();
-  with.prefill_layout = test_layout(60, 0, 4);
-  KvPair pair(with);
-  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-  pair.run_to_end();
-  EXPECT_TRUE(absl::IsFailedPrecondition(pair.decode->load(1).status));
-  EXPECT_THAT(text(pair.decode->load(1).status), AllOf(HasSubstr("[0, 4)"), HasSubstr("[0, 8)")));
-}
-
-TEST_P(KvPullTest, EnginesErrorsReachDecode) {
-  for (const bool missing : {false, true}) {
-    KvPair pair(options());
-    if (missing) {
-      pair.prefill->forget_a_block();
-    } else {
-      pair.prefill->refuse(absl::ResourceExhaustedError("longer than my cache"));
-    }
-    ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), 12).ok());
-    pair.run_to_end();
-    EXPECT_THAT(text(pair.decode->load(1).status),
-                HasSubstr(missing ? "blocks missing" : "longer than my cache"));
-    EXPECT_EQ(pair.decode->load(1).wrongly_kept, 0u);
-    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, KvPullTest,
@@ -310,9 +216,8 @@ TEST_P(KvFalsePrefillTest, AnAnswerInAVersionThatNobodyReadsFailsTheLoad) {
   EXPECT_THAT(text(end()), HasSubstr("version 9"));
 }
 
-// Promise(kv): A malicious prefill worker fails its own loads only | every offer and block is
-// checked
-//   against the request
+// Promise(kv): A malicious prefill worker fails its own loads only | every offer and block
+//   is checked against the request
 TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
   send(KvMessageKind::kOffer, "nonsense");
   EXPECT_TRUE(absl::IsInvalidArgument(end()));

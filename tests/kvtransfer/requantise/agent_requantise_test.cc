@@ -1,16 +1,11 @@
 // bf16 and fp32 into fp8 between two agents: every byte as KvRequantisePlan::run_reference() makes
 // it, over every provider; what is refused; and aborts, fences and ends in the middle.
-#include <gmock/gmock.h>
-
-#include <algorithm>
-#include <numeric>
-#include <random>
-
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_requantise.h"
 #include "tests/kvtransfer/agent_fixture.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
 #include "tests/kvtransfer/requantise/requantised.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,16 +1,9 @@
 // Plans of agents that requantise by the processor, into and out of memory that is not there any
 // more, or may not be written: the transfer fails, and the process goes on.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/mman.h>
-
-#include <numeric>
-#include <string>
-#include <vector>
-
 #include "kvtransfer/agent_kv.h"
 #include "tests/kvtransfer/agent_pair.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,22 +1,10 @@
 // Requantising: the fast loop against the plain one, and the plain one against the definition.
 #include "kvtransfer/kv_requantise.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <numeric>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "absl/strings/str_cat.h"
 #include "kvtransfer/plans/fp8_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -2,16 +2,9 @@
 // to be, byte for byte, by the definition.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "kvtransfer/kv_requantise.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 

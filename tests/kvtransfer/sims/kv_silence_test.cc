@@ -1,14 +1,9 @@
 // A prefill worker that is stopped, or only slow: what decode makes of its silence, in virtual
 // time; and over real providers, who answers while the engine computes.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <string>
-
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/kvtransfer/sims/kv_world.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

@@ -1,15 +1,9 @@
 // The connector over a simulated fabric, in virtual time: many seeds of loss, repeats, reordering,
 // flapping rails, cancelled loads and dying workers. Whatever happens, a layer that is said to be
 // here is here, a block that may be reused stays as it is, and every load and job ends.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <numeric>
-#include <random>
-#include <string>
-
 #include "tests/kvtransfer/sims/kv_world.h"
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::kvtransfer {
 namespace {

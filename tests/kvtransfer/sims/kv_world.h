@@ -1,16 +1,9 @@
 // A prefill and a decode worker on a simulated fabric, in virtual time.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/test.h"
 #include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {

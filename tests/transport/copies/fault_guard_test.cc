@@ -2,15 +2,9 @@
 #include "transport/base/copies/fault_guard.h"
 
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <pthread.h>
-#include <sys/mman.h>
 
-#include <csignal>
-#include <cstring>
-#include <thread>
-#include <vector>
-
+#include "tests/test.h"
 #include "tests/transport/fading_memory.h"
 
 namespace baton {

@@ -1,16 +1,7 @@
 // A peer whose best route does not reach some of its regions: those go another way, which the peer
 // is called over, and everything else stays where it is.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/manual_clock.h"
+#include "tests/test.h"
 #include "tests/transport/scripted_provider.h"
 
 namespace baton {

@@ -1,16 +1,10 @@
 // Calls on threads beside: as many at once as there are threads, each told of once.
 #include "transport/base/threads/calls_beside.h"
 
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <memory>
 #include <semaphore>
-#include <string>
 
 #include "tests/sanitized.h"
+#include "tests/test.h"
 
 namespace baton::base {
 namespace {

@@ -1,19 +1,12 @@
 // A fork waits for what a child must not find half done, whatever others do meanwhile.
 #include "transport/base/threads/forks.h"
 
-#include <gtest/gtest.h>
 #include <pthread.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <mutex>
 #include <semaphore>
-#include <thread>
 
 #include "tests/sanitized.h"
+#include "tests/test.h"
 #include "transport/base/log.h"
 #include "transport/internal/threads/progress_lock.h"
 

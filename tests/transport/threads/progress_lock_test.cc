@@ -1,13 +1,7 @@
 // Who waits for the lock of progress gets it from a thread that takes it over and over.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <mutex>
-#include <thread>
-
-#include "tests/until.h"
 #include "transport/internal/threads/progress_lock.h"
+#include "tests/test.h"
+#include "tests/until.h"
 
 namespace baton::internal {
 namespace {

@@ -2,12 +2,8 @@
 #include "tests/verbs/fake/fake_cm.h"
 
 #include <arpa/inet.h>
-#include <unistd.h>
 
-#include <cstring>
-#include <functional>
-#include <utility>
-
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_cm_objects.h"
 
 namespace baton {

@@ -15,13 +15,9 @@
 // was down when an established identifier was destroyed: no answer reaches it any more.
 #pragma once
 
-#include <cstdint>
 #include <list>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_verbs.h"
 
 namespace baton {

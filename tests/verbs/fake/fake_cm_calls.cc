@@ -1,14 +1,9 @@
 // The fake connection manager's table of calls.
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_cm_objects.h"
 
 namespace baton {

@@ -1,11 +1,5 @@
 // The fake's memory: protection domains and regions.
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_calls.h"
 
 namespace baton {

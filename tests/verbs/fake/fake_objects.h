@@ -1,11 +1,7 @@
 // What the fake's handles really are.
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <optional>
-#include <vector>
-
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "transport/base/ring.h"
 

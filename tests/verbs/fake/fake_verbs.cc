@@ -1,12 +1,11 @@
 // The fake itself, and the faults that tests inject.
-#include "tests/verbs/fake/fake_verbs.h"
-
 #include <unistd.h>
-
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "tests/verbs/fake/fake_calls.h"
 #include "tests/verbs/fake/fake_objects.h"
+#include "tests/verbs/fake/fake_verbs.h"
 
 namespace baton {
 
@@ -232,6 +231,21 @@ size_t FakeVerbs::shared_receives() const {
 size_t FakeVerbs::objects() const {
   std::lock_guard lock(mutex_);
   return objects_;
+}
+
+// The fake's table of calls, put together.
+verbs::VerbsApi fake_calls() {
+  verbs::VerbsApi api{};
+  add_device_calls(api);
+  add_memory_calls(api);
+  add_completion_calls(api);
+  add_queue_calls(api);
+  return api;
+}
+
+bool take_count(int fd) {
+  uint64_t count = 0;
+  return read(fd, &count, sizeof count) == sizeof count;
 }
 
 }  // namespace baton

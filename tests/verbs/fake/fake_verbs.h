@@ -20,15 +20,7 @@
 // packet numbers or reads, objects destroyed while others use them.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <random>
-#include <string>
-#include <vector>
-
+#include "tests/std.h"
 #include "transport/clock.h"
 #include "verbs/device/verbs_api.h"
 

@@ -1,13 +1,8 @@
 // The fake's data path: posting, moving bytes, completing, failing.
 #include <arpa/inet.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "tests/std.h"
 #include "tests/verbs/fake/fake_objects.h"
 #include "transport/base/copies/fault_guard.h"
 
