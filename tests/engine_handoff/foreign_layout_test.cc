@@ -95,7 +95,7 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
   refused([](json& said) { said["key"]["start"] = 2048; }, "would overlap");
   refused([](json& said) { said["value"]["start"] = 4096; },
           "would overlap, or one would be outside");
-  refused([](json& said) { said["key"]["elements"] = {{2, 1}, {16, 1}}; }, "in one place");
+  refused([](json& said) { said["key"]["elements"] = {{2, 1}, {16, 1}}; }, "would overlap");
 }
 
 TEST(ForeignLayout, OfAnotherModelDoesNotFit) {

@@ -122,7 +122,7 @@ TEST(LoadReport, WordsThatAreNoneAreRefused) {
   }
   EXPECT_EQ(*parse_metrics("ttft,kv_wait"), (std::vector<std::string>{"ttft", "kv_wait"}));
   EXPECT_THAT(std::string(parse_metrics("ttft,latency").status().message()),
-              HasSubstr("none of ttft, tpot, itl, e2el"));
+              HasSubstr("is not one of ttft, tpot, itl, e2el"));
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST(Heads, AreReadAsRfc9112HasThem) {
       // A body's coding.
       {post + "Content-Encoding: identity\r\n\r\nab", "got ab"},
       {post + "Content-Encoding: gzip\r\n\r\nab", "HTTP/1.1 415 Unsupported Media Type"},
-      {post + "Content-Encoding: gzip\r\n\r\nab", "Content-Encoding gzip is not understood"},
+      {post + "Content-Encoding: gzip\r\n\r\nab", "Content-Encoding gzip is not supported"},
       {post + "Content-Encoding: br\r\n\r\nab", "Accept-Encoding: identity"}};
   for (const auto& [bytes, want] : cases) {
     RawClient whole(listener.port()), pieces(listener.port());
