@@ -104,7 +104,7 @@ class DeviceFloor final : public Floor {
   std::unique_ptr<internal::DeviceBuffer> target_;
   std::unique_ptr<internal::DeviceCopies> copies_;  // ends first
   internal::DeviceRun run_;
-  Reference reference_{.name = "device copy", .note = "memcpy of as many bytes in one run"};
+  Reference reference_{.name = "device copy", .note = "a copy of as many bytes in one run"};
 };
 
 class SocketsFloor final : public Floor {

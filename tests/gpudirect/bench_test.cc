@@ -87,7 +87,7 @@ TEST(BenchOnDevices, KvPagesVerify) {
     const Ran ran = run(kv_bw_main, line);
     expect_moved(ran, line, provider == "shm");
     // A processor's copies of the host's memory say nothing of a device's, and take for ever.
-    EXPECT_EQ(ran.out.find("device copy: of as many bytes") != std::string::npos,
+    EXPECT_EQ(ran.out.find("device copy: a copy of as many bytes") != std::string::npos,
               provider == "shm");
     gpu.expect_clean();
   }

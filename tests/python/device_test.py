@@ -153,7 +153,7 @@ class Agents(unittest.TestCase):
                 self.assertEqual(bytes(self.theirs), bytes(self.mine))
                 with self.assertRaisesRegex(ValueError, "of one kind"):
                     self.a.register(mine, self.host)
-                with self.assertRaisesRegex(ValueError, "VRAM, and not DRAM"):
+                with self.assertRaisesRegex(ValueError, "VRAM, not DRAM"):
                     self.a.register(mine, memory=baton.DRAM)
                 self.a.deregister(mine)
                 self.b.deregister(theirs)

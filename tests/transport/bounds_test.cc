@@ -109,7 +109,8 @@ TEST_F(Bounds, APeerThatAsksAndTakesNoAnswersIsClosed) {
   }
   EXPECT_EQ(worker_->peer_state(peer), PeerState::kDown);
   EXPECT_GE(asked, internal::kMostUnsaid);
-  EXPECT_THAT(std::string(worker_->peer_status(peer).message()), HasSubstr("takes no answers"));
+  EXPECT_THAT(std::string(worker_->peer_status(peer).message()),
+              HasSubstr("does not read the answers"));
 }
 
 // What waits to be said is not said twice.

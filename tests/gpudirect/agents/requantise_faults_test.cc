@@ -39,7 +39,7 @@ TEST(RequantisingOnDevices, WithoutMemoryForTheSlotsThePlanIsRefusedWithTheRemed
       const absl::Status full = pair.status(pair.source.place);
       EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
       EXPECT_THAT(std::string(full.message()),
-                  AllOf(HasSubstr("no 134217728 bytes of staging memory on CUDA device 0"),
+                  AllOf(HasSubstr("cannot allocate 134217728 bytes of staging memory on CUDA device 0"),
                         HasSubstr("AgentOptions::staging_bytes")));
     }
   }

@@ -130,7 +130,7 @@ TEST(RequantisingFences, MemoryThatWasFreedWhileRegisteredFailsItsTransferAlone)
         run_agents(*pair.a, *pair.b, [&] { return !pair.running(*id); });
         const absl::Status gone = pair.a->status(*id);
         EXPECT_TRUE(absl::IsInvalidArgument(gone)) << gone;
-        EXPECT_THAT(std::string(gone.message()), HasSubstr("not memory of CUDA device 0 any more"));
+        EXPECT_THAT(std::string(gone.message()), HasSubstr("no longer memory of CUDA device 0"));
       }
       EXPECT_TRUE(pair.a->release(*id).ok());
       const CacheBytes want = pair.want();

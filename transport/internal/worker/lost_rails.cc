@@ -114,7 +114,7 @@ void LostRails::hear(Peer& peer, Rail& rail, std::string_view words) {
     needs_.closing.close_later(
         peer.id(), &rail,
         absl::InvalidArgumentError("the peer asks again and again about rails that "
-                                   "were lost, and takes no answers"));
+                                   "were lost but does not read the answers"));
     return;
   }
   questions_.emplace_back(peer.id(), *std::move(message));

@@ -192,8 +192,8 @@ void Staging::hear(Peer& peer, const Rail& rail, std::string_view words) {
                                    [&](const Outgoing& each) { return each.peer == peer.id(); });
   if (waits >= kMostQueued) {
     worker_.closing.close_later(peer.id(), &rail,
-                                absl::InvalidArgumentError("the peer asks for staged chunks, and "
-                                                           "takes no answers"));
+                                absl::InvalidArgumentError("the peer asks for staged chunks but "
+                                                           "does not read the answers"));
     return;
   }
   due_ = true;
