@@ -186,7 +186,6 @@ bool Dispatcher::pump() {
   return any;
 }
 
-// For pump(). A peer that is not up is made ready when it is.
 void Dispatcher::make_ready(Peer& peer) {
   if (peer.state != PeerState::kUp || (peer.urgent.head == kNone && peer.bulk.head == kNone))
     return;
@@ -369,7 +368,6 @@ void Dispatcher::dequeue(Peer& peer, uint32_t index) {
   slot.queued = false;
 }
 
-// From the peer, or back from a notification that was not delivered.
 void Dispatcher::take_credit(Peer& peer, uint64_t amount) {
   peer.credit += std::min(amount, kNotificationWindow - peer.credit);
   while (peer.held.head != kNone) {

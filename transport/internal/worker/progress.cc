@@ -1,4 +1,4 @@
-// A worker's start, its round of progress, and how it sleeps and wakes.
+// A worker's start, its round of progress, and which thread makes it.
 #include <unistd.h>
 
 #include <algorithm>

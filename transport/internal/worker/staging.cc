@@ -1,5 +1,4 @@
-// What staged transfers of ours and of others have in common: rings, messages, and slots; and how
-// memory of devices is registered.
+// What staged transfers of ours and of others have in common: rings, messages, and slots.
 #include "transport/internal/worker/staging.h"
 
 #include <algorithm>

@@ -88,13 +88,14 @@ class Transfers {
 
   const Needs needs_;
   StreamOrder order_;
-  std::atomic<uint64_t> submitted_{0};
   std::atomic<bool> cancels_{false};
   std::atomic<bool> prompt_rails_{false};   // there has been a PromptRail
   std::atomic<bool> announcing_{false};     // under the lock, in a caller's EndCallback
   std::vector<Timed> deadlines_;            // heap, earliest first
   std::vector<uint32_t> stopped_;           // ended, not announced yet
   std::vector<TransferId> standing_aside_;  // until streams have come so far
+  // Written by each caller: not beside what each round reads.
+  alignas(64) std::atomic<uint64_t> submitted_{0};
 };
 
 }  // namespace baton::internal
