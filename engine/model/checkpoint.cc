@@ -140,6 +140,7 @@ absl::Status load_tied(const Shards& shards, Checkpoint& checkpoint) {
   absl::Status status = load_weight(shards, has_head_alone ? kHead : kEmbedding, embedding);
   if (!status.ok() || !has_both) return status;
   Weight head{.name = kHead, .rows = embedding.rows, .cols = embedding.cols};
+  if (status = base::memory_fits(kHead, bytes_of(head)); !status.ok()) return status;
   status = load_weight(shards, kHead, head);
   if (!status.ok() || head.data == embedding.data) return status;
   checkpoint.config.tie_word_embeddings = false;
@@ -374,18 +375,19 @@ absl::StatusOr<Checkpoint> load_checkpoint(const std::string& directory) {
   checkpoint.weights = weight_list(checkpoint.config);
   size_t left = 0;  // bytes that are not in memory yet
   for (const Weight& weight : checkpoint.weights) left += bytes_of(weight);
-  const size_t all = left;
+  size_t asked = SIZE_MAX;
   for (Weight& weight : checkpoint.weights) {
-    // Asked again at large ones: other processes, ranks of this model among them, load meanwhile.
-    constexpr size_t kLarge = 1 << 20;
-    if (left == all || bytes_of(weight) >= kLarge) {
+    const bool tied = checkpoint.config.tie_word_embeddings && weight.name == kEmbedding;
+    if (tied) continue;  // loaded last
+    // Asked again and again: other processes, ranks of this model among them, load meanwhile.
+    constexpr size_t kAskEvery = size_t{64} << 20;
+    if (asked - left >= kAskEvery) {
       absl::Status fits = base::memory_fits(
           absl::StrCat("what is to be loaded of the weights in ", directory), left);
       if (!fits.ok()) return fits;
+      asked = left;
     }
     left -= bytes_of(weight);
-    const bool tied = checkpoint.config.tie_word_embeddings && weight.name == kEmbedding;
-    if (tied) continue;
     if (absl::Status status = load_weight(*shards, weight.name, weight); !status.ok())
       return status;
   }

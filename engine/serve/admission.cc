@@ -80,7 +80,8 @@ std::vector<Pending> Admission::fresh_queue(const Backlog& backlog) const {
 
 size_t Admission::followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
                                Time limit) const {
-  size_t count = std::clamp<size_t>(sizes.places, 1, kMostFollowers + 1) - 1;
+  const auto others = static_cast<size_t>(arrived_ - static_cast<double>(choices) + 0.5);
+  size_t count = std::min({std::max<size_t>(sizes.places, 1) - 1, kMostFollowers, others});
   for (; count > 0; count -= std::max<size_t>(count / 4, 1)) {
     const std::vector<Pending> alike(choices + count, choice);
     const double ends = forecast({}, alike, sizes, cost())[choices - 1];
@@ -136,6 +137,10 @@ absl::Status Admission::refuse(std::string_view why, double again) {
 }
 
 absl::Status Admission::admit(const Backlog& backlog, const WorkAhead& work, Time now) {
+  const double within = seconds_of(limit(work.stream, now).value_or(std::chrono::seconds(1)));
+  arrived_ *= std::exp(-seconds_of(now - arrived_at_) / within);
+  arrived_ += static_cast<double>(std::max<size_t>(work.choices, 1));
+  arrived_at_ = now;
   // Alone it could not be quicker, and refusing it for ever would not help.
   if (backlog.prompt_tokens + backlog.output_tokens == 0) return absl::OkStatus();
   // No request overtakes those who wait.

@@ -105,7 +105,7 @@ class Admission {
   };
   Outlook look_ahead(const Backlog& backlog, const WorkAhead& work, Time now) const;
   // How many requests like one of these `choices` may come right behind them and leave them well
-  // within the limit, if the engine has nothing else to do.
+  // within the limit, if the engine has nothing else to do: at most as many as came lately.
   size_t followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
                       Time limit) const;
   // With what the prompts that wait will find in caches.
@@ -120,6 +120,8 @@ class Admission {
   double mean_output_ = 64;
   double computed_part_ = 1;          // of prompts
   std::array<Patience, 2> patience_;  // of whole answers, of streams
+  double arrived_ = 0;                // choices, decaying within a limit
+  Time arrived_at_{};
   uint64_t refused_ = 0;
 };
 

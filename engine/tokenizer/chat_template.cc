@@ -106,6 +106,9 @@ absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string
   absl::StatusOr<ChatTemplate> made =
       source.ok() ? ChatTemplate::parse(*source, tokens->named) : source.status();
   if (made.ok()) return *std::move(made);
+  const bool for_good =
+      absl::IsInvalidArgument(made.status()) || absl::IsFailedPrecondition(made.status());
+  if (!for_good) return behind(directory, made.status());
   return ChatTemplate::refused(behind(directory, made.status()));
 }
 

@@ -4,6 +4,7 @@ A request is its length in four bytes and JSON: [template, variables], or [templ
 answer is a length, "t" for text or "e" for an error, and UTF-8. Arguments: seconds of a request, bytes of memory.
 """
 import codecs
+import contextlib
 import ctypes
 import functools
 import json
@@ -18,13 +19,13 @@ from datetime import datetime
 
 
 def read(size):
-    data = b""
-    while len(data) < size:
-        more = os.read(0, size - len(data))
-        if not more:
+    parts = []
+    while size:
+        parts.append(os.read(0, min(size, 1 << 20)))
+        if not parts[-1]:
             os._exit(0)  # the server has ended
-        data += more
-    return data
+        size -= len(parts[-1])
+    return b"".join(parts)
 
 
 def answer(kind, data):
@@ -96,6 +97,8 @@ def compiled(source):
 
 def confine(memory):
     """Limits memory, and leaves no files, sockets or processes to what breaks out of Jinja's sandbox."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # the kernel ends this process rather than the server
     datetime.now().strftime("%c")  # reads the time zone: nothing is opened later
     for name in "ascii", "latin-1", "unicode-escape":
         codecs.lookup(name)
@@ -124,28 +127,30 @@ def line_of(error):
     return f"line {lines[-1]}: " if lines else ""
 
 
+def respond(request, memory):
+    try:
+        source, variables = json.loads(request)
+        template = compiled(source)
+        return b"t", b"" if variables is None else template.render(variables).encode()
+    except RaisedByTemplate as raised:
+        error = str(raised)
+    except jinja2.exceptions.TemplateSyntaxError as wrong:
+        error = f"line {wrong.lineno}: {wrong.message}"
+    except MemoryError:
+        error = f"it needs more than {memory >> 20} MiB of memory"
+    except Exception as other:
+        error = f"{line_of(other)}{type(other).__name__}: {other}"
+    return b"e", error.encode(errors="replace")
+
+
 def serve(seconds, memory):
     while True:
-        request = read(int.from_bytes(read(4), "little"))
+        # Nothing of a request is kept while the next one is read.
+        request = [read(int.from_bytes(read(4), "little"))]
         signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor: then the kernel kills this process
-        error = None
-        try:
-            source, variables = json.loads(request)
-            template = compiled(source)
-            text = b"" if variables is None else template.render(variables).encode()
-        except RaisedByTemplate as raised:
-            error = str(raised)
-        except jinja2.exceptions.TemplateSyntaxError as wrong:
-            error = f"line {wrong.lineno}: {wrong.message}"
-        except MemoryError:
-            error = f"it needs more than {memory >> 20} MiB of memory"
-        except Exception as other:
-            error = f"{line_of(other)}{type(other).__name__}: {other}"
+        said = list(respond(request.pop(), memory))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if error is None:
-            answer(b"t", text)
-        else:
-            answer(b"e", error.encode(errors="replace"))
+        answer(said[0], said.pop())
 
 
 for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

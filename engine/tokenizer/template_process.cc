@@ -24,6 +24,9 @@ namespace {
 constexpr size_t kMemory = size_t{512} << 20;
 constexpr size_t kLongestAnswer = size_t{64} << 20;
 constexpr std::chrono::seconds kStart{60};  // of a busy machine
+constexpr int kFailures = 2;                // in a row: then calls fail at once for a while
+constexpr std::chrono::seconds kRest{10};
+constexpr int kUnknown = -1;
 
 // What is in the way of starting `python` with the socket as its standard input, or 0.
 int spawn(const std::string& python, const std::vector<std::string>& words, int socket,
@@ -95,7 +98,26 @@ absl::StatusOr<std::string> TemplateProcess::call(std::string_view source,
   base::put_number(request, static_cast<uint32_t>(body.size()));
   request += body;
 
+  if (body.size() > kLongestAnswer) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the request is JSON of ", body.size(), " bytes, and ", kLongestAnswer, " are the most"));
+  }
+
   const std::lock_guard lock(mutex_);
+  using Steady = std::chrono::steady_clock;
+  // Others wait for this lock meanwhile, and what fails may take a minute to do so.
+  if (failures_ >= kFailures && Steady::now() < failed_at_ + kRest) return failure_;
+  absl::StatusOr<std::string> text = ask(request);
+  if (text.ok() || absl::IsInvalidArgument(text.status())) {
+    failures_ = 0;
+    return text;
+  }
+  ++failures_;
+  failed_at_ = Steady::now();
+  return failure_ = text.status();
+}
+
+absl::StatusOr<std::string> TemplateProcess::ask(std::string_view request) {
   absl::Status status;
   // A process that was killed since the last call costs its successor a start, and no request.
   for (int tries = 0; tries < 2; ++tries) {
@@ -109,6 +131,7 @@ absl::StatusOr<std::string> TemplateProcess::call(std::string_view source,
       status = text.status();
     }
     const int how = end();
+    if (how == kUnknown) break;  // it may have computed for too long, and would again
     if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPROF) {
       return absl::InvalidArgumentError(
           absl::StrCat("it computes for more than ", options_.compute.count(), " s"));
@@ -127,6 +150,8 @@ absl::Status TemplateProcess::start() {
       return status;
     }
     end();
+    const bool passing = absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
+    if (passing) return absl::Status(status.code(), absl::StrCat(python, ": ", status.message()));
     tried.push_back(absl::StrCat(python, ": ", status.message()));
   }
   return absl::FailedPreconditionError(
@@ -149,6 +174,9 @@ absl::Status TemplateProcess::start(const std::string& python) {
   other.reset();  // so that the end of the process is the end of the connection
   if (error != 0) {
     pid_ = 0;
+    if (error == EAGAIN) {
+      return absl::ResourceExhaustedError("no process more: raise `ulimit -u` or the pids limit");
+    }
     return absl::ErrnoToStatus(error, "cannot be started");
   }
   deadline_ = std::chrono::steady_clock::now() + kStart;
@@ -202,8 +230,8 @@ absl::StatusOr<std::string> TemplateProcess::answer() {
   if (!head.ok()) return head.status();
   const size_t size = base::WireReader(*head).number<uint32_t>();
   if (size == 0 || size > kLongestAnswer) {
-    return absl::OutOfRangeError(
-        absl::StrCat("it writes ", size - 1, " bytes, and ", kLongestAnswer, " are the most"));
+    return absl::OutOfRangeError(absl::StrCat("it writes ", size - (size > 0), " bytes, and ",
+                                              kLongestAnswer, " are the most"));
   }
   absl::StatusOr<std::string> answer = receive(size);
   if (!answer.ok()) return answer;
@@ -213,13 +241,17 @@ absl::StatusOr<std::string> TemplateProcess::answer() {
   return absl::InvalidArgumentError(*answer);
 }
 
-// Kills the process and gives its wait status.
+// Kills the process and gives its wait status; kUnknown where SIGCHLD is ignored.
 int TemplateProcess::end() {
   int how = 0;
   socket_.reset();
   if (pid_ == 0) return how;
   kill(pid_, SIGKILL);
-  while (waitpid(pid_, &how, 0) < 0 && errno == EINTR) {
+  while (waitpid(pid_, &how, 0) < 0) {
+    if (errno != EINTR) {
+      how = kUnknown;
+      break;
+    }
   }
   pid_ = 0;
   return how;

@@ -51,6 +51,7 @@ class TemplateProcess {
  private:
   absl::StatusOr<std::string> call(std::string_view source,
                                    const nlohmann::ordered_json& variables);
+  absl::StatusOr<std::string> ask(std::string_view request);
   absl::Status start();
   absl::Status start(const std::string& python);
   absl::Status send(std::string_view bytes);
@@ -64,6 +65,9 @@ class TemplateProcess {
   pid_t pid_ = 0;
   base::UniqueFd socket_;
   std::chrono::steady_clock::time_point deadline_;
+  absl::Status failure_;  // the last, and how many there were in a row
+  int failures_ = 0;
+  std::chrono::steady_clock::time_point failed_at_;
 };
 
 }  // namespace baton::engine

@@ -418,6 +418,16 @@ TEST(Admission, PromptsThatAreCachedAreQuick) {
   EXPECT_TRUE(admission.admit(others, work, 0s).ok());
 }
 
+// Room for those that come behind is left as far as any come.
+TEST(Admission, BehindTheOnlyRequestNoOthersAreExpected) {
+  Admission admission({.max_wait = 10s});
+  teach(admission);
+  const std::vector<Pending> long_one = {{.prompt = 7000}};
+  // It takes 7.4 s, this one 2.3 s more; with another like it behind it 5.3 s.
+  const WorkAhead work{.prompt_tokens = 2000, .max_output = 16};
+  EXPECT_TRUE(admission.admit(of(long_one, {}, {.places = 8, .tokens = 200}), work, 0s).ok());
+}
+
 TEST(Admission, WhereNoneMayWaitAPlaceInTheBatchIsTaken) {
   Admission admission({.max_waiting = 0});
   const WorkAhead work{.prompt_tokens = 600, .max_output = 16};

@@ -236,7 +236,7 @@ class Packed(unittest.TestCase):
                 (key(tokens=[[16, 2]]), "count all"), (key(tokens=[[16, 2], [2]]), "count all"), (key(heads=[[1, 1], [2, 3], [1, 4]]), "stride"),
                 (key(elements=[[2 ** 33, 1]]), "count all"), (key(tokens=[[0, 1]]), "count all"), (key(tokens=[[1, 1]] * 9), "count all"),
                 (key(tokens=[[16, 2], [2, 0]]), "stride"), (key(elements=[[2, 1], [4, 64], [4, 2048]]), "more than one level"),
-                (changed(whole=3), "text")):
+                (changed(whole=3), "must be a string")):
             with self.subTest(packing=packing), self.assertRaisesRegex(baton.InvalidParamError, words):
                 layout.add_packed([(4096, 8192 * 4, 0)], packing, blocks=4)
         for blocks, buffers in ((0, 1), (5, 1), (4, 2)):

@@ -403,7 +403,7 @@ class Two(unittest.TestCase):
         tensors = self.here.tensors
         how = dict(blocks=4, block_tokens=32, heads=4, head_size=self.SIZE, dtype="bfloat16", layers=[7], pair="stacked",
                    one_tensor=True)
-        for change, said in (({"blocks": 0}, "at least one"), ({"blocks": 4000}, "takes"), ({"dtype": "int4"}, "int4"),
+        for change, said in (({"blocks": 0}, "at least one"), ({"blocks": 4000}, "its contents take"), ({"dtype": "int4"}, "int4"),
                              ({"order": "DHN"}, "NHD, HND"), ({"pair": "both"}, "split, "), ({"layers": [0]}, "two groups"),
                              ({"layers": None}, "layers is missing"), ({"total_heads": 2}, "heads"),
                              ({"pair": "split"}, "1 buffers for a layout that has 2"), ({"heads": -1}, "at least 0")):
@@ -720,7 +720,7 @@ class OtherShapes(unittest.TestCase):
         wanted = numpy.zeros((5, 32), numpy.uint8)
         wanted[[4, 1], :24] = here.reshape(4, 32)[[2, 0], :24]
         self.assertTrue((there.reshape(5, 32) == wanted).all())
-        with self.assertRaisesRegex(baton.MismatchError, "one per block and cannot be cut"):
+        with self.assertRaisesRegex(baton.MismatchError, "once per block and cannot be split"):
             self.move(layout(here, 4, 16), layout(there, 5, 32), [here], [there], [2, 0], [4], tokens=20)
         with self.assertRaisesRegex(baton.InvalidParamError, "as block_tokens"):
             layout(here, 4, None)

@@ -75,7 +75,7 @@ class FieldWire {
     if constexpr (kReads) {
       require(bytes_.size() == size - at() &&
               bytes_.find_first_not_of('\0') == std::string_view::npos);
-      bytes_ = {};
+      if (!failed_) bytes_ = {};
     } else {
       bytes_.resize(size_ + size);
     }
