@@ -92,12 +92,12 @@ class Schedule : public FaultSchedule {
     FaultyNetwork::Line& line = lines[pick(lines.size())];
     switch (pick(40)) {
       case 0:
+        seen_.cuts += line.open();
         network_->cut(line);
-        ++seen_.cuts;
         break;
       case 1:
+        seen_.cuts += line.open();
         if (line.open()) network_->cut_near(line);
-        ++seen_.cuts;
         break;
       case 2:
         if (pick(4) == 0) network_->cut_all();
