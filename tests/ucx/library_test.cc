@@ -25,7 +25,8 @@ TEST(UcxLibrary, AHostNameThatItDoesNotSurviveIsRefused) {
   EXPECT_TRUE(Library::survives_name(std::string(63, 'n')).ok());
   const absl::Status status = Library::survives_name(std::string(64, 'n'));
   ASSERT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("64 characters"), HasSubstr("hostname")));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("64 characters"), HasSubstr("hostname")));
   // The installed one, on a host with such a name, in a child.
   const pid_t child = fork();
   if (child == 0) {

@@ -38,9 +38,10 @@ TEST(RequantisingOnDevices, WithoutMemoryForTheSlotsThePlanIsRefusedWithTheRemed
     for (int i = 0; i < 2; ++i) {
       const absl::Status full = pair.status(pair.source.place);
       EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
-      EXPECT_THAT(std::string(full.message()),
-                  AllOf(HasSubstr("cannot allocate 134217728 bytes of staging memory on CUDA device 0"),
-                        HasSubstr("AgentOptions::staging_bytes")));
+      EXPECT_THAT(
+          std::string(full.message()),
+          AllOf(HasSubstr("cannot allocate 134217728 bytes of staging memory on CUDA device 0"),
+                HasSubstr("AgentOptions::staging_bytes")));
     }
   }
   driver.expect_clean();
