@@ -97,7 +97,7 @@ std::string HelpText::make_option_desc(const CLI::Option* option) const {
 
 std::string option_table(const CLI::App& app) {
   const HelpText help;
-  const auto field = [](std::string text) {
+  const auto field = [](const std::string& text) {
     return absl::StrReplaceAll(text, {{"\n", "\\n"}, {"\t", " "}});
   };
   std::string out = absl::StrCat("about\t", field(app.get_description()), "\n");

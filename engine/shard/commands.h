@@ -194,3 +194,15 @@ struct Report {
 };
 
 }  // namespace baton::engine::shard
+
+// Compiled once, in follower.cc, where fuzzers watch it.
+namespace baton::base {
+extern template absl::StatusOr<engine::shard::Command> read_fields<engine::shard::Command>(
+    std::string_view, std::string_view);
+extern template absl::StatusOr<engine::shard::Report> read_fields<engine::shard::Report>(
+    std::string_view, std::string_view);
+extern template void write_fields<engine::shard::Command>(const engine::shard::Command&,
+                                                          std::string&);
+extern template void write_fields<engine::shard::Report>(const engine::shard::Report&,
+                                                         std::string&);
+}  // namespace baton::base

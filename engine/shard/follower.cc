@@ -119,3 +119,12 @@ absl::Status Follower::compute(const Command& command) {
 }
 
 }  // namespace baton::engine::shard
+
+namespace baton::base {
+template absl::StatusOr<engine::shard::Command> read_fields<engine::shard::Command>(
+    std::string_view, std::string_view);
+template absl::StatusOr<engine::shard::Report> read_fields<engine::shard::Report>(std::string_view,
+                                                                                  std::string_view);
+template void write_fields<engine::shard::Command>(const engine::shard::Command&, std::string&);
+template void write_fields<engine::shard::Report>(const engine::shard::Report&, std::string&);
+}  // namespace baton::base
