@@ -119,7 +119,7 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Mo
 
 size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates,
                               std::span<const double> extra) const {
-  // Of equal costs, prefer the worker that had less to do so far: its cache has more room.
+  // At equal cost, prefer the worker that had less to do so far: its cache has more room.
   return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
     return std::pair(cost(workers_[a], key, of(extra, a)), workers_[a].given) <
            std::pair(cost(workers_[b], key, of(extra, b)), workers_[b].given);

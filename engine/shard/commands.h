@@ -21,7 +21,7 @@
 
 namespace baton::engine::shard {
 
-// Of all that is below: raise it with each change, for ranks of two releases may meet.
+// The version of all messages below: raise it with each change; ranks of two releases may meet.
 inline constexpr int kCommandsVersion = 2;
 
 enum class KvCallKind : uint8_t {
@@ -136,10 +136,10 @@ enum class EventKind : uint8_t {
   kLoaded = 1,  // every layer is here
   kLoadFailed,  // it will never be, and why
   kLoadQuiet,   // after kEndLoad: no byte can arrive any more, and the number is forgotten
-  // Of a connector:
+  // From a connector:
   kUnwanted,  // the job's loads were given up, or it cannot be sent, and why
   kSaved,     // after kFinishJob: nothing of it moves any more, and the number is forgotten
-  // Of KV tiers:
+  // From KV tiers:
   kFound,     // to kFind: `found`
   kUnpinned,  // to kSave: the block is not read any more, saved or not
 };

@@ -72,7 +72,7 @@ class Leader {
   // What each follower said of itself, from rank 1 on: its KV address, "" without a connector.
   const std::vector<std::string>& about_followers() const { return about_followers_; }
   bool has_tiers() const { return has_tiers_; }
-  // Of followers, all that there are; or the group has failed, and none does anything any more.
+  // All followers have answered, or the group has failed and no rank does anything any more.
   bool everywhere(size_t followers) const {
     return followers == about_followers_.size() || !status().ok();
   }

@@ -191,7 +191,7 @@ class Sleeps : public Conformance {
 };
 
 TEST_P(Sleeps, AWorkerIsWokenByEveryTransfer) {
-  if (sim()) GTEST_SKIP() << "in virtual time nobody sleeps";
+  if (sim()) GTEST_SKIP() << "no thread sleeps in virtual time";
   for (int round = 0, all = rounds(50); round < all; ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     TransferRequest put = request(Op::kWrite, a_, b_, 0, 100'000);

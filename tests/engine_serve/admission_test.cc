@@ -4,6 +4,7 @@
 #include <list>
 
 #include "engine/serve/requests/forecast.h"
+#include "tests/sanitized.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
@@ -206,7 +207,7 @@ testing::Message name_of(const Overload& one, unsigned seed) {
                             << one.machine.disturbed << ", seed " << seed;
 }
 
-constexpr unsigned kSeeds = 3;
+constexpr unsigned kSeeds = kSanitized ? 1 : 3;
 
 // Promise(serving): Under overload, time goes to requests that are answered | admission by measured
 //   speed and observed waiting

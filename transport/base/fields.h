@@ -80,7 +80,7 @@ class FieldWire {
       bytes_.resize(size_ + size);
     }
   }
-  // Of a reader:
+  // For readers:
   size_t at() const { return size_ - bytes_.size(); }
   bool finished() const { return !failed_ && bytes_.empty(); }
 
