@@ -3,7 +3,7 @@
 //
 // Addresses and counts are those of the recording; what is to differ lies in memory that the
 // kernels read. The host hears of the middle of a launch by words that kernels write
-// (triggers/layer_tickets.h): events that were recorded in a graph say nothing of its launches.
+// (layer_tickets.h): events that were recorded in a graph say nothing of its launches.
 #pragma once
 
 #include <memory>

@@ -25,7 +25,7 @@
 #include "engine/model/checkpoint.h"
 #include "engine/model/model_runner.h"
 #include "gpudirect/blas/gpu_gemm.h"
-#include "gpudirect/triggers/layer_tickets.h"
+#include "gpudirect/layer_tickets.h"
 
 namespace baton::engine::device {
 

@@ -33,10 +33,8 @@ namespace baton::gpudirect::kernels {
   F(attend_splits, SplitAttention, 64)      \
   F(attend_wide_splits, SplitAttention, 64) \
   F(join_splits, SplitAttention, 128)       \
-  F(push_triggers, PushTriggers, 128)       \
   F(write_ticket, WriteTicket, 32)          \
-  F(wait_word, WaitWord, 32)                \
-  F(answer_words, AnswerWords, 32)
+  F(wait_word, WaitWord, 32)
 
 // Bytes from one place to another. Any alignment; multiples of 16 are fast.
 struct Piece {
@@ -344,37 +342,8 @@ struct Sample {
   uint32_t vocabulary = 0;
 };
 
-// A word from a kernel to the host: start these pieces of a transfer that was prepared. It names
-// the transfer, never an address (gpudirect/triggers/trigger_fifo.h).
-struct Trigger {
-  uint32_t transfer = 0;
-  uint32_t first = 0;  // piece
-  uint32_t count = 0;  // pieces
-  uint32_t epoch = 0;  // of the prepared transfer, below 2^31
-};
-struct TriggerQueue {
-  uint64_t* slots = nullptr;       // [2 * capacity], of the host
-  const uint64_t* tail = nullptr;  // of the host: how many were taken; kClosed is set at the end
-  uint64_t* head = nullptr;        // of the device: how many places were taken
-  uint64_t* granted = nullptr;     // of the device: how many may take one; for moments more
-  uint64_t* seen_tail = nullptr;   // of the device: a tail that was read before
-  uint64_t* looking = nullptr;     // of the device: 1 while a thread reads the tail
-  uint32_t capacity = 0;           // a power of two
-
-  static constexpr uint64_t kClosed = uint64_t{1} << 63;  // in the tail: push nothing any more
-};
-// Pushes each, in any order, or says with 0 that the queue was full for so many nanoseconds from
-// the kernel's start on, or closed.
-struct PushTriggers {
-  TriggerQueue queue;
-  const Trigger* triggers = nullptr;
-  uint32_t* accepted = nullptr;
-  uint32_t count = 0;
-  uint64_t nanoseconds = 0;  // 0: each is tried once
-};
-
 // Adds to a count of the device's, and writes it to a word of the host's behind all that the stream
-// has done before (gpudirect/triggers/layer_tickets.h).
+// has done before (gpudirect/layer_tickets.h).
 struct WriteTicket {
   uint64_t* count = nullptr;
   uint64_t* ticket = nullptr;
@@ -388,16 +357,6 @@ struct WaitWord {
   uint64_t at_least = 0;
   uint64_t nanoseconds = 0;
   uint32_t* reached = nullptr;  // [blocks]
-};
-
-// One thread answers a word of the host's with a trigger each time that it rises, `count` times or
-// until so many nanoseconds are over: how long a word and its answer take.
-struct AnswerWords {
-  TriggerQueue queue;
-  Trigger trigger;
-  const uint64_t* word = nullptr;
-  uint64_t count = 0;
-  uint64_t nanoseconds = 0;
 };
 
 // Bytes of shared memory that a block of this kernel has besides its own arrays.

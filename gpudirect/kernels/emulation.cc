@@ -18,7 +18,7 @@
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
 #include "gpudirect/kernels/train-inl.h"
-#include "gpudirect/kernels/trigger-inl.h"
+#include "gpudirect/kernels/words-inl.h"
 
 namespace baton::gpudirect::kernels {
 namespace {

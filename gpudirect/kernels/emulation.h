@@ -224,30 +224,6 @@ class EmulatedBlock {
   // Words that others change meanwhile: with the order that their names say.
   uint64_t load_acquire(const uint64_t* from) { return load(from); }
   void store_release(uint64_t* to, uint64_t value) { store(to, value); }
-  // Two words, of which each may be seen before the other.
-  void store_release(uint64_t* to, uint64_t first, uint64_t second) {
-    const bool backwards = random_() % 2 == 0;
-    if (backwards) store(to + 1, second);
-    store(to, first);
-    if (!backwards) store(to + 1, second);
-  }
-  // The device's own words: as they are now; at least so large; one thread's until it gives it
-  // back; what one was, and is one more.
-  uint64_t look(const uint64_t* at) { return load(at); }
-  void raise(uint64_t* at, uint64_t value) { store(at, std::max(load(at), value)); }
-  bool claim(uint64_t* at) {
-    const bool free = load(at) == 0;
-    if (free) store(at, uint64_t{1});
-    return free;
-  }
-  void give_back(uint64_t* at) { store(at, uint64_t{0}); }
-  void rest() const {}
-  uint64_t count_up(uint64_t* at) {
-    const uint64_t was = load(at);
-    store(at, was + 1);
-    return was;
-  }
-  void count_down(uint64_t* at) { store(at, load(at) - 1); }
 
  private:
   // For one element of a warp's c.

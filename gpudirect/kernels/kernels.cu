@@ -10,7 +10,7 @@
 #include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
 #include "gpudirect/kernels/train-inl.h"
-#include "gpudirect/kernels/trigger-inl.h"
+#include "gpudirect/kernels/words-inl.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BATON_BULK_COPIES 1
@@ -241,53 +241,10 @@ struct CudaBlock {
   __device__ void store_release(uint64_t* to, uint64_t value) {
     asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
   }
-  // A slot of two words, of which each may be seen before the other.
-  __device__ void store_release(uint64_t* to, uint64_t first, uint64_t second) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second)
-                 : "memory");
-  }
-  __device__ uint64_t look(const uint64_t* at) {
-    uint64_t value;
-    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-    return value;
-  }
-  __device__ void raise(uint64_t* at, uint64_t value) {
-    asm volatile("red.release.sys.max.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-  }
-  // One thread has what is 0 until it gives it back.
-  __device__ bool claim(uint64_t* at) {
-    return before_me(together(at)) == 0 &&
-           atomicExch(reinterpret_cast<unsigned long long*>(at), 1ull) == 0;
-  }
-  __device__ void give_back(uint64_t* at) { store_release(at, 0); }
-  __device__ void rest() { __nanosleep(500); }
-  __device__ uint64_t count_up(uint64_t* at) { return count(at, 1); }
-  __device__ void count_down(uint64_t* at) { count(at, -1); }
 
  private:
   __device__ __forceinline__ static uint32_t shared_address(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-  }
-  // The threads of a warp that are here together, and mean the same word; those of lower numbers.
-  __device__ static uint32_t together(uint64_t* at) {
-    return __match_any_sync(__activemask(), reinterpret_cast<unsigned long long>(at));
-  }
-  __device__ static uint32_t before_me(uint32_t threads) {
-    uint32_t before;
-    asm("mov.u32 %0, %lanemask_lt;" : "=r"(before));
-    return before & threads;
-  }
-  // They count as one.
-  __device__ uint64_t count(uint64_t* at, int64_t step) {
-    const uint32_t all = together(at), before = before_me(all);
-    unsigned long long old = 0;
-    if (before == 0) {
-      old = atomicAdd(reinterpret_cast<unsigned long long*>(at),
-                      static_cast<unsigned long long>(step * __popc(all)));
-    }
-    old = __shfl_sync(all, old, __ffs(static_cast<int>(all)) - 1);
-    return old + static_cast<uint64_t>(step * __popc(before));
   }
 };
 

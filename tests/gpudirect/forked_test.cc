@@ -4,9 +4,8 @@
 #include "gpudirect/contract/slab_buffer.h"
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/launcher.h"
+#include "gpudirect/layer_tickets.h"
 #include "gpudirect/stream_gates.h"
-#include "gpudirect/triggers/layer_tickets.h"
-#include "gpudirect/triggers/trigger_fifo.h"
 #include "tests/gpudirect/ipc/device_end.h"
 #include "tests/sanitized.h"
 #include "tests/std.h"
@@ -20,7 +19,6 @@ using gpudirect::FakeDriver;
 using gpudirect::Launcher;
 using gpudirect::LayerTickets;
 using gpudirect::StreamGates;
-using gpudirect::TriggerFifo;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -153,7 +151,6 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     auto device = *Device::open(driver, 0);
     auto launcher = *Launcher::load(*device, FakeDriver::image());
     auto gates = *StreamGates::open(*device, 4);
-    auto fifo = *TriggerFifo::open(*device, 64);
     auto tickets = *LayerTickets::open(*device, *launcher, 3);
     auto buffer = *gpudirect::SlabBuffer::create(*device, 1 << 20);
     auto ring = *gpudirect::PinnedRing::create(*device, 1 << 20);
@@ -179,14 +176,12 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     in_a_child([&] {
       expect_told(gates->after(stream, Clock::steady().now()).status());
       expect_told(tickets->mark(stream, 2));
-      expect_told(TriggerFifo::open(*device, 64).status());
       expect_told(Device::open(driver, 0).status());
       expect_told(copies->begin(1, {&inside, 1}));
       expect_told(buffer->put(0, absl::MakeConstSpan(bytes).first(64)));
       expect_told(buffer->get(0, absl::MakeSpan(bytes).first(64)));
       expect_told(device->alive());
       tickets.reset();
-      fifo.reset();
       gates.reset();
       copies.reset();
       ring.reset();
@@ -208,7 +203,6 @@ TEST(ForkedParts, AChildsCopiesEndAndTheParentsGoOn) {
     ASSERT_TRUE(tickets->poll([&](uint64_t, uint32_t layer) { told.push_back(layer); }).ok());
     EXPECT_EQ(told, std::vector<uint32_t>{1});
     tickets.reset();
-    fifo.reset();
     gates.reset();
     copies.reset();
     ring.reset();

@@ -417,21 +417,6 @@ void compare_training(Comparison& all) {
   });
 }
 
-void compare_triggers(Comparison& all) {
-  std::vector<uint64_t> slots(2), tail(1), head(1), granted(1), seen(1), looking(1);
-  std::vector<kernels::Trigger> triggers = {{1, 2, 3, 4}};
-  std::vector<uint32_t> accepted(1);
-  all.run<kernels::PushTriggers>(
-      {"baton_push_triggers"}, {&Launcher::push_triggers}, [&](auto& place) {
-        return kernels::PushTriggers{
-            {place(slots, true), place(tail), place(head, true), place(granted, true),
-             place(seen, true), place(looking, true), 1},
-            place(triggers),
-            place(accepted, true),
-            1};
-      });
-}
-
 }  // namespace
 
 std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launcher) {
@@ -443,7 +428,6 @@ std::vector<std::string> compare_kernels(KernelRig& rig, const Launcher& launche
   compare_products(all);
   compare_steps(all);
   compare_training(all);
-  compare_triggers(all);
   return all.differences;
 }
 

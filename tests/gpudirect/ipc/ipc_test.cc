@@ -174,7 +174,7 @@ TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
 
 // Pages in another order: one launch where a kernel costs least, unless kernels are off.
 TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
-  constexpr size_t kPage = 4096;
+  constexpr size_t kSmallPage = 4096;
   for (const bool kernels : {true, false}) {
     SCOPED_TRACE(kernels);
     gpudirect::InstalledFake fake(
@@ -194,22 +194,23 @@ TEST(CudaIpc, SmallPagesGoTheWayThatCostsLeast) {
       const std::vector<uint32_t> from = {7, 2, 90, 33, 1, 64, 12, 13},
                                   to = {5, 0, 8, 1, 77, 3, 21, 9};
       for (const uint32_t page : from) {
-        std::fill_n(view(a) + page * kPage, kPage, static_cast<std::byte>(page));
+        std::fill_n(view(a) + page * kSmallPage, kSmallPage, static_cast<std::byte>(page));
       }
       const auto copies = fake.fake().calls_of("cuMemcpyAsync");
       const auto launches = fake.fake().calls_of("cuLaunchKernel");
       const TransferId id =
           *a.worker->submit({.peer = peer,
                              .local = a.region,
-                             .local_layout = Layout::paged(0, from, kPage, kPage),
+                             .local_layout = Layout::paged(0, from, kSmallPage, kSmallPage),
                              .remote = *b.worker->remote_region(b.region),
-                             .remote_layout = Layout::paged(0, to, kPage, kPage)});
+                             .remote_layout = Layout::paged(0, to, kSmallPage, kSmallPage)});
       until([&] { return ended(*a.worker->state(id)); });
       EXPECT_TRUE(a.worker->status(id).ok()) << a.worker->status(id);
       EXPECT_EQ(a.worker->stats().staged_transfers, 0u);
       for (size_t i = 0; i < from.size(); ++i) {
-        EXPECT_EQ(view(b)[to[i] * kPage], static_cast<std::byte>(from[i])) << i;
-        EXPECT_EQ(view(b)[to[i] * kPage + kPage - 1], static_cast<std::byte>(from[i])) << i;
+        EXPECT_EQ(view(b)[to[i] * kSmallPage], static_cast<std::byte>(from[i])) << i;
+        EXPECT_EQ(view(b)[to[i] * kSmallPage + kSmallPage - 1], static_cast<std::byte>(from[i]))
+            << i;
       }
       EXPECT_EQ(fake.fake().calls_of("cuLaunchKernel") - launches, kernels ? 1u : 0u);
       EXPECT_EQ(fake.fake().calls_of("cuMemcpyAsync") == copies, kernels);

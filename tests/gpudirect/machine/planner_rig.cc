@@ -1,9 +1,8 @@
-// The planner beside the best fixed choice, and the queue from kernels to the host.
+// The planner beside the best fixed choice.
 #include "absl/strings/str_format.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
-#include "gpudirect/triggers/trigger_fifo.h"
 #include "tests/gpudirect/machine/transfer_rig.h"
 #include "tests/gpudirect/machine/waiting.h"
 #include "tests/std.h"
@@ -14,7 +13,6 @@ namespace {
 constexpr int kRounds = 25;
 constexpr int kLeastRounds = 5;  // after which a way that cannot be the best is left out
 constexpr double kAlike = 1.10;
-constexpr std::chrono::microseconds kBetweenQuestions{100};  // of who only keeps a kernel going
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
@@ -133,89 +131,6 @@ absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
       regrets[1].figure("planner within 1.10 of the best fixed way, uneven lists"),
       regrets[2].figure("planner within 1.10 of the best fixed way, planes of rows"),
       {"planner's measurement", "", measured, "ms", 150, true}};
-}
-
-absl::StatusOr<std::vector<Figure>> take_trigger_figures(const Device& device,
-                                                         const Launcher& launcher,
-                                                         const TransferSizes& sizes) {
-  const Device::Current current(device);
-  const Stream stream = device.stream(Direction::kBetween);
-  auto fifo = TriggerFifo::open(device, 4096);
-  if (!fifo.ok()) return fifo.status();
-  TriggerConsumer& consumer = (*fifo)->consumer();
-  const uint32_t transfer = consumer.prepare(1);
-  auto slab = DeviceSlab::create(device, sizes.triggers * (sizeof(Trigger) + sizeof(uint32_t)),
-                                 {.rdma = false, .shareable = false});
-  auto words =
-      RegisteredPages::make(device, std::max<size_t>(4096, sizes.triggers * sizeof(Trigger)));
-  if (!slab.ok()) return slab.status();
-  if (!words.ok()) return words.status();
-  auto* const triggers = (*words)->as<Trigger>();
-  std::fill(triggers, triggers + sizes.triggers, Trigger{transfer, 0, 1, 0});
-  const DevicePointer there = (*slab)->span().data;
-  if (absl::Status s = (*words)->copy_to(there, sizes.triggers * sizeof(Trigger)); !s.ok())
-    return s;
-
-  // Rate: kernels push as fast as the host takes, and wait where the queue is full.
-  const kernels::PushTriggers push{(*fifo)->device_handle(), pointer_of<const Trigger>(there),
-                                   pointer_of<uint32_t>(there + sizes.triggers * sizeof(Trigger)),
-                                   static_cast<uint32_t>(sizes.triggers), sizes.answer_nanoseconds};
-  if (absl::Status s = launcher.push_triggers(push, UINT32_MAX, stream); !s.ok()) return s;
-  size_t taken = 0;
-  double first = 0, last = 0;
-  absl::Status pushed;
-  std::atomic<bool> over{false};
-  // The fake runs a kernel when it is asked, and for as long as the kernel takes.
-  std::thread asking([&] {
-    const Device::Current here(device);
-    pushed = wait_for(device, stream, kBetweenQuestions);
-    over.store(true, std::memory_order_release);
-  });
-  for (bool more = true; more;) {
-    more = !over.load(std::memory_order_acquire);
-    while (const size_t some = consumer.take(4096, [](const Trigger&) {})) {
-      last = rig_now();
-      if (taken == 0) first = last;
-      taken += some;
-    }
-  }
-  asking.join();
-  if (!pushed.ok()) return pushed;
-  std::vector<Figure> figures{
-      {"triggers",
-       absl::StrFormat("%u of %u pushed in one launch were taken", taken, sizes.triggers),
-       static_cast<double>(taken) / std::max(last - first, 1e-9) / 1e6, "M/s", 5}};
-
-  // A word to a running kernel, and its trigger back.
-  auto* const word = (*words)->as<uint64_t>();
-  std::atomic_ref(*word).store(0);
-  const kernels::AnswerWords answer{
-      (*fifo)->device_handle(), {transfer, 0, 1, 0}, word, sizes.answers, sizes.answer_nanoseconds};
-  if (absl::Status s = launcher.answer_words(answer, 1, stream); !s.ok()) return s;
-  std::vector<double> trips;
-  const double end = rig_now() + std::chrono::duration<double>(kRigPatience).count();
-  asking = std::thread([&] {
-    const Device::Current here(device);
-    wait_for(device, stream, kBetweenQuestions).IgnoreError();
-  });
-  for (uint64_t i = 1; i <= sizes.answers && rig_now() < end; ++i) {
-    const double begin = rig_now();
-    std::atomic_ref(*word).store(i, std::memory_order_release);
-    const double patience = begin + static_cast<double>(sizes.answer_nanoseconds) / 1e9;
-    size_t answered = 0;
-    while (answered == 0 && rig_now() < patience)
-      answered = consumer.take(1, [](const Trigger&) {});
-    if (answered == 0) break;
-    trips.push_back((rig_now() - begin) * 1e6);
-  }
-  asking.join();
-  if (absl::Status s = wait_for(device, stream); !s.ok()) return s;
-  if (trips.empty()) return absl::DeadlineExceededError("a kernel answered no word");
-  std::sort(trips.begin(), trips.end());
-  figures.push_back({"trigger, half a round trip, p50",
-                     absl::StrFormat("%u words answered", trips.size()),
-                     trips[trips.size() / 2] / 2, "us", 2, true});
-  return figures;
 }
 
 }  // namespace baton::gpudirect

@@ -73,8 +73,6 @@ TEST(MachineRig, TakesEveryFigure) {
                             "planner within 1.10 of the best fixed way, uneven lists",
                             "planner within 1.10 of the best fixed way, planes of rows",
                             "planner's measurement"));
-    EXPECT_THAT(names_of(take_trigger_figures(**device, **launcher, kFewTransfers)),
-                ElementsAre("triggers", "trigger, half a round trip, p50"));
   }
   fake.expect_clean();
 }

@@ -1,7 +1,6 @@
 // Takes the figures of moving device memory, on whichever driver there is: rates of staged and of
 // mapped transfers beside the links' own, what an urgent one waits, whether bytes arrive while a
-// kernel has the whole device, what they cost a product beside them, the planner's regret, and the
-// queue from kernels to the host.
+// kernel has the whole device, what they cost a product beside them, and the planner's regret.
 //
 // Every transfer's bytes are compared. Two workers of this process stand for two.
 #pragma once
@@ -28,17 +27,14 @@ struct Figure {
 std::string json_of(const Figure& figure);
 
 struct TransferSizes {
-  size_t bulk = size_t{1} << 30;                 // what an urgent transfer has to overtake
-  size_t transfer = 64 << 20;                    // whose rate is taken
-  int rounds = 20;                               // of a transfer, and copies beside it
-  int urgent = 200;                              // urgent transfers
-  size_t grid_bytes = 32 << 20;                  // of a list of the planner's grid, at most
-  size_t triggers = 1 << 20;                     // through the queue
-  uint64_t answers = 10'000;                     // words that a kernel answers
-  uint64_t answer_nanoseconds = 10'000'000'000;  // for all of them, at most
-  uint64_t hold_nanoseconds = 5'000'000'000;     // for which a block has the device, at most
-  size_t product = 8192;                         // rows and columns of matrices
-  double product_seconds = 0.4;                  // of products, each time
+  size_t bulk = size_t{1} << 30;              // what an urgent transfer has to overtake
+  size_t transfer = 64 << 20;                 // whose rate is taken
+  int rounds = 20;                            // of a transfer, and copies beside it
+  int urgent = 200;                           // urgent transfers
+  size_t grid_bytes = 32 << 20;               // of a list of the planner's grid, at most
+  uint64_t hold_nanoseconds = 5'000'000'000;  // for which a block has the device, at most
+  size_t product = 8192;                      // rows and columns of matrices
+  double product_seconds = 0.4;               // of products, each time
 };
 // Enough to make every call that the figures make; for figures it is too little.
 inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
@@ -46,10 +42,6 @@ inline constexpr TransferSizes kFewTransfers{.bulk = 8 << 20,
                                              .rounds = 2,
                                              .urgent = 5,
                                              .grid_bytes = 16 << 10,
-                                             .triggers = 2000,
-                                             .answers = 50,
-                                             // A thread that answers may not run for long.
-                                             .answer_nanoseconds = 20'000'000'000,
                                              .hold_nanoseconds = 1'000,
                                              .product = 64,
                                              .product_seconds = 0.01};
@@ -61,9 +53,6 @@ absl::StatusOr<std::vector<Figure>> take_transfer_figures(const Device& device,
 absl::StatusOr<std::vector<Figure>> take_overlap_figures(
     const Device& device, const absl::StatusOr<const CublasLt*>& blas, const TransferSizes& sizes);
 absl::StatusOr<std::vector<Figure>> take_planner_figures(const Device& device,
-                                                         const Launcher& launcher,
-                                                         const TransferSizes& sizes);
-absl::StatusOr<std::vector<Figure>> take_trigger_figures(const Device& device,
                                                          const Launcher& launcher,
                                                          const TransferSizes& sizes);
 

@@ -30,13 +30,12 @@ TEST_F(FiguresOnThisMachine, Collectives) {
     return take_collective_figures(CollectiveSizes{});
   });
 }
-TEST_F(FiguresOnThisMachine, Triggers) { print(take_trigger_figures); }
 
 // For a trace of the driver's calls: a few of each.
 class CallsOnThisMachine : public WithKernelsOfThisMachine {};
 
-TEST_F(CallsOnThisMachine, OfTransfersListsAndTriggers) {
-  for (const auto take : {take_transfer_figures, take_planner_figures, take_trigger_figures}) {
+TEST_F(CallsOnThisMachine, OfTransfersAndLists) {
+  for (const auto take : {take_transfer_figures, take_planner_figures}) {
     const auto figures = take(*device_, *launcher_, kFewTransfers);
     EXPECT_TRUE(figures.ok()) << figures.status();
   }

@@ -8,7 +8,6 @@
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/stream_gates.h"
-#include "gpudirect/triggers/trigger_fifo.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {
@@ -227,40 +226,6 @@ absl::Status gated(FakeDriver& fake, const Driver& driver) {
   return status;
 }
 
-// A kernel asks for transfers.
-absl::Status triggers(FakeDriver& fake, const Driver& driver) {
-  const auto device = Device::open(driver, 0);
-  if (!device.ok()) return device.status();
-  const auto launcher = Launcher::load(**device, FakeDriver::image());
-  if (!launcher.ok()) return launcher.status();
-  const auto fifo = TriggerFifo::open(**device);
-  if (!fifo.ok()) return fifo.status();
-  const auto slab = DeviceSlab::create(**device, kMiB);
-  if (!slab.ok()) return slab.status();
-  const DevicePointer memory = (*slab)->span().data;
-  std::vector<Trigger> asked;
-  for (uint32_t i = 0; i < 10; ++i) asked.push_back({(*fifo)->consumer().prepare(20), i, 1, 0});
-  fake.write(memory, {reinterpret_cast<const char*>(asked.data()), 10 * sizeof(Trigger)});
-  const kernels::PushTriggers arguments{(*fifo)->device_handle(), pointer_of<const Trigger>(memory),
-                                        pointer_of<uint32_t>(memory + 4096), 10};
-  absl::Status status;
-  {
-    const Device::Current current(**device);
-    status = current.status();
-    if (status.ok()) {
-      status = (*launcher)->push_triggers(arguments, 1, (*device)->stream(Direction::kToHost));
-    }
-  }
-  wait_for_stream(**device, Direction::kToHost);
-  if (!status.ok()) return status;
-  std::vector<uint32_t> started;
-  (*fifo)->consumer().take(16, [&](const Trigger& one) { started.push_back(one.transfer); });
-  std::sort(started.begin(), started.end());
-  std::vector<uint32_t> all(10);
-  for (uint32_t i = 0; i < 10; ++i) all[i] = i;
-  return started == all ? absl::OkStatus() : wrong();
-}
-
 // An allocation is handed over, mapped, written and given back.
 absl::Status peers(FakeDriver& fake, const Driver& driver) {
   const auto device = Device::open(driver, 0);
@@ -376,10 +341,13 @@ absl::Status sums(FakeDriver& fake, const Driver& driver) {
 
 std::span<const Flow> flows() {
   static constexpr Flow kFlows[] = {
-      {"buffer", buffer},     {"ring", ring},
-      {"lists", lists},       {"gated", gated},
-      {"triggers", triggers}, {"peers", peers},
-      {"sums", sums},         {"adapter", adapter, unordered_writes},
+      {"buffer", buffer},
+      {"ring", ring},
+      {"lists", lists},
+      {"gated", gated},
+      {"peers", peers},
+      {"sums", sums},
+      {"adapter", adapter, unordered_writes},
   };
   return kFlows;
 }

@@ -1,6 +1,6 @@
 // Tickets of layers: each is told once, in its step, and a layer that was left out or overtaken is
 // an error.
-#include "gpudirect/triggers/layer_tickets.h"
+#include "gpudirect/layer_tickets.h"
 
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/temporary_folder.h"

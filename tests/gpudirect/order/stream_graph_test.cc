@@ -3,7 +3,7 @@
 
 #include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
-#include "gpudirect/triggers/layer_tickets.h"
+#include "gpudirect/layer_tickets.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/test.h"
 

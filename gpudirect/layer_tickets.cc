@@ -1,5 +1,5 @@
 // Words that a stream writes behind each layer, and the host reads.
-#include "gpudirect/triggers/layer_tickets.h"
+#include "gpudirect/layer_tickets.h"
 
 #include <atomic>
 
