@@ -88,13 +88,11 @@ if(BATON_SANITIZE)
   baton_precompiled(baton_precompiled_waits ${BATON_LIBRARY_HEADERS} OPTIONS -O0)
 endif()
 
-# baton_library(name [WAITS | UNWATCHED] SOURCES a.cc b.cc DEPS other_targets...)
+# baton_library(name [WAITS] SOURCES a.cc b.cc DEPS other_targets...)
 # WAITS, most of the time, for clients, files or what it measures: how quick its own code is matters little.
 # Sanitizers' builds do not optimise it, which takes half the time off its compilation.
-# UNWATCHED by fuzzers, whose inputs do not decide what it does: what counts its branches and compares is a fifth of
-# the time of code that only computes.
 function(baton_library name)
-  cmake_parse_arguments(ARG "WAITS;UNWATCHED" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "WAITS" "" "SOURCES;DEPS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   baton_counted(counted)
   if(counted)
@@ -102,16 +100,12 @@ function(baton_library name)
   elseif(ARG_WAITS AND BATON_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
     baton_precompile(${name} baton_precompiled_waits)
-  elseif(NOT (ARG_UNWATCHED AND BATON_FUZZ))  # the precompiled header is of what is watched
+  else()
     baton_precompile(${name} baton_precompiled)
   endif()
   target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
                                             $<INSTALL_INTERFACE:include/baton>)
-  if(ARG_UNWATCHED)
-    target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:baton_options>)
-  else()
-    target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:baton_library_options>)
-  endif()
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} PRIVATE $<BUILD_INTERFACE:baton_library_options>)
 endfunction()
 
 # baton_provider(tcp SOURCES a.cc DEPS other_targets...)

@@ -1,7 +1,8 @@
 // Copies of many pieces: a warp for each 2 KiB of each.
 //
 // A kernel is a function template over its block: CudaBlock in kernels.cu, EmulatedBlock in
-// emulation.h. block.each() runs a function for every thread and ends with a barrier.
+// tests/gpudirect/kernels/emulation.h. block.each() runs a function for every thread and ends with
+// a barrier.
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"

@@ -28,7 +28,7 @@ struct PerThread {
   __device__ T& operator[](uint32_t) { return value; }
 };
 
-// What EmulatedBlock in emulation.h is to the host.
+// What EmulatedBlock (tests/gpudirect/kernels/emulation.h) is to the host.
 template <uint32_t kThreads>
 struct CudaBlock {
   __device__ uint32_t index() const { return blockIdx.x; }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/device/device_model.h"
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/test.h"
 

@@ -3,7 +3,7 @@
 #include "engine/device/device_model.h"
 #include "engine/kernels/aligned.h"
 #include "engine/model/model.h"
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::device {

@@ -6,8 +6,8 @@
 #include "engine/kernels/aligned.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/model.h"
-#include "engine/model/test_model.h"
 #include "tests/engine_model/same_bits.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine {

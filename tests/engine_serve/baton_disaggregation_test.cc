@@ -1,7 +1,7 @@
 // Two engines joined by Baton itself: the same tokens as one, over every transport.
-#include "engine/model/test_model.h"
 #include "engine/serve/engine.h"
 #include "kvtransfer/baton_connector.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/test.h"
 #include "transport/base/log.h"

@@ -1,7 +1,7 @@
 // The tiny model, random requests and the oracle.
 #include "tests/engine_serve/engine_fixture.h"
 
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {

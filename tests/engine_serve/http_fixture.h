@@ -9,8 +9,8 @@
 #include <netinet/in.h>
 
 #include "engine/http/http_server.h"
-#include "engine/model/test_model.h"
 #include "engine/serve/engine_thread.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/test.h"
 #include "transport/clock.h"

@@ -1,8 +1,8 @@
 // Sampling and the text that comes out of it.
 #include "engine/serve/requests/sampling.h"
 
-#include "engine/model/test_model.h"
 #include "engine/serve/requests/output_text.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "collectives/rendezvous.h"
-#include "engine/model/test_model.h"
 #include "engine/shard/follower.h"
 #include "engine/shard/leader.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_serve/engine_fixture.h"
 #include "tests/test.h"
 

@@ -1,7 +1,7 @@
 // The backward pass against finite differences, and its independence of threads.
 #include "engine/train/backward/backprop.h"
 
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::train {

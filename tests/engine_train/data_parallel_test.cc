@@ -1,5 +1,5 @@
 // Ranks, micro-batches, buckets, ZeRO and overlap: the weights are the same, bit for bit.
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/test.h"
 

@@ -4,9 +4,9 @@
 
 #include "collectives/rendezvous.h"
 #include "engine/files/files.h"
-#include "engine/model/test_model.h"
 #include "engine/train/device/device_runner.h"
 #include "engine/train/train_run.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"

@@ -4,11 +4,11 @@
 
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
-#include "engine/model/test_model.h"
 #include "engine/train/device/open_train_device.h"
 #include "engine/train/trainer.h"
 #include "gpudirect/driver.h"
 #include "gpudirect/kernels/image.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::train {

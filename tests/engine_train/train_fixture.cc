@@ -2,7 +2,7 @@
 #include "tests/engine_train/train_fixture.h"
 
 #include "collectives/rendezvous.h"
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/test.h"
 
 namespace baton::engine::train {

@@ -2,8 +2,8 @@
 #include "engine/train/trainer.h"
 
 #include "engine/model/model.h"
-#include "engine/model/test_model.h"
 #include "engine/train/bpe_trainer.h"
+#include "tests/engine_model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/test.h"
 

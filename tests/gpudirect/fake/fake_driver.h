@@ -10,8 +10,8 @@
 
 #include "absl/types/span.h"
 #include "gpudirect/driver.h"
-#include "gpudirect/kernels/emulation.h"
 #include "tests/gpudirect/fake/rules.h"
+#include "tests/gpudirect/kernels/emulation.h"
 #include "tests/std.h"
 
 namespace baton::gpudirect {

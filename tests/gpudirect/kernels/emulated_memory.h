@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gpudirect/kernels/arguments.h"
-#include "gpudirect/kernels/emulation.h"
+#include "tests/gpudirect/kernels/emulation.h"
 #include "tests/test.h"
 
 namespace baton::gpudirect::kernels {

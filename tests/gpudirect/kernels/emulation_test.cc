@@ -1,5 +1,5 @@
 // What the emulation of a block refuses, and that it would find a missing barrier.
-#include "gpudirect/kernels/emulation.h"
+#include "tests/gpudirect/kernels/emulation.h"
 
 #include "gpudirect/kernels/arithmetic-inl.h"
 #include "gpudirect/kernels/image.h"

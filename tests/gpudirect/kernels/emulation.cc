@@ -1,5 +1,5 @@
 // The emulated kernels by name, and how their blocks and threads take turns.
-#include "gpudirect/kernels/emulation.h"
+#include "tests/gpudirect/kernels/emulation.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Small models from a counter-based generator: no library's distributions, so the same everywhere.
-#include "engine/model/test_model.h"
+#include "tests/engine_model/test_model.h"
 
 #include <cmath>
 
