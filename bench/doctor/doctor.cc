@@ -6,9 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/doctor/doctor_checks.h"
 #include "bench/doctor/info.h"
-#include "bench/doctor/info_providers.h"
 #include "transport/base/nearest_name.h"
 
 namespace baton::bench {

@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/doctor/doctor_checks.h"
+#include "bench/doctor/doctor.h"
 
 namespace baton::bench {
 namespace {

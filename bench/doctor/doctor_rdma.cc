@@ -5,8 +5,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/doctor/doctor_checks.h"
-#include "bench/doctor/info_devices.h"
+#include "bench/doctor/doctor.h"
+#include "bench/doctor/info.h"
 
 namespace baton::bench {
 namespace {

@@ -1,14 +1,19 @@
-// Reads RDMA devices and GPUs from sysfs: class/infiniband, bus/pci and the tree of PCI bridges.
-#include "bench/doctor/info_devices.h"
+// Reads RDMA devices and GPUs from sysfs: class/infiniband, bus/pci and the tree of PCI bridges;
+// and asks the CUDA driver.
+#include "bench/doctor/info.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "gpudirect/facts.h"
+#include "gpudirect/flush_policy.h"
 
 namespace baton::bench {
 namespace {
@@ -199,6 +204,43 @@ Json distances(const SystemRoot& root, const Json& devices, const Json& gpu_list
       }
     }
   }
+  return out;
+}
+
+namespace {
+
+Json as_json(const gpudirect::Driver& driver, const gpudirect::DeviceFacts& facts, bool peermem) {
+  Json out = Json::parse(facts.json());
+  const absl::Status reachable = gpudirect::reachable_by_adapters(driver, facts);
+  const absl::Status by_address = gpudirect::reachable_by_address(driver, facts, peermem);
+  const bool staged = !reachable.ok() && !by_address.ok();
+  out["path"] = reachable.ok() ? "dma-buf" : staged ? "staged" : "nvidia-peermem";
+  out["why_no_dma_buf"] = std::string(reachable.message());
+  out["why_staged"] =
+      staged ? absl::StrFormat("%s; %s", reachable.message(), by_address.message()) : "";
+  return out;
+}
+
+}  // namespace
+
+Json cuda_info(const absl::StatusOr<const gpudirect::Driver*>& driver, const std::string& root) {
+  Json out = {{"driver", nullptr}, {"why", ""}, {"devices", Json::array()}};
+  if (!driver.ok()) {
+    out["why"] = std::string(driver.status().message());
+    return out;
+  }
+  const int version = (*driver)->version;
+  out["driver"] = absl::StrFormat("%d.%d", version / 1000, version % 1000 / 10);
+  const bool peermem = gpudirect::peermem_loaded(root);
+  int count = 0;
+  absl::Status status =
+      gpudirect::driver_status(**driver, (*driver)->cuDeviceGetCount(&count), "counting GPUs");
+  for (int i = 0; i < count && status.ok(); ++i) {
+    const auto facts = gpudirect::query_facts(**driver, i);
+    if (facts.ok()) out["devices"].push_back(as_json(**driver, *facts, peermem));
+    status = facts.status();
+  }
+  if (!status.ok()) out["why"] = std::string(status.message());
   return out;
 }
 

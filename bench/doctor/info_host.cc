@@ -1,5 +1,5 @@
 // Reads what kernel and process allow from /proc and /sys, each fact where the kernel keeps it.
-#include "bench/doctor/info_host.h"
+#include "bench/doctor/info.h"
 
 #include <algorithm>
 #include <array>

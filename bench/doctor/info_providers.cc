@@ -1,5 +1,5 @@
 // Probing providers as a worker would make them.
-#include "bench/doctor/info_providers.h"
+#include "bench/doctor/info.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // Reads files below a root: /proc and /sys of this machine, or a copy of them.
-#include "bench/doctor/info_root.h"
+#include "bench/doctor/info.h"
 
 #include <unistd.h>
 

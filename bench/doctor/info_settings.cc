@@ -1,5 +1,5 @@
 // Settings and environment variables as JSON, text and Markdown.
-#include "bench/doctor/info_settings.h"
+#include "bench/doctor/info.h"
 
 #include <algorithm>
 

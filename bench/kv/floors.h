@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "bench/kv/kv_bw_options.h"
+#include "bench/kv/kv_bw.h"
 #include "bench/kv/kv_session.h"
 #include "bench/report/report.h"
 

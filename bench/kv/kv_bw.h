@@ -1,13 +1,56 @@
 // `baton kv_bw`: paged transfers between two processes, beside their floor.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "bench/kv/kv_bw_options.h"
+#include "absl/types/span.h"
+#include "bench/kv/workload.h"
 #include "bench/report/report.h"
+#include "transport/transfer.h"
 
 namespace baton::bench {
+
+// The command line of `baton kv_bw`.
+struct KvBwOptions {
+  std::string provider = "shm";
+  std::vector<Op> ops = {Op::kWrite};
+  WorkloadSpec workload;
+  double seconds = 2;    // of transfers, and again of the floor
+  size_t transfers = 0;  // so many instead, when > 0
+  size_t inflight = 1;   // transfers under way at a time
+  std::vector<std::pair<std::string, std::string>> settings;  // for providers
+  bool baselines = false;
+  bool pin = true;
+  std::optional<int> cuda;  // memory of this CUDA device
+  std::string json;         // file for the rows; "": none
+
+  std::string host;  // the other side is there, "host:port"; "": in a process of our own
+  bool listen = false;
+  std::string listen_host;
+  std::string advertise;
+  uint16_t listen_port = 0;
+  bool once = false;
+  bool suite = false;
+
+  static constexpr uint16_t kPort = 18516;
+
+  // The value of a provider setting, or `fallback`.
+  std::string setting(const std::string& key, std::string fallback) const;
+};
+
+// What to do: run with these options, or leave at once with an exit status, the text (help, or what
+// is wrong with the arguments) having been printed.
+struct KvBwCommand {
+  std::optional<KvBwOptions> options;
+  int exit_status = 0;
+};
+KvBwCommand parse_kv_bw(int argc, const char* const* argv);
+
+const char* name_of(Op op);
 
 // Measures each of the options' ops. Transfers and floor take turns, so that both see the same
 // moment of the machine; then every byte is checked. Prints nothing. DataLoss where a byte is
@@ -19,5 +62,19 @@ std::string kv_bw_table(const std::vector<Row>& rows);
 
 // Parses, measures, prints. Returns the exit status: 0, 1 on failure, 2 on bad arguments.
 int kv_bw_main(int argc, char** argv);
+
+// `baton kv_bw --suite`: every transport row of docs/benchmarks.md, with its target. Uses the
+// options' json, seconds, pin and settings. Returns 0 when everything ran and was verified (a
+// missed target is printed, not failed: the machine may be busy), else 1.
+int run_kv_suite(const KvBwOptions& options);
+
+// `baton kv_file_bw`: how fast records of a KV tier are read from disk, beside fio.
+//
+// Records as an engine's tier on disk writes them, in a file of its own kind (DiskTier), are read
+// in random order past the page cache: by the tier's reader alone, by the tier with the check of
+// each record's sum, and by fio (io_uring, registered buffers and file, as many reads at a time, of
+// the same size, over the same file). They take turns, and medians are compared. Without fio the
+// rows have no floor, and the output says what to install.
+int kv_file_bw_main(int argc, char** argv);
 
 }  // namespace baton::bench

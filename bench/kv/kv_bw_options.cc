@@ -1,5 +1,5 @@
 // Parsing and checking the arguments of `baton kv_bw`.
-#include "bench/kv/kv_bw_options.h"
+#include "bench/kv/kv_bw.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,5 +1,5 @@
 // kv_file_bw: writes a tier's file, then reads it in turns with fio.
-#include "bench/kv/kv_file_bw.h"
+#include "bench/kv/kv_bw.h"
 
 #include <fcntl.h>
 #include <unistd.h>

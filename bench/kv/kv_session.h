@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "bench/kv/kv_bw_options.h"
+#include "bench/kv/kv_bw.h"
 #include "bench/kv/workload.h"
 #include "bench/report/bench_memory.h"
 #include "bench/report/child_process.h"

@@ -1,5 +1,4 @@
 // `baton kv_bw --suite`: its cases, the two measurements that are not bandwidth, and the table.
-#include "bench/kv/kv_suite.h"
 
 #include <sys/resource.h>
 

@@ -16,7 +16,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "bench/nccl_tests/collective_perf_run.h"
 #include "bench/report/bench_memory.h"
 #include "bench/report/child_process.h"
 #include "collectives/communicator.h"

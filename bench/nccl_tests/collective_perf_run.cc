@@ -1,5 +1,5 @@
 // One rank's timed calls of a collective, and the calls whose results are checked.
-#include "bench/nccl_tests/collective_perf_run.h"
+#include "bench/nccl_tests/collective_perf_rank.h"
 
 #include <algorithm>
 #include <cstring>

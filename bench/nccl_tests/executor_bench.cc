@@ -1,5 +1,5 @@
 // `baton executor_bench`: one rank's lanes over links that deliver every message at once.
-#include "bench/nccl_tests/executor_bench.h"
+#include "bench/nccl_tests/collective_perf.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,5 +1,4 @@
 // The perftest-shaped commands: runs server, client or both, and prints the results.
-#include "bench/perftest/perf.h"
 
 #include <unistd.h>
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/command_line/help_text.h"
 #include "transport/base/nearest_name.h"
 
 namespace baton::engine::command_line {

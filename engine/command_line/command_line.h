@@ -17,12 +17,33 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error);
 std::string did_you_mean_flag(const CLI::App& app, const std::string& flag);
 
 // To be called once, behind all options: what --help says, that flags take no values, that of a
-// repeated option the last value holds, and the hidden flag --help-table (help_text.h). `name` is
+// repeated option the last value holds, and the hidden flag --help-table (below). `name` is
 // what people typed, "baton serve".
 void prepare(CLI::App& app, const std::string& name);
 
 // Prepares and parses. -1: go on; else the exit status to leave with, everything said: 0 after
 // --help.
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv);
+
+// What --help prints: values and their ranges in the field's notation, lines of at most 100
+// columns. And the same as a table, from which the man pages and the completions are made.
+
+// `--rounds 1..1000    Rounds over the slow link [3]`, where CLI11 by itself writes
+// `--rounds INT:INT in [1 - 1000]=3`.
+class HelpText : public CLI::Formatter {
+ public:
+  HelpText();
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override;
+  std::string make_option_opts(const CLI::Option* option) const override;
+  std::string make_option_desc(const CLI::Option* option) const override;
+};
+
+// The options of a command for programs, what `--help-table` prints: a line each, its fields
+// separated by tabs.
+//   about    TEXT
+//   argument NAME  VALUE  TEXT        a positional
+//   option   -h, --help  VALUE  TEXT  VALUE as in --help; empty: the option takes none
+//   footer   TEXT                     its lines separated by the two characters \n
+std::string option_table(const CLI::App& app);
 
 }  // namespace baton::engine::command_line

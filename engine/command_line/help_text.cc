@@ -1,5 +1,5 @@
 // The columns of a command's help.
-#include "engine/command_line/help_text.h"
+#include "engine/command_line/command_line.h"
 
 #include <algorithm>
 #include <iterator>

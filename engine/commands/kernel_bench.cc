@@ -1,5 +1,5 @@
 // `baton kernel_bench`: GEMM against the multiply-add peak, attention against read bandwidth.
-#include "engine/commands/kernel_bench.h"
+#include "engine/commands/serve_cli.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // The command line of the KV store, and running it.
-#include "engine/commands/kv_store_cli.h"
+#include "engine/commands/serve_cli.h"
 
 #include <csignal>
 #include <cstdio>

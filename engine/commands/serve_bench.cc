@@ -16,7 +16,6 @@
 #include "engine/demo/demo.h"
 #include "engine/files/files.h"
 #include "engine/load/load.h"
-#include "engine/load/load_report.h"
 #include "engine/load/workload.h"
 
 namespace baton::engine::commands {

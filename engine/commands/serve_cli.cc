@@ -30,7 +30,7 @@
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/bf16_gemm.h"
-#include "engine/kv_events/cache_batch.h"
+#include "engine/kv_events/batch.h"
 #include "engine/kv_events/publisher.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"

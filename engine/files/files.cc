@@ -15,7 +15,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "engine/files/absl_view.h"
+#include "engine/files/utf8.h"
 #include "transport/base/limits/refusals.h"
 #include "transport/base/unique_fd.h"
 

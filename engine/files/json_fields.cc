@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/absl_view.h"
-#include "engine/files/whole_number.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -25,5 +26,10 @@ absl::StatusOr<std::string> string_field(const nlohmann::json& object, const cha
                                          std::string_view fallback);
 // The member, or a null value if `object` is not an object or has no such member.
 const nlohmann::json& member(const nlohmann::json& object, const char* key);
+
+// What JSON calls an integer: a whole number, written as 3 or as 3.0.
+
+// Nothing for all else, and for what int64_t cannot hold.
+std::optional<int64_t> whole_number(const nlohmann::json& value);
 
 }  // namespace baton::engine

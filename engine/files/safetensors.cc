@@ -12,9 +12,9 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/absl_view.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "absl/strings/ascii.h"
 #include "engine/http/request_check.h"
-#include "engine/http/request_id.h"
 
 namespace baton::engine::http {
 

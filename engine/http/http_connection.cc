@@ -17,7 +17,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/files/absl_view.h"
+#include "engine/files/utf8.h"
 #include "engine/http/openai/openai_reply.h"
 
 namespace baton::engine::http {

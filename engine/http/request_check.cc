@@ -2,13 +2,15 @@
 #include "engine/http/request_check.h"
 
 #include <openssl/crypto.h>
-
+#include <openssl/rand.h>
 #include <algorithm>
 #include <array>
+#include <random>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "engine/http/openai/openai_reply.h"
-#include "engine/http/request_id.h"
 #include "engine/serve/prometheus_text.h"
 
 namespace baton::engine::http {
@@ -57,6 +59,22 @@ bool check_api_key(std::string_view key, HttpExchange* exchange) {
                   api_error(401, "this server asks for its key: send Authorization: Bearer KEY"),
                   {{"WWW-Authenticate", "Bearer"}});
   return false;
+}
+
+std::string make_request_id() {
+  std::array<unsigned char, 16> bytes{};
+  if (RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1) {
+    std::random_device device;
+    for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(device());
+  }
+  return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+bool is_request_id(std::string_view id) {
+  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           std::string_view("-_.:").find(c) != std::string_view::npos;
+  });
 }
 
 }  // namespace baton::engine::http

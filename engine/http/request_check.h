@@ -29,4 +29,11 @@ void print_connections(const HttpListenerStats& stats, std::string* page);
 // True if the request may go on; else it was answered with 401.
 bool check_api_key(std::string_view key, HttpExchange* exchange);
 
+// A request's name: 32 hexadecimal digits, at random.
+std::string make_request_id();
+
+// Whether a client's own id, of the header X-Request-Id, can be used in headers and logs: 1 to 128
+// letters, digits, "-", "_", ".", ":".
+bool is_request_id(std::string_view id);
+
 }  // namespace baton::engine::http

@@ -17,12 +17,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::kv_events {
 
@@ -86,5 +88,9 @@ std::string sequence_frame(uint64_t sequence);
 std::optional<uint64_t> parse_sequence(std::string_view frame);
 // What ends a replay in place of a number: -1.
 inline constexpr uint64_t kEndOfReplay = UINT64_MAX;
+
+// What our own prefix cache did, as a batch that vLLM's consumers understand, in order. Blocks that
+// follow one another in a prompt become one event, as do removals in a row.
+EventBatch batch_of(std::span<const serve::CacheEvent> events);
 
 }  // namespace baton::engine::kv_events

@@ -9,8 +9,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/files/absl_view.h"
 #include "engine/files/json_fields.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine::kv_events {
 namespace {

@@ -1,5 +1,5 @@
 // Counts, rates, percentiles, and the table of them.
-#include "engine/load/load_report.h"
+#include "engine/load/load.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/files/absl_view.h"
+#include "engine/files/utf8.h"
 #include "engine/serve/metrics.h"
 
 namespace baton::engine::load {

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "engine/demo/demo.h"
-#include "engine/load/workload_files.h"
 
 namespace baton::engine::load {
 namespace {

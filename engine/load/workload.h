@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,5 +74,15 @@ absl::StatusOr<std::vector<LoadRequest>> make_workload(const WorkloadOptions& op
 // shape (1: a Poisson process; smaller: in bursts; larger: evenly). All are sent within count /
 // rate seconds.
 std::vector<Time> arrivals(size_t count, double rate, double burstiness, uint64_t seed);
+
+// Internal to engine/load: datasets that are files.
+void append_random(size_t count, const Words& words, std::mt19937_64& random,
+                   std::vector<int32_t>& to);
+
+absl::StatusOr<std::vector<LoadRequest>> read_prompts(const WorkloadOptions& options);
+absl::StatusOr<std::vector<LoadRequest>> read_sharegpt(const WorkloadOptions& options,
+                                                       const Words& words);
+absl::StatusOr<std::vector<LoadRequest>> read_mooncake_trace(const WorkloadOptions& options,
+                                                             const Words& words);
 
 }  // namespace baton::engine::load

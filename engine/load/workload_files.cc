@@ -1,5 +1,5 @@
 // Reads prompts, conversations and traces: every line is checked, and a wrong one is named.
-#include "engine/load/workload_files.h"
+#include "engine/load/workload.h"
 
 #include <algorithm>
 #include <cmath>

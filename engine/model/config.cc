@@ -6,8 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/model/config_experts.h"
-#include "engine/model/config_rope.h"
+#include "engine/model/config_parts.h"
 
 namespace baton::engine {
 namespace {

@@ -1,5 +1,5 @@
 // Experts from and to config.json.
-#include "engine/model/config_experts.h"
+#include "engine/model/config_parts.h"
 
 #include <algorithm>
 #include <string>

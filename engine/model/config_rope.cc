@@ -1,5 +1,5 @@
 // RopeScaling from and to Hugging Face config.json.
-#include "engine/model/config_rope.h"
+#include "engine/model/config_parts.h"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // was picked, and how; what becomes of it when prefill does not.
 #include <utility>
 
-#include "engine/http/request_id.h"
+#include "engine/http/request_check.h"
 #include "engine/router/relayed_request.h"
 
 namespace baton::engine::router {

@@ -64,7 +64,7 @@ struct RouterOptions {
   int health_misses = 2;
   std::chrono::milliseconds health_timeout = patient(std::chrono::milliseconds(2000));
   // What moving a token's KV to a host next door costs, in tokens that are computed; further away,
-  // more (engine/router/distance.h). It counts where a prefill and a decode worker are chosen.
+  // more (engine/router/worker_list.h). It counts where a prefill and a decode worker are chosen.
   double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
   // For workers whose URL is https: a PEM file of the CAs of their certificates; "": the

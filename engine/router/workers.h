@@ -16,8 +16,8 @@
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
 #include "engine/kv_events/config.h"
-#include "engine/router/distance.h"
 #include "engine/router/expected_wait.h"
+#include "engine/router/worker_list.h"
 #include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
@@ -160,7 +160,7 @@ struct WorkerGroup {
   std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
   std::vector<std::string> why_down;   // of those that are
   std::vector<std::string> models;     // fingerprints; "" while unknown
-  std::vector<std::string> places;     // see distance.h
+  std::vector<std::string> places;     // see worker_list.h
   // Where those that do not tell at their URL what they have cached do so.
   std::vector<std::optional<kv_events::EventSource>> events;
   std::vector<Ways> ways;

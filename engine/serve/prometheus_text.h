@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "engine/files/absl_view.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine::serve {
 

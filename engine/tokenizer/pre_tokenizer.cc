@@ -6,10 +6,15 @@
 //   Qwen 2   the same with \p{N}
 #include "engine/tokenizer/pre_tokenizer.h"
 
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+#include <unicode/uchar.h>
 #include <algorithm>
+#include <iterator>
 
 #include "engine/tokenizer/token_text.h"
-#include "engine/tokenizer/unicode_classes.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/unicode_tables.h"
 
 namespace baton::engine {
 namespace {
@@ -117,6 +122,70 @@ size_t next_word(std::string_view text, PreTokenizer pattern) {
       break;
   }
   return text.size();
+}
+
+std::string normalize(const TokenizerSpec& spec, std::string_view text) {
+  std::string out = spec.nfc ? compose(text) : std::string(text);
+  if (spec.space_prefix != SpacePrefix::kEvery || out.empty()) return out;
+  out.insert(0, kMetaspace);
+  return spaces_as_metaspaces(out);
+}
+
+std::string compose(std::string_view text) {
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
+  if (U_FAILURE(error)) return std::string(text);
+  std::string out;
+  icu::StringByteSink<std::string> sink(&out);
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at;
+    for (Character c; end < text.size(); end += c.bytes) {
+      c = decode_character(text, end);
+      if (!c.valid) break;
+    }
+    nfc->normalizeUTF8(0, {text.data() + at, static_cast<int32_t>(end - at)}, sink, nullptr, error);
+    if (end < text.size()) out += text[end++];
+    at = end;
+  }
+  return out;
+}
+
+std::string spaces_as_metaspaces(std::string_view text) {
+  return replace_all(text, " ", kMetaspace);
+}
+
+bool is_word_character(uint32_t code) {
+  const auto c = static_cast<UChar32>(code);
+  return u_hasBinaryProperty(c, UCHAR_ALPHABETIC) || u_hasBinaryProperty(c, UCHAR_JOIN_CONTROL) ||
+         (U_GET_GC_MASK(c) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0;
+}
+
+namespace {
+
+template <size_t kCount>
+bool contains(const UnicodeRange (&ranges)[kCount], uint32_t code) {
+  const UnicodeRange* it =
+      std::upper_bound(std::begin(ranges), std::end(ranges), code,
+                       [](uint32_t c, const UnicodeRange& range) { return c < range.first; });
+  return it != std::begin(ranges) && code <= std::prev(it)->last;
+}
+
+}  // namespace
+
+bool is_letter(uint32_t code) {
+  if (code < 0x80) return (code | 0x20) - 'a' < 26u;
+  return contains(kLetters, code);
+}
+
+bool is_number(uint32_t code) {
+  if (code < 0x80) return code - '0' < 10u;
+  return contains(kNumbers, code);
+}
+
+bool is_space(uint32_t code) {
+  return (code >= 9 && code <= 13) || code == 0x20 || code == 0x85 || code == 0xa0 ||
+         code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 ||
+         code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
 }  // namespace baton::engine

@@ -20,7 +20,7 @@
 #include "engine/files/files.h"
 #include "engine/train/bpe_trainer.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
-#include "engine/train/device/open_train_device.h"
+#include "engine/train/device/device_runner.h"
 #include "engine/train/exposure.h"
 #include "engine/train/train_run.h"
 

@@ -4,7 +4,6 @@
 #include "gpudirect/kernels/elementwise-inl.h"
 #include "gpudirect/kernels/gemm-inl.h"
 #include "gpudirect/kernels/gemm_exact-inl.h"
-#include "gpudirect/kernels/gemm_f32-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
 #include "gpudirect/kernels/reshard-inl.h"

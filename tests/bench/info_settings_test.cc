@@ -2,7 +2,7 @@
 // every text in the sources that recommends one.
 #include <regex>
 
-#include "bench/doctor/info_settings.h"
+#include "bench/doctor/info.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "transport/base/environment.h"

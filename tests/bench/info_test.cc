@@ -5,9 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "bench/doctor/info_devices.h"
-#include "bench/doctor/info_host.h"
-#include "bench/doctor/info_providers.h"
 #include "info_tree.h"
 #include "tests/test.h"
 #include "transport/provider.h"

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "bench/doctor/info_root.h"
+#include "bench/doctor/info.h"
 #include "tests/temporary_folder.h"
 
 namespace baton::bench {

@@ -1,6 +1,6 @@
 // The command line of `baton kv_bw`, and finding a command by its name.
 #include "bench/cli/commands.h"
-#include "bench/kv/kv_bw_options.h"
+#include "bench/kv/kv_bw.h"
 #include "tests/test.h"
 
 namespace baton::bench {

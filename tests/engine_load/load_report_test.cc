@@ -1,5 +1,5 @@
 // Figures of answers that are known, and the table of them.
-#include "engine/load/load_report.h"
+#include "engine/load/load.h"
 #include "tests/test.h"
 
 namespace baton::engine::load {

@@ -4,7 +4,6 @@
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/tokenizer/pre_tokenizer.h"
-#include "engine/tokenizer/unicode_classes.h"
 #include "tests/engine_model/test_model.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"

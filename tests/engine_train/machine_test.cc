@@ -4,7 +4,7 @@
 
 #include "collectives/launch.h"
 #include "collectives/rendezvous.h"
-#include "engine/train/device/open_train_device.h"
+#include "engine/train/device/device_runner.h"
 #include "engine/train/trainer.h"
 #include "gpudirect/driver.h"
 #include "gpudirect/kernels/image.h"

@@ -4,7 +4,7 @@
 #include "absl/strings/str_split.h"
 #include "bench/kv/kv_bw.h"
 #include "bench/nccl_tests/collective_perf.h"
-#include "bench/perftest/perf.h"
+#include "bench/perftest/perf_options.h"
 #include "bench/report/bench_memory.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/std.h"

@@ -1,7 +1,6 @@
 // What `baton info` prints of CUDA devices.
 #include "bench/doctor/info.h"
 #include "bench/doctor/doctor.h"
-#include "bench/doctor/info_cuda.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"

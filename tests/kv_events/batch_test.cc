@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
-#include "engine/kv_events/cache_batch.h"
 #include "tests/test.h"
 
 namespace baton::engine::kv_events {

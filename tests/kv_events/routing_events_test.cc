@@ -1,6 +1,6 @@
 // A router that hears by vLLM's events what its workers have cached.
 #include "engine/http/http_listener.h"
-#include "engine/kv_events/cache_batch.h"
+#include "engine/kv_events/batch.h"
 #include "engine/kv_events/publisher.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"

@@ -1,7 +1,7 @@
 // Which worker a request goes to: by what workers hold, by what they were given, by load.
 #include "engine/router/worker_picker.h"
 
-#include "engine/router/distance.h"
+#include "engine/router/worker_list.h"
 #include "tests/test.h"
 
 namespace baton::engine::router {

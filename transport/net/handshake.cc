@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "transport/base/wire.h"
 #include "transport/base/worker_keys.h"
-#include "transport/net/ciphers/aead.h"
+#include "transport/net/ciphers/crypto.h"
 
 namespace baton::net {
 namespace {

@@ -48,7 +48,7 @@
 
 #include "absl/status/status.h"
 #include "transport/identity.h"
-#include "transport/net/ciphers/key_schedule.h"
+#include "transport/net/ciphers/crypto.h"
 #include "transport/net/link.h"
 #include "transport/net/opening.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "transport/net/ciphers/key_schedule.h"
+#include "transport/net/ciphers/crypto.h"
 
 namespace baton::net {
 

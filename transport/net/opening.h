@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "transport/identity.h"
-#include "transport/net/ciphers/key_schedule.h"
+#include "transport/net/ciphers/crypto.h"
 #include "transport/net/link.h"
 
 namespace baton::net {

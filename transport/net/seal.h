@@ -18,7 +18,7 @@
 #include <optional>
 #include <string_view>
 
-#include "transport/net/ciphers/aead.h"
+#include "transport/net/ciphers/crypto.h"
 #include "transport/net/ciphers/siphash.h"
 #include "transport/net/link.h"
 

@@ -21,7 +21,7 @@ namespace baton::engine::http {
 class ApiReply {
  public:
   // `tokenizer` must outlive the reply. `id`: what is unique about it, see
-  // engine/http/request_id.h. `prompt_lengths`: in tokens, of request->prompts.
+  // engine/http/request_check.h. `prompt_lengths`: in tokens, of request->prompts.
   ApiReply(std::shared_ptr<const ApiRequest> request, std::string model, std::string_view id,
            const Tokenizer& tokenizer, std::vector<size_t> prompt_lengths);
 

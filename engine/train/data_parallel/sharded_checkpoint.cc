@@ -17,10 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "engine/files/absl_view.h"
 #include "engine/files/files.h"
 #include "engine/files/json_fields.h"
 #include "engine/files/safetensors.h"
+#include "engine/files/utf8.h"
 
 namespace baton::engine::train {
 namespace {
