@@ -22,18 +22,16 @@ constexpr uint64_t generation_of(uint64_t word) { return word >> kValueBits; }
 }  // namespace
 
 std::string RemoteCounter::encode() const {
-  std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());
-  base::put_number(out, index);
-  base::put_number(out, static_cast<uint32_t>(generation));
+  std::string out;
+  base::WireWriter wire(out);
+  wire(owner.bytes, index, static_cast<uint32_t>(generation));
   return out;
 }
 
 absl::StatusOr<RemoteCounter> RemoteCounter::decode(std::string_view bytes) {
   base::WireReader in(bytes);
   RemoteCounter counter;
-  const std::string_view owner = in.take(counter.owner.bytes.size());
-  if (!owner.empty()) std::memcpy(counter.owner.bytes.data(), owner.data(), owner.size());
-  counter.index = in.number<uint32_t>();
+  in(counter.owner.bytes, counter.index);
   const uint32_t generation = in.number<uint32_t>();
   if (!in.finished() || generation == 0 || generation > UINT16_MAX ||
       counter.index >= CounterTable::kCapacity) {

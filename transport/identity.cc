@@ -372,37 +372,32 @@ uint64_t link_number() {
   return (mine + last.fetch_add(1, std::memory_order_relaxed) + 1) << 20;
 }
 
+namespace {
+
+template <typename Wire, typename T>
+void hello_members(Wire& wire, T& m) {
+  wire(m.uid.bytes, m.session, m.link, m.resume, m.rail, m.rails, m.pid);
+  wire.text(m.name, kMaxWorkerName);
+  wire.text(m.extra, 512);
+}
+
+}  // namespace
+
 std::string HelloInfo::encode() const {
-  std::string out(reinterpret_cast<const char*>(uid.bytes.data()), uid.bytes.size());
-  base::put_number(out, session);
-  base::put_number(out, link);
-  base::put_number(out, static_cast<uint8_t>(resume));
-  base::put_number(out, rail);
-  base::put_number(out, rails);
-  base::put_number(out, pid);
-  base::put_text(out, std::string_view(name).substr(0, kMaxWorkerName));
-  base::put_text(out, extra);
-  base::put_text(out, address.size() <= kMaxHelloAddress ? address : std::string());
+  std::string out;
+  base::WireWriter wire(out);
+  hello_members(wire, *this);
+  wire.text(address.size() <= kMaxHelloAddress ? address : std::string(), kMaxHelloAddress);
   return out;
 }
 
 absl::StatusOr<HelloInfo> HelloInfo::decode(std::string_view bytes) {
   base::WireReader in(bytes);
   HelloInfo info;
-  const std::string_view uid = in.take(info.uid.bytes.size());
-  if (!uid.empty()) std::memcpy(info.uid.bytes.data(), uid.data(), uid.size());
-  info.session = in.number<uint64_t>();
-  info.link = in.number<uint64_t>();
-  const uint8_t resume = in.number<uint8_t>();
-  info.resume = static_cast<Resume>(resume);
-  info.rail = in.number<uint16_t>();
-  info.rails = in.number<uint16_t>();
-  info.pid = in.number<uint32_t>();
-  info.name = in.text(kMaxWorkerName);
-  info.extra = in.text(512);
-  info.address = in.text(kMaxHelloAddress);
+  hello_members(in, info);
+  in.text(info.address, kMaxHelloAddress);
   if (!in.finished() || info.rails == 0 || info.rail >= info.rails ||
-      resume > static_cast<uint8_t>(Resume::kTheirs)) {
+      info.resume > Resume::kTheirs) {
     return absl::InvalidArgumentError("the peer sent a malformed introduction");
   }
   // Names end up in messages and terminals: keep them printable.

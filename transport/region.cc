@@ -47,25 +47,18 @@ std::string WorkerUid::hex() const {
 WorkerUid WorkerUid::random() { return {base::make_worker_secret()}; }
 
 std::string RemoteRegion::encode() const {
-  std::string out(reinterpret_cast<const char*>(owner.bytes.data()), owner.bytes.size());
-  base::put_number(out, key);
-  base::put_number(out, size);
-  base::put_number(out, index);
-  base::put_number(out, generation);
-  base::put_number(out, static_cast<uint64_t>(access) | static_cast<uint64_t>(kind) << 8 |
-                            static_cast<uint64_t>(direct) << 9);
+  std::string out;
+  base::WireWriter wire(out);
+  wire(owner.bytes, key, size, index, generation,
+       static_cast<uint64_t>(access) | static_cast<uint64_t>(kind) << 8 |
+           static_cast<uint64_t>(direct) << 9);
   return out;
 }
 
 absl::StatusOr<RemoteRegion> RemoteRegion::decode(std::string_view bytes) {
   base::WireReader in(bytes);
   RemoteRegion region;
-  const std::string_view owner = in.take(region.owner.bytes.size());
-  if (!owner.empty()) std::memcpy(region.owner.bytes.data(), owner.data(), owner.size());
-  region.key = in.number<uint64_t>();
-  region.size = in.number<uint64_t>();
-  region.index = in.number<uint32_t>();
-  region.generation = in.number<uint32_t>();
+  in(region.owner.bytes, region.key, region.size, region.index, region.generation);
   const uint64_t word = in.number<uint64_t>();
   const uint64_t access = word & 3;
   region.kind = static_cast<MemoryKind>(word >> 8 & 1);

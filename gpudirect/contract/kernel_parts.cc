@@ -26,12 +26,8 @@ absl::Status KernelParts::start(size_t slots, size_t share) {
                       absl::StrCat("making a stream for ", what_));
     if (status.ok()) stream = made;
   }
-  for (Slot& slot : slots_) {
-    if (!status.ok()) break;
-    Event event = nullptr;
-    status = device_.check(device_.driver().cuEventCreate(&event, kEventDisableTiming),
-                           absl::StrCat("making an event for ", what_));
-    if (status.ok()) slot.event = event;
+  for (StreamSlot& slot : slots_) {
+    if (status.ok()) status = slot.make(device_, what_);
   }
   return status;
 }
@@ -45,7 +41,7 @@ void KernelParts::wait_for_all() {
 
 KernelParts::~KernelParts() {
   device_.give_back([&] {
-    for (const Slot& slot : slots_) {
+    for (const StreamSlot& slot : slots_) {
       if (slot.event != nullptr) device_.driver().cuEventDestroy(slot.event);
     }
     for (const Stream stream : streams_) {
@@ -60,46 +56,20 @@ absl::Status KernelParts::begin_parts(size_t number, bool any) {
 }
 
 bool KernelParts::queue(size_t number) {
-  Slot& slot = slots_[number];
+  StreamSlot& slot = slots_[number];
   bool any = false;
   slot.status.Update(queue_part(number, any));
   if (!any) return false;
   // Part of it may be on its way also after an error.
   const Device::Current current(device_);
-  absl::Status recorded = current.status();
-  if (recorded.ok()) {
-    recorded = device_.check(device_.driver().cuEventRecord(slot.event, stream(number)),
-                             absl::StrCat("waiting for ", what_));
-  }
-  slot.recorded = recorded.ok();
-  slot.status.Update(recorded);
-  slot.poll_errors.succeeded();
-  return slot.busy = true;
+  slot.record(device_, stream(number), what_, current.status());
+  return true;
 }
 
 std::optional<absl::Status> KernelParts::parts_ended(size_t number) {
-  Slot& slot = slots_[number];
+  StreamSlot& slot = slots_[number];
   if (!slot.busy) return slot.status;
-  absl::Status status;
-  {
-    const Device::Current current(device_);
-    status = current.status();
-    if (status.ok()) {
-      const Result result = slot.recorded ? device_.driver().cuEventQuery(slot.event)
-                                          : device_.driver().cuStreamQuery(stream(number));
-      if (result == kNotReady) {
-        slot.poll_errors.succeeded();
-        return std::nullopt;
-      }
-      if (result != kSuccess) status = device_.check(result, absl::StrCat("waiting for ", what_));
-    }
-  }
-  slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && !slot.poll_errors.reached()) {
-    return std::nullopt;
-  }
-  slot.busy = false;
-  slot.status.Update(device_.alive());
+  if (!slot.over(device_, stream(number), what_)) return std::nullopt;
   if (!slot.status.ok() || !part_ended(number) || ending_ || !queue(number)) return slot.status;
   return std::nullopt;
 }

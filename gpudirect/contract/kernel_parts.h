@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "gpudirect/contract/poll_error_limit.h"
+#include "gpudirect/contract/stream_slot.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/registered_pages.h"
 
@@ -50,13 +50,6 @@ class KernelParts {
   const Device& device_;
 
  private:
-  struct Slot {
-    Event event = nullptr;
-    bool busy = false;
-    bool recorded = false;  // else the stream itself is asked
-    PollErrorLimit poll_errors;
-    absl::Status status;
-  };
   // False: an error before anything was queued.
   bool queue(size_t slot);
 
@@ -66,7 +59,7 @@ class KernelParts {
   std::unique_ptr<DeviceSlab> slab_;
   std::unique_ptr<RegisteredPages> pages_;
   std::array<Stream, 2> streams_{};  // so that copies of one slot pass by another's kernel
-  std::vector<Slot> slots_;
+  std::vector<StreamSlot> slots_;
 };
 
 }  // namespace baton::gpudirect

@@ -11,6 +11,8 @@
 namespace baton::gpudirect {
 namespace {
 
+constexpr const char* kWhat = "a copy";
+
 DevicePointer device_address(const std::byte* data) { return reinterpret_cast<uintptr_t>(data); }
 
 }  // namespace
@@ -147,12 +149,8 @@ absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device&
   std::unique_ptr<StreamCopies> copies(new StreamCopies(device));
   const Device::Current current(device);
   absl::Status status = current.status();
-  for (Slot& slot : copies->slots_) {
-    if (!status.ok()) break;
-    Event event = nullptr;
-    status = device.check(device.driver().cuEventCreate(&event, kEventDisableTiming),
-                          "making an event for copies");
-    if (status.ok()) slot.event = event;
+  for (StreamSlot& slot : copies->slots_) {
+    if (status.ok()) status = slot.make(device, kWhat);
   }
   if (!status.ok()) return status;
   const auto open = [&](const Launcher* launcher) {
@@ -172,7 +170,7 @@ StreamCopies::~StreamCopies() {
     while (slots_[slot].busy) ended(slot);
   }
   device_.give_back([&] {
-    for (const Slot& slot : slots_) {
+    for (const StreamSlot& slot : slots_) {
       if (slot.event != nullptr) device_.driver().cuEventDestroy(slot.event);
     }
   });
@@ -181,10 +179,9 @@ StreamCopies::~StreamCopies() {
 absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::DeviceRun> runs,
                                  bool kernels) {
   if (absl::Status status = device_.alive(); !status.ok()) return status;
-  const Driver& driver = device_.driver();
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
-  Slot& slot = slots_[number];
+  StreamSlot& slot = slots_[number];
   pieces_.clear();
   for (const internal::DeviceRun& run : runs) {
     pieces_.push_back({device_address(run.from), device_address(run.to), run.bytes});
@@ -192,38 +189,15 @@ absl::Status StreamCopies::begin(size_t number, absl::Span<const internal::Devic
   // Part of it may be on its way also after an error: then ended() tells it.
   slot.status = copier_->copy(CopyRoute::kOnDevice, pieces_, kernels);
   if (absl::Status status = device_.alive(); !status.ok()) return status;
-  const absl::Status recorded = device_.check(
-      driver.cuEventRecord(slot.event, device_.stream(Direction::kBetween)), "waiting for a copy");
-  slot.recorded = recorded.ok();
-  slot.status.Update(recorded);
-  slot.busy = true;
-  slot.poll_errors.succeeded();
+  slot.record(device_, device_.stream(Direction::kBetween), kWhat, absl::OkStatus());
   return absl::OkStatus();
 }
 
 std::optional<absl::Status> StreamCopies::ended(size_t number) {
-  Slot& slot = slots_[number];
-  if (!slot.busy) return slot.status;
-  const Driver& driver = device_.driver();
-  absl::Status status;
-  {
-    const Device::Current current(device_);
-    status = current.status();
-    if (status.ok()) {
-      const Result result = slot.recorded
-                                ? driver.cuEventQuery(slot.event)
-                                : driver.cuStreamQuery(device_.stream(Direction::kBetween));
-      if (result == kNotReady) {
-        slot.poll_errors.succeeded();
-        return std::nullopt;
-      }
-      status = device_.check(result, "waiting for a copy");
-    }
+  StreamSlot& slot = slots_[number];
+  if (slot.busy && !slot.over(device_, device_.stream(Direction::kBetween), kWhat)) {
+    return std::nullopt;
   }
-  slot.status.Update(status);
-  if (!status.ok() && device_.alive().ok() && !slot.poll_errors.reached()) return std::nullopt;
-  slot.busy = false;
-  slot.status.Update(device_.alive());
   return slot.status;
 }
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "gpudirect/contract/poll_error_limit.h"
 #include "gpudirect/contract/staging.h"
+#include "gpudirect/contract/stream_slot.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device_memory.h"
 #include "transport/internal/device_memory.h"
@@ -74,17 +74,10 @@ class StreamCopies final : public internal::DeviceCopies {
   }
 
  private:
-  struct Slot {
-    Event event = nullptr;
-    bool busy = false;
-    bool recorded = false;  // else the stream itself is asked
-    PollErrorLimit poll_errors;
-    absl::Status status;
-  };
   explicit StreamCopies(const Device& device) : device_(device) {}
 
   const Device& device_;
-  std::array<Slot, kSlots> slots_;
+  std::array<StreamSlot, kSlots> slots_;
   std::unique_ptr<Copier> copier_;
   std::vector<CopyPiece> pieces_;
 };

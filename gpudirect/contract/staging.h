@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpudirect/contract/poll_error_limit.h"
+#include "gpudirect/contract/stream_slot.h"
 #include "gpudirect/copies/copier.h"
 #include "gpudirect/device.h"
 #include "transport/internal/device_memory.h"

@@ -14,11 +14,23 @@ static_assert(std::endian::native == std::endian::little, "the wire format is li
 
 constexpr uint16_t kMagic = 0xBA70;
 
-template <typename T>
-char* put(char* out, T value) {
-  std::memcpy(out, &value, sizeof(T));
-  return out + sizeof(T);
+// A header behind its magic, in its order on the wire. Returns what is reserved.
+template <typename Wire, typename T>
+uint32_t members(Wire& wire, T& f, uint16_t& code) {
+  uint32_t reserved = 0;
+  wire(f.type, f.flags, code, f.counter_generation, f.transfer, f.slice, f.bytes, f.pieces, f.text,
+       f.region, f.generation, f.key, f.slice_offset, f.slice_bytes, f.total_bytes, f.counter,
+       reserved, f.increment);
+  return reserved;
 }
+
+struct RawWriter {
+  char* out;
+  template <typename... T>
+  void operator()(const T&... members) {
+    ((std::memcpy(out, &members, sizeof members), out += sizeof members), ...);
+  }
+};
 
 absl::Status refuse(const Frame& frame, std::string_view why) {
   return absl::InvalidArgumentError(
@@ -116,29 +128,13 @@ const char* frame_name(FrameType type) {
 }
 
 void encode_header(const Frame& f, char* out) {
-  char* p = put(out, kMagic);
-  p = put(p, static_cast<uint8_t>(f.type));
-  p = put(p, f.flags);
-  p = put(p, static_cast<uint16_t>(f.code));
-  p = put(p, f.counter_generation);
-  p = put(p, f.transfer.slot);
-  p = put(p, f.transfer.generation);
-  p = put(p, f.slice);
-  p = put(p, f.bytes);
-  p = put(p, f.pieces);
-  p = put(p, f.text);
-  p = put(p, f.region);
-  p = put(p, f.generation);
-  p = put(p, f.key);
-  p = put(p, f.slice_offset);
-  p = put(p, f.slice_bytes);
-  p = put(p, f.total_bytes);
-  p = put(p, f.counter);
-  p = put(p, uint32_t{0});
-  put(p, f.increment);
+  RawWriter wire{out};
+  auto code = static_cast<uint16_t>(f.code);
+  wire(kMagic);
+  members(wire, f, code);
 }
 
-void encode_piece(const WirePiece& piece, char* out) { put(put(out, piece.offset), piece.bytes); }
+void encode_piece(const WirePiece& piece, char* out) { RawWriter{out}(piece.offset, piece.bytes); }
 
 absl::StatusOr<Frame> decode_header(std::string_view bytes) {
   if (bytes.size() != kHeaderBytes) {
@@ -150,34 +146,16 @@ absl::StatusOr<Frame> decode_header(std::string_view bytes) {
     return absl::InvalidArgumentError("not a frame (wrong magic)");
   }
   Frame f;
-  const uint8_t type = in.number<uint8_t>();
-  if (type < static_cast<uint8_t>(FrameType::kWrite) ||
-      type > static_cast<uint8_t>(FrameType::kGoodbye)) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown frame type ", type));
+  uint16_t code = 0;
+  const uint32_t reserved = members(in, f, code);
+  if (f.type < FrameType::kWrite || f.type > FrameType::kGoodbye) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown frame type ", static_cast<int>(f.type)));
   }
-  f.type = static_cast<FrameType>(type);
-  f.flags = in.number<uint8_t>();
-  const uint16_t code = in.number<uint16_t>();
   if (code > static_cast<uint16_t>(absl::StatusCode::kUnauthenticated)) {
     return refuse(f, "unknown status code");
   }
   f.code = static_cast<absl::StatusCode>(code);
-  f.counter_generation = in.number<uint16_t>();
-  f.transfer.slot = in.number<uint32_t>();
-  f.transfer.generation = in.number<uint32_t>();
-  f.slice = in.number<uint32_t>();
-  f.bytes = in.number<uint32_t>();
-  f.pieces = in.number<uint32_t>();
-  f.text = in.number<uint32_t>();
-  f.region = in.number<uint32_t>();
-  f.generation = in.number<uint32_t>();
-  f.key = in.number<uint64_t>();
-  f.slice_offset = in.number<uint64_t>();
-  f.slice_bytes = in.number<uint64_t>();
-  f.total_bytes = in.number<uint64_t>();
-  f.counter = in.number<uint32_t>();
-  const uint32_t reserved = in.number<uint32_t>();
-  f.increment = in.number<uint64_t>();
   if (reserved != 0) return refuse(f, "reserved bytes are not zero");
   absl::Status status = check(f);
   if (!status.ok()) return status;

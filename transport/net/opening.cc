@@ -1,7 +1,7 @@
 // Openings as bytes: all fields have their places, whatever they hold.
 #include "transport/net/opening.h"
 
-#include <algorithm>
+#include <array>
 
 #include "transport/base/wire.h"
 
@@ -11,37 +11,25 @@ namespace {
 constexpr size_t kServerReserved = Opening::kIds * Opening::kIdBytes - 5;
 constexpr size_t kReserved = 6;
 
-template <typename Bytes>
-void put_bytes(std::string& out, const Bytes& bytes) {
-  out.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-}
-
-template <typename Bytes>
-void take_bytes(base::WireReader& in, Bytes& out) {
-  const std::string_view bytes = in.take(out.size());
-  std::copy(bytes.begin(), bytes.end(), out.begin());
+template <typename Wire, typename T>
+void members(Wire& wire, T& m, bool client) {
+  std::array<uint8_t, kServerReserved> server_reserved{};
+  std::array<uint8_t, kReserved> reserved{};
+  wire(m.highest, m.purpose, m.lowest, m.nonce, m.share, m.static_key);
+  if (client) {
+    wire(m.ids);
+  } else {
+    wire(m.version, m.which, server_reserved);
+  }
+  wire(m.offers, m.needs, reserved);
 }
 
 }  // namespace
 
 std::string Opening::encode(bool client) const {
   std::string out(kMagic);
-  base::put_number(out, highest);
-  base::put_number(out, purpose);
-  base::put_number(out, lowest);
-  put_bytes(out, nonce);
-  put_bytes(out, share);
-  put_bytes(out, static_key);
-  if (client) {
-    for (const auto& id : ids) put_bytes(out, id);
-  } else {
-    base::put_number(out, version);
-    base::put_number(out, which);
-    out.append(kServerReserved, '\0');
-  }
-  base::put_number(out, offers);
-  base::put_number(out, needs);
-  out.append(kReserved, '\0');
+  base::WireWriter wire(out);
+  members(wire, *this, client);
   return out;
 }
 
@@ -49,21 +37,7 @@ Opening Opening::decode(std::string_view bytes, bool client) {
   base::WireReader in(bytes);
   Opening out;
   in.take(kMagic.size());
-  out.highest = in.number<uint32_t>();
-  out.purpose = in.number<uint16_t>();
-  out.lowest = in.number<uint16_t>();
-  take_bytes(in, out.nonce);
-  take_bytes(in, out.share);
-  take_bytes(in, out.static_key);
-  if (client) {
-    for (auto& id : out.ids) take_bytes(in, id);
-  } else {
-    out.version = in.number<uint32_t>();
-    out.which = in.number<uint8_t>();
-    in.take(kServerReserved);
-  }
-  out.offers = in.number<uint8_t>();
-  out.needs = in.number<uint8_t>();
+  members(in, out, client);
   return out;
 }
 

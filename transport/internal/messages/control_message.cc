@@ -7,18 +7,12 @@ namespace baton::internal {
 
 std::string ControlMessage::encode() const {
   std::string out;
-  base::put_number(out, static_cast<uint8_t>(kind));
-  base::put_number(out, link);
+  base::WireWriter wire(out);
+  wire(kind, link, static_cast<uint32_t>(kind == Kind::kFence ? slices.size() : landed.size()));
   if (kind == Kind::kFence) {
-    base::put_number(out, static_cast<uint32_t>(slices.size()));
-    for (const SliceName& name : slices) {
-      base::put_number(out, name.transfer.slot);
-      base::put_number(out, name.transfer.generation);
-      base::put_number(out, name.slice);
-    }
+    for (const SliceName& name : slices) wire(name);
   } else {
-    base::put_number(out, static_cast<uint32_t>(landed.size()));
-    for (const Fate each : landed) base::put_number(out, static_cast<uint8_t>(each));
+    for (const Fate each : landed) wire(each);
   }
   return out;
 }
@@ -26,9 +20,7 @@ std::string ControlMessage::encode() const {
 absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
   base::WireReader in(bytes);
   ControlMessage message;
-  const uint8_t kind = in.number<uint8_t>();
-  message.kind = static_cast<Kind>(kind);
-  message.link = in.number<uint64_t>();
+  in(message.kind, message.link);
   const uint32_t count = in.number<uint32_t>();
   bool good =
       message.kind == Kind::kPart
@@ -36,14 +28,10 @@ absl::StatusOr<ControlMessage> ControlMessage::decode(std::string_view bytes) {
           : (message.kind == Kind::kFence || message.kind == Kind::kFenced) && count <= kMaxSlices;
   for (uint32_t i = 0; good && i < count; ++i) {
     if (message.kind == Kind::kFence) {
-      SliceName& name = message.slices.emplace_back();
-      name.transfer.slot = in.number<uint32_t>();
-      name.transfer.generation = in.number<uint32_t>();
-      name.slice = in.number<uint32_t>();
+      in(message.slices.emplace_back());
     } else {
-      const uint8_t landed = in.number<uint8_t>();
-      message.landed.push_back(static_cast<Fate>(landed));
-      good = landed <= static_cast<uint8_t>(Fate::kUnknown);
+      in(message.landed.emplace_back());
+      good = message.landed.back() <= Fate::kUnknown;
     }
     good = good && !in.failed();
   }

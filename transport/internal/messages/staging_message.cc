@@ -4,42 +4,21 @@
 #include "transport/base/wire.h"
 
 namespace baton::internal {
-namespace {
-
-Handle take_handle(base::WireReader& in) {
-  Handle handle;
-  handle.index = in.number<uint32_t>();
-  handle.generation = in.number<uint32_t>();
-  return handle;
-}
-
-}  // namespace
-
 void StagingMessage::encode(std::string& out) const {
   out.clear();
-  base::put_number(out, static_cast<uint8_t>(kind));
-  for (const Handle& handle : {chunk, room}) {
-    base::put_number(out, handle.index);
-    base::put_number(out, handle.generation);
-  }
+  base::WireWriter wire(out);
+  wire(kind, chunk, room);
   if (kind == Kind::kEnded) {
     const std::string text(status.message().substr(0, kMaxText));
-    base::put_number(out, static_cast<uint32_t>(status.code()));
-    base::put_number(out, static_cast<uint32_t>(text.size()));
+    wire(static_cast<uint32_t>(status.code()), static_cast<uint32_t>(text.size()));
     out += text;
     return;
   }
   if (kind == Kind::kRelease || kind == Kind::kBorrows) return;
   out += region.encode();
   if (kind == Kind::kRing) return;
-  base::put_number(out, offset);
-  base::put_number(out, bytes);
-  base::put_number(out, static_cast<uint8_t>(urgent));
-  base::put_number(out, static_cast<uint32_t>(runs.size()));
-  for (const Run& run : runs) {
-    base::put_number(out, run.offset);
-    base::put_number(out, run.bytes);
-  }
+  wire(offset, bytes, urgent, static_cast<uint32_t>(runs.size()));
+  for (const Run& run : runs) wire(run);
 }
 
 absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
@@ -47,13 +26,8 @@ absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
       absl::InvalidArgumentError("the peer sent a malformed message about staged memory");
   base::WireReader in(text);
   StagingMessage message;
-  const uint8_t kind = in.number<uint8_t>();
-  if (kind < static_cast<uint8_t>(Kind::kWant) || kind > static_cast<uint8_t>(Kind::kOffer)) {
-    return malformed;
-  }
-  message.kind = static_cast<Kind>(kind);
-  message.chunk = take_handle(in);
-  message.room = take_handle(in);
+  in(message.kind, message.chunk, message.room);
+  if (message.kind < Kind::kWant || message.kind > Kind::kOffer) return malformed;
   if (message.kind == Kind::kEnded) {
     const uint32_t code = in.number<uint32_t>();
     const uint32_t size = in.number<uint32_t>();
@@ -70,16 +44,13 @@ absl::StatusOr<StagingMessage> StagingMessage::decode(std::string_view text) {
       if (!in.finished()) return malformed;
       return message;
     }
-    message.offset = in.number<uint64_t>();
-    message.bytes = in.number<uint64_t>();
-    message.urgent = in.number<uint8_t>() != 0;
+    in(message.offset, message.bytes, message.urgent);
     const uint32_t count = in.number<uint32_t>();
     if (message.bytes == 0 || message.bytes > kMaxBytes || count > kMaxRuns) return malformed;
     uint64_t sum = 0;
     for (uint32_t i = 0; i < count && !in.failed(); ++i) {
       Run& run = message.runs.emplace_back();
-      run.offset = in.number<uint64_t>();
-      run.bytes = in.number<uint64_t>();
+      in(run);
       if (run.bytes == 0 || run.bytes > kMaxBytes) return malformed;
       sum += run.bytes;
     }
