@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "gpudirect/recorder.h"
 
 namespace baton::gpudirect {
 namespace {

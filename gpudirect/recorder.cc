@@ -1,5 +1,5 @@
 // Puts a call between whoever calls the driver and the driver, which writes it down.
-#include "gpudirect/recorder.h"
+#include "gpudirect/driver.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "transport/internal/device_memory.h"
-#include "verbs/device/self_check.h"
+#include "verbs/device/device.h"
 
 namespace baton::verbs {
 

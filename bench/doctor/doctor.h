@@ -31,7 +31,6 @@ Json doctor_json(absl::Span<const Check> checks);
 int doctor_main(int argc, char** argv);
 
 // The checks of `baton doctor`, by what they look at. Each appends to the list.
-
 void check_rdma(const Json& info, std::vector<Check>& out);    // devices, ports, GIDs, access
 void check_limits(const Json& info, std::vector<Check>& out);  // locked memory, cgroups, files
 void check_memory(const Json& info, std::vector<Check>& out);  // huge pages

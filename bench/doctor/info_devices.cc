@@ -13,7 +13,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "gpudirect/facts.h"
-#include "gpudirect/flush_policy.h"
 
 namespace baton::bench {
 namespace {

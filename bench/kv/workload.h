@@ -5,14 +5,33 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "bench/report/report.h"
 #include "kvtransfer/kv_plan.h"
 #include "transport/layout.h"
 
 namespace baton::bench {
+
+// How large the KV cache of a well-known model is.
+struct KvModel {
+  const char* name = "";
+  uint32_t layers = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+
+  // Bytes of K and V of one head of one token, bf16.
+  uint32_t head_token_bytes() const { return 2 * head_dim * 2; }
+  size_t token_bytes() const { return size_t{layers} * kv_heads * head_token_bytes(); }
+};
+
+absl::Span<const KvModel> kv_models();
+
+// InvalidArgument lists the names that are known.
+absl::StatusOr<KvModel> find_kv_model(std::string_view name);
 
 // What the user asked for. Either pages of a size, or a model and the tokens of one request.
 struct WorkloadSpec {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "bench/baselines/one_copy_floor.h"
 #include "bench/report/child_process.h"
-#include "bench/report/stats.h"
+#include "bench/report/report.h"
 
 namespace baton::bench {
 namespace {

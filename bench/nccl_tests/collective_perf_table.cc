@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/report/stats.h"
+#include "bench/report/report.h"
 
 namespace baton::bench {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench/report/stats.h"
+#include "bench/report/report.h"
 #include "transport/clock.h"
 
 namespace baton::bench {

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/perftest/perf_cpu.h"
+#include "bench/perftest/perf_output.h"
 #include "bench/perftest/perf_sender.h"
 #include "bench/report/dialogue.h"
 

@@ -10,18 +10,6 @@
 
 namespace baton::engine::demo {
 
-// A stretch of time, in microseconds.
-struct Interval {
-  double begin = 0;
-  double end = 0;
-};
-
-// Sorted, without overlaps.
-std::vector<Interval> merged(std::vector<Interval> intervals);
-// Both merged() already.
-double overlap_us(const std::vector<Interval>& a, const std::vector<Interval>& b);
-double length_us(const std::vector<Interval>& intervals);
-
 struct Overlap {
   double transfer_us = 0;  // during which KV was on its way
   double hidden_us = 0;    // of that, while the sending process computed

@@ -3,6 +3,7 @@
 
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
+
 #include <algorithm>
 #include <array>
 #include <random>

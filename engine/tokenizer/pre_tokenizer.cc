@@ -9,6 +9,7 @@
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
 #include <unicode/uchar.h>
+
 #include <algorithm>
 #include <iterator>
 

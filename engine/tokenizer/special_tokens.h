@@ -32,7 +32,6 @@ absl::StatusOr<SpecialTokens> load_special_tokens(const std::string& directory);
 absl::StatusOr<nlohmann::json> read_json_beside(const std::string& directory, const char* name);
 
 // Tokens that are matched whole in text, before anything else looks at it.
-
 struct TokenizerSpec;
 struct AddedToken;
 

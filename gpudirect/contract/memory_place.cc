@@ -16,7 +16,7 @@
 #include "gpudirect/contract/staging.h"
 #include "gpudirect/contract/transfer_gates.h"
 #include "gpudirect/device_memory.h"
-#include "gpudirect/flush_policy.h"
+#include "gpudirect/facts.h"
 #include "transport/base/log.h"
 #include "transport/internal/mapped.h"
 

@@ -1,7 +1,6 @@
 // Workloads: the layouts that both sides derive, and the pattern that proves their bytes.
 #include "bench/kv/workload.h"
 
-#include "bench/kv/kv_models.h"
 #include "bench/report/pattern.h"
 #include "tests/test.h"
 

@@ -1,6 +1,7 @@
 // The overlap checker, on timelines whose answer is known.
 #include "engine/demo/overlap.h"
 
+#include "engine/files/trace_spans.h"
 #include "tests/test.h"
 #include "transport/timeline.h"
 
@@ -10,13 +11,13 @@ namespace {
 using std::chrono::microseconds;
 
 TEST(Overlap, Intervals) {
-  const auto a = demo::merged({{5, 7}, {0, 2}, {1, 3}, {7, 8}});
+  const auto a = merged({{5, 7}, {0, 2}, {1, 3}, {7, 8}});
   ASSERT_EQ(a.size(), 2u);
   EXPECT_EQ(a[0].end, 3);
   EXPECT_EQ(a[1].end, 8);
-  EXPECT_EQ(demo::length_us(a), 6);
-  EXPECT_EQ(demo::overlap_us(a, demo::merged({{2, 6}, {7.5, 20}})), 1 + 1 + 0.5);
-  EXPECT_EQ(demo::overlap_us(a, {}), 0);
+  EXPECT_EQ(length_us(a), 6);
+  EXPECT_EQ(overlap_us(a, merged({{2, 6}, {7.5, 20}})), 1 + 1 + 0.5);
+  EXPECT_EQ(overlap_us(a, {}), 0);
 }
 
 TEST(Overlap, OfALayerwiseStream) {

@@ -1,7 +1,7 @@
 // Devices that may see late what an adapter has written: nobody is told of bytes that they do not
 // see yet.
 #include "gpudirect/contract/memory_place.h"
-#include "gpudirect/flush_policy.h"
+#include "gpudirect/facts.h"
 #include "tests/gpudirect/fake/fake_driver.h"
 #include "tests/gpudirect/fake/made_up_costs.h"
 #include "tests/test.h"

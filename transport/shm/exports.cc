@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/limits/refusals.h"
-#include "transport/shm/kept_fds.h"
 
 namespace baton::shm {
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "transport/shm/kept_fds.h"
+#include "transport/shm/exports.h"
 
 namespace baton::shm {
 namespace {

@@ -2,23 +2,53 @@
 // on it, its events.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/region.h"
 #include "verbs/device/gid.h"
-#include "verbs/device/queue_pair_reaper.h"
 #include "verbs/device/receive_pool.h"
 #include "verbs/device/tuning.h"
 #include "verbs/device/verbs_api.h"
 
 namespace baton::verbs {
+
+// Destroys queue pairs that the adapter has let go of, on a thread of its own.
+//
+// Destroying one may take long: rdma_rxe waits up to 50 seconds for packets that lie in the queue
+// of an interface whose link is down. No other thread needs to: a queue pair that has flushed
+// touches no memory any more. One that has not is destroyed where it is, for that is its fence.
+class QueuePairReaper {
+ public:
+  QueuePairReaper() = default;
+  ~QueuePairReaper();  // waits until all is done
+  QueuePairReaper(const QueuePairReaper&) = delete;
+  QueuePairReaper& operator=(const QueuePairReaper&) = delete;
+
+  // From the provider's thread. `destroy` runs once, on the other thread, in the order given.
+  void reap(std::function<void()> destroy);
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::deque<std::function<void()>> waiting_;
+  bool ending_ = false;
+  std::thread thread_;  // started with the first call
+};
 
 class Device;
 
@@ -93,7 +123,7 @@ class Device {
   // Anybody's, for the caller to deregister; through a dma-buf, where `file` is one.
   absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
                                           const BackingFile& file = {}) const;
-  // Whether an adapter has been seen to write to such memory of a device (self_check.h).
+  // Whether an adapter has been seen to write to such memory of a device (prove_region()).
   bool proved(int device, Way way) const { return proved_.contains({device, way}); }
   void set_proved(int device, Way way) { proved_.insert({device, way}); }
 
@@ -144,5 +174,16 @@ struct Devices {
   std::string notes;  // about those that were left out
 };
 absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning);
+
+// Whether an adapter that has registered memory of a device also moves its bytes: there are pairs
+// of the two that register and then cannot, or reach other bytes. Found out by a queue pair that is
+// connected to itself, before a caller relies on the registration.
+
+// A few bytes at both ends of the region as the adapter reads them, beside what the device says is
+// there; nothing of it is written. And once for each device and way: bytes that the adapter writes
+// to memory of ours there. `port` is up. The region is registered there in that way; the reason
+// why it must not be used.
+absl::Status prove_region(Port& port, const Tuning& tuning, const RegionEntry& region,
+                          Device::Way way);
 
 }  // namespace baton::verbs

@@ -1,5 +1,5 @@
 // Reads and writes memory of devices through an adapter's loopback, and compares.
-#include "verbs/device/self_check.h"
+#include "verbs/device/device.h"
 
 #include <algorithm>
 #include <array>

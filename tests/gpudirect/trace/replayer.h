@@ -1,4 +1,4 @@
-// Replays a recorded trace of the driver's calls (gpudirect/recorder.h) against the fake: the
+// Replays a recorded trace of the driver's calls (gpudirect/driver.h) against the fake: the
 // fake is made what the recorded driver said of itself, gets the same calls, and what it answers
 // otherwise is told. Where the two differ it is the fake that is wrong.
 #pragma once

@@ -1,7 +1,7 @@
 // A trace of the driver's calls: what is written down, and what a replay against the fake tells.
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/copies/copier.h"
-#include "gpudirect/recorder.h"
+#include "gpudirect/driver.h"
 #include "tests/gpudirect/mutants/flows.h"
 #include "tests/gpudirect/trace/replayer.h"
 #include "tests/temporary_folder.h"

@@ -8,7 +8,7 @@
 #include "tests/sanitized.h"
 #include "tests/test.h"
 #include "transport/base/log.h"
-#include "transport/internal/threads/progress_lock.h"
+#include "transport/internal/worker/progress_lock.h"
 
 namespace baton {
 namespace {

@@ -1,5 +1,5 @@
 // Who waits for the lock of progress gets it from a thread that takes it over and over.
-#include "transport/internal/threads/progress_lock.h"
+#include "transport/internal/worker/progress_lock.h"
 #include "tests/test.h"
 #include "tests/until.h"
 

@@ -14,7 +14,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "transport/internal/tables/peer.h"
-#include "transport/internal/tables/peer_share.h"
+#include "transport/internal/tables/transfer_slots.h"
 #include "transport/region.h"
 
 namespace baton::internal {

@@ -10,9 +10,9 @@
 #include "transport/internal/stream_order.h"
 #include "transport/internal/tables/peer_table.h"
 #include "transport/internal/tables/transfer_slots.h"
-#include "transport/internal/threads/progress_lock.h"
 #include "transport/internal/worker/control_outbox.h"
 #include "transport/internal/worker/dispatcher.h"
+#include "transport/internal/worker/progress_lock.h"
 #include "transport/internal/worker/wakeups.h"
 #include "transport/worker.h"
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <openssl/evp.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
