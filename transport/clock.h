@@ -29,7 +29,7 @@ std::chrono::duration<Rep, Period> patient(std::chrono::duration<Rep, Period> st
 }
 
 // Source of time. No code in Baton reads the wall clock any other way, so the same code runs in
-// virtual time (transport/sim). Thread-safe.
+// virtual time (tests/sim/fabric). Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -3,9 +3,9 @@
 #include "collectives/executor/executor.h"
 #include "collectives/executor/transfer_link.h"
 #include "tests/sanitized.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
 #include "transport/address.h"
-#include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
 namespace baton::collectives {

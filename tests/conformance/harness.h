@@ -3,10 +3,10 @@
 #pragma once
 
 #include "tests/sanitized.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
 #include "tests/until.h"
 #include "transport/pool.h"
-#include "transport/sim/fabric.h"
 #include "transport/timeline.h"
 #include "transport/worker.h"
 

@@ -1,8 +1,8 @@
 // What idle peers cost: peers_cost PROVIDER PEERS [KIB]. Two workers of this process have so many
 // connections with each other; prints the time of one progress() of the one that was called, and
 // the memory that a connection takes, of both its ends. Fails where that is more than KIB.
+#include "tests/sim/fabric/fabric.h"
 #include "tests/std.h"
-#include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
 namespace {

@@ -7,8 +7,8 @@
 #include "kvtransfer/baton_connector.h"
 #include "kvtransfer/kv_plan.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {
 

@@ -2,8 +2,8 @@
 // posting allocates nothing is a fact and asserted; times are printed.
 #include "kvtransfer/kv_plan.h"
 #include "tests/count_allocations.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
 namespace baton::kvtransfer {

@@ -13,7 +13,7 @@ endfunction()
 file(REMOVE_RECURSE ${WORK_DIR})
 set(prefix ${WORK_DIR}/prefix)
 # Whoever built `baton` alone has not built all libraries: they are, when it is installed.
-file(REMOVE ${BUILD_DIR}/transport/sim/libbaton_sim.a)
+file(REMOVE ${BUILD_DIR}/transport/tcp/libbaton_tcp.a)
 run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix})
 # What cannot be built leaves nothing behind.
 file(READ ${BUILD_DIR}/cmake_install.cmake script)

@@ -1,8 +1,8 @@
 // Workers on a simulated fabric, each with registered memory, for tests.
 #pragma once
 
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
 #include "transport/worker.h"
 
 namespace baton::sim {

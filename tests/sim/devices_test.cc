@@ -1,5 +1,5 @@
 // Memory of simulated devices: which copies hold each other up, by value and in virtual time.
-#include "transport/sim/devices.h"
+#include "tests/sim/fabric/devices.h"
 
 #include "tests/sim/cluster.h"
 #include "tests/test.h"

@@ -1,5 +1,5 @@
 // Workers over the simulated fabric: exact times, determinism, rails that flap, peers that die.
-#include "transport/sim/fabric.h"
+#include "tests/sim/fabric/fabric.h"
 
 #include "tests/sim/cluster.h"
 #include "tests/test.h"

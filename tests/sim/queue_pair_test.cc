@@ -1,10 +1,10 @@
 // The simulated queue pair keeps the rules of a real one: exact times, order, refusals, flushes,
 // retries.
-#include "transport/sim/queue_pair.h"
+#include "tests/sim/fabric/queue_pair.h"
 
+#include "tests/sim/fabric/fabric.h"
+#include "tests/sim/fabric/network.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
-#include "transport/sim/network.h"
 
 namespace baton::sim {
 namespace {

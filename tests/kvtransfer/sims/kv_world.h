@@ -3,8 +3,8 @@
 
 #include "kvtransfer/baton_connector.h"
 #include "tests/kvtransfer/kv_engines.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
 
 namespace baton::kvtransfer {
 

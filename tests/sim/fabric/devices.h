@@ -22,8 +22,8 @@
 #include <memory>
 #include <vector>
 
+#include "tests/sim/fabric/fabric.h"
 #include "transport/internal/device_memory.h"
-#include "transport/sim/fabric.h"
 
 namespace baton::sim {
 

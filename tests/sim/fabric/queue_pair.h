@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "tests/sim/fabric/wire.h"
 #include "transport/base/ring.h"
 #include "transport/provider.h"
-#include "transport/sim/wire.h"
 
 namespace baton::sim {
 

@@ -1,11 +1,11 @@
 // The event queue of the simulation and the tables of what is simulated.
-#include "transport/sim/network.h"
+#include "tests/sim/fabric/network.h"
 
 #include <algorithm>
 
+#include "tests/sim/fabric/provider.h"
+#include "tests/sim/fabric/queue_pair.h"
 #include "transport/base/splitmix.h"
-#include "transport/sim/provider.h"
-#include "transport/sim/queue_pair.h"
 
 namespace baton::sim {
 namespace {

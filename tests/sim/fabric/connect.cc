@@ -3,9 +3,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "tests/sim/fabric/network.h"
+#include "tests/sim/fabric/provider.h"
 #include "transport/net/handshake.h"
-#include "transport/sim/network.h"
-#include "transport/sim/provider.h"
 
 namespace baton::sim {
 

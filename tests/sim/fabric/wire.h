@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "tests/sim/fabric/fabric.h"
 #include "transport/base/ring.h"
-#include "transport/sim/fabric.h"
 
 namespace baton::sim {
 

@@ -2,9 +2,9 @@
 #include <atomic>
 #include <cstring>
 
+#include "tests/sim/fabric/network.h"
+#include "tests/sim/fabric/queue_pair.h"
 #include "transport/base/copies/fault_guard.h"
-#include "transport/sim/network.h"
-#include "transport/sim/queue_pair.h"
 
 namespace baton::sim {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/sim/fabric/rail.h"
 #include "transport/provider.h"
-#include "transport/sim/rail.h"
 
 namespace baton::sim {
 

@@ -1,11 +1,11 @@
 // The requester's side of a queue pair: posting, sending, retrying, completing in order.
-#include "transport/sim/queue_pair.h"
+#include "tests/sim/fabric/queue_pair.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/sim/network.h"
+#include "tests/sim/fabric/network.h"
 
 namespace baton::sim {
 

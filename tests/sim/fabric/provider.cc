@@ -1,12 +1,12 @@
 // The sim provider: hands what happened at simulated moments to the worker's next progress().
-#include "transport/sim/provider.h"
+#include "tests/sim/fabric/provider.h"
 
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/sim/network.h"
+#include "tests/sim/fabric/network.h"
 
 namespace baton::sim {
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "transport/sim/fabric.h"
-#include "transport/sim/wire.h"
+#include "tests/sim/fabric/fabric.h"
+#include "tests/sim/fabric/wire.h"
 
 namespace baton::sim {
 

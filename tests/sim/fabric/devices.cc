@@ -1,5 +1,5 @@
 // The lanes of simulated devices, and what copies over them.
-#include "transport/sim/devices.h"
+#include "tests/sim/fabric/devices.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "transport/sim/network.h"
+#include "tests/sim/fabric/network.h"
 
 namespace baton::sim {
 namespace {

@@ -1,12 +1,12 @@
 // The simulated fabric: runs the workers of all nodes in virtual time, event by event.
-#include "transport/sim/fabric.h"
+#include "tests/sim/fabric/fabric.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "tests/sim/fabric/network.h"
+#include "tests/sim/fabric/provider.h"
 #include "transport/base/durations.h"
-#include "transport/sim/network.h"
-#include "transport/sim/provider.h"
 #include "transport/worker.h"
 
 namespace baton::sim {

@@ -1,10 +1,10 @@
 // One direction of a simulated link: sends at its rate; loses, repeats and reorders packets.
-#include "transport/sim/wire.h"
+#include "tests/sim/fabric/wire.h"
 
 #include <cmath>
 
-#include "transport/sim/network.h"
-#include "transport/sim/queue_pair.h"
+#include "tests/sim/fabric/network.h"
+#include "tests/sim/fabric/queue_pair.h"
 
 namespace baton::sim {
 

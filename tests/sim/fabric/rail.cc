@@ -1,11 +1,11 @@
 // Feeds slices to the queue pair, repeats them after a refused access, gives them back when the
 // rail is lost.
-#include "transport/sim/rail.h"
+#include "tests/sim/fabric/rail.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "transport/sim/network.h"
-#include "transport/sim/provider.h"
+#include "tests/sim/fabric/network.h"
+#include "tests/sim/fabric/provider.h"
 
 namespace baton::sim {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/sim/fabric/queue_pair.h"
 #include "transport/base/ring.h"
 #include "transport/provider.h"
-#include "transport/sim/queue_pair.h"
 
 namespace baton::sim {
 
