@@ -2,8 +2,8 @@
 //
 // An engine's own hashes mean nothing elsewhere, but its events tell the tokens of each block and
 // the block before it: so each block's name can be computed as for our own blocks
-// (engine/serve/cache/block_hash.h), over blocks of that engine's size. What comes out is the same
-// news as a Baton worker tells of itself, and whoever picks workers sees no difference.
+// (engine/serve/cache/cache_events.h), over blocks of that engine's size. What comes out is the
+// same news as a Baton worker tells of itself, and whoever picks workers sees no difference.
 //
 // The index never has a block that the events do not vouch for. Left out are blocks whose KV
 // depends on more than tokens (adapters, salts, pictures), blocks behind one that is not known,
@@ -21,7 +21,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/kernels/kv_cache.h"
 #include "engine/kv_events/batch.h"
-#include "engine/serve/cache/block_hash.h"
 #include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::kv_events {

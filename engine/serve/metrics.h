@@ -31,8 +31,8 @@ std::string worker_metrics(std::span<const NamedWorkerStats> workers);
 class ServingMetrics {
  public:
   void observe(const RequestMetrics& metrics, FinishReason reason);
-  // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like
-  // (metrics_vllm.cc), with its labels: `model` is the name by which clients call it.
+  // The whole page for /metrics; names start with baton_, and with vllm: where vLLM has the like,
+  // with its labels: `model` is the name by which clients call it.
   std::string prometheus(const EngineStats& engine, const kvtransfer::KvConnectorStats& connector,
                          std::string_view model) const;
 

@@ -15,7 +15,6 @@
 
 #include "engine/tokenizer/token_text.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "engine/tokenizer/unicode_tables.h"
 
 namespace baton::engine {
 namespace {
@@ -161,26 +160,12 @@ bool is_word_character(uint32_t code) {
          (U_GET_GC_MASK(c) & (U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK)) != 0;
 }
 
-namespace {
-
-template <size_t kCount>
-bool contains(const UnicodeRange (&ranges)[kCount], uint32_t code) {
-  const UnicodeRange* it =
-      std::upper_bound(std::begin(ranges), std::end(ranges), code,
-                       [](uint32_t c, const UnicodeRange& range) { return c < range.first; });
-  return it != std::begin(ranges) && code <= std::prev(it)->last;
-}
-
-}  // namespace
-
 bool is_letter(uint32_t code) {
-  if (code < 0x80) return (code | 0x20) - 'a' < 26u;
-  return contains(kLetters, code);
+  return (U_GET_GC_MASK(static_cast<UChar32>(code)) & U_GC_L_MASK) != 0;
 }
 
 bool is_number(uint32_t code) {
-  if (code < 0x80) return code - '0' < 10u;
-  return contains(kNumbers, code);
+  return (U_GET_GC_MASK(static_cast<UChar32>(code)) & U_GC_N_MASK) != 0;
 }
 
 bool is_space(uint32_t code) {

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "collectives/communicator.h"
-#include "engine/train/data_parallel/shard_state.h"
+#include "engine/train/data_parallel/buckets.h"
 #include "engine/train/trainer.h"
 
 namespace baton::engine::train {

@@ -17,11 +17,10 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/train/backward/parameters.h"
 #include "engine/train/corpus.h"
+#include "engine/train/data_parallel/buckets.h"
 #include "engine/train/data_parallel/call_tracker.h"
 #include "engine/train/data_parallel/data_parallel.h"
 #include "engine/train/data_parallel/optimizer.h"
-#include "engine/train/data_parallel/shard_state.h"
-#include "engine/train/data_parallel/zero.h"
 #include "engine/train/step/train_runner.h"
 
 namespace baton::engine::train {

@@ -1,5 +1,5 @@
 // The overlap checker, on timelines whose answer is known.
-#include "engine/demo/overlap.h"
+#include "engine/demo/demo_report.h"
 
 #include "engine/files/trace_spans.h"
 #include "tests/test.h"

@@ -21,7 +21,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "engine/serve/cache/block_hash.h"
 #include "engine/serve/cache/cache_events.h"
 
 namespace baton::engine::serve {

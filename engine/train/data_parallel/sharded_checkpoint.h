@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/model/config.h"
-#include "engine/train/data_parallel/shard_state.h"
+#include "engine/train/data_parallel/buckets.h"
 
 namespace baton::engine::train {
 
