@@ -284,8 +284,8 @@ auto with_type(const CollectiveCase& c, const Visit& visit) {
       return visit(Values<uint32_t>{c});
     case DataType::kU64:
       return visit(Values<uint64_t>{c});
-    case DataType::kBool:
-      return visit(Values<bool>{c});
+    case DataType::kBool:  // of what is only moved every bit tells
+      return Values<bool>{c}.reduces ? visit(Values<bool>{c}) : visit(Values<uint8_t>{c});
     default:
       return visit(Values<float>{c});
   }
