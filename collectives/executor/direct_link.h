@@ -46,6 +46,7 @@ class DirectLink final : public Link {
             absl::Status& error) override;
   bool consume(uint32_t lane) override;
   void flush() override;
+  bool peer_reads_in_place() const override { return true; }
   std::string route() const override { return "shm, direct"; }
 
   uint64_t in_place_bytes() const { return in_place_bytes_; }

@@ -27,6 +27,15 @@ constexpr size_t kSmallStep = 2048;
 // Calls of so many bytes leave nothing of their beginning in the caches: what they write last is
 // streamed past them.
 constexpr size_t kStreamCallsFrom = 8 << 20;
+// Lines that a peer has just read in place are in its caches too: a plain store waits until each is
+// taken from there, one after the other on some machines (64 KiB: 28 us, streamed 2 us).
+constexpr size_t kStreamReadFrom = 16 << 10;
+constexpr size_t kStreamedSums = 2048;  // bytes summed at a time before they are streamed
+
+void copy_streamed(const Segments& to, const Segments& from) {
+  walk(to, from, [](std::byte* t, std::byte* f, size_t n) { base::stream_copy(t, f, n); });
+  base::stream_fence();
+}
 
 // Walks three places of equal length together.
 template <typename Run>
@@ -228,6 +237,17 @@ bool Executor::all_delivered(Lane& lane) {
   return true;
 }
 
+bool Executor::streams(const Lane& lane, size_t bytes) const {
+  const PreparedProgram& program = *lane.program;
+  if (!program.final_write[lane.step]) return false;
+  const Geometry& geometry = lane.call->geometry;
+  if (geometry.count * geometry.element_bytes >= kStreamCallsFrom) return true;
+  const uint32_t hazard = program.first_hazard[lane.step];
+  return stream_over_read_ && bytes >= kStreamReadFrom &&
+         hazard < program.first_hazard[lane.step + 1] &&
+         links_[program.steps[program.hazards[hazard]].peer]->peer_reads_in_place();
+}
+
 void Executor::end_piece(Lane& lane) {
   Call& call = *lane.call;
   lane.program = nullptr;
@@ -279,7 +299,7 @@ absl::StatusOr<bool> Executor::run_step(Lane& lane) {
       const Segments target = locate(lane, step.target, step.parts);
       if (source.data == target.data) return true;  // in place: nothing is written
       if (!hazards_clear(lane, lane.step)) return false;
-      copy(target, source);
+      streams(lane, target.total()) ? copy_streamed(target, source) : copy(target, source);
       return true;
     }
     case Step::Kind::kReduce: {
@@ -306,15 +326,7 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
   }
   if (!hazards_clear(lane, lane.step)) return false;
   if (step.kind == Step::Kind::kReceive) {
-    const Geometry& geometry = lane.call->geometry;
-    if (lane.program->final_write[lane.step] &&
-        geometry.count * geometry.element_bytes >= kStreamCallsFrom) {
-      walk(target, message,
-           [](std::byte* to, std::byte* from, size_t n) { base::stream_copy(to, from, n); });
-      base::stream_fence();
-    } else {
-      copy(target, message);
-    }
+    streams(lane, target.total()) ? copy_streamed(target, message) : copy(target, message);
   } else {
     const absl::StatusOr<bool> done =
         combine(lane, step, target, locate(lane, step.source, step.parts), message);
@@ -333,9 +345,20 @@ absl::StatusOr<bool> Executor::combine(Lane& lane, const Step& step, const Segme
   const uint32_t divide_by =
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
   if (call.sums == nullptr) {
+    const bool streamed = streams(lane, target.total());
     walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
-      reduce::reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+      if (!streamed) {
+        reduce::reduce(call.type, call.op, t, x, y, bytes / element, divide_by);
+        return;
+      }
+      alignas(64) std::byte sums[kStreamedSums];
+      for (size_t done = 0; done < bytes; done += sizeof sums) {
+        const size_t n = std::min(sizeof sums, bytes - done);
+        reduce::reduce(call.type, call.op, sums, x + done, y + done, n / element, divide_by);
+        base::stream_copy(t + done, sums, n);
+      }
     });
+    if (streamed) base::stream_fence();
     return true;
   }
   absl::StatusOr<bool> done = true;

@@ -72,6 +72,9 @@ class Executor {
            FlightRecorder* recorder);
   ~Executor();
 
+  // Overwrites past the caches what peers have just read in place, where that is measured to be
+  // faster. Results do not depend on it.
+  void set_stream_over_read(bool streams) { stream_over_read_ = streams; }
   // Starts a call. Collectives run in the order in which they are started.
   void start(Call& call);
   // Advances everything as far as it goes; true if anything happened. An error ends the executor:
@@ -130,6 +133,8 @@ class Executor {
   absl::StatusOr<bool> combine_on_device(Lane& lane, std::byte* target,
                                          absl::Span<const void* const> sources, size_t bytes,
                                          uint32_t divide_by, size_t original);
+  // Whether the current step of `lane` writes its `bytes` past the caches.
+  bool streams(const Lane& lane, size_t bytes) const;
   absl::Status ensure_scratch(Lane& lane, size_t bytes);
   Lane& point_to_point_lane(uint32_t peer, bool sends);
   void record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes);
@@ -150,6 +155,7 @@ class Executor {
   uint32_t combining_ = 0;  // lanes for which a kernel combines
   absl::Status device_error_;
   bool touched_ = false;  // links want flush()
+  bool stream_over_read_ = true;  // until measured
   uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;
 };
 

@@ -42,6 +42,9 @@ class Link {
   // The other side may be asleep: make sure that it looks. After a batch of the above.
   virtual void flush() {}
 
+  // Whether the peer reads what is sent where it lies: its lines are then in the peer's caches.
+  virtual bool peer_reads_in_place() const { return false; }
+
   // OK, or why messages can no longer be sent.
   virtual absl::Status status() const { return absl::OkStatus(); }
 

@@ -7,6 +7,7 @@
 
 #include "collectives/executor/transfer_link.h"
 #include "collectives/reduce/reduce.h"
+#include "transport/base/copies/copy_kernel.h"
 #include "transport/base/quantile.h"
 
 namespace baton::collectives::internal {
@@ -21,6 +22,9 @@ constexpr int kPings = 24;
 constexpr int kLarge = 4 * static_cast<int>(executor::TransferLink::kSlots);
 constexpr int kPasses = 8;
 constexpr size_t kReduceBytes = 256 << 10;
+constexpr size_t kRewriteBytes = 64 << 10;
+constexpr int kRewrites = 16;     // half of them streamed
+constexpr double kClearly = 0.8;  // streaming must take less than this part of the time
 
 // The partners of a measurement, each other's: UINT32_MAX where a rank has none.
 uint32_t partner_of(uint32_t rank, uint32_t ranks, uint32_t distance) {
@@ -43,6 +47,34 @@ class Measurement {
     }
     const uint32_t across = partner_of(with_.rank, with_.ranks, with_.node_size);
     return across != UINT32_MAX ? link(across, cost.remote) : absl::OkStatus();
+  }
+
+  // Whether to overwrite past the caches what the neighbour has just read: the time to write it and
+  // to read it again, each way.
+  absl::StatusOr<bool> stream_over_read() {
+    const uint32_t neighbour = partner_of(with_.rank, with_.ranks, 1);
+    if (neighbour == UINT32_MAX) return false;
+    std::byte* const sent = data_ + kRewriteBytes;
+    std::byte* const other = data_ + 2 * kRewriteBytes;
+    std::vector<double> took[2];
+    for (int i = 0; i < kRewrites; ++i) {
+      const bool first = with_.rank < neighbour;
+      for (bool sends : {first, !first}) {
+        absl::Status status = with_.exchange(sends, sends ? sent : data_, kRewriteBytes, neighbour);
+        if (!status.ok()) return status;
+      }
+      const bool streams = i % 2 == 1;
+      const Time begin = with_.clock->now();
+      if (streams) {
+        base::stream_copy(sent, other, kRewriteBytes);
+        base::stream_fence();
+      } else {
+        std::memcpy(sent, other, kRewriteBytes);
+      }
+      std::memcpy(other, sent, kRewriteBytes);
+      took[streams].push_back(seconds_since(begin));
+    }
+    return base::median(took[1]) < kClearly * base::median(took[0]);
   }
 
   double seconds_per_reduced_byte() {
@@ -110,21 +142,24 @@ absl::StatusOr<CostParameters> agreed(const Calibration& with, const CostParamet
 
 }  // namespace
 
-absl::StatusOr<CostParameters> measure_costs(const Calibration& with,
-                                             const CostParameters& before) {
+absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with, const CostParameters& before) {
   absl::StatusOr<Block> block = with.memory->allocate(std::max(with.slot_bytes, 2 * kReduceBytes));
   if (!block.ok()) return block.status();
   Measurement measurement(with, block->data);
   CostParameters cost = before;
   absl::Status status = with.ranks > 1 ? measurement.links(cost) : absl::OkStatus();
+  absl::StatusOr<bool> stream_over_read = false;
+  if (status.ok()) stream_over_read = measurement.stream_over_read();
+  if (status.ok()) status = stream_over_read.status();
   if (status.ok()) cost.gamma = measurement.seconds_per_reduced_byte();
   with.memory->free(*block);
   if (!status.ok()) return status;
   absl::StatusOr<CostParameters> result =
       with.ranks > 1 ? agreed(with, cost)
                      : absl::StatusOr<CostParameters>(proof::agree({&cost, 1}));
-  if (result.ok()) result->cores_move_local = before.cores_move_local;
-  return result;
+  if (!result.ok()) return result.status();
+  result->cores_move_local = before.cores_move_local;
+  return MeasuredCosts{*result, *stream_over_read};
 }
 
 }  // namespace baton::collectives::internal

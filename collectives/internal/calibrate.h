@@ -26,9 +26,15 @@ struct Calibration {
   std::function<absl::Status(const std::string& mine, char* all)> gather;
 };
 
-// Takes under 100 ms. All ranks call it together, and get the same: `before`, where nothing could
-// be measured.
-absl::StatusOr<proof::CostParameters> measure_costs(const Calibration& with,
-                                                    const proof::CostParameters& before);
+struct MeasuredCosts {
+  proof::CostParameters parameters;  // the same at all ranks
+  // Of this rank: memory that a peer has just read in place is overwritten faster past the caches.
+  bool stream_over_read = false;
+};
+
+// Takes under 100 ms. All ranks call it together. Parameters that could not be measured are those
+// of `before`.
+absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with,
+                                            const proof::CostParameters& before);
 
 }  // namespace baton::collectives::internal

@@ -27,8 +27,9 @@ namespace {
 // one is the output, the one before it scratch, and so on; the first one is the input, which may be
 // the same memory as the output, so the second one is in scratch too.
 //
-// Only two ranks have one round alone: each sends its input and writes its output. If these may be
-// the same memory, rank 1 goes by way of scratch, or each would wait until the other has read.
+// Two ranks have a single round: each sends its input and writes its output. If these may be the
+// same memory, both sum into scratch, side by side, and copy once the other has read; otherwise each
+// would wait for the other.
 void all_reduce(const ScheduleSpec& spec, uint32_t rank, Writer& w) {
   const Core core(everybody(spec.ranks, rank));
   if (!core.inside) {
@@ -52,7 +53,7 @@ void all_reduce(const ScheduleSpec& spec, uint32_t rank, Writer& w) {
     if (value.buffer == BufferName::kInput && rounds > 1 && target.buffer == BufferName::kOutput) {
       target = scratch(1);
     }
-    if (spec.ranks == 2 && rank == 1 && !spec.separate) target = scratch(0);
+    if (spec.ranks == 2 && !spec.separate) target = scratch(0);
     w.send(peer, value);
     w.receive_reduce(peer, target, value, 1, round + 1 == rounds);
     value = target;
