@@ -10,7 +10,7 @@
 #include "bench/perftest/perf_options.h"
 #include "engine/commands/serve_cli.h"
 #include "engine/demo/demo.h"
-#include "engine/train/train_cli.h"
+#include "engine/train/train_run.h"
 
 int main(int argc, char** argv) {
   using baton::bench::Command;

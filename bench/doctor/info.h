@@ -63,8 +63,6 @@ int parse_info(int argc, const char* const* argv, bool doctor, InfoOptions& opti
 // Prints JSON where the options say.
 absl::Status print_json(const InfoOptions& options, const Json& json);
 
-// What this machine and this process may do: kernel, modules, limits, memory, TCP, NUMA.
-
 // {"release","modules":{NAME:"loaded"|"available"|"missing"},"ptrace_scope",
 //  "dma_buf_registration","virtual"}; virtual: below a hypervisor.
 Json kernel_info(const SystemRoot& root);
@@ -79,8 +77,6 @@ Json network_info(const SystemRoot& root);
 Json numa_info(const SystemRoot& root);
 // {"driver","open_module","peermem","gdrdrv"}; driver null where there is none.
 Json nvidia_info(const SystemRoot& root);
-
-// RDMA devices and GPUs as sysfs shows them, and how far they are from each other.
 
 // [{"name","pci","numa_node","firmware","ports":[{"number","state","link_layer","rate","netdev",
 //   "netdev_mtu","mtu","gids":[{"index","gid","type","netdev"}],"counters":{}}]}]. "mtu" is the
@@ -103,8 +99,6 @@ std::string pci_distance(const SystemRoot& root, const std::string& a, const std
 // An IPv4 address in a GID: ::ffff:a.b.c.d.
 bool is_ipv4_gid(const std::string& gid);
 
-// The providers of this program: which can be used here, and why not.
-
 // Makes each provider and lets it listen, on loopback, for a moment:
 // [{"name","usable","rank","detail"}], best rank first. `detail` holds devices and features, or the
 // reason and the remedy. One that workers have on request only (UCX) is made in a child: it may end
@@ -121,8 +115,6 @@ std::string settings_text(const Json& info);
 
 // docs/settings.md as it should be: its test compares, `baton info --settings --markdown` makes it.
 std::string settings_markdown(const Json& info);
-
-// What the CUDA driver says of its devices.
 
 // {"driver","why","devices":[{"ordinal","name","pci","memory_bytes", and each fact by its name,
 // "path","why_no_dma_buf","why_staged","writes_of_adapters"}]}. "path": "dma-buf" or

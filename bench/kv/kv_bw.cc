@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "bench/kv/floors.h"
 #include "bench/kv/kv_session.h"
-#include "bench/kv/kv_target.h"
 
 namespace baton::bench {
 namespace {

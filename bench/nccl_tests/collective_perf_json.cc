@@ -1,5 +1,5 @@
 // Writes the results of a collective benchmark as JSON.
-#include "bench/nccl_tests/collective_perf_json.h"
+#include "bench/nccl_tests/collective_perf_table.h"
 
 #include <filesystem>
 #include <system_error>

@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "bench/nccl_tests/collective_perf_json.h"
 #include "bench/nccl_tests/collective_perf_table.h"
 #include "collectives/communicator.h"
 #include "collectives/launch.h"
@@ -23,8 +22,6 @@ struct PerfResults {
 // (printed to stderr) or too low a bandwidth. `results` is filled at rank 0, also after an error.
 int run_perf_rank(const CollectivePerfOptions& options, const std::vector<std::string>& arguments,
                   const launch::Place& place, PerfResults& results);
-
-// One rank's side of a collective benchmark: buffers, timed calls, checks.
 
 // Measures every point of the sweep. All ranks call it; all get the same rows. `on_row` is called
 // after each. An error is that of the call that failed, after the rows that were done.

@@ -13,7 +13,6 @@
 #include "bench/perftest/perf_client.h"
 #include "bench/perftest/perf_options.h"
 #include "bench/perftest/perf_output.h"
-#include "bench/perftest/perf_server.h"
 #include "bench/report/child_process.h"
 #include "engine/files/files.h"
 #include "transport/address.h"

@@ -78,8 +78,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv);
 // perftest does not have either.
 std::string instead_of(const std::string& flag);
 
-// The perftest-shaped commands: `baton write_bw` and its five sisters.
-
 // argv[0] is the name of the test. Exit status: 0, 1 when the test fails or is below a limit, 2 for
 // bad arguments.
 int perf_main(int argc, char** argv);

@@ -1,5 +1,5 @@
 // The server of the perftest-shaped commands: serves one client at a time, the others wait.
-#include "bench/perftest/perf_server.h"
+#include "bench/perftest/perf_client.h"
 
 #include <sched.h>
 

@@ -14,8 +14,6 @@
 
 namespace baton::bench {
 
-// Medians and percentiles of measured samples.
-
 // What a latency looks like, in microseconds.
 struct Latency {
   double p50 = 0;

@@ -26,7 +26,7 @@
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/peaks.h"
-#include "engine/model/arithmetic.h"
+#include "engine/model/config.h"
 #include "transport/base/quantile.h"
 
 namespace baton::engine::commands {

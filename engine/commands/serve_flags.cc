@@ -12,7 +12,7 @@
 #include "engine/command_line/command_line.h"
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
-#include "engine/device/open_device.h"
+#include "engine/device/gpu.h"
 #include "engine/router/worker_list.h"
 
 namespace baton::engine::commands {

@@ -1,5 +1,5 @@
 // Forking ranks, or joining those that a launcher has started.
-#include "engine/commands/serve_ranks.h"
+#include "engine/commands/serve_flags.h"
 
 #include <chrono>
 #include <optional>

@@ -3,11 +3,16 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/config.h"
+#include "engine/model/model_runner.h"
 #include "gpudirect/device.h"
 #include "gpudirect/device_memory.h"
 #include "gpudirect/kernels/image.h"
@@ -80,5 +85,16 @@ class Carver {
 inline gpudirect::DevicePointer address_of(const void* data) {
   return static_cast<gpudirect::DevicePointer>(reinterpret_cast<uintptr_t>(data));
 }
+
+// What --device says, and the device that it names.
+
+// "cpu": nothing. "cuda" and "cuda:N": the device's number. InvalidArgument for other words.
+absl::StatusOr<std::optional<int>> parse_device(std::string_view text);
+
+// A model on that device of this machine. In one line with the remedy, Unavailable: no driver, no
+// such device. Unimplemented: no kernels for it.
+absl::StatusOr<std::unique_ptr<ModelRunner>> run_on_device(int ordinal,
+                                                           const Checkpoint& checkpoint,
+                                                           Arithmetic arithmetic);
 
 }  // namespace baton::engine::device

@@ -12,12 +12,40 @@
 #include "engine/http/http_listener.h"
 #include "engine/http/openai/openai_reply.h"
 #include "engine/http/openai/openai_request.h"
-#include "engine/http/openai/streamed_event.h"
 #include "engine/serve/engine_thread.h"
+#include "engine/serve/liveness.h"
 #include "engine/serve/metrics.h"
+#include "engine/serve/requests/request.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace baton::engine::http {
+
+// An engine's event that may outlive the call in which it came.
+
+struct StreamedEvent {
+  serve::OutputEvent event;
+  serve::RequestMetrics metrics;           // of the last event, which points here
+  std::vector<serve::TokenChoice> prompt;  // of the first one, which points here
+
+  static StreamedEvent copy(const serve::OutputEvent& source) {
+    StreamedEvent copied{source, {}, {}};
+    if (source.metrics != nullptr) copied.metrics = *source.metrics;
+    copied.event.metrics = nullptr;
+    if (source.prompt != nullptr) copied.prompt = *source.prompt;
+    copied.event.prompt = nullptr;
+    // A status of its own: copies share their message, and the engine's thread goes on with its.
+    copied.event.status = absl::Status(source.status.code(), std::string(source.status.message()));
+    if (source.status.GetPayload(serve::kStoppedPayload).has_value()) {
+      copied.event.status.SetPayload(serve::kStoppedPayload, absl::Cord());
+    }
+    return copied;
+  }
+  const serve::OutputEvent& view() {
+    event.metrics = event.finished ? &metrics : nullptr;
+    event.prompt = prompt.empty() ? nullptr : &prompt;
+    return event;
+  }
+};
 
 // What all completions of a server share.
 struct CompletionHost {

@@ -135,25 +135,5 @@ void rope(float* head, const float* cos, const float* sin, int head_dim, float d
   HWY_DYNAMIC_DISPATCH(rope_head)(head, cos, sin, head_dim / 2, direction);
 }
 
-void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps) {
-  double squares = 0;
-  for (int i = 0; i < size; ++i) squares += static_cast<double>(x[i]) * x[i];
-  const double factor = 1.0 / std::sqrt(squares / size + eps);
-  for (int i = 0; i < size; ++i) y[i] = static_cast<float>(x[i] * factor * weight[i]);
-}
-
-void reference_softmax(float* x, int size) {
-  const double top = *std::max_element(x, x + size);
-  double sum = 0;
-  for (int i = 0; i < size; ++i) sum += std::exp(x[i] - top);
-  for (int i = 0; i < size; ++i) x[i] = static_cast<float>(std::exp(x[i] - top) / sum);
-}
-
-void reference_swiglu(const float* gate, const float* up, float* out, int size) {
-  for (int i = 0; i < size; ++i) {
-    out[i] = static_cast<float>(gate[i] / (1.0 + std::exp(-static_cast<double>(gate[i]))) * up[i]);
-  }
-}
-
 }  // namespace baton::engine
 #endif  // HWY_ONCE

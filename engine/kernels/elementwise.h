@@ -26,9 +26,4 @@ void softmax(float* x, int size);
 // cos and sin have head_dim / 2 entries; direction -1 rotates back.
 void rope(float* head, const float* cos, const float* sin, int head_dim, float direction = 1.0f);
 
-// Plain versions, for tests.
-void reference_rms_norm(const float* x, const float* weight, float* y, int size, float eps);
-void reference_softmax(float* x, int size);
-void reference_swiglu(const float* gate, const float* up, float* out, int size);
-
 }  // namespace baton::engine

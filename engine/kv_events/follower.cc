@@ -1,6 +1,6 @@
 // The follower's thread: a SUB socket for each source, what becomes of its connection, and a DEALER
 // socket to ask for replays.
-#include "engine/kv_events/follower.h"
+#include "engine/kv_events/sockets.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,5 @@
 // In place of publisher.cc and follower.cc where there is no ZeroMQ.
-#include "engine/kv_events/follower.h"
-#include "engine/kv_events/publisher.h"
+#include "engine/kv_events/sockets.h"
 
 namespace baton::engine::kv_events {
 

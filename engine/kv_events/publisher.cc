@@ -1,5 +1,5 @@
 // The publisher's thread and sockets.
-#include "engine/kv_events/publisher.h"
+#include "engine/kv_events/sockets.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -20,7 +20,6 @@
 #include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/compute_pool.h"
 #include "engine/kernels/kv_cache.h"
-#include "engine/model/arithmetic.h"
 #include "engine/model/config.h"
 #include "engine/model/shard.h"
 

@@ -8,8 +8,8 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/bf16_gemm.h"
 #include "engine/kernels/gemm.h"
-#include "engine/model/arithmetic.h"
 #include "engine/model/checkpoint.h"
+#include "engine/model/config.h"
 #include "engine/model/shard.h"
 
 namespace baton::engine {

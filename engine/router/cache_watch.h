@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "engine/http/http_fetch.h"
-#include "engine/kv_events/follower.h"
+#include "engine/kv_events/sockets.h"
 #include "engine/router/workers.h"
 
 namespace baton::engine::router {

@@ -2,7 +2,7 @@
 //
 // A load and a job have the number that rank 0's connector or store knows them by. A rank's half of
 // them moves without rank 0; each time rank 0 asks, the others report what has changed. A block of
-// the KV tiers is named as rank 0 names it for all ranks (rank_keys.h).
+// the KV tiers is named as rank 0 names it for all ranks (RankKeys).
 #pragma once
 
 #include <cstddef>

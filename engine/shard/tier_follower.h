@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "engine/model/shard.h"
 #include "engine/shard/loads.h"
-#include "engine/shard/rank_keys.h"
+#include "engine/shard/tier_ranks.h"
 #include "kvtransfer/tiers/tier_store.h"
 
 namespace baton::engine::shard {

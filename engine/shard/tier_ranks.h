@@ -25,14 +25,45 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "engine/kernels/kv_cache.h"
+#include "engine/model/shard.h"
 #include "engine/shard/leader.h"
 #include "engine/shard/loads.h"
-#include "engine/shard/rank_keys.h"
+#include "kvtransfer/tiers/tier_key.h"
 #include "kvtransfer/tiers/tier_store.h"
 #include "transport/clock.h"
 
 namespace baton::engine::shard {
+
+// A rank's names of the blocks in its KV tiers.
+
+// Its rank and the number of ranks are in them, so that no rank finds other heads than its own, in
+// whatever store or directory they meet.
+class RankKeys {
+ public:
+  explicit RankKeys(const ModelShard& shard)
+      : keys_({.weights = "",
+               .tokenizer = "",
+               .dtype = "",
+               .layout = "",
+               .shard = absl::StrCat(shard.rank, "/", shard.ranks),
+               .adapter = "",
+               .salt = ""}) {}
+  kvtransfer::tiers::TierKey of(const kvtransfer::tiers::TierKey& block) const {
+    return keys_.key({reinterpret_cast<const char*>(block.bytes.data()), block.bytes.size()});
+  }
+  std::vector<kvtransfer::tiers::TierKey> of(
+      std::span<const kvtransfer::tiers::TierKey> blocks) const {
+    std::vector<kvtransfer::tiers::TierKey> own;
+    own.reserve(blocks.size());
+    for (const kvtransfer::tiers::TierKey& block : blocks) own.push_back(of(block));
+    return own;
+  }
+
+ private:
+  kvtransfer::tiers::TierKeys keys_;
+};
 
 // Blocks of the cache that are held for being saved: a sixteenth of it, so that saving takes room
 // from no sequence.

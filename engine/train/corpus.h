@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,5 +30,12 @@ struct Corpus {
   // the index alone, so any number of workers can share a step between them.
   std::span<const int32_t> sample(uint64_t seed, int step, int index, int length) const;
 };
+
+// Learns a byte-level BPE vocabulary from text (Sennrich, Haddow and Birch, 2016).
+
+// 256 bytes, "<|endoftext|>" with id 256, then merges until `vocab_size` tokens. The most frequent
+// pair is merged first; of equally frequent ones the pair of lowest ids, so the result is the same
+// everywhere. Words are cut as GPT-2 does.
+absl::StatusOr<Tokenizer> train_bpe(std::string_view text, int vocab_size);
 
 }  // namespace baton::engine::train

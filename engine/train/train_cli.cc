@@ -1,5 +1,4 @@
 // `baton train`: options, presets, starting ranks, saving.
-#include "engine/train/train_cli.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +17,7 @@
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/files/files.h"
-#include "engine/train/bpe_trainer.h"
+#include "engine/train/corpus.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/device/device_runner.h"
 #include "engine/train/exposure.h"

@@ -45,4 +45,10 @@ struct RunOptions {
 // Rank 0 prints. InvalidArgument for options that do not fit together.
 absl::Status run_rank(const RunOptions& options, const Corpus& corpus, const launch::Place& place);
 
+// `baton train`: trains a small Llama on text and writes a Hugging Face directory.
+
+// Options: --preset nano|small, --steps N, --out DIR, --data FILE, --ranks N, and the rest in
+// --help. Returns an exit status; errors go to stderr.
+int train_main(int argc, char** argv);
+
 }  // namespace baton::engine::train

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "engine/train/step/cpu_runner.h"
+#include "engine/train/step/train_runner.h"
 #include "transport/clock.h"
 
 namespace baton::engine::train {

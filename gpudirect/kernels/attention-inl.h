@@ -10,7 +10,6 @@
 
 #include "gpudirect/kernels/arguments.h"
 #include "gpudirect/kernels/arithmetic-inl.h"
-#include "gpudirect/kernels/splits-inl.h"
 #include "gpudirect/kernels/tiles-inl.h"
 
 namespace baton::gpudirect::kernels {

@@ -2,7 +2,6 @@
 #include "bench/nccl_tests/collective_perf_table.h"
 
 #include "bench/nccl_tests/baselines.h"
-#include "bench/nccl_tests/collective_perf_json.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 

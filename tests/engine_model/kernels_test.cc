@@ -5,6 +5,7 @@
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/peaks.h"
 #include "engine/model/rope.h"
+#include "tests/engine_model/reference_elementwise.h"
 #include "tests/engine_model/same_bits.h"
 #include "tests/engine_model/vector_widths.h"
 #include "tests/test.h"

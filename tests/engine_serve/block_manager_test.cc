@@ -1,7 +1,7 @@
 // The block manager: reference counts, prefix cache, LRU order, quarantine, random operations.
 #include "engine/serve/cache/block_manager.h"
 
-#include "engine/serve/waiting_queue.h"
+#include "engine/serve/scheduler.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {

@@ -2,7 +2,7 @@
 #include "engine/train/trainer.h"
 
 #include "engine/model/model.h"
-#include "engine/train/bpe_trainer.h"
+#include "engine/train/corpus.h"
 #include "tests/engine_model/test_model.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/test.h"

@@ -1,7 +1,7 @@
 // A router that hears by vLLM's events what its workers have cached.
 #include "engine/http/http_listener.h"
 #include "engine/kv_events/batch.h"
-#include "engine/kv_events/publisher.h"
+#include "engine/kv_events/sockets.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
 #include "tests/test.h"

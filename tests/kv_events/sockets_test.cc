@@ -3,8 +3,7 @@
 #include <zmq_addon.hpp>
 
 #include "engine/kv_events/batch.h"
-#include "engine/kv_events/follower.h"
-#include "engine/kv_events/publisher.h"
+#include "engine/kv_events/sockets.h"
 #include "engine/kv_events/token_index.h"
 #include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"

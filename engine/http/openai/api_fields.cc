@@ -1,5 +1,5 @@
 // The tables of fields: read, harmless, and refused.
-#include "engine/http/openai/api_fields.h"
+#include "engine/http/openai/openai_request.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "engine/http/openai/api_fields.h"
 #include "engine/shard/kv_address.h"
 #include "transport/base/nearest_name.h"
 

@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/serve/requests/request.h"
 
@@ -84,5 +85,17 @@ std::string render_chat(const std::vector<ApiMessage>& messages);
 
 // Choice j of every prompt draws by this seed: the first by the request's own.
 uint64_t seed_of_choice(uint64_t seed, int j);
+
+// Which fields a request and its messages may have, and which of them only with a value that asks
+// for nothing. Internal to engine/http.
+
+// InvalidArgument naming the first field that is unknown (with the nearest name) or not supported.
+absl::Status check_api_fields(const nlohmann::json& body, bool chat);
+// The same of /tokenize and /detokenize.
+absl::Status check_tokenize_fields(const nlohmann::json& body);
+absl::Status check_detokenize_fields(const nlohmann::json& body);
+// The same of an object in `messages`, and of a part of type "text" in its content.
+absl::Status check_message_fields(const nlohmann::json& message);
+absl::Status check_part_fields(const nlohmann::json& part);
 
 }  // namespace baton::engine::http

@@ -9,7 +9,6 @@
 #include "engine/kernels/elementwise.h"
 #include "engine/kernels/gemm.h"
 #include "engine/model/rope.h"
-#include "engine/train/backward/train_attention.h"
 #include "engine/train/backward/train_kernels.h"
 
 namespace baton::engine::train {

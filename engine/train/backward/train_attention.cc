@@ -1,5 +1,4 @@
 // Attention for training, as matrix products per head.
-#include "engine/train/backward/train_attention.h"
 
 #include <algorithm>
 #include <cmath>

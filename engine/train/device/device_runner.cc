@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "engine/device/open_device.h"
+#include "engine/device/gpu.h"
 #include "gpudirect/driver.h"
 
 namespace baton::engine::train {

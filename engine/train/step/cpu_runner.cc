@@ -1,5 +1,5 @@
 // A training step's arithmetic on the CPU.
-#include "engine/train/step/cpu_runner.h"
+#include "engine/train/step/train_runner.h"
 
 #include <algorithm>
 

@@ -4,6 +4,7 @@
 #include "engine/kernels/aligned.h"
 #include "engine/kernels/attention.h"
 #include "engine/train/data_parallel/optimizer.h"
+#include "tests/engine_model/reference_elementwise.h"
 #include "tests/gpudirect/kernels/emulated_memory.h"
 #include "tests/gpudirect/kernels/normal_numbers.h"
 #include "tests/test.h"
