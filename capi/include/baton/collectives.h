@@ -166,7 +166,12 @@ int32_t baton_comm_reconfigure(baton_comm* comm, const baton_handle* handles, si
                                uint64_t uuid, int64_t timeout, baton_work* work,
                                baton_error* error);
 
-// Ends every call here with BATON_ERR_CANCELED and `why`. From any thread; returns at once.
+// A new communicator of the ranks that still answer, in their order. A call of all survivors of a
+// communicator that is broken, which it stays; they agree on who is left.
+int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error);
+
+// Ends every call here with BATON_ERR_CANCELED and `why`, and breaks the communicator. From any
+// thread; waits for no other rank. The others are told: their calls end and name this one.
 int32_t baton_comm_abort(baton_comm* comm, const char* why, baton_error* error);
 
 // -1: comm is NULL or a parent's.
@@ -255,9 +260,10 @@ typedef enum baton_call_flag {
 #define BATON_ANY_RANK ((int32_t)-1)  // as the peer of a BATON_RECEIVE
 
 // How a call ended: BATON_OK or an error's number, and an error's text, valid during the call. On
-// the thread that drives the call, which is one in a function of this page or the endpoint's own,
-// before baton_work_wait() returns. It must be short, must not wait, and makes no call with its
-// communicator.
+// the thread that finds that out: one that waits for any call of this endpoint, tests, starts,
+// aborts or makes progress, or the endpoint's own. baton_work_wait() and baton_work_test() tell the
+// end when it has returned. It may start other calls; it must not wait for one, nor destroy
+// anything.
 typedef void (*baton_on_end)(void* context, baton_work work, int32_t result, const char* text);
 
 typedef struct baton_call {
