@@ -23,6 +23,29 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
   return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
 
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Endpoint>,
+                                                                   absl::Span<const Handle>,
+                                                                   GroupOptions) {
+  return absl::UnimplementedError("groups from handles are not there yet");
+}
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::split(int, int, GroupOptions) {
+  return absl::UnimplementedError("split() is not there yet");
+}
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::subgroup(absl::Span<const int>,
+                                                                     GroupOptions) {
+  return absl::UnimplementedError("subgroup() is not there yet");
+}
+absl::StatusOr<Work> Communicator::reconfigure(absl::Span<const Handle>, uint64_t, Time) {
+  return absl::UnimplementedError("reconfigure() is not there yet");
+}
+std::vector<Handle> Communicator::handles() const { return {}; }
+GroupState Communicator::state() const {
+  return status().ok() ? GroupState::kReady : GroupState::kBroken;
+}
+absl::Status Communicator::wait_ready(Time) { return status(); }
+const std::string& Communicator::name() const { return impl_->options.name; }
+const std::shared_ptr<Endpoint>& Communicator::endpoint() const { return impl_->options.endpoint; }
+
 int Communicator::rank() const { return impl_->options.rank; }
 int Communicator::ranks() const { return impl_->options.ranks; }
 
@@ -136,7 +159,7 @@ absl::Status Communicator::barrier(const CallOptions& options) {
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
 }
 
-absl::Status Communicator::wait(Work work) { return impl_->driver->wait(work); }
+absl::Status Communicator::wait(Work work, Time) { return impl_->driver->wait(work); }
 std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
 bool Communicator::progress() { return impl_->progress(); }
 
