@@ -1,9 +1,8 @@
 // The C interface: calls of communicators, from their start to the moment when their end is told.
-#include <algorithm>
-#include <chrono>
+#include <memory>
 #include <optional>
-#include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "capi/comm_handle.h"
 
@@ -11,29 +10,21 @@ using baton::CallOptions;
 using baton::Communicator;
 using baton::DataType;
 using baton::ReduceOp;
-using baton::Time;
 using baton::Work;
 using baton::capi::ended;
 using baton::capi::give_nothing;
 using baton::capi::invalid;
+using baton::capi::kSequenceBits;
+using baton::capi::number_of;
 using baton::capi::result_of;
 using baton::capi::with;
 
 namespace {
 
-// A work's number: its communicator's above, its own below, so that no two calls of this process
-// have the same.
-constexpr int kSequenceBits = 44;
-constexpr uint64_t kSequence = (uint64_t{1} << kSequenceBits) - 1;
-
-baton_work number_of(const baton_comm& handle, Work work) {
-  return handle.serial << kSequenceBits | (work.sequence & kSequence);
-}
 std::optional<Work> work_of(const baton_comm& handle, baton_work work) {
-  if (work >> kSequenceBits != (handle.serial << kSequenceBits >> kSequenceBits)) {
-    return std::nullopt;
-  }
-  return Work{work & kSequence};
+  const uint64_t sequence = work & ((uint64_t{1} << kSequenceBits) - 1);
+  if (number_of(handle, Work{sequence}) != work) return std::nullopt;
+  return Work{sequence};
 }
 int32_t foreign(baton_work work, baton_error* error) {
   return result_of(absl::NotFoundError(absl::StrFormat(
@@ -79,21 +70,17 @@ absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
   }
 }
 
-// Until the call has ended; nullopt: `timeout` ran out.
-std::optional<absl::Status> wait_for(Communicator& group, Work work, Time timeout) {
-  if (timeout == baton::kNever) return group.wait(work);
-  const auto start = std::chrono::steady_clock::now();
-  for (int turn = 0;; ++turn) {
-    if (auto result = group.test(work)) return result;
-    if (turn % 16 != 0) continue;
-    const auto waited = std::chrono::steady_clock::now() - start;
-    if (waited >= timeout) return std::nullopt;
-    if (waited > std::chrono::milliseconds(1)) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    } else if (waited > std::chrono::microseconds(50)) {
-      std::this_thread::yield();
-    }
-  }
+// What a callback needs, until it was called.
+struct OnEnd {
+  baton_on_end call;
+  void* context;
+  const baton_comm& handle;
+};
+void call_on_end(void* context, Work work, const absl::Status& status) {
+  const std::unique_ptr<OnEnd> on_end(static_cast<OnEnd*>(context));
+  baton_error error = BATON_ERROR_INIT;
+  const int32_t result = result_of(ended(status), &error);
+  on_end->call(on_end->context, number_of(on_end->handle, work), result, error.text);
 }
 
 }  // namespace
@@ -138,7 +125,10 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
   if (!baton::capi::read_sized(call, all)) {
     return invalid("call: set it to BATON_CALL_INIT first", error);
   }
-  if (work == nullptr) return invalid("work is NULL: pass the address for the number", error);
+  const bool detached = (all.flags & BATON_CALL_DETACHED) != 0;
+  if (work == nullptr && !detached) {
+    return invalid("work is NULL: pass the address for the number, or BATON_CALL_DETACHED", error);
+  }
   if (!baton::capi::collective_of(all.kind)) return baton::capi::no_such_kind(all.kind, error);
   return with(comm, error, [&](Communicator& group) {
     CallOptions options;
@@ -146,8 +136,18 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
       options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
     }
     if (all.timeout != 0) options.timeout = baton::capi::timeout_of(all.timeout);
+    options.detached = detached;
+    std::unique_ptr<OnEnd> on_end;
+    if (all.on_end != nullptr) {
+      on_end = std::make_unique<OnEnd>(OnEnd{all.on_end, all.context, *comm});
+      options.on_end = call_on_end;
+      options.context = on_end.get();
+    }
     const auto started = start(group, all, options);
-    if (started.ok()) *work = number_of(*comm, *started);
+    if (started.ok()) {
+      (void)on_end.release();  // its own by now
+      if (work != nullptr) *work = number_of(*comm, *started);
+    }
     return result_of(ended(started.status()), error);
   });
 }
@@ -156,10 +156,10 @@ int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, bato
   return with(comm, error, [&](Communicator& group) {
     const auto known = work_of(*comm, work);
     if (!known) return foreign(work, error);
-    const auto result = wait_for(group, *known, baton::capi::timeout_of(timeout));
-    if (result) return result_of(ended(*result), error);
-    return result_of(absl::DeadlineExceededError("the wait ran out of time; the call goes on"),
-                     error);
+    const absl::Status result = group.wait(*known, baton::capi::timeout_of(timeout));
+    const bool runs =
+        absl::IsDeadlineExceeded(result) && absl::StrContains(result.message(), "still runs");
+    return result_of(runs ? result : ended(result), error);
   });
 }
 

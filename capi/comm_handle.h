@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "capi/agent_handle.h"
 #include "capi/include/baton/collectives.h"
@@ -12,8 +14,10 @@
 
 struct baton_endpoint {
   const baton::base::MadeHere made_here;
-  baton::WorkerOptions worker;
-  bool background = false;
+  std::shared_ptr<baton::Endpoint> endpoint;
+  std::optional<baton::ClusterKey> key;  // nullopt: the user's
+  std::mutex mutex;
+  std::map<void*, baton::CommBuffer> buffers;  // that were allocated
 };
 
 struct baton_comm {
@@ -32,6 +36,20 @@ inline absl::Status ended(const absl::Status& status) {
              : status;
 }
 
+// body(endpoint)
+template <typename Body>
+int32_t with(const baton_endpoint* handle, baton_error* error, Body&& body) {
+  if (handle == nullptr) {
+    return invalid("endpoint is NULL: pass what baton_endpoint_open() made", error);
+  }
+  if (handle->made_here.elsewhere()) {
+    return invalid(
+        "the endpoint belongs to the process that this one was forked from: open another one",
+        error);
+  }
+  return caught(error, [&] { return body(*handle->endpoint); });
+}
+
 // body(communicator)
 template <typename Body>
 int32_t with(const baton_comm* handle, baton_error* error, Body&& body) {
@@ -44,6 +62,13 @@ int32_t with(const baton_comm* handle, baton_error* error, Body&& body) {
         error);
   }
   return caught(error, [&] { return body(*handle->comm); });
+}
+
+// A work's number: its communicator's above, its own below, so that no two calls of this process
+// have the same.
+inline constexpr int kSequenceBits = 44;
+inline baton_work number_of(const baton_comm& handle, Work work) {
+  return handle.serial << kSequenceBits | work.sequence;
 }
 
 // Of a baton_call_kind.

@@ -1,9 +1,11 @@
 // The C interface: endpoints, where ranks meet, communicators.
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "capi/comm_handle.h"
 #include "capi/worker_options.h"
 #include "collectives/launch.h"
@@ -16,6 +18,7 @@ using baton::capi::give_nothing;
 using baton::capi::invalid;
 using baton::capi::is_missing;
 using baton::capi::missing;
+using baton::capi::number_of;
 using baton::capi::read_sized;
 using baton::capi::result_of;
 using baton::capi::view;
@@ -59,7 +62,8 @@ constexpr char kFillIn[] = "options: fill them in with baton_comm_options_init()
 
 int32_t give_comm(absl::StatusOr<std::unique_ptr<baton::Communicator>> made, baton_comm** out,
                   baton_error* error) {
-  if (!made.ok()) return result_of_meeting(made.status(), error);
+  if (!made.ok()) return result_of_meeting(ended(made.status()), error);
+  if (*made == nullptr) return result_of(absl::OkStatus(), error);  // in no group
   auto handle = std::make_unique<baton_comm>();
   handle->comm = *std::move(made);
   handle->serial = next_serial();
@@ -67,13 +71,55 @@ int32_t give_comm(absl::StatusOr<std::unique_ptr<baton::Communicator>> made, bat
   return result_of(absl::OkStatus(), error);
 }
 
+void put(const baton::Handle& from, baton_handle& out) {
+  static_assert(sizeof out.bytes == baton::Handle::kBytes);
+  const std::string bytes = from.bytes();
+  std::copy(bytes.begin(), bytes.end(), out.bytes);
+}
+
+absl::StatusOr<std::vector<baton::Handle>> handles_of(const baton_handle* list, size_t count) {
+  std::vector<baton::Handle> out;
+  if (is_missing(list, count)) {
+    return absl::InvalidArgumentError("handles is NULL although count is not 0");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    auto one =
+        baton::Handle::decode({reinterpret_cast<const char*>(list[i].bytes), sizeof list[i].bytes});
+    if (!one.ok()) {
+      return absl::Status(one.status().code(),
+                          absl::StrFormat("handle %d: %s", i, one.status().message()));
+    }
+    out.push_back(*one);
+  }
+  return out;
+}
+
+// make(options)
+template <typename Make>
+int32_t make_group(const baton_comm_options* options, baton_comm** out, baton_error* error,
+                   Make&& make) {
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
+  *out = nullptr;
+  baton_comm_options from;
+  if (!read_options(options, from)) return invalid(kFillIn, error);
+  const baton::capi::Making making;
+  baton::GroupOptions wanted;
+  wanted.uuid = from.uuid;
+  if (from.name != nullptr) wanted.name = from.name;
+  set_time(from.start_timeout, wanted.start_timeout);
+  set_time(from.timeout, wanted.timeout);
+  wanted.ordered = from.ordered != 0;
+  wanted.tune = from.tune != 0;
+  return make(std::move(wanted));
+}
+
 absl::StatusOr<std::unique_ptr<baton_comm>> meet(baton_endpoint* endpoint, const baton_place& place,
                                                  const baton_comm_options& wanted) {
   auto handle = std::make_unique<baton_comm>();
   baton::CommunicatorOptions options;
   if (endpoint != nullptr) {
-    options.worker = endpoint->worker;
-    options.background = endpoint->background;
+    options.endpoint = endpoint->endpoint;
+    options.worker.key = endpoint->key;
   }
   options.rank = place.rank;
   options.ranks = place.ranks;
@@ -126,15 +172,75 @@ int32_t baton_endpoint_open(const baton_endpoint_options* options, baton_endpoin
         baton::capi::worker_options({all.providers, all.require, all.key_file, all.listen_host,
                                      all.listen_port, 0, all.settings, all.advertise});
     if (!worker.ok()) return result_of(worker.status(), error, About::kMaking);
+    const baton::capi::Making making;
     auto handle = std::make_unique<baton_endpoint>();
-    handle->worker = *std::move(worker);
-    handle->background = all.background != 0;
+    handle->key = worker->key;
+    baton::EndpointOptions wanted;
+    wanted.worker = *std::move(worker);
+    wanted.background = all.background != 0;
+    if (all.pool_bytes != 0) wanted.slab_bytes = all.pool_bytes;
+    auto made = baton::Endpoint::open(std::move(wanted));
+    if (!made.ok()) return result_of(made.status(), error, About::kMaking);
+    handle->endpoint = *std::move(made);
     *out = handle.release();
     return result_of(absl::OkStatus(), error);
   });
 }
 
 void baton_endpoint_close(baton_endpoint* endpoint) { delete endpoint; }
+
+int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
+                              baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
+  *out = {};
+  return with(endpoint, error, [&](baton::Endpoint& real) {
+    put(real.handle(), *out);
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+int baton_endpoint_progress(baton_endpoint* endpoint) {
+  return with(endpoint, nullptr, [](baton::Endpoint& real) { return int32_t{real.progress()}; }) ==
+         1;
+}
+
+int baton_endpoint_event_fd(const baton_endpoint* endpoint) {
+  const int32_t fd =
+      with(endpoint, nullptr, [](baton::Endpoint& real) { return int32_t{real.event_fd()}; });
+  return fd < 0 ? -1 : fd;
+}
+
+int32_t baton_endpoint_allocate(baton_endpoint* endpoint, uint64_t bytes, void** out,
+                                baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass the address for the memory", error);
+  *out = nullptr;
+  if (bytes == 0) return invalid("no bytes cannot be allocated: ask for at least one", error);
+  return with(endpoint, error, [&](baton::Endpoint& real) {
+    const auto buffer = real.allocate(bytes);
+    if (!buffer.ok()) return result_of(buffer.status(), error, About::kMaking);
+    std::lock_guard lock(endpoint->mutex);
+    endpoint->buffers.emplace(buffer->data, *buffer);
+    *out = buffer->data;
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+int32_t baton_endpoint_free(baton_endpoint* endpoint, void* data, baton_error* error) {
+  return with(endpoint, error, [&](baton::Endpoint& real) {
+    std::lock_guard lock(endpoint->mutex);
+    const auto found = endpoint->buffers.find(data);
+    if (found == endpoint->buffers.end()) {
+      return result_of(absl::NotFoundError(absl::StrFormat(
+                           "%p is no memory of this endpoint: pass what baton_endpoint_allocate() "
+                           "gave and that is not freed yet",
+                           data)),
+                       error);
+    }
+    real.free(found->second);
+    endpoint->buffers.erase(found);
+    return result_of(absl::OkStatus(), error);
+  });
+}
 
 // --- where ranks meet ---
 
@@ -221,9 +327,88 @@ int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
   });
 }
 
+int32_t baton_comm_create(baton_endpoint* endpoint, const baton_handle* handles, size_t count,
+                          const baton_comm_options* options, baton_comm** out, baton_error* error) {
+  return make_group(options, out, error, [&](baton::GroupOptions wanted) {
+    return with(endpoint, error, [&](baton::Endpoint&) {
+      const auto all = handles_of(handles, count);
+      if (!all.ok()) return result_of(all.status(), error);
+      return give_comm(baton::Communicator::create(endpoint->endpoint, *all, std::move(wanted)),
+                       out, error);
+    });
+  });
+}
+
+int32_t baton_comm_split(baton_comm* comm, int32_t color, int32_t key,
+                         const baton_comm_options* options, baton_comm** out, baton_error* error) {
+  return make_group(options, out, error, [&](baton::GroupOptions wanted) {
+    return with(comm, error, [&](baton::Communicator& group) {
+      return give_comm(group.split(color, key, std::move(wanted)), out, error);
+    });
+  });
+}
+
+int32_t baton_comm_subgroup(baton_comm* comm, const int32_t* ranks, size_t count,
+                            const baton_comm_options* options, baton_comm** out,
+                            baton_error* error) {
+  if (is_missing(ranks, count)) return missing(error);
+  return make_group(options, out, error, [&](baton::GroupOptions wanted) {
+    return with(comm, error, [&](baton::Communicator& group) {
+      return give_comm(group.subgroup({ranks, count}, std::move(wanted)), out, error);
+    });
+  });
+}
+
+int32_t baton_comm_reconfigure(baton_comm* comm, const baton_handle* handles, size_t count,
+                               uint64_t uuid, int64_t timeout, baton_work* work,
+                               baton_error* error) {
+  if (work == nullptr) return invalid("work is NULL: pass the address for the number", error);
+  *work = 0;
+  return with(comm, error, [&](baton::Communicator& group) {
+    const auto all = handles_of(handles, count);
+    if (!all.ok()) return result_of(all.status(), error);
+    const auto started = group.reconfigure(*all, uuid, baton::capi::timeout_of(timeout));
+    if (started.ok()) *work = number_of(*comm, *started);
+    return result_of(ended(started.status()), error);
+  });
+}
+
+int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_error* error) {
+  if (out == nullptr) return invalid("out is NULL: pass the address for the handle", error);
+  *out = nullptr;
+  return with(comm, error, [&](baton::Communicator& group) {
+    auto handle = std::make_unique<baton_endpoint>();
+    handle->endpoint = group.endpoint();
+    *out = handle.release();
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
+int32_t baton_comm_handles(const baton_comm* comm, baton_handle* out, size_t room, size_t* count,
+                           baton_error* error) {
+  give_nothing(count);
+  if (is_missing(out, room)) return missing(error);
+  return with(comm, error, [&](baton::Communicator& group) {
+    const std::vector<baton::Handle> all = group.handles();
+    for (size_t i = 0; i < all.size() && i < room; ++i) put(all[i], out[i]);
+    if (count != nullptr) *count = all.size();
+    return result_of(absl::OkStatus(), error);
+  });
+}
+
 int32_t baton_comm_state(const baton_comm* comm, baton_error* error) {
-  return with(comm, error,
-              [&](baton::Communicator& group) { return result_of(ended(group.status()), error); });
+  return with(comm, error, [&](baton::Communicator& group) {
+    if (group.state() == baton::GroupState::kStarting) return int32_t{BATON_IN_PROGRESS};
+    return result_of(ended(group.status()), error);
+  });
+}
+
+int32_t baton_comm_wait_ready(baton_comm* comm, int64_t timeout, baton_error* error) {
+  return with(comm, error, [&](baton::Communicator& group) {
+    const absl::Status status = group.wait_ready(baton::capi::timeout_of(timeout));
+    const bool starts = group.state() == baton::GroupState::kStarting;
+    return result_of(starts ? status : ended(status), error);
+  });
 }
 
 int32_t baton_comm_shrink(baton_comm* comm, baton_comm** out, baton_error* error) {

@@ -19,6 +19,8 @@ Calls may come from any thread, and free the interpreter's lock. Without `backgr
 """
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import itertools
 import sys
@@ -45,7 +47,26 @@ _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
 _KEPT = 64  # calls that nothing has waited for, before those that have ended are looked for
 
-OnEnd = Callable[["Work"], None]
+OnEnd = Callable[["Work", Optional[BatonError]], None]
+_awaited: Dict[int, Tuple["Work", Optional[OnEnd]]] = {}  # whose end the library tells by _told()
+_keys = itertools.count(1)
+
+
+def _told(key: int, number: int, result: int, text: bytes) -> None:
+    """On whichever thread finds out that a call has ended."""
+    work, on_end = _awaited.pop(key)
+    try:
+        if on_end is not None:
+            on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
+    except BaseException as why:  # there is no caller to raise it to
+        sys.unraisablehook(types.SimpleNamespace(  # type: ignore[arg-type]
+            exc_type=type(why), exc_value=why, exc_traceback=why.__traceback__, object=on_end,
+            err_msg=f"Exception ignored in on_end of {work.name}"))
+    finally:
+        work._wake()
+
+
+_TOLD = _library.OnEnd(_told)
 
 
 class Work(_loop.Awaited[Any]):
@@ -57,6 +78,8 @@ class Work(_loop.Awaited[Any]):
         self._keep, self._result = keep, result
         self._error: Optional[BatonError] = None
         self._ended, self._lock = False, threading.Lock()
+        self._told = False
+        self._waiters: List[Tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]] = []
 
     def __repr__(self) -> str:
         state = "runs" if not self._ended else f"failed: {self._error}" if self._error else "done"
@@ -117,13 +140,24 @@ class Work(_loop.Awaited[Any]):
             raise InvalidParamError(f"{self.name} still runs: wait() for it")
         return self._result
 
-    @property
-    def agent(self) -> Any:  # as _loop names what has the event descriptor
-        return self.comm.endpoint
+    def _wake(self) -> None:
+        """Tells tasks of any thread's loop that it ends now."""
+        self._told = True
+        while self._waiters:
+            loop, future = self._waiters.pop()
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(lambda one=future: one.done() or one.set_result(None))
 
     async def _wait(self) -> Any:
-        if not self.done():
-            await _loop.wait_end(self)
+        loop = asyncio.get_running_loop()
+        while not self.done():
+            if not self.comm._background or self._told:
+                await asyncio.sleep(0)
+                continue
+            future: "asyncio.Future[None]" = loop.create_future()
+            self._waiters.append((loop, future))
+            if not self._told:  # else _wake() may have looked before
+                await future
         return self._tell()
 
     def close(self) -> None:
@@ -131,14 +165,14 @@ class Work(_loop.Awaited[Any]):
 
 
 class Endpoint:
-    """What communicators of a process share. `background`: a thread advances calls while the program computes, which costs a
-    call that is waited for at once some microseconds. The others are as for an Agent; an empty `listen_host` is loopback
-    where ranks meet at a loopback address, else every interface."""
+    """What communicators of a process share: connections, memory, a thread. `background`: that thread advances calls while the
+    program computes, which costs a call that is waited for at once some microseconds. `pool_bytes`: memory that peers reach is
+    taken from the system in pieces of so much; 0: the default. The others are as for an Agent."""
 
     def __init__(self, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "", listen_host: str = "",
                  listen_port: int = 0, background: bool = False, settings: Optional[Mapping[str, Any]] = None,
-                 advertise: str = "") -> None:
-        self._open = Handle(None, "endpoint")
+                 advertise: str = "", pool_bytes: int = 0) -> None:
+        self._open, self.background = Handle(None, "endpoint"), background
         options = _library.EndpointOptions()
         lib.endpoint_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.providers = _text(",".join(providers or []), "providers") or None
@@ -146,14 +180,38 @@ class Endpoint:
         options.key_file = _text(key_file, "key_file") or None
         options.listen_host = _text(listen_host, "listen_host") or None
         options.listen_port = _within(listen_port, 2 ** 16 - 1, "listen_port")
-        options.background = background
+        options.background, options.pool_bytes = background, _within(pool_bytes, 2 ** 64 - 1, "pool_bytes")
         options.settings = _settings(settings or {}) or None
         options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.endpoint_open, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
-        self.threaded = False
         weakref.finalize(self, self._open.destroy)
+
+    @property
+    def handle(self) -> bytes:
+        """Who and where this process is, for others to make communicators with: 96 bytes, without a secret in them."""
+        out = (ctypes.c_uint8 * 96)()
+        self._open.call(lib.endpoint_handle, out)
+        return bytes(out)
+
+    def allocate(self, size: int) -> "ctypes.Array[ctypes.c_char]":
+        """`size` bytes, zeros: a buffer (numpy.frombuffer() makes an array of it) that calls need not copy on its way. It
+        is the library's again when nothing refers to it any more, or with the last communicator."""
+        out = ctypes.c_void_p()
+        self._open.call(lib.endpoint_allocate, _within(size, 2 ** 63, "size"), ctypes.byref(out))
+        memory = (ctypes.c_char * size).from_address(out.value or 0)
+        weakref.finalize(memory, self._open.drop, lib.endpoint_free, out.value, None).atexit = False
+        return memory
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when something happened; read 8 bytes to clear it."""
+        return self._open.ask(lib.endpoint_event_fd)
+
+    def progress(self) -> bool:
+        """Advances all its communicators by a bounded amount. Returns whether anything happened."""
+        return bool(self._open.ask(lib.endpoint_progress))
 
     def close(self) -> None:
         """Its communicators go on until they are closed."""
@@ -221,6 +279,24 @@ def _nanoseconds(timeout: Optional[float], what: str) -> int:
     return max(int(timeout * 1e9), 1)
 
 
+def _comm_options(name: str, uuid: int, start_timeout: Optional[float], timeout: Optional[float], ordered: bool,
+                  tune: bool) -> _library.CommOptions:
+    options = _library.CommOptions()
+    lib.comm_options_init(ctypes.byref(options), ctypes.sizeof(options))
+    options.name, options.uuid = _text(name, "name"), _within(uuid, 2 ** 64 - 1, "uuid")
+    options.start_timeout = _nanoseconds(start_timeout, "start_timeout")
+    options.timeout = _nanoseconds(timeout, "timeout")
+    options.ordered, options.tune = ordered, tune
+    return options
+
+
+def _row(handles: Sequence[bytes]) -> Tuple[bytes, int]:
+    for one in handles:
+        if not isinstance(one, bytes) or len(one) != 96:
+            raise InvalidParamError(f"{one!r} is no handle: pass the 96 bytes that Endpoint.handle is")
+    return b"".join(handles), len(handles)
+
+
 class Communicator:
     """This process as rank `rank` of `ranks`, which meet at `rendezvous`, "HOST:PORT" (Rendezvous): returns when all are there.
     BatonTimeoutError names the ranks that did not come within `start_timeout` seconds. `timeout`: of each call, in seconds, 60 by default;
@@ -235,29 +311,93 @@ class Communicator:
         place.rank = _within(rank, 2 ** 31 - 1, "rank")
         place.ranks = _within(ranks, 2 ** 31 - 1, "ranks")
         place.generation, place.serves = _within(generation, 2 ** 64 - 1, "generation"), serves
-        options = _library.CommOptions()
-        lib.comm_options_init(ctypes.byref(options), ctypes.sizeof(options))
-        options.name = _text(name, "name")
-        options.start_timeout = _nanoseconds(start_timeout, "start_timeout")
-        options.timeout = _nanoseconds(timeout, "timeout")
-        options.ordered, options.tune = ordered, tune
-        endpoint = endpoint or Endpoint()
+        options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
         handle = ctypes.c_void_p()
-        endpoint._open.call(lib.comm_meet, ctypes.byref(place), ctypes.byref(options), ctypes.byref(handle))
-        self._take(handle.value, name, endpoint)
+        meet = endpoint._open.call if endpoint else lambda function, *arguments: call(function, None, *arguments)
+        meet(lib.comm_meet, ctypes.byref(place), ctypes.byref(options), ctypes.byref(handle))
+        self._take(handle, name, endpoint, endpoint is not None and endpoint.background)
 
-    def _take(self, handle: Optional[int], name: str, endpoint: Endpoint) -> None:
-        self._open = Handle(handle, "communicator")
-        self.name, self.endpoint = name, endpoint
+    def _take(self, handle: ctypes.c_void_p, name: str, endpoint: Optional[Endpoint], background: bool) -> "Communicator":
+        self._open = Handle(handle.value, "communicator")
+        self.name, self._endpoint, self._background = name, endpoint, background
         self._running: Dict[int, Work] = {}  # what is in flight, with the memory that it uses
+        self._count_ranks()
+        weakref.finalize(self, self._open.destroy)
+        return self
+
+    def _count_ranks(self) -> None:
         self.rank: int = self._open.ask(lib.comm_rank)
         self.ranks: int = self._open.ask(lib.comm_ranks)
-        weakref.finalize(self, self._open.destroy)
 
-    def _another(self, handle: ctypes.c_void_p, name: str) -> "Communicator":
-        made = Communicator.__new__(Communicator)
-        made._take(handle.value, name, self.endpoint)
-        return made
+    @classmethod
+    def from_handles(cls, endpoint: Endpoint, handles: Sequence[bytes], uuid: int, *, name: str = "group",
+                     start_timeout: Optional[float] = None, timeout: Optional[float] = None, ordered: bool = False,
+                     tune: bool = True) -> "Communicator":
+        """The group of the processes that have these handles, in the order of ranks, one of which is the endpoint's. `uuid`:
+        the same number at every rank, not 0, never used before. Returns at once; calls may be started, and wait until the
+        ranks that they need are there."""
+        options = _comm_options(name, uuid, start_timeout, timeout, ordered, tune)
+        handle = ctypes.c_void_p()
+        endpoint._open.call(lib.comm_create, *_row(handles), ctypes.byref(options), ctypes.byref(handle))
+        return cls.__new__(cls)._take(handle, name, endpoint, endpoint.background)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What it shares with other communicators of this process."""
+        if self._endpoint is None:
+            handle = ctypes.c_void_p()
+            self._open.call(lib.comm_endpoint, ctypes.byref(handle))
+            self._endpoint = Endpoint.__new__(Endpoint)
+            self._endpoint._open, self._endpoint.background = Handle(handle.value, "endpoint"), self._background
+            weakref.finalize(self._endpoint, self._endpoint._open.destroy)
+        return self._endpoint
+
+    def split(self, color: int, key: int = 0, *, name: str = "group", start_timeout: Optional[float] = None,
+              timeout: Optional[float] = None, ordered: bool = False, tune: bool = True) -> Optional["Communicator"]:
+        """A call of all ranks: those with the same color make a group of their own, ordered by key and then by rank; None for
+        a color below 0. Connections are shared."""
+        options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
+        handle = ctypes.c_void_p()
+        self._open.call(lib.comm_split, color, key, ctypes.byref(options), ctypes.byref(handle))
+        return self._part(handle, name) if handle.value else None
+
+    def subgroup(self, ranks: Sequence[int], *, name: str = "group", start_timeout: Optional[float] = None,
+                 timeout: Optional[float] = None, ordered: bool = False, tune: bool = True) -> "Communicator":
+        """The group of these ranks, in this order; a call of its members alone."""
+        options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
+        handle, row = ctypes.c_void_p(), (ctypes.c_int32 * len(ranks))(*ranks)
+        self._open.call(lib.comm_subgroup, row, len(ranks), ctypes.byref(options), ctypes.byref(handle))
+        return self._part(handle, name)
+
+    def _part(self, handle: ctypes.c_void_p, name: str) -> "Communicator":
+        return Communicator.__new__(Communicator)._take(handle, name, self._endpoint, self._background)
+
+    def handles(self) -> List[bytes]:
+        """Those of its ranks, in their order."""
+        out, count = (ctypes.c_uint8 * 96 * self.ranks)(), ctypes.c_size_t()
+        self._open.call(lib.comm_handles, out, self.ranks, ctypes.byref(count))
+        return [bytes(one) for one in out]
+
+    def reconfigure(self, handles: Sequence[bytes], uuid: int, timeout: Optional[float] = None) -> Work:
+        """Other members in place of the present ones, also after a failure or abort(): fewer, more, or all new. Those that come anew
+        are made with from_handles(). `rank` and `ranks` are the new ones at once; the Work ends when all are there."""
+        number = ctypes.c_uint64()
+        self._open.call(lib.comm_reconfigure, *_row(handles), uuid, _nanoseconds(timeout, "timeout") or -1,
+                        ctypes.byref(number))
+        self._count_ranks()
+        work = Work(self, "reconfigure", None, None)
+        work.number = number.value
+        work._told = True  # awaited by looking
+        self._running[work.number] = work
+        return work
+
+    def ready(self) -> bool:
+        """Whether all ranks are there. Raises what broke the communicator, if something did."""
+        return self._open.call(lib.comm_state) != _library.IN_PROGRESS
+
+    def wait_ready(self, timeout: Optional[float] = None) -> None:
+        """Waits until all ranks are there. BatonTimeoutError: they are not yet."""
+        _in_slices(self._open.call, timeout, lib.comm_wait_ready)
 
     @classmethod
     def from_environment(cls, **options: Any) -> "Communicator":
@@ -280,7 +420,8 @@ class Communicator:
     def __repr__(self) -> str:
         return f"<baton.Communicator {self.name!r}: rank {self.rank} of {self.ranks}>"
 
-    # --- calls. Each has a form that returns a Work at once; `how`: timeout, in seconds, and ordered, for this call
+    # --- calls. Each has a form that returns a Work at once. `how`: `timeout`, in seconds, and `ordered`, for this call;
+    # `on_end`, called with the Work and its error or None by the thread that finds out that it has ended: it must not wait
 
     def all_reduce_async(self, data: Any, out: Any = None, op: str = "sum", **how: Any) -> Work:
         """Starts all_reduce()."""
@@ -377,10 +518,6 @@ class Communicator:
         """Ends every call here, and at the others, with CancelledError. From any thread; does not wait for other ranks."""
         self._open.call(lib.comm_abort, _text(why, "why"))
 
-    def check(self) -> None:
-        """Raises what broke the communicator; nothing, if nothing did."""
-        self._open.call(lib.comm_state)
-
     def lost_ranks(self) -> List[int]:
         """The ranks known to be dead or stopped."""
         out, count = (ctypes.c_int32 * self.ranks)(), ctypes.c_size_t()
@@ -391,7 +528,7 @@ class Communicator:
         """A new communicator of the ranks that still answer, in their order: a call of all of them, after a failure."""
         handle = ctypes.c_void_p()
         self._open.call(lib.comm_shrink, ctypes.byref(handle))
-        return self._another(handle, self.name)
+        return self._part(handle, self.name)
 
     def explain(self, name: str, size: int) -> str:
         """For people: how a call of that name and size in bytes would run, and what the alternatives would take."""
@@ -449,8 +586,16 @@ class Communicator:
             request.timeout = _nanoseconds(timeout, "timeout")
         if ordered is not None:
             request.flags = _ORDERED if ordered else _UNORDERED
+        if on_end is not None or self._background:
+            request.context = next(_keys)
+            request.on_end = _TOLD
+            _awaited[request.context] = work, on_end
         number = ctypes.c_uint64()
-        self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(number))
+        try:
+            self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(number))
+        except BatonError:
+            _awaited.pop(request.context or 0, None)
+            raise
         work.number = number.value
         self._running[work.number] = work
         if len(self._running) > _KEPT:

@@ -49,8 +49,7 @@ typedef struct baton_endpoint_options {
   const char* providers;  // these seven as for an agent
   const char* require;
   const char* key_file;
-  // NULL: loopback where baton_comm_meet() goes to a loopback address, else every interface.
-  const char* listen_host;
+  const char* listen_host;  // ranks on other machines need "*" or an address
   const char* settings;
   const char* advertise;
   uint16_t listen_port;
@@ -74,7 +73,9 @@ typedef struct baton_handle {
 int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
                               baton_error* error);
 
-// Advances all its communicators by a bounded amount; 1 if anything happened.
+// Advances all its communicators by a bounded amount; 1 if anything happened. For callers with a
+// loop of their own, which sleeps on the event descriptor, some milliseconds at most: deadlines
+// pass without an event.
 int baton_endpoint_progress(baton_endpoint* endpoint);
 // Readable when something happened; read 8 bytes to clear it. -1: the endpoint is NULL or a
 // parent's.
@@ -134,10 +135,11 @@ typedef struct baton_comm_options {
 // Fills in the defaults. `size`: sizeof(baton_comm_options).
 void baton_comm_options_init(baton_comm_options* options, size_t size);
 
-// Below, `options` may be NULL: the defaults, and for a part of a group those of the group.
+// Below, `options` may be NULL: the defaults.
 
 // Meets the other ranks at place->rendezvous and blocks until all are there. `endpoint` NULL: one
-// with the defaults, of this communicator alone. BATON_ERR_TIMEOUT names the ranks that did not
+// of this communicator alone, which listens on loopback where the rendezvous is a loopback address,
+// else on every interface. BATON_ERR_TIMEOUT names the ranks that did not
 // come, BATON_ERR_INVALID_PARAM a rank that came twice or expects another number of ranks; another
 // cluster key is BATON_ERR_MISMATCH; a generation that is over, BATON_ERR_NOT_ALLOWED.
 int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
@@ -146,6 +148,11 @@ int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
 // `endpoint`'s. Returns at once; calls may be started, and wait until all ranks are there.
 int32_t baton_comm_create(baton_endpoint* endpoint, const baton_handle* handles, size_t count,
                           const baton_comm_options* options, baton_comm** out, baton_error* error);
+// Another handle of its endpoint, for the caller to close.
+int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_error* error);
+// Those of its ranks, in their order. At most `room` go to `out`; `count`: how many there are.
+int32_t baton_comm_handles(const baton_comm* comm, baton_handle* out, size_t room, size_t* count,
+                           baton_error* error);
 // BATON_OK: all ranks are there; BATON_IN_PROGRESS: not yet; or what broke the communicator.
 int32_t baton_comm_state(const baton_comm* comm, baton_error* error);
 // The same, once it is not BATON_IN_PROGRESS any more; BATON_ERR_TIMEOUT: it still is.
