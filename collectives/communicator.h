@@ -103,6 +103,9 @@ struct CallOptions {
   // The call is not waited for: its place is free when `on_end` has returned. wait() and test()
   // must not name it.
   bool detached = false;
+  // Of kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
+  // before the call returns.
+  const void* factor = nullptr;
 };
 
 struct CommunicatorStats {
@@ -170,8 +173,8 @@ class Communicator {
   void free(const CommBuffer& buffer);
 
   // --- calls -------------------------------------------------------------------------------
-  // Counts are elements. `in` and `out` are equal (in place) or do not overlap; for reduce_scatter
-  // and all_gather in place means that the rank's own part lies at its place in the larger buffer.
+  // Counts are elements. `in` and `out` are equal (in place) or do not overlap; where one is
+  // larger, in place means that the rank's own part lies at its place in the larger buffer.
   // Pointers are aligned to the element. A count of zero is a call that does nothing and still is
   // matched. Buffers must stay untouched until the call has ended.
   absl::StatusOr<Work> all_reduce_async(const void* in, void* out, size_t count, DataType type,
@@ -190,6 +193,29 @@ class Communicator {
   // in and out: ranks * count elements. Not in place.
   absl::StatusOr<Work> all_to_all_async(const void* in, void* out, size_t count, DataType type,
                                         const CallOptions& options = {});
+  // The root has a block of `count` elements for each rank in `in` (scatter), or gets one from each
+  // into `out` (gather), in the order of the ranks; its own is one of them. The larger buffer is
+  // only used at the root, which alone can have the call in place.
+  absl::StatusOr<Work> scatter_async(const void* in, void* out, size_t count, DataType type,
+                                     int root, const CallOptions& options = {});
+  absl::StatusOr<Work> gather_async(const void* in, void* out, size_t count, DataType type,
+                                    int root, const CallOptions& options = {});
+  // all_gather and reduce_scatter with blocks of different lengths: `counts` has that of each
+  // rank's block and is equal at all ranks, else all hear InvalidArgument; `offsets` says where the
+  // blocks start in the larger buffer of this rank, which need not look like others'. Elements
+  // between blocks are neither read nor written; blocks do not overlap. Both lists have ranks()
+  // entries and are read before the call returns. Blocks may be empty. No rank sends what another
+  // has no use for: reduce_scatter_v sends each block once, to its rank. in: `count` elements,
+  // which is counts[rank()].
+  absl::StatusOr<Work> all_gather_v_async(const void* in, size_t count, void* out,
+                                          absl::Span<const size_t> counts,
+                                          absl::Span<const size_t> offsets, DataType type,
+                                          const CallOptions& options = {});
+  // out: counts[rank()] elements.
+  absl::StatusOr<Work> reduce_scatter_v_async(const void* in, absl::Span<const size_t> counts,
+                                              absl::Span<const size_t> offsets, void* out,
+                                              DataType type, ReduceOp op,
+                                              const CallOptions& options = {});
   // Per rank: how many elements, and where they start. Receive counts must match what peers send.
   absl::StatusOr<Work> all_to_all_v_async(const void* in, absl::Span<const size_t> send_counts,
                                           absl::Span<const size_t> send_offsets, void* out,
@@ -221,6 +247,10 @@ class Communicator {
                       const CallOptions& options = {});
   absl::Status all_to_all(const void* in, void* out, size_t count, DataType type,
                           const CallOptions& options = {});
+  absl::Status scatter(const void* in, void* out, size_t count, DataType type, int root,
+                       const CallOptions& options = {});
+  absl::Status gather(const void* in, void* out, size_t count, DataType type, int root,
+                      const CallOptions& options = {});
   absl::Status send(const void* in, size_t count, DataType type, int to,
                     const CallOptions& options = {});
   absl::Status receive(void* out, size_t count, DataType type, int from,

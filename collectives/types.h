@@ -19,11 +19,29 @@ enum class Collective : uint8_t {
   kAllToAll,
   kBarrier,
   kSendReceive,  // one rank to another: `root` sends, `peer` receives
+  kGather,       // `root` gets a block from each rank
+  kScatter,      // each rank gets a block from `root`
 };
-inline constexpr int kCollectives = 8;
+inline constexpr int kCollectives = 10;
 
-enum class DataType : uint8_t { kF32, kF16, kBF16, kF64, kI8, kU8, kI32, kI64 };
-inline constexpr int kDataTypes = 8;
+enum class DataType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kF64,
+  kI8,
+  kU8,
+  kI32,
+  kI64,
+  // 8-bit floats (OCP revision 1.0). What is too large becomes the largest (448, 57344). E4M3 has
+  // no infinities: they become NaN.
+  kF8E4M3,
+  kF8E5M2,
+  kU32,
+  kU64,
+  kBool,  // a byte; any but 0 counts as true, and what is combined is 0 or 1
+};
+inline constexpr int kDataTypes = 13;
 
 enum class ReduceOp : uint8_t {
   kSum,
@@ -31,8 +49,14 @@ enum class ReduceOp : uint8_t {
   kMin,  // of floats: NaN if any is NaN, like kMax
   kMax,
   kAvg,  // the sum divided by the number of ranks, once, at the end; integers round towards zero
+  // The sum of each rank's input times a factor of its own (CallOptions::factor). Products are
+  // rounded to the type before they are added.
+  kPreMulSum,
+  kAnd,  // these three: of bits
+  kOr,
+  kXor,
 };
-inline constexpr int kReduceOps = 5;
+inline constexpr int kReduceOps = 9;
 
 enum class Algorithm : uint8_t {
   kRing,               // neighbours only, bandwidth-optimal, latency grows with n
@@ -46,9 +70,20 @@ inline constexpr int kAlgorithms = 6;
 
 // Bytes of an element; 0 of what is no type.
 constexpr size_t size_of(DataType type) {
-  constexpr size_t kSizeOfType[kDataTypes] = {4, 2, 2, 8, 1, 1, 4, 8};
+  constexpr size_t kSizeOfType[kDataTypes] = {4, 2, 2, 8, 1, 1, 4, 8, 1, 1, 4, 8, 1};
   const auto index = static_cast<size_t>(type);
   return index < kDataTypes ? kSizeOfType[index] : 0;
+}
+
+constexpr bool is_float(DataType type) {
+  return type <= DataType::kF64 || type == DataType::kF8E4M3 || type == DataType::kF8E5M2;
+}
+
+// Whether elements of the type can be combined so: floats not by their bits, truth values neither
+// to an average nor times a factor (their sum is `or`, their product `and`).
+constexpr bool combines(DataType type, ReduceOp op) {
+  if (type == DataType::kBool) return op != ReduceOp::kAvg && op != ReduceOp::kPreMulSum;
+  return op < ReduceOp::kAnd || !is_float(type);
 }
 
 // "all_reduce", "f32", "sum", "ring": for people, flags and JSON.
@@ -56,7 +91,7 @@ std::string_view name_of(Collective collective);
 std::string_view name_of(DataType type);
 std::string_view name_of(ReduceOp op);
 std::string_view name_of(Algorithm algorithm);
-// nccl-tests' names too ("float", "half", "bfloat16", "int8", ...). InvalidArgument lists them all.
+// nccl-tests' names too ("float", "half", "int8", ..., "mulsum"). InvalidArgument lists them all.
 absl::StatusOr<DataType> parse_data_type(std::string_view name);
 absl::StatusOr<ReduceOp> parse_reduce_op(std::string_view name);
 absl::StatusOr<Algorithm> parse_algorithm(std::string_view name);

@@ -265,7 +265,7 @@ absl::Status DeviceExchange::begin_sum(size_t slot) {
     sources_.push_back(
         {r == rank_ ? call.in + range.offset : slab_->data() + part_place(slot, rank_, r), true});
   }
-  return sums_.begin(kFirstSum + slot, {.element = static_cast<VectorSum::Element>(call.type),
+  return sums_.begin(kFirstSum + slot, {.element = executor::element_of(call.type),
                                         .operation = executor::operation_of(call.op),
                                         .divide_by = call.op == ReduceOp::kAvg ? ranks_ : 1,
                                         .count = range.bytes / call.geometry.element_bytes,
@@ -453,7 +453,7 @@ double DeviceExchange::predicted(const Call& call) const {
   const Job job = job_of(copy);
   const size_t part = std::min(job.part_elements, call.geometry.count) * element;
   const std::vector<VectorSum::Source> sources(ranks_, {slab_->data(), true});
-  const double sum = sums_.seconds({.element = static_cast<VectorSum::Element>(call.type),
+  const double sum = sums_.seconds({.element = executor::element_of(call.type),
                                     .count = part / element,
                                     .sources = sources,
                                     .target = slab_->data(),

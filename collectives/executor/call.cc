@@ -25,7 +25,9 @@ std::string CallDescriptor::to_string() const {
   if (of_v != 0 && what == Collective::kAllToAll) {  // counts are each rank's own
     return absl::StrFormat("all_to_all_v #%u of %s", sequence, elements);
   }
-  std::string out = absl::StrFormat("%s #%u", std::string(name_of(what)), sequence);
+  std::string out =
+      absl::StrFormat("%s%s #%u", std::string(name_of(what)),
+                      of_v != 0 && what != Collective::kSendReceive ? "_v" : "", sequence);
   if (what == Collective::kBarrier) return out;
   absl::StrAppendFormat(&out, " of %u %s", count, elements);
   if (what == Collective::kSendReceive) {
@@ -36,7 +38,9 @@ std::string CallDescriptor::to_string() const {
       what == Collective::kReduce) {
     absl::StrAppendFormat(&out, " (%s)", std::string(name_of(static_cast<ReduceOp>(op))));
   }
-  if (what == Collective::kBroadcast || what == Collective::kReduce) {
+  if (of_v != 0) absl::StrAppendFormat(&out, " in blocks of lengths [%08x]", lengths());
+  if (what == Collective::kBroadcast || what == Collective::kReduce ||
+      what == Collective::kGather || what == Collective::kScatter) {
     absl::StrAppendFormat(&out, ", root %u", root);
   }
   absl::StrAppendFormat(&out, ", %s%s", std::string(name_of(static_cast<Algorithm>(algorithm))),

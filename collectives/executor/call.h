@@ -21,11 +21,15 @@ struct CallDescriptor {
   uint8_t op = 0;
   uint8_t algorithm = 0;
   uint8_t ordered = 0;
-  uint8_t of_v = 0;  // an all_to_all_v, or a message of one
+  uint8_t of_v = 0;  // an all_to_all_v, or a message of one; an all_gather_v, a reduce_scatter_v
 
   // For a message of an all_to_all_v: the low half of that call's sequence (stored in node_size,
   // which has no other use there).
   uint32_t whole() const { return node_size; }
+
+  // For an all_gather_v or a reduce_scatter_v, of which `count` is the sum of all lengths: a number
+  // that is equal where they are (stored in root, which has no other use there).
+  uint32_t lengths() const { return root; }
 
   bool operator==(const CallDescriptor&) const = default;
   // Equal descriptors give equal values, others almost surely not. Never 0.

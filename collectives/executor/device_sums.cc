@@ -27,10 +27,25 @@ static_assert(static_cast<int>(VectorSum::Element::kI64) == static_cast<int>(Dat
 
 }  // namespace
 
+bool kernel_combines(DataType type, ReduceOp op) {
+  // Sums and products are the same with a sign.
+  if (type == DataType::kU32 || type == DataType::kU64) {
+    return op == ReduceOp::kSum || op == ReduceOp::kProd || op == ReduceOp::kPreMulSum;
+  }
+  return type <= DataType::kI64 && op <= ReduceOp::kPreMulSum;
+}
+
+VectorSum::Element element_of(DataType type) {
+  if (type == DataType::kU32) return VectorSum::Element::kI32;
+  if (type == DataType::kU64) return VectorSum::Element::kI64;
+  return static_cast<VectorSum::Element>(type);
+}
+
 VectorSum::Operation operation_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
+    case ReduceOp::kPreMulSum:
       return VectorSum::Operation::kSum;
     case ReduceOp::kProd:
       return VectorSum::Operation::kProd;
@@ -38,6 +53,10 @@ VectorSum::Operation operation_of(ReduceOp op) {
       return VectorSum::Operation::kMin;
     case ReduceOp::kMax:
       return VectorSum::Operation::kMax;
+    case ReduceOp::kAnd:
+    case ReduceOp::kOr:
+    case ReduceOp::kXor:
+      break;  // see kernel_combines()
   }
   return VectorSum::Operation::kSum;
 }
@@ -76,7 +95,7 @@ SumPrices DeviceSums::prices(const std::vector<PreparedProgram>& programs, const
   if (call == priced_) return prices_;
   SumPrices out;
   const size_t pieces = geometry.pieces();
-  VectorSum sum{.element = static_cast<VectorSum::Element>(type), .operation = operation_of(op)};
+  VectorSum sum{.element = element_of(type), .operation = operation_of(op)};
   for (size_t channel = 0; channel < std::min(programs.size(), pieces); ++channel) {
     const size_t times = (pieces - channel + programs.size() - 1) / programs.size();
     for (const Step& step : programs[channel].steps) {
@@ -125,7 +144,7 @@ absl::Status DeviceSums::begin(uint32_t lane, DataType type, ReduceOp op, std::b
     sources_.push_back(there ? VectorSum::Source{input.device + (at - input.host), true}
                              : VectorSum::Source{at, false});
   }
-  return kernel_->begin(lane, {.element = static_cast<VectorSum::Element>(type),
+  return kernel_->begin(lane, {.element = element_of(type),
                                .operation = operation_of(op),
                                .divide_by = divide_by,
                                .count = count,

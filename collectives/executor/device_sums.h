@@ -23,6 +23,9 @@
 
 namespace baton::collectives::executor {
 
+// Whether the kernels do it; the CPU does all.
+bool kernel_combines(DataType type, ReduceOp op);
+baton::internal::VectorSum::Element element_of(DataType type);
 baton::internal::VectorSum::Operation operation_of(ReduceOp op);
 
 // What a call reads from a device, and where the executor has a copy of it.

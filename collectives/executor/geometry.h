@@ -17,11 +17,16 @@ struct Geometry {
   size_t count = 0;          // of the vector, or of one rank's block
   size_t part_elements = 1;  // of a full part
   uint32_t parts = 1;        // of a piece
+  // Blocks of different lengths, in elements: those of all ranks, and where they start in the
+  // larger buffer. Null: all are `count` long; else that is the longest.
+  const size_t* lengths = nullptr;
+  const size_t* starts = nullptr;
 
   // Data comes in one block per rank, and every piece takes the same range of each.
   bool blocks() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
-           collective == Collective::kAllToAll;
+           collective == Collective::kAllToAll || collective == Collective::kGather ||
+           collective == Collective::kScatter;
   }
   size_t piece_elements() const { return blocks() ? part_elements : part_elements * parts; }
   // At least one: an empty call is one empty piece, and is matched like any other.
@@ -31,8 +36,9 @@ struct Geometry {
   }
   // The buffer holds the blocks of all ranks, not only our own.
   bool holds_all_blocks(schedules::BufferName buffer) const {
-    return buffer == schedules::BufferName::kInput ? collective != Collective::kAllGather
-                                                   : collective != Collective::kReduceScatter;
+    return buffer == schedules::BufferName::kInput
+               ? collective != Collective::kAllGather && collective != Collective::kGather
+               : collective != Collective::kReduceScatter && collective != Collective::kScatter;
   }
   size_t scratch_bytes(uint32_t scratch_parts) const {
     return scratch_parts * part_elements * element_bytes;
@@ -55,13 +61,15 @@ struct Geometry {
         run = first < count ? std::min(run, count - first) : 0;
     } else {
       const size_t begin = piece * part_elements;
-      run = begin < count ? std::min(part_elements, count - begin) : 0;
+      const bool own_length = lengths != nullptr && buffer != schedules::BufferName::kScratch;
+      const size_t length = own_length ? lengths[part] : count;
+      run = begin < length ? std::min(part_elements, length - begin) : 0;
       if (buffer == schedules::BufferName::kScratch) {
         first = part * part_elements;
         stride = part_elements;
         runs = number;
       } else if (holds_all_blocks(buffer)) {
-        first = part * count + begin;
+        first = (starts != nullptr ? starts[part] : part * count) + begin;
         stride = count;
         runs = number;
       } else {

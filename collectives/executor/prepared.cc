@@ -25,8 +25,10 @@ Range range_of(const schedules::Place& place, uint32_t parts, Collective collect
   Range range{place.buffer, place.part, place.part + parts};
   // The smaller buffer has one part only, whatever it is called.
   const bool small =
-      (collective == Collective::kReduceScatter && place.buffer == BufferName::kOutput) ||
-      (collective == Collective::kAllGather && place.buffer == BufferName::kInput);
+      place.buffer == BufferName::kOutput
+          ? collective == Collective::kReduceScatter || collective == Collective::kScatter
+          : place.buffer == BufferName::kInput &&
+                (collective == Collective::kAllGather || collective == Collective::kGather);
   if (small) range.begin = rank, range.end = rank + parts;
   if (in_place && range.buffer == BufferName::kInput) range.buffer = BufferName::kOutput;
   return range;

@@ -1,6 +1,7 @@
 // Checking the arguments of calls.
 #include "collectives/internal/arguments.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -31,37 +32,121 @@ absl::Status check_pointer(Collective collective, const char* name, const void* 
   return absl::OkStatus();
 }
 
+size_t extent(const Blocks& blocks) {
+  size_t end = 0;
+  for (size_t r = 0; r < blocks.counts.size(); ++r) {
+    if (blocks.counts[r] > 0) end = std::max(end, blocks.offsets[r] + blocks.counts[r]);
+  }
+  return end;
+}
+
+size_t in_elements(const Request& request, uint32_t rank, uint32_t ranks) {
+  const bool at_root = static_cast<uint32_t>(request.root) == rank;
+  switch (request.collective) {
+    case Collective::kBarrier:
+      return 0;
+    case Collective::kBroadcast:
+      return at_root ? request.count : 0;
+    case Collective::kScatter:
+      return at_root ? request.count * ranks : 0;
+    case Collective::kReduceScatter:
+      return request.uneven ? extent(request.blocks) : request.count * ranks;
+    case Collective::kAllToAll:
+      return request.count * ranks;
+    default:
+      return request.count;
+  }
+}
+
+size_t out_elements(const Request& request, uint32_t rank, uint32_t ranks) {
+  const bool at_root = static_cast<uint32_t>(request.root) == rank;
+  switch (request.collective) {
+    case Collective::kBarrier:
+      return 0;
+    case Collective::kReduce:
+      return at_root ? request.count : 0;
+    case Collective::kGather:
+      return at_root ? request.count * ranks : 0;
+    case Collective::kAllGather:
+      return request.uneven ? extent(request.blocks) : request.count * ranks;
+    case Collective::kAllToAll:
+      return request.count * ranks;
+    default:
+      return request.count;
+  }
+}
+
+namespace {
+
+absl::Status check_combination(const Request& request) {
+  const Collective what = request.collective;
+  if (static_cast<int>(request.op) >= kReduceOps) return refuse(what, "unknown operation");
+  if (!combines(request.type, request.op)) {
+    return refuse(what, absl::StrFormat("%s have no %s: %s", std::string(name_of(request.type)),
+                                        std::string(name_of(request.op)),
+                                        request.type == DataType::kBool
+                                            ? "use sum, prod, min, max, and, or or xor"
+                                            : "and, or and xor are of integers and bool"));
+  }
+  if (request.op == ReduceOp::kPreMulSum && request.options.factor == nullptr) {
+    return refuse(what, "premulsum without CallOptions::factor, which must point to one element");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status check_blocks(const Request& request, uint32_t rank, uint32_t ranks) {
+  const Collective what = request.collective;
+  const Blocks& blocks = request.blocks;
+  if (blocks.counts.size() != ranks || blocks.offsets.size() != ranks) {
+    return refuse(what, absl::StrFormat("%u counts and %u offsets: give one of each for each of "
+                                        "the %u ranks",
+                                        blocks.counts.size(), blocks.offsets.size(), ranks));
+  }
+  const size_t most = SIZE_MAX / 4 / ranks / size_of(request.type);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (blocks.counts[r] <= most && blocks.offsets[r] <= most) continue;
+    return refuse(what, absl::StrFormat("the block of rank %u, %u elements at %u, is too large", r,
+                                        blocks.counts[r], blocks.offsets[r]));
+  }
+  if (request.count == blocks.counts[rank]) return absl::OkStatus();
+  return refuse(what, absl::StrFormat("rank %u names %u elements, and a count of %u in the list",
+                                      rank, request.count, blocks.counts[rank]));
+}
+
+}  // namespace
+
 absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place) {
   const Collective what = request.collective;
   in_place = false;
   if (what == Collective::kBarrier) return absl::OkStatus();
   if (static_cast<int>(request.type) >= kDataTypes) return refuse(what, "unknown element type");
-  if (static_cast<int>(request.op) >= kReduceOps) return refuse(what, "unknown operation");
-  const auto root = static_cast<uint32_t>(request.root);
-  if (request.root < 0 || root >= ranks) {
+  if (request.reduces()) {
+    if (absl::Status s = check_combination(request); !s.ok()) return s;
+  }
+  if (request.root < 0 || static_cast<uint32_t>(request.root) >= ranks) {
     return refuse(what,
                   absl::StrFormat("root %d is not a rank: there are %u", request.root, ranks));
   }
   const size_t element = size_of(request.type);
-  const bool all_in = what == Collective::kReduceScatter || what == Collective::kAllToAll;
-  const bool all_out = what == Collective::kAllGather || what == Collective::kAllToAll;
-  if (request.count > SIZE_MAX / 4 / ranks / element) {
+  if (request.uneven) {
+    if (absl::Status s = check_blocks(request, rank, ranks); !s.ok()) return s;
+  } else if (request.count > SIZE_MAX / 4 / ranks / element) {
     return refuse(what, absl::StrFormat("a count of %u is too large", request.count));
   }
-  const bool reads = what != Collective::kBroadcast || root == rank;
-  const bool writes = what != Collective::kReduce || root == rank;
-  const size_t in_count = reads ? request.count * (all_in ? ranks : 1) : 0;
-  const size_t out_count = writes ? request.count * (all_out ? ranks : 1) : 0;
+  const size_t in_count = in_elements(request, rank, ranks);
+  const size_t out_count = out_elements(request, rank, ranks);
   if (absl::Status s = check_pointer(what, "in", request.in, in_count, element); !s.ok()) return s;
   if (absl::Status s = check_pointer(what, "out", request.out, out_count, element); !s.ok()) {
     return s;
   }
   const auto* in = static_cast<const std::byte*>(request.in);
   const auto* out = static_cast<const std::byte*>(request.out);
-  const size_t block = request.count * element;
   if (!overlap(in, in_count * element, out, out_count * element)) return absl::OkStatus();
-  const std::byte* in_own = what == Collective::kReduceScatter ? in + rank * block : in;
-  const std::byte* out_own = what == Collective::kAllGather ? out + rank * block : out;
+  const size_t own = request.uneven ? request.blocks.offsets[rank] : rank * request.count;
+  const bool all_in = what == Collective::kReduceScatter || what == Collective::kScatter;
+  const bool all_out = what == Collective::kAllGather || what == Collective::kGather;
+  const std::byte* in_own = all_in ? in + own * element : in;
+  const std::byte* out_own = all_out ? out + own * element : out;
   in_place = in_own == out_own && what != Collective::kAllToAll;
   if (in_place) return absl::OkStatus();
   return refuse(what, what == Collective::kAllToAll

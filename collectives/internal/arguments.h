@@ -11,6 +11,12 @@
 
 namespace baton::collectives::internal {
 
+// One block of elements per rank.
+struct Blocks {
+  absl::Span<const size_t> counts;
+  absl::Span<const size_t> offsets;
+};
+
 // A collective call, as the caller of a communicator asks for it.
 struct Request {
   Collective collective = Collective::kAllReduce;
@@ -21,7 +27,22 @@ struct Request {
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
   CallOptions options;
+  // An all_gather_v or a reduce_scatter_v: the blocks of its larger buffer. `count` is that of this
+  // rank's.
+  bool uneven = false;
+  Blocks blocks = {};
+
+  bool reduces() const {
+    return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+           collective == Collective::kReduce;
+  }
 };
+
+// How many elements of `in` and of `out` a rank names, from where they begin to the last one.
+size_t in_elements(const Request& request, uint32_t rank, uint32_t ranks);
+size_t out_elements(const Request& request, uint32_t rank, uint32_t ranks);
+// To the end of the last block.
+size_t extent(const Blocks& blocks);
 
 // InvalidArgument: "all_reduce: why".
 absl::Status refuse(Collective collective, std::string_view why);
@@ -37,11 +58,6 @@ absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks
 absl::Status check_point_to_point(bool sends, const void* data, size_t count, DataType type,
                                   int other, uint32_t rank, uint32_t ranks);
 
-// One block of elements per rank.
-struct Blocks {
-  absl::Span<const size_t> counts;
-  absl::Span<const size_t> offsets;
-};
 absl::Status check_all_to_all_v(const void* in, const Blocks& send, const void* out,
                                 const Blocks& receive, DataType type, uint32_t rank,
                                 uint32_t ranks);

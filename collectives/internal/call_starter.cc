@@ -1,6 +1,9 @@
 // Beginning a call: checks, the vote that may have to go before it, its start.
 #include "collectives/internal/call_starter.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "absl/strings/str_cat.h"
 #include "transport/base/durations.h"
 
@@ -8,17 +11,25 @@ namespace baton::collectives::internal {
 
 proof::CallShape CallStarter::shape_of(const Request& request) const {
   const Collective what = request.collective;
-  const bool reduces = what == Collective::kAllReduce || what == Collective::kReduceScatter ||
-                       what == Collective::kReduce;
   const bool blocks = what == Collective::kReduceScatter || what == Collective::kAllGather ||
-                      what == Collective::kAllToAll;
+                      what == Collective::kAllToAll || what == Collective::kGather ||
+                      what == Collective::kScatter;
   proof::CallShape shape;
   shape.collective = what;
   shape.ranks = needs_.mesh.ranks();
   shape.root = static_cast<uint32_t>(request.root);
   shape.element_bytes = size_of(request.type);
   shape.bytes = request.count * shape.element_bytes * (blocks ? needs_.mesh.ranks() : 1);
-  shape.ordered = reduces && request.options.ordered.value_or(needs_.options.ordered);
+  shape.uneven = request.uneven;
+  if (shape.uneven) {
+    // Every call may have other lengths: those of about the same longest block are run alike.
+    const auto longest =
+        *std::max_element(request.blocks.counts.begin(), request.blocks.counts.end());
+    shape.bytes = longest == 0
+                      ? 0
+                      : std::bit_ceil(longest) * shape.element_bytes * size_t{needs_.mesh.ranks()};
+  }
+  shape.ordered = request.reduces() && request.options.ordered.value_or(needs_.options.ordered);
   return shape;
 }
 
@@ -59,6 +70,10 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
     if (!copied.ok()) return copied.status();
     staged = *std::move(copied);
   }
+  if (request.reduces() && request.op == ReduceOp::kPreMulSum) {
+    absl::Status status = needs_.devices.multiply(request, staged, in_place);
+    if (!status.ok()) return end_with(request.collective, status);
+  }
   proof::Override fixed;
   fixed.has_algorithm = request.options.algorithm.has_value();
   fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
@@ -89,9 +104,13 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
     status = needs_.devices.copy_in(**staged, deadline);
   }
   if (status.ok()) return staged;
-  // The others are in the call, or will be.
+  return end_with(what, status);
+}
+
+// The others are in the call, or will be.
+absl::Status CallStarter::end_with(Collective what, const absl::Status& why) {
   needs_.failure.fail(
-      absl::Status(status.code(), absl::StrCat(std::string(name_of(what)), ": ", status.message())),
+      absl::Status(why.code(), absl::StrCat(std::string(name_of(what)), ": ", why.message())),
       needs_.mesh.rank(), true);
   return needs_.failure.broken();
 }

@@ -56,6 +56,7 @@ class CallStarter {
   // What a call has on devices, as memory of the host's with the input in it.
   absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
                                                Collective what, const CallOptions& options);
+  absl::Status end_with(Collective what, const absl::Status& why);
   absl::Status prepare_vote(Tuner::Entry& entry);
   absl::Status await_vote(Tuner::Entry& entry, Lock& lock);
 

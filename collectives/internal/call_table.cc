@@ -2,13 +2,30 @@
 #include "collectives/internal/call_table.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "transport/base/durations.h"
+#include "transport/base/splitmix.h"
 
 namespace baton::collectives::internal {
 
 using executor::Call;
+
+namespace {
+
+uint64_t sum_of(const std::vector<size_t>& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
+}
+
+// Others almost surely have another.
+uint32_t number_of(const std::vector<size_t>& lengths) {
+  uint64_t hash = 0;
+  for (const size_t length : lengths) hash = base::splitmix_hash(hash ^ length);
+  return static_cast<uint32_t>(hash);
+}
+
+}  // namespace
 
 CallTable::CallTable(const Needs& needs)
     : needs_(needs),
@@ -79,6 +96,14 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   call.geometry = {request.collective, element, request.count,
                    std::max<size_t>(1, (part < 64 ? part + element - 1 : part) / element),
                    pick.programs->parts};
+  if (request.uneven) {
+    const Blocks& blocks = request.blocks;
+    slot.lengths.assign(blocks.counts.begin(), blocks.counts.end());
+    slot.starts.assign(blocks.offsets.begin(), blocks.offsets.end());
+    call.geometry.count = *std::max_element(slot.lengths.begin(), slot.lengths.end());
+    call.geometry.lengths = slot.lengths.data();
+    call.geometry.starts = slot.starts.data();
+  }
   call.type = request.type;
   call.op = request.op;
   // The executor writes to `out` only, or to `in` where that is the same memory.
@@ -88,17 +113,19 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   call.pieces = call.geometry.pieces();
   if (slot.staged != nullptr) needs_.devices->choose_sums(*slot.staged, call);
   call.deadline = deadline(call, request.options);
-  call.descriptor = {.sequence = ++sequence_,
-                     .count = request.count,
-                     .part_elements = call.geometry.part_elements,
-                     .root = static_cast<uint32_t>(request.root),
-                     .node_size = choice.spec.node_size,
-                     .channels = static_cast<uint16_t>(choice.spec.channels),
-                     .collective = static_cast<uint8_t>(request.collective),
-                     .type = static_cast<uint8_t>(request.type),
-                     .op = static_cast<uint8_t>(request.op),
-                     .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
-                     .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0)};
+  call.descriptor = {
+      .sequence = ++sequence_,
+      .count = request.uneven ? sum_of(slot.lengths) : request.count,
+      .part_elements = call.geometry.part_elements,
+      .root = request.uneven ? number_of(slot.lengths) : static_cast<uint32_t>(request.root),
+      .node_size = choice.spec.node_size,
+      .channels = static_cast<uint16_t>(choice.spec.channels),
+      .collective = static_cast<uint8_t>(request.collective),
+      .type = static_cast<uint8_t>(request.type),
+      .op = static_cast<uint8_t>(request.op),
+      .algorithm = static_cast<uint8_t>(choice.spec.algorithm),
+      .ordered = static_cast<uint8_t>(choice.spec.ordered ? 1 : 0),
+      .of_v = static_cast<uint8_t>(request.uneven ? 1 : 0)};
   call.fingerprint = call.descriptor.fingerprint();
   publish(call.descriptor);
   if (needs_.devices != nullptr && needs_.devices->may_exchange(request)) {
@@ -108,7 +135,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                           .kind = executor::FlightEvent::Kind::kCallBegin,
                           .collective = request.collective,
                           .sequence = sequence_,
-                          .bytes = request.count * element});
+                          .bytes = call.descriptor.count * element});
   slot.on_device = on_device;
   if (on_device) {
     slot.request = request;

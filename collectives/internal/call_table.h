@@ -48,6 +48,7 @@ class CallTable {
     double predicted = 0;                        // what that one takes, in seconds
     Request request;                             // of that one
     bool in_place = false;                       // that one
+    std::vector<size_t> lengths, starts;         // of blocks of different lengths
   };
 
   // All outlive the table.

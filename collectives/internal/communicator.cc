@@ -89,6 +89,54 @@ absl::StatusOr<Work> Communicator::all_to_all_async(const void* in, void* out, s
       {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, options});
 }
 
+absl::StatusOr<Work> Communicator::scatter_async(const void* in, void* out, size_t count,
+                                                 DataType type, int root,
+                                                 const CallOptions& options) {
+  return impl_->starter->begin(
+      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, options});
+}
+
+absl::StatusOr<Work> Communicator::gather_async(const void* in, void* out, size_t count,
+                                                DataType type, int root,
+                                                const CallOptions& options) {
+  return impl_->starter->begin(
+      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, options});
+}
+
+absl::StatusOr<Work> Communicator::all_gather_v_async(const void* in, size_t count, void* out,
+                                                      absl::Span<const size_t> counts,
+                                                      absl::Span<const size_t> offsets,
+                                                      DataType type, const CallOptions& options) {
+  return impl_->starter->begin({Collective::kAllGather,
+                                in,
+                                out,
+                                count,
+                                type,
+                                ReduceOp::kSum,
+                                0,
+                                options,
+                                true,
+                                {counts, offsets}});
+}
+
+absl::StatusOr<Work> Communicator::reduce_scatter_v_async(const void* in,
+                                                          absl::Span<const size_t> counts,
+                                                          absl::Span<const size_t> offsets,
+                                                          void* out, DataType type, ReduceOp op,
+                                                          const CallOptions& options) {
+  const auto own = static_cast<size_t>(rank());
+  return impl_->starter->begin({Collective::kReduceScatter,
+                                in,
+                                out,
+                                own < counts.size() ? counts[own] : 0,
+                                type,
+                                op,
+                                0,
+                                options,
+                                true,
+                                {counts, offsets}});
+}
+
 absl::StatusOr<Work> Communicator::all_to_all_v_async(
     const void* in, absl::Span<const size_t> send_counts, absl::Span<const size_t> send_offsets,
     void* out, absl::Span<const size_t> receive_counts, absl::Span<const size_t> receive_offsets,
@@ -145,6 +193,16 @@ absl::Status Communicator::all_to_all(const void* in, void* out, size_t count, D
                                       const CallOptions& options) {
   return impl_->starter->run(
       {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, options});
+}
+absl::Status Communicator::scatter(const void* in, void* out, size_t count, DataType type, int root,
+                                   const CallOptions& options) {
+  return impl_->starter->run(
+      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, options});
+}
+absl::Status Communicator::gather(const void* in, void* out, size_t count, DataType type, int root,
+                                  const CallOptions& options) {
+  return impl_->starter->run(
+      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, options});
 }
 absl::Status Communicator::send(const void* in, size_t count, DataType type, int to,
                                 const CallOptions& options) {

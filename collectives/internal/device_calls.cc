@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "collectives/reduce/reduce.h"
 
 namespace baton::collectives::internal {
 namespace {
@@ -16,31 +17,6 @@ constexpr size_t kMostIdle = 8;     // blocks that are kept for the next calls
 constexpr size_t kMostChosen = 64;  // notes on where calls combined
 // Less is there sooner by the host's memory than by as many steps of a device's.
 constexpr size_t kLeastExchanged = 256 << 10;
-
-size_t in_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
-  const Collective what = request.collective;
-  if (what == Collective::kBarrier) return 0;
-  if (what == Collective::kBroadcast && static_cast<uint32_t>(request.root) != rank) return 0;
-  const bool all = what == Collective::kReduceScatter || what == Collective::kAllToAll;
-  return request.count * size_of(request.type) * (all ? ranks : 1);
-}
-
-size_t out_bytes(const Request& request, uint32_t rank, uint32_t ranks) {
-  const Collective what = request.collective;
-  if (what == Collective::kBarrier) return 0;
-  if (what == Collective::kReduce && static_cast<uint32_t>(request.root) != rank) return 0;
-  const bool all = what == Collective::kAllGather || what == Collective::kAllToAll;
-  return request.count * size_of(request.type) * (all ? ranks : 1);
-}
-
-// Bytes from the start of a buffer to the end of its last block.
-size_t extent(const Blocks& blocks, size_t element) {
-  size_t end = 0;
-  for (size_t r = 0; r < blocks.counts.size(); ++r) {
-    if (blocks.counts[r] > 0) end = std::max(end, blocks.offsets[r] + blocks.counts[r]);
-  }
-  return end * element;
-}
 
 }  // namespace
 
@@ -65,9 +41,11 @@ void DeviceCalls::give_back(std::vector<Block>& blocks) {
 
 bool DeviceCalls::concerns(const Request& request) const {
   if (baton::internal::device_memory() == nullptr) return false;
-  const size_t most = request.count * size_of(request.type) *
-                      (request.collective == Collective::kAllReduce ? 1 : mesh_.ranks());
-  return !ours(request.in, most) || !ours(request.out, most);
+  const size_t element = size_of(request.type);
+  const size_t in = in_elements(request, mesh_.rank(), mesh_.ranks());
+  const size_t out = out_elements(request, mesh_.rank(), mesh_.ranks());
+  return (in > 0 && !ours(request.in, in * element)) ||
+         (out > 0 && !ours(request.out, out * element));
 }
 
 bool DeviceCalls::ours(const void* data, size_t bytes) const {
@@ -116,7 +94,8 @@ absl::StatusOr<std::byte*> DeviceCalls::host_memory(Staged& staged, size_t bytes
 bool DeviceCalls::may_exchange(const Request& request) const {
   return request.collective == Collective::kAllReduce && !request.options.algorithm.has_value() &&
          mesh_.ranks() > 1 && mesh_.ranks() <= devices::DeviceExchange::kMostRanks &&
-         request.count * size_of(request.type) >= kLeastExchanged;
+         request.count * size_of(request.type) >= kLeastExchanged &&
+         request.op != ReduceOp::kPreMulSum && executor::kernel_combines(request.type, request.op);
 }
 
 bool DeviceCalls::can_exchange(const Request& request) {
@@ -192,9 +171,19 @@ void DeviceCalls::pin_memory(int device) {
   }
 }
 
-absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool in_place) {
-  const size_t reads = in_bytes(request, mesh_.rank(), mesh_.ranks());
-  const size_t writes = out_bytes(request, mesh_.rank(), mesh_.ranks());
+absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool& in_place) {
+  const size_t element = size_of(request.type);
+  if (request.uneven) {
+    constexpr size_t kStart = 0;
+    const Blocks own{{&request.count, 1}, {&kStart, 1}};
+    const bool gathers = request.collective == Collective::kAllGather;
+    auto staged = stage_all_to_all_v(request.in, gathers ? own : request.blocks, request.out,
+                                     gathers ? request.blocks : own, element);
+    if (staged.ok() && *staged != nullptr) in_place = false;
+    return staged;
+  }
+  const size_t reads = in_elements(request, mesh_.rank(), mesh_.ranks()) * element;
+  const size_t writes = out_elements(request, mesh_.rank(), mesh_.ranks()) * element;
   const absl::StatusOr<int> from = device_of(request.in, reads);
   if (!from.ok()) return from.status();
   const absl::StatusOr<int> to = device_of(request.out, writes);
@@ -235,6 +224,42 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool
   return staged;
 }
 
+absl::Status DeviceCalls::multiply(Request& request, StagedPtr& staged, bool& in_place) {
+  const size_t element = size_of(request.type);
+  const size_t count = in_elements(request, mesh_.rank(), mesh_.ranks());
+  if (count == 0) return absl::OkStatus();
+  const bool copied = staged != nullptr && !staged->reads_.empty();
+  const bool as_large = request.collective != Collective::kReduceScatter &&
+                        out_elements(request, mesh_.rank(), mesh_.ranks()) == count;
+  std::byte* to = nullptr;
+  if (copied) {
+    to = static_cast<std::byte*>(const_cast<void*>(request.in));
+  } else if (as_large) {
+    to = static_cast<std::byte*>(request.out);
+    in_place = true;
+  } else {
+    if (staged == nullptr) staged.reset(new Staged(*this));
+    const absl::StatusOr<std::byte*> host = host_memory(*staged, count * element);
+    if (!host.ok()) return host.status();
+    to = *host;
+    in_place = false;
+  }
+  const auto* const from = static_cast<const std::byte*>(request.in);
+  const auto block = [&](size_t first, size_t elements) {
+    reduce::multiply(request.type, to + first * element, from + first * element,
+                     request.options.factor, elements);
+  };
+  if (request.uneven) {
+    for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+      block(request.blocks.offsets[r], request.blocks.counts[r]);
+    }
+  } else {
+    block(0, count);
+  }
+  request.in = to;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_point_to_point(bool sends, void*& data,
                                                                          size_t bytes) {
   const absl::StatusOr<int> device = device_of(data, bytes);
@@ -253,7 +278,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_point_to_point(bool se
 
 absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
     const void*& in, const Blocks& send, void*& out, const Blocks& receive, size_t element) {
-  const size_t reads = extent(send, element), writes = extent(receive, element);
+  const size_t reads = extent(send) * element, writes = extent(receive) * element;
   const absl::StatusOr<int> from = device_of(in, reads);
   if (!from.ok()) return from.status();
   const absl::StatusOr<int> to = device_of(out, writes);
@@ -306,19 +331,26 @@ void DeviceCalls::choose_sums(const Staged& staged, executor::Call& call) {
       what != Collective::kReduce) {
     return;
   }
+  if (staged.reads_.empty() && staged.writes_.empty()) return;  // nothing on devices
   const size_t bytes = geometry.count * geometry.element_bytes *
                        (what == Collective::kReduceScatter ? mesh_.ranks() : 1);
   const auto by_cpus = [&](const std::string& why) { note(what, call.type, bytes, why); };
   if (sums_ == Sums::kCpus) return by_cpus("by CPUs, as staging.sums says");
+  if (!executor::kernel_combines(call.type, call.op)) {
+    return by_cpus(absl::StrFormat("by CPUs: the kernel has no %s of %s",
+                                   std::string(name_of(call.op)), std::string(name_of(call.type))));
+  }
   const bool reads = !staged.reads_.empty();
   const int device = reads ? staged.reads_from_ : staged.writes_to_;
   Ring& ring = rings_.at(device);
   executor::DeviceSums* const sums = sums_of(ring, device);
   if (sums == nullptr) return by_cpus(absl::StrCat("by CPUs: ", ring.no_sums.message()));
+  // What the device has is the call's input, but not multiplied.
+  const bool original = reads && call.op != ReduceOp::kPreMulSum;
   std::vector<bool> in_place;
   for (const Mesh::Member& member : mesh_.members()) in_place.push_back(member.direct != nullptr);
   const executor::SumPrices prices =
-      sums->prices(*call.programs, geometry, call.type, call.op, in_place, reads);
+      sums->prices(*call.programs, geometry, call.type, call.op, in_place, original);
   if (prices.sums == 0) return by_cpus("none at this rank");
   if (prices.most_sources > executor::DeviceSums::kMostSources) {
     return by_cpus(absl::StrFormat("by CPUs: the kernel combines %u vectors at a time, not %u",
@@ -334,7 +366,7 @@ void DeviceCalls::choose_sums(const Staged& staged, executor::Call& call) {
                        sums_ == Sums::kKernel ? " (staging.sums=kernel)" : ""));
   if (!kernel) return;
   call.sums = sums;
-  if (reads) {
+  if (original) {
     const baton::internal::CopyRun& run = staged.reads_.front();
     call.input = {run.device, run.host, run.bytes};
   }

@@ -72,9 +72,12 @@ class DeviceCalls {
   // where all of it is ours. A small call in memory of ours pays for no more than this look.
   bool concerns(const Request& request) const;
   // Puts memory of the host's in the place of what a checked call has on devices; null where it has
-  // nothing there. InvalidArgument for memory that no call can use: managed, freed, in several
-  // allocations. Other errors: no ring, no memory.
-  absl::StatusOr<StagedPtr> stage(Request& request, bool in_place);
+  // nothing there. Both buffers of an uneven call become out of place. InvalidArgument for memory
+  // that no call can use: managed, freed, in several allocations. Other errors: no ring, no memory.
+  absl::StatusOr<StagedPtr> stage(Request& request, bool& in_place);
+  // Puts its input times CallOptions::factor in the place of the input of a call that has been
+  // staged (kPreMulSum): where `out` is as large there, else in memory of the call's own.
+  absl::Status multiply(Request& request, StagedPtr& staged, bool& in_place);
   absl::StatusOr<StagedPtr> stage_point_to_point(bool sends, void*& data, size_t bytes);
   absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
                                                const Blocks& receive, size_t element);

@@ -41,7 +41,7 @@ struct ChoiceKey {
     const CallShape& c = key.call;
     const Override& o = key.fixed;
     return H::combine(std::move(hash), static_cast<int>(c.collective), c.ranks, c.root, c.peer,
-                      c.bytes, c.element_bytes, c.ordered, o.has_algorithm,
+                      c.bytes, c.element_bytes, c.ordered, c.uneven, o.has_algorithm,
                       static_cast<int>(o.algorithm), o.channels, o.chunk_bytes);
   }
 };
@@ -152,6 +152,11 @@ absl::StatusOr<std::vector<Choice>> CostModel::candidates(const CallShape& call,
                      .node_size = hierarchical ? node_size : 1,
                      .channels = fixed.channels != 0 ? fixed.channels : channels,
                      .ordered = call.ordered};
+      if (call.uneven && !schedules::takes_uneven_blocks(choice.spec)) {
+        refused = absl::InvalidArgumentError(absl::StrFormat(
+            "%s does not take blocks of different lengths: use direct", choice.spec.to_string()));
+        continue;
+      }
       absl::StatusOr<const ScheduleShape*> shape = memory_->shape_of(choice.spec, node_size);
       if (!shape.ok()) {
         if (channels == 1) refused = shape.status();

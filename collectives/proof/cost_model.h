@@ -45,6 +45,7 @@ struct CallShape {
   size_t bytes = 0;   // nccl-tests' size: of the whole vector
   size_t element_bytes = 4;
   bool ordered = false;
+  bool uneven = false;  // blocks of different lengths: see takes_uneven_blocks()
   bool operator==(const CallShape&) const = default;
 };
 

@@ -63,7 +63,8 @@ absl::StatusOr<SimulatedPrograms> read_programs(const schedules::ScheduleSpec& s
   out.parts = std::max(1u, schedules::parts_of(spec));
   out.blocks = spec.collective == Collective::kReduceScatter ||
                spec.collective == Collective::kAllGather ||
-               spec.collective == Collective::kAllToAll;
+               spec.collective == Collective::kAllToAll || spec.collective == Collective::kGather ||
+               spec.collective == Collective::kScatter;
   out.starts.reserve(size_t{spec.ranks} * channels + 1);
   PairNumbers numbers(out.pairs);
   for (uint32_t rank = 0; rank < spec.ranks; ++rank) {

@@ -50,8 +50,10 @@ bool Run::reduces() const {
 bool Run::has_input(uint32_t rank, uint32_t part) const {
   switch (spec_.collective) {
     case Collective::kAllGather:
+    case Collective::kGather:
       return part == rank;
     case Collective::kBroadcast:
+    case Collective::kScatter:
     case Collective::kSendReceive:
       return rank == spec_.root;
     case Collective::kBarrier:
@@ -64,8 +66,10 @@ bool Run::has_input(uint32_t rank, uint32_t part) const {
 bool Run::has_output(uint32_t rank, uint32_t part) const {
   switch (spec_.collective) {
     case Collective::kReduceScatter:
+    case Collective::kScatter:
       return part == rank;
     case Collective::kReduce:
+    case Collective::kGather:
       return rank == spec_.root;
     case Collective::kSendReceive:
       return rank == spec_.peer;
@@ -79,8 +83,10 @@ bool Run::has_output(uint32_t rank, uint32_t part) const {
 Value Run::expected(uint32_t rank, uint32_t part) const {
   switch (spec_.collective) {
     case Collective::kAllGather:
+    case Collective::kGather:
       return contributions_.of(part, part);
     case Collective::kBroadcast:
+    case Collective::kScatter:
     case Collective::kSendReceive:
       return contributions_.of(spec_.root, part);
     case Collective::kAllToAll:

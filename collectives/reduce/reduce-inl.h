@@ -1,6 +1,6 @@
 // The loop behind every reduction, for one instruction set. Included by reduce.cc alone.
 //
-// Lanes say how elements become vectors that can be computed with (16-bit floats: vectors of f32),
+// Lanes say how elements become vectors that can be computed with (small floats: vectors of f32),
 // an operation combines two such vectors, and fold_loop() runs it over any number of sources.
 #if defined(BATON_COLLECTIVES_REDUCE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef BATON_COLLECTIVES_REDUCE_INL_H_
@@ -68,11 +68,62 @@ struct BF16Lanes {
   }
 };
 
+// A float of 8 or 16 bits, in software: Highway's conversions truncate. `kLargest` is the code of
+// the largest number, which what is above becomes, if it is not kInfinity.
+template <class T, int kFraction, int kExponent, uint32_t kLargest, uint32_t kInfinity,
+          uint32_t kNaN>
+struct SmallLanes {
+  using Element = T;
+  using D = F;
+  static constexpr bool kFloat = true;
+  using Stored = hn::Rebind<T, F>;
+  static constexpr int kBits = 8 * sizeof(T), kCut = 23 - kFraction;
+  static constexpr uint32_t kBias = (1u << (kExponent - 1)) - 1, kRebias = (127 - kBias) << 23;
+  static constexpr uint32_t kMagnitude = (1u << (kBits - 1)) - 1;
+  // Denormals are multiples of this.
+  static constexpr float kUnit = 2.0f / static_cast<float>(uint64_t{1} << (kBias + kFraction));
+
+  static HWY_INLINE hn::Vec<F> load(const T* from) {
+    const auto code = hn::PromoteTo(U(), hn::LoadU(Stored(), from));
+    const auto sign = hn::ShiftLeft<32 - kBits>(hn::And(code, hn::Set(U(), kMagnitude + 1)));
+    const auto magnitude = hn::And(code, hn::Set(U(), kMagnitude));
+    auto bits = hn::Add(hn::ShiftLeft<kCut>(magnitude), hn::Set(U(), kRebias));
+    // Infinities and NaN.
+    const auto special =
+        hn::Gt(magnitude, hn::Set(U(), kInfinity == kNaN ? kNaN - 1 : kInfinity - 1));
+    bits = hn::IfThenElse(
+        special,
+        kInfinity == kNaN ? hn::Set(U(), 0x7FC00000) : hn::Add(bits, hn::Set(U(), kRebias)), bits);
+    const auto tiny = hn::Mul(hn::ConvertTo(F(), hn::BitCast(I(), magnitude)), hn::Set(F(), kUnit));
+    const auto denormal = hn::Lt(magnitude, hn::Set(U(), 1u << kFraction));
+    bits = hn::IfThenElse(denormal, hn::BitCast(U(), tiny), bits);
+    return hn::BitCast(F(), hn::Or(bits, sign));
+  }
+  static HWY_INLINE void store(hn::Vec<F> v, T* to) {
+    const auto all = hn::BitCast(U(), v);
+    const auto sign = hn::ShiftRight<32 - kBits>(hn::And(all, hn::Set(U(), 0x80000000u)));
+    const auto bits = hn::And(all, hn::Set(U(), 0x7FFFFFFFu));
+    auto code = hn::ShiftRight<kCut>(hn::Sub(round_bits<kCut>(bits), hn::Set(U(), kRebias)));
+    // The ulp of this in f32 is that of the denormals: adding it rounds to them.
+    const auto rounder = hn::Set(F(), kUnit * 0x1p23f);
+    const auto tiny = hn::Sub(hn::BitCast(U(), hn::Add(hn::BitCast(F(), bits), rounder)),
+                              hn::BitCast(U(), rounder));
+    code = hn::IfThenElse(hn::Lt(bits, hn::Set(U(), kRebias + (1u << 23))), tiny, code);
+    // Larger than any magnitude that has not wrapped.
+    code = hn::Min(code, hn::Set(U(), kLargest));
+    code = hn::IfThenElse(hn::Gt(bits, hn::Set(U(), 0x7F7FFFFF)), hn::Set(U(), kInfinity), code);
+    code = hn::IfThenElse(hn::Gt(bits, hn::Set(U(), 0x7F800000)), hn::Set(U(), kNaN), code);
+    hn::StoreU(hn::DemoteTo(Stored(), hn::BitCast(I(), hn::Or(code, sign))), Stored(), to);
+  }
+};
+using E4M3Lanes = SmallLanes<uint8_t, 3, 4, 0x7E, 0x7F, 0x7F>;
+using E5M2Lanes = SmallLanes<uint8_t, 2, 5, 0x7B, 0x7C, 0x7E>;
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 struct F16Lanes {
   using Element = uint16_t;
   using D = F;
   static constexpr bool kFloat = true;
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   using Half = hn::Rebind<hwy::float16_t, F>;
   static HWY_INLINE hn::Vec<F> load(const uint16_t* from) {
     return hn::PromoteTo(F(), hn::BitCast(Half(), hn::LoadU(Narrow(), from)));
@@ -80,39 +131,20 @@ struct F16Lanes {
   static HWY_INLINE void store(hn::Vec<F> v, uint16_t* to) {
     hn::StoreU(hn::BitCast(Narrow(), hn::DemoteTo(Half(), v)), Narrow(), to);
   }
+};
 #else
-  // Highway's conversion in software truncates, so we do our own.
-  static HWY_INLINE hn::Vec<F> load(const uint16_t* from) {
-    const auto half = load_bits(from);
-    const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(U(), 0x8000)));
-    const auto magnitude = hn::And(half, hn::Set(U(), 0x7FFF));
-    const auto rebias = hn::Set(U(), (127u - 15) << 23);
-    auto bits = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
-    const auto special = hn::Gt(magnitude, hn::Set(U(), 0x7BFF));  // infinities and NaN
-    bits = hn::IfThenElse(special, hn::Add(bits, rebias), bits);
-    // Denormals are multiples of 2^-24.
-    const auto tiny =
-        hn::Mul(hn::ConvertTo(F(), hn::BitCast(I(), magnitude)), hn::Set(F(), 0x1p-24f));
-    const auto denormal = hn::Lt(magnitude, hn::Set(U(), 0x0400));
-    bits = hn::IfThenElse(denormal, hn::BitCast(U(), tiny), bits);
-    return hn::BitCast(F(), hn::Or(bits, sign));
-  }
-  static HWY_INLINE void store(hn::Vec<F> v, uint16_t* to) {
-    const auto all = hn::BitCast(U(), v);
-    const auto sign = hn::ShiftRight<16>(hn::And(all, hn::Set(U(), 0x80000000u)));
-    const auto bits = hn::And(all, hn::Set(U(), 0x7FFFFFFFu));
-    // Up to 65519.99 the exponent fits after rebiasing; what rounds up to 65536 becomes infinity.
-    auto half = hn::ShiftRight<13>(hn::Sub(round_bits<13>(bits), hn::Set(U(), (127u - 15) << 23)));
-    // The ulp of 0.5 in f32 is that of f16's denormals: adding it rounds to them.
-    const auto one_half = hn::Set(F(), 0.5f);
-    const auto tiny = hn::Sub(hn::BitCast(U(), hn::Add(hn::BitCast(F(), bits), one_half)),
-                              hn::BitCast(U(), one_half));
-    half = hn::IfThenElse(hn::Lt(bits, hn::Set(U(), (127u - 14) << 23)), tiny, half);
-    half = hn::IfThenElse(hn::Gt(bits, hn::Set(U(), 0x477FFFFFu)), hn::Set(U(), 0x7C00), half);
-    half = hn::IfThenElse(hn::Gt(bits, hn::Set(U(), 0x7F800000u)), hn::Set(U(), 0x7E00), half);
-    store_bits(hn::Or(half, sign), to);
-  }
+using F16Lanes = SmallLanes<uint16_t, 10, 5, 0x7C00, 0x7C00, 0x7E00>;
 #endif
+
+// Truth values: any byte but 0 is 1.
+struct BoolLanes {
+  using Element = uint8_t;
+  using D = hn::ScalableTag<uint8_t>;
+  static constexpr bool kFloat = false;
+  static HWY_INLINE auto load(const uint8_t* from) {
+    return hn::Min(hn::LoadU(D(), from), hn::Set(D(), 1));
+  }
+  static HWY_INLINE void store(hn::Vec<D> v, uint8_t* to) { hn::StoreU(v, D(), to); }
 };
 
 // --- operations -------------------------------------------------------------------------------
@@ -165,6 +197,27 @@ struct Max {
     } else {
       return hn::Max(a, b);
     }
+  }
+};
+
+struct And {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::And(a, b);
+  }
+};
+
+struct Or {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Or(a, b);
+  }
+};
+
+struct Xor {
+  template <class V>
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Xor(a, b);
   }
 };
 

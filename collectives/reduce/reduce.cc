@@ -1,7 +1,10 @@
 // Reductions: one loop (reduce-inl.h) for every type, operation and instruction set.
 #include "collectives/reduce/reduce.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
+#include <type_traits>
 
 #include "collectives/reduce/instruction_sets.h"
 #undef HWY_TARGET_INCLUDE
@@ -18,12 +21,14 @@ namespace HWY_NAMESPACE {
 
 using Loop = void (*)(void*, const void* const*, size_t, size_t, uint32_t);
 
+// Null where elements do not combine so (combines() in types.h).
 // Sums and products wrap: they are the same for signed and unsigned, and defined for the latter.
 template <class Wrapping, class Ordered, size_t kSources>
 Loop loop_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
+    case ReduceOp::kPreMulSum:
       return fold_loop<Wrapping, Sum, kSources>;
     case ReduceOp::kProd:
       return fold_loop<Wrapping, Prod, kSources>;
@@ -31,8 +36,34 @@ Loop loop_of(ReduceOp op) {
       return fold_loop<Ordered, Min, kSources>;
     case ReduceOp::kMax:
       return fold_loop<Ordered, Max, kSources>;
+    default:
+      break;
+  }
+  if constexpr (!Wrapping::kFloat) {
+    if (op == ReduceOp::kAnd) return fold_loop<Wrapping, And, kSources>;
+    if (op == ReduceOp::kOr) return fold_loop<Wrapping, Or, kSources>;
+    if (op == ReduceOp::kXor) return fold_loop<Wrapping, Xor, kSources>;
   }
   return nullptr;
+}
+
+// A sum is true if any is, a product if all are.
+template <size_t kSources>
+Loop loop_of_bool(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMax:
+    case ReduceOp::kOr:
+      return fold_loop<BoolLanes, Or, kSources>;
+    case ReduceOp::kProd:
+    case ReduceOp::kMin:
+    case ReduceOp::kAnd:
+      return fold_loop<BoolLanes, And, kSources>;
+    case ReduceOp::kXor:
+      return fold_loop<BoolLanes, Xor, kSources>;
+    default:
+      return nullptr;
+  }
 }
 
 template <size_t kSources>
@@ -57,6 +88,16 @@ Loop loop_of(DataType type, ReduceOp op) {
       return loop_of<U32, PlainLanes<int32_t>, kSources>(op);
     case DataType::kI64:
       return loop_of<U64, PlainLanes<int64_t>, kSources>(op);
+    case DataType::kF8E4M3:
+      return loop_of<E4M3Lanes, E4M3Lanes, kSources>(op);
+    case DataType::kF8E5M2:
+      return loop_of<E5M2Lanes, E5M2Lanes, kSources>(op);
+    case DataType::kU32:
+      return loop_of<U32, U32, kSources>(op);
+    case DataType::kU64:
+      return loop_of<U64, U64, kSources>(op);
+    case DataType::kBool:
+      return loop_of_bool<kSources>(op);
   }
   return nullptr;
 }
@@ -80,7 +121,8 @@ HWY_EXPORT(fold_any);
 template <class T>
 void divide_integers(void* target, size_t count, uint32_t by) {
   T* const out = static_cast<T*>(target);
-  for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(out[i] / int64_t{by});
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<T>(out[i] / Wide{by});
 }
 
 // No instruction set divides integers. True if the type was one.
@@ -97,6 +139,12 @@ bool divide_if_integer(DataType type, void* target, size_t count, uint32_t by) {
       return true;
     case DataType::kI64:
       divide_integers<int64_t>(target, count, by);
+      return true;
+    case DataType::kU32:
+      divide_integers<uint32_t>(target, count, by);
+      return true;
+    case DataType::kU64:
+      divide_integers<uint64_t>(target, count, by);
       return true;
     default:
       return false;
@@ -123,6 +171,20 @@ void divide(DataType type, void* target, size_t count, uint32_t by) {
   if (by <= 1 || count == 0 || divide_if_integer(type, target, count, by)) return;
   const std::array<const void*, 1> sources = {target};
   fold(type, ReduceOp::kSum, target, sources, count, by);
+}
+
+void multiply(DataType type, void* target, const void* source, const void* factor, size_t count) {
+  const size_t element = size_of(type);
+  std::array<std::byte, 4096> factors;
+  const size_t most = factors.size() / element;
+  for (size_t i = 0; i < std::min(most, count); ++i) {
+    std::memcpy(factors.data() + i * element, factor, element);
+  }
+  for (size_t i = 0; i < count; i += most) {
+    reduce(type, ReduceOp::kProd, static_cast<std::byte*>(target) + i * element,
+           static_cast<const std::byte*>(source) + i * element, factors.data(),
+           std::min(most, count - i));
+  }
 }
 
 }  // namespace baton::collectives::reduce

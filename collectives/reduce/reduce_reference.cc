@@ -1,4 +1,4 @@
-// The plain versions of the reductions: one element at a time, 16-bit floats by arithmetic.
+// The plain versions of the reductions: one element at a time, small floats by arithmetic.
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -10,45 +10,57 @@
 namespace baton::collectives::reduce::reference {
 namespace {
 
-// A 16-bit float: a sign, an exponent and `kFraction` bits of fraction.
-template <int kFraction>
-struct Float16 {
-  static constexpr int kExponent = 15 - kFraction;
+// A float of 8 or 16 bits: a sign, an exponent and `kFraction` bits of fraction. `kLargest` is the
+// magnitude of the largest number, which what is above becomes unless it is infinite.
+template <class Bits, int kFraction, int kLargest, int kInfinity, int kNaN>
+struct SmallFloat {
+  static constexpr int kSign = 1 << (8 * sizeof(Bits) - 1);
+  static constexpr int kExponent = 8 * sizeof(Bits) - 1 - kFraction;
   static constexpr int kBias = (1 << (kExponent - 1)) - 1;
-  static constexpr uint16_t kInfinity = ((1 << kExponent) - 1) << kFraction;
-  uint16_t bits = 0;
+  Bits bits = 0;
 
   float widen() const {
-    const int exponent = (bits & kInfinity) >> kFraction;
-    const int fraction = bits & ((1 << kFraction) - 1);
+    const int code = bits & (kSign - 1);
+    const int exponent = code >> kFraction, fraction = code & ((1 << kFraction) - 1);
     float magnitude = 0;
-    if ((bits & kInfinity) == kInfinity) {
-      magnitude = fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
-                                : std::numeric_limits<float>::infinity();
+    if (code > kInfinity || code == kNaN) {
+      magnitude = std::numeric_limits<float>::quiet_NaN();
+    } else if (code == kInfinity) {
+      magnitude = std::numeric_limits<float>::infinity();
     } else {
       const int significand = exponent == 0 ? fraction : fraction + (1 << kFraction);
       magnitude = std::ldexp(static_cast<float>(significand),
                              (exponent == 0 ? 1 : exponent) - kBias - kFraction);
     }
-    return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+    return (bits & kSign) != 0 ? -magnitude : magnitude;
   }
 
-  static Float16 round(float value) {
-    const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  static SmallFloat round(float value) {
+    const int sign = std::signbit(value) ? kSign : 0;
     const auto made = [sign](int magnitude) {
-      return Float16{static_cast<uint16_t>(sign | magnitude)};
+      return SmallFloat{static_cast<Bits>(sign | magnitude)};
     };
-    if (std::isnan(value)) return made(kInfinity | (1 << (kFraction - 1)));
+    if (std::isnan(value)) return made(kNaN);
     if (std::isinf(value)) return made(kInfinity);
     if (value == 0) return made(0);
     // The value in units of the last place, which the smallest normal shares with denormals.
     const int exponent = std::max(std::ilogb(value), 1 - kBias);
     const double units =
         std::nearbyint(std::ldexp(std::fabs(static_cast<double>(value)), kFraction - exponent));
-    // Rounding up to the next power of two carries into the exponent, the largest into infinity.
+    // Rounding up to the next power of two carries into the exponent.
     const int magnitude = (exponent + kBias - 1) * (1 << kFraction) + static_cast<int>(units);
-    return made(std::min<int>(magnitude, kInfinity));
+    return made(std::min<int>(magnitude, kLargest));
   }
+};
+using F16 = SmallFloat<uint16_t, 10, 0x7C00, 0x7C00, 0x7E00>;
+using BF16 = SmallFloat<uint16_t, 7, 0x7F80, 0x7F80, 0x7FC0>;
+using E4M3 = SmallFloat<uint8_t, 3, 0x7E, 0x7F, 0x7F>;
+using E5M2 = SmallFloat<uint8_t, 2, 0x7B, 0x7C, 0x7E>;
+
+struct Bool {
+  uint8_t byte = 0;
+  bool widen() const { return byte != 0; }
+  static Bool round(bool value) { return {static_cast<uint8_t>(value ? 1 : 0)}; }
 };
 
 template <class T>
@@ -71,21 +83,29 @@ T combine(ReduceOp op, T a, T b) {
     if (op == ReduceOp::kMax) return below(a, b) ? b : a;
     return op == ReduceOp::kProd ? a * b : a + b;
   } else {
+    if (op == ReduceOp::kAnd) return static_cast<T>(a & b);
+    if (op == ReduceOp::kOr) return static_cast<T>(a | b);
+    if (op == ReduceOp::kXor) return static_cast<T>(a ^ b);
     if (op == ReduceOp::kMin) return a < b ? a : b;
     if (op == ReduceOp::kMax) return a < b ? b : a;
-    using Bits = std::make_unsigned_t<T>;  // which wrap around, and widen without a sign
-    const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
-    return static_cast<T>(op == ReduceOp::kProd ? x * y : x + y);
+    if constexpr (std::is_same_v<T, bool>) {
+      return op == ReduceOp::kProd ? a && b : a || b;
+    } else {
+      using Bits = std::make_unsigned_t<T>;  // which wrap around, and widen without a sign
+      const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
+      return static_cast<T>(op == ReduceOp::kProd ? x * y : x + y);
+    }
   }
 }
 
 template <class T>
 T quotient(T value, uint32_t by) {
-  if (by <= 1) return value;
+  if (by <= 1 || std::is_same_v<T, bool>) return value;
   if constexpr (std::is_floating_point_v<T>) {
     return value / static_cast<T>(by);
   } else {
-    return static_cast<T>(static_cast<int64_t>(value) / int64_t{by});
+    using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+    return static_cast<T>(static_cast<Wide>(value) / Wide{by});
   }
 }
 
@@ -123,9 +143,9 @@ void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const
     case DataType::kF32:
       return fold_typed<float>(op, target, sources, count, divide_by);
     case DataType::kF16:
-      return fold_typed<Float16<10>>(op, target, sources, count, divide_by);
+      return fold_typed<F16>(op, target, sources, count, divide_by);
     case DataType::kBF16:
-      return fold_typed<Float16<7>>(op, target, sources, count, divide_by);
+      return fold_typed<BF16>(op, target, sources, count, divide_by);
     case DataType::kF64:
       return fold_typed<double>(op, target, sources, count, divide_by);
     case DataType::kI8:
@@ -136,6 +156,16 @@ void fold(DataType type, ReduceOp op, void* target, absl::Span<const void* const
       return fold_typed<int32_t>(op, target, sources, count, divide_by);
     case DataType::kI64:
       return fold_typed<int64_t>(op, target, sources, count, divide_by);
+    case DataType::kF8E4M3:
+      return fold_typed<E4M3>(op, target, sources, count, divide_by);
+    case DataType::kF8E5M2:
+      return fold_typed<E5M2>(op, target, sources, count, divide_by);
+    case DataType::kU32:
+      return fold_typed<uint32_t>(op, target, sources, count, divide_by);
+    case DataType::kU64:
+      return fold_typed<uint64_t>(op, target, sources, count, divide_by);
+    case DataType::kBool:
+      return fold_typed<Bool>(op, target, sources, count, divide_by);
   }
 }
 

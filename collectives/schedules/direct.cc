@@ -40,6 +40,12 @@ void write_direct(const ScheduleSpec& spec, uint32_t rank, uint32_t, Writer& w) 
     case Collective::kReduce:
       reduce_up(w, star_branch(n, spec.root, rank), false);
       break;
+    case Collective::kGather:
+      gather_up(w, n, rank, star_branch(n, spec.root, rank));
+      break;
+    case Collective::kScatter:
+      scatter_down(w, n, rank, star_branch(n, spec.root, rank));
+      break;
     case Collective::kAllToAll:
       for (uint32_t i = 1; i < n; ++i) w.send((rank + i) % n, input((rank + i) % n));
       w.copy(output(rank), input(rank));

@@ -33,7 +33,7 @@ void receive_runs(Writer& w, uint32_t n, uint32_t from, const Ranks& ranks, uint
 }
 
 // All contributions go up to the root, and are folded there.
-void gather_up(Writer& w, uint32_t n, uint32_t rank, const Branch& branch) {
+void contributions_up(Writer& w, uint32_t n, uint32_t rank, const Branch& branch) {
   if (branch.children.empty()) {
     w.send(branch.parent, input(0));
     return;
@@ -157,7 +157,7 @@ void all_reduce(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Write
     }
     case Algorithm::kTree: {
       const Branch branch = tree_of(spec, rank);
-      gather_up(w, n, rank, branch);
+      contributions_up(w, n, rank, branch);
       broadcast_down(w, branch, output(0));
       break;
     }
@@ -214,7 +214,7 @@ void write_ordered(const ScheduleSpec& spec, uint32_t rank, uint32_t channel, Wr
       if (spec.algorithm == Algorithm::kHierarchical) {
         write_ordered_hierarchical(spec, rank, w);
       } else {
-        gather_up(w, spec.ranks, rank, tree_of(spec, rank));
+        contributions_up(w, spec.ranks, rank, tree_of(spec, rank));
       }
       break;
   }

@@ -20,6 +20,11 @@ bool reduces(Collective collective) {
          collective == Collective::kReduce;
 }
 
+bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
+
 bool folds(const ScheduleSpec& spec) { return spec.ordered && reduces(spec.collective); }
 
 Shape shape_of(const ScheduleSpec& spec) {
@@ -44,6 +49,9 @@ Shape shape_of(const ScheduleSpec& spec) {
       return {1, 1};
     case Collective::kAllToAll:
       return {n, 1};
+    case Collective::kGather:
+    case Collective::kScatter:
+      return {n, spec.algorithm == Algorithm::kRecursiveDoubling ? binomial_message(n) : 1};
     default:
       return {1, 1};
   }
@@ -54,7 +62,7 @@ Shape shape_of(const ScheduleSpec& spec) {
 std::string ScheduleSpec::to_string() const {
   std::string text = absl::StrFormat("%s %s n=%d", std::string(name_of(collective)),
                                      std::string(name_of(algorithm)), ranks);
-  if (collective == Collective::kBroadcast || collective == Collective::kReduce) {
+  if (rooted(collective)) {
     absl::StrAppend(&text, " root=", root);
   }
   if (collective == Collective::kSendReceive) absl::StrAppend(&text, " from=", root, " to=", peer);
@@ -80,6 +88,9 @@ std::vector<Algorithm> algorithms_for(Collective collective) {
       return {A::kRing, A::kRecursiveDoubling, A::kTree, A::kDirect, A::kHierarchical};
     case Collective::kBarrier:
       return {A::kRecursiveDoubling, A::kDirect};
+    case Collective::kGather:
+    case Collective::kScatter:
+      return {A::kDirect, A::kRecursiveDoubling};
     case Collective::kAllToAll:
     case Collective::kSendReceive:
       return {A::kDirect};
@@ -113,6 +124,13 @@ absl::Status validate(const ScheduleSpec& spec) {
                   }));
   }
   return absl::OkStatus();
+}
+
+bool takes_uneven_blocks(const ScheduleSpec& spec) {
+  const bool direct = spec.algorithm == Algorithm::kDirect;
+  if (spec.collective == Collective::kReduceScatter) return direct;
+  return spec.collective == Collective::kAllGather &&
+         (direct || spec.algorithm == Algorithm::kRing);
 }
 
 uint32_t parts_of(const ScheduleSpec& spec) { return shape_of(spec).parts; }

@@ -12,6 +12,8 @@
 //   reduce_scatter                  input: part p is what rank p will own; output: part `rank` only
 //   all_gather                      input: part `rank` only; output: part p came from rank p
 //   all_to_all                      input part p goes to rank p; output part p came from rank p
+//   gather                          input: part `rank` only; output at `root`: p came from rank p
+//   scatter                         input at `root`: p goes to rank p; output: part `rank` only
 //   send_receive                    one part: input at `root`, output at `peer`
 //   barrier                         no data: messages of no parts
 //
@@ -77,7 +79,7 @@ struct ScheduleSpec {
   Collective collective = Collective::kAllReduce;
   Algorithm algorithm = Algorithm::kRing;
   uint32_t ranks = 1;
-  uint32_t root = 0;       // broadcast, reduce; the sender of send_receive
+  uint32_t root = 0;       // broadcast, reduce, gather, scatter; the sender of send_receive
   uint32_t peer = 0;       // the receiver of send_receive
   uint32_t node_size = 1;  // hierarchical: ranks [k * node_size, (k + 1) * node_size) share a node;
                            // the last node may be smaller
@@ -100,6 +102,10 @@ absl::Status validate(const ScheduleSpec& spec);
 
 // The algorithms that implement this collective, ordered or not, the preferred one first.
 std::vector<Algorithm> algorithms_for(Collective collective);
+
+// Whether the blocks of all_gather and reduce_scatter may have different lengths (all_gather_v,
+// reduce_scatter_v): a message is one part, and scratch holds parts of the rank's own block alone.
+bool takes_uneven_blocks(const ScheduleSpec& spec);
 
 // How many parts a piece has. At least 1, of barriers too.
 uint32_t parts_of(const ScheduleSpec& spec);

@@ -14,18 +14,21 @@ namespace baton {
 namespace {
 
 constexpr std::string_view kCollectiveNames[kCollectives] = {
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast",
-    "reduce",     "all_to_all",     "barrier",    "send_receive"};
-constexpr std::string_view kReduceOpNames[kReduceOps] = {"sum", "prod", "min", "max", "avg"};
+    "all_reduce", "reduce_scatter", "all_gather",   "broadcast", "reduce",
+    "all_to_all", "barrier",        "send_receive", "gather",    "scatter"};
+constexpr std::string_view kReduceOpNames[kReduceOps] = {"sum",       "prod", "min", "max", "avg",
+                                                         "premulsum", "and",  "or",  "xor"};
 constexpr std::string_view kAlgorithmNames[kAlgorithms] = {
     "ring", "recursive_doubling", "halving_doubling", "tree", "direct", "hierarchical"};
 
 struct TypeNames {
   std::string_view ours, theirs;  // theirs: nccl-tests'
 };
-constexpr TypeNames kTypes[kDataTypes] = {{"f32", "float"},  {"f16", "half"}, {"bf16", "bfloat16"},
-                                          {"f64", "double"}, {"i8", "int8"},  {"u8", "uint8"},
-                                          {"i32", "int32"},  {"i64", "int64"}};
+constexpr TypeNames kTypes[kDataTypes] = {
+    {"f32", "float"},       {"f16", "half"},        {"bf16", "bfloat16"}, {"f64", "double"},
+    {"i8", "int8"},         {"u8", "uint8"},        {"i32", "int32"},     {"i64", "int64"},
+    {"f8e4m3", "fp8_e4m3"}, {"f8e5m2", "fp8_e5m2"}, {"u32", "uint32"},    {"u64", "uint64"},
+    {"bool", "bool"}};
 
 template <size_t N>
 std::string_view name_at(const std::string_view (&names)[N], size_t index) {
@@ -72,6 +75,7 @@ absl::StatusOr<DataType> parse_data_type(std::string_view name) {
 }
 
 absl::StatusOr<ReduceOp> parse_reduce_op(std::string_view name) {
+  if (name == "mulsum") return ReduceOp::kPreMulSum;  // nccl-tests'
   return parse<ReduceOp>(kReduceOpNames, name, "reduction");
 }
 absl::StatusOr<Algorithm> parse_algorithm(std::string_view name) {

@@ -176,6 +176,13 @@ void broadcast_down(Writer& w, const Branch& branch, Place source);
 // of them have an output), else in scratch.
 void reduce_up(Writer& w, const Branch& branch, bool use_output);
 
+// Up the tree, a block from each rank's input to the root's output; down it, from the root's input
+// to each rank's output.
+void gather_up(Writer& w, uint32_t n, uint32_t rank, const Branch& branch);
+void scatter_down(Writer& w, uint32_t n, uint32_t rank, const Branch& branch);
+// The most blocks in one message of these two along binomial_branch().
+uint32_t binomial_message(uint32_t ranks);
+
 // --- the algorithms: one file each ------------------------------------------------------------
 
 // What a schedule is made of, whoever's program it is.

@@ -3,19 +3,33 @@
 
 #include "collectives/reduce/instruction_sets.h"  // as reduce.cc does
 #include "hwy/highway.h"
+#include "kvtransfer/kv_requantise.h"
 #include "tests/sanitized.h"
 #include "tests/test.h"
 
 namespace baton::collectives::reduce {
 namespace {
 
-constexpr std::array kTypes = {DataType::kF32, DataType::kF16, DataType::kBF16, DataType::kF64,
-                               DataType::kI8,  DataType::kU8,  DataType::kI32,  DataType::kI64};
-constexpr std::array kOps = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kMax,
-                             ReduceOp::kAvg};
+std::vector<DataType> all_types() {
+  std::vector<DataType> types;
+  for (int i = 0; i < kDataTypes; ++i) types.push_back(static_cast<DataType>(i));
+  return types;
+}
+const std::vector<DataType> kTypes = all_types();
+
+std::vector<ReduceOp> ops_of(DataType type) {
+  std::vector<ReduceOp> ops;
+  for (int i = 0; i < kReduceOps; ++i) {
+    if (combines(type, static_cast<ReduceOp>(i))) ops.push_back(static_cast<ReduceOp>(i));
+  }
+  return ops;
+}
+
+constexpr std::array kSmallFloats = {DataType::kF16, DataType::kBF16, DataType::kF8E4M3,
+                                     DataType::kF8E5M2};
 
 size_t bytes_of(DataType type) {
-  constexpr std::array<size_t, 8> kBytes = {4, 2, 2, 8, 1, 1, 4, 8};
+  constexpr std::array<size_t, kDataTypes> kBytes = {4, 2, 2, 8, 1, 1, 4, 8, 1, 1, 4, 8, 1};
   return kBytes[static_cast<size_t>(type)];
 }
 
@@ -51,6 +65,10 @@ struct Vector {
         return (get<uint16_t>(i) & 0x7FFF) > 0x7C00 ? ~uint64_t{0} : get<uint16_t>(i);
       case DataType::kBF16:
         return (get<uint16_t>(i) & 0x7FFF) > 0x7F80 ? ~uint64_t{0} : get<uint16_t>(i);
+      case DataType::kF8E4M3:
+        return (get<uint8_t>(i) & 0x7F) == 0x7F ? ~uint64_t{0} : get<uint8_t>(i);
+      case DataType::kF8E5M2:
+        return (get<uint8_t>(i) & 0x7F) > 0x7C ? ~uint64_t{0} : get<uint8_t>(i);
       default:
         break;
     }
@@ -95,12 +113,21 @@ void add_extremes(Vector& v, std::mt19937_64& random) {
     case DataType::kBF16:
       return spread(std::vector<uint16_t>{0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0, 0x8000, 1, 0x8001,
                                           0x007F, 0x0080, 0x7F7F, 0xFF7F, 0x3F80, 0x3F81, 0x3B80});
+    case DataType::kF8E4M3:
+      return spread(std::vector<uint8_t>{0x7F, 0xFF, 0x7E, 0xFE, 0, 0x80, 1, 0x81, 7, 8, 0x38});
+    case DataType::kF8E5M2:
+      return spread(
+          std::vector<uint8_t>{0x7E, 0xFD, 0x7C, 0xFC, 0x7B, 0xFB, 0, 0x80, 1, 3, 4, 0x3C});
+    case DataType::kBool:  // and any other byte
+      return spread(std::vector<uint8_t>{0, 0, 0, 1, 2});
     case DataType::kI8:
     case DataType::kU8:
       return spread(std::vector<uint8_t>{0, 1, 0x7F, 0x80, 0x81, 0xFF});
     case DataType::kI32:
+    case DataType::kU32:
       return spread(std::vector<int32_t>{0, 1, -1, I32::max(), I32::min(), I32::min() + 1});
     case DataType::kI64:
+    case DataType::kU64:
       return spread(std::vector<int64_t>{0, 1, -1, I64::max(), I64::min(), I64::min() + 1});
   }
 }
@@ -143,7 +170,7 @@ TEST_P(ReduceTest, EveryTypeAndOperationIsBitIdenticalToThePlainLoop) {
   std::vector<size_t> counts = {1, 2, 3, 7, 15, 17, 63, 64, 65, 127, 255, 1000, 4099};
   if (kSanitized) counts.resize(counts.size() - 2);
   for (const DataType type : kTypes) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : ops_of(type)) {
       for (const size_t count : counts) {
         for (const uint32_t by : {1u, 2u, 3u, 7u}) {
           const Vector a = values(type, count, ++seed), b = values(type, count, ++seed);
@@ -161,7 +188,7 @@ TEST_P(ReduceTest, EveryTypeAndOperationIsBitIdenticalToThePlainLoop) {
 TEST_P(ReduceTest, FoldsAnyNumberOfSourcesInTheirOrder) {
   uint64_t seed = 1000;
   for (const DataType type : kTypes) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : ops_of(type)) {
       for (const size_t source_count : {1, 2, 3, 5, 9}) {
         const size_t count = 517;
         std::vector<Vector> sources;
@@ -201,7 +228,7 @@ TEST_P(ReduceTest, InPlaceOnEitherSideAndAtAnyElement) {
 
 TEST_P(ReduceTest, HowARangeIsCutChangesNothing) {
   for (const DataType type : kTypes) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : ops_of(type)) {
       const size_t count = 777;
       const Vector a = values(type, count, 5), b = values(type, count, 6);
       Vector whole(type, count), cut(type, count);
@@ -216,10 +243,13 @@ TEST_P(ReduceTest, HowARangeIsCutChangesNothing) {
 }
 
 // Widening is shown by rounding back what no operation changed; all of it, since there is little.
-TEST_P(ReduceTest, EveryHalfSurvivesItsWayThroughF32) {
-  for (const DataType type : {DataType::kF16, DataType::kBF16}) {
-    Vector all(type, 1 << 16);
-    for (size_t i = 0; i < all.count(); ++i) all.set(i, static_cast<uint16_t>(i));
+TEST_P(ReduceTest, EverySmallFloatSurvivesItsWayThroughF32) {
+  for (const DataType type : kSmallFloats) {
+    const bool bytes = bytes_of(type) == 1;
+    Vector all(type, bytes ? 1 << 8 : 1 << 16);
+    for (size_t i = 0; i < all.count(); ++i) {
+      bytes ? all.set(i, static_cast<uint8_t>(i)) : all.set(i, static_cast<uint16_t>(i));
+    }
     Vector got(type, all.count());
     const std::array<const void*, 1> one = {all.at(0)};
     fold(type, ReduceOp::kSum, got.at(0), one, all.count());
@@ -238,7 +268,77 @@ TEST_P(ReduceTest, EveryHalfSurvivesItsWayThroughF32) {
   }
 }
 
-TEST_P(ReduceTest, SixteenBitFloatsAreRoundedOnceAndToEven) {
+// All pairs there are, so every sum and product that can round or overflow.
+TEST_P(ReduceTest, EveryPairOfEightBitFloatsIsAsThePlainLoopHasIt) {
+  for (const DataType type : {DataType::kF8E4M3, DataType::kF8E5M2}) {
+    for (const ReduceOp op : ops_of(type)) {
+      for (const uint32_t by : {1u, 3u}) {
+        Vector a(type, 1 << 16), b(type, 1 << 16), got(type, 1 << 16), want(type, 1 << 16);
+        for (size_t i = 0; i < a.count(); ++i) {
+          a.set(i, static_cast<uint8_t>(i));
+          b.set(i, static_cast<uint8_t>(i >> 8));
+        }
+        reduce(type, op, got.at(0), a.at(0), b.at(0), a.count(), by);
+        reference::reduce(type, op, want.at(0), a.at(0), b.at(0), a.count(), by);
+        ASSERT_EQ(difference(got, want), "") << name_of(type) << " " << name_of(op);
+      }
+    }
+  }
+}
+
+// The one conversion of the project to e4m3: what is too large becomes 448.
+TEST_P(ReduceTest, E4M3IsThatOfTheCachesOfKeysAndValues) {
+  std::vector<uint8_t> a, b;
+  std::vector<float> sums;
+  for (int i = 0; i < 1 << 16; ++i) {
+    a.push_back(static_cast<uint8_t>(i));
+    b.push_back(static_cast<uint8_t>(i >> 8));
+    sums.push_back(kvtransfer::float_of_fp8_e4m3(a.back()) +
+                   kvtransfer::float_of_fp8_e4m3(b.back()));
+  }
+  std::vector<uint8_t> got(a.size());
+  reduce(DataType::kF8E4M3, ReduceOp::kSum, got.data(), a.data(), b.data(), a.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const uint8_t want = kvtransfer::fp8_e4m3_of(sums[i]);
+    const bool both_nan = (got[i] & 0x7F) == 0x7F && (want & 0x7F) == 0x7F;
+    ASSERT_TRUE(both_nan || got[i] == want) << i << ": " << int(got[i]) << ", not " << int(want);
+  }
+}
+
+TEST_P(ReduceTest, TruthValuesAreZeroOrOne) {
+  const std::array<uint8_t, 4> a = {0, 0, 2, 255}, b = {0, 7, 0, 1};
+  std::array<uint8_t, 4> out{};
+  const auto combined = [&](ReduceOp op) {
+    reduce(DataType::kBool, op, out.data(), a.data(), b.data(), a.size());
+    return out;
+  };
+  for (const ReduceOp any : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kOr}) {
+    EXPECT_THAT(combined(any), testing::ElementsAre(0, 1, 1, 1));
+  }
+  for (const ReduceOp all : {ReduceOp::kProd, ReduceOp::kMin, ReduceOp::kAnd}) {
+    EXPECT_THAT(combined(all), testing::ElementsAre(0, 0, 0, 1));
+  }
+  EXPECT_THAT(combined(ReduceOp::kXor), testing::ElementsAre(0, 1, 1, 0));
+}
+
+// More elements than there are factors in a row.
+TEST_P(ReduceTest, TimesAFactorIsTheProductWithAVectorOfIt) {
+  for (const DataType type : kTypes) {
+    if (!combines(type, ReduceOp::kPreMulSum)) continue;
+    const size_t count = 5003;
+    const Vector a = values(type, count, 11), factor = values(type, 1, 12);
+    Vector factors(type, count), got(type, count), want(type, count);
+    for (size_t i = 0; i < count; ++i) std::memcpy(factors.at(i), factor.at(0), bytes_of(type));
+    reference::reduce(type, ReduceOp::kProd, want.at(0), a.at(0), factors.at(0), count);
+    multiply(type, got.at(0), a.at(0), factor.at(0), count);
+    EXPECT_EQ(difference(got, want), "") << name_of(type);
+    got = a;
+    multiply(type, got.at(0), got.at(0), factor.at(0), count);
+    EXPECT_EQ(difference(got, want), "") << name_of(type) << ", in place";
+  }
+}
+
+TEST_P(ReduceTest, SmallFloatsAreRoundedOnceAndToEven) {
   // 2048 + 1 lies between 2048 and 2050 in f16: to even gives 2048, but 2048 + (1 + 1) is 2050.
   const uint16_t big = 0x6800, one = 0x3C00;
   const std::array<const void*, 3> sources = {&big, &one, &one};
@@ -252,6 +352,20 @@ TEST_P(ReduceTest, SixteenBitFloatsAreRoundedOnceAndToEven) {
   EXPECT_EQ(sum, 0x7C00);
   reduce(DataType::kF16, ReduceOp::kAvg, &sum, &largest, &largest, 1, 2);
   EXPECT_EQ(sum, largest);  // but not before it is divided
+  // 16 + 1 lies between 16 and 18 in e4m3; 448 is its largest, 57344 that of e5m2.
+  const uint8_t sixteen = 0x58, unit = 0x38, most = 0x7E, most_e5m2 = 0x7B, infinite = 0x7C;
+  const std::array<const void*, 3> bytes = {&sixteen, &unit, &unit};
+  uint8_t byte = 0;
+  fold(DataType::kF8E4M3, ReduceOp::kSum, &byte, bytes, 1);
+  EXPECT_EQ(byte, 0x59);  // 18
+  reduce(DataType::kF8E4M3, ReduceOp::kSum, &byte, &sixteen, &unit, 1);
+  EXPECT_EQ(byte, 0x58);
+  reduce(DataType::kF8E4M3, ReduceOp::kSum, &byte, &most, &most, 1);
+  EXPECT_EQ(byte, most);
+  reduce(DataType::kF8E5M2, ReduceOp::kSum, &byte, &most_e5m2, &most_e5m2, 1);
+  EXPECT_EQ(byte, most_e5m2);
+  reduce(DataType::kF8E5M2, ReduceOp::kSum, &byte, &most_e5m2, &infinite, 1);
+  EXPECT_EQ(byte, infinite);
 }
 
 TEST_P(ReduceTest, NaNWinsAndMinusZeroIsBelowZero) {
@@ -281,6 +395,9 @@ TEST_P(ReduceTest, IntegersWrapAndRoundTowardsZero) {
   std::array<int64_t, 2> longs = {std::numeric_limits<int64_t>::min(), -9};
   divide(DataType::kI64, longs.data(), longs.size(), 2);
   EXPECT_THAT(longs, testing::ElementsAre(std::numeric_limits<int64_t>::min() / 2, -4));
+  std::array<uint64_t, 2> large = {~uint64_t{0}, 9};
+  divide(DataType::kU64, large.data(), large.size(), 2);
+  EXPECT_THAT(large, testing::ElementsAre(~uint64_t{0} / 2, 4));
 }
 
 TEST(Reduce, NothingIsTouchedBehindTheEndOrForNoElements) {
