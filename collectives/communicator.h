@@ -106,7 +106,12 @@ struct CallOptions {
   // Of kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
+  // Of send() and receive(): a receive takes a message of its own tag only. Any value.
+  int32_t tag = 0;
 };
+
+// As the source of a receive: whichever rank sends first.
+inline constexpr int kAnyRank = -1;
 
 struct CommunicatorStats {
   uint64_t calls = 0;
@@ -222,16 +227,25 @@ class Communicator {
                                           absl::Span<const size_t> receive_counts,
                                           absl::Span<const size_t> receive_offsets, DataType type,
                                           const CallOptions& options = {});
-  // Point to point: matched by order between the two ranks alone; no other rank takes part. Sends
-  // are synchronous (as MPI_Ssend): one ends only when the other rank has taken the data in a call
-  // of the same count and type. So two ranks that both call send() first wait for each other until
-  // the deadline: begin one of the two calls with send_async() or receive_async(). With another
-  // count or type both hear InvalidArgument. The same holds for each message of an all_to_all_v,
-  // which begins all of them at once, and is otherwise called as every collective, by all ranks.
+  // Point to point: no other rank takes part. A receive takes the first message that its source, or
+  // with kAnyRank any rank, has sent to this rank with the same tag and that no earlier receive has
+  // taken: what has equal source and tag comes in order, anything else in any order. Sends are
+  // synchronous (as MPI_Ssend), small ones too: one ends only when a receive of the same count and
+  // type has taken the data. So two ranks that both call send() first wait for each other until the
+  // deadline: begin one of the two calls with send_async() or receive_async(). With another count
+  // or type both hear InvalidArgument. Any number may be in flight between two ranks, in any order
+  // of tags; the data of large ones moves when both calls are there, without a copy on its way
+  // where memory of allocate() is sent (over shm) or received into (over any other provider, if
+  // what is sent is such memory too). A receive from any rank fails when one is lost, as all calls
+  // do. The messages of an all_to_all_v are matched in the same way and among themselves; that one
+  // is otherwise called as every collective, by all ranks.
   absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
                                   const CallOptions& options = {});
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,
                                      const CallOptions& options = {});
+  // The rank that sent what this receive took, from when wait() or test() has reported its good end
+  // until 1,024 more calls have begun. -1: anything else.
+  int source_of(Work work) const;
   absl::StatusOr<Work> barrier_async(const CallOptions& options = {});
 
   // The same, waited for.
