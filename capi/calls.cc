@@ -60,6 +60,17 @@ absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
       return group.send_async(call.in, call.count, type, call.peer, options);
     case BATON_RECEIVE:
       return group.receive_async(call.out, call.count, type, call.peer, options);
+    case BATON_SCATTER:
+      return group.scatter_async(call.in, call.out, call.count, type, call.peer, options);
+    case BATON_GATHER:
+      return group.gather_async(call.in, call.out, call.count, type, call.peer, options);
+    case BATON_ALL_GATHER_V:
+      return group.all_gather_v_async(
+          call.in, call.out_counts == nullptr ? 0 : call.out_counts[group.rank()], call.out,
+          list(call.out_counts), list(call.out_offsets), type, options);
+    case BATON_REDUCE_SCATTER_V:
+      return group.reduce_scatter_v_async(call.in, list(call.in_counts), list(call.in_offsets),
+                                          call.out, type, op, options);
     case BATON_ALL_TO_ALL_V:
       return group.all_to_all_v_async(call.in, list(call.in_counts), list(call.in_offsets),
                                       call.out, list(call.out_counts), list(call.out_offsets), type,
@@ -90,9 +101,15 @@ std::optional<baton::Collective> baton::capi::collective_of(int32_t kind) {
     case BATON_ALL_REDUCE:
       return Collective::kAllReduce;
     case BATON_REDUCE_SCATTER:
+    case BATON_REDUCE_SCATTER_V:
       return Collective::kReduceScatter;
     case BATON_ALL_GATHER:
+    case BATON_ALL_GATHER_V:
       return Collective::kAllGather;
+    case BATON_SCATTER:
+      return Collective::kScatter;
+    case BATON_GATHER:
+      return Collective::kGather;
     case BATON_BROADCAST:
       return Collective::kBroadcast;
     case BATON_REDUCE:
@@ -135,6 +152,8 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
     if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
       options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
     }
+    options.tag = all.tag;
+    options.factor = all.factor;
     if (all.timeout != 0) options.timeout = baton::capi::timeout_of(all.timeout);
     options.detached = detached;
     std::unique_ptr<OnEnd> on_end;
@@ -169,6 +188,23 @@ int32_t baton_work_test(baton_comm* comm, baton_work work, baton_error* error) {
     if (!known) return foreign(work, error);
     const auto result = group.test(*known);
     return result ? result_of(ended(*result), error) : int32_t{BATON_IN_PROGRESS};
+  });
+}
+
+int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank,
+                          baton_error* error) {
+  if (rank == nullptr) return invalid("rank is NULL: pass the address for the number", error);
+  *rank = -1;
+  return with(comm, error, [&](Communicator& group) {
+    const auto known = work_of(*comm, work);
+    if (!known) return foreign(work, error);
+    *rank = group.source_of(*known);
+    return *rank >= 0 ? result_of(absl::OkStatus(), error)
+                      : result_of(absl::NotFoundError(absl::StrFormat(
+                                      "work %d has no source: it is no receive, has not ended well "
+                                      "yet, or more than 1,024 calls came after it",
+                                      work)),
+                                  error);
   });
 }
 

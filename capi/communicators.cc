@@ -31,6 +31,16 @@ struct baton_rendezvous {
   std::unique_ptr<RendezvousServer> server;
 };
 
+// The numbers of types and operations are the library's.
+static_assert(BATON_I64 == static_cast<int>(baton::DataType::kI64));
+static_assert(BATON_F8E5M2 == static_cast<int>(baton::DataType::kF8E5M2));
+static_assert(BATON_BOOL == static_cast<int>(baton::DataType::kBool));
+static_assert(BATON_BOOL + 1 == baton::kDataTypes);
+static_assert(BATON_AVG == static_cast<int>(baton::ReduceOp::kAvg));
+static_assert(BATON_PREMUL_SUM == static_cast<int>(baton::ReduceOp::kPreMulSum));
+static_assert(BATON_XOR + 1 == baton::kReduceOps);
+static_assert(BATON_ANY_RANK == baton::kAnyRank);
+
 namespace {
 
 absl::StatusOr<baton::ClusterKey> key_of(const char* file) {

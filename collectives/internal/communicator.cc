@@ -219,6 +219,7 @@ absl::Status Communicator::barrier(const CallOptions& options) {
 
 absl::Status Communicator::wait(Work work, Time) { return impl_->driver->wait(work); }
 std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
+int Communicator::source_of(Work /*work*/) const { return -1; }
 bool Communicator::progress() { return impl_->progress(); }
 
 void Communicator::abort(const absl::Status& why) { impl_->abort(why); }

@@ -2,7 +2,7 @@
 from ._library import lib as _lib
 from .agent import READ, WRITE, Agent, DescriptorList, Telemetry, Transfer, memory_supported
 from .buffers import BLOCK, DRAM, FILE, OBJECT, VRAM, Memory, memory_of
-from .communicator import Communicator, Endpoint, Place, Rendezvous, Work, place_from_environment
+from .communicator import ANY_RANK, Communicator, Endpoint, Place, Rendezvous, Work, place_from_environment
 from .connector import KvConnector, KvJob, KvLoad
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
@@ -10,7 +10,7 @@ from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError
 from .kv import KvChecksums, KvGroup, KvLayout, KvModel, KvPlan, KvShare
 
 __version__ = _lib.version().decode()
-__all__ = ["Agent", "Communicator", "Endpoint", "Place", "Rendezvous", "Work", "place_from_environment", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
+__all__ = ["Agent", "ANY_RANK", "Communicator", "Endpoint", "Place", "Rendezvous", "Work", "place_from_environment", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
            "KvChecksums", "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
            "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
            "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",

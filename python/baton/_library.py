@@ -288,6 +288,7 @@ _PROTOTYPES = {
     "comm_start": (c_int32, [_COMM, POINTER(Call), POINTER(c_uint64), _ERROR]),
     "work_wait": (c_int32, [_COMM, c_uint64, c_int64, _ERROR]),
     "work_test": (c_int32, [_COMM, c_uint64, _ERROR]),
+    "work_source": (c_int32, [_COMM, c_uint64, POINTER(c_int32), _ERROR]),
 }
 
 

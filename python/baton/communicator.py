@@ -7,8 +7,11 @@
 
 Every rank makes the same calls in the same order; sends and receives are matched between two ranks alone. Arrays are numpy's,
 torch's (of the host or of a CUDA device), or anything that has DLPack or the buffer protocol. They must be contiguous, and stay
-untouched until the call has ended. Sums and the like take float32, float16, bfloat16, float64, int8, uint8, int32 and int64; calls
-that only move elements take any type.
+untouched until the call has ended. Sums and the like take float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8, int32,
+int64, uint8, uint32, uint64 and bool; calls that only move elements take any type.
+
+`op` is "sum", "prod", "min", "max", "avg", "premulsum" (the sum of what each rank multiplied by its own `factor`), or of bits "and",
+"or" and "xor".
 
 Calls return their output. all_reduce, broadcast and reduce work in place where no `out` is given; the others make an array like
 the input. Wrong arguments raise InvalidParamError, and the call does not begin. A rank that died or does not answer raises
@@ -19,6 +22,7 @@ Calls may come from any thread, and free the interpreter's lock. Without `backgr
 """
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import ctypes
@@ -38,11 +42,14 @@ from .errors import BatonError, BatonTimeoutError, InvalidParamError, error_of
 
 _KINDS = {name: number for number, name in enumerate((
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier", "send", "receive",
-    "all_to_all_v"))}
+    "all_to_all_v", "scatter", "gather", "all_gather_v", "reduce_scatter_v"))}
 _TYPES = {name: number for number, name in enumerate((
-    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64"))}
-_OPS = {name: number for number, name in enumerate(("sum", "prod", "min", "max", "avg"))}
-_REDUCES = {"all_reduce", "reduce_scatter", "reduce"}
+    "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "uint32",
+    "uint64", "bool"))}
+_OPS = {name: number for number, name in enumerate((
+    "sum", "prod", "min", "max", "avg", "premulsum", "and", "or", "xor"))}
+_REDUCES = {"all_reduce", "reduce_scatter", "reduce", "reduce_scatter_v"}
+ANY_RANK = -1  # as the source of a receive
 _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
 _KEPT = 64  # calls that nothing has waited for, before those that have ended are looked for
@@ -132,6 +139,13 @@ class Work(_loop.Awaited[Any]):
         if not self._ended:
             _in_slices(slice_of, timeout)
         return self._tell()
+
+    @property
+    def source(self) -> int:
+        """Of a receive that has ended: from which rank. NotFoundError: of anything else, or of one that 1,024 calls came after."""
+        rank = ctypes.c_int32()
+        self.comm._open.call(lib.work_source, self.number, ctypes.byref(rank))
+        return rank.value
 
     @property
     def result(self) -> Any:
@@ -465,6 +479,50 @@ class Communicator:
         """The root gets the sum, or what else `op` says, of all ranks' `data`; the others None. Without `out`: in place."""
         return self.reduce_async(data, out, op, root, **how).wait()
 
+    def scatter_async(self, data: Any = None, out: Any = None, root: int = 0, **how: Any) -> Work:
+        """Starts scatter()."""
+        if self.rank == root and out is None:
+            out = self._part_of(data)
+        elif out is None:
+            raise InvalidParamError("scatter: pass `out`: only the root knows what it sends")
+        return self._start("scatter", data if self.rank == root else None, out, 1, 0, peer=root, **how)
+
+    def scatter(self, data: Any = None, out: Any = None, root: int = 0, **how: Any) -> Any:
+        """Rank r gets part r of the root's `data` into `out`, which only the root may leave out."""
+        return self.scatter_async(data, out, root, **how).wait()
+
+    def gather_async(self, data: Any, out: Any = None, root: int = 0, **how: Any) -> Work:
+        """Starts gather()."""
+        if self.rank == root and out is None:
+            out = self._all_of(data)
+        return self._start("gather", data, out if self.rank == root else None, 0, 1, peer=root, **how)
+
+    def gather(self, data: Any, out: Any = None, root: int = 0, **how: Any) -> Any:
+        """The root gets all ranks' `data`, in the order of ranks; the others None."""
+        return self.gather_async(data, out, root, **how).wait()
+
+    def all_gather_v_async(self, data: Any, counts: Sequence[int], out: Any, offsets: Optional[Sequence[int]] = None,
+                           **how: Any) -> Work:
+        """Starts all_gather_v()."""
+        return self._start("all_gather_v", data, out, out_list=self._list(out, counts, offsets, "receive"), mine=data, **how)
+
+    def all_gather_v(self, data: Any, counts: Sequence[int], out: Any, offsets: Optional[Sequence[int]] = None,
+                     **how: Any) -> Any:
+        """all_gather() of parts of any size: rank r has counts[r] elements, which lie at offsets[r] in `out`; without offsets one
+        behind the other."""
+        return self.all_gather_v_async(data, counts, out, offsets, **how).wait()
+
+    def reduce_scatter_v_async(self, data: Any, counts: Sequence[int], out: Any, op: str = "sum",
+                               offsets: Optional[Sequence[int]] = None, **how: Any) -> Work:
+        """Starts reduce_scatter_v()."""
+        return self._start("reduce_scatter_v", data, out, op=op, in_list=self._list(data, counts, offsets, "send"), mine=out,
+                           **how)
+
+    def reduce_scatter_v(self, data: Any, counts: Sequence[int], out: Any, op: str = "sum",
+                         offsets: Optional[Sequence[int]] = None, **how: Any) -> Any:
+        """reduce_scatter() of parts of any size: rank r gets the sum of counts[r] elements at offsets[r] of all ranks' `data`."""
+        return self.reduce_scatter_v_async(data, counts, out, op, offsets, **how).wait()
+
     def all_to_all_async(self, data: Any, out: Any = None, **how: Any) -> Work:
         """Starts all_to_all()."""
         return self._start("all_to_all", data, _like(data, data.shape) if out is None else out, 1, 1, **how)
@@ -487,22 +545,23 @@ class Communicator:
         offsets the parts lie one behind the other."""
         return self.all_to_all_v_async(data, send_counts, out, receive_counts, send_offsets, receive_offsets, **how).wait()
 
-    def send_async(self, data: Any, to: int, **how: Any) -> Work:
+    def send_async(self, data: Any, to: int, tag: int = 0, **how: Any) -> Work:
         """Starts send()."""
-        return self._start("send", data, None, peer=to, **how)
+        return self._start("send", data, None, peer=to, tag=tag, **how)
 
-    def send(self, data: Any, to: int, **how: Any) -> None:
-        """Sends to another rank; ends when that one has taken it, in a receive() of as many elements of the same type. Two ranks
-        that both send() first wait for each other: one of them begins with send_async() or receive_async()."""
-        self.send_async(data, to, **how).wait()
+    def send(self, data: Any, to: int, tag: int = 0, **how: Any) -> None:
+        """Sends to another rank; ends when that one has taken it, in a receive() of the same tag, and of as many elements of the
+        same type. Two ranks that both send() first wait for each other: one of them begins with send_async() or
+        receive_async()."""
+        self.send_async(data, to, tag, **how).wait()
 
-    def receive_async(self, out: Any, source: int, **how: Any) -> Work:
-        """Starts receive()."""
-        return self._start("receive", None, out, peer=source, **how)
+    def receive_async(self, out: Any, source: int = ANY_RANK, tag: int = 0, **how: Any) -> Work:
+        """Starts receive(). Its Work.source is the rank from which it came."""
+        return self._start("receive", None, out, peer=source, tag=tag, **how)
 
-    def receive(self, out: Any, source: int, **how: Any) -> Any:
-        """Receives from another rank into `out`."""
-        return self.receive_async(out, source, **how).wait()
+    def receive(self, out: Any, source: int = ANY_RANK, tag: int = 0, **how: Any) -> Any:
+        """Receives into `out` from another rank, or from whichever sends with that tag first."""
+        return self.receive_async(out, source, tag, **how).wait()
 
     def barrier_async(self, **how: Any) -> Work:
         """Starts barrier()."""
@@ -559,29 +618,46 @@ class Communicator:
 
     def _start(self, name: str, data: Any, out: Any, in_parts: int = 0, out_parts: int = 0, *, peer: int = 0, op: str = "sum",
                in_list: Any = None, out_list: Any = None, writes: bool = True, timeout: Optional[float] = None,
-               ordered: Optional[bool] = None, on_end: Optional[OnEnd] = None) -> Work:
-        """`in_parts`, `out_parts`: 1 where there are as many parts of `count` elements as ranks."""
-        source = None if data is None else elements_of(data, "data", False)
-        target = None if out is None else source if out is data and not writes else elements_of(out, "out", writes)
+               ordered: Optional[bool] = None, on_end: Optional[OnEnd] = None, tag: int = 0, factor: Any = None,
+               mine: Any = None) -> Work:
+        """`in_parts`, `out_parts`: 1 where there are as many parts of `count` elements as ranks. `mine`: which of the two has one
+        part, where the other's are listed."""
+        in_place = out is data
+        source = None if data is None else elements_of(data, "data", writes and in_place)
+        target = source if in_place else None if out is None else elements_of(out, "out", True)
         one = source or target
         count, kind, scale = 0, _BYTE, 1
         if one is not None:
             if source is not None and target is not None and source.dtype != target.dtype:
                 raise InvalidParamError(f"{name}: data is {source.dtype} and out is {target.dtype}: they must be of one type")
             kind, scale = self._type_of(name, one)
-            count = self._count(name, source, target, in_parts, out_parts, in_list is not None) * scale
+            if in_list is None and out_list is None:
+                count = self._count(name, source, target, in_parts, out_parts) * scale
+            elif mine is not None:
+                part, listed = (source if mine is data else target), (in_list or out_list)[0][self.rank]
+                if part is not None and part.count != listed:
+                    raise InvalidParamError(f"{name}: {'data' if mine is data else 'out'} has {part.count} elements; counts "
+                                            f"says {listed} for rank {self.rank}")
         if op not in _OPS:
             raise InvalidParamError(f"{name}: op is {op!r}: it is one of {', '.join(_OPS)}")
-        if not -2 ** 31 <= peer < 2 ** 31:
-            raise InvalidParamError(f"{name}: {peer} is no rank: there are {self.ranks}")
+        for number, what in ((peer, "rank"), (tag, "tag")):
+            if not -2 ** 31 <= number < 2 ** 31:
+                raise InvalidParamError(f"{name}: {number} is no {what}: it has 32 bits")
         work = Work(self, name, (source, target), out)
         request = _library.Call(
             ctypes.sizeof(_library.Call), _KINDS[name], kind, _OPS[op], peer, source.address if source else None,
             target.address if target else None, count)
-        if in_list is not None:
-            lists = [(ctypes.c_size_t * self.ranks)(*[number * scale for number in numbers])
-                     for numbers in (*in_list, *out_list)]
-            request.in_counts, request.in_offsets, request.out_counts, request.out_offsets = map(ctypes.addressof, lists)
+        lists = [(ctypes.c_size_t * self.ranks)(*[number * scale for number in numbers]) if numbers else None
+                 for numbers in (*(in_list or (None, None)), *(out_list or (None, None)))] if in_list or out_list else []
+        for field, numbers in zip(("in_counts", "in_offsets", "out_counts", "out_offsets"), lists):
+            setattr(request, field, ctypes.addressof(numbers) if numbers else None)
+        request.tag = tag
+        one_factor = None
+        if op == "premulsum":
+            if factor is None:
+                raise InvalidParamError(f"{name}: premulsum needs factor=, a number")
+            one_factor = elements_of(_one_like(data, factor), "factor", False)
+            request.factor = one_factor.address
         if timeout is not None:
             request.timeout = _nanoseconds(timeout, "timeout")
         if ordered is not None:
@@ -619,12 +695,11 @@ class Communicator:
             raise InvalidParamError(f"{name}: data is {one.dtype}: it must be one of {', '.join(_TYPES)}")
         return _BYTE, one.itemsize
 
-    def _count(self, name: str, source: Optional[Elements], target: Optional[Elements], in_parts: int, out_parts: int,
-               lists: bool) -> int:
+    def _count(self, name: str, source: Optional[Elements], target: Optional[Elements], in_parts: int, out_parts: int) -> int:
         """Elements of a part: what both say."""
         counts = []
         for which, one, parts in (("data", source, in_parts), ("out", target, out_parts)):
-            if one is None or lists:
+            if one is None:
                 continue
             count, rest = divmod(one.count, self.ranks if parts else 1)
             if rest:
@@ -670,3 +745,14 @@ def _like(data: Any, shape: Optional[Tuple[int, ...]]) -> Any:
     if shape is not None and hasattr(data, "__array_interface__"):
         return sys.modules["numpy"].empty(shape, data.dtype)
     raise InvalidParamError(f"pass `out`: there is no new {type(data).__name__} to be made like `data`")
+
+
+def _one_like(data: Any, number: Any) -> Any:
+    """An array of one number, of the type of `data`, on the host."""
+    if hasattr(data, "new_full"):  # torch
+        return data.new_full((1,), number, device="cpu")
+    if hasattr(data, "__array_interface__"):
+        one = _like(data, (1,))
+        one[0] = number
+        return one
+    return array.array(memoryview(data).format, [number])

@@ -239,11 +239,11 @@ typedef enum baton_type {
   BATON_U8 = 5,
   BATON_I32 = 6,
   BATON_I64 = 7,
-  BATON_F8E4M3 = 8,  // finite: no infinities (OCP E4M3, float8_e4m3fn)
+  BATON_F8E4M3 = 8,  // OCP E4M3: no infinities; torch's float8_e4m3fn
   BATON_F8E5M2 = 9,
   BATON_U32 = 10,
   BATON_U64 = 11,
-  BATON_BOOL = 12  // a byte, 0 or 1
+  BATON_BOOL = 12  // a byte; any but 0 counts as true
 } baton_type;
 
 typedef enum baton_reduction {
@@ -253,7 +253,7 @@ typedef enum baton_reduction {
   BATON_MAX = 3,
   BATON_AVG = 4,         // the sum divided by the number of ranks; integers round towards zero
   BATON_PREMUL_SUM = 5,  // the sum of what each rank multiplied by its own `factor`
-  BATON_AND = 6,         // of the bits of integers and truth values, as the next two
+  BATON_AND = 6,         // of bits, not of floats; as the next two
   BATON_OR = 7,
   BATON_XOR = 8
 } baton_reduction;
@@ -288,7 +288,7 @@ typedef struct baton_call {
   const size_t* out_offsets;
   int64_t timeout;      // of the call; 0: the communicator's; -1: none
   const void* factor;   // of BATON_PREMUL_SUM: one element, copied
-  int32_t tag;          // of a send or receive: matched in order among those of equal tag
+  int32_t tag;          // of a send or receive: a receive takes a message of its own tag only
   uint32_t flags;       // baton_call_flags
   baton_on_end on_end;  // NULL: none
   void* context;        // its first argument
@@ -306,7 +306,8 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
 int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, baton_error* error);
 // The same without waiting: BATON_IN_PROGRESS while it runs.
 int32_t baton_work_test(baton_comm* comm, baton_work work, baton_error* error);
-// Of a BATON_RECEIVE from BATON_ANY_RANK that has ended: from which rank. Before its end is told.
+// The rank that sent what a BATON_RECEIVE took: from when its good end was told until 1,024 more
+// calls have begun. BATON_ERR_NOT_FOUND: of anything else.
 int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank,
                           baton_error* error);
 
