@@ -86,12 +86,12 @@ absl::StatusOr<Work> CallTable::start_plain() {
 
 void CallTable::end_plain(Work work, const absl::Status& result) {
   Slot& slot = slots_[work.sequence % kSlots];
-  if (slot.id == work.sequence && !slot.done) end(slot, result);
+  if (work.sequence != 0 && slot.id == work.sequence && !slot.done) end(slot, result);
 }
 
 void CallTable::set_outlives(Work work, bool outlives) {
   Slot& slot = slots_[work.sequence % kSlots];
-  if (slot.id == work.sequence) slot.outlives = outlives;
+  if (work.sequence != 0 && slot.id == work.sequence) slot.outlives = outlives;
 }
 
 absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick,

@@ -75,6 +75,7 @@ bool Driver::advance() {
 }
 
 bool Driver::tick() {
+  if (needs_.mesh.any_wanted()) needs_.mesh.make_links();
   const bool any = needs_.mesh.endpoint().tick();
   needs_.failure.look(needs_.mesh.now());
   return any;

@@ -286,7 +286,8 @@ void EndpointImpl::tell(const Process& process, uint64_t group, ControlMessage k
 void EndpointImpl::drain() {
   while (worker_->next_notification(notification_)) {
     Process* process = process_at(notification_.peer);
-    if (process == nullptr) {
+    // What is said at first may be here before the news that a connection is up.
+    if (process == nullptr || !process->up) {
       on_events();
       process = process_at(notification_.peer);
     }

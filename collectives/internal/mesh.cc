@@ -148,11 +148,7 @@ void Mesh::on_down(Process& process, const absl::Status& why) {
 
 void Mesh::look(Time now) {
   if (state_->ending) state_->tell_ended();
-  if (connecting_ > 0) {
-    for (Member& member : state_->members) {
-      if ((member.wanted || member.met) && !member.ready) advance(member);
-    }
-  }
+  if (connecting_ > 0) make_links();
   if (starting_ == 0 || now < start_by_) return;
   start_by_ = kNever;
   std::vector<std::string> missing;

@@ -130,10 +130,12 @@ class Mesh {
   const std::vector<Handle>& handles() const { return state_->handles; }
   Time now() const { return endpoint_.clock().now(); }
 
-  // Wants a link to a rank, or to all: connects where need be.
+  // Wants a link to a rank, or to all, or to those that the group is not ready without;
+  // make_links() makes what is wanted, as far as it goes, and may break the group.
   void want(uint32_t rank);
   void want_all();
   void want_first();
+  void make_links();
   // The links that were wanted at first are not up yet.
   bool starting() const { return starting_ > 0; }
 
@@ -143,6 +145,7 @@ class Mesh {
   void wake_all();
   // Some link needs the worker to advance, or is being made.
   bool any_transfer() const { return transfers_ > 0 || connecting_ > 0; }
+  bool any_wanted() const { return any_wanted_; }
   // All are likely to be direct.
   bool expects_direct() const { return expects_direct_; }
   // Since the last question a link has submitted something that the worker has yet to send.
@@ -217,6 +220,7 @@ class Mesh {
   Time start_by_ = kNever;
   Time start_timeout_{};
   uint32_t connecting_ = 0;  // links that are wanted and not there yet
+  bool any_wanted_ = false;  // since make_links()
   uint32_t transfers_ = 0;
   bool crowded_ = false;
   bool expects_direct_ = true;

@@ -160,7 +160,14 @@ void Mesh::want(uint32_t rank) {
   if (member.wanted || rank == rank_ || state_->ending) return;
   member.wanted = true;
   if (!member.met) ++connecting_;
-  advance(member);
+  any_wanted_ = true;
+}
+
+void Mesh::make_links() {
+  any_wanted_ = false;
+  for (Member& member : state_->members) {
+    if ((member.wanted || member.met) && !member.ready) advance(member);
+  }
 }
 
 void Mesh::want_all() {
