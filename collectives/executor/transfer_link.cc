@@ -9,8 +9,9 @@
 namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
-                                                                   PeerId peer, size_t slot_bytes) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes));
+                                                                   PeerId peer, size_t slot_bytes,
+                                                                   uint64_t group) {
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
   absl::StatusOr<Block> slots = memory.allocate(slot_bytes * kSlots * kAllLanes);
   if (!slots.ok()) return slots.status();
   link->slots_ = *slots;
@@ -48,12 +49,29 @@ TransferLink::~TransferLink() {
   if (eager_.data != nullptr) memory_.free(eager_);
 }
 
-void TransferLink::cancel() {
-  auto over = [&] { return open_.load(std::memory_order_acquire) == 0; };
-  if (over()) return;
+void TransferLink::begin_cancel() {
+  if (!unsettled()) return;
   for (auto& lane : outgoing_) {
     for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
   }
+}
+
+bool TransferLink::sources_free() const {
+  if (!unsettled()) return true;
+  for (const auto& lane : outgoing_) {
+    for (const Outgoing& outgoing : lane) {
+      if (outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      const absl::StatusOr<bool> free = worker_.local_free(outgoing.id);
+      if (free.ok() && !*free) return false;
+    }
+  }
+  return true;
+}
+
+void TransferLink::cancel() {
+  auto over = [&] { return !unsettled(); };
+  if (over()) return;
+  begin_cancel();
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
   // is read any more when the transfers have ended, and what lands at the peer after that lands in
@@ -120,14 +138,15 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   request.peer = peer_;
   if (!choose_source(lane, number, source, request)) return 0;
   request.counter = theirs_.arrived[lane][number % kSlots];
-  char text[1 + sizeof(Announcement)];
+  char text[sizeof group_ + 1 + sizeof(Announcement)];
   uint64_t& announced = announced_[lane == kPointToPointLane ? 1 : 0];
   const bool first = announced != tag.call->sequence;
   if (first) {
     const Announcement ours{*tag.call, lane,
                             static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
-    text[0] = 'c';
-    std::memcpy(text + 1, &ours, sizeof ours);
+    std::memcpy(text, &group_, sizeof group_);
+    text[sizeof group_] = 'c';
+    std::memcpy(text + sizeof group_ + 1, &ours, sizeof ours);
     request.notify = std::string_view(text, sizeof text);
   }
   request.on_end = &TransferLink::on_end;

@@ -57,9 +57,10 @@ class TransferLink final : public Link {
     static absl::StatusOr<Offer> decode(std::string_view bytes);
   };
 
-  // Allocates the slots for `peer`.
+  // Allocates the slots for `peer`. `group`: its id, which announcements begin with.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
-                                                              PeerId peer, size_t slot_bytes);
+                                                              PeerId peer, size_t slot_bytes,
+                                                              uint64_t group = 0);
   ~TransferLink() override;
   absl::StatusOr<Offer> offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
@@ -79,7 +80,11 @@ class TransferLink final : public Link {
 
   absl::Status status() const override;
 
-  // Ends all transfers under way; returns when no byte moves any more.
+  // Asks for the end of all transfers under way: they have ended when unsettled() is false.
+  void begin_cancel();
+  // No byte is read from what was sent any more, though some may still land at the peer.
+  bool sources_free() const;
+  // Ends them; returns when no byte moves any more.
   void cancel();
 
  private:
@@ -94,8 +99,8 @@ class TransferLink final : public Link {
     TransferLink* link = nullptr;
   };
 
-  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes)
-      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes) {}
+  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes, uint64_t group)
+      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes), group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      TransferRequest& request);
@@ -110,6 +115,7 @@ class TransferLink final : public Link {
   Memory& memory_;
   const PeerId peer_;
   const size_t slot_bytes_;
+  const uint64_t group_;
   Block slots_;
   Block eager_;  // kEagerBytes for each slot of each lane
   std::array<std::array<CounterId, kSlots>, kAllLanes> arrived_{};

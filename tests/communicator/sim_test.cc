@@ -127,8 +127,8 @@ class SimGroup {
       }
       while (workers_[a]->next_notification(note)) {
         TransferLink::Announcement theirs;
-        ASSERT_EQ(note.payload.size(), 1 + sizeof theirs);
-        std::memcpy(&theirs, note.payload.data() + 1, sizeof theirs);
+        ASSERT_EQ(note.payload.size(), sizeof(uint64_t) + 1 + sizeof theirs);
+        std::memcpy(&theirs, note.payload.data() + sizeof(uint64_t) + 1, sizeof theirs);
         links_[a][rank_of(a, note.peer)]->announced(theirs);
       }
     }
