@@ -164,7 +164,7 @@ class Communicator {
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,
                                      const CallOptions& options = {});
   // The rank that sent what this receive took, from when wait() or test() has reported its good end
-  // until 1,024 more calls have begun. -1: anything else.
+  // until 1,024 more calls have begun. -1: no such receive.
   int source_of(Work work) const;
   absl::StatusOr<Work> barrier_async(const CallOptions& options = {});
 

@@ -13,7 +13,7 @@ absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Lim
   absl::StatusOr<std::unique_ptr<MemoryPool>> pool =
       MemoryPool::create(worker, {.slab_bytes = limits.slab_bytes});
   if (!pool.ok()) return pool.status();
-  return std::unique_ptr<Memory>(new Memory(*std::move(pool), limits));
+  return std::unique_ptr<Memory>(new Memory(worker, *std::move(pool), limits));
 }
 
 absl::StatusOr<Block> Memory::allocate(size_t bytes) {
@@ -39,7 +39,7 @@ bool Memory::list_region(const Block& block, size_t most) {
     if (region.local.index == block.region.index) return true;
   }
   if (regions_.size() >= most) return false;
-  regions_.push_back({block.region, static_cast<uint32_t>(regions_.size())});
+  regions_.push_back({block.region, static_cast<uint32_t>(regions_.size()), {}, {}});
   return true;
 }
 
@@ -52,6 +52,30 @@ const Memory::Region* Memory::find(const Segments& place) const {
     }
   }
   return nullptr;
+}
+
+const RemoteRegion* Memory::grant(std::byte* data, size_t bytes, uint64_t& offset) {
+  const Region* found = find({data, bytes, 1, 0});
+  if (found == nullptr) return nullptr;
+  Region& region = regions_[found->number];
+  if (region.granted.generation == 0) {
+    absl::StatusOr<MemoryRegion> granted = pool_->register_again(region.local);
+    if (!granted.ok()) return nullptr;
+    absl::StatusOr<RemoteRegion> key = worker_.remote_region(*granted);
+    if (!key.ok()) return nullptr;
+    region.granted = *granted;
+    region.key = *key;
+  }
+  offset = static_cast<uint64_t>(data - region.local.base);
+  return &region.key;
+}
+
+void Memory::revoke_grants() {
+  for (Region& region : regions_) {
+    if (region.granted.generation == 0) continue;
+    worker_.deregister_memory(region.granted).IgnoreError();
+    region.granted = {};
+  }
 }
 
 }  // namespace baton::collectives::executor

@@ -28,6 +28,7 @@ class Memory {
 
   static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker, const Limits& limits);
   static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker);
+  ~Memory() { revoke_grants(); }
 
   // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.
   absl::StatusOr<Block> allocate(size_t bytes);
@@ -37,18 +38,26 @@ class Memory {
   // A registered region of ours.
   struct Region {
     MemoryRegion local;
-    uint32_t number = 0;  // of regions(), from 0
+    uint32_t number = 0;   // of regions(), from 0
+    MemoryRegion granted;  // the same memory under the key of grants; generation 0: none yet
+    RemoteRegion key;      // of `granted`
   };
   // The region that holds all of `place`; null if none does.
   const Region* find(const Segments& place) const;
+  // The key by which a peer may write to [data, data + bytes) until revoke_grants(), and how far
+  // behind its beginning they lie. Null: they are no memory of ours, or cannot be registered.
+  const RemoteRegion* grant(std::byte* data, size_t bytes, uint64_t& offset);
+  // When this returns no grant is worth anything, and no byte is written by one any more.
+  void revoke_grants();
   // In the order in which they came up; only grows.
   const std::vector<Region>& regions() const { return regions_; }
 
  private:
-  Memory(std::unique_ptr<MemoryPool> pool, const Limits& limits)
-      : limits_(limits), pool_(std::move(pool)) {}
+  Memory(Worker& worker, std::unique_ptr<MemoryPool> pool, const Limits& limits)
+      : limits_(limits), worker_(worker), pool_(std::move(pool)) {}
   bool list_region(const Block& block, size_t most);
   const Limits limits_;
+  Worker& worker_;
   std::unique_ptr<MemoryPool> pool_;
   std::vector<Region> regions_;
 };

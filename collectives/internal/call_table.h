@@ -1,6 +1,7 @@
 // The call table: calls from their start to the moment when the caller has heard how they ended.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -79,6 +80,8 @@ class CallTable {
                                           const CallOptions& options,
                                           DeviceCalls::StagedPtr staged = nullptr);
 
+  // As Communicator::source_of().
+  int source_of(Work work) const;
   // Nothing while the call runs; then how it ended, once.
   std::optional<absl::Status> reap(Work work);
   // Calls that the executor is done with: finish() ends them well.
@@ -109,7 +112,7 @@ class CallTable {
   Slot& take_slot();
   // `whole`: the all_to_all_v that it belongs to; null: none.
   void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
-                            DataType type, uint32_t other,
+                            DataType type, uint32_t other, int32_t tag,
                             const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
   absl::Status decide(Slot& slot, bool exchange);
@@ -126,7 +129,13 @@ class CallTable {
   uint64_t next_work_ = 1;
   uint64_t sequence_ = 0;
   uint64_t calls_made_ = 0;
-  std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
+  // Point-to-point calls, by the other rank; behind the last one: receives from any.
+  std::vector<uint64_t> sent_, received_;
+  struct Source {
+    uint64_t work = 0;  // of a receive that has ended well
+    uint32_t rank = 0;  // that sent what it took
+  };
+  std::array<Source, 4 * kSlots> sources_{};  // by Work::sequence % size
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
   std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it

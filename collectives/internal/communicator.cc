@@ -85,6 +85,11 @@ absl::StatusOr<Work> Communicator::receive_async(void* out, size_t count, DataTy
   return impl_->starter->begin_point_to_point(false, out, count, type, from, options);
 }
 
+int Communicator::source_of(Work work) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->calls->source_of(work);
+}
+
 absl::StatusOr<Work> Communicator::barrier_async(const CallOptions& options) {
   return impl_->starter->begin(
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});

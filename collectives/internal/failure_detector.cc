@@ -131,10 +131,14 @@ std::string FailureDetector::where(const Blocked& blocked) const {
   }
   return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
                          blocked.call->descriptor.to_string(), mesh_.rank(),
-                         blocked.peer == mesh_.rank() ? std::string("itself") : peer.label,
+                         blocked.from_any               ? "any rank"
+                         : blocked.peer == mesh_.rank() ? "itself"
+                                                        : peer.label,
                          blocked.to_send ? " to take what was sent" : "", blocked.piece + 1,
                          blocked.call->pieces, blocked.step,
-                         peer.link != nullptr ? peer.link->route() : std::string("no link"));
+                         blocked.from_any       ? "any link"
+                         : peer.link != nullptr ? peer.link->route()
+                                                : "no link");
 }
 
 void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others) {
@@ -257,13 +261,21 @@ void FailureDetector::check_deadlines(Time now) {
   const Blocked blocked = this->blocked();
   if (blocked.call == nullptr) return;
   const Mesh::Member& peer = mesh_.member(blocked.peer);
-  const bool left = peer.bye && !peer.up;
+  bool left = peer.bye && !peer.up;
+  if (blocked.from_any) {
+    left = true;
+    for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+      left &= r == mesh_.rank() || (mesh_.member(r).bye && !mesh_.member(r).up);
+    }
+  }
   const bool failed = peer.link != nullptr && !peer.link->status().ok();
   // Its last words may have come in the same round as its end, and be all that we wait for.
   if ((left || failed) && settled()) return;
   if (left) {
-    fail(absl::UnavailableError(
-             absl::StrCat(where(blocked), ", which has left the group without making this call")),
+    fail(absl::UnavailableError(absl::StrCat(
+             where(blocked), blocked.from_any
+                                 ? ", and all of them have left the group"
+                                 : ", which has left the group without making this call")),
          blocked.peer, true);
     return;
   }
@@ -303,7 +315,9 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
     const Mesh::Member& member = mesh_.member(culprit);
     const Known& known = known_[culprit];
     if (culprit == mesh_.rank()) {
-      why = blocked.combining ? "The device makes no progress" : "all ranks wait for each other";
+      why = blocked.combining  ? "The device makes no progress"
+            : blocked.from_any ? "No rank has sent a message with this tag"
+                               : "all ranks wait for each other";
     } else if (!known.standing_fresh) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {

@@ -25,6 +25,7 @@ namespace baton::collectives::internal {
 enum class ControlMessage : char {
   kWake = 'w',      // look at your links
   kCall = 'c',      // TransferLink::Announcement: what I called
+  kPacket = 'p',    // of a send or a receive: executor/link.h
   kView = 'v',      // one byte: whether I can map your memory
   kOffer = 'o',     // TransferLink::Offer
   kBye = 'b',       // I leave, in order

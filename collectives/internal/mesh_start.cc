@@ -64,7 +64,7 @@ absl::Status Mesh::start() {
 
 absl::Status Mesh::open() {
   while (options_.slot_bytes > kLeastSlot &&
-         (ranks_ - 1) * options_.slot_bytes * TransferLink::kSlots * executor::kAllLanes >
+         (ranks_ - 1) * options_.slot_bytes * TransferLink::kSlots * executor::kLanes >
              kSlotBudget) {
     options_.slot_bytes /= 2;
   }
