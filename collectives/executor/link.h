@@ -33,6 +33,8 @@ struct Packet {
     kGrant,  // its receive is there, and this piece of it may come
     kPiece,  // this piece is there
     kTaken,  // the receive has all of it
+    kAsk,    // a TransferLink's own: where are your slots?
+    kSlots,  // likewise: there
   };
   enum Data : uint8_t {
     kBehind = 1,  // the bytes are behind the packet

@@ -40,7 +40,8 @@ void remove(std::vector<T*>& from, const T* one) {
 }
 
 absl::Status invalid(std::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("the peer sent an invalid packet: ", std::string(what)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the peer sent an invalid packet: ", std::string(what)));
 }
 
 }  // namespace

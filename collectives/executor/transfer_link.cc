@@ -12,27 +12,67 @@ namespace baton::collectives::executor {
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
                                                                    PeerId peer, size_t slot_bytes) {
   std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes));
-  absl::StatusOr<Block> slots = memory.allocate(slot_bytes * kSlots * kLanes);
-  if (!slots.ok()) return slots.status();
-  link->slots_ = *slots;
-  absl::StatusOr<Block> eager = memory.allocate(kEagerBytes * kSlots * kLanes);
-  if (!eager.ok()) return eager.status();
-  link->eager_ = *eager;
-  for (uint32_t lane = 0; lane < kLanes; ++lane) {
-    for (uint32_t slot = 0; slot <= kSlots; ++slot) {
-      absl::StatusOr<CounterId> counter = worker.allocate_counter();
-      if (!counter.ok()) return counter.status();
-      (slot < kSlots ? link->arrived_[lane][slot] : link->room_[lane]) = *counter;
-    }
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      Outgoing& outgoing = link->outgoing_[lane][slot];
-      outgoing.link = link.get();
-      const size_t at = (lane * kSlots + slot) * kEagerBytes;
-      outgoing.eager = {eager->data + at, kEagerBytes, eager->region, eager->offset + at};
-    }
+  for (CounterId& room : link->room_) {
+    absl::StatusOr<CounterId> counter = worker.allocate_counter();
+    if (!counter.ok()) return counter.status();
+    room = *counter;
+  }
+  for (auto& lane : link->outgoing_) {
+    for (Outgoing& outgoing : lane) outgoing.link = link.get();
   }
   for (Write& write : link->writes_) write.link = link.get();
   return link;
+}
+
+absl::Status TransferLink::make_slots() {
+  absl::StatusOr<Block> slots = memory_.allocate(slot_bytes_ * kSlots * kLanes);
+  if (!slots.ok()) return slots.status();
+  slots_ = *slots;
+  for (auto& lane : arrived_) {
+    for (CounterId& arrived : lane) {
+      absl::StatusOr<CounterId> counter = worker_.allocate_counter();
+      if (!counter.ok()) return counter.status();
+      arrived = *counter;
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Says where our slots are; again later, if there is no room for that now.
+void TransferLink::answer() {
+  answer_due_ = false;
+  absl::Status status = slots_.data == nullptr ? make_slots() : absl::OkStatus();
+  const absl::StatusOr<RemoteRegion> region =
+      status.ok() ? worker_.remote_region(slots_.region) : status;
+  if (!region.ok()) return fail(region.status());
+  Slots ours;
+  ours.region = *region;
+  ours.offset = slots_.offset;
+  ours.slot_bytes = slot_bytes_;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      ours.arrived[lane][slot] = worker_.remote_counter(arrived_[lane][slot]);
+    }
+  }
+  const std::string text = ours.encode();
+  Packet packet;
+  packet.kind = Packet::Kind::kSlots;
+  answer_due_ = !tell(packet, {reinterpret_cast<const std::byte*>(text.data()), text.size()});
+}
+
+bool TransferLink::make_eager() {
+  if (eager_.data != nullptr) return true;
+  absl::StatusOr<Block> eager = memory_.allocate(kEagerBytes * kSlots * kLanes);
+  if (!eager.ok()) return false;
+  eager_ = *eager;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      const size_t at = (lane * kSlots + slot) * kEagerBytes;
+      outgoing_[lane][slot].eager = {eager->data + at, kEagerBytes, eager->region,
+                                     eager->offset + at};
+    }
+  }
+  return true;
 }
 
 TransferLink::~TransferLink() {
@@ -66,17 +106,9 @@ void TransferLink::cancel() {
   worker_.wait_until(over).IgnoreError();  // at once; of a device, when its copy ends
 }
 
-absl::StatusOr<TransferLink::Offer> TransferLink::offer() const {
-  absl::StatusOr<RemoteRegion> region = worker_.remote_region(slots_.region);
-  if (!region.ok()) return region.status();
+TransferLink::Offer TransferLink::offer() const {
   Offer offer;
-  offer.slots = *region;
-  offer.offset = slots_.offset;
-  offer.slot_bytes = slot_bytes_;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      offer.arrived[lane][slot] = worker_.remote_counter(arrived_[lane][slot]);
-    }
     offer.room[lane] = worker_.remote_counter(room_[lane]);
   }
   return offer;
@@ -97,6 +129,7 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
         Layout::contiguous(static_cast<size_t>(source.data - region->local.base), length);
   } else {
     // Strided data is packed here: the wire carries long runs only.
+    if (outgoing.copied && !make_eager()) return false;
     Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
     if (staging.data == nullptr) {
       absl::StatusOr<Block> made = memory_.allocate(slot_bytes_);
@@ -107,12 +140,17 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
     request.local = staging.region;
     request.local_layout = Layout::contiguous(staging.offset, length);
   }
-  request.remote = theirs_.slots;
-  request.remote_layout = Layout::contiguous(theirs_.offset + slot_offset(lane, number), length);
+  request.remote = their_slots_->region;
+  request.remote_layout =
+      Layout::contiguous(their_slots_->offset + slot_offset(lane, number), length);
   return true;
 }
 
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
+  if (!their_slots_) {
+    if (!asked_) asked_ = tell({.kind = Packet::Kind::kAsk}, {});
+    return 0;
+  }
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // Room at the receiver, and the transfer that used this slot before has ended.
@@ -123,7 +161,7 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   request.op = Op::kWrite;
   request.peer = peer_;
   if (!choose_source(lane, number, source, request)) return 0;
-  request.counter = theirs_.arrived[lane][number % kSlots];
+  request.counter = their_slots_->arrived[lane][number % kSlots];
   char text[1 + sizeof(Announcement)];
   const bool first = announced_call_ != tag.call->sequence;
   if (first) {
@@ -185,6 +223,7 @@ bool TransferLink::delivered(uint32_t lane, uint64_t number) {
 
 bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments& message,
                         absl::Status& error) {
+  if (answer_due_) answer();
   const uint64_t number = taken_[lane] + 1;
   // How often this slot has been filled once the message is there; numbers start at 1.
   const uint64_t fills = (number + kSlots - 1) / kSlots;
@@ -236,6 +275,20 @@ std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
   Packet packet;
   if (bytes.size() < sizeof packet) return std::nullopt;
   std::memcpy(&packet, bytes.data(), sizeof packet);
+  if (packet.kind == Packet::Kind::kAsk) {
+    answer();
+    return std::nullopt;
+  }
+  if (packet.kind == Packet::Kind::kSlots) {
+    absl::StatusOr<Slots> theirs = Slots::decode(bytes.substr(sizeof packet));
+    if (theirs.ok() && theirs->slot_bytes == slot_bytes_) {
+      their_slots_ = *theirs;
+    } else {
+      fail(theirs.ok() ? absl::InvalidArgumentError("the peer has slots of another size")
+                       : theirs.status());
+    }
+    return std::nullopt;
+  }
   if (next_came_ == came_.size()) {
     came_.clear();
     next_came_ = 0;
@@ -356,45 +409,61 @@ absl::Status TransferLink::status() const {
 }
 
 std::string TransferLink::Offer::encode() const {
-  std::string out = slots.encode();
+  std::string out;
+  for (const RemoteCounter& counter : room) out += counter.encode();
+  return out;
+}
+
+absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view bytes) {
+  if (bytes.size() != kLanes * RemoteCounter::kEncodedBytes) {
+    return absl::InvalidArgumentError("a link offer has the wrong length");
+  }
+  Offer offer;
+  for (RemoteCounter& room : offer.room) {
+    absl::StatusOr<RemoteCounter> counter =
+        RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
+    if (!counter.ok()) return counter.status();
+    room = *counter;
+    bytes.remove_prefix(RemoteCounter::kEncodedBytes);
+  }
+  return offer;
+}
+
+std::string TransferLink::Slots::encode() const {
+  std::string out = region.encode();
   for (const auto& lane : arrived) {
     for (const RemoteCounter& counter : lane) out += counter.encode();
   }
-  for (const RemoteCounter& counter : room) out += counter.encode();
   out.append(reinterpret_cast<const char*>(&offset), sizeof offset);
   out.append(reinterpret_cast<const char*>(&slot_bytes), sizeof slot_bytes);
   return out;
 }
 
-absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view bytes) {
-  constexpr size_t kCounters = kLanes * (kSlots + 1);
+absl::StatusOr<TransferLink::Slots> TransferLink::Slots::decode(std::string_view bytes) {
+  constexpr size_t kCounters = kLanes * kSlots;
   if (bytes.size() != RemoteRegion::kEncodedBytes + kCounters * RemoteCounter::kEncodedBytes + 16) {
-    return absl::InvalidArgumentError("a link offer has the wrong length");
+    return absl::InvalidArgumentError("a link's slots have the wrong length");
   }
-  Offer offer;
-  absl::StatusOr<RemoteRegion> slots =
+  Slots slots;
+  absl::StatusOr<RemoteRegion> region =
       RemoteRegion::decode(bytes.substr(0, RemoteRegion::kEncodedBytes));
-  if (!slots.ok()) return slots.status();
-  offer.slots = *slots;
+  if (!region.ok()) return region.status();
+  slots.region = *region;
   bytes.remove_prefix(RemoteRegion::kEncodedBytes);
   for (uint32_t i = 0; i < kCounters; ++i) {
     absl::StatusOr<RemoteCounter> counter =
         RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
     if (!counter.ok()) return counter.status();
-    if (i < kLanes * kSlots) {
-      offer.arrived[i / kSlots][i % kSlots] = *counter;
-    } else {
-      offer.room[i - kLanes * kSlots] = *counter;
-    }
+    slots.arrived[i / kSlots][i % kSlots] = *counter;
     bytes.remove_prefix(RemoteCounter::kEncodedBytes);
   }
-  std::memcpy(&offer.offset, bytes.data(), 8);
-  std::memcpy(&offer.slot_bytes, bytes.data() + 8, 8);
-  if (offer.offset > offer.slots.size ||
-      offer.slot_bytes > (offer.slots.size - offer.offset) / (kSlots * kLanes)) {
-    return absl::InvalidArgumentError("a link offer names slots outside its region");
+  std::memcpy(&slots.offset, bytes.data(), 8);
+  std::memcpy(&slots.slot_bytes, bytes.data() + 8, 8);
+  if (slots.offset > slots.region.size ||
+      slots.slot_bytes > (slots.region.size - slots.offset) / kCounters) {
+    return absl::InvalidArgumentError("a link's slots lie outside their region");
   }
-  return offer;
+  return slots;
 }
 
 }  // namespace baton::collectives::executor

@@ -1,6 +1,9 @@
 // A link over any provider: a message is a transfer into a slot at the receiver, and a counter of
 // that slot says that it is there.
 //
+// Slots, and what else a direction needs, are made when the sender first asks for them: a pair of
+// ranks that sends nothing to each other has a counter for each lane and no memory.
+//
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
 // own, and holds one message at a time. The first message of a call carries the call's descriptor,
 // so that a peer that called something else is found out, and with it the slots of its lane that
@@ -56,23 +59,28 @@ class TransferLink final : public Link {
   };
   static_assert(sizeof(Announcement) == sizeof(CallDescriptor) + 8);
 
-  // What the other side must know before it can send: travels once.
+  // What both sides say before either may send.
   struct Offer {
-    RemoteRegion slots;
-    std::array<std::array<RemoteCounter, kSlots>, kLanes> arrived;
-    std::array<RemoteCounter, kLanes> room;  // for it to raise: our slots at its side
-    uint64_t offset = 0;                     // of the first slot in the region
-    uint64_t slot_bytes = 0;
+    std::array<RemoteCounter, kLanes> room;  // for the other to raise: our slots at its side
 
     std::string encode() const;
     static absl::StatusOr<Offer> decode(std::string_view bytes);
   };
+  // Where the other side may send to: travels once, when it asks.
+  struct Slots {
+    RemoteRegion region;
+    std::array<std::array<RemoteCounter, kSlots>, kLanes> arrived;
+    uint64_t offset = 0;  // of the first slot in the region
+    uint64_t slot_bytes = 0;
 
-  // Allocates the slots for `peer`.
+    std::string encode() const;
+    static absl::StatusOr<Slots> decode(std::string_view bytes);
+  };
+
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
                                                               PeerId peer, size_t slot_bytes);
   ~TransferLink() override;
-  absl::StatusOr<Offer> offer() const;
+  Offer offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
   // The peer's first message of a call to us.
   void announced(const Announcement& theirs);
@@ -132,6 +140,9 @@ class TransferLink final : public Link {
   static void on_end(void* context, TransferId id, const absl::Status& status);
   static void on_written(void* context, TransferId id, const absl::Status& status);
   void fail(const absl::Status& why);
+  absl::Status make_slots();
+  void answer();
+  bool make_eager();
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      TransferRequest& request);
   uint64_t room(uint32_t lane) const {
@@ -145,11 +156,14 @@ class TransferLink final : public Link {
   Memory& memory_;
   const PeerId peer_;
   const size_t slot_bytes_;
-  Block slots_;
-  Block eager_;  // kEagerBytes for each slot of each lane
+  Block slots_;  // data null: the peer has not asked
+  Block eager_;  // kEagerBytes for each slot of each lane; data null: we have sent nothing
   std::array<std::array<CounterId, kSlots>, kLanes> arrived_{};
   std::array<CounterId, kLanes> room_{};
   Offer theirs_;
+  std::optional<Slots> their_slots_;
+  bool asked_ = false;
+  bool answer_due_ = false;
   std::array<uint64_t, kLanes> announced_room_{};  // given back by announcements
   bool submitted_ = false;
 

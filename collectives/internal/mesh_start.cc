@@ -230,11 +230,9 @@ absl::Status Mesh::link_up(uint32_t rank) {
     absl::StatusOr<std::unique_ptr<TransferLink>> link =
         TransferLink::create(*worker_, *memory_, member.peer, options_.slot_bytes);
     if (!link.ok()) return link.status();
-    absl::StatusOr<TransferLink::Offer> offer = (*link)->offer();
-    if (!offer.ok()) return offer.status();
     member.transfer = link->get();
     member.link = *std::move(link);
-    tell(rank, ControlMessage::kOffer, offer->encode());
+    tell(rank, ControlMessage::kOffer, member.transfer->offer().encode());
   }
   if (member.offer.empty()) return absl::OkStatus();
   absl::StatusOr<TransferLink::Offer> theirs = TransferLink::Offer::decode(member.offer);

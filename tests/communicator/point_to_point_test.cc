@@ -81,11 +81,11 @@ void run_plan(Communicator& comm, const MessagePlan& plan, uint64_t seed) {
 // Promise(collectives): Messages of equal source and tag come in order, whole and once, whatever is
 //   in flight beside them | random graphs with tags and any source against a model
 TEST_P(PointToPoint, RandomGraphsGiveWhatAModelSays) {
-  const auto rounds = static_cast<uint64_t>(rounds_of(12, 3));
+  const auto rounds = static_cast<uint64_t>(rounds_of(9, 3));
   for (uint64_t seed = 1; seed <= rounds; ++seed) {
     SCOPED_TRACE(seed);
     const int ranks = 2 + static_cast<int>(seed % 3);
-    const MessagePlan plan(seed, ranks, 60, 3 << 20);
+    const MessagePlan plan(seed, ranks, 60, 1 << 20);
     run_group(ranks, options(), [&](Communicator& comm) {
       run_plan(comm, plan, seed);
       if (testing::Test::HasFatalFailure()) return;
@@ -155,7 +155,7 @@ TEST_P(PointToPoint, AReceiveFromAnyNamesWhatItWaitsForAtItsDeadline) {
 // Promise(collectives): No byte of a receive moves once its call has reported an error | grants are
 //   revoked before it returns
 TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
-  constexpr size_t kSize = 8 << 20;
+  constexpr size_t kSize = 4 << 20;
   std::atomic<int> ended{0};
   const auto rounds = static_cast<int>(rounds_of(6, 2));
   for (int round = 0; round < rounds; ++round) {
@@ -179,9 +179,8 @@ TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
       ++ended;
       until([&] { return ended == 2; }, [&] { comm.progress(); });
       for (int turn = 0; turn < 200; ++turn) comm.worker().progress();
-      for (size_t i = 0; i < 4 * kSize; ++i) {
-        ASSERT_EQ(memory.data()[i], std::byte{7}) << "round " << round << ", byte " << i;
-      }
+      const std::vector<std::byte> wanted(4 * kSize, std::byte{7});
+      EXPECT_EQ(std::memcmp(memory.data(), wanted.data(), wanted.size()), 0) << "round " << round;
       ++ended;
       until([&] { return ended == 4; });
     });

@@ -63,7 +63,7 @@ class SimGroup {
       std::vector<executor::Link*> row;
       for (uint32_t b = 0; b < ranks; ++b) {
         if (a != b)
-          links_[a][b]->set_offer(*TransferLink::Offer::decode(links_[b][a]->offer()->encode()));
+          links_[a][b]->set_offer(*TransferLink::Offer::decode(links_[b][a]->offer().encode()));
         row.push_back(links_[a][b].get());
       }
       executors_.push_back(std::make_unique<executor::Executor>(a, row, memories_[a].get(),
@@ -267,7 +267,7 @@ TEST(SimExecutor, ARailThatGoesDownInTheMiddleLosesAndRepeatsNothing) {
 }
 
 TEST(SimExecutor, RandomSendsAndReceivesGiveWhatAModelSaysOnABadFabric) {
-  const auto seeds = static_cast<uint64_t>(rounds_of(30, 4));
+  const auto seeds = static_cast<uint64_t>(rounds_of(12, 4));
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     const auto ranks = static_cast<uint32_t>(2 + seed % 3);
