@@ -1,5 +1,6 @@
 // What a rank publishes in memory that ranks on the same machine map and read: never written by
-// anybody else. One ControlBlock, then one Outbox for every rank of the group.
+// anybody else. A RegionTable for its process, a ControlBlock for each of its groups, and an Outbox
+// for each rank that it talks to there.
 #pragma once
 
 #include <atomic>
@@ -61,7 +62,7 @@ static_assert(sizeof(DirectPacket) == DirectPacket::kBytes);
 
 // In a DirectMessage of kind kInPlace.
 struct InPlaceRuns {
-  uint32_t region;  // number in ControlBlock::regions
+  uint32_t region;  // number in RegionTable::regions
   uint32_t runs;
   uint64_t offset;
   uint64_t run_bytes;
@@ -78,8 +79,15 @@ struct Outbox {
   DirectPacket packets[kPackets];
 };
 
+// Memory of a process that peers may read in place. Only grows.
+struct RegionTable {
+  alignas(64) std::atomic<uint32_t> count;
+  struct {
+    char bytes[RemoteRegion::kEncodedBytes];
+  } regions[Memory::kMaxRegions];
+};
+
 struct ControlBlock {
-  static constexpr uint32_t kMaxRegions = Memory::kMaxRegions;
   static constexpr uint32_t kCalls = 64;
 
   alignas(64) std::atomic<uint32_t> sleeping;  // the rank waits in the kernel: wake it
@@ -92,18 +100,6 @@ struct ControlBlock {
   // them ends before all have read this: a place is free when it comes round.
   static constexpr uint32_t kFlags = 512;
   std::atomic<uint64_t> on_device[kFlags];
-  alignas(64) std::atomic<uint32_t> region_count;
-  struct {
-    char bytes[RemoteRegion::kEncodedBytes];
-  } regions[kMaxRegions];  // memory that peers may read in place
-
-  static constexpr size_t bytes(uint32_t ranks) {
-    return sizeof(ControlBlock) + ranks * sizeof(Outbox);
-  }
-  Outbox& outbox(uint32_t rank) { return reinterpret_cast<Outbox*>(this + 1)[rank]; }
-  const Outbox& outbox(uint32_t rank) const {
-    return reinterpret_cast<const Outbox*>(this + 1)[rank];
-  }
 };
 static_assert(sizeof(ControlBlock) % 64 == 0);
 

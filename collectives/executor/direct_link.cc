@@ -13,8 +13,9 @@ namespace baton::collectives::executor {
 DirectLink::DirectLink(Ends ends)
     : ends_(std::move(ends)),
       theirs_(*reinterpret_cast<const ControlBlock*>(ends_.peer_control.data)),
-      out_(ends_.control.outbox(ends_.peer_rank)),
-      in_(theirs_.outbox(ends_.rank)) {}
+      their_regions_(*reinterpret_cast<const RegionTable*>(ends_.peer_regions.data)),
+      out_(ends_.out),
+      in_(*reinterpret_cast<const Outbox*>(ends_.peer_out.data)) {}
 
 DirectLink::~DirectLink() {
   for (auto& lane : staging_) {
@@ -99,11 +100,11 @@ absl::StatusOr<const std::byte*> DirectLink::map(const InPlaceRuns& place, uint6
   }
   while (views_.size() <= place.region) {
     const auto number = static_cast<uint32_t>(views_.size());
-    if (number >= theirs_.region_count.load(std::memory_order_acquire)) {
+    if (number >= their_regions_.count.load(std::memory_order_acquire)) {
       return absl::UnavailableError("the peer has not published that region yet");
     }
     auto region = RemoteRegion::decode(
-        std::string_view(theirs_.regions[number].bytes, RemoteRegion::kEncodedBytes));
+        std::string_view(their_regions_.regions[number].bytes, RemoteRegion::kEncodedBytes));
     if (!region.ok()) return region.status();
     absl::StatusOr<RemoteView> view = ends_.worker.view(ends_.peer, *region);
     if (!view.ok()) return view.status();

@@ -31,10 +31,10 @@ class DirectLink final : public Link {
     Worker& worker;
     Memory& memory;  // ours: staging
     PeerId peer;
-    uint32_t rank;            // ours
-    uint32_t peer_rank;       // theirs
-    ControlBlock& control;    // ours
-    RemoteView peer_control;  // theirs
+    Outbox& out;              // ours, for the peer
+    RemoteView peer_regions;  // its RegionTable
+    RemoteView peer_control;  // its ControlBlock
+    RemoteView peer_out;      // its Outbox for us
     size_t slot_bytes;        // the largest message
   };
   explicit DirectLink(Ends ends);
@@ -68,6 +68,7 @@ class DirectLink final : public Link {
 
   Ends ends_;
   const ControlBlock& theirs_;
+  const RegionTable& their_regions_;
   Outbox& out_;
   const Outbox& in_;
   std::array<uint64_t, kLanes> sent_{};

@@ -75,6 +75,9 @@ class Executor {
            FlightRecorder* recorder);
   ~Executor();
 
+  // Another link to a rank, from now on: no message has passed the one before.
+  void set_link(uint32_t peer, Link* link) { links_[peer] = link; }
+
   // Starts a call. Collectives run in the order in which they are started.
   void start(Call& call);
   // Advances everything as far as it goes; true if anything happened. An error ends the executor:

@@ -90,6 +90,8 @@ class Link {
   // The next packet that has come. `behind` is valid until heard(), which must be called.
   virtual bool hear(Packet& packet, absl::Span<const std::byte>& behind) = 0;
   virtual void heard() = 0;
+  // A receive waits for what this peer sends.
+  virtual void expect() {}
 
   // True: the receiver reads where the sender shows; false: the sender writes where the receiver
   // grants.

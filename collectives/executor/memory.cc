@@ -39,7 +39,7 @@ bool Memory::list_region(const Block& block, size_t most) {
     if (region.local.index == block.region.index) return true;
   }
   if (regions_.size() >= most) return false;
-  regions_.push_back({block.region, static_cast<uint32_t>(regions_.size()), {}, {}});
+  regions_.push_back({block.region, static_cast<uint32_t>(regions_.size())});
   return true;
 }
 
@@ -54,28 +54,31 @@ const Memory::Region* Memory::find(const Segments& place) const {
   return nullptr;
 }
 
-const RemoteRegion* Memory::grant(std::byte* data, size_t bytes, uint64_t& offset) {
-  const Region* found = find({data, bytes, 1, 0});
-  if (found == nullptr) return nullptr;
-  Region& region = regions_[found->number];
-  if (region.granted.generation == 0) {
-    absl::StatusOr<MemoryRegion> granted = pool_->register_again(region.local);
-    if (!granted.ok()) return nullptr;
-    absl::StatusOr<RemoteRegion> key = worker_.remote_region(*granted);
-    if (!key.ok()) return nullptr;
-    region.granted = *granted;
-    region.key = *key;
-  }
-  offset = static_cast<uint64_t>(data - region.local.base);
-  return &region.key;
+Memory::~Memory() {
+  for (const Grant& grant : grants_) worker_.deregister_memory(grant.region).IgnoreError();
 }
 
-void Memory::revoke_grants() {
-  for (Region& region : regions_) {
-    if (region.granted.generation == 0) continue;
-    worker_.deregister_memory(region.granted).IgnoreError();
-    region.granted = {};
+const RemoteRegion* Memory::grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset) {
+  const Region* region = find({data, bytes, 1, 0});
+  if (region == nullptr) return nullptr;
+  offset = static_cast<uint64_t>(data - region->local.base);
+  for (const Grant& grant : grants_) {
+    if (grant.group == group && grant.number == region->number) return &grant.key;
   }
+  absl::StatusOr<MemoryRegion> again = pool_->register_again(region->local);
+  if (!again.ok()) return nullptr;
+  absl::StatusOr<RemoteRegion> key = worker_.remote_region(*again);
+  if (!key.ok()) return nullptr;
+  grants_.push_back({group, region->number, *again, *key});
+  return &grants_.back().key;
+}
+
+void Memory::revoke_grants(uint64_t group) {
+  std::erase_if(grants_, [&](const Grant& grant) {
+    if (grant.group != group) return false;
+    worker_.deregister_memory(grant.region).IgnoreError();
+    return true;
+  });
 }
 
 }  // namespace baton::collectives::executor

@@ -163,6 +163,7 @@ absl::Status PointToPoint::match_early(Flow& flow) {
     found = static_cast<size_t>(early - peer.early.begin());
   }
   if (from == nullptr) {
+    if (!from_any) links_[flow.peer]->expect();
     (from_any ? posted_any_ : peers_[flow.peer].posted).push_back(&flow);
     return absl::OkStatus();
   }

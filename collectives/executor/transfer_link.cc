@@ -2,6 +2,7 @@
 // packets, and writes to what a receiver has granted.
 #include "collectives/executor/transfer_link.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -10,8 +11,9 @@
 namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
-                                                                   PeerId peer, size_t slot_bytes) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes));
+                                                                   PeerId peer, size_t slot_bytes,
+                                                                   uint64_t group) {
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
     if (!counter.ok()) return counter.status();
@@ -90,14 +92,36 @@ TransferLink::~TransferLink() {
   if (eager_.data != nullptr) memory_.free(eager_);
 }
 
-void TransferLink::cancel() {
-  memory_.revoke_grants();
-  auto over = [&] { return open_.load(std::memory_order_acquire) == 0; };
-  if (over()) return;
+void TransferLink::begin_cancel() {
+  memory_.revoke_grants(group_);
+  if (!unsettled()) return;
   for (auto& lane : outgoing_) {
     for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
   }
   for (Write& write : writes_) worker_.cancel(write.id).IgnoreError();
+}
+
+bool TransferLink::sources_free() const {
+  if (!unsettled()) return true;
+  const auto is_free = [this](TransferId id) {
+    const absl::StatusOr<bool> free = worker_.local_free(id);
+    return !free.ok() || *free;
+  };
+  for (const auto& lane : outgoing_) {
+    for (const Outgoing& outgoing : lane) {
+      if (outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      if (!is_free(outgoing.id)) return false;
+    }
+  }
+  return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
+    return !write.under_way.load(std::memory_order_acquire) || is_free(write.id);
+  });
+}
+
+void TransferLink::cancel() {
+  auto over = [&] { return !unsettled(); };
+  begin_cancel();
+  if (over()) return;
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
   // is read any more when the transfers have ended, and what lands at the peer after that lands in
@@ -162,13 +186,14 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   request.peer = peer_;
   if (!choose_source(lane, number, source, request)) return 0;
   request.counter = their_slots_->arrived[lane][number % kSlots];
-  char text[1 + sizeof(Announcement)];
+  char text[sizeof group_ + 1 + sizeof(Announcement)];
   const bool first = announced_call_ != tag.call->sequence;
   if (first) {
     const Announcement ours{*tag.call, lane,
                             static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
-    text[0] = 'c';
-    std::memcpy(text + 1, &ours, sizeof ours);
+    std::memcpy(text, &group_, sizeof group_);
+    text[sizeof group_] = 'c';
+    std::memcpy(text + sizeof group_ + 1, &ours, sizeof ours);
     request.notify = std::string_view(text, sizeof text);
   }
   request.on_end = &TransferLink::on_end;
@@ -254,15 +279,17 @@ bool TransferLink::consume(uint32_t lane) {
   return true;
 }
 
+void TransferLink::write_head(char* to, const Packet& packet) const {
+  std::memcpy(to, &group_, sizeof group_);
+  to[sizeof group_] = kPacket;
+  std::memcpy(to + sizeof group_ + 1, &packet, sizeof packet);
+}
+
 bool TransferLink::tell(const Packet& packet, absl::Span<const std::byte> behind) {
-  std::array<char, 1 + sizeof packet + kMostBehind> text;
-  text[0] = kPacket;
-  std::memcpy(text.data() + 1, &packet, sizeof packet);
-  if (!behind.empty()) {
-    std::memcpy(text.data() + 1 + sizeof packet, behind.data(), behind.size());
-  }
-  const absl::Status sent =
-      worker_.notify_detached(peer_, {text.data(), 1 + sizeof packet + behind.size()});
+  std::array<char, kHead + kMostBehind> text;
+  write_head(text.data(), packet);
+  if (!behind.empty()) std::memcpy(text.data() + kHead, behind.data(), behind.size());
+  const absl::Status sent = worker_.notify_detached(peer_, {text.data(), kHead + behind.size()});
   if (sent.ok()) {
     submitted_ = true;
   } else if (!absl::IsResourceExhausted(sent)) {
@@ -323,7 +350,7 @@ void TransferLink::heard() {
 
 bool TransferLink::grant(std::byte* data, size_t bytes, Place& place) {
   uint64_t offset = 0;
-  const RemoteRegion* key = memory_.grant(data, bytes, offset);
+  const RemoteRegion* key = memory_.grant(group_, data, bytes, offset);
   if (key == nullptr) return false;
   std::string text = key->encode();
   text.append(reinterpret_cast<const char*>(&offset), sizeof offset);
@@ -353,9 +380,8 @@ uint32_t TransferLink::write(const std::byte* source, size_t bytes, const Place&
   std::memcpy(&offset, text.data() + RemoteRegion::kEncodedBytes, sizeof offset);
   const Memory::Region* region = memory_.find({const_cast<std::byte*>(source), bytes, 1, 0});
   if (region == nullptr) return 0;  // can_write() said so
-  char note[1 + sizeof packet];
-  note[0] = kPacket;
-  std::memcpy(note + 1, &packet, sizeof packet);
+  char note[kHead];
+  write_head(note, packet);
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;

@@ -48,7 +48,7 @@ class TransferLink final : public Link {
   // Writes to grants at a time: of two windows, for one may be there and not acknowledged yet.
   static constexpr uint32_t kWrites = 16;
 
-  // A packet travels as a notification that begins with this.
+  // A packet travels as a notification: the group's id, this, and then the packet.
   static constexpr char kPacket = 'p';
 
   // What the first message of a call says beside its bytes.
@@ -77,8 +77,10 @@ class TransferLink final : public Link {
     static absl::StatusOr<Slots> decode(std::string_view bytes);
   };
 
+  // `group`: its id, which all that is told to the peer begins with.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
-                                                              PeerId peer, size_t slot_bytes);
+                                                              PeerId peer, size_t slot_bytes,
+                                                              uint64_t group = 0);
   ~TransferLink() override;
   Offer offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
@@ -111,8 +113,12 @@ class TransferLink final : public Link {
 
   absl::Status status() const override;
 
-  // Ends all transfers under way, and revokes what was granted; returns when no byte moves any
-  // more.
+  // Revokes what was granted, and asks for the end of all transfers under way: they have ended when
+  // unsettled() is false.
+  void begin_cancel();
+  // No byte is read from what was sent any more, though some may still land at the peer.
+  bool sources_free() const;
+  // Ends them; returns when no byte moves any more.
   void cancel();
 
  private:
@@ -134,15 +140,17 @@ class TransferLink final : public Link {
     TransferId id;
     TransferLink* link = nullptr;
   };
+  static constexpr size_t kHead = sizeof(uint64_t) + 1 + sizeof(Packet);  // of a notification
 
-  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes)
-      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes) {}
+  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes, uint64_t group)
+      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes), group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
   static void on_written(void* context, TransferId id, const absl::Status& status);
   void fail(const absl::Status& why);
   absl::Status make_slots();
   void answer();
   bool make_eager();
+  void write_head(char* to, const Packet& packet) const;
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      TransferRequest& request);
   uint64_t room(uint32_t lane) const {
@@ -156,6 +164,7 @@ class TransferLink final : public Link {
   Memory& memory_;
   const PeerId peer_;
   const size_t slot_bytes_;
+  const uint64_t group_;
   Block slots_;  // data null: the peer has not asked
   Block eager_;  // kEagerBytes for each slot of each lane; data null: we have sent nothing
   std::array<std::array<CounterId, kSlots>, kLanes> arrived_{};

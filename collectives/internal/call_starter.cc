@@ -92,7 +92,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
   // The others are in the call, or will be.
   needs_.failure.fail(
       absl::Status(status.code(), absl::StrCat(std::string(name_of(what)), ": ", status.message())),
-      needs_.mesh.rank(), true);
+      needs_.mesh.rank());
   return needs_.failure.broken();
 }
 

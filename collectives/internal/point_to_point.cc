@@ -49,7 +49,7 @@ absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, siz
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
   slot.staged = std::move(staged);
-  slot.call.deadline = deadline(slot.call, options);
+  take_options(slot, options);
   start_point_to_point(
       slot.call, sends, static_cast<std::byte*>(data), count, type,
       other == kAnyRank ? executor::PointToPoint::kAnyPeer : static_cast<uint32_t>(other),
@@ -72,7 +72,7 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
                           .of_v = 1};
   publish(slot.call.descriptor);
   slot.call.geometry.collective = Collective::kAllToAll;
-  slot.call.deadline = deadline(slot.call, options);
+  take_options(slot, options);
   if (send.counts[rank_] > 0) {
     std::memmove(out + receive.offsets[rank_] * element, in + send.offsets[rank_] * element,
                  send.counts[rank_] * element);

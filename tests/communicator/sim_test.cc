@@ -179,13 +179,13 @@ class SimGroup {
       }
       while (workers_[a]->next_notification(note)) {
         TransferLink& link = *links_[a][rank_of(a, note.peer)];
-        if (note.payload[0] == TransferLink::kPacket) {
-          link.came(std::string_view(note.payload).substr(1));
+        if (note.payload[sizeof(uint64_t)] == TransferLink::kPacket) {
+          link.came(std::string_view(note.payload).substr(sizeof(uint64_t) + 1));
           continue;
         }
         TransferLink::Announcement theirs;
-        ASSERT_EQ(note.payload.size(), 1 + sizeof theirs);
-        std::memcpy(&theirs, note.payload.data() + 1, sizeof theirs);
+        ASSERT_EQ(note.payload.size(), sizeof(uint64_t) + 1 + sizeof theirs);
+        std::memcpy(&theirs, note.payload.data() + sizeof(uint64_t) + 1, sizeof theirs);
         link.announced(theirs);
       }
     }
