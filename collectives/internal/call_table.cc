@@ -34,7 +34,7 @@ CallTable::CallTable(const Needs& needs)
       control_(&needs.control),
       slots_(std::make_unique<Slot[]>(kSlots)),
       sent_(ranks_),
-      received_(ranks_) {
+      received_(ranks_ + 1) {
   done_.reserve(kSlots);
   in_flight_.reserve(kSlots);
 }
@@ -329,6 +329,9 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
   if (result.ok() && !small) {
     needs_.tuner.measured(slot.entry, slot.candidate,
                           std::chrono::duration<double>(end_time - call.began).count());
+  }
+  if (result.ok() && call.geometry.collective == Collective::kSendReceive && !call.sends) {
+    sources_[slot.id % sources_.size()] = {slot.id, call.peer};
   }
   slot.result = result;
   slot.done = true;

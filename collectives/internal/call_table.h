@@ -1,6 +1,7 @@
 // The call table: calls from their start to the moment when the caller has heard how they ended.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -89,6 +90,8 @@ class CallTable {
                                           const CallOptions& options,
                                           DeviceCalls::StagedPtr staged = nullptr);
 
+  // As Communicator::source_of().
+  int source_of(Work work) const;
   // A call that nothing advances, for what ends by end_plain() or, unless it outlives that, with
   // all others in fail_all().
   absl::StatusOr<Work> start_plain();
@@ -127,7 +130,7 @@ class CallTable {
   Slot& take_slot();
   // `whole`: the all_to_all_v that it belongs to; null: none.
   void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
-                            DataType type, uint32_t other,
+                            DataType type, uint32_t other, int32_t tag,
                             const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
   absl::Status decide(Slot& slot, bool exchange);
@@ -147,7 +150,13 @@ class CallTable {
   uint64_t sequence_ = 0;
   uint64_t calls_made_ = 0;
   size_t callbacks_due_ = 0;
-  std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
+  // Point-to-point calls, by the other rank; behind the last one: receives from any.
+  std::vector<uint64_t> sent_, received_;
+  struct Source {
+    uint64_t work = 0;  // of a receive that has ended well
+    uint32_t rank = 0;  // that sent what it took
+  };
+  std::array<Source, 4 * kSlots> sources_{};  // by Work::sequence % size
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
   std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it

@@ -22,7 +22,7 @@ constexpr size_t kLeastSlot = 64 << 10;
 // Equal at all ranks.
 size_t slot_bytes_for(int ranks, size_t wanted) {
   using collectives::executor::TransferLink;
-  const size_t slots = TransferLink::kSlots * collectives::executor::kAllLanes;
+  const size_t slots = TransferLink::kSlots * collectives::executor::kLanes;
   while (wanted > kLeastSlot && static_cast<size_t>(ranks - 1) * wanted * slots > kSlotBudget) {
     wanted /= 2;
   }
@@ -271,6 +271,11 @@ absl::StatusOr<Work> Communicator::receive_async(void* out, size_t count, DataTy
   return impl_->starter->begin_point_to_point(false, out, count, type, from, options);
 }
 
+int Communicator::source_of(Work work) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->calls->source_of(work);
+}
+
 absl::StatusOr<Work> Communicator::barrier_async(const CallOptions& options) {
   return impl_->starter->begin(
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
@@ -336,7 +341,6 @@ absl::Status Communicator::wait(Work work, Time timeout) {
   return impl_->driver->wait(work, timeout);
 }
 std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
-int Communicator::source_of(Work /*work*/) const { return -1; }
 bool Communicator::progress() { return impl_->progress(); }
 
 void Communicator::abort(const absl::Status& why) { impl_->abort(why); }

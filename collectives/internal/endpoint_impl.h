@@ -40,7 +40,7 @@ enum class ControlMessage : char {
   // Between ranks of a group.
   kJoin = 'j',      // who I am there, and where what I publish is: see mesh_start.cc
   kCall = 'c',      // TransferLink::Announcement: what I called
-  kOffer = 'o',     // TransferLink::Offer
+  kPacket = 'p',    // of a send or a receive: executor/link.h
   kBye = 'b',       // I leave the group, in order, or have left it
   kEnded = 'e',     // no byte of mine moves in this group any more
   kAbort = 'x',     // it is over, and why: see failure_detector.cc

@@ -128,10 +128,14 @@ std::string FailureDetector::where(const Blocked& blocked) const {
   }
   return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
                          blocked.call->descriptor.to_string(), mesh_.rank(),
-                         blocked.peer == mesh_.rank() ? std::string("itself") : peer.label,
+                         blocked.from_any               ? "any rank"
+                         : blocked.peer == mesh_.rank() ? "itself"
+                                                        : peer.label,
                          blocked.to_send ? " to take what was sent" : "", blocked.piece + 1,
                          blocked.call->pieces, blocked.step,
-                         peer.link != nullptr ? peer.link->route() : std::string("no link"));
+                         blocked.from_any       ? "any link"
+                         : peer.link != nullptr ? peer.link->route()
+                                                : "no link");
 }
 
 void FailureDetector::fail(const absl::Status& why, uint32_t culprit, const absl::Status& said) {
@@ -266,13 +270,21 @@ void FailureDetector::check_deadlines(Time now) {
   const Blocked blocked = this->blocked();
   if (blocked.call == nullptr) return;
   const Mesh::Member& peer = mesh_.member(blocked.peer);
-  const bool left = peer.bye && (peer.ended || !peer.up());
+  const auto has_left = [](const Mesh::Member& member) {
+    return member.bye && (member.ended || !member.up());
+  };
+  bool left = blocked.from_any || has_left(peer);
+  for (uint32_t r = 0; blocked.from_any && r < mesh_.ranks(); ++r) {
+    left &= r == mesh_.rank() || has_left(mesh_.member(r));
+  }
   const bool failed = peer.link != nullptr && !peer.link->status().ok();
   // Its last words may have come in the same round as its end, and be all that we wait for.
   if ((left || failed) && settled()) return;
   if (left) {
-    fail(absl::UnavailableError(
-             absl::StrCat(where(blocked), ", which has left the group without making this call")),
+    fail(absl::UnavailableError(absl::StrCat(
+             where(blocked), blocked.from_any
+                                 ? ", and all of them have left the group"
+                                 : ", which has left the group without making this call")),
          blocked.peer);
     return;
   }
@@ -322,7 +334,9 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
       return;
     }
     if (culprit == mesh_.rank()) {
-      why = blocked.combining ? "The device makes no progress" : "all ranks wait for each other";
+      why = blocked.combining  ? "The device makes no progress"
+            : blocked.from_any ? "No rank has sent a message with this tag"
+                               : "all ranks wait for each other";
     } else if (!known.standing_fresh) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {

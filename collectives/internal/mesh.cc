@@ -112,10 +112,16 @@ void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_vi
       if (body.size() != sizeof theirs || member.transfer == nullptr) return;
       std::memcpy(&theirs, body.data(), sizeof theirs);
       member.transfer->announced(theirs);
-      if (theirs.call.collective != static_cast<uint8_t>(Collective::kSendReceive) ||
-          theirs.call.of_v != 0) {
-        listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
-      }
+      listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
+      return;
+    }
+    case ControlMessage::kPacket: {
+      if (member.transfer == nullptr) return;
+      // What belongs to an all_to_all_v says what was called, as kCall does.
+      const std::optional<executor::CallDescriptor> call = member.transfer->came(body);
+      if (!call) return;
+      listener_.on_control_message(rank_of(member), ControlMessage::kCall,
+                                   {reinterpret_cast<const char*>(&*call), sizeof *call});
       return;
     }
     case ControlMessage::kAbort:

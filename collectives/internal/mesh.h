@@ -59,6 +59,15 @@ class Mesh {
       return false;
     }
     bool consume(uint32_t) override { return false; }
+    size_t most_behind() const override { return 0; }
+    bool tell(const executor::Packet&, absl::Span<const std::byte>) override {
+      mesh_.want(rank_);
+      return false;
+    }
+    bool hear(executor::Packet&, absl::Span<const std::byte>&) override { return false; }
+    void heard() override {}
+    void expect() override { mesh_.want(rank_); }
+    bool reads() const override { return false; }
     std::string route() const override { return "no connection yet"; }
 
    private:

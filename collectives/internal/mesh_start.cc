@@ -227,12 +227,10 @@ absl::Status Mesh::join(Member& member) {
     absl::StatusOr<std::unique_ptr<TransferLink>> link =
         TransferLink::create(worker(), memory(), member.peer(), options_.slot_bytes, id_);
     if (!link.ok()) return link.status();
-    absl::StatusOr<TransferLink::Offer> offer = (*link)->offer();
-    if (!offer.ok()) return offer.status();
     member.transfer = link->get();
     member.link = *std::move(link);
     ++transfers_;
-    tail += offer->encode();
+    tail += member.transfer->offer().encode();
   }
   endpoint_.tell(*member.process, id_, ControlMessage::kJoin,
                  std::string(reinterpret_cast<const char*>(&ours), sizeof ours) + tail);
