@@ -16,7 +16,12 @@
 // Nothing hangs silently. A rank that died, stopped, is late or called something else, and abort()
 // from any thread, end every call at every survivor within the deadline with an error that names
 // the rank, the call and its sequence number, the chunk and the link. After an error the
-// communicator only fails; shrink() makes a new one of the survivors.
+// communicator only fails, until reconfigure() gives it other members, or the same ones anew;
+// shrink() makes a new one of the survivors.
+//
+// Communicators of one process share an Endpoint (collectives/endpoint.h). The first create() below
+// opens one and finds the others at a rendezvous; the second is for members that something else has
+// brought together; split() and subgroup() make more of what is there.
 #pragma once
 
 #include <unistd.h>
@@ -32,6 +37,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "collectives/endpoint.h"
 #include "collectives/types.h"
 #include "transport/clock.h"
 #include "transport/worker.h"
@@ -56,14 +62,25 @@ struct CommunicatorOptions {
   bool calibrate = true;    // measure links when starting (under 100 ms)
   size_t slot_bytes = 512 << 10;  // the largest message
   uint32_t node_size = 0;         // ranks per node; 0: found from the hosts they run on
+  // Null: one of its own is opened with `worker` and `background`, which count for nothing else.
+  std::shared_ptr<Endpoint> endpoint;
 };
 
-// Memory that peers reach directly. A plain value.
-struct CommBuffer {
-  std::byte* data = nullptr;
-  size_t size = 0;
-  uint32_t index = 0;  // for free()
+// What a group is to be like; equal at all of its ranks, but for the times.
+struct GroupOptions {
+  // Tells groups apart: never used before by any of the members' endpoints. Not 0 for create();
+  // split() and subgroup() make their own from their parent's and ignore this one.
+  uint64_t uuid = 0;
+  std::string name = "group";                              // for messages and timelines
+  Time start_timeout = patient(std::chrono::seconds(30));  // until the neighbours are connected
+  Time timeout = patient(std::chrono::seconds(60));  // of each call, from its start; kNever: none
+  bool ordered = false;                              // the default of CallOptions::ordered
+  bool tune = true;  // try the candidates on the first calls of each size, keep the fastest
+  size_t slot_bytes = 512 << 10;  // the largest message
 };
+
+// kBroken: see status(). reconfigure() leads from there to kStarting.
+enum class GroupState : uint8_t { kStarting, kReady, kBroken };
 
 // A call in flight. Valid until wait() or test() has reported its end.
 struct Work {
@@ -77,10 +94,24 @@ struct CallOptions {
   uint32_t channels = 0;        // 0: chosen
   size_t chunk_bytes = 0;       // 0: chosen
   Time timeout = Time::zero();  // zero: the communicator's
+  // Of send() and receive(): a receive takes a message of its own tag only. Any value.
+  int32_t tag = 0;
+  // Called once when the call has ended, well or not, by the thread that finds that out: one that
+  // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
+  // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end
+  // after it has returned, so it must not wait for its own call.
+  void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;
+  void* context = nullptr;
+  // The call is not waited for: its place is free when `on_end` has returned. wait() and test()
+  // must not name it.
+  bool detached = false;
   // Of kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
 };
+
+// As the source of a receive: whichever rank sends first.
+inline constexpr int kAnyRank = -1;
 
 struct CommunicatorStats {
   uint64_t calls = 0;
@@ -98,12 +129,40 @@ class Communicator {
   // duplicate ranks or other sizes; Unauthenticated for another key; FailedPrecondition for another
   // version or a generation that is over (after an abort all ranks come with the next one).
   static absl::StatusOr<std::unique_ptr<Communicator>> create(CommunicatorOptions options);
+  // A group of the endpoints with these handles, the first being rank 0; `endpoint`'s own is among
+  // them. Returns at once in state kStarting; calls may be made right away and wait until the links
+  // that they use are up. Connections are made when they are first used, but for those to some
+  // neighbours (up to 8 ranks: all), whose links make the group kReady.
+  // InvalidArgument: no or too many handles, one twice, our own not among them, uuid 0;
+  // AlreadyExists: this endpoint has used that uuid. What only shows when ranks connect breaks the
+  // group, at both ends: another list of members or other options under the same uuid
+  // (InvalidArgument), another cluster key, another version, a process that is gone.
+  static absl::StatusOr<std::unique_ptr<Communicator>> create(
+      std::shared_ptr<Endpoint> endpoint, absl::Span<const Handle> in_rank_order,
+      GroupOptions options);
   ~Communicator();  // in a forked child it does nothing: the communicator is the parent's
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const;
   int ranks() const;
+  const std::string& name() const;
+  const std::shared_ptr<Endpoint>& endpoint() const;
+  GroupState state() const;
+  // Blocks until the group is ready (OK) or broken (its status()). DeadlineExceeded: neither within
+  // `timeout`, and nothing has changed.
+  absl::Status wait_ready(Time timeout = kNever);
+
+  // --- other groups ------------------------------------------------------------------------
+  // Collective: all ranks call it, as any other call. Ranks of equal `color` make up a new group,
+  // in the order of their keys, and of their ranks here where those are equal. A negative color:
+  // null. Nothing is connected anew; this group's link costs and defaults are taken over.
+  absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key,
+                                                      GroupOptions options = {});
+  // A new group of these ranks, in this order; only they call it, and it does not block.
+  // InvalidArgument: a rank that is not there, twice, or not this one's own.
+  absl::StatusOr<std::unique_ptr<Communicator>> subgroup(absl::Span<const int> ranks,
+                                                         GroupOptions options = {});
 
   // --- memory ------------------------------------------------------------------------------
   // Any memory works in any call. This memory needs no copy on its way: over shm peers read it in
@@ -168,16 +227,25 @@ class Communicator {
                                           absl::Span<const size_t> receive_counts,
                                           absl::Span<const size_t> receive_offsets, DataType type,
                                           const CallOptions& options = {});
-  // Point to point: matched by order between the two ranks alone; no other rank takes part. Sends
-  // are synchronous (as MPI_Ssend): one ends only when the other rank has taken the data in a call
-  // of the same count and type. So two ranks that both call send() first wait for each other until
-  // the deadline: begin one of the two calls with send_async() or receive_async(). With another
-  // count or type both hear InvalidArgument. The same holds for each message of an all_to_all_v,
-  // which begins all of them at once, and is otherwise called as every collective, by all ranks.
+  // Point to point: no other rank takes part. A receive takes the first message that its source, or
+  // with kAnyRank any rank, has sent to this rank with the same tag and that no earlier receive has
+  // taken: what has equal source and tag comes in order, anything else in any order. Sends are
+  // synchronous (as MPI_Ssend), small ones too: one ends only when a receive of the same count and
+  // type has taken the data. So two ranks that both call send() first wait for each other until the
+  // deadline: begin one of the two calls with send_async() or receive_async(). With another count
+  // or type both hear InvalidArgument. Any number may be in flight between two ranks, in any order
+  // of tags; the data of large ones moves when both calls are there, without a copy on its way
+  // where memory of allocate() is sent (over shm) or received into (over any other provider, if
+  // what is sent is such memory too). A receive from any rank fails when one is lost, as all calls
+  // do. The messages of an all_to_all_v are matched in the same way and among themselves; that one
+  // is otherwise called as every collective, by all ranks.
   absl::StatusOr<Work> send_async(const void* in, size_t count, DataType type, int to,
                                   const CallOptions& options = {});
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,
                                      const CallOptions& options = {});
+  // The rank that sent what this receive took, from when wait() or test() has reported its good end
+  // until 1,024 more calls have begun. -1: no such receive.
+  int source_of(Work work) const;
   absl::StatusOr<Work> barrier_async(const CallOptions& options = {});
 
   // The same, waited for.
@@ -203,8 +271,10 @@ class Communicator {
                        const CallOptions& options = {});
   absl::Status barrier(const CallOptions& options = {});
 
-  // Blocks until the call has ended and returns how. Polls at first, then sleeps.
-  absl::Status wait(Work work);
+  // Blocks until the call has ended and returns how. Polls at first, then sleeps. DeadlineExceeded
+  // with "still runs" in its text: not within `timeout`; the call runs on and can be waited for
+  // again. A call's own deadline is CallOptions::timeout.
+  absl::Status wait(Work work, Time timeout = kNever);
   // Advances, does not block: nullopt while the call runs, then how it ended.
   std::optional<absl::Status> test(Work work);
   // Advances everything by a bounded amount; true if anything happened. For callers with a loop of
@@ -212,8 +282,19 @@ class Communicator {
   bool progress();
 
   // --- failure -----------------------------------------------------------------------------
-  // Ends every call here and at all ranks with `why`. From any thread; returns at once.
+  // Ends every call here with `why`, within 50 ms whatever the others do, and breaks the
+  // communicator. From any thread. The others are told, and their calls end with an error that
+  // names this rank; nothing of them is waited for.
   void abort(const absl::Status& why);
+  // Gives this communicator other members, in place, broken or not: calls that are open end first
+  // (Aborted). rank(), ranks() and the numbers of ranks are the new ones from then on; memory
+  // stays. `uuid` and the handles as for create(): fewer members, more, all others. The Work ends
+  // when the group is ready, with DeadlineExceeded if that takes longer than `timeout`. Members
+  // that were in the group before and those that come anew (create()) meet under the same uuid.
+  absl::StatusOr<Work> reconfigure(absl::Span<const Handle> in_rank_order, uint64_t uuid,
+                                   Time timeout);
+  // The handles of the ranks, in their order.
+  std::vector<Handle> handles() const;
   // OK, or what broke the communicator.
   absl::Status status() const;
   // The ranks known to be dead or stopped, by their numbers here.

@@ -1,7 +1,8 @@
-"""Baton: memory moved between processes and machines. See baton.agent; baton.nixl is a drop-in for NIXL."""
+"""Baton: memory moved between processes and machines. See baton.agent and baton.communicator; baton.nixl is a drop-in for NIXL."""
 from ._library import lib as _lib
 from .agent import READ, WRITE, Agent, DescriptorList, Telemetry, Transfer, memory_supported
 from .buffers import BLOCK, DRAM, FILE, OBJECT, VRAM, Memory, memory_of
+from .communicator import ANY_RANK, Communicator, Endpoint, Place, Rendezvous, Work, place_from_environment
 from .connector import KvConnector, KvJob, KvLoad
 from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError, InvalidParamError, MismatchError,
                      NotAllowedError, NotFoundError, NotPostedError, NotSupportedError, RemoteDisconnectError,
@@ -9,7 +10,7 @@ from .errors import (BackendError, BatonError, BatonTimeoutError, CancelledError
 from .kv import KvChecksums, KvGroup, KvLayout, KvModel, KvPlan, KvShare
 
 __version__ = _lib.version().decode()
-__all__ = ["Agent", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
+__all__ = ["Agent", "ANY_RANK", "Communicator", "Endpoint", "Place", "Rendezvous", "Work", "place_from_environment", "DescriptorList", "Transfer", "Telemetry", "Memory", "memory_of", "memory_supported", "WRITE", "READ",
            "KvChecksums", "KvConnector", "KvGroup", "KvJob", "KvLayout", "KvLoad", "KvModel", "KvPlan", "KvShare", "DRAM", "VRAM", "BLOCK", "OBJECT", "FILE",
            "BatonError", "BackendError", "BatonTimeoutError", "CancelledError", "InvalidParamError", "MismatchError",
            "NotAllowedError", "NotFoundError", "NotPostedError", "NotSupportedError", "RemoteDisconnectError",

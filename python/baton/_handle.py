@@ -1,4 +1,4 @@
-"""The library's agent or connector, as long as it may be used."""
+"""The library's agents, connectors, endpoints and communicators, as long as they may be used."""
 from __future__ import annotations
 
 import ctypes
@@ -12,8 +12,13 @@ from ._library import Error, lib
 from .errors import InvalidParamError, error_of
 
 
+# What the library's functions of a handle begin with, and the one that ends it.
+_PREFIXES = {"agent": ("agent", "destroy"), "connector": ("kv_connector", "destroy"), "endpoint": ("endpoint", "close"),
+             "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy")}
+
+
 class Handle:
-    """The library's agent or connector, until it is closed. Transfers and lists outlive it: the interpreter collects in any
+    """The library's agent, connector, endpoint or communicator, until it is closed. Transfers and lists outlive it: the interpreter collects in any
     order. It is destroyed when no thread is inside a call any more, also at the end of the interpreter, which daemon threads
     do not notice. In a forked child it is unusable: its threads are not there, and its sockets are the parent's."""
 
@@ -21,13 +26,10 @@ class Handle:
 
     def __init__(self, value: Optional[int], what: str = "agent") -> None:
         self.value, self.what, self.why = value, what, f"the {what} is closed: make another one"
+        self._prefix, self._end = _PREFIXES[what]
         self._inside: List[int] = []  # threads; what is done with it is one step for the interpreter
         self._destroying = threading.RLock()
         self.all.add(self)
-
-    @property
-    def _prefix(self) -> str:
-        return "agent" if self.what == "agent" else "kv_connector"
 
     def ask(self, function: Any, *arguments: Any) -> Any:
         """Calls a function of the library that takes an agent first."""
@@ -67,7 +69,7 @@ class Handle:
             while any(thread != me for thread in list(self._inside)):
                 time.sleep(0.0005)
             if value:
-                getattr(lib, f"{self._prefix}_destroy")(value)
+                getattr(lib, f"{self._prefix}_{self._end}")(value)
 
     def _forget(self) -> None:
         self.value = None

@@ -110,12 +110,46 @@ class KvBinding(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("key", c_char_p), ("tokens", c_uint32), ("loads", c_uint32), ("lease", c_int64)]
 
 
+class EndpointOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t)] + [(name, c_char_p) for name in (
+        "providers", "require", "key_file", "listen_host", "settings", "advertise")] + [
+        ("listen_port", c_uint16), ("background", c_uint8), ("pool_bytes", c_uint64)]
+
+
+class Place(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("rendezvous", c_char_p), ("rank", c_int32), ("ranks", c_int32),
+                ("local_rank", c_int32), ("local_ranks", c_int32), ("generation", c_uint64), ("serves", c_uint8)]
+
+
+class CommOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("uuid", c_uint64), ("start_timeout", c_int64),
+                ("timeout", c_int64), ("ordered", c_uint8), ("tune", c_uint8)]
+
+
+class CommStats(ctypes.Structure):
+    _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
+        "calls", "messages", "bytes_sent", "direct_bytes", "sleeps", "staged_calls", "staged_bytes")]
+
+
+OnEnd = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_int32, c_char_p)
+
+
+class Call(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("kind", c_int32), ("type", c_int32), ("op", c_int32), ("peer", c_int32),
+                ("in", c_void_p), ("out", c_void_p), ("count", c_size_t), ("in_counts", c_void_p),
+                ("in_offsets", c_void_p), ("out_counts", c_void_p), ("out_offsets", c_void_p), ("timeout", c_int64),
+                ("factor", c_void_p), ("tag", c_int32), ("flags", c_uint32), ("on_end", OnEnd), ("context", c_void_p)]
+
+
 _ERROR = POINTER(Error)
 _AGENT = c_void_p
 _LAYOUT = c_void_p
 _PLAN = c_void_p
 _CHECKSUMS = c_void_p
 _CONNECTOR = c_void_p
+_ENDPOINT = c_void_p
+_RENDEZVOUS = c_void_p
+_COMM = c_void_p
 _PROTOTYPES = {
     "bytes_free": (None, [POINTER(Bytes)]),
     "version": (c_char_p, []),
@@ -220,6 +254,41 @@ _PROTOTYPES = {
     "kv_job_give_payload": (c_int32, [_CONNECTOR, c_uint64, c_char_p, c_size_t, _ERROR]),
     "kv_job_finish": (c_int32, [_CONNECTOR, c_uint64, c_int32, c_char_p, _ERROR]),
     "kv_job_state": (c_int32, [_CONNECTOR, c_uint64, _ERROR]),
+    "endpoint_options_init": (None, [POINTER(EndpointOptions), c_size_t]),
+    "endpoint_open": (c_int32, [POINTER(EndpointOptions), POINTER(_ENDPOINT), _ERROR]),
+    "endpoint_close": (None, [_ENDPOINT]),
+    "endpoint_handle": (c_int32, [_ENDPOINT, c_void_p, _ERROR]),
+    "endpoint_progress": (c_int, [_ENDPOINT]),
+    "endpoint_event_fd": (c_int, [_ENDPOINT]),
+    "endpoint_allocate": (c_int32, [_ENDPOINT, c_uint64, POINTER(c_void_p), _ERROR]),
+    "endpoint_free": (c_int32, [_ENDPOINT, c_void_p, _ERROR]),
+    "rendezvous_open": (c_int32, [c_char_p, c_uint32, c_char_p, POINTER(_RENDEZVOUS), POINTER(Bytes), _ERROR]),
+    "rendezvous_close": (None, [_RENDEZVOUS]),
+    "place_from_environment": (c_int32, [POINTER(Place), POINTER(Bytes), _ERROR]),
+    "comm_options_init": (None, [POINTER(CommOptions), c_size_t]),
+    "comm_meet": (c_int32, [_ENDPOINT, POINTER(Place), POINTER(CommOptions), POINTER(_COMM), _ERROR]),
+    "comm_create": (c_int32, [_ENDPOINT, c_void_p, c_size_t, POINTER(CommOptions), POINTER(_COMM), _ERROR]),
+    "comm_split": (c_int32, [_COMM, c_int32, c_int32, POINTER(CommOptions), POINTER(_COMM), _ERROR]),
+    "comm_subgroup": (c_int32, [_COMM, c_void_p, c_size_t, POINTER(CommOptions), POINTER(_COMM), _ERROR]),
+    "comm_reconfigure": (c_int32, [_COMM, c_void_p, c_size_t, c_uint64, c_int64, POINTER(c_uint64), _ERROR]),
+    "comm_endpoint": (c_int32, [_COMM, POINTER(_ENDPOINT), _ERROR]),
+    "comm_handles": (c_int32, [_COMM, c_void_p, c_size_t, POINTER(c_size_t), _ERROR]),
+    "comm_wait_ready": (c_int32, [_COMM, c_int64, _ERROR]),
+    "comm_state": (c_int32, [_COMM, _ERROR]),
+    "comm_shrink": (c_int32, [_COMM, POINTER(_COMM), _ERROR]),
+    "comm_abort": (c_int32, [_COMM, c_char_p, _ERROR]),
+    "comm_rank": (c_int32, [_COMM]),
+    "comm_ranks": (c_int32, [_COMM]),
+    "comm_lost": (c_int32, [_COMM, POINTER(c_int32), c_size_t, POINTER(c_size_t), _ERROR]),
+    "comm_explain": (c_int32, [_COMM, c_int32, c_uint64, POINTER(Bytes), _ERROR]),
+    "comm_routes": (c_int32, [_COMM, POINTER(Bytes), _ERROR]),
+    "comm_flight_record": (c_int32, [_COMM, POINTER(Bytes), _ERROR]),
+    "comm_get_stats": (c_int32, [_COMM, POINTER(CommStats), _ERROR]),
+    "comm_destroy": (None, [_COMM]),
+    "comm_start": (c_int32, [_COMM, POINTER(Call), POINTER(c_uint64), _ERROR]),
+    "work_wait": (c_int32, [_COMM, c_uint64, c_int64, _ERROR]),
+    "work_test": (c_int32, [_COMM, c_uint64, _ERROR]),
+    "work_source": (c_int32, [_COMM, c_uint64, POINTER(c_int32), _ERROR]),
 }
 
 

@@ -111,6 +111,15 @@ async def wait_for(transfer: Any) -> None:
         ended = transfer.post().done()
     if ended:
         return
+    try:
+        await wait_end(transfer)
+    except asyncio.CancelledError:
+        transfer.abort()
+        raise
+
+
+async def wait_end(transfer: Any) -> None:
+    """Waits for the end of a transfer that was posted, or of a call. A cancelled wait changes nothing."""
     agent = transfer.agent
     if not agent.threaded:
         while not transfer.done():
@@ -125,8 +134,5 @@ async def wait_for(transfer: Any) -> None:
     loop.call_soon(watcher.look)  # it may have ended before a task watched
     try:
         await future
-    except asyncio.CancelledError:
-        transfer.abort()
-        raise
     finally:
         watcher.drop(future)

@@ -34,6 +34,8 @@ class _DLTensor(ctypes.Structure):
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
 
 
+_DLPACK_CODES = ("int", "uint", "float", None, "bfloat", None, "bool", None, None, None, "float8_e4m3fn", None,
+                 "float8_e5m2")  # by DLDataType.code; bits follow, but for the last
 _HOST, _CUDA = (1, 3), 2  # DLPack's kDLCPU and kDLCUDAHost, and kDLCUDA
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
@@ -72,6 +74,67 @@ def memory_of(thing: Any) -> Memory:
     return Memory(ctypes.addressof(start), view.nbytes, 0, (thing, start))
 
 
+class Elements(NamedTuple):
+    """A contiguous array, in C order: `count` elements of `itemsize` bytes. `dtype` is numpy's name of their type."""
+
+    address: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
+    dtype: str
+    itemsize: int
+    keep: Any
+
+
+def elements_of(thing: Any, what: str, writes: bool) -> Elements:
+    """What a call reads, or with `writes` also writes. `what` is its name in messages."""
+    kind = type(thing).__module__
+    if kind == "torch" or hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
+        if thing.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"{what} is a tensor on {thing.device}: Baton moves memory of the host and of CUDA "
+                                      "devices; copy it there first")
+        if not thing.is_contiguous():
+            raise InvalidParamError(f"{what} is not contiguous: pass {what}.contiguous()")
+        return Elements(thing.data_ptr(), thing.numel(), str(thing.dtype)[6:], thing.element_size(), thing)
+    if hasattr(thing, "__array_interface__"):  # numpy
+        if not thing.flags.c_contiguous:
+            raise InvalidParamError(f"{what} is not contiguous: pass numpy.ascontiguousarray({what})")
+        if writes and not thing.flags.writeable:
+            raise InvalidParamError(f"{what} is read-only: pass a copy")
+        return Elements(thing.__array_interface__["data"][0], thing.size, thing.dtype.name, thing.itemsize, thing)
+    if hasattr(thing, "__dlpack__"):
+        try:
+            memory, code, bits, lanes = _dlpack_of(thing)
+        except ValueError:
+            raise InvalidParamError(f"{what} is not contiguous: pass a contiguous copy") from None
+        name = _DLPACK_CODES[code] if code < len(_DLPACK_CODES) else None
+        size = max(bits * lanes // 8, 1)
+        dtype = name if name is None or name.startswith("float8") or name == "bool" else f"{name}{bits}"
+        return Elements(memory.address, memory.bytes // size, dtype if dtype and lanes == 1 else f"type {code}", size,
+                        memory.keep)
+    try:
+        view = memoryview(thing)
+    except TypeError:
+        raise TypeError(f"{what} is of type {type(thing).__name__}: pass a numpy array, a torch tensor, or anything that has "
+                        "DLPack or the buffer protocol") from None
+    if not view.c_contiguous:
+        raise InvalidParamError(f"{what} is not contiguous: pass bytes({what})")
+    if writes and view.readonly:
+        raise InvalidParamError(f"{what} is read-only: pass a bytearray")
+    keep: Any
+    if view.readonly:
+        copy = bytes(thing)  # itself, if it is bytes
+        address, keep = ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0, copy
+    else:
+        start = ctypes.c_char.from_buffer(view) if view.nbytes else ctypes.c_char()
+        address, keep = ctypes.addressof(start), (thing, start)
+    letter = view.format.lstrip("@=<")
+    dtype = "bool" if letter == "?" else f"{_LETTERS[letter]}{8 * view.itemsize}" if letter in _LETTERS else view.format
+    return Elements(address, view.nbytes // view.itemsize, dtype, view.itemsize, keep)
+
+
+# Of struct's letters; the size says the rest.
+_LETTERS = {**dict.fromkeys("bhilqn", "int"), **dict.fromkeys("BHILQNc", "uint"), **dict.fromkeys("efd", "float")}
+
+
 class View(NamedTuple):
     """An array with any strides, in bytes. `memory`: from its first element to its last."""
 
@@ -101,6 +164,11 @@ def view_of(thing: Any) -> View:
 
 
 def _dlpack(thing: Any) -> Memory:
+    return _dlpack_of(thing)[0]
+
+
+def _dlpack_of(thing: Any) -> Tuple[Memory, int, int, int]:
+    """Its memory, and the code, bits and lanes of its type."""
     place, device = thing.__dlpack_device__()
     if place not in (*_HOST, _CUDA):
         raise NotImplementedError(f"a tensor on device {place}:{device}: Baton moves memory of the host and of CUDA "
@@ -112,8 +180,9 @@ def _dlpack(thing: Any) -> Memory:
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
     size = _elements(shape, strides) * tensor.bits * tensor.lanes // 8
     address = (tensor.data or 0) + tensor.byte_offset
-    return Memory(address, size, device, (thing, capsule), VRAM) if place == _CUDA else Memory(
+    memory = Memory(address, size, device, (thing, capsule), VRAM) if place == _CUDA else Memory(
         address, size, 0, (thing, capsule))
+    return memory, tensor.code, tensor.bits, tensor.lanes
 
 
 def _cuda_array(thing: Any) -> Memory:

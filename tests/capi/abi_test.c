@@ -1,4 +1,4 @@
-// The layout of everything in baton.h that a compiled program has inside it: the size of each
+// The layout of everything in the headers of C that a compiled program has inside it: the size of each
 // struct, where each field is, what each number means. A program that was compiled with an older
 // header, and Python's copy of the structs, rely on every line.
 //
@@ -7,11 +7,12 @@
 //   then grows; new numbers are ones that nobody had.
 // - a struct grew by a new last field: add the field's line and change the size. The library reads
 //   and writes no more of a struct than its `size` says, so older programs go on working.
-// - a row of an array (baton_descriptor, baton_strided, baton_kv_field, baton_kv_blocks) has no
-//   size, and never changes: a new row and a new function beside the old ones.
+// - a row of an array (baton_descriptor, baton_strided, baton_kv_field, baton_kv_blocks, baton_handle)
+//   has no size, and never changes: a new row and a new function beside the old ones.
 // - anything else has to be different: raise BATON_ABI_VERSION and the library's SOVERSION, and
 //   write this file anew.
 #include <baton/baton.h>
+#include <baton/collectives.h>
 
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +46,47 @@ NUMBER(BATON_VRAM, 1);
 NUMBER(BATON_BLOCK, 2);
 NUMBER(BATON_OBJECT, 3);
 NUMBER(BATON_FILE, 4);
+NUMBER(BATON_ALL_REDUCE, 0);
+NUMBER(BATON_REDUCE_SCATTER, 1);
+NUMBER(BATON_ALL_GATHER, 2);
+NUMBER(BATON_BROADCAST, 3);
+NUMBER(BATON_REDUCE, 4);
+NUMBER(BATON_ALL_TO_ALL, 5);
+NUMBER(BATON_BARRIER, 6);
+NUMBER(BATON_SEND, 7);
+NUMBER(BATON_RECEIVE, 8);
+NUMBER(BATON_ALL_TO_ALL_V, 9);
+NUMBER(BATON_SCATTER, 10);
+NUMBER(BATON_GATHER, 11);
+NUMBER(BATON_ALL_GATHER_V, 12);
+NUMBER(BATON_REDUCE_SCATTER_V, 13);
+NUMBER(BATON_F32, 0);
+NUMBER(BATON_F16, 1);
+NUMBER(BATON_BF16, 2);
+NUMBER(BATON_F64, 3);
+NUMBER(BATON_I8, 4);
+NUMBER(BATON_U8, 5);
+NUMBER(BATON_I32, 6);
+NUMBER(BATON_I64, 7);
+NUMBER(BATON_F8E4M3, 8);
+NUMBER(BATON_F8E5M2, 9);
+NUMBER(BATON_U32, 10);
+NUMBER(BATON_U64, 11);
+NUMBER(BATON_BOOL, 12);
+NUMBER(BATON_SUM, 0);
+NUMBER(BATON_PROD, 1);
+NUMBER(BATON_MIN, 2);
+NUMBER(BATON_MAX, 3);
+NUMBER(BATON_AVG, 4);
+NUMBER(BATON_PREMUL_SUM, 5);
+NUMBER(BATON_AND, 6);
+NUMBER(BATON_OR, 7);
+NUMBER(BATON_XOR, 8);
+NUMBER(BATON_CALL_ORDERED, 1);
+NUMBER(BATON_CALL_UNORDERED, 2);
+NUMBER(BATON_CALL_DETACHED, 4);
+NUMBER(BATON_ANY_RANK, -1);
+NUMBER(sizeof(BATON_ANY_RANK), 4);
 NUMBER(BATON_WRITE, 0);
 NUMBER(BATON_READ, 1);
 NUMBER(BATON_KV_OPAQUE, 1);
@@ -262,6 +304,70 @@ FIELD(baton_kv_binding, key, 8, 8);
 FIELD(baton_kv_binding, tokens, 16, 4);
 FIELD(baton_kv_binding, loads, 20, 4);
 FIELD(baton_kv_binding, lease, 24, 8);
+
+SIZE(baton_endpoint_options, 72);
+FIELD(baton_endpoint_options, size, 0, 8);
+FIELD(baton_endpoint_options, providers, 8, 8);
+FIELD(baton_endpoint_options, require, 16, 8);
+FIELD(baton_endpoint_options, key_file, 24, 8);
+FIELD(baton_endpoint_options, listen_host, 32, 8);
+FIELD(baton_endpoint_options, settings, 40, 8);
+FIELD(baton_endpoint_options, advertise, 48, 8);
+FIELD(baton_endpoint_options, listen_port, 56, 2);
+FIELD(baton_endpoint_options, background, 58, 1);
+FIELD(baton_endpoint_options, pool_bytes, 64, 8);
+
+SIZE(baton_handle, 96);
+FIELD(baton_handle, bytes, 0, 96);
+
+SIZE(baton_place, 48);
+FIELD(baton_place, size, 0, 8);
+FIELD(baton_place, rendezvous, 8, 8);
+FIELD(baton_place, rank, 16, 4);
+FIELD(baton_place, ranks, 20, 4);
+FIELD(baton_place, local_rank, 24, 4);
+FIELD(baton_place, local_ranks, 28, 4);
+FIELD(baton_place, generation, 32, 8);
+FIELD(baton_place, serves, 40, 1);
+
+SIZE(baton_comm_options, 48);
+FIELD(baton_comm_options, size, 0, 8);
+FIELD(baton_comm_options, name, 8, 8);
+FIELD(baton_comm_options, uuid, 16, 8);
+FIELD(baton_comm_options, start_timeout, 24, 8);
+FIELD(baton_comm_options, timeout, 32, 8);
+FIELD(baton_comm_options, ordered, 40, 1);
+FIELD(baton_comm_options, tune, 41, 1);
+
+SIZE(baton_comm_stats, 64);
+FIELD(baton_comm_stats, size, 0, 8);
+FIELD(baton_comm_stats, calls, 8, 8);
+FIELD(baton_comm_stats, messages, 16, 8);
+FIELD(baton_comm_stats, bytes_sent, 24, 8);
+FIELD(baton_comm_stats, direct_bytes, 32, 8);
+FIELD(baton_comm_stats, sleeps, 40, 8);
+FIELD(baton_comm_stats, staged_calls, 48, 8);
+FIELD(baton_comm_stats, staged_bytes, 56, 8);
+
+SIZE(baton_call, 120);
+FIELD(baton_call, size, 0, 8);
+FIELD(baton_call, kind, 8, 4);
+FIELD(baton_call, type, 12, 4);
+FIELD(baton_call, op, 16, 4);
+FIELD(baton_call, peer, 20, 4);
+FIELD(baton_call, in, 24, 8);
+FIELD(baton_call, out, 32, 8);
+FIELD(baton_call, count, 40, 8);
+FIELD(baton_call, in_counts, 48, 8);
+FIELD(baton_call, in_offsets, 56, 8);
+FIELD(baton_call, out_counts, 64, 8);
+FIELD(baton_call, out_offsets, 72, 8);
+FIELD(baton_call, timeout, 80, 8);
+FIELD(baton_call, factor, 88, 8);
+FIELD(baton_call, tag, 96, 4);
+FIELD(baton_call, flags, 100, 4);
+FIELD(baton_call, on_end, 104, 8);
+FIELD(baton_call, context, 112, 8);
 
 #endif
 

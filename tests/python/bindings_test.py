@@ -1,12 +1,12 @@
-"""The declarations in baton/_library.py against the header: the same functions, with as many arguments, and structs
+"""The declarations in baton/_library.py against the headers: the same functions, with as many arguments, and structs
 of the same fields."""
-# Promise(python): Python's declarations of the library are those of its header | a test reads both
+# Promise(python): Python's declarations of the library are those of its headers | a test reads both
 import re
 import sys
 
-from baton import _library
+from baton import _library, communicator
 
-HEADER = re.sub(r"//[^\n]*", "", open(sys.argv[1], encoding="utf8").read())
+HEADER = re.sub(r"//[^\n]*", "", "".join(open(name, encoding="utf8").read() for name in sys.argv[1:]))
 DECLARED = {name: [] if arguments.strip() == "void" else arguments.split(",")
             for name, arguments in re.findall(r"\bbaton_([a-z0-9_]+)\(([^()]*)\);", HEADER)}
 STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _library.Options,
@@ -16,7 +16,8 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "kv_checksums_info": _library.KvChecksumsInfo, "kv_blocks": _library.KvBlocks,
            "kv_request": _library.KvRequest, "kv_connector_options": _library.KvConnectorOptions,
            "kv_connector_stats": _library.KvConnectorStats, "kv_load": _library.KvLoad, "kv_job": _library.KvJob,
-           "kv_binding": _library.KvBinding}
+           "kv_binding": _library.KvBinding, "endpoint_options": _library.EndpointOptions, "place": _library.Place,
+           "comm_options": _library.CommOptions, "comm_stats": _library.CommStats, "call": _library.Call}
 complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
 for each, (_, types) in _library._PROTOTYPES.items():
     if len(types) != len(DECLARED.get(each, types)):
@@ -30,5 +31,10 @@ for each in ("IN_PROGRESS", "ERR_NOT_FOUND", "ERR_TIMEOUT"):
     number = int(re.search(r"BATON_%s = (-?\d+)" % each, HEADER).group(1))
     if number != getattr(_library, each.replace("ERR_", "")):
         complaints.append(f"{each} is {number} in the header")
+for prefix, table in (("type", communicator._TYPES), ("reduction", communicator._OPS), ("call_kind", communicator._KINDS)):
+    body = re.search(r"typedef enum baton_%s \{(.*?)\}" % prefix, HEADER, re.DOTALL).group(1)
+    numbers = [int(number) for number in re.findall(r"= (\d+)", body)]
+    if sorted(table.values()) != numbers:
+        complaints.append(f"{prefix}: {table} here, {numbers} in the header")
 print("\n".join(complaints) or f"{len(DECLARED)} functions and {len(STRUCTS)} structs: ok")
 sys.exit(1 if complaints else 0)

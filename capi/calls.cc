@@ -1,0 +1,211 @@
+// The C interface: calls of communicators, from their start to the moment when their end is told.
+#include <memory>
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
+#include "capi/comm_handle.h"
+
+using baton::CallOptions;
+using baton::Communicator;
+using baton::DataType;
+using baton::ReduceOp;
+using baton::Work;
+using baton::capi::ended;
+using baton::capi::give_nothing;
+using baton::capi::invalid;
+using baton::capi::kSequenceBits;
+using baton::capi::number_of;
+using baton::capi::result_of;
+using baton::capi::with;
+
+namespace {
+
+std::optional<Work> work_of(const baton_comm& handle, baton_work work) {
+  const uint64_t sequence = work & ((uint64_t{1} << kSequenceBits) - 1);
+  if (number_of(handle, Work{sequence}) != work) return std::nullopt;
+  return Work{sequence};
+}
+int32_t foreign(baton_work work, baton_error* error) {
+  return result_of(absl::NotFoundError(absl::StrFormat(
+                       "%d is no work of this communicator: baton_comm_start() gives them", work)),
+                   error);
+}
+
+absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
+                           const CallOptions& options) {
+  const auto ranks = static_cast<size_t>(group.ranks());
+  const auto list = [&](const size_t* numbers) {
+    return absl::Span<const size_t>(numbers, numbers == nullptr ? 0 : ranks);
+  };
+  // Numbers that are none are refused by the communicator, but for those that do not fit.
+  const auto type = static_cast<DataType>(call.type < 0 || call.type > 255 ? 255 : call.type);
+  const auto op = static_cast<ReduceOp>(call.op < 0 || call.op > 255 ? 255 : call.op);
+  switch (call.kind) {
+    case BATON_ALL_REDUCE:
+      return group.all_reduce_async(call.in, call.out, call.count, type, op, options);
+    case BATON_REDUCE_SCATTER:
+      return group.reduce_scatter_async(call.in, call.out, call.count, type, op, options);
+    case BATON_ALL_GATHER:
+      return group.all_gather_async(call.in, call.out, call.count, type, options);
+    case BATON_BROADCAST:
+      return group.broadcast_async(call.in, call.out, call.count, type, call.peer, options);
+    case BATON_REDUCE:
+      return group.reduce_async(call.in, call.out, call.count, type, op, call.peer, options);
+    case BATON_ALL_TO_ALL:
+      return group.all_to_all_async(call.in, call.out, call.count, type, options);
+    case BATON_BARRIER:
+      return group.barrier_async(options);
+    case BATON_SEND:
+      return group.send_async(call.in, call.count, type, call.peer, options);
+    case BATON_RECEIVE:
+      return group.receive_async(call.out, call.count, type, call.peer, options);
+    case BATON_SCATTER:
+      return group.scatter_async(call.in, call.out, call.count, type, call.peer, options);
+    case BATON_GATHER:
+      return group.gather_async(call.in, call.out, call.count, type, call.peer, options);
+    case BATON_ALL_GATHER_V:
+      return group.all_gather_v_async(
+          call.in, call.out_counts == nullptr ? 0 : call.out_counts[group.rank()], call.out,
+          list(call.out_counts), list(call.out_offsets), type, options);
+    case BATON_REDUCE_SCATTER_V:
+      return group.reduce_scatter_v_async(call.in, list(call.in_counts), list(call.in_offsets),
+                                          call.out, type, op, options);
+    case BATON_ALL_TO_ALL_V:
+      return group.all_to_all_v_async(call.in, list(call.in_counts), list(call.in_offsets),
+                                      call.out, list(call.out_counts), list(call.out_offsets), type,
+                                      options);
+    default:
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "kind %d is none that this library knows: see baton_call_kind", call.kind));
+  }
+}
+
+// What a callback needs, until it was called.
+struct OnEnd {
+  baton_on_end call;
+  void* context;
+  const baton_comm& handle;
+};
+void call_on_end(void* context, Work work, const absl::Status& status) {
+  const std::unique_ptr<OnEnd> on_end(static_cast<OnEnd*>(context));
+  baton_error error = BATON_ERROR_INIT;
+  const int32_t result = result_of(ended(status), &error);
+  on_end->call(on_end->context, number_of(on_end->handle, work), result, error.text);
+}
+
+}  // namespace
+
+std::optional<baton::Collective> baton::capi::collective_of(int32_t kind) {
+  switch (kind) {
+    case BATON_ALL_REDUCE:
+      return Collective::kAllReduce;
+    case BATON_REDUCE_SCATTER:
+    case BATON_REDUCE_SCATTER_V:
+      return Collective::kReduceScatter;
+    case BATON_ALL_GATHER:
+    case BATON_ALL_GATHER_V:
+      return Collective::kAllGather;
+    case BATON_SCATTER:
+      return Collective::kScatter;
+    case BATON_GATHER:
+      return Collective::kGather;
+    case BATON_BROADCAST:
+      return Collective::kBroadcast;
+    case BATON_REDUCE:
+      return Collective::kReduce;
+    case BATON_ALL_TO_ALL:
+    case BATON_ALL_TO_ALL_V:
+      return Collective::kAllToAll;
+    case BATON_BARRIER:
+      return Collective::kBarrier;
+    case BATON_SEND:
+    case BATON_RECEIVE:
+      return Collective::kSendReceive;
+    default:
+      return std::nullopt;
+  }
+}
+
+int32_t baton::capi::no_such_kind(int32_t kind, baton_error* error) {
+  return result_of(absl::InvalidArgumentError(absl::StrFormat(
+                       "kind %d is none that this library knows: see baton_call_kind", kind)),
+                   error);
+}
+
+extern "C" {
+
+int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* work,
+                         baton_error* error) {
+  give_nothing(work);
+  baton_call all = BATON_CALL_INIT;
+  if (!baton::capi::read_sized(call, all)) {
+    return invalid("call: set it to BATON_CALL_INIT first", error);
+  }
+  const bool detached = (all.flags & BATON_CALL_DETACHED) != 0;
+  if (work == nullptr && !detached) {
+    return invalid("work is NULL: pass the address for the number, or BATON_CALL_DETACHED", error);
+  }
+  if (!baton::capi::collective_of(all.kind)) return baton::capi::no_such_kind(all.kind, error);
+  return with(comm, error, [&](Communicator& group) {
+    CallOptions options;
+    if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
+      options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
+    }
+    options.tag = all.tag;
+    options.factor = all.factor;
+    if (all.timeout != 0) options.timeout = baton::capi::timeout_of(all.timeout);
+    options.detached = detached;
+    std::unique_ptr<OnEnd> on_end;
+    if (all.on_end != nullptr) {
+      on_end = std::make_unique<OnEnd>(OnEnd{all.on_end, all.context, *comm});
+      options.on_end = call_on_end;
+      options.context = on_end.get();
+    }
+    const auto started = start(group, all, options);
+    if (started.ok()) {
+      (void)on_end.release();  // its own by now
+      if (work != nullptr) *work = number_of(*comm, *started);
+    }
+    return result_of(ended(started.status()), error);
+  });
+}
+
+int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, baton_error* error) {
+  return with(comm, error, [&](Communicator& group) {
+    const auto known = work_of(*comm, work);
+    if (!known) return foreign(work, error);
+    const absl::Status result = group.wait(*known, baton::capi::timeout_of(timeout));
+    const bool runs =
+        absl::IsDeadlineExceeded(result) && absl::StrContains(result.message(), "still runs");
+    return result_of(runs ? result : ended(result), error);
+  });
+}
+
+int32_t baton_work_test(baton_comm* comm, baton_work work, baton_error* error) {
+  return with(comm, error, [&](Communicator& group) {
+    const auto known = work_of(*comm, work);
+    if (!known) return foreign(work, error);
+    const auto result = group.test(*known);
+    return result ? result_of(ended(*result), error) : int32_t{BATON_IN_PROGRESS};
+  });
+}
+
+int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank,
+                          baton_error* error) {
+  if (rank == nullptr) return invalid("rank is NULL: pass the address for the number", error);
+  *rank = -1;
+  return with(comm, error, [&](Communicator& group) {
+    const auto known = work_of(*comm, work);
+    if (!known) return foreign(work, error);
+    *rank = group.source_of(*known);
+    return *rank >= 0 ? result_of(absl::OkStatus(), error)
+                      : result_of(absl::NotFoundError(absl::StrFormat(
+                                      "work %d has no source: it is no receive, has not ended well "
+                                      "yet, or more than 1,024 calls came after it",
+                                      work)),
+                                  error);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,115 @@
+// The endpoint: what all communicators of a process share.
+//
+//   auto endpoint = Endpoint::open({.worker = {.listen_host = "*"}});
+//   std::string mine = (*endpoint)->handle().bytes();       // 96 bytes: give them to the others
+//   std::vector<Handle> all = ...;                          // of all ranks, in rank order
+//   auto comm = Communicator::create(*endpoint, all, {.uuid = 7});   // returns at once
+//   absl::Status ready = (*comm)->wait_ready(std::chrono::seconds(30));
+//
+// An endpoint has one worker, one memory pool, one connection to each process that it talks to, and
+// at most one thread. Communicators are cheap beside it: one more among the same processes makes no
+// connection, no socket and no thread.
+//
+// Threads: every function may be called from any thread. All communicators of one endpoint share
+// one lock; a thread that waits for a call of one of them advances the calls of all.
+//
+// Life: communicators hold the endpoint. It closes its connections when the last of them and the
+// last shared_ptr to it are gone, and says goodbye before, so that no peer takes that for a death.
+// In a forked child it does nothing, and every function of it fails: a child opens one of its own.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/clock.h"
+#include "transport/worker.h"
+
+namespace baton {
+
+namespace collectives::internal {
+class EndpointImpl;
+}
+
+// Which process an endpoint lives in, and where it answers: 96 bytes that the application hands to
+// the other ranks by whatever way it has. A plain value. Holds no secret: who connects proves by
+// the cluster's key that it belongs.
+class Handle {
+ public:
+  static constexpr size_t kBytes = 96;
+
+  // InvalidArgument: not a handle (length, checksum); FailedPrecondition: of another version of the
+  // collectives, which the text names.
+  static absl::StatusOr<Handle> decode(std::string_view bytes);
+  // What decode() takes. Binary.
+  std::string bytes() const { return {bytes_.data(), bytes_.size()}; }
+  // For people: "node7, pid 4711".
+  std::string label() const;
+
+  bool operator==(const Handle&) const = default;
+  // Any order, equal everywhere: for groups whose members are given as a set.
+  bool operator<(const Handle& other) const { return bytes_ < other.bytes_; }
+
+ private:
+  friend class collectives::internal::EndpointImpl;
+  std::array<char, kBytes> bytes_{};
+};
+
+struct EndpointOptions {
+  // Providers, key, shape, timeline, clock: as for any worker. An empty listen_host means loopback:
+  // ranks on other machines need "*" or an address.
+  WorkerOptions worker;
+  size_t slab_bytes = 16 << 20;  // memory is taken from the system in pieces of at least this
+  bool background = false;       // a thread advances calls while callers compute
+};
+
+// Memory that peers reach directly. A plain value.
+struct CommBuffer {
+  std::byte* data = nullptr;
+  size_t size = 0;
+  uint32_t index = 0;  // for free()
+};
+
+class Endpoint {
+ public:
+  // Errors as of Worker::create().
+  static absl::StatusOr<std::shared_ptr<Endpoint>> open(EndpointOptions options);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // What others make communicators from. Fixed from open() on.
+  const Handle& handle() const;
+
+  // Memory for calls of every communicator of this endpoint: over shm peers read it in place, over
+  // RDMA it is registered. Aligned to 64 bytes at least; zeroed. Stays until free() or the end of
+  // the endpoint. ResourceExhausted: the machine has too little.
+  absl::StatusOr<CommBuffer> allocate(size_t bytes);
+  void free(const CommBuffer& buffer);
+
+  // Advances every communicator by a bounded amount and runs the callbacks of calls that have
+  // ended; true if anything happened. For callers with a loop of their own; such a loop sleeps on
+  // event_fd() (readable when something has happened; read its 8 bytes to clear it), at most some
+  // milliseconds, since deadlines pass without an event.
+  bool progress();
+  int event_fd() const;
+
+  Worker& worker();
+
+ private:
+  friend class Communicator;
+  explicit Endpoint(std::unique_ptr<collectives::internal::EndpointImpl> impl);
+  // InvalidArgument in a forked child.
+  absl::Status usable() const;
+  std::unique_ptr<collectives::internal::EndpointImpl> impl_;
+  const pid_t made_in_ = getpid();
+};
+
+}  // namespace baton

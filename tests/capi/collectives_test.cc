@@ -1,0 +1,735 @@
+// Collectives in C: ranks as threads of the test, each with a communicator of its own.
+#include <baton/collectives.h>
+#include <dirent.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <functional>
+#include <latch>
+#include <numeric>
+#include <thread>
+
+#include "tests/sanitized.h"
+#include "tests/test.h"
+#include "tests/until.h"
+
+namespace {
+
+using baton::until;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kLong = 60'000'000'000;
+
+struct Rank {
+  ~Rank() { baton_comm_destroy(comm); }
+  baton_work start(const baton_call& call, int32_t expected = BATON_OK) {
+    baton_work work = 0;
+    EXPECT_EQ(baton_comm_start(comm, &call, &work, &error), expected) << error.text;
+    return work;
+  }
+  int32_t run(const baton_call& call) {
+    const baton_work work = start(call);
+    return baton_work_wait(comm, work, kLong, &error);
+  }
+  baton_comm* comm = nullptr;
+  int32_t rank = 0, ranks = 1;
+  baton_error error = BATON_ERROR_INIT;
+};
+
+baton_call call_of(int32_t kind, const void* in, void* out, size_t count, int32_t peer = 0) {
+  baton_call call = BATON_CALL_INIT;
+  call.kind = kind;
+  call.type = BATON_I32;
+  call.in = in;
+  call.out = out;
+  call.count = count;
+  call.peer = peer;
+  return call;
+}
+
+// body(rank) on a thread for each.
+void run_ranks(int ranks, const std::function<void(Rank&)>& body, const char* provider = "shm",
+               uint8_t background = 0) {
+  baton_rendezvous* meeting = nullptr;
+  baton_bytes address{};
+  baton_error error = BATON_ERROR_INIT;
+  ASSERT_EQ(baton_rendezvous_open(nullptr, 0, nullptr, &meeting, &address, &error), BATON_OK)
+      << error.text;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Rank self;
+      self.rank = rank;
+      self.ranks = ranks;
+      baton_place place = BATON_PLACE_INIT;
+      place.rank = rank;
+      place.ranks = ranks;
+      place.rendezvous = address.data;
+      baton_endpoint_options options;
+      baton_endpoint_options_init(&options, sizeof options);
+      options.providers = provider;
+      options.background = background;
+      baton_endpoint* endpoint = nullptr;
+      ASSERT_EQ(baton_endpoint_open(&options, &endpoint, &self.error), BATON_OK) << self.error.text;
+      const int32_t met = baton_comm_meet(endpoint, &place, nullptr, &self.comm, &self.error);
+      baton_endpoint_close(endpoint);  // the communicator goes on
+      ASSERT_EQ(met, BATON_OK) << self.error.text;
+      body(self);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  baton_rendezvous_close(meeting);
+  baton_bytes_free(&address);
+}
+
+std::vector<int32_t> numbers(size_t count, int32_t from) {
+  std::vector<int32_t> out(count);
+  std::iota(out.begin(), out.end(), from);
+  return out;
+}
+
+// --- every kind gives what the header says ---
+
+struct CollectivesInC : ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Over, CollectivesInC, ::testing::Values("shm", "tcp"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// Promise(collectives): A program in C has every collective call, with the numbers and the errors
+//   of the library | one call with a versioned struct
+TEST_P(CollectivesInC, EveryKindGivesWhatTheHeaderSays) {
+  constexpr int kRanks = 3;
+  constexpr int32_t kCount = 5, kRoot = 1;
+  run_ranks(
+      kRanks,
+      [](Rank& self) {
+        const int32_t r = self.rank;
+        const std::vector<int32_t> own = numbers(kCount, 100 * r);
+        const std::vector<int32_t> all = numbers(size_t{kCount} * kRanks, 1000 * r);
+        std::vector<int32_t> out(kCount), big(size_t{kCount} * kRanks);
+        const auto run = [&](baton_call call) {
+          ASSERT_EQ(self.run(call), BATON_OK) << call.kind << ": " << self.error.text;
+        };
+        run(call_of(BATON_ALL_REDUCE, own.data(), out.data(), kCount));
+        for (int i = 0; i < kCount; ++i) EXPECT_EQ(out[i], 300 + 3 * i);
+        run(call_of(BATON_REDUCE_SCATTER, all.data(), out.data(), kCount));
+        for (int i = 0; i < kCount; ++i) EXPECT_EQ(out[i], 3000 + 3 * (kCount * r + i));
+        run(call_of(BATON_ALL_GATHER, own.data(), big.data(), kCount));
+        for (int i = 0; i < kCount * kRanks; ++i) {
+          EXPECT_EQ(big[i], 100 * (i / kCount) + i % kCount);
+        }
+        std::vector<int32_t> cast = own;
+        run(call_of(BATON_BROADCAST, cast.data(), cast.data(), kCount, kRoot));
+        EXPECT_EQ(cast, numbers(kCount, 100 * kRoot));
+        baton_call reduce = call_of(BATON_REDUCE, own.data(), out.data(), kCount, kRoot);
+        reduce.op = BATON_MAX;
+        run(reduce);
+        if (r == kRoot) {
+          EXPECT_EQ(out, numbers(kCount, 200));
+        }
+        run(call_of(BATON_ALL_TO_ALL, all.data(), big.data(), kCount));
+        for (int i = 0; i < kCount * kRanks; ++i) {
+          EXPECT_EQ(big[i], 1000 * (i / kCount) + kCount * r + i % kCount);
+        }
+        run(call_of(BATON_BARRIER, nullptr, nullptr, 0));
+        run(call_of(BATON_SCATTER, all.data(), out.data(), kCount, kRoot));
+        EXPECT_EQ(out, numbers(kCount, 1000 * kRoot + kCount * r));
+        run(call_of(BATON_GATHER, own.data(), big.data(), kCount, kRoot));
+        if (r == kRoot) {
+          for (int i = 0; i < kCount * kRanks; ++i) {
+            EXPECT_EQ(big[i], 100 * (i / kCount) + i % kCount);
+          }
+        }
+        // Rank r's block has r + 1 elements; the blocks lie apart.
+        const size_t counts[kRanks] = {1, 2, 3}, apart[kRanks] = {0, 4, 8};
+        std::vector<int32_t> wide(12, -1);
+        baton_call gather = call_of(BATON_ALL_GATHER_V, own.data(), wide.data(), 0);
+        gather.out_counts = counts;
+        gather.out_offsets = apart;
+        run(gather);
+        EXPECT_EQ(wide, (std::vector<int32_t>{0, -1, -1, -1, 100, 101, -1, -1, 200, 201, 202, -1}));
+        const std::vector<int32_t> ones(12, r + 1);
+        std::vector<int32_t> mine(4, -1);
+        baton_call scatter = call_of(BATON_REDUCE_SCATTER_V, ones.data(), mine.data(), 0);
+        scatter.in_counts = counts;
+        scatter.in_offsets = apart;
+        run(scatter);
+        for (int i = 0; i < 4; ++i) EXPECT_EQ(mine[i], i <= r ? 6 : -1);
+        // Rank r sends s + 1 elements to rank s.
+        const size_t from_each[kRanks] = {counts[r], counts[r], counts[r]};
+        baton_call exchange = call_of(BATON_ALL_TO_ALL_V, all.data(), wide.data(), 0);
+        exchange.in_counts = counts;
+        exchange.in_offsets = apart;
+        exchange.out_counts = from_each;
+        exchange.out_offsets = apart;
+        run(exchange);
+        for (int s = 0; s < kRanks; ++s) {
+          for (int i = 0; i <= r; ++i) EXPECT_EQ(wide[4 * s + i], 1000 * s + 4 * r + i);
+        }
+        baton_call receive =
+            call_of(BATON_RECEIVE, nullptr, out.data(), kCount, (r + kRanks - 1) % kRanks);
+        baton_call send = call_of(BATON_SEND, own.data(), nullptr, kCount, (r + 1) % kRanks);
+        const baton_work receiving = self.start(receive);
+        run(send);
+        EXPECT_EQ(baton_work_wait(self.comm, receiving, kLong, &self.error), BATON_OK)
+            << self.error.text;
+        EXPECT_EQ(out, numbers(kCount, 100 * receive.peer));
+      },
+      GetParam());
+}
+
+TEST(CollectivesOfC, FactorsTagsAndSources) {
+  run_ranks(2, [](Rank& self) {
+    const float own[2] = {1, 2}, factor = self.rank == 0 ? 10.0f : 0.5f;
+    float sum[2] = {};
+    baton_call call = call_of(BATON_ALL_REDUCE, own, sum, 2);
+    call.type = BATON_F32;
+    call.op = BATON_PREMUL_SUM;
+    call.factor = &factor;
+    EXPECT_EQ(self.run(call), BATON_OK) << self.error.text;
+    EXPECT_EQ(sum[1], 21.0f);
+    if (self.rank == 0) {  // the second message is taken first
+      int32_t words[2] = {5, 6};
+      baton_call first = call_of(BATON_SEND, &words[0], nullptr, 1, 1);
+      baton_call second = call_of(BATON_SEND, &words[1], nullptr, 1, 1);
+      first.tag = 1;
+      second.tag = 2;
+      const baton_work one = self.start(first), two = self.start(second);
+      EXPECT_EQ(baton_work_wait(self.comm, two, kLong, &self.error), BATON_OK) << self.error.text;
+      EXPECT_EQ(baton_work_wait(self.comm, one, kLong, &self.error), BATON_OK) << self.error.text;
+    } else {
+      for (const int32_t tag : {2, 1}) {
+        int32_t word = 0;
+        baton_call receive = call_of(BATON_RECEIVE, nullptr, &word, 1, BATON_ANY_RANK);
+        receive.tag = tag;
+        const baton_work work = self.start(receive);
+        EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK)
+            << self.error.text;
+        EXPECT_EQ(word, tag == 2 ? 6 : 5);
+        int32_t source = -1;
+        EXPECT_EQ(baton_work_source(self.comm, work, &source, &self.error), BATON_OK)
+            << self.error.text;
+        EXPECT_EQ(source, 0);
+      }
+    }
+  });
+}
+
+// --- works ---
+
+// Promise(collectives): The number of a call is told its end once, and is never another call's |
+//   it holds which communicator's it is
+TEST(CollectivesOfC, AWorkIsToldOnceAndIsOfOneCommunicator) {
+  run_ranks(1, [](Rank& self) {
+    run_ranks(1, [&](Rank& other) {
+      const baton_work work = self.start(call_of(BATON_BARRIER, nullptr, nullptr, 0));
+      EXPECT_EQ(baton_work_wait(other.comm, work, kLong, &other.error), BATON_ERR_NOT_FOUND);
+      EXPECT_THAT(other.error.text, HasSubstr("no work of this communicator"));
+      EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK);
+      EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_ERR_NOT_FOUND);
+      EXPECT_EQ(baton_work_test(self.comm, work, &self.error), BATON_ERR_NOT_FOUND);
+      EXPECT_EQ(baton_work_test(self.comm, 0, &self.error), BATON_ERR_NOT_FOUND);
+      int32_t source = 7;
+      EXPECT_EQ(baton_work_source(self.comm, work, &source, &self.error), BATON_ERR_NOT_FOUND);
+      EXPECT_EQ(source, -1);
+    });
+  });
+}
+
+TEST(CollectivesOfC, AWaitThatRunsOutLeavesTheCall) {
+  std::atomic<bool> asked{false};
+  run_ranks(2, [&](Rank& self) {
+    if (self.rank == 1) until([&] { return asked.load(); });
+    const baton_work work = self.start(call_of(BATON_BARRIER, nullptr, nullptr, 0));
+    if (self.rank == 0) {
+      EXPECT_EQ(baton_work_wait(self.comm, work, 1000, &self.error), BATON_ERR_TIMEOUT);
+      EXPECT_EQ(baton_work_test(self.comm, work, &self.error), BATON_IN_PROGRESS);
+      asked = true;
+    }
+    EXPECT_EQ(baton_work_wait(self.comm, work, BATON_FOREVER, &self.error), BATON_OK)
+        << self.error.text;
+  });
+}
+
+TEST(CollectivesOfC, ACallThatRunsOutOfTimeIsCanceledAndSaysWhatItWaitedFor) {
+  std::atomic<bool> over{false};
+  run_ranks(2, [&](Rank& self) {
+    if (self.rank == 1) {
+      until([&] { return over.load(); }, [&] { baton_comm_state(self.comm, nullptr); });
+      return;
+    }
+    baton_call call = call_of(BATON_BARRIER, nullptr, nullptr, 0);
+    call.timeout = 20'000'000;
+    const int32_t result = self.run(call);
+    EXPECT_THAT(result, AnyOf(BATON_ERR_CANCELED, BATON_ERR_REMOTE_DISCONNECT));
+    EXPECT_THAT(self.error.text, HasSubstr("rank 1"));
+    EXPECT_THAT(self.error.text, HasSubstr("barrier #"));
+    EXPECT_EQ(baton_comm_state(self.comm, &self.error), result);
+    self.start(call, result);  // as all that come after
+    over = true;
+  });
+}
+
+struct Ends {
+  std::atomic<int> count{0};
+  std::atomic<int32_t> result{1};
+  std::atomic<baton_work> work{0};
+  static void on_end(void* context, baton_work work, int32_t result, const char* text) {
+    auto& self = *static_cast<Ends*>(context);
+    self.result = result;
+    self.work = work;
+    EXPECT_EQ(result == BATON_OK, *text == 0) << text;
+    ++self.count;
+  }
+};
+
+TEST(CollectivesOfC, EndsAreToldToCallbacks) {
+  run_ranks(2, [](Rank& self) {
+    Ends told, alone;
+    int32_t one = 1, two = 2;
+    baton_call call = call_of(BATON_ALL_REDUCE, &one, &one, 1);
+    call.on_end = Ends::on_end;
+    call.context = &told;
+    const baton_work work = self.start(call);
+    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(told.count, 1);
+    EXPECT_EQ(told.work, work);
+    EXPECT_EQ(told.result, BATON_OK);
+    EXPECT_EQ(one, 2);
+    // More than have room at a time: the number of a detached call is gone when it has ended.
+    call.in = call.out = &two;
+    call.flags = BATON_CALL_DETACHED;
+    call.context = &alone;
+    for (int i = 0; i < 600; ++i) {
+      ASSERT_EQ(baton_comm_start(self.comm, &call, nullptr, &self.error), BATON_OK)
+          << self.error.text;
+      if (i % 100 == 99) {
+        until([&] { return alone.count == i + 1; },
+              [&] { baton_work_test(self.comm, work, nullptr); });
+      }
+    }
+    EXPECT_EQ(alone.result, BATON_OK);
+    EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
+  });
+}
+
+// Promise(collectives): A communicator of C that is destroyed with calls in flight ends them, tells
+//   their callbacks, and its peers hear of it | their ends are canceled before the function returns
+TEST(CollectivesOfC, DestroyingWithCallsInFlightEndsThem) {
+  std::atomic<bool> left{false};
+  run_ranks(2, [&](Rank& self) {
+    int32_t word = 0;
+    baton_call call =
+        call_of(BATON_RECEIVE, nullptr, &word, 1, 1 - self.rank);  // that nothing sends
+    if (self.rank == 1) {
+      until([&] { return left.load(); });
+      EXPECT_THAT(self.run(call), AnyOf(BATON_ERR_REMOTE_DISCONNECT, BATON_ERR_CANCELED));
+      EXPECT_THAT(self.error.text, HasSubstr("rank 0"));
+      return;
+    }
+    Ends told;
+    call.on_end = Ends::on_end;
+    call.context = &told;
+    self.start(call);
+    baton_comm_destroy(std::exchange(self.comm, nullptr));
+    EXPECT_EQ(told.count, 1);
+    EXPECT_EQ(told.result, BATON_ERR_CANCELED);
+    left = true;
+  });
+}
+
+TEST(CollectivesOfC, AbortEndsCallsHereAndThere) {
+  std::latch started(2);
+  run_ranks(2, [&](Rank& self) {
+    int32_t word = 0;
+    const baton_work work =
+        self.start(call_of(BATON_RECEIVE, nullptr, &word, 1, 1 - self.rank));  // that nothing sends
+    started.arrive_and_wait();
+    if (self.rank == 0) {
+      EXPECT_EQ(baton_comm_abort(self.comm, "enough", &self.error), BATON_OK);
+    }
+    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_ERR_CANCELED);
+    EXPECT_THAT(self.error.text, HasSubstr("enough"));
+    EXPECT_THAT(self.error.text, HasSubstr("rank 0"));
+  });
+}
+
+// --- groups from handles ---
+
+struct Member {
+  ~Member() {
+    baton_comm_destroy(comm);
+    baton_endpoint_close(endpoint);
+  }
+  baton_endpoint* endpoint = nullptr;
+  baton_comm* comm = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+};
+
+// body(member, its rank, all handles) on a thread for each.
+void run_members(int members,
+                 const std::function<void(Member&, int, const std::vector<baton_handle>&)>& body) {
+  std::vector<Member> all(static_cast<size_t>(members));
+  std::vector<baton_handle> handles(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(baton_endpoint_open(nullptr, &all[i].endpoint, &all[i].error), BATON_OK)
+        << all[i].error.text;
+    ASSERT_EQ(baton_endpoint_handle(all[i].endpoint, &handles[i], &all[i].error), BATON_OK);
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < members; ++i) {
+    threads.emplace_back([&, i] { body(all[static_cast<size_t>(i)], i, handles); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+baton_comm_options group(uint64_t uuid) {
+  baton_comm_options options;
+  baton_comm_options_init(&options, sizeof options);
+  options.uuid = uuid;
+  return options;
+}
+
+int32_t sum_of_ones(baton_comm* comm, baton_error& error) {
+  int32_t one = 1;
+  const baton_call call = call_of(BATON_ALL_REDUCE, &one, &one, 1);
+  baton_work work = 0;
+  EXPECT_EQ(baton_comm_start(comm, &call, &work, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_work_wait(comm, work, kLong, &error), BATON_OK) << error.text;
+  return one;
+}
+
+TEST(GroupsOfC, AreMadeOfHandlesSplitAndTakenAsParts) {
+  run_members(3, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(7);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(baton_comm_rank(self.comm), rank);
+    EXPECT_EQ(baton_comm_ranks(self.comm), 3);
+    ASSERT_EQ(baton_comm_wait_ready(self.comm, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_OK);
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+    baton_handle again[3] = {};
+    size_t count = 0;
+    EXPECT_EQ(baton_comm_handles(self.comm, again, 3, &count, &self.error), BATON_OK);
+    EXPECT_EQ(count, 3U);
+    EXPECT_EQ(std::memcmp(again, handles.data(), sizeof again), 0);
+    // Ranks 2 and 0, in this order; rank 1 is in no group.
+    baton_comm* part = nullptr;
+    ASSERT_EQ(baton_comm_split(self.comm, rank == 1 ? -1 : 4, -rank, nullptr, &part, &self.error),
+              BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(part == nullptr, rank == 1);
+    if (part != nullptr) {
+      EXPECT_EQ(baton_comm_rank(part), rank == 2 ? 0 : 1);
+      EXPECT_EQ(sum_of_ones(part, self.error), 2);
+      baton_comm_destroy(part);
+    }
+    if (rank > 0) {
+      const int32_t ranks[] = {1, 2};
+      ASSERT_EQ(baton_comm_subgroup(self.comm, ranks, 2, nullptr, &part, &self.error), BATON_OK)
+          << self.error.text;
+      EXPECT_EQ(sum_of_ones(part, self.error), 2);
+      baton_comm_destroy(part);
+    }
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+  });
+}
+
+TEST(GroupsOfC, TakeOtherMembersAfterAnAbort) {
+  std::latch aborted(3);
+  run_members(3, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(11);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+    EXPECT_EQ(baton_comm_abort(self.comm, "shrinks", &self.error), BATON_OK);
+    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_ERR_CANCELED);
+    aborted.arrive_and_wait();
+    if (rank == 2) return;
+    baton_work work = 0;
+    ASSERT_EQ(baton_comm_reconfigure(self.comm, handles.data(), 2, 12, kLong, &work, &self.error),
+              BATON_OK)
+        << self.error.text;
+    ASSERT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_comm_ranks(self.comm), 2);
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 2);
+  });
+}
+
+TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
+  run_members(2, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(21);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    void* memory = nullptr;
+    ASSERT_EQ(baton_endpoint_allocate(self.endpoint, 4096, &memory, &self.error), BATON_OK)
+        << self.error.text;
+    auto* words = static_cast<int32_t*>(memory);
+    EXPECT_EQ(words[1023], 0);
+    words[7] = rank + 1;
+    const baton_call call = call_of(BATON_ALL_REDUCE, words, words, 1024);
+    baton_work work = 0;
+    ASSERT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(words[7], 3);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, words + 1, &self.error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_OK);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_endpoint_allocate(self.endpoint, 0, &memory, &self.error),
+              BATON_ERR_INVALID_PARAM);
+    EXPECT_GE(baton_endpoint_event_fd(self.endpoint), 0);
+  });
+}
+
+TEST(GroupsOfC, HandlesThatMakeNoSenseAreRefused) {
+  Member self;
+  ASSERT_EQ(baton_endpoint_open(nullptr, &self.endpoint, &self.error), BATON_OK) << self.error.text;
+  baton_handle own{}, damaged{};
+  ASSERT_EQ(baton_endpoint_handle(self.endpoint, &own, &self.error), BATON_OK);
+  damaged = own;
+  damaged.bytes[50] ^= 1;
+  const struct {
+    const char* what;
+    std::vector<baton_handle> handles;
+    uint64_t uuid;
+  } cases[] = {{"damaged", {own, damaged}, 1},
+               {"zeros", {own, baton_handle{}}, 1},
+               {"none", {}, 1},
+               {"one twice", {own, own}, 1},
+               {"no uuid", {own}, 0}};
+  for (const auto& each : cases) {
+    const baton_comm_options options = group(each.uuid);
+    EXPECT_LT(baton_comm_create(self.endpoint, each.handles.data(), each.handles.size(), &options,
+                                &self.comm, &self.error),
+              0)
+        << each.what;
+    EXPECT_EQ(self.comm, nullptr) << each.what;
+    EXPECT_NE(*self.error.text, 0) << each.what;
+  }
+}
+
+// --- bad input ---
+
+TEST(CollectivesOfC, WhatMakesNoSenseIsRefusedAndBreaksNothing) {
+  run_ranks(2, [](Rank& self) {
+    int32_t words[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const size_t counts[2] = {1, 1};
+    const auto refused = [&](const char* what, const std::function<void(baton_call&)>& change) {
+      baton_call call = call_of(BATON_ALL_REDUCE, words, words, 2);
+      change(call);
+      baton_work work = 5;
+      EXPECT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_ERR_INVALID_PARAM)
+          << what;
+      EXPECT_EQ(work, 0U) << what;
+      EXPECT_NE(*self.error.text, 0) << what;
+    };
+    refused("no size", [](baton_call& call) { call.size = 0; });
+    refused("a size in the middle of a field", [](baton_call& call) { call.size = 41; });
+    for (const int32_t number : {-1, 14, 1 << 20}) {
+      refused("kind", [&](baton_call& call) { call.kind = number; });
+      refused("type", [&](baton_call& call) { call.type = number; });
+      refused("op", [&](baton_call& call) { call.op = number; });
+      refused("root", [&](baton_call& call) { call.kind = BATON_BROADCAST, call.peer = number; });
+      refused("to", [&](baton_call& call) { call.kind = BATON_SEND, call.peer = number; });
+    }
+    refused("to itself", [&](baton_call& call) { call.kind = BATON_SEND, call.peer = self.rank; });
+    refused("in", [](baton_call& call) { call.in = nullptr; });
+    refused("out", [](baton_call& call) { call.out = nullptr; });
+    refused("count", [](baton_call& call) { call.count = SIZE_MAX / 2; });
+    refused("overlap", [&](baton_call& call) { call.out = words + 1; });
+    refused("alignment",
+            [&](baton_call& call) { call.in = call.out = reinterpret_cast<char*>(words) + 1; });
+    for (const int32_t kind : {BATON_ALL_TO_ALL_V, BATON_ALL_GATHER_V, BATON_REDUCE_SCATTER_V}) {
+      refused("no counts", [&](baton_call& call) { call.kind = kind; });
+      refused("counts without offsets", [&](baton_call& call) {
+        call.kind = kind;
+        call.in_counts = call.out_counts = counts;
+      });
+    }
+    refused("bits of floats", [](baton_call& call) { call.type = BATON_F32, call.op = BATON_XOR; });
+    refused("no factor", [](baton_call& call) { call.op = BATON_PREMUL_SUM; });
+    const baton_call good = call_of(BATON_ALL_REDUCE, words, words, 2);
+    EXPECT_EQ(baton_comm_start(self.comm, &good, nullptr, &self.error), BATON_ERR_INVALID_PARAM);
+    EXPECT_EQ(baton_comm_start(nullptr, &good, nullptr, nullptr), BATON_ERR_INVALID_PARAM);
+    EXPECT_EQ(baton_comm_start(self.comm, nullptr, nullptr, nullptr), BATON_ERR_INVALID_PARAM);
+    EXPECT_EQ(self.run(good), BATON_OK) << self.error.text;
+    EXPECT_EQ(words[0], 2);
+  });
+}
+
+TEST(CollectivesOfC, NothingIsRefusedEverywhere) {
+  baton_error error = BATON_ERROR_INIT;
+  baton_bytes bytes{};
+  baton_comm* comm = nullptr;
+  baton_endpoint* endpoint = nullptr;
+  baton_rendezvous* meeting = nullptr;
+  baton_handle handle{};
+  void* memory = nullptr;
+  baton_work work = 0;
+  size_t count = 0;
+  int32_t number = 0;
+  baton_comm_stats stats{sizeof stats, 0, 0, 0, 0, 0, 0, 0};
+  const int32_t results[] = {baton_endpoint_open(nullptr, nullptr, &error),
+                             baton_endpoint_handle(nullptr, &handle, &error),
+                             baton_endpoint_allocate(nullptr, 1, &memory, &error),
+                             baton_endpoint_free(nullptr, memory, &error),
+                             baton_rendezvous_open(nullptr, 0, nullptr, nullptr, &bytes, &error),
+                             baton_rendezvous_open("nowhere", 0, nullptr, &meeting, &bytes, &error),
+                             baton_place_from_environment(nullptr, &bytes, &error),
+                             baton_comm_meet(nullptr, nullptr, nullptr, &comm, &error),
+                             baton_comm_create(nullptr, &handle, 1, nullptr, &comm, &error),
+                             baton_comm_split(nullptr, 0, 0, nullptr, &comm, &error),
+                             baton_comm_subgroup(nullptr, nullptr, 0, nullptr, &comm, &error),
+                             baton_comm_reconfigure(nullptr, &handle, 1, 1, 0, &work, &error),
+                             baton_comm_shrink(nullptr, &comm, &error),
+                             baton_comm_endpoint(nullptr, &endpoint, &error),
+                             baton_comm_handles(nullptr, &handle, 1, &count, &error),
+                             baton_comm_state(nullptr, &error),
+                             baton_comm_wait_ready(nullptr, 0, &error),
+                             baton_comm_abort(nullptr, nullptr, &error),
+                             baton_comm_lost(nullptr, nullptr, 0, &count, &error),
+                             baton_comm_explain(nullptr, 0, 0, &bytes, &error),
+                             baton_comm_routes(nullptr, &bytes, &error),
+                             baton_comm_flight_record(nullptr, &bytes, &error),
+                             baton_comm_get_stats(nullptr, &stats, &error),
+                             baton_work_wait(nullptr, 1, 0, &error),
+                             baton_work_test(nullptr, 1, &error),
+                             baton_work_source(nullptr, 1, &number, &error)};
+  for (size_t i = 0; i < std::size(results); ++i) {
+    EXPECT_EQ(results[i], BATON_ERR_INVALID_PARAM) << i;
+  }
+  EXPECT_EQ(baton_comm_rank(nullptr), -1);
+  EXPECT_EQ(baton_comm_ranks(nullptr), -1);
+  EXPECT_EQ(baton_endpoint_event_fd(nullptr), -1);
+  EXPECT_EQ(baton_endpoint_progress(nullptr), 0);
+  EXPECT_EQ(bytes.data, nullptr);
+  baton_comm_destroy(nullptr);
+  baton_endpoint_close(nullptr);
+  baton_rendezvous_close(nullptr);
+}
+
+TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
+  baton_rendezvous* meeting = nullptr;
+  baton_bytes address{};
+  baton_error error = BATON_ERROR_INIT;
+  ASSERT_EQ(baton_rendezvous_open(nullptr, 2, nullptr, &meeting, &address, &error), BATON_OK);
+  const auto meets = [&](int32_t rank, int32_t ranks, int64_t timeout, baton_error& why) {
+    baton_place place = BATON_PLACE_INIT;
+    place.rendezvous = address.data;
+    place.rank = rank;
+    place.ranks = ranks;
+    baton_comm_options options = group(0);
+    options.start_timeout = timeout;
+    baton_comm* comm = nullptr;
+    const int32_t result = baton_comm_meet(nullptr, &place, &options, &comm, &why);
+    EXPECT_EQ(comm == nullptr, result != BATON_OK);
+    baton_comm_destroy(comm);
+    return result;
+  };
+  EXPECT_EQ(meets(2, 2, kLong, error), BATON_ERR_INVALID_PARAM) << error.text;
+  EXPECT_EQ(meets(0, 2, 50'000'000, error), BATON_ERR_TIMEOUT) << error.text;
+  EXPECT_THAT(error.text, HasSubstr("1"));
+  baton_error twice = BATON_ERROR_INIT;
+  std::thread other([&] { EXPECT_EQ(meets(0, 2, kLong, twice), BATON_ERR_INVALID_PARAM); });
+  EXPECT_EQ(meets(0, 2, kLong, error), BATON_ERR_INVALID_PARAM);
+  other.join();
+  EXPECT_THAT(error.text, HasSubstr("rank 0"));
+  baton_rendezvous_close(meeting);
+  baton_bytes_free(&address);
+}
+
+TEST(CollectivesOfC, MismatchingCallsNameBothRanks) {
+  run_ranks(2, [](Rank& self) {
+    int32_t words[4] = {};
+    EXPECT_EQ(self.run(call_of(BATON_ALL_REDUCE, words, words, self.rank == 0 ? 2 : 3)),
+              BATON_ERR_INVALID_PARAM);
+    EXPECT_THAT(self.error.text, HasSubstr("rank 0"));
+    EXPECT_THAT(self.error.text, HasSubstr("rank 1"));
+  });
+}
+
+// --- the process ---
+
+TEST(CollectivesOfC, AForkedChildIsRefused) {
+  run_ranks(1, [](Rank& self) {
+    const pid_t child = fork();
+    if (child == 0) {
+      baton_error error = BATON_ERROR_INIT;
+      const bool refused = baton_comm_state(self.comm, &error) == BATON_ERR_INVALID_PARAM &&
+                           std::strstr(error.text, "forked") != nullptr &&
+                           baton_comm_rank(self.comm) == -1;
+      baton_comm_destroy(self.comm);
+      _exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
+  });
+}
+
+size_t entries(const char* folder) {
+  size_t count = 0;
+  DIR* dir = opendir(folder);
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+// Promise(collectives): Communicators of C leave no descriptor, thread or shared memory behind |
+// they
+//   are counted before and after 100
+TEST(CollectivesOfC, LeaveNothingBehind) {
+  const auto once = [] {
+    run_ranks(2, [](Rank& self) {
+      EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
+    });
+  };
+  once();  // what the process makes once
+  const size_t descriptors = entries("/proc/self/fd"), segments = entries("/dev/shm");
+  size_t threads = 0;
+  until([&, last = entries("/proc/self/task")]() mutable {
+    threads = entries("/proc/self/task");
+    return std::exchange(last, threads) == threads;
+  });
+  for (int i = 0; i < 50; ++i) once();  // of two ranks
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_LE(entries("/dev/shm"), segments);
+  until([&] { return entries("/proc/self/task") <= threads; });  // who was joined is listed longer
+}
+
+TEST(CollectivesOfC, TheEnvironmentSaysThePlace) {
+  const char* const names[] = {"BATON_RANK", "BATON_RANKS", "BATON_RENDEZVOUS"};
+  baton_place place = BATON_PLACE_INIT;
+  baton_bytes where{};
+  baton_error error = BATON_ERROR_INIT;
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    unsetenv(name);
+  }
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(where.data, nullptr);
+  setenv(names[0], "2", 1);
+  setenv(names[1], "4", 1);
+  setenv(names[2], "127.0.0.1:4711", 1);
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_OK) << error.text;
+  EXPECT_EQ(place.rank, 2);
+  EXPECT_EQ(place.ranks, 4);
+  EXPECT_STREQ(place.rendezvous, "127.0.0.1:4711");
+  EXPECT_EQ(place.rendezvous, where.data);
+  baton_bytes_free(&where);
+  setenv(names[0], "four", 1);
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("BATON_RANK"));
+  for (const char* name : names) unsetenv(name);
+}
+
+}  // namespace
