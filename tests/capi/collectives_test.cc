@@ -685,8 +685,7 @@ size_t entries(const char* folder) {
 }
 
 // Promise(collectives): Communicators of C leave no descriptor, thread or shared memory behind |
-// they
-//   are counted before and after 100
+//   they are counted before and after 100
 TEST(CollectivesOfC, LeaveNothingBehind) {
   const auto once = [] {
     run_ranks(2, [](Rank& self) {
