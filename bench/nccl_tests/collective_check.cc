@@ -155,8 +155,11 @@ struct Values {
 
   // What the rank multiplies it by.
   T multiplier(int rank) const {
-    if constexpr (kIsFloat<T>) return encode<T>(multiplier_value(rank));
-    return static_cast<T>(2 * rank + 3);
+    if constexpr (kIsFloat<T>) {
+      return encode<T>(multiplier_value(rank));
+    } else {
+      return static_cast<T>(2 * rank + 3);
+    }
   }
   static double multiplier_value(int rank) { return rank % 3 == 0 ? -2 : 2; }
   double weighted(uint64_t shared, int rank) const {
