@@ -672,7 +672,7 @@ TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
   EXPECT_EQ(meets(0, 2, kLong, error), BATON_ERR_INVALID_PARAM);
   other.join();
   EXPECT_THAT(error.text, HasSubstr("rank 0"));
-  const baton::TemporaryFolder folder;
+  baton::TemporaryFolder folder;
   const std::string key = folder.path("key");
   folder.file("key", std::string(64, 'a'));
   chmod(key.c_str(), 0600);
