@@ -14,6 +14,7 @@ import unittest
 import numpy as np
 
 import baton
+import ports
 
 RANKS = 3
 
@@ -315,7 +316,7 @@ def works(comm):
     refuses(baton.BatonTimeoutError, "", waits.wait, 0.01)
     refuses(baton.InvalidParamError, "still runs", lambda: waits.result)
     comm.barrier()
-    comm.send(np.full(1, comm.rank), (comm.rank + 1) % comm.ranks)
+    comm.send(np.full(1, float(comm.rank)), (comm.rank + 1) % comm.ranks)
     assert waits.wait()[0] == (comm.rank - 1) % comm.ranks and "done" in repr(waits)
 
 
@@ -508,11 +509,10 @@ class CommunicatorTest(unittest.TestCase):
                 assert (comm.rank, comm.ranks) == (rank, 2)
                 comm.barrier()
 
-        with baton.Rendezvous(2) as meeting:
-            os.environ["BATON_RANK"] = "two"
-            os.environ["BATON_RANKS"] = "2"
-            refuses(baton.InvalidParamError, "BATON_RANK", baton.place_from_environment)
-            processes(2, lambda rank: main(rank, meeting.address))
+        address = f"127.0.0.1:{ports.free_ports(1)}"  # where rank 0 serves
+        processes(2, lambda rank: main(rank, address))
+        os.environ.update(BATON_RANK="two", BATON_RANKS="2")
+        refuses(baton.InvalidParamError, "BATON_RANK", baton.place_from_environment)
         for name in names:
             os.environ.pop(name, None)
 
