@@ -1,0 +1,135 @@
+"""torch.distributed over Baton.
+
+    import baton.torch
+    torch.distributed.init_process_group("baton")             # or "cpu:baton,cuda:nccl"
+
+Moves tensors of the CPU: over shared memory between processes of a machine, over TCP or RDMA between machines. The backend is
+compiled once for the torch that is there (half a minute; `python3 -m baton.torch` does it ahead); where that cannot be done it
+is pure Python, slower, and a warning says why. BATON_TORCH=cpp or =python takes one of them for sure. How it differs from Gloo:
+docs/pytorch.md.
+
+`init_process_group(..., pg_options=baton.torch.Options(...))` and new_group() take what a group is to be like.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import datetime
+import os
+import warnings
+from typing import Any, Optional
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from .. import _library
+from .._library import call, lib
+from ..communicator import Endpoint, Rendezvous
+from . import _build, _rare
+
+__all__ = ["Options", "implementation", "register"]
+
+
+class Options(c10d.Backend.Options):
+    """Of a group, as pg_options. `require`: the one provider that may be used ("shm", "tcp", "rdma"); `ordered`: sums have the
+    same bits whatever algorithm, chunk size and provider; `tune`: the first calls of each size try what is fastest. `require`
+    counts in the first group of a process, whose connections all have."""
+
+    def __init__(self, *, require: str = "", ordered: bool = False, tune: bool = True) -> None:
+        super().__init__("baton", datetime.timedelta(minutes=30))
+        self.require, self.ordered, self.tune = require, ordered, tune
+
+
+_chosen: Optional[Any] = None  # the module that makes backends
+_endpoint: Optional[Endpoint] = None
+
+
+def implementation() -> str:
+    """"cpp" or "python": what this process's groups are made of. Compiles the first, if it has not been."""
+    return "python" if _module().__name__.endswith("_python") else "cpp"
+
+
+def _module() -> Any:
+    global _chosen
+    if _chosen is not None:
+        return _chosen
+    wanted = os.environ.get("BATON_TORCH", "")
+    if wanted not in ("", "cpp", "python"):
+        raise ValueError(f"BATON_TORCH is cpp, python or nothing, not {wanted!r}")
+    if wanted != "python":
+        try:
+            _chosen = _build.load()
+            _chosen.does_rare_calls(_rare)
+            atexit.register(_chosen.stop)
+            return _chosen
+        except _build.CannotBuild as why:
+            if wanted == "cpp":
+                raise
+            warnings.warn(f"baton.torch has no compiled backend here: {why}. The one in Python is used, which is slower; "
+                          "BATON_TORCH=python takes it without this warning", stacklevel=2)
+    from . import _python
+
+    _chosen = _python
+    return _chosen
+
+
+def _is_local(store: Any) -> bool:
+    """Whether all ranks that use this store are on this machine, as far as it shows."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", "localhost") in ("localhost", "127.0.0.1", "::1")
+
+
+def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str, options: Any) -> int:
+    """A communicator of the ranks that meet at the store; returns it as a number. The caller destroys it."""
+    serves = None
+    place = _library.Place(ctypes.sizeof(_library.Place))
+    place.rank, place.ranks = rank, size
+    if size > 1 and rank == 0:
+        serves = Rendezvous(size, "" if _is_local(store) else "*")
+        store.set("baton", serves.address)
+    if size > 1:
+        place.rendezvous = store.get("baton")
+    wanted = _library.CommOptions()
+    lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
+    wanted.name = name.encode()
+    wanted.start_timeout = wanted.timeout = int(timeout.total_seconds() * 1e9)
+    wanted.ordered, wanted.tune = getattr(options, "ordered", False), getattr(options, "tune", True)
+    comm = ctypes.c_void_p()
+    try:
+        call(lib.comm_meet, None, ctypes.byref(place), ctypes.byref(wanted), ctypes.byref(comm))
+    finally:
+        if serves is not None:
+            serves.close()
+    assert comm.value is not None
+    return comm.value
+
+
+def _forget() -> None:
+    global _endpoint
+    _endpoint = None  # the parent's
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _make(opts: Any, options: Any) -> Any:
+    """What torch calls for a new group."""
+    store, rank, size, timeout = opts.store, opts.group_rank, opts.group_size, opts.timeout
+    if not isinstance(timeout, datetime.timedelta):
+        timeout = datetime.timedelta(seconds=timeout)
+    plain = c10d.Backend.Options("baton", timeout)
+    module = _module()
+    backend = module.make(store, rank, size, plain)
+    if not opts.enable_reconfigure:
+        module.adopt(backend, _meet(store, rank, size, timeout, opts.group_id or "world", options), rank, size)
+    return backend
+
+
+def register() -> None:
+    """Makes the backend known to torch. Importing this module does that."""
+    if "BATON" not in dist.Backend._plugins:
+        dist.Backend.register_backend("baton", _make, extended_api=True, devices=["cpu"])
+
+
+register()
