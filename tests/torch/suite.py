@@ -7,6 +7,7 @@ forked, not spawned: torch is imported once.
 import argparse
 import collections
 import importlib.util
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -34,9 +35,11 @@ import torch  # noqa: E402
 import baton.torch  # noqa: E402
 
 torch.set_num_threads(1)
+logging.disable(logging.ERROR)  # what failed is printed once, by us
 NAME = "torch.testing._internal.distributed.distributed_test"
 OPENED = ((r'require_backend_is_available\(\{"gloo"\}\)', 'require_backend_is_available({"gloo", BACKEND})'),
-          (r'BACKEND != "(gloo|mpi)"', r'BACKEND not in ("\1", "baton")'))
+          (r'BACKEND != "(gloo|mpi)"', r'BACKEND not in ("\1", "baton")'),
+          (r'BACKEND == "gloo"', 'BACKEND in ("gloo", "baton")'))
 
 
 def load():
