@@ -31,6 +31,7 @@ os.environ.update(BACKEND=options.backend, WORLD_SIZE=str(SIZE), TEMP_DIR=folder
 os.environ.setdefault("MASTER_PORT", "29531")
 
 import torch  # noqa: E402
+from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
 import baton.torch  # noqa: E402
 
@@ -49,13 +50,13 @@ def load():
     for pattern, instead in OPENED if options.backend == "baton" else ():
         source, times = re.subn(pattern, instead, source)
         assert times, f"torch's tests have no {pattern!r} any more"
+    if options.backend == "baton":
+        for feature in ("ddp", "subgroup", "plugin", "gpu"):
+            DistTestCases.backend_feature[feature].add("baton")
     module = types.ModuleType(NAME)
     module.__file__, module.__package__ = spec.origin, NAME.rpartition(".")[0]
     sys.modules[NAME] = module
     exec(compile(source, spec.origin, "exec"), module.__dict__)
-    if options.backend == "baton":
-        for feature in ("ddp", "subgroup", "plugin", "gpu"):
-            module.DistTestCases.backend_feature[feature].add("baton")
     return module
 
 

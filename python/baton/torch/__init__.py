@@ -17,14 +17,14 @@ import ctypes
 import datetime
 import os
 import warnings
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _library
 from .._library import call, lib
-from ..communicator import Endpoint, Rendezvous
+from ..communicator import Endpoint
 from . import _build, _rare
 
 __all__ = ["Options", "implementation", "register"]
@@ -42,6 +42,7 @@ class Options(c10d.Backend.Options):
 
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
+_place = ["", ""]  # where it listens, and the provider that it must use
 
 
 def implementation() -> str:
@@ -80,29 +81,55 @@ def _is_local(store: Any) -> bool:
     return getattr(store, "host", "localhost") in ("localhost", "127.0.0.1", "::1")
 
 
-def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str, options: Any) -> int:
-    """A communicator of the ranks that meet at the store; returns it as a number. The caller destroys it."""
-    serves = None
-    place = _library.Place(ctypes.sizeof(_library.Place))
-    place.rank, place.ranks = rank, size
-    if size > 1 and rank == 0:
-        serves = Rendezvous(size, "" if _is_local(store) else "*")
-        store.set("baton", serves.address)
-    if size > 1:
-        place.rendezvous = store.get("baton")
+def endpoint() -> Endpoint:
+    """What all groups of this process share."""
+    global _endpoint
+    if _endpoint is None:
+        _endpoint = Endpoint(listen_host=_place[0], require=_place[1])
+    return _endpoint
+
+
+def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, options: Any = None) -> int:
+    """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
+    adopt."""
     wanted = _library.CommOptions()
     lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
-    wanted.name = name.encode()
-    wanted.start_timeout = wanted.timeout = int(timeout.total_seconds() * 1e9)
+    within = int(timeout.total_seconds() * 1e9)
+    wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
     wanted.ordered, wanted.tune = getattr(options, "ordered", False), getattr(options, "tune", True)
     comm = ctypes.c_void_p()
+    endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
-        call(lib.comm_meet, None, ctypes.byref(place), ctypes.byref(wanted), ctypes.byref(comm))
-    finally:
-        if serves is not None:
-            serves.close()
+        call(lib.comm_wait_ready, comm, within)
+    except BaseException:
+        lib.comm_destroy(comm)
+        raise
     assert comm.value is not None
     return comm.value
+
+
+def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str, options: Any) -> int:
+    """The same of the ranks that use this store: each leaves its handle there."""
+    if _endpoint is None:
+        _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+    if size == 1:
+        return _join([endpoint().handle], _new_uuid(), timeout, name, options)
+    if rank == 0:
+        store.set("uuid", str(_new_uuid()))
+    store.set(f"handle/{rank}", endpoint().handle.hex())
+    keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except dist.DistStoreError as why:
+        missing = [other for other in range(size) if not store.check([keys[1 + other]])]
+        raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
+                                  f"join: {missing}") from why
+    told = [store.get(key).decode() for key in keys]
+    return _join([bytes.fromhex(handle) for handle in told[1:]], int(told[0]), timeout, name, options)
+
+
+def _new_uuid() -> int:
+    return int.from_bytes(os.urandom(8), "little") | 1
 
 
 def _forget() -> None:
@@ -119,10 +146,18 @@ def _make(opts: Any, options: Any) -> Any:
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=timeout)
     plain = c10d.Backend.Options("baton", timeout)
+    plain.group_name = opts.group_id or "world"
     module = _module()
+    if opts.enable_reconfigure:
+        if module.__name__.endswith("_python"):
+            raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
+                               "why there is none")
+        if _endpoint is None:
+            _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+        return module.make(store, rank, size, plain)
+    comm = _meet(store, rank, size, timeout, plain.group_name, options)
     backend = module.make(store, rank, size, plain)
-    if not opts.enable_reconfigure:
-        module.adopt(backend, _meet(store, rank, size, timeout, opts.group_id or "world", options), rank, size)
+    module.adopt(backend, comm, rank, size)
     return backend
 
 

@@ -49,7 +49,7 @@ class _Work(dist.Work):
         self.numbers: List[int] = []
         self.keep: List[Any] = []
         self.unpack: List[Callable[[], Any]] = []
-        self.over, self.error = False, None
+        self.over, self.error, self.timeout = False, None, ""
         self.lock = threading.Lock()
         self.future: Optional[torch.futures.Future[Any]] = None
 
@@ -64,7 +64,7 @@ class _Work(dist.Work):
                 self.numbers.pop(0)
                 if result < 0 and self.error is None:
                     try:
-                        _raise(result, error.text.decode(errors="replace"))
+                        _raise(result, f"{error.text.decode(errors='replace')}. The call's timeout was {self.timeout}")
                     except Exception as why:
                         self.error = why
             if self.over:
@@ -197,6 +197,7 @@ class Backend(c10d.Backend):
                 _Helper.add(work)
             _raise(result, error.text.decode(errors="replace"))
         work.numbers.append(number.value)
+        work.timeout = f"{given.total_seconds() * 1000:.0f} ms"
 
     def _begin(self, outputs: List[torch.Tensor]) -> _Work:
         self.calls += 1
@@ -265,6 +266,8 @@ class Backend(c10d.Backend):
         self._start(work, "all_reduce", kind, packed.numel(), where, where, op, timeout=opts.timeout)
 
     def allreduce(self, tensors: List[torch.Tensor], opts: Any) -> Any:
+        if tensors[0].layout == torch.sparse_coo:
+            return self.allreduce_sparse(tensors, opts)
         work = self._begin(tensors)
         self._all_reduce(work, tensors[0], opts)
         return self._given(work, opts)
@@ -467,3 +470,7 @@ def make(store: Any, rank: int, size: int, options: Any) -> Backend:
 
 def adopt(backend: Backend, comm: int, rank: int, size: int) -> None:
     backend.comm = comm
+
+
+def address(backend: Backend) -> int:
+    return backend.comm

@@ -1,25 +1,35 @@
 """What a backend does rarely enough for Python, whatever the backend is written in."""
 from __future__ import annotations
 
+import ctypes
 import datetime
+import hashlib
 import time
 from typing import Any, List
 
 import torch
 import torch.distributed as dist
 
+from .. import _library
+from .._library import call, lib
+
 
 def split(backend: Any, store: Any, ranks: List[int], options: Any) -> Any:
-    """The backend of a part of the group; None at ranks outside it."""
+    """The backend of a part of the group; None at ranks outside it. Needs no store: the ranks know each other."""
     import baton.torch as here
 
     if backend.rank() not in ranks:
         return None
-    rank, size = ranks.index(backend.rank()), len(ranks)
     module = here._module()
-    part = module.make(store, rank, size, options)
-    name = getattr(options, "group_name", "") or "part"
-    module.adopt(part, here._meet(store, rank, size, options._timeout, name, None), rank, size)
+    wanted = _library.CommOptions()
+    lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
+    wanted.name = (getattr(options, "group_name", "") or "part").encode()
+    wanted.start_timeout = wanted.timeout = int(options._timeout.total_seconds() * 1e9)
+    comm = ctypes.c_void_p()
+    call(lib.comm_subgroup, module.address(backend), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(wanted),
+         ctypes.byref(comm))
+    part = module.make(store, ranks.index(backend.rank()), len(ranks), options)
+    module.adopt(part, comm.value, ranks.index(backend.rank()), len(ranks))
     return part
 
 
@@ -89,8 +99,18 @@ def all_reduce_sparse(backend: Any, tensor: torch.Tensor, op: Any) -> None:
 
 
 def reconfigure_handle() -> str:
-    raise RuntimeError("backend baton cannot reconfigure groups yet")
+    import baton.torch as here
+
+    return here.endpoint().handle.hex()
 
 
-def reconfigure(backend: Any, uuid: int, handles: List[str], timeout: datetime.timedelta) -> None:
-    raise RuntimeError("backend baton cannot reconfigure groups yet")
+def reconfigure(backend: Any, name: str, uuid: int, handles: List[str], timeout: datetime.timedelta) -> None:
+    """Gives a group these members, in this order, instead of those that it has."""
+    import baton.torch as here
+
+    mine = reconfigure_handle()
+    if mine not in handles:
+        raise ValueError(f"reconfigure: this process's handle is not among the {len(handles)} given: see get_reconfigure_handle()")
+    digest = hashlib.sha256(f"{name}/{uuid}".encode()).digest()  # other groups may have the same uuid
+    comm = here._join([bytes.fromhex(handle) for handle in handles], int.from_bytes(digest[:8], "little") | 1, timeout, name)
+    here._module().adopt(backend, comm, handles.index(mine), len(handles))

@@ -129,7 +129,8 @@ class BatonBackend : public Backend {
   }
 
   c10::intrusive_ptr<Work> allreduce(Tensors& tensors, const AllreduceOptions& opts) override {
-    return reduce_all(one(tensors, "all_reduce"), tensors, OpType::ALLREDUCE, opts);
+    if (one(tensors, "all_reduce").is_sparse()) return allreduce_sparse(tensors, opts);
+    return reduce_all(tensors[0], tensors, OpType::ALLREDUCE, opts);
   }
   c10::intrusive_ptr<Work> allreduce_coalesced(Tensors& tensors,
                                                const AllreduceCoalescedOptions& opts) override {
@@ -384,20 +385,18 @@ class BatonBackend : public Backend {
       for (const std::string& handle : std::get<0>(opts.handles)) handles.push_back(handle);
       std::sort(handles.begin(), handles.end());
     }
+    end_calls("the process group is getting other members");
     {
       const py::gil_scoped_acquire gil;
-      rare().attr("reconfigure")(self(), opts.uuid, handles, timeout);
+      rare().attr("reconfigure")(self(), options_->group_name, opts.uuid, handles, timeout);
     }
     auto work = begin(OpType::UNKNOWN, nullptr, {}, {}, timeout);
     return launch(work, false, {});
   }
 
   void abort() override {
-    if (comm_ == nullptr) return;
-    baton_comm* const comm = comm_->enter();
     hooks_->failed();
-    baton_comm_abort(comm, "the process group was aborted at this rank", nullptr);
-    comm_->leave();
+    end_calls("the process group was aborted at this rank");
   }
   void shutdown() override {
     if (comm_ != nullptr) comm_->close();
@@ -422,6 +421,13 @@ class BatonBackend : public Backend {
  private:
   py::object self() {
     return py::cast(c10::intrusive_ptr<Backend>::unsafe_reclaim_from_nonowning(this));
+  }
+
+  void end_calls(const char* why) {
+    if (comm_ == nullptr) return;
+    baton_comm* const comm = comm_->enter();
+    baton_comm_abort(comm, why, nullptr);
+    comm_->leave();
   }
 
   milliseconds timeout_of(milliseconds given) const {

@@ -220,7 +220,7 @@ class BatonWork : public ::c10d::Work {
     comm_->leave();
     if (error.result == BATON_OK || why_ != nullptr) return;
     try {
-      check(error.result, error.text);
+      check(error.result, c10::str(error.text, ". The call's timeout was ", timeout_.count(), " ms"));
     } catch (...) {
       why_ = std::current_exception();
     }
