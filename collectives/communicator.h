@@ -94,6 +94,8 @@ struct CallOptions {
   uint32_t channels = 0;        // 0: chosen
   size_t chunk_bytes = 0;       // 0: chosen
   Time timeout = Time::zero();  // zero: the communicator's
+  // Of send() and receive(): a receive takes a message of its own tag only. Any value.
+  int32_t tag = 0;
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
   // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end
@@ -106,8 +108,6 @@ struct CallOptions {
   // Of kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
-  // Of send() and receive(): a receive takes a message of its own tag only. Any value.
-  int32_t tag = 0;
 };
 
 // As the source of a receive: whichever rank sends first.
@@ -244,7 +244,7 @@ class Communicator {
   absl::StatusOr<Work> receive_async(void* out, size_t count, DataType type, int from,
                                      const CallOptions& options = {});
   // The rank that sent what this receive took, from when wait() or test() has reported its good end
-  // until 1,024 more calls have begun. -1: anything else.
+  // until 1,024 more calls have begun. -1: no such receive.
   int source_of(Work work) const;
   absl::StatusOr<Work> barrier_async(const CallOptions& options = {});
 

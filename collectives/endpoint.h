@@ -106,6 +106,8 @@ class Endpoint {
  private:
   friend class Communicator;
   explicit Endpoint(std::unique_ptr<collectives::internal::EndpointImpl> impl);
+  // InvalidArgument in a forked child.
+  absl::Status usable() const;
   std::unique_ptr<collectives::internal::EndpointImpl> impl_;
   const pid_t made_in_ = getpid();
 };

@@ -4,9 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -61,8 +61,6 @@ absl::StatusOr<CounterTable> CounterTable::create(WorkerUid owner) {
         absl::StrFormat("no memory for %u counters: %s", kCapacity, strerror(errno)));
   }
   table.words_ = static_cast<Word*>(map);
-  table.free_.resize(kCapacity);
-  std::iota(table.free_.begin(), table.free_.end(), 0);
   return table;
 }
 
@@ -70,9 +68,10 @@ CounterTable::CounterTable(CounterTable&& other) noexcept
     : owner_(other.owner_),
       words_(std::exchange(other.words_, nullptr)),
       fd_(std::exchange(other.fd_, -1)),
-      free_(std::move(other.free_)),
-      first_free_(other.first_free_),
-      free_count_(other.free_count_) {}
+      used_(other.used_),
+      freed_(std::move(other.freed_)),
+      first_freed_(other.first_freed_),
+      freed_count_(other.freed_count_) {}
 
 CounterTable::~CounterTable() {
   if (words_ != nullptr) munmap(words_, kBytes);
@@ -80,13 +79,17 @@ CounterTable::~CounterTable() {
 }
 
 absl::StatusOr<CounterId> CounterTable::allocate() {
-  if (free_count_ == 0) {
+  uint32_t index = used_;
+  if (freed_count_ > kRest || (used_ == kCapacity && freed_count_ > 0)) {
+    index = freed_[first_freed_];
+    first_freed_ = (first_freed_ + 1) % freed_.size();
+    --freed_count_;
+  } else if (used_ < kCapacity) {
+    ++used_;
+  } else {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "all %u counters are in use: free those of requests that have ended", kCapacity));
   }
-  const uint32_t index = free_[first_free_];
-  first_free_ = (first_free_ + 1) % kCapacity;
-  --free_count_;
   // Generation 0 means "none". A freed word already has a generation that no handle holds.
   uint64_t generation = (generation_of(words_[index].load(std::memory_order_relaxed)) + 1) & 0xffff;
   if (generation == 0) generation = 1;
@@ -101,7 +104,13 @@ absl::Status CounterTable::free(CounterId id) {
   }
   const uint64_t next = (id.generation + uint64_t{1}) & 0xffff;
   words_[id.index].store(next << kValueBits, std::memory_order_release);
-  free_[(first_free_ + free_count_++) % kCapacity] = id.index;
+  if (freed_count_ == freed_.size()) {
+    std::rotate(freed_.begin(), freed_.begin() + static_cast<ptrdiff_t>(first_freed_),
+                freed_.end());
+    first_freed_ = 0;
+    freed_.resize(std::max<size_t>(64, 2 * freed_.size()));
+  }
+  freed_[(first_freed_ + freed_count_++) % freed_.size()] = id.index;
   return absl::OkStatus();
 }
 

@@ -37,10 +37,12 @@ struct RemoteCounter {
 // All counters of one worker, in one memfd so that a peer on the same machine can map and increment
 // them itself. A word holds generation (16 bits) and value (48 bits) together: an increment meant
 // for a counter that has been given back, however late, changes nothing, unless its word has been
-// given out 32,767 times since. Words are given out in turns.
+// given out 32,767 times since. Words are given out in turns: one that was freed only behind
+// kRest others, while there are any. Pages of the table take memory when their first word is used.
 class CounterTable {
  public:
-  static constexpr size_t kCapacity = 16384;
+  static constexpr size_t kCapacity = 1 << 20;
+  static constexpr size_t kRest = 16384;
   // Values are counted modulo one more.
   static constexpr uint64_t kMaxValue = (uint64_t{1} << 48) - 1;
   // No counter at all, but credits for notifications: between workers, travels as a counter does.
@@ -81,9 +83,10 @@ class CounterTable {
   WorkerUid owner_;
   Word* words_ = nullptr;
   int fd_ = -1;
-  std::vector<uint32_t> free_;  // a ring of kCapacity
-  size_t first_free_ = 0;
-  size_t free_count_ = kCapacity;
+  uint32_t used_ = 0;            // words that were ever given out, from the first
+  std::vector<uint32_t> freed_;  // a ring
+  size_t first_freed_ = 0;
+  size_t freed_count_ = 0;
 };
 
 }  // namespace baton

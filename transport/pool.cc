@@ -161,6 +161,14 @@ absl::StatusOr<Block> MemoryPool::allocate(size_t bytes) {
   return Block{from.base + offset, bytes, from.region, offset, size_class.index};
 }
 
+absl::StatusOr<MemoryRegion> MemoryPool::register_again(const MemoryRegion& region) {
+  for (const Slab& slab : slabs_) {
+    if (slab.base != region.base) continue;
+    return worker_.register_memory(slab.base, slab.size, options_.access, {slab.fd, 0});
+  }
+  return absl::NotFoundError("this region is none of the pool's");
+}
+
 void MemoryPool::free(const Block& block) { free_[block.size_class].push_back(block); }
 
 }  // namespace baton

@@ -1,5 +1,6 @@
 // What a rank publishes in memory that ranks on the same machine map and read: never written by
-// anybody else. One ControlBlock, then one Outbox for every rank of the group.
+// anybody else. A RegionTable for its process, a ControlBlock for each of its groups, and an Outbox
+// for each rank that it talks to there.
 #pragma once
 
 #include <atomic>
@@ -7,15 +8,14 @@
 #include <cstdint>
 
 #include "collectives/executor/call.h"
+#include "collectives/executor/link.h"
 #include "collectives/executor/memory.h"
 #include "transport/region.h"
 
 namespace baton::collectives::executor {
 
-// Pieces in flight. The lane behind them is for point-to-point calls.
+// Pieces of collectives in flight.
 inline constexpr uint32_t kLanes = 8;
-inline constexpr uint32_t kPointToPointLane = kLanes;
-inline constexpr uint32_t kAllLanes = kLanes + 1;
 
 // A message: small ones carry their bytes with them, one cache line for up to 32 bytes; for large
 // ones they tell where those can be read in place.
@@ -41,9 +41,28 @@ struct DirectMessage {
 };
 static_assert(sizeof(DirectMessage) == DirectMessage::kBytes);
 
+// A packet about a send or a receive, and what is behind it: one cache line if that is short.
+struct DirectPacket {
+  static constexpr size_t kBytes = 8192;
+  static constexpr size_t kInFirstLine = 24;
+  static constexpr size_t kPayload = kBytes - 64;
+
+  alignas(64) std::atomic<uint64_t> number;  // of the packet, written last
+  Packet packet;
+  uint32_t size;  // bytes behind it
+  std::byte bytes[kInFirstLine - sizeof(uint32_t) + kPayload];
+
+  const std::byte* payload() const { return const_cast<DirectPacket*>(this)->payload(size); }
+  std::byte* payload(size_t length) {
+    constexpr size_t kFirst = kInFirstLine - sizeof(uint32_t);
+    return length <= kFirst ? bytes : bytes + kFirst;
+  }
+};
+static_assert(sizeof(DirectPacket) == DirectPacket::kBytes);
+
 // In a DirectMessage of kind kInPlace.
 struct InPlaceRuns {
-  uint32_t region;  // number in ControlBlock::regions
+  uint32_t region;  // number in RegionTable::regions
   uint32_t runs;
   uint64_t offset;
   uint64_t run_bytes;
@@ -52,12 +71,23 @@ struct InPlaceRuns {
 
 // What this rank tells one other.
 struct Outbox {
-  alignas(64) std::atomic<uint64_t> consumed[16];  // messages of the other, by lane
-  DirectMessage messages[kAllLanes][schedules::kMessagesAhead];
+  static constexpr uint32_t kPackets = 4;
+
+  alignas(64) std::atomic<uint64_t> consumed[kLanes];  // messages of the other, by lane
+  alignas(64) std::atomic<uint64_t> heard;             // packets of the other
+  DirectMessage messages[kLanes][schedules::kMessagesAhead];
+  DirectPacket packets[kPackets];
+};
+
+// Memory of a process that peers may read in place. Only grows.
+struct RegionTable {
+  alignas(64) std::atomic<uint32_t> count;
+  struct {
+    char bytes[RemoteRegion::kEncodedBytes];
+  } regions[Memory::kMaxRegions];
 };
 
 struct ControlBlock {
-  static constexpr uint32_t kMaxRegions = Memory::kMaxRegions;
   static constexpr uint32_t kCalls = 64;
 
   alignas(64) std::atomic<uint32_t> sleeping;  // the rank waits in the kernel: wake it
@@ -70,18 +100,6 @@ struct ControlBlock {
   // them ends before all have read this: a place is free when it comes round.
   static constexpr uint32_t kFlags = 512;
   std::atomic<uint64_t> on_device[kFlags];
-  alignas(64) std::atomic<uint32_t> region_count;
-  struct {
-    char bytes[RemoteRegion::kEncodedBytes];
-  } regions[kMaxRegions];  // memory that peers may read in place
-
-  static constexpr size_t bytes(uint32_t ranks) {
-    return sizeof(ControlBlock) + ranks * sizeof(Outbox);
-  }
-  Outbox& outbox(uint32_t rank) { return reinterpret_cast<Outbox*>(this + 1)[rank]; }
-  const Outbox& outbox(uint32_t rank) const {
-    return reinterpret_cast<const Outbox*>(this + 1)[rank];
-  }
 };
 static_assert(sizeof(ControlBlock) % 64 == 0);
 

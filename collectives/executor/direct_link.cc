@@ -1,6 +1,7 @@
 // Sending over a DirectLink by writing our own outbox, and receiving by reading the peer's.
 #include "collectives/executor/direct_link.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -12,8 +13,9 @@ namespace baton::collectives::executor {
 DirectLink::DirectLink(Ends ends)
     : ends_(std::move(ends)),
       theirs_(*reinterpret_cast<const ControlBlock*>(ends_.peer_control.data)),
-      out_(ends_.control.outbox(ends_.peer_rank)),
-      in_(theirs_.outbox(ends_.rank)) {}
+      their_regions_(*reinterpret_cast<const RegionTable*>(ends_.peer_regions.data)),
+      out_(ends_.out),
+      in_(*reinterpret_cast<const Outbox*>(ends_.peer_out.data)) {}
 
 DirectLink::~DirectLink() {
   for (auto& lane : staging_) {
@@ -26,7 +28,7 @@ DirectLink::~DirectLink() {
 bool DirectLink::room(uint32_t lane) {
   if (sent_[lane] - known_consumed_[lane] < kMessages) return true;
   // One look at the peer's line serves all lanes.
-  for (uint32_t i = 0; i < kAllLanes; ++i) {
+  for (uint32_t i = 0; i < kLanes; ++i) {
     known_consumed_[i] = in_.consumed[i].load(std::memory_order_acquire);
   }
   return sent_[lane] - known_consumed_[lane] < kMessages;
@@ -86,10 +88,7 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
 bool DirectLink::delivered(uint32_t lane, uint64_t number) {
   if (known_consumed_[lane] >= number) return true;
   // Those that carried their bytes do not need the source.
-  if (lane != kPointToPointLane && sent_[lane] - number < kMessages &&
-      inline_[lane][number % kMessages]) {
-    return true;
-  }
+  if (sent_[lane] - number < kMessages && inline_[lane][number % kMessages]) return true;
   known_consumed_[lane] = in_.consumed[lane].load(std::memory_order_acquire);
   return known_consumed_[lane] >= number;
 }
@@ -101,11 +100,11 @@ absl::StatusOr<const std::byte*> DirectLink::map(const InPlaceRuns& place, uint6
   }
   while (views_.size() <= place.region) {
     const auto number = static_cast<uint32_t>(views_.size());
-    if (number >= theirs_.region_count.load(std::memory_order_acquire)) {
+    if (number >= their_regions_.count.load(std::memory_order_acquire)) {
       return absl::UnavailableError("the peer has not published that region yet");
     }
     auto region = RemoteRegion::decode(
-        std::string_view(theirs_.regions[number].bytes, RemoteRegion::kEncodedBytes));
+        std::string_view(their_regions_.regions[number].bytes, RemoteRegion::kEncodedBytes));
     if (!region.ok()) return region.status();
     absl::StatusOr<RemoteView> view = ends_.worker.view(ends_.peer, *region);
     if (!view.ok()) return view.status();
@@ -165,13 +164,68 @@ bool DirectLink::consume(uint32_t lane) {
   }
   taken_[lane] = number;
   out_.consumed[lane].store(number, std::memory_order_release);
-  // Whoever sent in place, or point to point, waits for this. Whoever sent a message does so only
-  // when out of room, and would have to fall asleep in this very moment to miss it.
-  if (in_place || lane == kPointToPointLane) {
+  // Whoever sent in place waits for this. Whoever sent a message does so only when out of room, and
+  // would have to fall asleep in this very moment to miss it.
+  if (in_place) {
     dirty_ = true;
   } else {
     consumed_ = true;
   }
+  return true;
+}
+
+bool DirectLink::tell(const Packet& packet, absl::Span<const std::byte> behind) {
+  if (told_ - known_heard_ == Outbox::kPackets) {
+    known_heard_ = in_.heard.load(std::memory_order_acquire);
+    if (told_ - known_heard_ == Outbox::kPackets) return false;
+  }
+  DirectPacket& entry = out_.packets[(told_ + 1) % Outbox::kPackets];
+  entry.packet = packet;
+  entry.size = static_cast<uint32_t>(behind.size());
+  if (!behind.empty()) std::memcpy(entry.payload(behind.size()), behind.data(), behind.size());
+  entry.number.store(++told_, std::memory_order_release);
+  dirty_ = true;
+  return true;
+}
+
+bool DirectLink::hear(Packet& packet, absl::Span<const std::byte>& behind) {
+  const DirectPacket& entry = in_.packets[(heard_ + 1) % Outbox::kPackets];
+  if (entry.number.load(std::memory_order_acquire) != heard_ + 1) return false;
+  packet = entry.packet;
+  const size_t size = std::min<size_t>(entry.size, DirectPacket::kPayload);
+  behind = {const_cast<DirectPacket&>(entry).payload(size), size};
+  return true;
+}
+
+void DirectLink::heard() {
+  out_.heard.store(++heard_, std::memory_order_release);
+  consumed_ = true;
+}
+
+bool DirectLink::show(const std::byte* data, size_t bytes, Place& place) {
+  const Memory::Region* region = ends_.memory.find({const_cast<std::byte*>(data), bytes, 1, 0});
+  if (region == nullptr) return false;
+  const InPlaceRuns where{region->number, 1, static_cast<uint64_t>(data - region->local.base),
+                          bytes, 0};
+  return place.set({reinterpret_cast<const std::byte*>(&where), sizeof where});
+}
+
+absl::StatusOr<const std::byte*> DirectLink::look(const Place& place, size_t bytes) {
+  if (theirs_.ended.load(std::memory_order_acquire) != 0) {
+    return absl::UnavailableError("the peer's calls have ended");  // a control message says why
+  }
+  InPlaceRuns where;
+  if (place.size != sizeof where) {
+    return absl::InvalidArgumentError("the peer sent an invalid location");
+  }
+  std::memcpy(&where, place.bytes.data(), sizeof where);
+  return map(where, bytes);
+}
+
+bool DirectLink::looked_well(size_t bytes) {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (theirs_.ended.load(std::memory_order_relaxed) != 0) return false;
+  in_place_bytes_ += bytes;
   return true;
 }
 

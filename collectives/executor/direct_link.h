@@ -31,10 +31,10 @@ class DirectLink final : public Link {
     Worker& worker;
     Memory& memory;  // ours: staging
     PeerId peer;
-    uint32_t rank;            // ours
-    uint32_t peer_rank;       // theirs
-    ControlBlock& control;    // ours
-    RemoteView peer_control;  // theirs
+    Outbox& out;              // ours, for the peer
+    RemoteView peer_regions;  // its RegionTable
+    RemoteView peer_control;  // its ControlBlock
+    RemoteView peer_out;      // its Outbox for us
     size_t slot_bytes;        // the largest message
   };
   explicit DirectLink(Ends ends);
@@ -45,6 +45,14 @@ class DirectLink final : public Link {
   bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
             absl::Status& error) override;
   bool consume(uint32_t lane) override;
+  size_t most_behind() const override { return DirectPacket::kPayload; }
+  bool tell(const Packet& packet, absl::Span<const std::byte> behind) override;
+  bool hear(Packet& packet, absl::Span<const std::byte>& behind) override;
+  void heard() override;
+  bool reads() const override { return true; }
+  bool show(const std::byte* data, size_t bytes, Place& place) override;
+  absl::StatusOr<const std::byte*> look(const Place& place, size_t bytes) override;
+  bool looked_well(size_t bytes) override;
   void flush() override;
   std::string route() const override { return "shm, direct"; }
 
@@ -60,15 +68,18 @@ class DirectLink final : public Link {
 
   Ends ends_;
   const ControlBlock& theirs_;
+  const RegionTable& their_regions_;
   Outbox& out_;
   const Outbox& in_;
-  std::array<uint64_t, kAllLanes> sent_{};
-  std::array<uint64_t, kAllLanes> taken_{};           // consumed by us
-  std::array<uint64_t, kAllLanes> known_consumed_{};  // by the peer, when we last looked
+  std::array<uint64_t, kLanes> sent_{};
+  std::array<uint64_t, kLanes> taken_{};           // consumed by us
+  std::array<uint64_t, kLanes> known_consumed_{};  // by the peer, when we last looked
   // Whether the last messages of a lane carried their bytes. Their lines in our outbox say so too,
   // but the peer has those: to look there would cost a message between two cores.
-  std::array<std::array<bool, kMessages>, kAllLanes> inline_{};
-  std::array<std::array<Block, kMessages>, kAllLanes> staging_{};
+  std::array<std::array<bool, kMessages>, kLanes> inline_{};
+  std::array<std::array<Block, kMessages>, kLanes> staging_{};
+  uint64_t told_ = 0, heard_ = 0;  // packets
+  uint64_t known_heard_ = 0;       // by the peer, when we last looked
   std::vector<RemoteView> views_;  // the peer's regions, by number
   uint64_t in_place_bytes_ = 0;
   // Since the last flush(): something that the peer surely waits for, or may wait for.

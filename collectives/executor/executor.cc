@@ -56,12 +56,16 @@ void walk3(const Segments& t, const Segments& a, const Segments& b, Run&& run) {
 
 Executor::Executor(uint32_t rank, std::vector<Link*> links, Memory* memory, const Clock& clock,
                    FlightRecorder* recorder)
-    : rank_(rank), links_(std::move(links)), memory_(memory), clock_(clock), recorder_(recorder) {
+    : rank_(rank),
+      links_(std::move(links)),
+      memory_(memory),
+      clock_(clock),
+      recorder_(recorder),
+      point_to_point_(rank, links_, memory, recorder) {
   for (uint32_t i = 0; i < kLanes; ++i) {
     lanes_[i].number = i;
     lanes_[i].task = i;
   }
-  point_to_point_.resize(2 * links_.size());
   calls_.reserve(256);
   fold_sources_.resize(links_.size());
 }
@@ -74,44 +78,17 @@ Executor::~Executor() {
 
 void Executor::start(Call& call) {
   now_ = call.began;
-  ++active_;
   call.pieces_done = 0;
-  call.next = nullptr;
-  if (call.programs != nullptr) {
-    calls_.push_back({&call, next_task_});
-    next_task_ += call.pieces;
+  if (call.programs == nullptr) {
+    point_to_point_.start(call);
     return;
   }
-  Lane& lane = point_to_point_lane(call.peer, call.sends);
-  if (lane.last != nullptr) {
-    lane.last->next = &call;
-  } else {
-    lane.call = &call;
-    lane.piece = 0;
-  }
-  lane.last = &call;
-}
-
-Executor::Lane& Executor::point_to_point_lane(uint32_t peer, bool sends) {
-  std::unique_ptr<Lane>& lane = point_to_point_[2 * peer + (sends ? 1 : 0)];
-  if (lane == nullptr) {
-    lane = std::make_unique<Lane>();
-    lane->number = kPointToPointLane;
-    lane->peer = peer;
-    schedules::Program program;
-    Step step;
-    step.kind = sends ? Step::Kind::kSend : Step::Kind::kReceive;
-    step.peer = peer;
-    step.source = {BufferName::kInput, 0};
-    step.target = {BufferName::kOutput, 0};
-    program.steps.push_back(step);
-    lane->own_program = prepare(std::move(program), Collective::kSendReceive, rank_, false);
-  }
-  return *lane;
+  calls_.push_back({&call, next_task_});
+  next_task_ += call.pieces;
 }
 
 absl::StatusOr<bool> Executor::advance() {
-  if (active_ == 0) return false;
+  if (idle()) return false;
   bool any = false;
   for (Lane& lane : lanes_) {
     if (lane.task >= next_task_) continue;
@@ -119,11 +96,11 @@ absl::StatusOr<bool> Executor::advance() {
     if (!moved.ok()) return moved;
     any |= *moved;
   }
-  for (std::unique_ptr<Lane>& lane : point_to_point_) {
-    if (lane == nullptr || lane->call == nullptr) continue;
-    absl::StatusOr<bool> moved = run(*lane);
+  if (!point_to_point_.idle()) {
+    absl::StatusOr<bool> moved = point_to_point_.advance(now_);
     if (!moved.ok()) return moved;
     any |= *moved;
+    touched_ |= point_to_point_.take_told();
   }
   if (std::exchange(touched_, false)) {
     // Looking at the clock would cost more than a small step does.
@@ -161,22 +138,17 @@ absl::StatusOr<bool> Executor::run(Lane& lane) {
 }
 
 absl::StatusOr<bool> Executor::begin_piece(Lane& lane) {
-  if (lane.number == kPointToPointLane) {
-    if (lane.call == nullptr) return false;
-    lane.program = &lane.own_program;
-  } else {
-    const Active* active = nullptr;
-    for (const Active& candidate : calls_) {
-      if (lane.task >= candidate.first_task + candidate.call->pieces) continue;
-      active = &candidate;
-      break;
-    }
-    if (active == nullptr || lane.task < active->first_task) return false;
-    lane.call = active->call;
-    lane.piece = lane.task - active->first_task;
-    const auto& programs = *lane.call->programs;
-    lane.program = &programs[lane.piece % programs.size()];
+  const Active* active = nullptr;
+  for (const Active& candidate : calls_) {
+    if (lane.task >= candidate.first_task + candidate.call->pieces) continue;
+    active = &candidate;
+    break;
   }
+  if (active == nullptr || lane.task < active->first_task) return false;
+  lane.call = active->call;
+  lane.piece = lane.task - active->first_task;
+  const auto& programs = *lane.call->programs;
+  lane.program = &programs[lane.piece % programs.size()];
   lane.step = 0;
   lane.delivered = 0;
   lane.combined = 0;
@@ -231,26 +203,11 @@ bool Executor::all_delivered(Lane& lane) {
 void Executor::end_piece(Lane& lane) {
   Call& call = *lane.call;
   lane.program = nullptr;
-  if (lane.number != kPointToPointLane) {
-    lane.call = nullptr;
-    lane.task += kLanes;
-    if (++call.pieces_done == call.pieces) {
-      calls_.erase(std::find_if(calls_.begin(), calls_.end(),
-                                [&](const Active& active) { return active.call == &call; }));
-      end_call(call);
-    }
-    return;
-  }
-  ++lane.piece;
+  lane.call = nullptr;
+  lane.task += kLanes;
   if (++call.pieces_done < call.pieces) return;
-  lane.call = call.next;
-  lane.piece = 0;
-  if (lane.call == nullptr) lane.last = nullptr;
-  end_call(call);
-}
-
-void Executor::end_call(Call& call) {
-  --active_;
+  calls_.erase(std::find_if(calls_.begin(), calls_.end(),
+                            [&](const Active& active) { return active.call == &call; }));
   if (call.on_done != nullptr) call.on_done(call, call.context);
 }
 
@@ -402,7 +359,7 @@ Blocked Executor::blocked() const {
         found.call->descriptor.sequence <= lane.call->descriptor.sequence) {
       return;
     }
-    found = {lane.call, lane.number, lane.piece, lane.step, lane.peer, false, lane.combining};
+    found = {lane.call, lane.number, lane.piece, lane.step, 0, false, lane.combining};
     if (lane.combining) {
       found.peer = rank_;
     } else if (lane.step < lane.program->steps.size()) {
@@ -415,10 +372,11 @@ Blocked Executor::blocked() const {
     }
   };
   for (const Lane& lane : lanes_) look(lane);
-  for (const auto& lane : point_to_point_) {
-    if (lane != nullptr) look(*lane);
-  }
-  return found;
+  const Blocked other = point_to_point_.blocked();
+  if (other.call == nullptr) return found;
+  const bool first = found.call == nullptr || point_to_point_.wrong() ||
+                     other.call->descriptor.sequence < found.call->descriptor.sequence;
+  return first ? other : found;
 }
 
 void Executor::record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes) {

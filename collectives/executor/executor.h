@@ -3,8 +3,8 @@
 // A lane is a virtual thread: it runs one piece of one call after another, step by step, and waits
 // where a step has to wait. kLanes of them run side by side; that is the pipeline. Every lane of
 // every rank runs the same pieces in the same order, so messages need no tags: piece t of all
-// pieces ever belongs to lane t % kLanes. Point-to-point calls have a lane of their own for each
-// peer and direction.
+// pieces ever belongs to lane t % kLanes. Sends and receives are matched and moved beside them
+// (point_to_point.h).
 //
 // Not thread-safe: the communicator guards it. Never blocks. No allocation in the steady state.
 #pragma once
@@ -24,6 +24,7 @@
 #include "collectives/executor/geometry.h"
 #include "collectives/executor/link.h"
 #include "collectives/executor/memory.h"
+#include "collectives/executor/point_to_point.h"
 #include "collectives/executor/prepared.h"
 #include "transport/clock.h"
 
@@ -38,17 +39,18 @@ struct Call {
   ReduceOp op = ReduceOp::kSum;
   std::byte* in = nullptr;
   std::byte* out = nullptr;
-  // By channel; null for point-to-point calls.
+  // By channel; null for sends and receives.
   const std::vector<PreparedProgram>* programs = nullptr;
   DeviceSums* sums = nullptr;  // null: the CPU combines
   DeviceInput input;           // on the device of `sums`
-  uint32_t peer = 0;           // of point-to-point calls: the other rank
-  bool sends = false;          // of point-to-point calls
+  // Of sends and receives: the other rank (PointToPoint::kAnyPeer: any, until one is found).
+  uint32_t peer = 0;
+  bool sends = false;
+  int32_t tag = 0;
   size_t pieces = 1;
   size_t pieces_done = 0;
   Time began{};
   Time deadline = kNever;
-  Call* next = nullptr;  // of point-to-point calls: the one behind it in its lane
   // Called once, when the last piece is done.
   void (*on_done)(Call& call, void* context) = nullptr;
   void* context = nullptr;
@@ -63,6 +65,7 @@ struct Blocked {
   uint32_t peer = 0;       // whom it waits for
   bool to_send = false;    // for room at the peer, or for the peer to take what was sent
   bool combining = false;  // for a device of its own: `peer` is the rank itself
+  bool from_any = false;   // for whichever rank sends: `peer` is the rank itself
 };
 
 class Executor {
@@ -72,12 +75,15 @@ class Executor {
            FlightRecorder* recorder);
   ~Executor();
 
+  // Another link to a rank, from now on: no message has passed the one before.
+  void set_link(uint32_t peer, Link* link) { links_[peer] = link; }
+
   // Starts a call. Collectives run in the order in which they are started.
   void start(Call& call);
   // Advances everything as far as it goes; true if anything happened. An error ends the executor:
   // nothing advances any more.
   absl::StatusOr<bool> advance();
-  bool idle() const { return active_ == 0; }
+  bool idle() const { return calls_.empty() && point_to_point_.idle(); }
   // Kernels sum, and wake no thread up when they are done: advance() wants to be called.
   bool combining() const { return combining_ > 0; }
   // OK, or the error of a device of ours that advance() has returned: no peer had a part in it.
@@ -85,8 +91,8 @@ class Executor {
 
   // One lane that stands still (the one that is furthest behind), for messages.
   Blocked blocked() const;
-  uint64_t messages() const { return messages_; }
-  uint64_t bytes_sent() const { return bytes_sent_; }
+  uint64_t messages() const { return messages_ + point_to_point_.messages(); }
+  uint64_t bytes_sent() const { return bytes_sent_ + point_to_point_.bytes_sent(); }
   uint64_t steps() const { return steps_; }
 
  private:
@@ -102,10 +108,6 @@ class Executor {
     bool combining = false;         // and one that it combines now
     std::vector<uint64_t> numbers;  // of the messages sent, by step
     Block scratch;
-    // Point-to-point: the other rank, the calls that wait, and the program of one step.
-    uint32_t peer = 0;
-    Call* last = nullptr;
-    PreparedProgram own_program;
   };
   // A collective that has pieces left.
   struct Active {
@@ -120,7 +122,6 @@ class Executor {
   bool hazards_clear(Lane& lane, uint32_t step);
   bool all_delivered(Lane& lane);
   void end_piece(Lane& lane);
-  void end_call(Call& call);
   Segments locate(const Lane& lane, const schedules::Place& place, uint32_t parts) const;
   // These two: false: a kernel is at it, ask again.
   absl::StatusOr<bool> combine(Lane& lane, const schedules::Step& step, const Segments& target,
@@ -131,7 +132,6 @@ class Executor {
                                          absl::Span<const void* const> sources, size_t bytes,
                                          uint32_t divide_by, size_t original);
   absl::Status ensure_scratch(Lane& lane, size_t bytes);
-  Lane& point_to_point_lane(uint32_t peer, bool sends);
   void record(FlightEvent::Kind kind, const Lane& lane, uint32_t peer, size_t bytes);
 
   const uint32_t rank_;
@@ -140,13 +140,12 @@ class Executor {
   const Clock& clock_;
   FlightRecorder* recorder_;
   std::array<Lane, kLanes> lanes_;
-  std::vector<std::unique_ptr<Lane>> point_to_point_;  // 2 * peer + sends; made when first used
-  uint64_t next_task_ = 0;                             // of the next collective's first piece
-  std::vector<Active> calls_;                          // in order
+  PointToPoint point_to_point_;
+  uint64_t next_task_ = 0;     // of the next collective's first piece
+  std::vector<Active> calls_;  // in order
   std::vector<const void*> fold_sources_;
   Time now_{};
   size_t moved_ = 0;        // bytes since the last look at the clock
-  uint64_t active_ = 0;     // calls
   uint32_t combining_ = 0;  // lanes for which a kernel combines
   absl::Status device_error_;
   bool touched_ = false;  // links want flush()

@@ -193,7 +193,7 @@ std::string FlightRecorder::to_json() const {
     }
     list.push_back(std::move(one));
   }
-  return nlohmann::json({{"rank", rank_}, {"events", std::move(list)}}).dump();
+  return nlohmann::json({{"rank", rank_.load()}, {"events", std::move(list)}}).dump();
 }
 
 std::string flight_path(const std::string& group, uint32_t rank) {

@@ -39,8 +39,9 @@ struct FlightEvent {
 // from any thread; reading while others write gives whole events, at worst without the oldest.
 class FlightRecorder {
  public:
-  explicit FlightRecorder(uint32_t rank, size_t capacity = 4096);
+  explicit FlightRecorder(uint32_t rank = 0, size_t capacity = 4096);
   ~FlightRecorder();
+  void set_rank(uint32_t rank) { rank_.store(rank, std::memory_order_relaxed); }
   void record(const FlightEvent& event);
   std::vector<FlightEvent> events() const;  // oldest first
   // One line per event: "12.345678 rank 1 send   all_reduce #17 chunk 3 step 2 -> rank 0 512.0
@@ -51,7 +52,7 @@ class FlightRecorder {
 
  private:
   struct Slot;
-  const uint32_t rank_;
+  std::atomic<uint32_t> rank_;
   const size_t capacity_;
   std::atomic<uint64_t> next_{0};
   std::unique_ptr<Slot[]> slots_;

@@ -1,14 +1,20 @@
-// A link: messages between this rank and one other, in order within each lane.
+// A link: messages between this rank and one other, in order within each lane, and what sends and
+// receives are made of (point_to_point.h).
 //
 // What the executor needs of a way to reach a rank, and no more. Two kinds exist: DirectLink, where
 // each side reads the other's memory in place, and TransferLink, over any provider's transfers.
 // All calls come from one thread at a time.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "collectives/executor/call.h"
 #include "collectives/executor/segments.h"
 
@@ -20,15 +26,51 @@ struct CallTag {
   uint32_t fingerprint = 0;
 };
 
+// What two ranks tell each other about a send and its receive. Plain data.
+struct Packet {
+  enum class Kind : uint8_t {
+    kSend,   // there is a send: all that a receive is matched by
+    kGrant,  // its receive is there, and this piece of it may come
+    kPiece,  // this piece is there
+    kTaken,  // the receive has all of it
+    kAsk,    // a TransferLink's own: where are your slots?
+    kSlots,  // likewise: there
+  };
+  enum Data : uint8_t {
+    kBehind = 1,  // the bytes are behind the packet
+    kShown = 2,   // a Place is behind it: where the bytes can be read
+    kAsks = 3,    // they come when they are asked for, by kGrant
+  };
+  Kind kind = Kind::kSend;
+  Data data = kBehind;  // of kSend
+  uint8_t type = 0;     // of kSend
+  uint8_t of_v = 0;     // of kSend: a message of an all_to_all_v
+  int32_t tag = 0;      // of kSend
+  uint64_t number = 0;  // of the send among all from its sender to its receiver, from 1
+  uint64_t count = 0;   // of kSend: elements; of kGrant and kPiece: the piece's first byte
+  uint32_t whole = 0;   // of kSend: the all_to_all_v, as CallDescriptor::whole()
+  uint32_t length = 0;  // of kGrant and kPiece: bytes of the piece
+};
+static_assert(sizeof(Packet) == 32);
+
 class Link {
  public:
+  // Where bytes lie, as the other side of this kind of link understands it.
+  struct Place {
+    std::array<std::byte, 64> bytes{};
+    uint32_t size = 0;
+
+    absl::Span<const std::byte> span() const { return {bytes.data(), size}; }
+    // False: too long.
+    bool set(absl::Span<const std::byte> from);
+  };
+
   virtual ~Link() = default;
 
   // Sends the next message of `lane`. Returns its number (from 1), or 0 if there is no room: ask
   // again. The source must stay as it is until delivered().
   virtual uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) = 0;
-  // Whether the source of that message may be written again; on the point-to-point lane: whether
-  // the receiver has taken it, which it does only in a call of the same count and type.
+  // Whether the source of that message may be written again.
   virtual bool delivered(uint32_t lane, uint64_t number) = 0;
 
   // The next message of `lane`, if it is here: where it lies, valid until consume(). `expected` is
@@ -39,6 +81,40 @@ class Link {
   // nothing; peek() again.
   [[nodiscard]] virtual bool consume(uint32_t lane) = 0;
 
+  // --- sends and receives ------------------------------------------------------------------
+  // Packets arrive exactly once and, over a TransferLink, in any order.
+  // The most bytes behind one that begins a send.
+  virtual size_t most_behind() const = 0;
+  // False: there is no room, ask again.
+  virtual bool tell(const Packet& packet, absl::Span<const std::byte> behind) = 0;
+  // The next packet that has come. `behind` is valid until heard(), which must be called.
+  virtual bool hear(Packet& packet, absl::Span<const std::byte>& behind) = 0;
+  virtual void heard() = 0;
+  // A receive waits for what this peer sends.
+  virtual void expect() {}
+
+  // True: the receiver reads where the sender shows; false: the sender writes where the receiver
+  // grants.
+  virtual bool reads() const = 0;
+  // For a link that reads. Where the peer can read these bytes; false: nowhere, as long as they are
+  // not copied into memory of ours.
+  virtual bool show(const std::byte*, size_t, Place&) { return false; }
+  // What the peer showed. Unavailable: ask again.
+  virtual absl::StatusOr<const std::byte*> look(const Place&, size_t) {
+    return absl::UnimplementedError("this link reads nothing in place");
+  }
+  // After the last look at `bytes`: whether they were still what the peer has sent.
+  virtual bool looked_well(size_t) { return true; }
+  // For a link that writes. Where the peer may write these bytes; false: nowhere, likewise.
+  virtual bool grant(std::byte*, size_t, Place&) { return false; }
+  // Whether write() can take these bytes as they lie.
+  virtual bool can_write(const std::byte*, size_t) const { return false; }
+  // Writes them to a place that the peer granted, then tells it `packet`. Returns a number for
+  // written(), or 0 if there is no room: ask again.
+  virtual uint32_t write(const std::byte*, size_t, const Place&, const Packet&) { return 0; }
+  // Whether the source of that write may be written again; if so the number means nothing any more.
+  virtual bool written(uint32_t) { return true; }
+
   // The other side may be asleep: make sure that it looks. After a batch of the above.
   virtual void flush() {}
 
@@ -48,5 +124,12 @@ class Link {
   // For people: "shm, direct", "tcp 10.0.0.2:4000 (cubic, 4 sockets)".
   virtual std::string route() const = 0;
 };
+
+inline bool Link::Place::set(absl::Span<const std::byte> from) {
+  if (from.size() > bytes.size()) return false;
+  std::copy(from.begin(), from.end(), bytes.begin());
+  size = static_cast<uint32_t>(from.size());
+  return true;
+}
 
 }  // namespace baton::collectives::executor

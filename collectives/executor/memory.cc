@@ -13,7 +13,7 @@ absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Lim
   absl::StatusOr<std::unique_ptr<MemoryPool>> pool =
       MemoryPool::create(worker, {.slab_bytes = limits.slab_bytes});
   if (!pool.ok()) return pool.status();
-  return std::unique_ptr<Memory>(new Memory(*std::move(pool), limits));
+  return std::unique_ptr<Memory>(new Memory(worker, *std::move(pool), limits));
 }
 
 absl::StatusOr<Block> Memory::allocate(size_t bytes) {
@@ -52,6 +52,33 @@ const Memory::Region* Memory::find(const Segments& place) const {
     }
   }
   return nullptr;
+}
+
+Memory::~Memory() {
+  for (const Grant& grant : grants_) worker_.deregister_memory(grant.region).IgnoreError();
+}
+
+const RemoteRegion* Memory::grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset) {
+  const Region* region = find({data, bytes, 1, 0});
+  if (region == nullptr) return nullptr;
+  offset = static_cast<uint64_t>(data - region->local.base);
+  for (const Grant& grant : grants_) {
+    if (grant.group == group && grant.number == region->number) return &grant.key;
+  }
+  absl::StatusOr<MemoryRegion> again = pool_->register_again(region->local);
+  if (!again.ok()) return nullptr;
+  absl::StatusOr<RemoteRegion> key = worker_.remote_region(*again);
+  if (!key.ok()) return nullptr;
+  grants_.push_back({group, region->number, *again, *key});
+  return &grants_.back().key;
+}
+
+void Memory::revoke_grants(uint64_t group) {
+  std::erase_if(grants_, [&](const Grant& grant) {
+    if (grant.group != group) return false;
+    worker_.deregister_memory(grant.region).IgnoreError();
+    return true;
+  });
 }
 
 }  // namespace baton::collectives::executor

@@ -28,6 +28,7 @@ class Memory {
 
   static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker, const Limits& limits);
   static absl::StatusOr<std::unique_ptr<Memory>> create(Worker& worker);
+  ~Memory();
 
   // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.
   absl::StatusOr<Block> allocate(size_t bytes);
@@ -41,16 +42,32 @@ class Memory {
   };
   // The region that holds all of `place`; null if none does.
   const Region* find(const Segments& place) const;
+  // The key by which peers in this group may write to [data, data + bytes) until revoke_grants(),
+  // and how far behind its beginning they lie. Null: they are no memory of ours, or cannot be
+  // registered. Valid until the next call.
+  const RemoteRegion* grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
+  // When this returns no grant to that group is worth anything, and no byte is written by one any
+  // more.
+  void revoke_grants(uint64_t group);
   // In the order in which they came up; only grows.
   const std::vector<Region>& regions() const { return regions_; }
 
  private:
-  Memory(std::unique_ptr<MemoryPool> pool, const Limits& limits)
-      : limits_(limits), pool_(std::move(pool)) {}
+  Memory(Worker& worker, std::unique_ptr<MemoryPool> pool, const Limits& limits)
+      : limits_(limits), worker_(worker), pool_(std::move(pool)) {}
+  // A region once more, under a key of its own.
+  struct Grant {
+    uint64_t group = 0;
+    uint32_t number = 0;  // of the region
+    MemoryRegion region;
+    RemoteRegion key;
+  };
   bool list_region(const Block& block, size_t most);
   const Limits limits_;
+  Worker& worker_;
   std::unique_ptr<MemoryPool> pool_;
   std::vector<Region> regions_;
+  std::vector<Grant> grants_;
 };
 
 }  // namespace baton::collectives::executor

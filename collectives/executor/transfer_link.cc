@@ -1,6 +1,8 @@
-// Sending over a TransferLink: slots at the receiver, their counters, the transfers that fill them.
+// Sending over a TransferLink: slots at the receiver, their counters, the transfers that fill them;
+// packets, and writes to what a receiver has granted.
 #include "collectives/executor/transfer_link.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -9,33 +11,75 @@
 namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
-                                                                   PeerId peer, size_t slot_bytes) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes));
-  absl::StatusOr<Block> slots = memory.allocate(slot_bytes * kSlots * kAllLanes);
+                                                                   PeerId peer, size_t slot_bytes,
+                                                                   uint64_t group) {
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
+  for (CounterId& room : link->room_) {
+    absl::StatusOr<CounterId> counter = worker.allocate_counter();
+    if (!counter.ok()) return counter.status();
+    room = *counter;
+  }
+  for (auto& lane : link->outgoing_) {
+    for (Outgoing& outgoing : lane) outgoing.link = link.get();
+  }
+  for (Write& write : link->writes_) write.link = link.get();
+  return link;
+}
+
+absl::Status TransferLink::make_slots() {
+  absl::StatusOr<Block> slots = memory_.allocate(slot_bytes_ * kSlots * kLanes);
   if (!slots.ok()) return slots.status();
-  link->slots_ = *slots;
-  absl::StatusOr<Block> eager = memory.allocate(kEagerBytes * kSlots * kAllLanes);
-  if (!eager.ok()) return eager.status();
-  link->eager_ = *eager;
-  for (uint32_t lane = 0; lane < kAllLanes; ++lane) {
-    for (uint32_t slot = 0; slot <= kSlots; ++slot) {
-      absl::StatusOr<CounterId> counter = worker.allocate_counter();
+  slots_ = *slots;
+  for (auto& lane : arrived_) {
+    for (CounterId& arrived : lane) {
+      absl::StatusOr<CounterId> counter = worker_.allocate_counter();
       if (!counter.ok()) return counter.status();
-      (slot < kSlots ? link->arrived_[lane][slot] : link->room_[lane]) = *counter;
-    }
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      Outgoing& outgoing = link->outgoing_[lane][slot];
-      outgoing.link = link.get();
-      const size_t at = (lane * kSlots + slot) * kEagerBytes;
-      outgoing.eager = {eager->data + at, kEagerBytes, eager->region, eager->offset + at};
+      arrived = *counter;
     }
   }
-  return link;
+  return absl::OkStatus();
+}
+
+// Says where our slots are; again later, if there is no room for that now.
+void TransferLink::answer() {
+  answer_due_ = false;
+  absl::Status status = slots_.data == nullptr ? make_slots() : absl::OkStatus();
+  const absl::StatusOr<RemoteRegion> region =
+      status.ok() ? worker_.remote_region(slots_.region) : status;
+  if (!region.ok()) return fail(region.status());
+  Slots ours;
+  ours.region = *region;
+  ours.offset = slots_.offset;
+  ours.slot_bytes = slot_bytes_;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      ours.arrived[lane][slot] = worker_.remote_counter(arrived_[lane][slot]);
+    }
+  }
+  const std::string text = ours.encode();
+  Packet packet;
+  packet.kind = Packet::Kind::kSlots;
+  answer_due_ = !tell(packet, {reinterpret_cast<const std::byte*>(text.data()), text.size()});
+}
+
+bool TransferLink::make_eager() {
+  if (eager_.data != nullptr) return true;
+  absl::StatusOr<Block> eager = memory_.allocate(kEagerBytes * kSlots * kLanes);
+  if (!eager.ok()) return false;
+  eager_ = *eager;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) {
+      const size_t at = (lane * kSlots + slot) * kEagerBytes;
+      outgoing_[lane][slot].eager = {eager->data + at, kEagerBytes, eager->region,
+                                     eager->offset + at};
+    }
+  }
+  return true;
 }
 
 TransferLink::~TransferLink() {
   cancel();  // transfers still on their way would tell a link that is gone
-  for (uint32_t lane = 0; lane < kAllLanes; ++lane) {
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
     for (CounterId counter : arrived_[lane]) {
       if (counter.generation != 0) worker_.free_counter(counter).IgnoreError();
     }
@@ -48,12 +92,36 @@ TransferLink::~TransferLink() {
   if (eager_.data != nullptr) memory_.free(eager_);
 }
 
-void TransferLink::cancel() {
-  auto over = [&] { return open_.load(std::memory_order_acquire) == 0; };
-  if (over()) return;
+void TransferLink::begin_cancel() {
+  memory_.revoke_grants(group_);
+  if (!unsettled()) return;
   for (auto& lane : outgoing_) {
     for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
   }
+  for (Write& write : writes_) worker_.cancel(write.id).IgnoreError();
+}
+
+bool TransferLink::sources_free() const {
+  if (!unsettled()) return true;
+  const auto is_free = [this](TransferId id) {
+    const absl::StatusOr<bool> free = worker_.local_free(id);
+    return !free.ok() || *free;
+  };
+  for (const auto& lane : outgoing_) {
+    for (const Outgoing& outgoing : lane) {
+      if (outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      if (!is_free(outgoing.id)) return false;
+    }
+  }
+  return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
+    return !write.under_way.load(std::memory_order_acquire) || is_free(write.id);
+  });
+}
+
+void TransferLink::cancel() {
+  auto over = [&] { return !unsettled(); };
+  begin_cancel();
+  if (over()) return;
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
   // is read any more when the transfers have ended, and what lands at the peer after that lands in
@@ -62,17 +130,9 @@ void TransferLink::cancel() {
   worker_.wait_until(over).IgnoreError();  // at once; of a device, when its copy ends
 }
 
-absl::StatusOr<TransferLink::Offer> TransferLink::offer() const {
-  absl::StatusOr<RemoteRegion> region = worker_.remote_region(slots_.region);
-  if (!region.ok()) return region.status();
+TransferLink::Offer TransferLink::offer() const {
   Offer offer;
-  offer.slots = *region;
-  offer.offset = slots_.offset;
-  offer.slot_bytes = slot_bytes_;
-  for (uint32_t lane = 0; lane < kAllLanes; ++lane) {
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      offer.arrived[lane][slot] = worker_.remote_counter(arrived_[lane][slot]);
-    }
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
     offer.room[lane] = worker_.remote_counter(room_[lane]);
   }
   return offer;
@@ -93,6 +153,7 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
         Layout::contiguous(static_cast<size_t>(source.data - region->local.base), length);
   } else {
     // Strided data is packed here: the wire carries long runs only.
+    if (outgoing.copied && !make_eager()) return false;
     Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
     if (staging.data == nullptr) {
       absl::StatusOr<Block> made = memory_.allocate(slot_bytes_);
@@ -103,12 +164,17 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
     request.local = staging.region;
     request.local_layout = Layout::contiguous(staging.offset, length);
   }
-  request.remote = theirs_.slots;
-  request.remote_layout = Layout::contiguous(theirs_.offset + slot_offset(lane, number), length);
+  request.remote = their_slots_->region;
+  request.remote_layout =
+      Layout::contiguous(their_slots_->offset + slot_offset(lane, number), length);
   return true;
 }
 
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
+  if (!their_slots_) {
+    if (!asked_) asked_ = tell({.kind = Packet::Kind::kAsk}, {});
+    return 0;
+  }
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // Room at the receiver, and the transfer that used this slot before has ended.
@@ -119,15 +185,15 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   request.op = Op::kWrite;
   request.peer = peer_;
   if (!choose_source(lane, number, source, request)) return 0;
-  request.counter = theirs_.arrived[lane][number % kSlots];
-  char text[1 + sizeof(Announcement)];
-  uint64_t& announced = announced_[lane == kPointToPointLane ? 1 : 0];
-  const bool first = announced != tag.call->sequence;
+  request.counter = their_slots_->arrived[lane][number % kSlots];
+  char text[sizeof group_ + 1 + sizeof(Announcement)];
+  const bool first = announced_call_ != tag.call->sequence;
   if (first) {
     const Announcement ours{*tag.call, lane,
                             static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
-    text[0] = 'c';
-    std::memcpy(text + 1, &ours, sizeof ours);
+    std::memcpy(text, &group_, sizeof group_);
+    text[sizeof group_] = 'c';
+    std::memcpy(text + sizeof group_ + 1, &ours, sizeof ours);
     request.notify = std::string_view(text, sizeof text);
   }
   request.on_end = &TransferLink::on_end;
@@ -140,26 +206,20 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   if (!id.ok()) {
     open_.fetch_sub(1, std::memory_order_relaxed);
     outgoing.number = before;
-    if (!absl::IsResourceExhausted(id.status())) {
-      std::lock_guard lock(mutex_);
-      if (failure_.ok()) failure_ = id.status();
-    }
+    if (!absl::IsResourceExhausted(id.status())) fail(id.status());
     return 0;
   }
   outgoing.id = *id;
   submitted_ = true;
-  announced = tag.call->sequence;
+  announced_call_ = tag.call->sequence;
   if (first) given_back_[lane] = taken_[lane];
   sent_[lane] = number;
   return number;
 }
 
 void TransferLink::announced(const Announcement& theirs) {
-  if (theirs.lane >= kAllLanes) return;
+  if (theirs.lane >= kLanes) return;
   announced_room_[theirs.lane] += theirs.given_back;
-  if (theirs.lane == kPointToPointLane) {
-    peer_calls_[theirs.call.sequence % kCallsAhead] = theirs.call;
-  }
 }
 
 void TransferLink::on_end(void* context, TransferId, const absl::Status& status) {
@@ -168,10 +228,14 @@ void TransferLink::on_end(void* context, TransferId, const absl::Status& status)
   if (status.ok()) {
     outgoing.done.store(outgoing.number, std::memory_order_release);
   } else {
-    std::lock_guard lock(link.mutex_);
-    if (link.failure_.ok()) link.failure_ = status;
+    link.fail(status);
   }
   link.open_.fetch_sub(1, std::memory_order_release);
+}
+
+void TransferLink::fail(const absl::Status& why) {
+  std::lock_guard lock(mutex_);
+  if (failure_.ok()) failure_ = why;
 }
 
 bool TransferLink::delivered(uint32_t lane, uint64_t number) {
@@ -179,26 +243,16 @@ bool TransferLink::delivered(uint32_t lane, uint64_t number) {
   // A later message has taken this one's slot only after this one had arrived.
   const bool ours_again =
       outgoing.number > number || (outgoing.number == number && outgoing.copied);
-  if (!ours_again && outgoing.done.load(std::memory_order_acquire) < number) return false;
-  return lane != kPointToPointLane || room(lane) >= number;
+  return ours_again || outgoing.done.load(std::memory_order_acquire) >= number;
 }
 
-bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
+bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments& message,
                         absl::Status& error) {
+  if (answer_due_) answer();
   const uint64_t number = taken_[lane] + 1;
   // How often this slot has been filled once the message is there; numbers start at 1.
   const uint64_t fills = (number + kSlots - 1) / kSlots;
   if (worker_.counter_value(arrived_[lane][number % kSlots]) < fills) return false;
-  if (lane == kPointToPointLane) {
-    const CallDescriptor& theirs = peer_calls_[tag.call->sequence % kCallsAhead];
-    if (theirs.sequence != tag.call->sequence) return false;  // still on its way
-    if (theirs != *tag.call) {
-      error = absl::FailedPreconditionError(
-          absl::StrCat("the peer called ", theirs.to_string(),
-                       ": both ends must name the same count and type, in the same kind of call"));
-      return false;
-    }
-  }
   if (expected > slot_bytes_) {
     error = absl::InternalError("a message is longer than a slot");
     return false;
@@ -209,11 +263,8 @@ bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag& tag, Segm
 
 bool TransferLink::consume(uint32_t lane) {
   const uint64_t taken = taken_[lane] + 1;
-  const bool sender_waits = lane == kPointToPointLane;
-  if (!sender_waits && taken - given_back_[lane] < 2) {
-    taken_[lane] = taken;
-    return true;
-  }
+  taken_[lane] = taken;
+  if (taken - given_back_[lane] < 2) return true;
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;
@@ -221,12 +272,158 @@ bool TransferLink::consume(uint32_t lane) {
   request.increment = taken - given_back_[lane];
   request.detached = true;
   absl::StatusOr<TransferId> id = worker_.submit(request);
-  if (!id.ok() && sender_waits) return false;
-  taken_[lane] = taken;
   if (id.ok()) {
     submitted_ = true;
     given_back_[lane] = taken;  // else with the next one
   }
+  return true;
+}
+
+void TransferLink::write_head(char* to, const Packet& packet) const {
+  std::memcpy(to, &group_, sizeof group_);
+  to[sizeof group_] = kPacket;
+  std::memcpy(to + sizeof group_ + 1, &packet, sizeof packet);
+}
+
+bool TransferLink::tell(const Packet& packet, absl::Span<const std::byte> behind) {
+  std::array<char, kHead + kMostBehind> text;
+  write_head(text.data(), packet);
+  if (!behind.empty()) std::memcpy(text.data() + kHead, behind.data(), behind.size());
+  const absl::Status sent = worker_.notify_detached(peer_, {text.data(), kHead + behind.size()});
+  if (sent.ok()) {
+    submitted_ = true;
+  } else if (!absl::IsResourceExhausted(sent)) {
+    fail(sent);
+  }
+  return sent.ok();
+}
+
+std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
+  Packet packet;
+  if (bytes.size() < sizeof packet) return std::nullopt;
+  std::memcpy(&packet, bytes.data(), sizeof packet);
+  if (packet.kind == Packet::Kind::kAsk) {
+    answer();
+    return std::nullopt;
+  }
+  if (packet.kind == Packet::Kind::kSlots) {
+    absl::StatusOr<Slots> theirs = Slots::decode(bytes.substr(sizeof packet));
+    if (theirs.ok() && theirs->slot_bytes == slot_bytes_) {
+      their_slots_ = *theirs;
+    } else {
+      fail(theirs.ok() ? absl::InvalidArgumentError("the peer has slots of another size")
+                       : theirs.status());
+    }
+    return std::nullopt;
+  }
+  if (next_came_ == came_.size()) {
+    came_.clear();
+    next_came_ = 0;
+  }
+  const auto size = static_cast<uint32_t>(bytes.size());
+  const auto* length = reinterpret_cast<const std::byte*>(&size);
+  const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+  came_.insert(came_.end(), length, length + sizeof size);
+  came_.insert(came_.end(), data, data + size);
+  if (packet.kind != Packet::Kind::kSend || packet.of_v == 0) return std::nullopt;
+  return CallDescriptor{.node_size = packet.whole,
+                        .collective = static_cast<uint8_t>(Collective::kSendReceive),
+                        .type = packet.type,
+                        .of_v = 1};
+}
+
+bool TransferLink::hear(Packet& packet, absl::Span<const std::byte>& behind) {
+  if (next_came_ == came_.size()) return false;
+  const std::byte* at = came_.data() + next_came_;
+  uint32_t size = 0;
+  std::memcpy(&size, at, sizeof size);
+  std::memcpy(&packet, at + sizeof size, sizeof packet);
+  behind = {at + sizeof size + sizeof packet, size - sizeof packet};
+  return true;
+}
+
+void TransferLink::heard() {
+  uint32_t size = 0;
+  std::memcpy(&size, came_.data() + next_came_, sizeof size);
+  next_came_ += sizeof size + size;
+}
+
+bool TransferLink::grant(std::byte* data, size_t bytes, Place& place) {
+  uint64_t offset = 0;
+  const RemoteRegion* key = memory_.grant(group_, data, bytes, offset);
+  if (key == nullptr) return false;
+  std::string text = key->encode();
+  text.append(reinterpret_cast<const char*>(&offset), sizeof offset);
+  return place.set({reinterpret_cast<const std::byte*>(text.data()), text.size()});
+}
+
+bool TransferLink::can_write(const std::byte* data, size_t bytes) const {
+  return memory_.find({const_cast<std::byte*>(data), bytes, 1, 0}) != nullptr;
+}
+
+uint32_t TransferLink::write(const std::byte* source, size_t bytes, const Place& place,
+                             const Packet& packet) {
+  uint32_t number = 0;
+  while (number < kWrites && writes_[number].used) ++number;
+  if (number == kWrites) return 0;
+  const std::string_view text(reinterpret_cast<const char*>(place.bytes.data()), place.size);
+  uint64_t offset = 0;
+  if (text.size() != RemoteRegion::kEncodedBytes + sizeof offset) {
+    fail(absl::InvalidArgumentError("the peer granted a place of another form"));
+    return 0;
+  }
+  const auto remote = RemoteRegion::decode(text.substr(0, RemoteRegion::kEncodedBytes));
+  if (!remote.ok()) {
+    fail(remote.status());
+    return 0;
+  }
+  std::memcpy(&offset, text.data() + RemoteRegion::kEncodedBytes, sizeof offset);
+  const Memory::Region* region = memory_.find({const_cast<std::byte*>(source), bytes, 1, 0});
+  if (region == nullptr) return 0;  // can_write() said so
+  char note[kHead];
+  write_head(note, packet);
+  TransferRequest request;
+  request.op = Op::kWrite;
+  request.peer = peer_;
+  request.local = region->local;
+  request.local_layout =
+      Layout::contiguous(static_cast<size_t>(source - region->local.base), bytes);
+  request.remote = *remote;
+  request.remote_layout = Layout::contiguous(offset, bytes);
+  request.notify = std::string_view(note, sizeof note);
+  request.on_end = &TransferLink::on_written;
+  Write& write = writes_[number];
+  request.context = &write;
+  request.detached = true;
+  write.under_way.store(true, std::memory_order_relaxed);
+  open_.fetch_add(1, std::memory_order_relaxed);
+  absl::StatusOr<TransferId> id = worker_.submit(request);
+  if (!id.ok()) {
+    open_.fetch_sub(1, std::memory_order_relaxed);
+    if (!absl::IsResourceExhausted(id.status())) fail(id.status());
+    return 0;
+  }
+  write.id = *id;
+  write.used = true;
+  submitted_ = true;
+  return number + 1;
+}
+
+void TransferLink::on_written(void* context, TransferId, const absl::Status& status) {
+  auto& write = *static_cast<Write*>(context);
+  TransferLink& link = *write.link;
+  if (status.ok()) {
+    write.under_way.store(false, std::memory_order_release);
+  } else {
+    link.fail(status);
+  }
+  link.open_.fetch_sub(1, std::memory_order_release);
+}
+
+bool TransferLink::written(uint32_t number) {
+  Write& write = writes_[number - 1];
+  if (write.under_way.load(std::memory_order_acquire)) return false;
+  write.used = false;
   return true;
 }
 
@@ -238,45 +435,61 @@ absl::Status TransferLink::status() const {
 }
 
 std::string TransferLink::Offer::encode() const {
-  std::string out = slots.encode();
+  std::string out;
+  for (const RemoteCounter& counter : room) out += counter.encode();
+  return out;
+}
+
+absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view bytes) {
+  if (bytes.size() != kLanes * RemoteCounter::kEncodedBytes) {
+    return absl::InvalidArgumentError("a link offer has the wrong length");
+  }
+  Offer offer;
+  for (RemoteCounter& room : offer.room) {
+    absl::StatusOr<RemoteCounter> counter =
+        RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
+    if (!counter.ok()) return counter.status();
+    room = *counter;
+    bytes.remove_prefix(RemoteCounter::kEncodedBytes);
+  }
+  return offer;
+}
+
+std::string TransferLink::Slots::encode() const {
+  std::string out = region.encode();
   for (const auto& lane : arrived) {
     for (const RemoteCounter& counter : lane) out += counter.encode();
   }
-  for (const RemoteCounter& counter : room) out += counter.encode();
   out.append(reinterpret_cast<const char*>(&offset), sizeof offset);
   out.append(reinterpret_cast<const char*>(&slot_bytes), sizeof slot_bytes);
   return out;
 }
 
-absl::StatusOr<TransferLink::Offer> TransferLink::Offer::decode(std::string_view bytes) {
-  constexpr size_t kCounters = kAllLanes * (kSlots + 1);
+absl::StatusOr<TransferLink::Slots> TransferLink::Slots::decode(std::string_view bytes) {
+  constexpr size_t kCounters = kLanes * kSlots;
   if (bytes.size() != RemoteRegion::kEncodedBytes + kCounters * RemoteCounter::kEncodedBytes + 16) {
-    return absl::InvalidArgumentError("a link offer has the wrong length");
+    return absl::InvalidArgumentError("a link's slots have the wrong length");
   }
-  Offer offer;
-  absl::StatusOr<RemoteRegion> slots =
+  Slots slots;
+  absl::StatusOr<RemoteRegion> region =
       RemoteRegion::decode(bytes.substr(0, RemoteRegion::kEncodedBytes));
-  if (!slots.ok()) return slots.status();
-  offer.slots = *slots;
+  if (!region.ok()) return region.status();
+  slots.region = *region;
   bytes.remove_prefix(RemoteRegion::kEncodedBytes);
   for (uint32_t i = 0; i < kCounters; ++i) {
     absl::StatusOr<RemoteCounter> counter =
         RemoteCounter::decode(bytes.substr(0, RemoteCounter::kEncodedBytes));
     if (!counter.ok()) return counter.status();
-    if (i < kAllLanes * kSlots) {
-      offer.arrived[i / kSlots][i % kSlots] = *counter;
-    } else {
-      offer.room[i - kAllLanes * kSlots] = *counter;
-    }
+    slots.arrived[i / kSlots][i % kSlots] = *counter;
     bytes.remove_prefix(RemoteCounter::kEncodedBytes);
   }
-  std::memcpy(&offer.offset, bytes.data(), 8);
-  std::memcpy(&offer.slot_bytes, bytes.data() + 8, 8);
-  if (offer.offset > offer.slots.size ||
-      offer.slot_bytes > (offer.slots.size - offer.offset) / (kSlots * kAllLanes)) {
-    return absl::InvalidArgumentError("a link offer names slots outside its region");
+  std::memcpy(&slots.offset, bytes.data(), 8);
+  std::memcpy(&slots.slot_bytes, bytes.data() + 8, 8);
+  if (slots.offset > slots.region.size ||
+      slots.slot_bytes > (slots.region.size - slots.offset) / kCounters) {
+    return absl::InvalidArgumentError("a link's slots lie outside their region");
   }
-  return offer;
+  return slots;
 }
 
 }  // namespace baton::collectives::executor

@@ -1,12 +1,17 @@
 // A link over any provider: a message is a transfer into a slot at the receiver, and a counter of
 // that slot says that it is there.
 //
+// Slots, and what else a direction needs, are made when the sender first asks for them: a pair of
+// ranks that sends nothing to each other has a counter for each lane and no memory.
+//
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
 // own, and holds one message at a time. The first message of a call carries the call's descriptor,
 // so that a peer that called something else is found out, and with it the slots of its lane that
 // have been read. Where nothing goes back, the receiver gives slots back by raising a counter of
-// the sender's, for every other message. A point-to-point message is taken only once its descriptor
-// is here and fits, and the sender hears of that through the same counter.
+// the sender's, for every other message.
+//
+// Packets of sends and receives are notifications. A piece of a large send is a write to where the
+// receiver has granted it, which takes a packet along.
 //
 // A small message is copied when it is sent: its call need not wait until it has arrived. Whoever
 // leaves does (unsettled()).
@@ -17,9 +22,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "collectives/executor/control_block.h"
@@ -36,6 +43,13 @@ class TransferLink final : public Link {
 
   // Messages of up to so many bytes are copied when they are sent.
   static constexpr size_t kEagerBytes = 4096;
+  // Sends of up to so many bytes go with their first packet.
+  static constexpr size_t kMostBehind = 16 << 10;
+  // Writes to grants at a time: of two windows, for one may be there and not acknowledged yet.
+  static constexpr uint32_t kWrites = 16;
+
+  // A packet travels as a notification: the group's id, this, and then the packet.
+  static constexpr char kPacket = 'p';
 
   // What the first message of a call says beside its bytes.
   struct Announcement {
@@ -45,26 +59,36 @@ class TransferLink final : public Link {
   };
   static_assert(sizeof(Announcement) == sizeof(CallDescriptor) + 8);
 
-  // What the other side must know before it can send: travels once.
+  // What both sides say before either may send.
   struct Offer {
-    RemoteRegion slots;
-    std::array<std::array<RemoteCounter, kSlots>, kAllLanes> arrived;
-    std::array<RemoteCounter, kAllLanes> room;  // for it to raise: our slots at its side
-    uint64_t offset = 0;                        // of the first slot in the region
-    uint64_t slot_bytes = 0;
+    std::array<RemoteCounter, kLanes> room;  // for the other to raise: our slots at its side
 
     std::string encode() const;
     static absl::StatusOr<Offer> decode(std::string_view bytes);
   };
+  // Where the other side may send to: travels once, when it asks.
+  struct Slots {
+    RemoteRegion region;
+    std::array<std::array<RemoteCounter, kSlots>, kLanes> arrived;
+    uint64_t offset = 0;  // of the first slot in the region
+    uint64_t slot_bytes = 0;
 
-  // Allocates the slots for `peer`.
+    std::string encode() const;
+    static absl::StatusOr<Slots> decode(std::string_view bytes);
+  };
+
+  // `group`: its id, which all that is told to the peer begins with.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
-                                                              PeerId peer, size_t slot_bytes);
+                                                              PeerId peer, size_t slot_bytes,
+                                                              uint64_t group = 0);
   ~TransferLink() override;
-  absl::StatusOr<Offer> offer() const;
+  Offer offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
   // The peer's first message of a call to us.
   void announced(const Announcement& theirs);
+  // A packet of the peer's came, as it was sent. The call that it tells of if that is a message of
+  // an all_to_all_v: all that is known of it.
+  std::optional<CallDescriptor> came(std::string_view packet);
   // Whether anything was submitted since the last question, and waits for the worker to advance.
   bool take_submitted() { return std::exchange(submitted_, false); }
   // Whether anything is on its way: a small message may be, though its call has ended.
@@ -75,11 +99,26 @@ class TransferLink final : public Link {
   bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
             absl::Status& error) override;
   bool consume(uint32_t lane) override;
+  size_t most_behind() const override { return kMostBehind; }
+  bool tell(const Packet& packet, absl::Span<const std::byte> behind) override;
+  bool hear(Packet& packet, absl::Span<const std::byte>& behind) override;
+  void heard() override;
+  bool reads() const override { return false; }
+  bool grant(std::byte* data, size_t bytes, Place& place) override;
+  bool can_write(const std::byte* data, size_t bytes) const override;
+  uint32_t write(const std::byte* source, size_t bytes, const Place& place,
+                 const Packet& packet) override;
+  bool written(uint32_t number) override;
   std::string route() const override;
 
   absl::Status status() const override;
 
-  // Ends all transfers under way; returns when no byte moves any more.
+  // Revokes what was granted, and asks for the end of all transfers under way: they have ended when
+  // unsettled() is false.
+  void begin_cancel();
+  // No byte is read from what was sent any more, though some may still land at the peer.
+  bool sources_free() const;
+  // Ends them; returns when no byte moves any more.
   void cancel();
 
  private:
@@ -94,9 +133,24 @@ class TransferLink final : public Link {
     TransferLink* link = nullptr;
   };
 
-  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes)
-      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes) {}
+  // A write to a grant.
+  struct Write {
+    std::atomic<bool> under_way{false};  // of one that failed: for ever
+    bool used = false;
+    TransferId id;
+    TransferLink* link = nullptr;
+  };
+  static constexpr size_t kHead = sizeof(uint64_t) + 1 + sizeof(Packet);  // of a notification
+
+  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes, uint64_t group)
+      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes), group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
+  static void on_written(void* context, TransferId id, const absl::Status& status);
+  void fail(const absl::Status& why);
+  absl::Status make_slots();
+  void answer();
+  bool make_eager();
+  void write_head(char* to, const Packet& packet) const;
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      TransferRequest& request);
   uint64_t room(uint32_t lane) const {
@@ -110,23 +164,26 @@ class TransferLink final : public Link {
   Memory& memory_;
   const PeerId peer_;
   const size_t slot_bytes_;
-  Block slots_;
-  Block eager_;  // kEagerBytes for each slot of each lane
-  std::array<std::array<CounterId, kSlots>, kAllLanes> arrived_{};
-  std::array<CounterId, kAllLanes> room_{};
+  const uint64_t group_;
+  Block slots_;  // data null: the peer has not asked
+  Block eager_;  // kEagerBytes for each slot of each lane; data null: we have sent nothing
+  std::array<std::array<CounterId, kSlots>, kLanes> arrived_{};
+  std::array<CounterId, kLanes> room_{};
   Offer theirs_;
-  std::array<uint64_t, kAllLanes> announced_room_{};  // given back by announcements
+  std::optional<Slots> their_slots_;
+  bool asked_ = false;
+  bool answer_due_ = false;
+  std::array<uint64_t, kLanes> announced_room_{};  // given back by announcements
   bool submitted_ = false;
 
-  std::array<uint64_t, kAllLanes> sent_{};
-  std::array<uint64_t, kAllLanes> taken_{};
-  std::array<uint64_t, kAllLanes> given_back_{};
-  std::array<std::array<Outgoing, kSlots>, kAllLanes> outgoing_;
-  // Sequences of the last calls whose descriptors were sent: collective, point to point.
-  std::array<uint64_t, 2> announced_{};
-  // The peer's last point-to-point calls to us, by sequence: it is never more than kSlots ahead.
-  static constexpr size_t kCallsAhead = 2 * kSlots;
-  std::array<CallDescriptor, kCallsAhead> peer_calls_{};
+  std::array<uint64_t, kLanes> sent_{};
+  std::array<uint64_t, kLanes> taken_{};
+  std::array<uint64_t, kLanes> given_back_{};
+  std::array<std::array<Outgoing, kSlots>, kLanes> outgoing_;
+  uint64_t announced_call_ = 0;  // sequence of the last call whose descriptor was sent
+  std::array<Write, kWrites> writes_;
+  std::vector<std::byte> came_;    // packets, each behind its size
+  size_t next_came_ = 0;           // where the next one begins
   std::atomic<uint32_t> open_{0};  // transfers that have not ended
   mutable std::mutex mutex_;       // guards failure_
   absl::Status failure_;

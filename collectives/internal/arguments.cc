@@ -159,7 +159,9 @@ absl::Status check_point_to_point(bool sends, const void* data, size_t count, Da
                                   int other, uint32_t rank, uint32_t ranks) {
   const Collective what = Collective::kSendReceive;
   if (static_cast<int>(type) >= kDataTypes) return refuse(what, "unknown element type");
-  if (other < 0 || static_cast<uint32_t>(other) >= ranks || static_cast<uint32_t>(other) == rank) {
+  const bool any = !sends && other == kAnyRank && ranks > 1;
+  if (!any && (other < 0 || static_cast<uint32_t>(other) >= ranks ||
+               static_cast<uint32_t>(other) == rank)) {
     return refuse(what, absl::StrFormat("rank %d is not another rank: there are %u, this is %u",
                                         other, ranks, rank));
   }

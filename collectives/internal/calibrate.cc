@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "collectives/executor/transfer_link.h"
 #include "collectives/reduce/reduce.h"
 #include "transport/base/quantile.h"
 
@@ -16,9 +15,7 @@ using proof::CostParameters;
 namespace {
 
 constexpr int kPings = 24;
-// Each of a link's slots is faulted in by the first message that passes it, four or more times as
-// slow as the next: most must come later.
-constexpr int kLarge = 4 * static_cast<int>(executor::TransferLink::kSlots);
+constexpr int kLarge = 16;
 constexpr int kPasses = 8;
 constexpr size_t kReduceBytes = 256 << 10;
 

@@ -111,7 +111,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
 absl::Status CallStarter::end_with(Collective what, const absl::Status& why) {
   needs_.failure.fail(
       absl::Status(why.code(), absl::StrCat(std::string(name_of(what)), ": ", why.message())),
-      needs_.mesh.rank(), true);
+      needs_.mesh.rank());
   return needs_.failure.broken();
 }
 

@@ -31,11 +31,22 @@ CallTable::CallTable(const Needs& needs)
     : needs_(needs),
       rank_(needs.rank),
       ranks_(needs.ranks),
+      control_(&needs.control),
       slots_(std::make_unique<Slot[]>(kSlots)),
       sent_(ranks_),
-      received_(ranks_) {
+      received_(ranks_ + 1) {
   done_.reserve(kSlots);
   in_flight_.reserve(kSlots);
+}
+
+void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBlock& control) {
+  rank_ = rank;
+  ranks_ = ranks;
+  control_ = &control;
+  sequence_ = 0;
+  sent_.assign(ranks, 0);
+  received_.assign(ranks, 0);
+  for (size_t i = 0; i < kSlots; ++i) slots_[i].staged.reset();
 }
 
 absl::Status CallTable::room_for(size_t calls) const {
@@ -53,6 +64,8 @@ CallTable::Slot& CallTable::take_slot() {
   slot.result = absl::OkStatus();
   slot.owner = this;
   slot.entry = UINT32_MAX;
+  slot.on_end = nullptr;
+  slot.detached = slot.outlives = false;
   slot.on_device = false;
   slot.call = Call{};
   slot.call.on_done = &CallTable::on_done;
@@ -73,9 +86,29 @@ void CallTable::free_slot(Slot& slot) {
   slot.parts.clear();
 }
 
-Time CallTable::deadline(const Call& call, const CallOptions& options) const {
+void CallTable::take_options(Slot& slot, const CallOptions& options) const {
   const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
-  return base::deadline_after(call.began, timeout);
+  slot.call.deadline = base::deadline_after(slot.call.began, timeout);
+  slot.on_end = options.on_end;
+  slot.context = options.context;
+  slot.detached = options.detached;
+}
+
+absl::StatusOr<Work> CallTable::start_plain() {
+  if (absl::Status status = room_for(1); !status.ok()) return status;
+  Slot& slot = take_slot();
+  slot.call.geometry.collective = Collective::kBarrier;
+  return Work{slot.id};
+}
+
+void CallTable::end_plain(Work work, const absl::Status& result) {
+  Slot& slot = slots_[work.sequence % kSlots];
+  if (work.sequence != 0 && slot.id == work.sequence && !slot.done) end(slot, result);
+}
+
+void CallTable::set_outlives(Work work, bool outlives) {
+  Slot& slot = slots_[work.sequence % kSlots];
+  if (work.sequence != 0 && slot.id == work.sequence) slot.outlives = outlives;
 }
 
 absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick& pick,
@@ -112,7 +145,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   call.programs = &pick.programs->programs;
   call.pieces = call.geometry.pieces();
   if (slot.staged != nullptr) needs_.devices->choose_sums(*slot.staged, call);
-  call.deadline = deadline(call, request.options);
+  take_options(slot, request.options);
   call.descriptor = {
       .sequence = ++sequence_,
       .count = request.uneven ? sum_of(slot.lengths) : request.count,
@@ -212,7 +245,7 @@ executor::Blocked CallTable::blocked_on_devices() const {
 
 // For the others to compare with what they call.
 void CallTable::publish(const executor::CallDescriptor& call) {
-  executor::ControlBlock& control = needs_.control;
+  executor::ControlBlock& control = *control_;
   control.calls[call.sequence % executor::ControlBlock::kCalls] = call;
   control.entered.store(call.sequence, std::memory_order_release);
 }
@@ -222,7 +255,7 @@ std::optional<absl::Status> CallTable::reap(Work work) {
   if (work.sequence == 0 || slot.id != work.sequence) {
     return absl::NotFoundError("there is no such call: its result was already reported");
   }
-  if (!slot.done) return std::nullopt;
+  if (!slot.done || slot.callback_due) return std::nullopt;
   absl::Status result = std::move(slot.result);
   free_slot(slot);
   return result;
@@ -267,7 +300,10 @@ void CallTable::fail_all(const absl::Status& why) {
   leaving_.clear();
   undecided_.clear();
   if (needs_.devices != nullptr) needs_.devices->stop();
-  while (!in_flight_.empty()) end(*in_flight_.back(), why);
+  const std::vector<Slot*> open = in_flight_;
+  for (auto slot = open.rbegin(); slot != open.rend(); ++slot) {
+    if (!(*slot)->outlives) end(**slot, why);
+  }
   ended_.notify_all();
 }
 
@@ -294,9 +330,29 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
     needs_.tuner.measured(slot.entry, slot.candidate,
                           std::chrono::duration<double>(end_time - call.began).count());
   }
+  if (result.ok() && call.geometry.collective == Collective::kSendReceive && !call.sends) {
+    sources_[slot.id % sources_.size()] = {slot.id, call.peer};
+  }
   slot.result = result;
   slot.done = true;
+  if (slot.on_end != nullptr && needs_.endpoint != nullptr) {
+    slot.callback_due = true;
+    ++callbacks_due_;
+    needs_.endpoint->note_end(
+        {slot.on_end, slot.context, slot.id, result, &CallTable::on_returned, this});
+  } else if (slot.detached) {
+    free_slot(slot);
+  }
   ended_.notify_all();
+}
+
+void CallTable::on_returned(void* table, uint64_t work) {
+  auto& self = *static_cast<CallTable*>(table);
+  Slot& slot = self.slots_[work % kSlots];
+  slot.callback_due = false;
+  --self.callbacks_due_;
+  if (slot.detached) self.free_slot(slot);
+  self.ended_.notify_all();
 }
 
 }  // namespace baton::collectives::internal

@@ -1,6 +1,7 @@
 // The call table: calls from their start to the moment when the caller has heard how they ended.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -17,6 +18,7 @@
 #include "collectives/executor/flight_recorder.h"
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/device_calls.h"
+#include "collectives/internal/endpoint_impl.h"
 #include "collectives/internal/tuner.h"
 
 namespace baton::collectives::internal {
@@ -39,6 +41,11 @@ class CallTable {
     uint64_t id = 0;  // Work::sequence; 0: free
     bool done = false;
     absl::Status result;
+    void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;
+    void* context = nullptr;
+    bool callback_due = false;  // it has yet to return
+    bool detached = false;
+    bool outlives = false;  // fail_all(): it stands for what comes after a failure
     CallTable* owner = nullptr;
     std::vector<Part> parts;  // of an all_to_all_v
     size_t parts_left = 0;
@@ -60,9 +67,12 @@ class CallTable {
     Tuner& tuner;
     executor::Executor& executor;
     executor::FlightRecorder& recorder;
-    DeviceCalls* devices = nullptr;  // null: no call has anything on one
+    DeviceCalls* devices = nullptr;    // null: no call has anything on one
+    EndpointImpl* endpoint = nullptr;  // runs callbacks; null: there are none
   };
   explicit CallTable(const Needs& needs);
+  // For a group that begins, with calls of its own numbers; those of the one before have ended.
+  void begin_group(uint32_t rank, uint32_t ranks, executor::ControlBlock& control);
 
   // OK, or ResourceExhausted: fewer than `calls` slots are free.
   absl::Status room_for(size_t calls) const;
@@ -79,6 +89,16 @@ class CallTable {
                                           const Blocks& receive, DataType type,
                                           const CallOptions& options,
                                           DeviceCalls::StagedPtr staged = nullptr);
+
+  // As Communicator::source_of().
+  int source_of(Work work) const;
+  // A call that nothing advances, for what ends by end_plain() or, unless it outlives that, with
+  // all others in fail_all().
+  absl::StatusOr<Work> start_plain();
+  void end_plain(Work work, const absl::Status& result);
+  void set_outlives(Work work, bool outlives);
+  // Callbacks that have not returned yet.
+  size_t callbacks_due() const { return callbacks_due_; }
 
   // Nothing while the call runs; then how it ended, once.
   std::optional<absl::Status> reap(Work work);
@@ -110,24 +130,33 @@ class CallTable {
   Slot& take_slot();
   // `whole`: the all_to_all_v that it belongs to; null: none.
   void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
-                            DataType type, uint32_t other,
+                            DataType type, uint32_t other, int32_t tag,
                             const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
   absl::Status decide(Slot& slot, bool exchange);
-  Time deadline(const executor::Call& call, const CallOptions& options) const;
+  void take_options(Slot& slot, const CallOptions& options) const;
+  static void on_returned(void* table, uint64_t work);
   static void on_done(executor::Call& call, void* context);
   static void on_part_done(executor::Call& call, void* context);
   void end(Slot& slot, const absl::Status& result);
   void free_slot(Slot& slot);
 
   const Needs needs_;
-  const uint32_t rank_, ranks_;
+  uint32_t rank_, ranks_;
+  executor::ControlBlock* control_;
   std::unique_ptr<Slot[]> slots_;
   size_t free_ = kSlots;
   uint64_t next_work_ = 1;
   uint64_t sequence_ = 0;
   uint64_t calls_made_ = 0;
-  std::vector<uint64_t> sent_, received_;  // point-to-point calls, by the other rank
+  size_t callbacks_due_ = 0;
+  // Point-to-point calls, by the other rank; behind the last one: receives from any.
+  std::vector<uint64_t> sent_, received_;
+  struct Source {
+    uint64_t work = 0;  // of a receive that has ended well
+    uint32_t rank = 0;  // that sent what it took
+  };
+  std::array<Source, 4 * kSlots> sources_{};  // by Work::sequence % size
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
   std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it

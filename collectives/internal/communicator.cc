@@ -1,10 +1,82 @@
 // The public calls: arguments put together, and handed to the implementation.
 #include "collectives/communicator.h"
 
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/internal/communicator_impl.h"
+#include "collectives/rendezvous.h"
 
 namespace baton {
+
+using collectives::RankInfo;
+using collectives::internal::EndpointImpl;
+
+namespace {
+
+// All slots of a rank together stay below this, were all its links used.
+constexpr size_t kSlotBudget = size_t{512} << 20;
+constexpr size_t kLeastSlot = 64 << 10;
+
+// Equal at all ranks.
+size_t slot_bytes_for(int ranks, size_t wanted) {
+  using collectives::executor::TransferLink;
+  const size_t slots = TransferLink::kSlots * collectives::executor::kLanes;
+  while (wanted > kLeastSlot && static_cast<size_t>(ranks - 1) * wanted * slots > kSlotBudget) {
+    wanted /= 2;
+  }
+  return wanted;
+}
+
+// What ranks learn of each other at a rendezvous, by rank.
+struct Meeting {
+  std::vector<Handle> handles;
+  std::vector<std::string> addresses;
+  uint64_t uuid = 0;
+};
+
+absl::StatusOr<Meeting> meet_at_rendezvous(Endpoint& endpoint, const CommunicatorOptions& options) {
+  const std::optional<ClusterKey>& given = options.worker.key;
+  absl::StatusOr<ClusterKey> key =
+      given ? absl::StatusOr<ClusterKey>(*given) : ClusterKey::for_this_user();
+  if (!key.ok()) return key.status();
+  RankInfo info;
+  info.rank = static_cast<uint32_t>(options.rank);
+  info.ranks = static_cast<uint32_t>(options.ranks);
+  info.generation = options.generation;
+  info.version = collectives::kCollectivesVersion;
+  info.pid = static_cast<uint32_t>(getpid());
+  info.host = collectives::internal::host_name();
+  info.worker_address = endpoint.worker().address();
+  info.payload = endpoint.handle().bytes();
+  // Each rank adds to the group's uuid: no meeting has the one of another.
+  const WorkerUid nonce = WorkerUid::random();
+  info.payload.append(reinterpret_cast<const char*>(nonce.bytes.data()), nonce.bytes.size());
+  std::vector<RankInfo> all = {info};
+  if (options.ranks > 1) {
+    absl::StatusOr<std::vector<RankInfo>> met =
+        collectives::meet(options.rendezvous, *key, info, options.start_timeout);
+    if (!met.ok()) return met.status();
+    all = *std::move(met);
+  }
+  Meeting meeting;
+  for (const RankInfo& one : all) {
+    absl::StatusOr<Handle> handle =
+        Handle::decode(std::string_view(one.payload).substr(0, Handle::kBytes));
+    if (!handle.ok()) return handle.status();
+    meeting.handles.push_back(*handle);
+    meeting.addresses.push_back(one.worker_address);
+    uint64_t part = 0;
+    std::memcpy(&part, one.payload.data() + Handle::kBytes,
+                std::min(sizeof part, one.payload.size() - Handle::kBytes));
+    meeting.uuid ^= part;
+  }
+  if (meeting.uuid == 0) meeting.uuid = 1;
+  return meeting;
+}
+
+}  // namespace
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Communicator::~Communicator() {
@@ -18,39 +90,82 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
         absl::StrFormat("rank %d of %d is out of range: ranks count from 0, and there may be 4096",
                         options.rank, options.ranks));
   }
-  auto impl = std::make_unique<Impl>(std::move(options));
-  if (absl::Status status = impl->start(); !status.ok()) return status;
+  std::shared_ptr<Endpoint> endpoint = options.endpoint;
+  if (endpoint == nullptr) {
+    EndpointOptions own{.worker = options.worker, .background = options.background};
+    own.worker.name = absl::StrCat(options.name, ".", options.rank);
+    if (own.worker.listen_host.empty() && options.ranks > 1) {
+      own.worker.listen_host = collectives::listen_host_for(options.rendezvous);
+    }
+    absl::StatusOr<std::shared_ptr<Endpoint>> opened = Endpoint::open(std::move(own));
+    if (!opened.ok()) return opened.status();
+    endpoint = *std::move(opened);
+  } else if (absl::Status status = endpoint->usable(); !status.ok()) {
+    return status;
+  }
+  absl::StatusOr<Meeting> met = meet_at_rendezvous(*endpoint, options);
+  if (!met.ok()) return met.status();
+  options.slot_bytes = slot_bytes_for(options.ranks, options.slot_bytes);
+  EndpointImpl& core = *endpoint->impl_;
+  {
+    std::lock_guard lock(core.mutex());
+    for (size_t r = 0; r < met->addresses.size(); ++r) {
+      if (met->handles[r] == endpoint->handle()) continue;
+      core.learn(met->handles[r], std::move(met->addresses[r]));
+    }
+  }
+  const bool calibrate = options.calibrate;
+  const Time start_timeout = options.start_timeout;
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(endpoint), core);
+  absl::Status status = impl->start(met->handles, met->uuid, true, nullptr);
+  if (status.ok()) status = impl->wait_ready(start_timeout);
+  if (status.ok() && calibrate) status = impl->calibrate();
+  if (!status.ok()) return status;
   return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(std::shared_ptr<Endpoint>,
-                                                                   absl::Span<const Handle>,
-                                                                   GroupOptions) {
-  return absl::UnimplementedError("groups from handles are not there yet");
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(
+    std::shared_ptr<Endpoint> endpoint, absl::Span<const Handle> in_rank_order,
+    GroupOptions options) {
+  if (endpoint == nullptr) {
+    return absl::InvalidArgumentError("a communicator needs an endpoint: Endpoint::open() one");
+  }
+  if (absl::Status status = endpoint->usable(); !status.ok()) return status;
+  options.slot_bytes = slot_bytes_for(static_cast<int>(in_rank_order.size()), options.slot_bytes);
+  const uint64_t uuid = options.uuid;
+  EndpointImpl& core = *endpoint->impl_;
+  auto impl = std::make_unique<Impl>(collectives::internal::options_of(std::move(options)),
+                                     std::move(endpoint), core);
+  absl::Status status = impl->start(in_rank_order, uuid, true, nullptr);
+  if (!status.ok()) return status;
+  return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::split(int, int, GroupOptions) {
-  return absl::UnimplementedError("split() is not there yet");
-}
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::subgroup(absl::Span<const int>,
-                                                                     GroupOptions) {
-  return absl::UnimplementedError("subgroup() is not there yet");
-}
-absl::StatusOr<Work> Communicator::reconfigure(absl::Span<const Handle>, uint64_t, Time) {
-  return absl::UnimplementedError("reconfigure() is not there yet");
-}
-std::vector<Handle> Communicator::handles() const { return {}; }
-GroupState Communicator::state() const {
-  return status().ok() ? GroupState::kReady : GroupState::kBroken;
-}
-absl::Status Communicator::wait_ready(Time) { return status(); }
+
+int Communicator::rank() const { return impl_->rank; }
+int Communicator::ranks() const { return impl_->ranks; }
 const std::string& Communicator::name() const { return impl_->options.name; }
-const std::shared_ptr<Endpoint>& Communicator::endpoint() const { return impl_->options.endpoint; }
+const std::shared_ptr<Endpoint>& Communicator::endpoint() const { return impl_->endpoint; }
+GroupState Communicator::state() const { return impl_->state(); }
+absl::Status Communicator::wait_ready(Time timeout) { return impl_->wait_ready(timeout); }
+std::vector<Handle> Communicator::handles() const { return impl_->handles(); }
 
-int Communicator::rank() const { return impl_->options.rank; }
-int Communicator::ranks() const { return impl_->options.ranks; }
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::split(int color, int key,
+                                                                  GroupOptions options) {
+  return impl_->split(color, key, std::move(options));
+}
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::subgroup(absl::Span<const int> ranks,
+                                                                     GroupOptions options) {
+  return impl_->subgroup(ranks, std::move(options));
+}
+absl::StatusOr<Work> Communicator::reconfigure(absl::Span<const Handle> in_rank_order,
+                                               uint64_t uuid, Time timeout) {
+  return impl_->reconfigure(in_rank_order, uuid, timeout);
+}
 
-absl::StatusOr<CommBuffer> Communicator::allocate(size_t bytes) { return impl_->allocate(bytes); }
-void Communicator::free(const CommBuffer& buffer) { impl_->free(buffer); }
+absl::StatusOr<CommBuffer> Communicator::allocate(size_t bytes) {
+  return impl_->endpoint->allocate(bytes);
+}
+void Communicator::free(const CommBuffer& buffer) { impl_->endpoint->free(buffer); }
 
 absl::StatusOr<Work> Communicator::all_reduce_async(const void* in, void* out, size_t count,
                                                     DataType type, ReduceOp op,
@@ -156,6 +271,11 @@ absl::StatusOr<Work> Communicator::receive_async(void* out, size_t count, DataTy
   return impl_->starter->begin_point_to_point(false, out, count, type, from, options);
 }
 
+int Communicator::source_of(Work work) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->calls->source_of(work);
+}
+
 absl::StatusOr<Work> Communicator::barrier_async(const CallOptions& options) {
   return impl_->starter->begin(
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
@@ -217,18 +337,15 @@ absl::Status Communicator::barrier(const CallOptions& options) {
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
 }
 
-absl::Status Communicator::wait(Work work, Time) { return impl_->driver->wait(work); }
+absl::Status Communicator::wait(Work work, Time timeout) {
+  return impl_->driver->wait(work, timeout);
+}
 std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
-int Communicator::source_of(Work /*work*/) const { return -1; }
 bool Communicator::progress() { return impl_->progress(); }
 
 void Communicator::abort(const absl::Status& why) { impl_->abort(why); }
 
-absl::Status Communicator::status() const {
-  if (!impl_->failure.is_broken()) return absl::OkStatus();
-  std::lock_guard lock(impl_->mutex);
-  return impl_->failure.broken();
-}
+absl::Status Communicator::status() const { return impl_->status(); }
 
 std::vector<int> Communicator::lost_ranks() const { return impl_->lost_ranks(); }
 

@@ -2,11 +2,29 @@
 #include "collectives/internal/communicator_impl.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "collectives/internal/calibrate.h"
 
 namespace baton {
+
+namespace collectives::internal {
+
+CommunicatorOptions options_of(GroupOptions options) {
+  CommunicatorOptions out;
+  out.name = std::move(options.name);
+  out.start_timeout = options.start_timeout;
+  out.timeout = options.timeout;
+  out.ordered = options.ordered;
+  out.tune = options.tune;
+  out.slot_bytes = options.slot_bytes;
+  return out;
+}
+
+}  // namespace collectives::internal
 
 using collectives::internal::Calibration;
 using collectives::internal::CallStarter;
@@ -14,10 +32,12 @@ using collectives::internal::CallTable;
 using collectives::internal::ControlMessage;
 using collectives::internal::DeviceCalls;
 using collectives::internal::Driver;
+using collectives::internal::EndpointImpl;
 using collectives::internal::Mesh;
 using collectives::internal::Request;
 using collectives::internal::Tuner;
 using collectives::proof::CallShape;
+using collectives::proof::CostParameters;
 
 namespace {
 
@@ -31,46 +51,108 @@ DeviceCalls::Sums sums_wanted(const SettingValues& settings) {
   return DeviceCalls::Sums::kAuto;
 }
 
+// How long the end of a communicator waits for others to let go of what was sent.
+constexpr Time kMostEnding = std::chrono::milliseconds(50);
+
+// Ids of groups that come from others: equal at all ranks, unlike any other.
+class Uuid {
+ public:
+  explicit Uuid(uint64_t from) { add(from); }
+  Uuid& add(uint64_t value) {
+    hash_ += value + 0x9e3779b97f4a7c15u;
+    hash_ = (hash_ ^ hash_ >> 30) * 0xbf58476d1ce4e5b9u;
+    hash_ = (hash_ ^ hash_ >> 27) * 0x94d049bb133111ebu;
+    hash_ ^= hash_ >> 31;
+    return *this;
+  }
+  Uuid& add(std::string_view text) {
+    for (const char byte : text) add(static_cast<unsigned char>(byte));
+    return *this;
+  }
+  uint64_t value() const { return hash_ != 0 ? hash_ : 1; }
+
+ private:
+  uint64_t hash_ = 0;
+};
+
 }  // namespace
 
-Communicator::Impl::Impl(CommunicatorOptions communicator_options)
+Communicator::Impl::Impl(CommunicatorOptions communicator_options,
+                         std::shared_ptr<Endpoint> of_endpoint, EndpointImpl& of_core)
     : options(std::move(communicator_options)),
-      mesh(options, *this),
-      recorder(mesh.rank()),
+      endpoint(std::move(of_endpoint)),
+      core(of_core),
+      mutex(core.mutex()),
+      mesh(core, options, *this),
       failure(options.name, mesh, recorder),
       survivors(options, mesh, failure) {}
 
 Communicator::Impl::~Impl() {
-  driver.reset();
-  if (devices != nullptr) devices->stop();
-  mesh.leave();
+  if (calls == nullptr) return;
+  {
+    Lock lock(mutex);
+    if (!calls->in_flight().empty()) {
+      failure.fail(absl::AbortedError(absl::StrFormat(
+                       "rank %u has destroyed its communicator with calls in flight", mesh.rank())),
+                   mesh.rank());
+    }
+  }
+  driver->wait_until([this] { return !failure.ending(); }, kMostEnding);
+  Lock lock(mutex);
+  failure.end_calls(true);
+  next_.reset();
+  calls->end_plain(entering_, absl::AbortedError("the communicator was destroyed"));
+  lock.unlock();
+  core.run_callbacks();
+  lock.lock();
+  calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
+  devices->stop();
+  mesh.leave(failure.broken().ok() ? &lock : nullptr);
+  devices.reset();
   executor.reset();
 }
 
-absl::Status Communicator::Impl::start() {
-  if (absl::Status status = mesh.start(); !status.ok()) return status;
-  executor = std::make_unique<collectives::executor::Executor>(
-      mesh.rank(), mesh.links(), &mesh.memory(), mesh.worker().clock(), &recorder);
-  collectives::proof::CostParameters cost;
+absl::Status Communicator::Impl::start(absl::Span<const Handle> handles, uint64_t uuid, bool eager,
+                                       const CostParameters* cost) {
+  Lock lock(mutex);
+  uint32_t own = 0;
+  if (absl::Status status = mesh.check(handles, uuid, own); !status.ok()) return status;
+  return enter(handles, uuid, own, eager, options.start_timeout, cost);
+}
+
+absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_t uuid,
+                                       uint32_t own, bool eager, Time start_timeout,
+                                       const CostParameters* known) {
+  if (absl::Status status = mesh.enter(handles, uuid, own, *this, eager, start_timeout);
+      !status.ok()) {
+    return status;
+  }
+  rank = static_cast<int>(own);
+  ranks = static_cast<int>(handles.size());
+  recorder.set_rank(own);
+  if (calls != nullptr) calls->begin_group(own, mesh.ranks(), mesh.control());
+  executor.emplace(own, mesh.links(), &mesh.memory(), core.clock(), &recorder);
+  CostParameters cost = known != nullptr ? *known : CostParameters();
   cost.node_size = mesh.node_size();
   cost.cores_move_local = true;
   // With more ranks than cores, a short call in shared memory is over when the kernel lets it be.
-  const bool at_the_kernels_mercy = mesh.crowded() && !mesh.any_transfer();
-  tuner = std::make_unique<Tuner>(Tuner::Settings{mesh.rank(), mesh.ranks(), options.slot_bytes,
-                                                  options.tune, at_the_kernels_mercy},
-                                  cost);
-  devices = std::make_unique<DeviceCalls>(mesh, sums_wanted(options.worker.settings));
-  calls = std::make_unique<CallTable>(CallTable::Needs{options, mesh.rank(), mesh.ranks(),
-                                                       mesh.worker().clock(), mesh.control(),
-                                                       *tuner, *executor, recorder, devices.get()});
-  failure.watch(*executor, *calls);
-  driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure});
-  starter = std::make_unique<CallStarter>(
-      CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
-  if (options.calibrate) {
-    if (absl::Status status = calibrate(); !status.ok()) return status;
+  const bool at_the_kernels_mercy = mesh.crowded() && mesh.expects_direct();
+  tuner.emplace(
+      Tuner::Settings{own, mesh.ranks(), options.slot_bytes, options.tune, at_the_kernels_mercy},
+      cost);
+  devices.emplace(mesh, sums_wanted(core.options().worker.settings));
+  survivors.begin();
+  if (calls == nullptr) {
+    calls = std::make_unique<CallTable>(CallTable::Needs{options, own, mesh.ranks(), core.clock(),
+                                                         mesh.control(), *tuner, *executor,
+                                                         recorder, &*devices, &core});
+    driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure}, this);
+    starter = std::make_unique<CallStarter>(
+        CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
   }
-  if (options.background) driver->start_background();
+  failure.watch(*executor, *calls);
+  mesh.want_first();
+  core.deliver_kept(uuid);
   return absl::OkStatus();
 }
 
@@ -91,7 +173,8 @@ absl::Status Communicator::Impl::calibrate() {
   };
   with.gather = [&](const std::string& mine, char* all) {
     CallOptions plain;
-    plain.algorithm = Algorithm::kDirect;
+    // Whom it talks to is connected already.
+    plain.algorithm = Algorithm::kRecursiveDoubling;
     return wait(starter->begin({Collective::kAllGather, mine.data(), all, mine.size(),
                                 DataType::kU8, ReduceOp::kSum, 0, plain}));
   };
@@ -111,64 +194,230 @@ void Communicator::Impl::on_control_message(uint32_t from, ControlMessage kind,
   }
 }
 
-void Communicator::Impl::on_down(uint32_t rank, const absl::Status& why) {
-  failure.on_down(rank, why);
+void Communicator::Impl::on_down(uint32_t from, const absl::Status& why) {
+  failure.on_down(from, why);
 }
 
-absl::Status Communicator::Impl::status() const { return failure.broken(); }
-
-absl::StatusOr<CommBuffer> Communicator::Impl::allocate(size_t bytes) {
-  Lock lock(mutex);
-  absl::StatusOr<Block> block = mesh.memory().allocate_for_caller(std::max<size_t>(bytes, 64));
-  if (!block.ok()) return block.status();
-  if (absl::Status status = mesh.publish_regions(); !status.ok()) return status;
-  size_t index = 0;
-  while (index < buffers_.size() && buffers_[index].data != nullptr) ++index;
-  if (index == buffers_.size()) buffers_.emplace_back();
-  buffers_[index] = *block;
-  return CommBuffer{block->data, bytes, static_cast<uint32_t>(index)};
+void Communicator::Impl::on_wrong(const absl::Status& why, uint32_t culprit) {
+  failure.fail(why, culprit);
 }
 
-void Communicator::Impl::free(const CommBuffer& buffer) {
-  Lock lock(mutex);
-  if (buffer.index >= buffers_.size()) return;
-  Block& block = buffers_[buffer.index];
-  if (block.data == nullptr || block.data != buffer.data) return;
-  mesh.memory().free(block);
-  block = Block{};
+void Communicator::Impl::on_link(uint32_t to, collectives::executor::Link& link) {
+  executor->set_link(to, &link);
+}
+
+void Communicator::Impl::look(Time now) {
+  mesh.look(now);
+  failure.end_calls();
+  if (next_.has_value() && !failure.ending()) enter_next();
+  if (entering_.sequence != 0 && !next_.has_value() && !mesh.starting() && failure.broken().ok()) {
+    calls->end_plain(std::exchange(entering_, Work{}), absl::OkStatus());
+  }
+  failure.look(now);
+}
+
+absl::Status Communicator::Impl::status() const {
+  if (!failure.is_broken()) return absl::OkStatus();
+  std::lock_guard lock(mutex);
+  return failure.broken();
+}
+
+GroupState Communicator::Impl::state() const {
+  std::lock_guard lock(mutex);
+  if (next_.has_value()) return GroupState::kStarting;
+  if (!failure.broken().ok()) return GroupState::kBroken;
+  return mesh.starting() ? GroupState::kStarting : GroupState::kReady;
+}
+
+absl::Status Communicator::Impl::wait_ready(Time timeout) {
+  absl::Status status;
+  const bool over = driver->wait_until(
+      [&] {
+        status = failure.broken();
+        return !next_.has_value() && (!status.ok() || !mesh.starting());
+      },
+      timeout);
+  if (over) return status;
+  return absl::DeadlineExceededError(
+      absl::StrFormat("the group \"%s\" is not ready after %.3f s: wait again, or abort() it",
+                      options.name, std::chrono::duration<double>(timeout).count()));
+}
+
+std::vector<Handle> Communicator::Impl::handles() const {
+  std::lock_guard lock(mutex);
+  return mesh.handles();
 }
 
 std::optional<absl::Status> Communicator::Impl::test(Work work) {
-  Lock lock(mutex);
-  if (!driver->background()) {
-    driver->advance();
-    driver->tick_sometimes();
+  {
+    Lock lock(mutex);
+    if (!driver->background()) {
+      if (!driver->advance()) core.advance_others(this);
+      driver->tick_sometimes();
+    }
+    if (!core.any_ended()) return calls->reap(work);
   }
+  core.run_callbacks();
+  Lock lock(mutex);
   return calls->reap(work);
 }
 
 bool Communicator::Impl::progress() {
-  Lock lock(mutex);
-  const bool any = driver->advance();
-  driver->tick_sometimes();
-  return any;
+  bool any = false;
+  {
+    Lock lock(mutex);
+    any = driver->advance();
+    any |= core.advance_others(this);
+    driver->tick_sometimes();
+    if (!core.any_ended()) return any;
+  }
+  core.run_callbacks();
+  return true;
 }
 
 void Communicator::Impl::abort(const absl::Status& why) {
-  Lock lock(mutex);
-  failure.fail(absl::Status(why.ok() ? absl::StatusCode::kAborted : why.code(),
-                            absl::StrCat("rank ", mesh.rank(), " called abort(): ", why.message())),
-               mesh.rank(), true);
+  {
+    Lock lock(mutex);
+    failure.fail(
+        absl::Status(why.ok() ? absl::StatusCode::kAborted : why.code(),
+                     absl::StrCat("rank ", mesh.rank(), " called abort(): ", why.message())),
+        mesh.rank());
+  }
+  core.run_callbacks();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::make(
+    absl::Span<const int> members, uint64_t uuid, GroupOptions of_group) {
+  CommunicatorOptions own = collectives::internal::options_of(std::move(of_group));
+  std::vector<Handle> chosen;
+  CostParameters cost;
+  {
+    Lock lock(mutex);
+    for (const int member : members) chosen.push_back(mesh.handles()[member]);
+    cost = tuner->parameters();
+  }
+  auto impl = std::make_unique<Impl>(std::move(own), endpoint, core);
+  if (absl::Status status = impl->start(chosen, uuid, false, &cost); !status.ok()) return status;
+  return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::split(int color, int key,
+                                                                        GroupOptions of_group) {
+  const std::array<int32_t, 2> mine = {color, key};
+  std::vector<std::array<int32_t, 2>> all(static_cast<size_t>(ranks.load()));
+  absl::Status status = starter->run({Collective::kAllGather,
+                                      mine.data(),
+                                      all.data(),
+                                      sizeof mine,
+                                      DataType::kU8,
+                                      ReduceOp::kSum,
+                                      0,
+                                      {}});
+  if (!status.ok()) return status;
+  uint64_t uuid = 0;
+  {
+    Lock lock(mutex);
+    uuid = Uuid(mesh.id()).add("split").add(++splits_).add(static_cast<uint32_t>(color)).value();
+  }
+  if (color < 0) return nullptr;
+  std::vector<int> members;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r][0] == color) members.push_back(static_cast<int>(r));
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return all[a][1] < all[b][1]; });
+  return make(members, uuid, std::move(of_group));
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(
+    absl::Span<const int> members, GroupOptions of_group) {
+  uint64_t uuid = 0;
+  {
+    Lock lock(mutex);
+    const auto ours = static_cast<int>(mesh.ranks());
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (members[i] < 0 || members[i] >= ours) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "subgroup: there is no rank %d: this group has ranks 0 to %d", members[i], ours - 1));
+      }
+      if (std::find(members.begin(), members.begin() + static_cast<ptrdiff_t>(i), members[i]) !=
+          members.begin() + static_cast<ptrdiff_t>(i)) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("subgroup: rank %d is named twice", members[i]));
+      }
+    }
+    if (std::find(members.begin(), members.end(), rank.load()) == members.end()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "subgroup: rank %d makes a group that it is not in: only its members call subgroup()",
+          rank.load()));
+    }
+    Uuid made(mesh.id());
+    made.add("subgroup").add(++subgroups_[{members.begin(), members.end()}]);
+    for (const int member : members) made.add(static_cast<uint32_t>(member));
+    uuid = made.value();
+  }
+  return make(members, uuid, std::move(of_group));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
-  absl::StatusOr<CommunicatorOptions> next;
+  absl::StatusOr<std::vector<int>> left;
+  uint64_t uuid = 0;
+  std::vector<Handle> chosen;
+  CostParameters cost;
+  CommunicatorOptions own = options;
   {
     Lock lock(mutex);
-    next = survivors.agree();
+    left = survivors.agree(lock);
+    if (!left.ok()) return left.status();
+    Uuid made(mesh.id());
+    made.add("shrink");
+    for (const int member : *left) {
+      made.add(static_cast<uint32_t>(member));
+      chosen.push_back(mesh.handles()[member]);
+    }
+    uuid = made.value();
+    cost = tuner->parameters();
   }
-  if (!next.ok()) return next.status();
-  return Communicator::create(*std::move(next));
+  auto impl = std::make_unique<Impl>(std::move(own), endpoint, core);
+  if (absl::Status status = impl->start(chosen, uuid, true, &cost); !status.ok()) return status;
+  if (absl::Status status = impl->wait_ready(options.start_timeout); !status.ok()) return status;
+  return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
+}
+
+absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> members,
+                                                     uint64_t uuid, Time timeout) {
+  Lock lock(mutex);
+  Next next{{members.begin(), members.end()}, uuid, 0, timeout};
+  if (absl::Status status = mesh.check(members, uuid, next.rank); !status.ok()) return status;
+  if (core.used(uuid)) return core.used_before(uuid);
+  if (next_.has_value() || entering_.sequence != 0) {
+    return absl::FailedPreconditionError(
+        "another reconfigure() of this communicator is under way: wait() for it first");
+  }
+  failure.fail(absl::AbortedError(absl::StrFormat("rank %u reconfigures the group \"%s\"",
+                                                  mesh.rank(), options.name)),
+               mesh.rank());
+  absl::StatusOr<Work> work = calls->start_plain();
+  if (!work.ok()) return work;
+  calls->set_outlives(*work, true);
+  entering_ = *work;
+  next_ = std::move(next);
+  look(core.clock().now());
+  return work;
+}
+
+void Communicator::Impl::enter_next() {
+  const Next next = *std::exchange(next_, std::nullopt);
+  const CostParameters cost = tuner->parameters();
+  devices->stop();
+  mesh.leave();
+  splits_ = 0;
+  subgroups_.clear();
+  calls->set_outlives(entering_, false);
+  if (absl::Status status = enter(next.handles, next.uuid, next.rank, true, next.timeout, &cost);
+      !status.ok()) {
+    calls->end_plain(std::exchange(entering_, Work{}), status);
+  }
 }
 
 std::string Communicator::Impl::explain(Collective collective, size_t bytes,

@@ -1,5 +1,6 @@
 // The inside of a communicator: its parts, wired together.
 //
+//   EndpointImpl     what it shares with the other communicators of the process
 //   Mesh             who is in the group, and how each rank is reached
 //   Tuner            how a call of a shape is run
 //   CallStarter      from arguments to a call
@@ -10,8 +11,11 @@
 //   Survivors        going on after a failure
 #pragma once
 
+#include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,49 +33,102 @@
 
 namespace baton {
 
-class Communicator::Impl final : private collectives::internal::Mesh::Listener {
+namespace collectives::internal {
+// A group's options, as those of a communicator.
+CommunicatorOptions options_of(GroupOptions options);
+}  // namespace collectives::internal
+
+class Communicator::Impl final : public collectives::internal::Mesh::Listener,
+                                 public collectives::internal::EndpointImpl::Group {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  explicit Impl(CommunicatorOptions communicator_options);
+  // `core` is the inside of `endpoint`.
+  Impl(CommunicatorOptions communicator_options, std::shared_ptr<Endpoint> endpoint,
+       collectives::internal::EndpointImpl& core);
   ~Impl() override;
-  absl::Status start();
+  // Makes the group. `cost`: what links cost, where that is known. With `eager` the links to some
+  // neighbours are made at once, and it is ready when they are there.
+  absl::Status start(absl::Span<const Handle> handles, uint64_t uuid, bool eager,
+                     const collectives::proof::CostParameters* cost);
+  absl::Status calibrate();
 
   // --- each takes the lock ---
-  absl::StatusOr<CommBuffer> allocate(size_t bytes);
-  void free(const CommBuffer& buffer);
   std::optional<absl::Status> test(Work work);
   bool progress();
   void abort(const absl::Status& why);
   absl::StatusOr<std::unique_ptr<Communicator>> shrink();
+  absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key, GroupOptions of_group);
+  absl::StatusOr<std::unique_ptr<Communicator>> subgroup(absl::Span<const int> ranks,
+                                                         GroupOptions of_group);
+  absl::StatusOr<Work> reconfigure(absl::Span<const Handle> handles, uint64_t uuid, Time timeout);
+  std::vector<Handle> handles() const;
+  GroupState state() const;
+  absl::Status wait_ready(Time timeout);
   std::string explain(Collective collective, size_t bytes, const CallOptions& call_options) const;
   std::string routes() const;
   CommunicatorStats stats() const;
-  absl::Status status() const override;
+  absl::Status status() const;
   std::vector<int> lost_ranks() const;
 
   CommunicatorOptions options;
-  mutable std::mutex mutex;  // guards all of the following
+  const std::shared_ptr<Endpoint> endpoint;  // lives as long as this
+  collectives::internal::EndpointImpl& core;
+  std::mutex& mutex;  // the endpoint's; guards all of the following
+  std::atomic<int> rank{0}, ranks{1};
   collectives::internal::Mesh mesh;
   collectives::executor::FlightRecorder recorder;
   collectives::internal::FailureDetector failure;
   collectives::internal::Survivors survivors;
+  // Anew for each group; at the same place, since others refer to them.
+  std::optional<collectives::executor::Executor> executor;
+  std::optional<collectives::internal::Tuner> tuner;
+  std::optional<collectives::internal::DeviceCalls> devices;
   // From start() on.
-  std::unique_ptr<collectives::executor::Executor> executor;
-  std::unique_ptr<collectives::internal::Tuner> tuner;
-  std::unique_ptr<collectives::internal::DeviceCalls> devices;
   std::unique_ptr<collectives::internal::CallTable> calls;
   std::unique_ptr<collectives::internal::Driver> driver;
   std::unique_ptr<collectives::internal::CallStarter> starter;
 
  private:
-  void on_control_message(uint32_t from, collectives::internal::ControlMessage kind,
-                          std::string_view body) override;
+  using ControlMessage = collectives::internal::ControlMessage;
+  using Process = collectives::internal::Process;
+
+  // What reconfigure() has asked for, while the calls before it have yet to end.
+  struct Next {
+    std::vector<Handle> handles;
+    uint64_t uuid = 0;
+    uint32_t rank = 0;
+    Time timeout{};
+  };
+
+  void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) override;
   void on_down(uint32_t rank, const absl::Status& why) override;
+  void on_wrong(const absl::Status& why, uint32_t culprit) override;
+  void on_link(uint32_t rank, collectives::executor::Link& link) override;
 
-  absl::Status calibrate();
+  void on_control_message(Process& from, ControlMessage kind, std::string_view body) override {
+    mesh.on_control_message(from, kind, body);
+  }
+  void on_ready(Process& process) override { mesh.on_ready(process); }
+  void on_goodbye(Process& process) override { mesh.on_goodbye(process); }
+  void on_down(Process& process, const absl::Status& why) override { mesh.on_down(process, why); }
+  bool busy() const override { return !calls->in_flight().empty(); }
+  bool advance() override { return driver->advance(); }
+  void look(Time now) override;
+  void set_sleeping(uint32_t sleepers) override {
+    mesh.control().sleeping.store(sleepers, std::memory_order_seq_cst);
+  }
 
-  std::vector<Block> buffers_;  // of the caller; data null: free
+  absl::Status enter(absl::Span<const Handle> handles, uint64_t uuid, uint32_t rank, bool eager,
+                     Time start_timeout, const collectives::proof::CostParameters* cost);
+  void enter_next();
+  absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const int> members, uint64_t uuid,
+                                                     GroupOptions of_group);
+
+  std::optional<Next> next_;
+  Work entering_;  // of reconfigure(): ends when the group is ready; sequence 0: none
+  uint64_t splits_ = 0;
+  std::map<std::vector<int>, uint64_t> subgroups_;  // made so far, by their ranks
 };
 
 }  // namespace baton

@@ -99,7 +99,9 @@ bool DeviceCalls::may_exchange(const Request& request) const {
 }
 
 bool DeviceCalls::can_exchange(const Request& request) {
-  if (sums_ == Sums::kCpus || no_exchange_ || !mesh_.all_direct()) return false;
+  if (sums_ == Sums::kCpus || no_exchange_) return false;
+  mesh_.want_all();
+  if (!mesh_.all_direct()) return false;
   const size_t bytes = request.count * size_of(request.type);
   const absl::StatusOr<int> from = device_of(request.in, bytes), to = device_of(request.out, bytes);
   if (!from.ok() || !to.ok() || *from < 0 || *from != *to) return false;
@@ -110,7 +112,7 @@ bool DeviceCalls::can_exchange(const Request& request) {
       {.worker = mesh_.worker(),
        .rank = mesh_.rank(),
        .ranks = mesh_.ranks(),
-       .peer = [this](uint32_t rank) { return mesh_.member(rank).peer; },
+       .peer = [this](uint32_t rank) { return mesh_.member(rank).peer(); },
        .tell = [this](uint32_t rank,
                       const std::string& offer) { mesh_.tell(rank, ControlMessage::kSlab, offer); },
        .told = [this](uint32_t rank) { return std::string_view(mesh_.member(rank).slab); }},

@@ -1,7 +1,10 @@
-// Advancing the executor and the worker, the loops of waiting callers, and the background thread.
+// Advancing the executor and the worker, and the loops of waiting callers.
 #include "collectives/internal/driver.h"
 
-#include <algorithm>
+#include <thread>
+
+#include "absl/strings/str_format.h"
+#include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 namespace {
@@ -9,32 +12,27 @@ namespace {
 // How long a waiting thread polls before it lets others run, and before it sleeps.
 constexpr Time kSpin = std::chrono::microseconds(50);
 constexpr Time kYield = std::chrono::microseconds(1000);
-constexpr Time kBackgroundSpin = std::chrono::microseconds(5);
 // Even if no event wakes us: deadlines, and peers whose wake-up call was lost with them.
 constexpr Time kLongestSleep = std::chrono::milliseconds(10);
-constexpr Time kIdleSleep = std::chrono::milliseconds(50);
 constexpr uint32_t kTurnsPerTick = 64;
 // Turns of the executor before a blocking call lets others at the communicator: some microseconds.
 constexpr int kShortCall = 100;
 
+absl::Status still_runs(Time timeout) {
+  return absl::DeadlineExceededError(absl::StrFormat(
+      "the call still runs after the %.3f s of this wait: wait again, or abort() the communicator",
+      std::chrono::duration<double>(timeout).count()));
+}
+
 }  // namespace
 
-Driver::~Driver() {
-  if (!background_.joinable()) return;
-  stop_.store(true);
-  {
-    std::lock_guard lock(needs_.mutex);
-    background_wakes_.notify_all();
-  }
-  background_.join();
-}
-
-void Driver::start_background() {
-  background_ = std::thread([this] { run_background(); });
-}
-
 bool Driver::advance() {
-  if (!needs_.failure.broken().ok()) return false;
+  if (!needs_.failure.broken().ok()) {
+    if (!needs_.failure.ending()) return false;
+    tick();
+    needs_.failure.end_calls();
+    return !needs_.failure.ending();
+  }
   absl::StatusOr<bool> moved = needs_.executor.advance();
   if (!moved.ok()) {
     needs_.failure.on_executor_error(moved.status());
@@ -46,7 +44,7 @@ bool Driver::advance() {
     moved = needs_.calls.advance_devices();
     if (!moved.ok()) {
       tick();  // a peer that is gone is the better reason
-      needs_.failure.fail(moved.status(), needs_.mesh.rank(), true);
+      needs_.failure.fail(moved.status(), needs_.mesh.rank());
       return true;
     }
     any |= *moved;
@@ -59,7 +57,7 @@ bool Driver::advance() {
     any |= tick();
   }
   if (absl::Status status = needs_.mesh.publish_regions(); !status.ok()) {
-    needs_.failure.fail(status, needs_.mesh.rank(), true);
+    needs_.failure.fail(status, needs_.mesh.rank());
   }
   if (needs_.calls.any_done()) {
     // A control message that says "I called something else" comes with the data, not after it.
@@ -69,7 +67,7 @@ bool Driver::advance() {
   if (needs_.calls.any_leaving()) {
     any = true;
     if (absl::Status status = needs_.calls.copy_out(); !status.ok()) {
-      needs_.failure.fail(status, needs_.mesh.rank(), true);
+      needs_.failure.fail(status, needs_.mesh.rank());
     }
   }
   // A call that only waits for a device hears the others above.
@@ -77,8 +75,8 @@ bool Driver::advance() {
 }
 
 bool Driver::tick() {
-  const bool any = needs_.mesh.worker().progress();
-  needs_.mesh.drain();
+  if (needs_.mesh.any_wanted()) needs_.mesh.make_links();
+  const bool any = needs_.mesh.endpoint().tick();
   needs_.failure.look(needs_.mesh.now());
   return any;
 }
@@ -97,77 +95,102 @@ std::optional<absl::Status> Driver::run_short(Work work) {
 
 void Driver::call_started() {
   advance();
-  if (background()) background_wakes_.notify_one();
+  if (background()) needs_.mesh.endpoint().call_started();
 }
 
-absl::Status Driver::wait(Work work) {
-  if (background()) {
-    std::unique_lock lock(needs_.mutex);
+absl::Status Driver::wait_for_background(Work work, Time deadline) {
+  constexpr Time kLookAtClock = std::chrono::milliseconds(10);
+  std::unique_lock lock(needs_.mutex);
+  while (true) {
     std::optional<absl::Status> result;
-    needs_.calls.ended().wait(lock, [&] { return (result = needs_.calls.reap(work)).has_value(); });
-    return *std::move(result);
+    const auto over = [&] { return (result = needs_.calls.reap(work)).has_value(); };
+    if (deadline == kNever) {
+      needs_.calls.ended().wait(lock, over);
+    } else {
+      needs_.calls.ended().wait_for(lock, kLookAtClock, over);
+    }
+    if (result.has_value()) return *std::move(result);
+    if (needs_.mesh.now() >= deadline) return absl::DeadlineExceededError("");
   }
-  const bool crowded = needs_.mesh.crowded();
+}
+
+absl::Status Driver::wait(Work work, Time timeout) {
+  EndpointImpl& endpoint = needs_.mesh.endpoint();
+  const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
+  if (background()) {
+    absl::Status status = wait_for_background(work, deadline);
+    return absl::IsDeadlineExceeded(status) && status.message().empty() ? still_runs(timeout)
+                                                                        : status;
+  }
   Time idle_since = Time::zero();
   for (uint32_t turn = 0;; ++turn) {
+    bool moved = false;
+    bool ended = false;
+    bool crowded = false;
     {
       std::lock_guard lock(needs_.mutex);
       if (std::optional<absl::Status> result = needs_.calls.reap(work)) return *std::move(result);
-      if (advance()) {
-        idle_since = Time::zero();
-        continue;
-      }
+      moved = advance();
+      // The others may be in a call of another group, and come to this one behind it.
+      if (!moved) moved = endpoint.advance_others(group_);
+      ended = endpoint.any_ended();
+      crowded = needs_.mesh.crowded();
+    }
+    if (ended) endpoint.run_callbacks();
+    if (moved || ended) {
+      idle_since = Time::zero();
+      continue;
     }
     // The clock is not free: look at it now and then.
     if (turn % 16 != 0 && !crowded) continue;
     const Time time = needs_.mesh.now();
+    if (time >= deadline) return still_runs(timeout);
     if (idle_since == Time::zero()) idle_since = time;
     const Time idle = time - idle_since;
     if (idle > kYield) {
-      doze(kLongestSleep);
+      doze(std::min(kLongestSleep, deadline - time));
     } else if (crowded || idle > kSpin) {
       std::this_thread::yield();
     }
   }
 }
 
+bool Driver::wait_until(const std::function<bool()>& over, Time timeout) {
+  EndpointImpl& endpoint = needs_.mesh.endpoint();
+  const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
+  while (true) {
+    const uint64_t ticket = endpoint.nap_ticket();
+    bool moved = false;
+    {
+      std::lock_guard lock(needs_.mutex);
+      moved = tick();
+      moved |= endpoint.advance_others(nullptr);
+      if (over()) return true;
+    }
+    endpoint.run_callbacks();
+    const Time time = needs_.mesh.now();
+    if (time >= deadline) return false;
+    if (!moved) {
+      endpoint.nap(std::min<Time>(std::chrono::milliseconds(2), deadline - time), ticket);
+    }
+  }
+}
+
 void Driver::doze(Time longest) {
-  std::atomic<uint32_t>& sleeping = needs_.mesh.control().sleeping;
-  sleeping.fetch_add(1, std::memory_order_seq_cst);
+  EndpointImpl& endpoint = needs_.mesh.endpoint();
+  const uint64_t ticket = endpoint.nap_ticket();
   bool any;
   {
     std::lock_guard lock(needs_.mutex);
-    any = advance();
+    endpoint.begin_sleep();
+    any = advance() || endpoint.advance_others(group_);
   }
   if (!any) {
     sleeps_.fetch_add(1, std::memory_order_relaxed);
-    needs_.mesh.nap(longest);
+    endpoint.nap(longest, ticket);
   }
-  sleeping.fetch_sub(1, std::memory_order_seq_cst);
-}
-
-void Driver::run_background() {
-  const auto working = [&] {
-    return !needs_.calls.in_flight().empty() && needs_.failure.broken().ok();
-  };
-  Time idle_since = Time::zero();
-  while (!stop_.load(std::memory_order_relaxed)) {
-    {
-      std::unique_lock lock(needs_.mutex);
-      if (!working()) {
-        background_wakes_.wait_for(lock, kIdleSleep, [&] { return stop_.load() || working(); });
-        if (needs_.mesh.ranks() > 1) tick();
-      }
-      if (advance()) {
-        idle_since = Time::zero();
-        continue;
-      }
-      if (needs_.calls.in_flight().empty()) continue;
-    }
-    const Time time = needs_.mesh.now();
-    if (idle_since == Time::zero()) idle_since = time;
-    if (time - idle_since > kBackgroundSpin) doze(kLongestSleep);
-  }
+  std::lock_guard lock(needs_.mutex);
+  endpoint.end_sleep();
 }
 
 }  // namespace baton::collectives::internal

@@ -1,11 +1,10 @@
-// The driver: advances calls, and waits for them: polling, sleeping, the background thread.
+// The driver: advances calls, and waits for them: polling, sleeping, or for the endpoint's thread.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "collectives/executor/executor.h"
@@ -25,14 +24,12 @@ class Driver {
     CallTable& calls;
     FailureDetector& failure;
   };
-  explicit Driver(const Needs& needs) : needs_(needs) {}
-  ~Driver();  // ends the background thread
+  // `group`: what this drives, as the endpoint knows it.
+  Driver(const Needs& needs, const EndpointImpl::Group* group) : needs_(needs), group_(group) {}
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  // From here on a thread of ours advances calls.
-  void start_background();
-  bool background() const { return background_.joinable(); }
+  bool background() const { return needs_.mesh.endpoint().background(); }
 
   // --- under the lock ---
   bool advance();         // false: nothing happened
@@ -44,19 +41,21 @@ class Driver {
   void call_started();
 
   // --- without the lock ---
-  // Blocks until the call has ended.
-  absl::Status wait(Work work);
+  // Blocks until the call has ended and its callback, if any, has returned; DeadlineExceeded: not
+  // within `timeout`.
+  absl::Status wait(Work work, Time timeout = kNever);
+  // Advances everything of the endpoint and sleeps a while, until `over()`, which is asked under
+  // the lock; false: not within `timeout`.
+  bool wait_until(const std::function<bool()>& over, Time timeout);
   uint64_t sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
  private:
   void doze(Time longest);  // naps, and peers know that they must wake us
-  void run_background();
+  absl::Status wait_for_background(Work work, Time deadline);
 
   const Needs needs_;
+  const EndpointImpl::Group* const group_;
   uint32_t turns_ = 0;
-  std::thread background_;
-  std::atomic<bool> stop_{false};
-  std::condition_variable background_wakes_;
   std::atomic<uint64_t> sleeps_{0};
 };
 

@@ -1,33 +1,45 @@
 // What a process shares among its communicators: its public calls.
 #include "collectives/endpoint.h"
 
+#include "collectives/internal/endpoint_impl.h"
+
 namespace baton {
 
-namespace collectives::internal {
-class EndpointImpl {};
-}  // namespace collectives::internal
+using collectives::internal::EndpointImpl;
 
-absl::StatusOr<Handle> Handle::decode(std::string_view) {
-  return absl::UnimplementedError("handles are not there yet");
+Endpoint::Endpoint(std::unique_ptr<EndpointImpl> impl) : impl_(std::move(impl)) {}
+Endpoint::~Endpoint() {
+  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its thread is not here
 }
-std::string Handle::label() const { return ""; }
 
-Endpoint::Endpoint(std::unique_ptr<collectives::internal::EndpointImpl> impl)
-    : impl_(std::move(impl)) {}
-Endpoint::~Endpoint() = default;
-absl::StatusOr<std::shared_ptr<Endpoint>> Endpoint::open(EndpointOptions) {
-  return absl::UnimplementedError("endpoints are not there yet");
+absl::StatusOr<std::shared_ptr<Endpoint>> Endpoint::open(EndpointOptions options) {
+  absl::StatusOr<std::unique_ptr<EndpointImpl>> impl = EndpointImpl::open(std::move(options));
+  if (!impl.ok()) return impl.status();
+  return std::shared_ptr<Endpoint>(new Endpoint(*std::move(impl)));
 }
-const Handle& Endpoint::handle() const {
-  static const Handle none;
-  return none;
+
+const Handle& Endpoint::handle() const { return impl_->handle(); }
+
+absl::Status Endpoint::usable() const {
+  if (made_in_ == getpid()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "this endpoint is of the parent process: open one of this process's own after fork()");
 }
-absl::StatusOr<CommBuffer> Endpoint::allocate(size_t) {
-  return absl::UnimplementedError("endpoints are not there yet");
+
+absl::StatusOr<CommBuffer> Endpoint::allocate(size_t bytes) {
+  if (absl::Status status = usable(); !status.ok()) return status;
+  std::lock_guard lock(impl_->mutex());
+  return impl_->allocate(bytes);
 }
-void Endpoint::free(const CommBuffer&) {}
-bool Endpoint::progress() { return false; }
-int Endpoint::event_fd() const { return -1; }
-Worker& Endpoint::worker() { std::abort(); }
+
+void Endpoint::free(const CommBuffer& buffer) {
+  if (!usable().ok()) return;
+  std::lock_guard lock(impl_->mutex());
+  impl_->free(buffer);
+}
+
+bool Endpoint::progress() { return usable().ok() && impl_->progress(); }
+int Endpoint::event_fd() const { return impl_->worker().event_fd(); }
+Worker& Endpoint::worker() { return impl_->worker(); }
 
 }  // namespace baton

@@ -20,15 +20,9 @@ constexpr Time kLook = std::chrono::milliseconds(1);
 // answers at once, one that has to share it may need longer.
 constexpr Time kPatience = std::chrono::milliseconds(150);
 constexpr Time kMostPatience = std::chrono::seconds(1);
+// How long calls that fail wait for others to let go of what was sent.
+constexpr Time kMostEnding = std::chrono::milliseconds(30);
 Time patience(Time timeout) { return std::clamp(timeout / 4, kPatience, kMostPatience); }
-
-// An abort on the wire: code, culprit, text.
-std::string encode_verdict(const absl::Status& why, uint32_t culprit) {
-  std::string out(1, static_cast<char>(why.code()));
-  out.append(reinterpret_cast<const char*>(&culprit), sizeof culprit);
-  out.append(std::string(why.message()).substr(0, 1024));
-  return out;
-}
 
 template <typename T>
 std::string_view bytes_of(const T& value) {
@@ -44,13 +38,15 @@ bool read(std::string_view body, T& value) {
 
 }  // namespace
 
-FailureDetector::FailureDetector(const std::string& group, Mesh& mesh,
-                                 executor::FlightRecorder& recorder)
-    : group_(group), mesh_(mesh), recorder_(recorder), lost_(mesh.ranks()), known_(mesh.ranks()) {}
-
 void FailureDetector::watch(executor::Executor& executor, CallTable& calls) {
   executor_ = &executor;
   calls_ = &calls;
+  broken_ = absl::OkStatus();
+  is_broken_.store(false, std::memory_order_release);
+  lost_.assign(mesh_.ranks(), false);
+  known_.assign(mesh_.ranks(), Known{});
+  diagnosing_ = Time::zero();
+  ending_ = false;
 }
 
 void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
@@ -97,10 +93,11 @@ void FailureDetector::on_abort(uint32_t from, std::string_view body) {
   if (body.size() < 1 + sizeof culprit) return;
   std::memcpy(&culprit, body.data() + 1, sizeof culprit);
   if (culprit < mesh_.ranks() && culprit != mesh_.rank() && culprit != from) mark_lost(culprit);
-  fail(absl::Status(static_cast<absl::StatusCode>(body[0]),
-                    absl::StrCat(mesh_.member(from).label,
-                                 " reports: ", std::string(body.substr(1 + sizeof culprit)))),
-       culprit, false);
+  const absl::Status said(static_cast<absl::StatusCode>(body[0]),
+                          std::string(body.substr(1 + sizeof culprit)));
+  fail(absl::Status(said.code(),
+                    absl::StrCat(mesh_.member(from).label, " reports: ", said.message())),
+       culprit, said);
 }
 
 void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
@@ -111,7 +108,7 @@ void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
   fail(absl::UnavailableError(absl::StrFormat(
            "%s is gone: %s%s", mesh_.member(rank).label, std::string(why.message()),
            blocked.call != nullptr ? absl::StrCat("; ", where(blocked)) : std::string())),
-       rank, true);
+       rank);
 }
 
 Blocked FailureDetector::blocked() const {
@@ -131,13 +128,17 @@ std::string FailureDetector::where(const Blocked& blocked) const {
   }
   return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
                          blocked.call->descriptor.to_string(), mesh_.rank(),
-                         blocked.peer == mesh_.rank() ? std::string("itself") : peer.label,
+                         blocked.from_any               ? "any rank"
+                         : blocked.peer == mesh_.rank() ? "itself"
+                                                        : peer.label,
                          blocked.to_send ? " to take what was sent" : "", blocked.piece + 1,
                          blocked.call->pieces, blocked.step,
-                         peer.link != nullptr ? peer.link->route() : std::string("no link"));
+                         blocked.from_any       ? "any link"
+                         : peer.link != nullptr ? peer.link->route()
+                                                : "no link");
 }
 
-void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others) {
+void FailureDetector::fail(const absl::Status& why, uint32_t culprit, const absl::Status& said) {
   if (!broken_.ok()) return;
   broken_ = why;
   is_broken_.store(true, std::memory_order_release);
@@ -145,10 +146,22 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
                     .kind = executor::FlightEvent::Kind::kAbort,
                     .status = static_cast<uint8_t>(why.code()),
                     .peer = culprit});
-  if (tell_others) mesh_.tell_all(ControlMessage::kAbort, encode_verdict(why, culprit));
-  // No byte of a call moves once its end is reported.
+  mesh_.tell_all(ControlMessage::kAbort, encode_verdict(said.ok() ? why : said, culprit));
   mesh_.end_transfers();
-  if (calls_ == nullptr) return;
+  ending_ = true;
+  end_by_ = mesh_.now() + kMostEnding;
+  end_calls();
+}
+
+// No byte of a call moves once its end is reported.
+void FailureDetector::end_calls(bool at_once) {
+  if (!ending_) return;
+  if (!mesh_.quiet()) {
+    if (mesh_.now() < end_by_ && !at_once) return;
+    mesh_.force_quiet();
+  }
+  ending_ = false;
+  absl::Status why = broken_;
   if (!calls_->in_flight().empty()) {
     const std::string where =
         executor::dump_flight_record(recorder_, executor::flight_path(group_, mesh_.rank()));
@@ -159,7 +172,7 @@ void FailureDetector::fail(absl::Status why, uint32_t culprit, bool tell_others)
 
 void FailureDetector::on_executor_error(const absl::Status& error) {
   if (const absl::Status& ours = executor_->device_error(); !ours.ok()) {
-    return fail(ours, mesh_.rank(), true);
+    return fail(ours, mesh_.rank());
   }
   const Blocked blocked = executor_->blocked();
   const bool calls_differ = absl::IsFailedPrecondition(error) && blocked.call != nullptr;
@@ -168,7 +181,7 @@ void FailureDetector::on_executor_error(const absl::Status& error) {
   fail(absl::Status(calls_differ ? absl::StatusCode::kInvalidArgument : error.code(),
                     blocked.call == nullptr ? std::string(error.message())
                                             : absl::StrCat(where(blocked), ": ", error.message())),
-       blocked.call == nullptr ? mesh_.rank() : blocked.peer, true);
+       blocked.call == nullptr ? mesh_.rank() : blocked.peer);
 }
 
 // Every call still open, and the last one.
@@ -214,7 +227,7 @@ void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
               "ranks disagree about call #%u: rank %u called %s, %s called %s. All ranks must make "
               "the same calls in the same order",
               s, rank, said(ours), member.label, said(theirs))),
-          r, true);
+          r);
       return;
     }
   }
@@ -243,7 +256,7 @@ bool FailureDetector::settled() {
   if (!moved.ok()) on_executor_error(moved.status());
   if (!moved.ok() || *moved || !calls_->any_on_devices()) return !moved.ok() || *moved;
   const absl::StatusOr<bool> on_devices = calls_->advance_devices();
-  if (!on_devices.ok()) fail(on_devices.status(), mesh_.rank(), true);
+  if (!on_devices.ok()) fail(on_devices.status(), mesh_.rank());
   return !on_devices.ok() || *on_devices;
 }
 
@@ -257,20 +270,28 @@ void FailureDetector::check_deadlines(Time now) {
   const Blocked blocked = this->blocked();
   if (blocked.call == nullptr) return;
   const Mesh::Member& peer = mesh_.member(blocked.peer);
-  const bool left = peer.bye && !peer.up;
+  const auto has_left = [](const Mesh::Member& member) {
+    return member.bye && (member.ended || !member.up());
+  };
+  bool left = blocked.from_any || has_left(peer);
+  for (uint32_t r = 0; blocked.from_any && r < mesh_.ranks(); ++r) {
+    left &= r == mesh_.rank() || has_left(mesh_.member(r));
+  }
   const bool failed = peer.link != nullptr && !peer.link->status().ok();
   // Its last words may have come in the same round as its end, and be all that we wait for.
   if ((left || failed) && settled()) return;
   if (left) {
-    fail(absl::UnavailableError(
-             absl::StrCat(where(blocked), ", which has left the group without making this call")),
-         blocked.peer, true);
+    fail(absl::UnavailableError(absl::StrCat(
+             where(blocked), blocked.from_any
+                                 ? ", and all of them have left the group"
+                                 : ", which has left the group without making this call")),
+         blocked.peer);
     return;
   }
   if (failed) {
     fail(absl::Status(peer.link->status().code(),
                       absl::StrCat(where(blocked), ": ", peer.link->status().message())),
-         blocked.peer, true);
+         blocked.peer);
     return;
   }
   for (const CallTable::Slot* slot : calls_->in_flight()) {
@@ -285,13 +306,18 @@ void FailureDetector::check_deadlines(Time now) {
 void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   if (diagnosing_ == Time::zero()) {
     diagnosing_ = now;
-    for (Known& known : known_) known.standing_fresh = false;
-    mesh_.tell_all(ControlMessage::kQuery, bytes_of(standing()));
-    return;
+    for (Known& known : known_) known.standing_fresh = known.asked = false;
   }
   bool all = true;
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
-    all &= !mesh_.member(r).known || known_[r].standing_fresh;
+    Known& known = known_[r];
+    if (r == mesh_.rank() || known.standing_fresh) continue;
+    if (!known.asked && mesh_.member(r).up()) {
+      known.asked = true;
+      mesh_.tell(r, ControlMessage::kQuery, bytes_of(standing()));
+    }
+    // Of one that no link leads to it is asked once somebody says that he waits for it.
+    all &= !known.asked && !mesh_.member(r).wanted;
   }
   if (!all && now - diagnosing_ < patience(blocked.call->deadline - blocked.call->began)) return;
 
@@ -302,8 +328,15 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   for (uint32_t hop = 0; hop < mesh_.ranks() && why.empty(); ++hop) {
     const Mesh::Member& member = mesh_.member(culprit);
     const Known& known = known_[culprit];
+    if (culprit != mesh_.rank() && !known.standing_fresh && !member.wanted) {
+      mesh_.want(culprit);
+      diagnosing_ = now;  // it gets as long to answer
+      return;
+    }
     if (culprit == mesh_.rank()) {
-      why = blocked.combining ? "The device makes no progress" : "all ranks wait for each other";
+      why = blocked.combining  ? "The device makes no progress"
+            : blocked.from_any ? "No rank has sent a message with this tag"
+                               : "all ranks wait for each other";
     } else if (!known.standing_fresh) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {
@@ -330,7 +363,7 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
   if (why.empty()) why = "ranks wait for each other in a circle";
   fail(absl::DeadlineExceededError(
            absl::StrFormat("%s: the deadline has passed. %s", where(blocked), why)),
-       culprit, true);
+       culprit);
 }
 
 }  // namespace baton::collectives::internal

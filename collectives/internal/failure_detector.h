@@ -22,8 +22,9 @@ namespace baton::collectives::internal {
 class FailureDetector {
  public:
   // `group`: its name, for the file that the flight record is written to. All outlive this.
-  FailureDetector(const std::string& group, Mesh& mesh, executor::FlightRecorder& recorder);
-  // From when there are calls.
+  FailureDetector(const std::string& group, Mesh& mesh, executor::FlightRecorder& recorder)
+      : group_(group), mesh_(mesh), recorder_(recorder) {}
+  // For a group that begins: nothing has failed.
   void watch(executor::Executor& executor, CallTable& calls);
 
   // OK, or why everything fails.
@@ -33,8 +34,12 @@ class FailureDetector {
   const std::vector<bool>& lost() const { return lost_; }
   void mark_lost(uint32_t rank) { lost_[rank] = true; }
 
-  // Ends every call. `culprit`: the rank that is to blame, or our own.
-  void fail(absl::Status why, uint32_t culprit, bool tell_others);
+  // Everything fails from now on, and every call ends as soon as none of its bytes moves any more:
+  // at once, or in end_calls(), which takes 30 ms at most. `culprit`: the rank that is to blame, or
+  // our own. The others that are connected are told `said`, if not `why`; each passes it on.
+  void fail(const absl::Status& why, uint32_t culprit, const absl::Status& said = {});
+  void end_calls(bool at_once = false);
+  bool ending() const { return ending_; }
   void on_executor_error(const absl::Status& error);
   void on_down(uint32_t rank, const absl::Status& why);
   void on_control_message(uint32_t from, ControlMessage kind, std::string_view body);
@@ -60,6 +65,7 @@ class FailureDetector {
     std::array<executor::CallDescriptor, executor::ControlBlock::kCalls> announced{};
     Standing standing;
     bool standing_fresh = false;
+    bool asked = false;  // where it stands
   };
 
   void on_abort(uint32_t from, std::string_view body);
@@ -81,7 +87,9 @@ class FailureDetector {
   std::atomic<bool> is_broken_{false};
   std::vector<bool> lost_;
   std::vector<Known> known_;
-  Time diagnosing_{};  // since when answers are awaited; zero: not
+  Time diagnosing_{};    // since when answers are awaited; zero: not
+  bool ending_ = false;  // calls have yet to end
+  Time end_by_ = kNever;
   Time next_look_{};
 };
 

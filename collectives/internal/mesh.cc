@@ -1,13 +1,12 @@
-// What ranks tell each other, how they sleep, and how one leaves.
+// What ranks tell each other, and how one leaves.
 #include "collectives/internal/mesh.h"
-
-#include <poll.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/durations.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace baton::collectives::internal {
 
@@ -15,86 +14,89 @@ using executor::TransferLink;
 
 namespace {
 
-constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
 // For others to take what calls that have ended left for them.
 constexpr Time kSettling = std::chrono::seconds(60);
 
 }  // namespace
 
-Mesh::~Mesh() {
-  for (Member& member : members_) member.link.reset();
-  for (Member& member : members_) member.view = RemoteView{};
-  if (memory_ != nullptr && control_memory_.data != nullptr) memory_->free(control_memory_);
-  memory_.reset();
+std::string encode_verdict(const absl::Status& why, uint32_t culprit) {
+  std::string out(1, static_cast<char>(why.code()));
+  out.append(reinterpret_cast<const char*>(&culprit), sizeof culprit);
+  out.append(std::string(why.message()).substr(0, 1024));
+  return out;
 }
 
-std::vector<executor::Link*> Mesh::links() const {
-  std::vector<executor::Link*> links;
-  for (const Member& member : members_) links.push_back(member.link.get());
+Mesh::State::~State() {
+  for (Member& member : members) member.link.reset();
+  for (Member& member : members) {
+    member.view = RemoteView{};
+    if (member.our_outbox.data != nullptr) endpoint.memory().free(member.our_outbox);
+  }
+  if (control_memory.data != nullptr) endpoint.memory().free(control_memory);
+}
+
+Mesh::Member* Mesh::State::find(const Process& process) {
+  const auto found = ranks.find(&process);
+  return found == ranks.end() ? nullptr : &members[found->second];
+}
+
+void Mesh::State::on_control_message(Process& from, ControlMessage kind) {
+  Member* member = find(from);
+  if (member != nullptr && kind == ControlMessage::kEnded) member->ended = true;
+}
+
+void Mesh::State::tell_ended() {
+  for (Member& member : members) {
+    if (member.told_ended || !(member.asked || member.met)) continue;
+    if (member.transfer != nullptr && member.transfer->unsettled()) continue;
+    endpoint.tell(*member.process, id, ControlMessage::kEnded, "");
+    member.told_ended = true;
+  }
+}
+
+bool Mesh::State::over() {
+  tell_ended();
+  return std::all_of(members.begin(), members.end(), [](const Member& member) {
+    if (!member.asked) return true;  // it knows of no memory of ours
+    if (member.transfer != nullptr && member.transfer->unsettled()) return false;
+    return member.ended || !member.process->up;
+  });
+}
+
+std::vector<executor::Link*> Mesh::links() {
+  std::vector<executor::Link*> links(ranks_);
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (r != rank_) links[r] = state_->pending[r].get();
+  }
   return links;
 }
 
-absl::Status Mesh::publish_new_regions() {
-  const auto& regions = memory_->regions();
-  for (; published_regions_ < regions.size(); ++published_regions_) {
-    absl::StatusOr<RemoteRegion> region = worker_->remote_region(regions[published_regions_].local);
-    if (!region.ok()) return region.status();
-    const std::string bytes = region->encode();
-    std::memcpy(control_->regions[published_regions_].bytes, bytes.data(), bytes.size());
-    control_->region_count.store(static_cast<uint32_t>(published_regions_ + 1),
-                                 std::memory_order_release);
-  }
-  return absl::OkStatus();
-}
-
-Mesh::Member* Mesh::member_of(PeerId peer) {
-  for (Member& member : members_) {
-    if (member.known && member.peer == peer) return &member;
-  }
-  return nullptr;
-}
-
 void Mesh::tell(uint32_t rank, ControlMessage kind, std::string_view body) {
-  const Member& member = members_[rank];
-  if (!member.up) return;
-  worker_
-      ->notify_detached(member.peer,
-                        absl::StrCat(std::string(1, static_cast<char>(kind)), std::string(body)))
-      .IgnoreError();
+  const Member& member = state_->members[rank];
+  if (member.up()) endpoint_.tell(*member.process, id_, kind, body);
 }
 
 void Mesh::tell_all(ControlMessage kind, std::string_view body) {
-  for (uint32_t r = 0; r < ranks_; ++r) {
-    if (members_[r].known) tell(r, kind, body);
-  }
-  worker_->progress();
+  for (uint32_t r = 0; r < ranks_; ++r) tell(r, kind, body);
+  worker().progress();
 }
 
-void Mesh::drain() {
-  while (worker_->next_notification(notification_)) {
-    Member* member = member_of(notification_.peer);
-    if (member == nullptr) {
-      on_events();
-      member = member_of(notification_.peer);
-    }
-    if (member != nullptr && !notification_.payload.empty()) {
-      on_control_message(*member, notification_.payload);
-    }
+void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_view body) {
+  Member* const found = state_->find(from);
+  if (found == nullptr) {
+    if (kind != ControlMessage::kJoin) return;
+    const absl::Status why = absl::InvalidArgumentError(absl::StrFormat(
+        "this process is not among the %u ranks of the group \"%s\" at rank %u: all need the same "
+        "handles in the same order, and no other group the same uuid",
+        ranks_, options_.name, rank_));
+    return endpoint_.tell(from, id_, ControlMessage::kAbort, encode_verdict(why, UINT32_MAX));
   }
-  on_events();
-}
-
-void Mesh::on_control_message(Member& member, std::string_view bytes) {
-  const auto kind = static_cast<ControlMessage>(bytes[0]);
-  const std::string_view body = bytes.substr(1);
+  Member& member = *found;
   switch (kind) {
-    case ControlMessage::kWake:
-      return;
-    case ControlMessage::kView:
-      member.can_view = body == "1" ? 1 : 0;
-      return;
-    case ControlMessage::kOffer:
-      member.offer = std::string(body);
+    case ControlMessage::kJoin:
+      if (absl::Status status = on_join(member, body); !status.ok()) {
+        listener_.on_wrong(status, rank_of(member));
+      }
       return;
     case ControlMessage::kSlab:
       member.slab = std::string(body);
@@ -102,15 +104,24 @@ void Mesh::on_control_message(Member& member, std::string_view bytes) {
     case ControlMessage::kBye:
       member.bye = true;
       return;
+    case ControlMessage::kEnded:
+      member.ended = true;
+      return;
     case ControlMessage::kCall: {
       TransferLink::Announcement theirs;
       if (body.size() != sizeof theirs || member.transfer == nullptr) return;
       std::memcpy(&theirs, body.data(), sizeof theirs);
       member.transfer->announced(theirs);
-      if (theirs.call.collective != static_cast<uint8_t>(Collective::kSendReceive) ||
-          theirs.call.of_v != 0) {
-        listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
-      }
+      listener_.on_control_message(rank_of(member), kind, body.substr(0, sizeof theirs.call));
+      return;
+    }
+    case ControlMessage::kPacket: {
+      if (member.transfer == nullptr) return;
+      // What belongs to an all_to_all_v says what was called, as kCall does.
+      const std::optional<executor::CallDescriptor> call = member.transfer->came(body);
+      if (!call) return;
+      listener_.on_control_message(rank_of(member), ControlMessage::kCall,
+                                   {reinterpret_cast<const char*>(&*call), sizeof *call});
       return;
     }
     case ControlMessage::kAbort:
@@ -119,49 +130,71 @@ void Mesh::on_control_message(Member& member, std::string_view bytes) {
     case ControlMessage::kBallot:
       listener_.on_control_message(rank_of(member), kind, body);
       return;
+    default:
+      return;
   }
 }
 
-void Mesh::on_events() {
-  while (std::optional<PeerEvent> event = worker_->next_peer_event()) {
-    Member* member = member_of(event->peer);
-    if (event->kind == PeerEvent::Kind::kUp) {
-      for (uint32_t r = 0; r < ranks_ && member == nullptr; ++r) {
-        if (r != rank_ && !members_[r].known && members_[r].uid == event->uid) {
-          member = &members_[r];
-          member->peer = event->peer;
-          member->known = true;
-        }
-      }
-      if (member != nullptr) member->up = true;
-    } else if (member != nullptr && event->kind == PeerEvent::Kind::kDown) {
-      member->up = false;
-      // Whoever waits for one that left in order finds out when it looks at deadlines.
-      if (!leaving_ && !member->bye) listener_.on_down(rank_of(*member), event->why);
-    }
+void Mesh::on_ready(Process& process) {
+  Member* const member = state_->find(process);
+  if (member != nullptr && (member->wanted || member->met)) advance(*member);
+}
+
+void Mesh::on_goodbye(Process& process) {
+  if (Member* const member = state_->find(process); member != nullptr) {
+    member->bye = member->ended = true;
   }
+}
+
+void Mesh::on_down(Process& process, const absl::Status& why) {
+  Member* const member = state_->find(process);
+  // Whoever waits for one that left in order finds out when it looks at deadlines.
+  if (member != nullptr && !member->bye) listener_.on_down(rank_of(*member), why);
+}
+
+void Mesh::look(Time now) {
+  if (state_->ending) state_->tell_ended();
+  if (connecting_ > 0) make_links();
+  if (starting_ == 0 || now < start_by_) return;
+  start_by_ = kNever;
+  std::vector<std::string> missing;
+  uint32_t culprit = rank_;
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (!first_[r] || state_->members[r].ready) continue;
+    missing.push_back(state_->members[r].label);
+    culprit = r;
+  }
+  listener_.on_wrong(
+      absl::DeadlineExceededError(absl::StrFormat(
+          "rank %u could not connect to %s in %d s", rank_, absl::StrJoin(missing, ", "),
+          std::chrono::duration_cast<std::chrono::seconds>(start_timeout_).count())),
+      culprit);
 }
 
 void Mesh::end_transfers() {
-  control_->ended.store(1, std::memory_order_seq_cst);
+  state_->control->ended.store(1, std::memory_order_seq_cst);
   // Nothing that the caller writes from now on is seen before the flag, streaming stores included.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (Member& member : members_) {
-    if (member.transfer != nullptr) member.transfer->cancel();
+  state_->ending = true;
+  for (Member& member : state_->members) {
+    if (member.transfer != nullptr) member.transfer->begin_cancel();
   }
 }
 
-void Mesh::nap(Time longest) {
-  if (!worker_->arm()) return;
-  const Time timer = worker_->next_timer();
-  if (timer != kNever) longest = std::min(longest, std::max(Time::zero(), timer - now()));
-  pollfd fd{.fd = worker_->wait_fd(), .events = POLLIN, .revents = 0};
-  const timespec timeout = base::to_timespec(longest);
-  ppoll(&fd, 1, &timeout, nullptr);
+bool Mesh::quiet() const {
+  return std::all_of(state_->members.begin(), state_->members.end(), [](const Member& member) {
+    return member.transfer == nullptr || member.transfer->sources_free();
+  });
+}
+
+void Mesh::force_quiet() {
+  for (Member& member : state_->members) {
+    if (member.transfer != nullptr && !member.transfer->sources_free()) member.transfer->cancel();
+  }
 }
 
 bool Mesh::all_direct() const {
-  return std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
+  return std::all_of(state_->members.begin(), state_->members.end(), [&](const Member& member) {
     return rank_of(member) == rank_ || member.direct != nullptr;
   });
 }
@@ -169,47 +202,54 @@ bool Mesh::all_direct() const {
 void Mesh::wake_all() {
   // A sleeper raises its flag and then looks once more at what we have published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (uint32_t r = 0; r < ranks_; ++r) {
-    const bool direct = members_[r].direct != nullptr;
-    if (direct && members_[r].block().sleeping.load(std::memory_order_relaxed) != 0) {
-      tell(r, ControlMessage::kWake, "");
-      worker_->progress();
+  for (const Member& member : state_->members) {
+    if (member.direct != nullptr && member.block().sleeping.load(std::memory_order_relaxed) != 0) {
+      worker().notify_detached(member.peer(), "w").IgnoreError();
+      worker().progress();
     }
   }
 }
 
 bool Mesh::submitted() {
   bool any = false;
-  for (Member& member : members_)
+  for (Member& member : state_->members) {
     any |= member.transfer != nullptr && member.transfer->take_submitted();
+  }
   return any;
 }
 
 // Calls may have ended whose last messages are still on their way to ranks that are busy.
 bool Mesh::unsettled() const {
-  return std::any_of(members_.begin(), members_.end(), [](const Member& member) {
-    return member.up && !member.bye && member.transfer != nullptr &&
+  return std::any_of(state_->members.begin(), state_->members.end(), [](const Member& member) {
+    return member.up() && !member.bye && member.transfer != nullptr &&
            member.transfer->status().ok() && member.transfer->unsettled();
   });
 }
 
-// Ranks mostly leave together: a moment's wait spares them looking into a peer that has gone.
-void Mesh::leave() {
-  if (worker_ == nullptr || ranks_ == 1) return;
-  leaving_ = true;
-  if (control_ != nullptr) control_->ended.store(1, std::memory_order_seq_cst);
-  tell_all(ControlMessage::kBye, "");
-  const Time begin = now();
-  const Time end = begin + kLeaving;
-  const Time settled_by = begin + std::min(options_.timeout, kSettling);
-  while (now() < (unsettled() ? std::max(end, settled_by) : end)) {
-    const bool any = worker_->progress();
-    drain();
-    bool alone = worker_->stats().open_transfers == 0;
-    for (const Member& member : members_) alone &= !member.up || member.bye;
-    if (alone) return;
-    if (!any) nap(std::chrono::milliseconds(1));
+void Mesh::leave(EndpointImpl::Lock* lock) {
+  if (state_ == nullptr) return;
+  state_->control->ended.store(1, std::memory_order_seq_cst);
+  for (Member& member : state_->members) {
+    if (member.asked || member.met) {
+      endpoint_.tell(*member.process, id_, ControlMessage::kBye, "");
+    }
   }
+  worker().progress();
+  const Time end = now() + std::min(options_.timeout, kSettling);
+  while (lock != nullptr && unsettled() && now() < end) {
+    const uint64_t ticket = endpoint_.nap_ticket();
+    if (endpoint_.tick()) continue;
+    lock->unlock();
+    endpoint_.nap(std::chrono::milliseconds(1), ticket);
+    lock->lock();
+  }
+  starting_ = connecting_ = transfers_ = 0;
+  state_->ending = true;
+  for (Member& member : state_->members) {
+    if (member.transfer != nullptr) member.transfer->begin_cancel();
+  }
+  endpoint_.remove_group(id_, std::move(state_));
+  worker().progress();
 }
 
 }  // namespace baton::collectives::internal

@@ -1,247 +1,328 @@
-// How a mesh comes up: the worker, the other ranks' addresses, and a link to each of them.
-#include <unistd.h>
-
+// How a group comes up: who its members are, and a link to each that is wanted.
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "collectives/internal/mesh.h"
-#include "transport/address.h"
 #include "transport/base/durations.h"
 
 namespace baton::collectives::internal {
 
 using executor::ControlBlock;
+using executor::Outbox;
 using executor::TransferLink;
 
 namespace {
 
-// All slots of a rank together stay below this.
-constexpr size_t kSlotBudget = size_t{512} << 20;
 constexpr size_t kLeastSlot = 64 << 10;
-constexpr const char* kAckHold = "2000";  // us
+// Groups of up to so many ranks connect all of them at once, larger ones those at distances that
+// are powers of two: whom schedules in rounds talk to.
+constexpr uint32_t kConnectAll = 8;
+constexpr uint32_t kMostRanks = 4096;
 
-std::string host_name() {
-  char name[256] = "";
-  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
-  return name;
-}
+// What a rank says when it wants a link, before the encoded regions and the offer.
+struct Join {
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  uint64_t digest = 0;  // of the members and of what must be equal
+  uint64_t slot_bytes = 0;
+  uint64_t control_offset = 0;
+  uint64_t outbox_offset = 0;
+};
 
 // Ranks per node if the hosts come in equal consecutive groups, else 1.
-uint32_t count_node_size(const std::vector<RankInfo>& rank_infos) {
+uint32_t count_node_size(const std::vector<std::string>& hosts) {
   uint32_t size = 1;
-  while (size < rank_infos.size() && rank_infos[size].host == rank_infos[0].host) ++size;
-  for (size_t i = size; i < rank_infos.size(); ++i) {
+  while (size < hosts.size() && hosts[size] == hosts[0]) ++size;
+  for (size_t i = size; i < hosts.size(); ++i) {
     const bool starts = i % size == 0;
-    if ((rank_infos[i].host == rank_infos[i - 1].host) == starts) return 1;
+    if ((hosts[i] == hosts[i - 1]) == starts) return 1;
   }
   return size;
 }
 
-}  // namespace
-
-Mesh::Mesh(CommunicatorOptions& options, Listener& listener)
-    : options_(options),
-      listener_(listener),
-      rank_(static_cast<uint32_t>(options.rank)),
-      ranks_(static_cast<uint32_t>(options.ranks)),
-      host_(host_name()),
-      members_(ranks_) {}
-
-absl::Status Mesh::start() {
-  if (absl::Status status = open(); !status.ok()) return status;
-  if (ranks_ > 1) {
-    if (absl::Status status = meet(); !status.ok()) return status;
-    if (absl::Status status = connect_all(); !status.ok()) return status;
-  }
-  for (const Member& member : members_) any_transfer_ |= member.transfer != nullptr;
-  count_neighbours();
-  return absl::OkStatus();
+bool near_by(uint32_t a, uint32_t b, uint32_t ranks) {
+  if (ranks <= kConnectAll) return true;
+  const uint32_t distance = a < b ? b - a : a - b;
+  const auto power = [](uint32_t value) { return (value & (value - 1)) == 0; };
+  return power(distance) || power(ranks - distance);
 }
 
-absl::Status Mesh::open() {
-  while (options_.slot_bytes > kLeastSlot &&
-         (ranks_ - 1) * options_.slot_bytes * TransferLink::kSlots * executor::kAllLanes >
-             kSlotBudget) {
-    options_.slot_bytes /= 2;
+}  // namespace
+
+absl::Status Mesh::check(absl::Span<const Handle> handles, uint64_t id, uint32_t& rank) const {
+  if (handles.empty() || handles.size() > kMostRanks) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "a group of %u ranks is not possible: there may be 1 to %u", handles.size(), kMostRanks));
+  }
+  if (id == 0) {
+    return absl::InvalidArgumentError(
+        "a group needs a uuid that is not 0 and that none of its members has used before");
   }
   if (options_.slot_bytes < kLeastSlot || options_.slot_bytes % 4096 != 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("slots of %u bytes are not possible: use a multiple of 4096, 65536 or more",
                         options_.slot_bytes));
   }
-  options_.worker.name = absl::StrCat(options_.name, ".", rank_);
-  if (options_.worker.listen_host.empty() && ranks_ > 1) {
-    options_.worker.listen_host = listen_host_for(options_.rendezvous);
+  std::map<std::array<uint8_t, 16>, size_t> places;
+  bool here = false;
+  for (size_t r = 0; r < handles.size(); ++r) {
+    if (absl::Status status = EndpointImpl::check(handles[r]); !status.ok()) {
+      return absl::Status(status.code(), absl::StrFormat("rank %u: %s", r, status.message()));
+    }
+    const WorkerUid uid = EndpointImpl::uid_of(handles[r]);
+    const auto [found, fresh] = places.emplace(uid.bytes, r);
+    if (!fresh) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "ranks %u and %u have the same handle (%s): every process joins a group once",
+          found->second, r, handles[r].label()));
+    }
+    if (uid == endpoint_.uid()) {
+      here = true;
+      rank = static_cast<uint32_t>(r);
+    }
   }
-  // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
-  // slots go back by other words.
-  for (const Setting& known : known_settings()) {
-    SettingValues& settings = options_.worker.settings;
-    const bool given = std::any_of(settings.begin(), settings.end(),
-                                   [&](const auto& one) { return one.first == known.name; });
-    if (known.name.ends_with(".ack_us") && !given) settings.emplace_back(known.name, kAckHold);
+  if (!here) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the handle of this process (%s) is not among the %u of the group",
+                        endpoint_.handle().label(), handles.size()));
   }
-  absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
-  if (!made.ok()) return made.status();
-  worker_ = *std::move(made);
-  absl::StatusOr<std::unique_ptr<executor::Memory>> pool = executor::Memory::create(*worker_);
-  if (!pool.ok()) return pool.status();
-  memory_ = *std::move(pool);
-  absl::StatusOr<Block> block = memory_->allocate(ControlBlock::bytes(ranks_));
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::enter(absl::Span<const Handle> handles, uint64_t id, uint32_t rank,
+                         EndpointImpl::Group& group, bool eager, Time start_timeout) {
+  auto state = std::make_unique<State>(endpoint_);
+  absl::StatusOr<Block> block = memory().allocate(sizeof(ControlBlock));
   if (!block.ok()) return block.status();
-  control_memory_ = *block;
-  control_ = reinterpret_cast<ControlBlock*>(control_memory_.data);
+  state->control_memory = *block;
+  state->control = reinterpret_cast<ControlBlock*>(block->data);
+  if (absl::Status status = publish_regions(); !status.ok()) return status;
+  if (absl::Status status = endpoint_.add_group(id, group); !status.ok()) return status;
+  rank_ = rank;
+  ranks_ = static_cast<uint32_t>(handles.size());
+  id_ = state->id = id;
+  state->handles.assign(handles.begin(), handles.end());
+  state->members = std::vector<Member>(ranks_);
+  state->pending.resize(ranks_);
+  expects_direct_ = true;
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    Member& member = state->members[r];
+    member.label =
+        absl::StrFormat("rank %u (%s, pid %u)", r, EndpointImpl::host_name_of(handles[r]),
+                        EndpointImpl::pid_of(handles[r]));
+    if (r == rank_) continue;
+    member.process = &endpoint_.process(handles[r]);
+    state->ranks[member.process] = r;
+    state->pending[r] = std::make_unique<PendingLink>(*this, r);
+    expects_direct_ &= endpoint_.maps_memory(handles[r]);
+  }
+  state->control->sleeping.store(endpoint_.sleepers(), std::memory_order_relaxed);
+  state_ = std::move(state);
+  count_neighbours();
+  starting_ = connecting_ = transfers_ = 0;
+  first_.assign(ranks_, false);
+  start_timeout_ = start_timeout;
+  start_by_ = base::deadline_after(now(), start_timeout);
+  for (uint32_t r = 0; eager && r < ranks_; ++r) {
+    first_[r] = r != rank_ && near_by(r, rank_, ranks_);
+    starting_ += first_[r] ? 1 : 0;
+  }
   return absl::OkStatus();
 }
 
 void Mesh::count_neighbours() {
-  uint32_t here = 1;
-  for (const RankInfo& info : rank_infos_) {
-    here += info.rank != rank_ && info.host == host_ ? 1 : 0;
+  uint32_t here = 0;
+  std::vector<std::string> hosts;
+  for (const Handle& handle : state_->handles) {
+    hosts.push_back(EndpointImpl::host_of(handle));
+    here += hosts.back() == EndpointImpl::host_of(endpoint_.handle()) ? 1 : 0;
   }
-  crowded_ = here + (options_.background ? here : 0) > std::thread::hardware_concurrency();
-  if (options_.node_size > 0) {
-    node_size_ = options_.node_size;
-  } else if (!rank_infos_.empty()) {
-    node_size_ = count_node_size(rank_infos_);
+  crowded_ = here + (endpoint_.background() ? here : 0) > std::thread::hardware_concurrency();
+  node_size_ = options_.node_size > 0 ? options_.node_size : count_node_size(hosts);
+}
+
+uint64_t Mesh::digest() const {
+  uint64_t hash = 14695981039346656037u;
+  for (const Handle& handle : state_->handles) {
+    for (const uint8_t byte : EndpointImpl::uid_of(handle).bytes) {
+      hash = (hash ^ byte) * 1099511628211u;
+    }
+  }
+  return hash;
+}
+
+void Mesh::want(uint32_t rank) {
+  Member& member = state_->members[rank];
+  if (member.wanted || rank == rank_ || state_->ending) return;
+  member.wanted = true;
+  if (!member.met) ++connecting_;
+  any_wanted_ = true;
+}
+
+void Mesh::make_links() {
+  any_wanted_ = false;
+  for (Member& member : state_->members) {
+    if ((member.wanted || member.met) && !member.ready) advance(member);
   }
 }
 
-absl::Status Mesh::meet() {
-  absl::StatusOr<ClusterKey> key = options_.worker.key
-                                       ? absl::StatusOr<ClusterKey>(*options_.worker.key)
-                                       : ClusterKey::for_this_user();
-  if (!key.ok()) return key.status();
-  absl::StatusOr<RemoteRegion> region = worker_->remote_region(control_memory_.region);
-  if (!region.ok()) return region.status();
-  RankInfo info;
-  info.rank = rank_;
-  info.ranks = ranks_;
-  info.generation = options_.generation;
-  info.version = kCollectivesVersion;
-  info.pid = static_cast<uint32_t>(getpid());
-  info.host = host_;
-  info.worker_address = worker_->address();
-  info.payload = region->encode();
-  const uint64_t settings[2] = {control_memory_.offset, options_.slot_bytes};
-  info.payload.append(reinterpret_cast<const char*>(settings), sizeof settings);
-  absl::StatusOr<std::vector<RankInfo>> met =
-      collectives::meet(options_.rendezvous, *key, info, options_.start_timeout);
-  if (!met.ok()) return met.status();
-  rank_infos_ = *std::move(met);
-  for (const RankInfo& other : rank_infos_) {
-    if (other.rank == rank_) continue;
-    if (absl::Status status = take_rank_info(other); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+void Mesh::want_all() {
+  for (uint32_t r = 0; r < ranks_; ++r) want(r);
 }
 
-absl::Status Mesh::take_rank_info(const RankInfo& info) {
-  Member& member = members_[info.rank];
-  member.label = absl::StrFormat("rank %u (%s, pid %u)", info.rank, info.host, info.pid);
-  absl::StatusOr<Address> address = Address::decode(info.worker_address);
-  if (!address.ok()) return address.status();
-  member.uid = address->uid;
-  uint64_t settings[2];
-  if (info.payload.size() != RemoteRegion::kEncodedBytes + sizeof settings) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(member.label, " sent rank info of another form"));
-  }
-  absl::StatusOr<RemoteRegion> region =
-      RemoteRegion::decode(std::string_view(info.payload).substr(0, RemoteRegion::kEncodedBytes));
-  if (!region.ok()) return region.status();
-  member.control = *region;
-  std::memcpy(settings, info.payload.data() + RemoteRegion::kEncodedBytes, sizeof settings);
-  member.control_offset = settings[0];
-  if (settings[1] != options_.slot_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has slots of %u bytes, rank %u of %u: use the same size on all ranks",
-                        member.label, settings[1], rank_, options_.slot_bytes));
-  }
-  return absl::OkStatus();
-}
-
-// The lower rank of each pair connects.
-absl::Status Mesh::connect_all() {
-  for (uint32_t r = rank_ + 1; r < ranks_; ++r) {
-    absl::StatusOr<PeerId> peer = worker_->connect(rank_infos_[r].worker_address);
-    if (!peer.ok()) return peer.status();
-    members_[r].peer = *peer;
-    members_[r].known = true;
-  }
-  const Time end = base::deadline_after(now(), options_.start_timeout);
-  while (true) {
-    const bool moved = worker_->progress();
-    drain();
-    if (absl::Status status = listener_.status(); !status.ok()) return status;
-    uint32_t waiting = 0;
-    for (uint32_t r = 0; r < ranks_; ++r) {
-      if (r == rank_ || members_[r].ready) continue;
-      if (absl::Status status = link_up(r); !status.ok()) return status;
-      waiting += members_[r].ready ? 0 : 1;
-    }
-    if (waiting == 0) {
-      // The others wait for our message, and the caller may now compute for a while.
-      while (worker_->stats().open_transfers > 0 && now() < end) worker_->progress();
-      return absl::OkStatus();
-    }
-    if (now() >= end) {
-      std::vector<std::string> missing;
-      for (uint32_t r = 0; r < ranks_; ++r) {
-        if (r != rank_ && !members_[r].ready) missing.push_back(members_[r].label);
-      }
-      return absl::DeadlineExceededError(absl::StrFormat(
-          "rank %u could not connect to %s in %d s", rank_, absl::StrJoin(missing, ", "),
-          std::chrono::duration_cast<std::chrono::seconds>(options_.start_timeout).count()));
-    }
-    if (!moved) nap(std::chrono::milliseconds(2));
+void Mesh::want_first() {
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (first_[r]) want(r);
   }
 }
 
-absl::Status Mesh::link_up(uint32_t rank) {
-  Member& member = members_[rank];
-  if (!member.known || !member.up) return absl::OkStatus();
-  if (member.we_can_view < 0) {
-    absl::StatusOr<RemoteView> view = worker_->view(member.peer, member.control);
-    if (absl::IsUnavailable(view.status())) return absl::OkStatus();
-    const bool fits = view.ok() && member.control_offset <= view->size &&
-                      ControlBlock::bytes(ranks_) <= view->size - member.control_offset;
-    member.we_can_view = fits ? 1 : 0;
-    if (fits) {
-      member.view = *std::move(view);
-      member.view.data += member.control_offset;
-    }
-    tell(rank, ControlMessage::kView, fits ? "1" : "0");
+void Mesh::advance(Member& member) {
+  if (absl::Status status = step(member); !status.ok()) {
+    listener_.on_wrong(status, rank_of(member));
   }
-  if (member.can_view < 0) return absl::OkStatus();
-  if (member.can_view == 1 && member.we_can_view == 1) {
-    auto link = std::make_unique<executor::DirectLink>(executor::DirectLink::Ends{
-        *worker_, *memory_, member.peer, rank_, rank, *control_, member.view, options_.slot_bytes});
-    member.direct = link.get();
-    member.link = std::move(link);
-    member.ready = true;
+}
+
+absl::Status Mesh::step(Member& member) {
+  if (member.ready || state_->ending) return absl::OkStatus();
+  Process& process = *member.process;
+  if (process.goodbye) {
+    member.bye = true;
     return absl::OkStatus();
   }
-  if (member.transfer == nullptr) {
+  if (!process.up) {
+    endpoint_.want(process);
+    return absl::OkStatus();
+  }
+  if (!process.ready()) return absl::OkStatus();
+  if (!member.asked) {
+    if (absl::Status status = join(member); !status.ok()) return status;
+  }
+  return member.met ? link_up(member) : absl::OkStatus();
+}
+
+absl::Status Mesh::join(Member& member) {
+  const bool direct = member.process->direct();
+  Join ours{.rank = rank_,
+            .ranks = ranks_,
+            .digest = digest(),
+            .slot_bytes = options_.slot_bytes,
+            .control_offset = state_->control_memory.offset};
+  absl::StatusOr<RemoteRegion> control = worker().remote_region(state_->control_memory.region);
+  if (!control.ok()) return control.status();
+  std::string tail = control->encode();
+  if (direct) {
+    absl::StatusOr<Block> outbox = memory().allocate(sizeof(Outbox));
+    if (!outbox.ok()) return outbox.status();
+    member.our_outbox = *outbox;
+    if (absl::Status status = publish_regions(); !status.ok()) return status;
+    absl::StatusOr<RemoteRegion> region = worker().remote_region(outbox->region);
+    if (!region.ok()) return region.status();
+    ours.outbox_offset = outbox->offset;
+    tail += region->encode();
+  } else {
     absl::StatusOr<std::unique_ptr<TransferLink>> link =
-        TransferLink::create(*worker_, *memory_, member.peer, options_.slot_bytes);
+        TransferLink::create(worker(), memory(), member.peer(), options_.slot_bytes, id_);
     if (!link.ok()) return link.status();
-    absl::StatusOr<TransferLink::Offer> offer = (*link)->offer();
-    if (!offer.ok()) return offer.status();
     member.transfer = link->get();
     member.link = *std::move(link);
-    tell(rank, ControlMessage::kOffer, offer->encode());
+    ++transfers_;
+    tail += member.transfer->offer().encode();
   }
-  if (member.offer.empty()) return absl::OkStatus();
-  absl::StatusOr<TransferLink::Offer> theirs = TransferLink::Offer::decode(member.offer);
-  if (!theirs.ok()) return theirs.status();
-  member.transfer->set_offer(*theirs);
-  member.ready = true;
+  endpoint_.tell(*member.process, id_, ControlMessage::kJoin,
+                 std::string(reinterpret_cast<const char*>(&ours), sizeof ours) + tail);
+  member.asked = true;
   return absl::OkStatus();
+}
+
+absl::Status Mesh::on_join(Member& member, std::string_view body) {
+  Join theirs;
+  constexpr size_t kRegion = RemoteRegion::kEncodedBytes;
+  if (member.met) return absl::OkStatus();
+  if (body.size() < sizeof theirs + kRegion) {
+    return absl::InvalidArgumentError(absl::StrCat(member.label, " joined in another form"));
+  }
+  std::memcpy(&theirs, body.data(), sizeof theirs);
+  body.remove_prefix(sizeof theirs);
+  if (theirs.ranks != ranks_ || theirs.rank != rank_of(member) || theirs.digest != digest()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "ranks disagree about the group \"%s\": %s joined it as rank %u of %u, and rank %u has a "
+        "list of %u handles that is not the same: all need the same handles in the same order, and "
+        "no other group the same uuid",
+        options_.name, member.label, theirs.rank, theirs.ranks, rank_, ranks_));
+  }
+  if (theirs.slot_bytes != options_.slot_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has slots of %u bytes, rank %u of %u: use the same size on all ranks",
+                        member.label, theirs.slot_bytes, rank_, options_.slot_bytes));
+  }
+  absl::StatusOr<RemoteRegion> control = RemoteRegion::decode(body.substr(0, kRegion));
+  if (!control.ok()) return control.status();
+  member.control = *control;
+  member.control_offset = theirs.control_offset;
+  body.remove_prefix(kRegion);
+  if (body.size() == kRegion) {
+    absl::StatusOr<RemoteRegion> outbox = RemoteRegion::decode(body);
+    if (!outbox.ok()) return outbox.status();
+    member.outbox = *outbox;
+    member.outbox_offset = theirs.outbox_offset;
+  } else {
+    member.offer = std::string(body);
+  }
+  member.met = true;
+  if (!member.wanted) ++connecting_;
+  return step(member);
+}
+
+absl::Status Mesh::link_up(Member& member) {
+  if (!member.offer.empty()) {
+    absl::StatusOr<TransferLink::Offer> theirs = TransferLink::Offer::decode(member.offer);
+    if (!theirs.ok()) return theirs.status();
+    if (member.transfer == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(member.label, " has joined by another kind of link"));
+    }
+    member.transfer->set_offer(*theirs);
+    made(member);
+    return absl::OkStatus();
+  }
+  const auto view_of = [&](const RemoteRegion& region, uint64_t offset,
+                           size_t size) -> absl::StatusOr<RemoteView> {
+    absl::StatusOr<RemoteView> view = worker().view(member.peer(), region);
+    if (!view.ok()) return view;
+    if (offset > view->size || size > view->size - offset) {
+      return absl::OutOfRangeError(absl::StrCat(member.label, " named bytes outside its memory"));
+    }
+    view->data += offset;
+    view->size = size;
+    return view;
+  };
+  absl::StatusOr<RemoteView> control =
+      view_of(member.control, member.control_offset, sizeof(ControlBlock));
+  absl::StatusOr<RemoteView> outbox = control;
+  if (control.ok()) outbox = view_of(member.outbox, member.outbox_offset, sizeof(Outbox));
+  // Their file may still be on its way.
+  if (absl::IsUnavailable(outbox.status())) return absl::OkStatus();
+  if (!outbox.ok()) return outbox.status();
+  member.view = *control;
+  auto link = std::make_unique<executor::DirectLink>(executor::DirectLink::Ends{
+      worker(), memory(), member.peer(), *reinterpret_cast<Outbox*>(member.our_outbox.data),
+      member.process->view, *std::move(control), *std::move(outbox), options_.slot_bytes});
+  member.direct = link.get();
+  member.link = std::move(link);
+  made(member);
+  return absl::OkStatus();
+}
+
+void Mesh::made(Member& member) {
+  member.ready = true;
+  --connecting_;
+  const uint32_t rank = rank_of(member);
+  if (first_[rank]) --starting_;
+  listener_.on_link(rank, *member.link);
 }
 
 }  // namespace baton::collectives::internal

@@ -11,16 +11,18 @@ using executor::Call;
 
 // `call.began`, its deadline and whom it tells of its end are set.
 void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
-                                     DataType type, uint32_t other,
+                                     DataType type, uint32_t other, int32_t tag,
                                      const executor::CallDescriptor* whole) {
   const size_t element = size_of(type);
-  const uint64_t number = sends ? ++sent_[other] : ++received_[other];
+  const bool from_any = other == executor::PointToPoint::kAnyPeer;
+  const uint64_t number = sends ? ++sent_[other] : ++received_[from_any ? ranks_ : other];
   call.geometry = {Collective::kSendReceive, element, count, needs_.options.slot_bytes / element,
                    1};
   call.type = type;
   (sends ? call.in : call.out) = data;
   call.peer = other;
   call.sends = sends;
+  call.tag = tag;
   call.pieces = call.geometry.pieces();
   call.descriptor = {.sequence = number,
                      .count = count,
@@ -47,9 +49,11 @@ absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, siz
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
   slot.staged = std::move(staged);
-  slot.call.deadline = deadline(slot.call, options);
-  start_point_to_point(slot.call, sends, static_cast<std::byte*>(data), count, type,
-                       static_cast<uint32_t>(other));
+  take_options(slot, options);
+  start_point_to_point(
+      slot.call, sends, static_cast<std::byte*>(data), count, type,
+      other == kAnyRank ? executor::PointToPoint::kAnyPeer : static_cast<uint32_t>(other),
+      options.tag);
   return Work{slot.id};
 }
 
@@ -68,7 +72,7 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
                           .of_v = 1};
   publish(slot.call.descriptor);
   slot.call.geometry.collective = Collective::kAllToAll;
-  slot.call.deadline = deadline(slot.call, options);
+  take_options(slot, options);
   if (send.counts[rank_] > 0) {
     std::memmove(out + receive.offsets[rank_] * element, in + send.offsets[rank_] * element,
                  send.counts[rank_] * element);
@@ -98,11 +102,16 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
       std::byte* data = sends ? const_cast<std::byte*>(in) + send.offsets[other] * element
                               : out + receive.offsets[other] * element;
       start_point_to_point(part.call, sends, data,
-                           sends ? send.counts[other] : receive.counts[other], type, other,
+                           sends ? send.counts[other] : receive.counts[other], type, other, 0,
                            &slot.call.descriptor);
     }
   }
   return Work{slot.id};
+}
+
+int CallTable::source_of(Work work) const {
+  const Source& source = sources_[work.sequence % sources_.size()];
+  return work.sequence != 0 && source.work == work.sequence ? static_cast<int>(source.rank) : -1;
 }
 
 void CallTable::on_part_done(Call&, void* context) {

@@ -1,83 +1,77 @@
 // The survivors' ballots: who is lost, sent around until all say the same.
 #include "collectives/internal/survivors.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_format.h"
-#include "transport/net/endpoint.h"
 
 namespace baton::collectives::internal {
 namespace {
 
-// A rank that is connected and has not voted after so long is stopped.
+// A rank that has not voted after so long is stopped.
 constexpr Time kVotingTime = std::chrono::seconds(3);
-
-// A ballot: one byte per rank ('1' lost), then the address where its sender would serve.
-std::string_view lost_of(const std::string& ballot, uint32_t ranks) {
-  return std::string_view(ballot).substr(0, ranks);
-}
 
 }  // namespace
 
+// A ballot: one byte per rank ('1' lost).
 void Survivors::on_ballot(uint32_t from, std::string_view body) {
-  if (body.size() < mesh_.ranks()) return;
+  if (body.size() != mesh_.ranks()) return;
   ballots_[from] = std::string(body);
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     if (body[r] == '1' && r != mesh_.rank()) failure_.mark_lost(r);
   }
-  failure_.fail(absl::AbortedError(mesh_.member(from).label + " shrinks the group"), from, true);
+  failure_.fail(absl::AbortedError(mesh_.member(from).label + " shrinks the group"), from);
 }
 
 std::string Survivors::lost(bool late) {
   std::string out(mesh_.ranks(), '0');
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     if (r == mesh_.rank()) continue;
-    if (!mesh_.member(r).up || (late && ballots_[r].empty())) failure_.mark_lost(r);
+    const Mesh::Member& member = mesh_.member(r);
+    const bool gone = member.process->down || member.process->goodbye || member.bye;
+    if (gone || (late && ballots_[r].empty())) failure_.mark_lost(r);
     if (failure_.lost()[r]) out[r] = '1';
   }
   return out;
 }
 
-absl::StatusOr<CommunicatorOptions> Survivors::agree() {
-  absl::StatusOr<ClusterKey> key = options_.worker.key
-                                       ? absl::StatusOr<ClusterKey>(*options_.worker.key)
-                                       : ClusterKey::for_this_user();
-  if (!key.ok()) return key.status();
+absl::StatusOr<std::vector<int>> Survivors::agree(EndpointImpl::Lock& lock) {
   const uint32_t rank = mesh_.rank();
   const uint32_t ranks = mesh_.ranks();
-  failure_.fail(absl::AbortedError(absl::StrFormat("rank %u shrinks the group", rank)), rank, true);
-  absl::StatusOr<std::unique_ptr<RendezvousServer>> own = RendezvousServer::start(
-      *key, options_.worker.listen_host, 0, 0, net::hosts_of(options_.worker.advertise));
-  if (!own.ok()) return own.status();
+  EndpointImpl& endpoint = mesh_.endpoint();
+  failure_.fail(absl::AbortedError(absl::StrFormat("rank %u shrinks the group", rank)), rank);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (r != rank && !failure_.lost()[r]) endpoint.want(*mesh_.member(r).process);
+  }
   std::string cast;
+  std::vector<bool> told(ranks);
   const Time begin = mesh_.now();
   while (true) {
-    if (!mesh_.worker().progress()) mesh_.nap(std::chrono::milliseconds(2));
-    mesh_.drain();
+    const uint64_t ticket = endpoint.nap_ticket();
+    const bool moved = endpoint.tick();
     const std::string mine = lost(mesh_.now() - begin > kVotingTime);
-    if (mine != lost_of(cast, ranks)) {
-      cast = mine + (*own)->address();
-      mesh_.tell_all(ControlMessage::kBallot, cast);
+    if (mine != cast) {
+      cast = mine;
+      told.assign(ranks, false);
     }
-    std::vector<uint32_t> left;
+    std::vector<int> left;
     bool agreed = true;
     for (uint32_t r = 0; r < ranks; ++r) {
       if (mine[r] == '1') continue;
-      left.push_back(r);
-      if (r != rank && lost_of(ballots_[r], ranks) != mine) agreed = false;
+      left.push_back(static_cast<int>(r));
+      if (r == rank) continue;
+      if (!told[r] && mesh_.member(r).up()) {
+        mesh_.tell(r, ControlMessage::kBallot, cast);
+        mesh_.worker().progress();
+        told[r] = true;
+      }
+      agreed &= told[r] && ballots_[r] == mine;
     }
+    if (agreed) return left;
     if (mesh_.now() - begin > options_.start_timeout) {
       return absl::DeadlineExceededError("the survivors could not agree on which ranks are left");
     }
-    if (!agreed) continue;
-    CommunicatorOptions next = options_;
-    next.rank = static_cast<int>(std::find(left.begin(), left.end(), rank) - left.begin());
-    next.ranks = static_cast<int>(left.size());
-    next.generation = 0;
-    const uint32_t first = left.front();
-    next.rendezvous = first == rank ? (*own)->address() : ballots_[first].substr(ranks);
-    if (first == rank) server_ = *std::move(own);
-    return next;
+    lock.unlock();
+    if (!moved) endpoint.nap(std::chrono::milliseconds(2), ticket);
+    lock.lock();
   }
 }
 

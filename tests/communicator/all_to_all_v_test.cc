@@ -6,46 +6,53 @@
 namespace baton::collectives::internal {
 namespace {
 
-// The point-to-point lane between two ranks, in both directions: a message waits until it is taken.
+// Packets between two ranks, which read each other's memory: a packet waits until it is taken.
 class QueueLink final : public executor::Link {
  public:
   void connect(QueueLink& other) { other_ = &other; }
 
-  uint64_t send(uint32_t, const executor::Segments& source, const executor::CallTag& tag) override {
-    if (sent_ - other_->taken_ == kAhead) return 0;
-    Message message{*tag.call, std::string(source.total(), '\0')};
-    executor::copy({reinterpret_cast<std::byte*>(message.bytes.data()), message.bytes.size()},
-                   source);
-    other_->arrived_.push_back(std::move(message));
-    return ++sent_;
+  uint64_t send(uint32_t, const executor::Segments&, const executor::CallTag&) override {
+    return 0;
   }
-  bool delivered(uint32_t, uint64_t number) override { return other_->taken_ >= number; }
-  bool peek(uint32_t, size_t expected, const executor::CallTag& tag, executor::Segments& message,
-            absl::Status& error) override {
+  bool delivered(uint32_t, uint64_t) override { return false; }
+  bool peek(uint32_t, size_t, const executor::CallTag&, executor::Segments&,
+            absl::Status&) override {
+    return false;
+  }
+  bool consume(uint32_t) override { return false; }
+
+  size_t most_behind() const override { return kMostBehind; }
+  bool tell(const executor::Packet& packet, absl::Span<const std::byte> behind) override {
+    if (other_->arrived_.size() == kAhead) return false;
+    other_->arrived_.push_back({packet, {behind.begin(), behind.end()}});
+    return true;
+  }
+  bool hear(executor::Packet& packet, absl::Span<const std::byte>& behind) override {
     if (arrived_.empty()) return false;
-    if (arrived_.front().call != *tag.call || arrived_.front().bytes.size() != expected) {
-      error = absl::InternalError("the message of another call");
-      return false;
-    }
-    message = {reinterpret_cast<std::byte*>(arrived_.front().bytes.data()), expected};
+    packet = arrived_.front().packet;
+    behind = arrived_.front().behind;
     return true;
   }
-  bool consume(uint32_t) override {
-    arrived_.pop_front();
-    ++taken_;
-    return true;
+  void heard() override { arrived_.pop_front(); }
+  bool reads() const override { return true; }
+  bool show(const std::byte* data, size_t, Place& place) override {
+    return place.set({reinterpret_cast<const std::byte*>(&data), sizeof data});
+  }
+  absl::StatusOr<const std::byte*> look(const Place& place, size_t) override {
+    const std::byte* data = nullptr;
+    std::memcpy(&data, place.bytes.data(), sizeof data);
+    return data;
   }
   std::string route() const override { return "queue"; }
 
  private:
-  static constexpr uint64_t kAhead = 2;
+  static constexpr size_t kAhead = 2, kMostBehind = 64;
   struct Message {
-    executor::CallDescriptor call;
-    std::string bytes;
+    executor::Packet packet;
+    std::vector<std::byte> behind;
   };
   QueueLink* other_ = nullptr;
   std::deque<Message> arrived_;
-  uint64_t sent_ = 0, taken_ = 0;
 };
 
 class Rank {

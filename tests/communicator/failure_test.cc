@@ -150,6 +150,54 @@ TEST_P(Failure, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
                 {1});
 }
 
+TEST_P(Failure, AReceiveFromAnyRankEndsWhenOneIsKilled) {
+  run_processes(3, options(),
+                [](Communicator& comm) -> std::string {
+                  constexpr size_t kCount = 1 << 20;
+                  std::vector<float> data(kCount);
+                  if (comm.rank() == 1) {
+                    auto work = comm.send_async(data.data(), kCount, DataType::kF32, 0);
+                    if (!work.ok()) return work.status().ToString();
+                    for (int turn = 0; turn < 20; ++turn) comm.progress();
+                    raise(SIGKILL);
+                  }
+                  CallOptions other;  // rank 0 may get what rank 1 has sent, and then one more
+                  other.tag = 1;
+                  const absl::Status status =
+                      comm.receive(data.data(), kCount, DataType::kF32, kAnyRank, other);
+                  if (!absl::IsUnavailable(status)) return "not Unavailable: " + status.ToString();
+                  return has(status, "rank 1") ? "" : "does not name rank 1: " + status.ToString();
+                },
+                {1});
+}
+
+TEST_P(Failure, AStoppedRankIsNamedAtTheDeadlineOfAReceive) {
+  run_processes(2, options(),
+                [](Communicator& comm) -> std::string {
+                  constexpr size_t kCount = 4 << 20;
+                  std::vector<float> data(kCount);
+                  if (comm.rank() == 1) {
+                    auto work = comm.send_async(data.data(), kCount, DataType::kF32, 0);
+                    if (!work.ok()) return work.status().ToString();
+                    for (int turn = 0; turn < 20; ++turn) comm.progress();
+                    raise(SIGSTOP);
+                  }
+                  CallOptions hasty;
+                  hasty.timeout = std::chrono::seconds(1);
+                  hasty.tag = 1;
+                  const absl::Status status =
+                      comm.receive(data.data(), kCount, DataType::kF32, 1, hasty);
+                  if (!absl::IsDeadlineExceeded(status))
+                    return "not DeadlineExceeded: " + status.ToString();
+                  for (const char* part : {"rank 1", "does not answer", "send_receive #1"}) {
+                    if (!has(status, part))
+                      return std::string(part) + " is missing: " + status.ToString();
+                  }
+                  return "";
+                },
+                {1});
+}
+
 TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
   run_processes(
       3, options(),

@@ -12,9 +12,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace baton::collectives;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   if (const auto offer = executor::TransferLink::Offer::decode(bytes); offer.ok()) {
-    if (offer->offset > offer->slots.size || offer->slot_bytes > offer->slots.size - offer->offset)
-      std::abort();
     if (offer->encode() != bytes) std::abort();
+  }
+  if (const auto slots = executor::TransferLink::Slots::decode(bytes); slots.ok()) {
+    if (slots->offset > slots->region.size ||
+        slots->slot_bytes > slots->region.size - slots->offset) {
+      std::abort();
+    }
+    if (slots->encode() != bytes) std::abort();
   }
   if (const auto cost = proof::decode_cost_parameters(bytes); cost.ok()) {
     const std::string encoded = encode(*cost);

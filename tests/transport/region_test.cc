@@ -111,6 +111,23 @@ void use_all_but_one(CounterTable& table) {
   for (size_t i = 1; i < CounterTable::kCapacity; ++i) ASSERT_TRUE(table.allocate().ok());
 }
 
+TEST(CounterTable, AFreedWordRestsBehindOthers) {
+  auto table = CounterTable::create(WorkerUid::random());
+  ASSERT_TRUE(table.ok());
+  const CounterId first = *table->allocate();
+  ASSERT_TRUE(table->free(first).ok());
+  for (size_t i = 1; i <= CounterTable::kRest; ++i) {
+    const CounterId next = *table->allocate();
+    ASSERT_EQ(next.index, i);
+    ASSERT_TRUE(table->free(next).ok());
+  }
+  for (size_t i = 0; i < 3 * CounterTable::kRest; ++i) {  // round and round, and no word more
+    const CounterId next = *table->allocate();
+    ASSERT_EQ(next.index, i % (CounterTable::kRest + 1));
+    ASSERT_TRUE(table->free(next).ok());
+  }
+}
+
 TEST(CounterTable, LateIncrementsChangeNothing) {
   auto table = CounterTable::create(WorkerUid::random());
   ASSERT_TRUE(table.ok());

@@ -1,0 +1,194 @@
+// Sends and receives: tags, any source, several in flight, and what becomes of them when a rank
+// goes.
+#include <random>
+
+#include "tests/communicator/group.h"
+#include "tests/communicator/message_plan.h"
+#include "tests/sanitized.h"
+#include "tests/test.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr auto kBytes = DataType::kU8;
+
+class PointToPoint : public testing::TestWithParam<std::string> {
+ public:
+  static void SetUpTestSuite() { setenv("BATON_FLIGHT_RECORDER", "none", 1); }
+
+ protected:
+  static CommunicatorOptions options() { return test_options(GetParam()); }
+};
+
+// Memory for one call, of the communicator's or from elsewhere.
+class CallMemory {
+ public:
+  CallMemory(Communicator& comm, size_t bytes, bool registered) : comm_(comm) {
+    if (registered) {
+      buffer_ = *comm.allocate(bytes + 1);
+    } else {
+      own_.resize(bytes + 1);
+    }
+  }
+  ~CallMemory() {
+    if (buffer_.data != nullptr) comm_.free(buffer_);
+  }
+  CallMemory(const CallMemory&) = delete;
+  std::byte* data() { return buffer_.data != nullptr ? buffer_.data : own_.data(); }
+
+ private:
+  Communicator& comm_;
+  CommBuffer buffer_;
+  std::vector<std::byte> own_;
+};
+
+void run_plan(Communicator& comm, const MessagePlan& plan, uint64_t seed) {
+  const std::vector<PlannedCall>& calls = plan.calls(comm.rank());
+  std::vector<std::unique_ptr<CallMemory>> memory;
+  std::vector<Work> works;
+  std::vector<int> sources(calls.size(), -1);
+  for (const PlannedCall& call : calls) {
+    const PlannedMessage& message = call.message;
+    memory.push_back(std::make_unique<CallMemory>(comm, message.bytes, call.registered));
+    if (call.sends) MessagePlan::fill(message, memory.back()->data());
+    CallOptions tagged;
+    tagged.tag = message.tag;
+    auto work =
+        call.sends
+            ? comm.send_async(memory.back()->data(), message.bytes, kBytes, call.other, tagged)
+            : comm.receive_async(memory.back()->data(), message.bytes, kBytes, call.other, tagged);
+    ASSERT_TRUE(work.ok()) << work.status();
+    works.push_back(*work);
+  }
+  std::vector<size_t> order(calls.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  for (size_t i : order) {
+    ASSERT_EQ(comm.wait(works[i]), absl::OkStatus()) << i;
+    sources[i] = comm.source_of(works[i]);
+    EXPECT_EQ(sources[i] == -1, calls[i].sends);
+  }
+  MessagePlan::Checker checker;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (!calls[i].sends) checker.check(calls[i], sources[i], memory[i]->data());
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+// Promise(collectives): Messages of equal source and tag come in order, whole and once, whatever is
+//   in flight beside them | random graphs with tags and any source against a model
+TEST_P(PointToPoint, RandomGraphsGiveWhatAModelSays) {
+  const auto rounds = static_cast<uint64_t>(rounds_of(9, 3));
+  for (uint64_t seed = 1; seed <= rounds; ++seed) {
+    SCOPED_TRACE(seed);
+    const int ranks = 2 + static_cast<int>(seed % 3);
+    const MessagePlan plan(seed, ranks, 60, 1 << 20);
+    run_group(ranks, options(), [&](Communicator& comm) {
+      run_plan(comm, plan, seed);
+      if (testing::Test::HasFatalFailure()) return;
+      EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
+// Promise(collectives): A receive takes messages of its tag only, and `kAnyRank` whichever comes
+//   first | all of one kind wait while others pass
+TEST_P(PointToPoint, AReceiveLeavesOtherTagsAlone) {
+  run_group(3, options(), [](Communicator& comm) {
+    CallOptions tag[2];
+    tag[1].tag = 1;
+    if (comm.rank() != 0) {
+      const int32_t value = comm.rank();
+      auto first = comm.send_async(&value, 1, DataType::kI32, 0, tag[0]);
+      auto second = comm.send_async(&value, 1, DataType::kI32, 0, tag[1]);
+      ASSERT_TRUE(first.ok() && second.ok());
+      EXPECT_EQ(comm.wait(*second), absl::OkStatus());
+      EXPECT_EQ(comm.wait(*first), absl::OkStatus());
+      return;
+    }
+    for (int which : {1, 0}) {
+      int32_t got[2] = {};
+      int from[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        auto work = comm.receive_async(&got[i], 1, DataType::kI32, kAnyRank, tag[which]);
+        ASSERT_TRUE(work.ok()) << work.status();
+        ASSERT_EQ(comm.wait(*work), absl::OkStatus());
+        from[i] = comm.source_of(*work);
+        EXPECT_EQ(from[i], got[i]);
+      }
+      EXPECT_EQ(from[0] + from[1], 3);
+    }
+  });
+}
+
+TEST_P(PointToPoint, AnySourceOfAnotherCountOrTypeIsAnErrorOnBothSides) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> data(100000, 1);
+    const absl::Status status = comm.rank() == 0
+                                    ? comm.send(data.data(), 100000, DataType::kF32, 1)
+                                    : comm.receive(data.data(), 99999, DataType::kF32, kAnyRank);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+    EXPECT_THAT(text(status), AllOf(HasSubstr("100000 f32"), HasSubstr("same count and type")));
+  });
+}
+
+TEST_P(PointToPoint, AReceiveFromAnyNamesWhatItWaitsForAtItsDeadline) {
+  DeadlineInRounds deadline;
+  CommunicatorOptions own = options();
+  own.timeout = std::chrono::seconds(2);
+  own.worker.clock = &deadline.clock();
+  run_group(2, own, [&deadline](Communicator& comm) {
+    if (comm.rank() == 1) return deadline.stay_away(comm);
+    int32_t value = 0;
+    auto work = comm.receive_async(&value, 1, DataType::kI32, kAnyRank);
+    ASSERT_TRUE(work.ok()) << work.status();
+    const absl::Status status = deadline.wait(comm, *work);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(text(status),
+                AllOf(HasSubstr("waits for any rank"), HasSubstr("No rank has sent")));
+  });
+}
+
+// Promise(collectives): No byte of a receive moves once its call has reported an error | grants are
+//   revoked before it returns
+TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
+  constexpr size_t kSize = 4 << 20;
+  std::atomic<int> ended{0};
+  const auto rounds = static_cast<int>(rounds_of(6, 2));
+  for (int round = 0; round < rounds; ++round) {
+    ended = 0;
+    run_group(2, options(), [&](Communicator& comm) {
+      CallMemory memory(comm, 4 * kSize, true);
+      std::memset(memory.data(), comm.rank() == 0 ? 1 : 0, 4 * kSize);
+      std::vector<Work> works;
+      for (size_t i = 0; i < 4; ++i) {
+        std::byte* data = memory.data() + i * kSize;
+        auto work = comm.rank() == 0 ? comm.send_async(data, kSize, kBytes, 1)
+                                     : comm.receive_async(data, kSize, kBytes, 0);
+        if (!work.ok()) break;  // the other has aborted
+        works.push_back(*work);
+      }
+      for (int turn = 0; turn < 3 + 8 * round; ++turn) comm.progress();
+      if (comm.rank() == round % 2) comm.abort(absl::CancelledError("enough"));
+      for (Work work : works) comm.wait(work).IgnoreError();
+      // Both are here before either looks: whoever still moved bytes would be seen.
+      std::memset(memory.data(), 7, 4 * kSize);
+      ++ended;
+      until([&] { return ended == 2; }, [&] { comm.progress(); });
+      for (int turn = 0; turn < 200; ++turn) comm.worker().progress();
+      const std::vector<std::byte> wanted(4 * kSize, std::byte{7});
+      EXPECT_EQ(std::memcmp(memory.data(), wanted.data(), wanted.size()), 0) << "round " << round;
+      ++ended;
+      until([&] { return ended == 4; });
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, PointToPoint, testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton
