@@ -19,11 +19,18 @@ int run(const Job& job) {
   Group group;
   MPI_Comm_rank(MPI_COMM_WORLD, &group.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &group.ranks);
-  const std::map<std::string, MPI_Datatype> types = {{"f32", MPI_FLOAT},   {"f64", MPI_DOUBLE},
-                                                     {"i8", MPI_INT8_T},   {"u8", MPI_UINT8_T},
-                                                     {"i32", MPI_INT32_T}, {"i64", MPI_INT64_T}};
-  const std::map<std::string, MPI_Op> ops = {
-      {"sum", MPI_SUM}, {"prod", MPI_PROD}, {"min", MPI_MIN}, {"max", MPI_MAX}};
+  const std::map<std::string, MPI_Datatype> types = {
+      {"f32", MPI_FLOAT},    {"f64", MPI_DOUBLE},   {"i8", MPI_INT8_T},
+      {"u8", MPI_UINT8_T},   {"i32", MPI_INT32_T},  {"i64", MPI_INT64_T},
+      {"u32", MPI_UINT32_T}, {"u64", MPI_UINT64_T}, {"bool", MPI_C_BOOL}};
+  const bool logical = job.type == "bool";
+  const std::map<std::string, MPI_Op> ops = {{"sum", MPI_SUM},
+                                             {"prod", MPI_PROD},
+                                             {"min", MPI_MIN},
+                                             {"max", MPI_MAX},
+                                             {"and", logical ? MPI_LAND : MPI_BAND},
+                                             {"or", logical ? MPI_LOR : MPI_BOR},
+                                             {"xor", logical ? MPI_LXOR : MPI_BXOR}};
   const auto type = types.find(job.type);
   const auto op = ops.find(job.op);
   if (type == types.end() || op == ops.end()) {
@@ -54,6 +61,12 @@ int run(const Job& job) {
         MPI_Bcast(in.data(), count, group.type, job.root, MPI_COMM_WORLD);
       } else if (job.collective == "reduce") {
         MPI_Reduce(in.data(), out.data(), count, group.type, group.op, job.root, MPI_COMM_WORLD);
+      } else if (job.collective == "gather") {
+        MPI_Gather(in.data(), count, group.type, out.data(), count, group.type, job.root,
+                   MPI_COMM_WORLD);
+      } else if (job.collective == "scatter") {
+        MPI_Scatter(in.data(), count, group.type, out.data(), count, group.type, job.root,
+                    MPI_COMM_WORLD);
       } else if (job.collective == "all_to_all") {
         MPI_Alltoall(in.data(), count, group.type, out.data(), count, group.type, MPI_COMM_WORLD);
       } else {

@@ -40,13 +40,21 @@ std::optional<NcclType> type_of(DataType type) {
       return NcclType::kI32;
     case DataType::kI64:
       return NcclType::kI64;
+    case DataType::kU32:
+      return NcclType::kU32;
+    case DataType::kU64:
+      return NcclType::kU64;
+    case DataType::kF8E4M3:
+    case DataType::kF8E5M2:
+    case DataType::kBool:
+      break;
   }
   return std::nullopt;
 }
 
+constexpr bool has(ReduceOp op) { return op <= ReduceOp::kAvg; }
 NcclOp op_of(ReduceOp op) {
-  constexpr NcclOp kOps[kReduceOps] = {NcclOp::kSum, NcclOp::kProd, NcclOp::kMin, NcclOp::kMax,
-                                       NcclOp::kAvg};
+  constexpr NcclOp kOps[] = {NcclOp::kSum, NcclOp::kProd, NcclOp::kMin, NcclOp::kMax, NcclOp::kAvg};
   return kOps[static_cast<size_t>(op)];
 }
 
@@ -93,6 +101,10 @@ absl::StatusOr<Call> call_of(const Job& job, size_t count) {
   const auto op = parse_reduce_op(job.op);
   if (!type.ok()) return type.status();
   if (!op.ok()) return op.status();
+  if (!type_of(*type) || !has(*op)) {
+    return absl::UnimplementedError(
+        absl::StrCat("NCCL is not measured by ", job.op, " of ", job.type));
+  }
   call.type = *type;
   call.op = *op;
   for (const Collective collective :

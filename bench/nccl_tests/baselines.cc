@@ -88,9 +88,15 @@ class Runner {
     if (!std::filesystem::exists(program) || !in_path("mpirun")) {
       return report_.missing.push_back(absl::StrCat("no Open MPI: ", kInstall));
     }
-    if (type_ == DataType::kF16 || type_ == DataType::kBF16 ||
-        (options_.reduces() && op_ == ReduceOp::kAvg)) {
-      report_.missing.emplace_back("Open MPI has neither 16-bit floats nor averages");
+    if (is_float(type_) && size_of(type_) < sizeof(float)) {
+      report_.missing.emplace_back("Open MPI has no floats of 8 and 16 bits");
+      return;
+    }
+    const bool logical = op_ >= ReduceOp::kAnd;
+    if (options_.reduces() && (op_ == ReduceOp::kAvg || op_ == ReduceOp::kPreMulSum ||
+                               (type_ == DataType::kBool && !logical))) {
+      report_.missing.push_back(absl::StrCat("Open MPI has no ", std::string(name_of(op_)), " of ",
+                                             std::string(name_of(type_))));
       return;
     }
     const bool binds = options_.pin && static_cast<size_t>(ranks_) <= allowed_cpus().size();
@@ -123,7 +129,7 @@ class Runner {
       return report_.missing.push_back(absl::StrCat("no Gloo: ", kInstall));
     }
     if (type_ != DataType::kF32 || op_ != ReduceOp::kSum ||
-        collective_of(options_.collective) == Collective::kSendReceive) {
+        options_.collective >= Measured::kSendReceive) {
       report_.missing.emplace_back("Gloo is only compared by sums of float");
       return;
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -30,6 +31,14 @@ struct BF16 {
   uint16_t bits;
   static constexpr int kSignificand = 8, kLowestExponent = -126;
 };
+struct E4M3 {
+  uint8_t bits;
+  static constexpr int kSignificand = 4, kLowestExponent = -6;
+};
+struct E5M2 {
+  uint8_t bits;
+  static constexpr int kSignificand = 3, kLowestExponent = -14;
+};
 
 template <class T>
 constexpr bool kIsFloat = !std::is_integral_v<T>;
@@ -52,8 +61,8 @@ constexpr int lowest_exponent() {
   }
 }
 
-// To the nearest, ties to even. 16-bit floats come from f32, as their results do; here they are
-// always normal and never too large.
+// To the nearest, ties to even. Floats of 8 and 16 bits come from f32, as their results do; here
+// they are never too large.
 template <class T>
 T encode(double value) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -67,8 +76,18 @@ T encode(double value) {
     uint32_t rounded = (magnitude + ((magnitude >> kCut) & 1) + ((1u << (kCut - 1)) - 1)) >> kCut;
     constexpr uint32_t kRebias = static_cast<uint32_t>(127 - (1 - T::kLowestExponent))
                                  << (T::kSignificand - 1);
-    rounded = magnitude == 0 ? 0 : rounded - kRebias;
-    return {static_cast<uint16_t>((bits >> 31 << 15) | rounded)};
+    rounded -= kRebias;
+    if (std::fabs(single) < std::ldexp(1.0F, T::kLowestExponent)) {
+      // The last place of this one is that of all numbers below the normal ones.
+      const float coarse = std::ldexp(1.0F, T::kLowestExponent + kCut);
+      const float sum = std::fabs(single) + coarse;
+      uint32_t low = 0, high = 0;
+      std::memcpy(&low, &coarse, sizeof low);
+      std::memcpy(&high, &sum, sizeof high);
+      rounded = high - low;
+    }
+    constexpr int kBits = 8 * sizeof(T);
+    return {static_cast<decltype(T::bits)>((bits >> 31 << (kBits - 1)) | rounded)};
   }
 }
 
@@ -115,7 +134,9 @@ double factor(const Budget<T>& budget, uint64_t shared, int rank, int ranks) {
   const uint64_t turn = static_cast<uint64_t>(rank) + shared % budget.product_stride;
   const double power = turn % budget.product_stride == 0 ? kPowers[own % 3] : 1;
   const bool odd = static_cast<int>((shared >> 32) % static_cast<uint64_t>(ranks)) == rank;
-  const double fraction = odd ? static_cast<double>((own >> 8) % 128) / 128 : 0;
+  constexpr uint64_t kFractions = 1U << std::min(7, significand_bits<T>() - 1);
+  const double fraction =
+      odd ? static_cast<double>((own >> 8) % kFractions) / static_cast<double>(kFractions) : 0;
   return ((own >> 40 & 1) != 0 ? -power : power) * (1 + fraction);
 }
 
@@ -132,6 +153,24 @@ struct Values {
                                    : summand(budget, shared, rank);
   }
 
+  // What the rank multiplies it by.
+  T multiplier(int rank) const {
+    if constexpr (kIsFloat<T>) return encode<T>(multiplier_value(rank));
+    return static_cast<T>(2 * rank + 3);
+  }
+  static double multiplier_value(int rank) { return rank % 3 == 0 ? -2 : 2; }
+  double weighted(uint64_t shared, int rank) const {
+    const double value = contribution(shared, rank);
+    return c.op == ReduceOp::kPreMulSum ? multiplier_value(rank) * value : value;
+  }
+  T weighted_input(int rank, size_t index) const {
+    const T value = input(rank, index);
+    if constexpr (!std::is_same_v<T, bool> && !kIsFloat<T>) {
+      if (c.op == ReduceOp::kPreMulSum) return wrapped(value, multiplier(rank), true);
+    }
+    return value;
+  }
+
   // Element `index` of the input of `rank`. What is only moved may be any bits.
   T input(int rank, size_t index) const {
     const uint64_t shared = shared_hash(c.call, index);
@@ -139,18 +178,20 @@ struct Values {
       if (reduces) return encode<T>(contribution(shared, rank));
     }
     const uint64_t own = rank_hash(shared, rank);
-    T value;
-    std::memcpy(&value, &own, sizeof value);
-    return value;
+    if constexpr (std::is_same_v<T, bool>) {
+      return (own & 1) != 0;
+    } else {
+      T value;
+      std::memcpy(&value, &own, sizeof value);
+      return value;
+    }
   }
 
   T reduced(size_t index) const {
     const uint64_t shared = shared_hash(c.call, index);
     if constexpr (kIsFloat<T>) {
-      double value = contribution(shared, 0);
-      for (int rank = 1; rank < c.ranks; ++rank) {
-        value = combine(value, contribution(shared, rank));
-      }
+      double value = weighted(shared, 0);
+      for (int rank = 1; rank < c.ranks; ++rank) value = combine(value, weighted(shared, rank));
       // All sums are exact. Dividing rounds: f64 in f64, the others in f32.
       if (c.op != ReduceOp::kAvg) return encode<T>(value);
       if constexpr (std::is_same_v<T, double>) {
@@ -159,9 +200,23 @@ struct Values {
         return encode<T>(static_cast<float>(value) / static_cast<float>(c.ranks));
       }
     } else {
-      T value = input(0, index);
-      for (int rank = 1; rank < c.ranks; ++rank) value = combine(value, input(rank, index));
-      return c.op == ReduceOp::kAvg ? static_cast<T>(value / int64_t{c.ranks}) : value;
+      T value = weighted_input(0, index);
+      for (int rank = 1; rank < c.ranks; ++rank) {
+        value = combine(value, weighted_input(rank, index));
+      }
+      using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+      return c.op == ReduceOp::kAvg ? static_cast<T>(value / static_cast<Wide>(c.ranks)) : value;
+    }
+  }
+
+  template <class V>
+  static V wrapped(V a, V b, bool multiplies) {
+    if constexpr (std::is_same_v<V, bool>) {
+      return multiplies ? a && b : a || b;
+    } else {
+      using Bits = std::make_unsigned_t<V>;  // which wrap around, and widen without a sign
+      const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
+      return static_cast<V>(multiplies ? x * y : x + y);
     }
   }
 
@@ -170,9 +225,10 @@ struct Values {
     if (c.op == ReduceOp::kMin) return std::min(a, b);
     if (c.op == ReduceOp::kMax) return std::max(a, b);
     if constexpr (std::is_integral_v<V>) {
-      using Bits = std::make_unsigned_t<V>;  // which wrap around, and widen without a sign
-      const uint64_t x = static_cast<Bits>(a), y = static_cast<Bits>(b);
-      return static_cast<V>(c.op == ReduceOp::kProd ? x * y : x + y);
+      if (c.op == ReduceOp::kAnd) return static_cast<V>(a & b);
+      if (c.op == ReduceOp::kOr) return static_cast<V>(a | b);
+      if (c.op == ReduceOp::kXor) return static_cast<V>(a ^ b);
+      return wrapped(a, b, c.op == ReduceOp::kProd);
     } else {
       return c.op == ReduceOp::kProd ? a * b : a + b;
     }
@@ -220,6 +276,16 @@ auto with_type(const CollectiveCase& c, const Visit& visit) {
       return visit(Values<int32_t>{c});
     case DataType::kI64:
       return visit(Values<int64_t>{c});
+    case DataType::kF8E4M3:
+      return visit(Values<E4M3>{c});
+    case DataType::kF8E5M2:
+      return visit(Values<E5M2>{c});
+    case DataType::kU32:
+      return visit(Values<uint32_t>{c});
+    case DataType::kU64:
+      return visit(Values<uint64_t>{c});
+    case DataType::kBool:  // of what is only moved every bit tells
+      return Values<bool>{c}.reduces ? visit(Values<bool>{c}) : visit(Values<uint8_t>{c});
     default:
       return visit(Values<float>{c});
   }
@@ -242,6 +308,12 @@ uint64_t differing(const void* data, size_t count, const Expected& expected) {
 void fill_input(const CollectiveCase& the_case, int rank, void* input, size_t count) {
   with_type(the_case, [&]<class T>(const Values<T>& values) {
     for (size_t i = 0; i < count; ++i) static_cast<T*>(input)[i] = values.input(rank, i);
+  });
+}
+
+void fill_factor(const CollectiveCase& the_case, int rank, void* factor) {
+  with_type(the_case, [&]<class T>(const Values<T>& values) {
+    *static_cast<T*>(factor) = values.multiplier(rank);
   });
 }
 

@@ -70,6 +70,14 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
     options.ops = {*op};
   }
   if (!options.reduces()) options.ops.resize(1);
+  const bool any = std::any_of(options.types.begin(), options.types.end(),
+                               [&](DataType type) { return combines(type, options.ops.front()); });
+  if (options.reduces() && options.ops.size() == 1 && !any) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("-o %s does not combine -d %s: and, or and xor are of integers and bool, "
+                        "which has neither avg nor premulsum",
+                        texts.op, texts.type));
+  }
   if (!texts.algorithm.empty()) {
     const auto algorithm = parse_algorithm(texts.algorithm);
     if (!algorithm.ok()) return algorithm.status();
@@ -149,9 +157,12 @@ CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
   number("-N,--run_cycles", options.cycles, 0, kMost,
          "repetitions of the whole sweep; 0: for ever");
   number("-c,--check", options.checks, 0, kMost, "calls whose every value is checked (default 1)");
-  app.add_option("-o,--op", texts.op, "sum, prod, min, max, avg or all (default sum)");
-  app.add_option("-d,--datatype", texts.type,
-                 "float, half, bfloat16, double, int8, uint8, int32, int64 or all");
+  app.add_option("-o,--op", texts.op,
+                 "sum, prod, min, max, avg, premulsum (mulsum), and, or, xor or all (default sum)");
+  app.add_option(
+      "-d,--datatype", texts.type,
+      "float, half, bfloat16, double, int8, uint8, int32, uint32, int64, uint64, f8e4m3, "
+      "f8e5m2, bool or all");
   number("-r,--root", options.root, CollectivePerfOptions::kEveryRoot, kMost,
          "root of broadcast, reduce, gather and scatter (default 0); -1: every rank in turn");
   number(

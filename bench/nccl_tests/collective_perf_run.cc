@@ -2,6 +2,7 @@
 #include "bench/nccl_tests/collective_perf_run.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <ctime>
 #include <numeric>
@@ -124,6 +125,7 @@ class Measurement {
 
   absl::StatusOr<PerfRow> row(const CollectivePoint& point) {
     point_ = point;
+    if (point.op == ReduceOp::kPreMulSum) fill_factor(the_case(), rank_, factor_.data());
     PerfRow row{.point = point};
     for (const bool in_place : {false, true}) {
       if (in_place && !options_.can_be_in_place()) continue;
@@ -158,11 +160,17 @@ class Measurement {
     return start + static_cast<size_t>(rank_) * point_.count * element();
   }
 
+  CallOptions call() const {
+    CallOptions call = options_.call;
+    call.factor = factor_.data();
+    return call;
+  }
+
   // Starts the call on copy `slot` of the buffers.
   absl::Status start(int slot) {
     const void* from = (in_place_ ? out_ : in_)->place(in(slot));
     void* to = out_->place(out(slot));
-    const CallOptions& call = options_.call;
+    const CallOptions call = this->call();
     const size_t count = point_.count;
     const DataType type = point_.type;
     switch (options_.collective) {
@@ -185,8 +193,9 @@ class Measurement {
         return keep(group_.receive_async(to, count, type, before, call));
       }
       case Measured::kGather:
+        return keep(group_.gather_async(from, to, count, type, point_.root, call));
       case Measured::kScatter:
-        return gather_or_scatter(slot);
+        return keep(group_.scatter_async(from, to, count, type, point_.root, call));
       case Measured::kHypercube:
         return hypercube(slot);
       case Measured::kBarrier:
@@ -204,26 +213,6 @@ class Measurement {
   absl::Status copy_own(std::byte* to, std::byte* from) {
     if (to == from) return absl::OkStatus();  // in place
     return out_->copy(to, in_place_ ? *out_ : *in_, from, point_.count * element());
-  }
-
-  absl::Status gather_or_scatter(int slot) {
-    const bool gathers = options_.collective == Measured::kGather;
-    const Buffer& source = in_place_ ? *out_ : *in_;
-    const size_t count = point_.count, part = count * element();
-    if (rank_ != point_.root) {
-      return gathers ? send(source, in(slot), count, point_.root)
-                     : receive(out(slot), count, point_.root);
-    }
-    const size_t own = static_cast<size_t>(rank_) * part;
-    // `out` and `in` of a rank in place are its part of the larger buffer.
-    std::byte* const all = gathers ? out(slot) : in(slot);
-    absl::Status status = gathers ? copy_own(all + own, in(slot)) : copy_own(out(slot), all + own);
-    for (int other = 0; status.ok() && other < ranks_; ++other) {
-      if (other == rank_) continue;
-      std::byte* const theirs = all + static_cast<size_t>(other) * part;
-      status = gathers ? receive(theirs, count, other) : send(source, theirs, count, other);
-    }
-    return status;
   }
 
   // To its end: a step sends what the one before received.
@@ -249,7 +238,7 @@ class Measurement {
   absl::Status call_and_wait() {
     const void* from = (in_place_ ? out_ : in_)->place(in(0));
     void* to = out_->place(out(0));
-    const CallOptions& call = options_.call;
+    const CallOptions call = this->call();
     const size_t count = point_.count;
     const DataType type = point_.type;
     switch (options_.collective) {
@@ -265,9 +254,11 @@ class Measurement {
         return group_.reduce(from, to, count, type, point_.op, point_.root, call);
       case Measured::kAllToAll:
         return group_.all_to_all(from, to, count, type, call);
-      case Measured::kSendReceive:
       case Measured::kGather:
+        return group_.gather(from, to, count, type, point_.root, call);
       case Measured::kScatter:
+        return group_.scatter(from, to, count, type, point_.root, call);
+      case Measured::kSendReceive:
       case Measured::kHypercube:
         break;  // several calls
       case Measured::kBarrier:
@@ -428,6 +419,7 @@ class Measurement {
   std::unique_ptr<Buffer> in_;
   std::unique_ptr<Buffer> out_;
   CollectivePoint point_;
+  std::array<std::byte, sizeof(double)> factor_{};  // of premulsum
   bool in_place_ = false;
   uint64_t call_ = 0;
   std::vector<Work> works_;

@@ -40,6 +40,7 @@ std::vector<CollectivePoint> sweep(const CollectivePerfOptions& options, int ran
   std::vector<CollectivePoint> points;
   for (const DataType type : options.types) {
     for (const ReduceOp op : options.ops) {
+      if (options.reduces() && !combines(type, op)) continue;
       for (const int root : roots) {
         for (const size_t bytes : sizes) {
           points.push_back(point_of(options.collective, bytes, ranks, type, op));
@@ -99,12 +100,21 @@ std::string nccl_name(DataType type) {
       return "int32";
     case DataType::kI64:
       return "int64";
+    case DataType::kF8E4M3:
+    case DataType::kF8E5M2:
+    case DataType::kBool:
+      return std::string(name_of(type));
+    case DataType::kU32:
+      return "uint32";
+    case DataType::kU64:
+      return "uint64";
   }
   return "";
 }
 
 std::string redop_name(const CollectivePerfOptions& options, ReduceOp op) {
-  return options.reduces() ? std::string(name_of(op)) : "none";
+  if (!options.reduces()) return "none";
+  return op == ReduceOp::kPreMulSum ? "mulsum" : std::string(name_of(op));  // theirs fits
 }
 
 std::string fit(double value, int width) {

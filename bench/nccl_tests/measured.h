@@ -1,8 +1,7 @@
-// What nccl-tests' commands measure: the communicator's collectives, and three that are composed of
+// What nccl-tests' commands measure: the communicator's collectives, and one that is composed of
 // its sends and receives.
 #pragma once
 
-#include <array>
 #include <string_view>
 
 #include "collectives/types.h"
@@ -21,12 +20,12 @@ enum class Measured : uint8_t {
   kSendReceive,
   kGather,     // the root receives a part from each rank
   kScatter,    // the root sends a part to each rank
-  kHypercube,  // an all_gather in log2(ranks) steps, each with the rank across one more dimension
+  kHypercube,  // composed: an all_gather in log2(ranks) steps, each with the rank across one more
+               // dimension
 };
-static_assert(static_cast<int>(Measured::kSendReceive) ==
-              static_cast<int>(Collective::kSendReceive));
+static_assert(static_cast<int>(Measured::kScatter) == static_cast<int>(Collective::kScatter));
 
-constexpr bool is_composed(Measured what) { return what > Measured::kSendReceive; }
+constexpr bool is_composed(Measured what) { return what == Measured::kHypercube; }
 
 // What the communicator is asked for; of what is composed: sends and receives.
 constexpr Collective collective_of(Measured what) {
@@ -34,9 +33,7 @@ constexpr Collective collective_of(Measured what) {
 }
 
 inline std::string_view name_of(Measured what) {
-  constexpr std::array<std::string_view, 3> kComposed = {"gather", "scatter", "hypercube"};
-  return is_composed(what) ? kComposed[static_cast<size_t>(what) - kCollectives]
-                           : baton::name_of(collective_of(what));
+  return is_composed(what) ? "hypercube" : baton::name_of(collective_of(what));
 }
 
 // Where the parts of all ranks lie one behind the other: in a rank's input, and in its output.

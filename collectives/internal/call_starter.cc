@@ -70,8 +70,8 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
     if (!copied.ok()) return copied.status();
     staged = *std::move(copied);
   }
-  if (request.reduces() && request.op == ReduceOp::kPreMulSum) {
-    absl::Status status = needs_.devices.multiply(request, staged, in_place);
+  if (DeviceCalls::wants_own_input(request, needs_.mesh.ranks())) {
+    absl::Status status = needs_.devices.own_input(request, staged, in_place);
     if (!status.ok()) return end_with(request.collective, status);
   }
   proof::Override fixed;

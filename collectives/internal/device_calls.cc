@@ -226,7 +226,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage(Request& request, bool
   return staged;
 }
 
-absl::Status DeviceCalls::multiply(Request& request, StagedPtr& staged, bool& in_place) {
+absl::Status DeviceCalls::own_input(Request& request, StagedPtr& staged, bool& in_place) {
   const size_t element = size_of(request.type);
   const size_t count = in_elements(request, mesh_.rank(), mesh_.ranks());
   if (count == 0) return absl::OkStatus();
@@ -248,8 +248,12 @@ absl::Status DeviceCalls::multiply(Request& request, StagedPtr& staged, bool& in
   }
   const auto* const from = static_cast<const std::byte*>(request.in);
   const auto block = [&](size_t first, size_t elements) {
-    reduce::multiply(request.type, to + first * element, from + first * element,
-                     request.options.factor, elements);
+    const void* const source = from + first * element;
+    if (request.type == DataType::kBool) {
+      return reduce::fold(request.type, ReduceOp::kOr, to + first * element, {&source, 1},
+                          elements);
+    }
+    reduce::multiply(request.type, to + first * element, source, request.options.factor, elements);
   };
   if (request.uneven) {
     for (uint32_t r = 0; r < mesh_.ranks(); ++r) {

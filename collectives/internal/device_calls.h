@@ -75,9 +75,15 @@ class DeviceCalls {
   // nothing there. Both buffers of an uneven call become out of place. InvalidArgument for memory
   // that no call can use: managed, freed, in several allocations. Other errors: no ring, no memory.
   absl::StatusOr<StagedPtr> stage(Request& request, bool& in_place);
-  // Puts its input times CallOptions::factor in the place of the input of a call that has been
-  // staged (kPreMulSum): where `out` is as large there, else in memory of the call's own.
-  absl::Status multiply(Request& request, StagedPtr& staged, bool& in_place);
+  // Whether what is combined is made of the input first: kPreMulSum, and a single rank's truth
+  // values, which no other's turn into 0 and 1.
+  static bool wants_own_input(const Request& request, uint32_t ranks) {
+    return request.reduces() &&
+           (request.op == ReduceOp::kPreMulSum || (request.type == DataType::kBool && ranks == 1));
+  }
+  // Makes it, for a call that has been staged: in `out` if that is as large, else in memory of the
+  // call's own.
+  absl::Status own_input(Request& request, StagedPtr& staged, bool& in_place);
   absl::StatusOr<StagedPtr> stage_point_to_point(bool sends, void*& data, size_t bytes);
   absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
                                                const Blocks& receive, size_t element);

@@ -22,6 +22,10 @@ std::vector<Bytes> inputs_of(const CollectiveCase& c, size_t elements) {
   for (int rank = 0; rank < c.ranks; ++rank) {
     Bytes& input = inputs.emplace_back(elements * size_of(c.type));
     fill_input(c, rank, input.data(), elements);
+    if (c.op != ReduceOp::kPreMulSum) continue;
+    Bytes factor(size_of(c.type));
+    fill_factor(c, rank, factor.data());
+    collectives::reduce::multiply(c.type, input.data(), input.data(), factor.data(), elements);
   }
   return inputs;
 }
@@ -61,6 +65,7 @@ TEST(CollectiveCheck, EveryOrderOfCombiningGivesTheExpectedBits) {
                                .op = static_cast<ReduceOp>(op),
                                .ranks = ranks,
                                .call = 7};
+        if (!combines(c.type, c.op)) continue;
         const size_t elements = 200;
         const std::vector<Bytes> inputs = inputs_of(c, elements);
         std::vector<int> order(static_cast<size_t>(ranks));
@@ -76,8 +81,10 @@ TEST(CollectiveCheck, EveryOrderOfCombiningGivesTheExpectedBits) {
 }
 
 TEST(CollectiveCheck, ManyRanksOverflowNothing) {
-  for (const DataType type : {DataType::kF16, DataType::kBF16, DataType::kF32}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kAvg}) {
+  for (const DataType type :
+       {DataType::kF16, DataType::kBF16, DataType::kF32, DataType::kF8E4M3, DataType::kF8E5M2}) {
+    for (const ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kAvg, ReduceOp::kPreMulSum}) {
       const CollectiveCase c{.type = type, .op = op, .ranks = 1000};
       std::vector<int> order(1000);
       std::iota(order.begin(), order.end(), 0);

@@ -83,6 +83,39 @@ TEST_P(Mismatch, AllToAllVWithCountsThatDoNotFitIsAnErrorOnBothSides) {
   }
 }
 
+// All ranks name the same lengths, and hear where they do not; also where the sum is the same.
+TEST_P(Mismatch, BlocksOfOtherLengthsAreAnErrorOnBothSides) {
+  for (const bool gathers : {true, false}) {
+    for (size_t count : kMismatchedCounts) {
+      run_group(2, options(), [&](Communicator& comm) {
+        std::vector<float> in(4 * count, 1), out(4 * count, 1);
+        const auto own = static_cast<size_t>(comm.rank());
+        const size_t at[2] = {0, 2 * count};
+        const size_t lengths[2] = {own == 0 ? 2 * count : count, own == 0 ? count : 2 * count};
+        const auto work = gathers ? comm.all_gather_v_async(in.data(), lengths[own], out.data(),
+                                                            lengths, at, DataType::kF32)
+                                  : comm.reduce_scatter_v_async(in.data(), lengths, at, out.data(),
+                                                                DataType::kF32, ReduceOp::kSum);
+        ASSERT_TRUE(work.ok()) << work.status();
+        absl::Status status = comm.wait(*work);
+        if (status.ok()) status = comm.barrier();  // a rank that has taken what it expects
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+        EXPECT_THAT(text(status), HasSubstr(gathers ? "all_gather_v #1" : "reduce_scatter_v #1"));
+      });
+    }
+  }
+}
+
+TEST_P(Mismatch, AnotherRootOfAGatherIsAnErrorOnBothSides) {
+  run_group(2, options(), [](Communicator& comm) {
+    std::vector<float> in(100, 1), out(200);
+    // Each sends to the other, and hears of it in the next call at the latest.
+    absl::Status status = comm.gather(in.data(), out.data(), 100, DataType::kF32, 1 - comm.rank());
+    if (status.ok()) status = comm.barrier();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
+  });
+}
+
 struct LateRank {
   std::atomic<bool> met{false};  // it does not answer from here on
   std::promise<void> rewritten;

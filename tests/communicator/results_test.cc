@@ -177,6 +177,59 @@ TEST_P(Results, BroadcastAndReduceFromEveryRoot) {
   });
 }
 
+TEST_P(Results, GatherAndScatterFromEveryRoot) {
+  run([](Communicator& comm) {
+    const auto n = static_cast<size_t>(comm.ranks());
+    const auto rank = static_cast<size_t>(comm.rank());
+    for (Algorithm algorithm : algorithms_for(Collective::kGather)) {
+      for (int root = 0; root < comm.ranks(); ++root) {
+        for (size_t count : kCounts) {
+          CallOptions options;
+          options.algorithm = algorithm;
+          options.chunk_bytes = 4096;
+          const bool at_root = comm.rank() == root;
+          std::vector<float> all;
+          for (int r = 0; r < comm.ranks(); ++r) {
+            const std::vector<float> theirs = contribution(r, count);
+            all.insert(all.end(), theirs.begin(), theirs.end());
+          }
+          const std::vector<float> own = contribution(comm.rank(), count);
+          const auto trace = [&] {
+            return absl::StrCat(std::string(name_of(algorithm)), " ", count);
+          };
+
+          std::vector<float> out(at_root ? n * count : 0, -1);
+          ASSERT_EQ(comm.gather(own.data(), out.data(), count, DataType::kF32, root, options),
+                    absl::OkStatus());
+          ASSERT_EQ(out, at_root ? all : out) << trace();
+          std::vector<float> block(count, -1);
+          ASSERT_EQ(comm.scatter(at_root ? all.data() : nullptr, block.data(), count,
+                                 DataType::kF32, root, options),
+                    absl::OkStatus());
+          ASSERT_EQ(block, own) << trace();
+          if (!at_root) {  // in place at the root
+            ASSERT_EQ(comm.gather(own.data(), nullptr, count, DataType::kF32, root, options),
+                      absl::OkStatus());
+            ASSERT_EQ(comm.scatter(nullptr, block.data(), count, DataType::kF32, root, options),
+                      absl::OkStatus());
+            ASSERT_EQ(block, own) << trace();
+            continue;
+          }
+          std::fill(out.begin(), out.end(), -1);
+          float* const place = out.data() + rank * count;
+          std::copy(own.begin(), own.end(), place);
+          ASSERT_EQ(comm.gather(place, out.data(), count, DataType::kF32, root, options),
+                    absl::OkStatus());
+          ASSERT_EQ(out, all) << "in place, " << trace();
+          ASSERT_EQ(comm.scatter(out.data(), place, count, DataType::kF32, root, options),
+                    absl::OkStatus());
+          ASSERT_EQ(out, all) << "in place, " << trace();
+        }
+      }
+    }
+  });
+}
+
 TEST_P(Results, AllToAllEqualAndNot) {
   run([](Communicator& comm) {
     const auto n = static_cast<size_t>(comm.ranks());

@@ -11,6 +11,7 @@ namespace {
 
 bool has_root(Collective collective) {
   return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter ||
          collective == Collective::kSendReceive;
 }
 
@@ -75,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(Collectives, Matrix,
                          testing::Values(Collective::kAllReduce, Collective::kReduceScatter,
                                          Collective::kAllGather, Collective::kBroadcast,
                                          Collective::kReduce, Collective::kAllToAll,
-                                         Collective::kBarrier, Collective::kSendReceive),
+                                         Collective::kBarrier, Collective::kSendReceive,
+                                         Collective::kGather, Collective::kScatter),
                          [](const auto& name) { return std::string(name_of(name.param)); });
 
 }  // namespace

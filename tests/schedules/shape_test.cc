@@ -189,6 +189,57 @@ TEST(Shape, ThousandsOfRanksAreProvedBySample) {
           .ordered = true});
 }
 
+// For small blocks few rounds, for large ones nothing twice.
+TEST(Shape, GatherAndScatterTakeLogRoundsOrSendEachBlockOnce) {
+  for (const C collective : {C::kGather, C::kScatter}) {
+    for (const uint32_t n : {2u, 3u, 5u, 16u, 61u}) {
+      const proof::VerifyReport tree = proven({.collective = collective,
+                                               .algorithm = A::kRecursiveDoubling,
+                                               .ranks = n,
+                                               .root = n / 3});
+      EXPECT_LE(tree.rounds, log2_up(n));
+      const proof::VerifyReport star =
+          proven({.collective = collective, .algorithm = A::kDirect, .ranks = n, .root = n / 3});
+      EXPECT_EQ(star.rounds, 1u);
+      EXPECT_EQ(star.messages, n - 1);
+    }
+  }
+}
+
+// A message then is as long as its part, whichever rank looks.
+TEST(Shape, UnevenBlocksTravelAlone) {
+  int found = 0;
+  for (const C collective : {C::kAllGather, C::kReduceScatter}) {
+    for (const A algorithm : algorithms_for(collective)) {
+      for (const bool ordered : {false, true}) {
+        for (uint32_t n = 2; n <= 9; ++n) {
+          const ScheduleSpec spec{
+              .collective = collective, .algorithm = algorithm, .ranks = n, .ordered = ordered};
+          if (!takes_uneven_blocks(spec)) continue;
+          ++found;
+          EXPECT_LE(proven(spec).most_parts_sent, n - 1) << spec.to_string();
+          for (uint32_t rank = 0; rank < n; ++rank) {
+            const auto program = *write_program(spec, rank);
+            for (const Step& step : program.steps) {
+              EXPECT_EQ(step.parts, 1u) << spec.to_string();
+              if (step.kind == Kind::kSend) {
+                EXPECT_NE(step.source.buffer, BufferName::kScratch) << spec.to_string();
+                // Into scratch goes the rank's own block alone.
+                if (collective == C::kReduceScatter) {
+                  EXPECT_EQ(step.source.part, step.peer);
+                }
+              } else if (step.target.buffer == BufferName::kScratch) {
+                EXPECT_EQ(collective, C::kReduceScatter) << spec.to_string();
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(found, 8);
+}
+
 TEST(Shape, OrderedHalvingTakesAsManyRounds) {
   const proof::VerifyReport sums =
       proven({.collective = C::kReduceScatter, .algorithm = A::kHalvingDoubling, .ranks = 32});
@@ -229,6 +280,8 @@ TEST(Names, AreReadAsTheyAreWritten) {
   }
   EXPECT_EQ(*parse_data_type("bfloat16"), DataType::kBF16);
   EXPECT_EQ(*parse_data_type("int64"), DataType::kI64);
+  EXPECT_EQ(*parse_data_type("uint32"), DataType::kU32);
+  EXPECT_EQ(*parse_reduce_op("mulsum"), ReduceOp::kPreMulSum);
   EXPECT_THAT(std::string(parse_data_type("f8").status().message()), HasSubstr("f32 (float)"));
   EXPECT_EQ(size_of(DataType::kF64), 8u);
 }

@@ -17,7 +17,9 @@ TEST(Toolkit, NcclsDeclarationsAreTheSame) {
   static_assert(static_cast<int>(NcclType::kI8) == ncclInt8);
   static_assert(static_cast<int>(NcclType::kU8) == ncclUint8);
   static_assert(static_cast<int>(NcclType::kI32) == ncclInt32);
+  static_assert(static_cast<int>(NcclType::kU32) == ncclUint32);
   static_assert(static_cast<int>(NcclType::kI64) == ncclInt64);
+  static_assert(static_cast<int>(NcclType::kU64) == ncclUint64);
   static_assert(static_cast<int>(NcclType::kF16) == ncclFloat16);
   static_assert(static_cast<int>(NcclType::kF32) == ncclFloat32);
   static_assert(static_cast<int>(NcclType::kF64) == ncclFloat64);

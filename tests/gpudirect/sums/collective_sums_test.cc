@@ -1,6 +1,7 @@
 // Who sums in collectives on memory of devices: the CPU or a kernel, with the same bits; which of
 // the two is chosen, and what becomes of a call whose device fails while a kernel sums.
 #include "absl/strings/str_cat.h"
+#include "collectives/executor/device_sums.h"
 #include "tests/communicator/group.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/sanitized.h"
@@ -73,6 +74,8 @@ std::vector<std::byte> numbers_of(DataType type, size_t count, int rank) {
     } else if (type == DataType::kF16) {
       const auto half = static_cast<uint16_t>(0x3800 + random() % 0x600);  // 0.5 to 2
       std::memcpy(at, &half, 2);
+    } else if (is_float(type)) {  // of 8 bits, from 0.5 on
+      *at = std::byte(0x30 + random() % 16);
     } else {
       const auto whole = static_cast<uint64_t>(random()) << 32 | random();
       std::memcpy(at, &whole, size_of(type));
@@ -112,7 +115,8 @@ std::vector<std::byte> result_of(Communicator& comm, InstalledFake* gpu, const S
   }
   const size_t own = blocks ? static_cast<size_t>(comm.rank()) * out_bytes : 0;
   if (shape.in_place) out = in + own;
-  const CallOptions options{.ordered = shape.ordered};
+  const std::vector<std::byte> factor = numbers_of(shape.type, 1, 10 + comm.rank());
+  const CallOptions options{.ordered = shape.ordered, .factor = factor.data()};
   absl::Status status;
   switch (shape.collective) {
     case Collective::kReduceScatter:
@@ -153,6 +157,7 @@ TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
        {Collective::kAllReduce, Collective::kReduceScatter, Collective::kReduce}) {
     for (int type = 0; type < kDataTypes; ++type) {
       for (int op = 0; op < kReduceOps; ++op, ++turn) {
+        if (!combines(static_cast<DataType>(type), static_cast<ReduceOp>(op))) continue;
         for (const bool ordered : {false, true}) {
           shapes.push_back({collective, static_cast<DataType>(type), static_cast<ReduceOp>(op),
                             ordered, turn % 2 == 0, 1 + turn * 7 % 251});
@@ -167,6 +172,10 @@ TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
     shapes.push_back(
         {Collective::kReduceScatter, DataType::kBF16, ReduceOp::kAvg, ordered, true, 40'003});
   }
+  const auto by_kernel =
+      static_cast<size_t>(std::count_if(shapes.begin(), shapes.end(), [](const Shape& shape) {
+        return collectives::executor::kernel_combines(shape.type, shape.op);
+      }));
   const bool shm = std::string(GetParam()) == "shm";
   for (const std::string sums : {"kernel", "cpus"}) {
     for (int ranks = 2; ranks <= 4; ++ranks) {
@@ -184,8 +193,8 @@ TEST_P(CollectiveSums, EveryTypeAndOperationHasTheHostsBitsBothWays) {
       });
       const uint64_t launches = gpu.fake().calls_of("cuLaunchKernel");
       if (sums == "kernel") {
-        EXPECT_GE(launches, shapes.size() / (kSanitized ? 2 : 1))
-            << "a sum at least at some rank of each";
+        EXPECT_GE(launches, by_kernel / (kSanitized ? 2 : 1))
+            << "a sum at least at some rank of each that it combines";
       } else {
         EXPECT_EQ(launches, 0u);
       }
@@ -217,6 +226,23 @@ TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
     auto work =
         comm.all_to_all_v_async(all.data(), counts, offsets, other.data(), counts, offsets, type);
     ASSERT_TRUE(work.ok() && comm.wait(*work).ok());
+    // Blocks of 1,000 and more, the last rank's first, and nothing between them.
+    const std::vector<size_t> lengths = {1000, 0, 2000}, starts = {5000, 9, 100};
+    other.put(std::vector<std::byte>(n * kCount, std::byte{0x77}));
+    work = comm.all_gather_v_async(one.data(), lengths[rank], other.data(), lengths, starts, type);
+    ASSERT_TRUE(work.ok() && comm.wait(*work).ok());
+    std::vector<std::byte> wanted(n * kCount, std::byte{0x77});
+    std::fill_n(wanted.begin() + 5000, 1000, std::byte{3});
+    std::fill_n(wanted.begin() + 100, 2000, std::byte{3});
+    EXPECT_TRUE(other.get() == wanted);
+    one.put(mine);
+    ASSERT_TRUE(comm.gather(one.data(), all.data(), kCount, type, 1).ok());
+    if (rank == 1) {
+      EXPECT_EQ(all.get()[0], std::byte{1});
+      EXPECT_EQ(all.get()[n * kCount - 1], std::byte{3});
+    }
+    ASSERT_TRUE(comm.scatter(all.data(), one.data(), kCount, type, 1).ok());
+    EXPECT_EQ(one.get(), mine);
     auto receive = comm.receive_async(other.data(), kCount, type, (comm.rank() + 2) % 3);
     ASSERT_TRUE(receive.ok());
     ASSERT_TRUE(comm.send(one.data(), kCount, type, (comm.rank() + 1) % 3).ok());
@@ -227,18 +253,47 @@ TEST_P(CollectiveSums, WhatOnlyMovesBytesLaunchesNoKernel) {
   gpu.expect_clean();
 }
 
+// Blocks of other lengths with the device's bytes between them; and the device's input times a
+// factor of the rank's, of which the device has no copy.
+TEST_P(CollectiveSums, UnevenBlocksAndFactorsAreCombinedRight) {
+  InstalledFake gpu({}, with_kernels());
+  run_group(3, options_of(GetParam(), "kernel"), [&](Communicator& comm) {
+    constexpr size_t kFloats = 5000;
+    const auto rank = static_cast<size_t>(comm.rank());
+    const std::vector<size_t> lengths = {1000, 3, 2000}, starts = {2500, 0, 100};
+    DeviceBytes in(gpu, kFloats * sizeof(float), 0), out(gpu, kFloats * sizeof(float), 0);
+    std::vector<float> ones(kFloats, 1);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(ones.data());
+    in.put({bytes, bytes + kFloats * sizeof(float)});
+    const float factor = static_cast<float>(rank) + 2;
+    auto work =
+        comm.reduce_scatter_v_async(in.data(), lengths, starts, out.data(), DataType::kF32,
+                                    ReduceOp::kPreMulSum, {.ordered = true, .factor = &factor});
+    ASSERT_TRUE(work.ok()) << work.status();
+    ASSERT_EQ(comm.wait(*work), absl::OkStatus());
+    const std::vector<std::byte> got = out.get();
+    for (size_t i = 0; i < lengths[rank]; ++i) {
+      float sum = 0;
+      std::memcpy(&sum, got.data() + i * sizeof sum, sizeof sum);
+      ASSERT_EQ(sum, 2 + 3 + 4) << i;
+    }
+    EXPECT_TRUE(in.get() == std::vector<std::byte>(bytes, bytes + kFloats * sizeof(float)));
+  });
+  EXPECT_GT(gpu.fake().calls_of("cuLaunchKernel"), 0u);
+  gpu.expect_clean();
+}
+
 // One all_reduce of ones on the device, and what explain() says of who summed.
 std::string explained(InstalledFake& gpu, int ranks, const std::string& sums, size_t count,
-                      bool ordered = true) {
+                      bool ordered = true, ReduceOp op = ReduceOp::kSum) {
   std::string out;
   run_group(ranks, options_of("shm", sums), [&](Communicator& comm) {
     DeviceBytes both(gpu, count, 0);
     both.put(std::vector<std::byte>(count, std::byte{1}));
     const CallOptions options{.ordered = ordered};
-    ASSERT_TRUE(
-        comm.all_reduce(both.data(), both.data(), count, DataType::kU8, ReduceOp::kSum, options)
-            .ok());
-    EXPECT_EQ(both.get(), std::vector<std::byte>(count, std::byte(ranks)));
+    ASSERT_TRUE(comm.all_reduce(both.data(), both.data(), count, DataType::kU8, op, options).ok());
+    const std::byte all{op == ReduceOp::kSum ? static_cast<uint8_t>(ranks) : uint8_t{1}};
+    EXPECT_EQ(both.get(), std::vector<std::byte>(count, all));
     if (comm.rank() == 0) out = comm.explain(Collective::kAllReduce, count, options);
   });
   return out;
@@ -299,6 +354,19 @@ TEST(CollectiveSumsChosen, NoKernelsNoKernel) {
   InstalledFake gpu({}, options);
   EXPECT_THAT(explained(gpu, 2, "kernel", 5000),
               HasSubstr("by CPUs: no kernels: nvcc was not found"));
+  gpu.expect_clean();
+}
+
+// Promise(devices): What a device's kernel cannot combine, the CPU does | such types and operations
+//   are staged, and explain() says so
+TEST(CollectiveSumsChosen, WhatTheKernelDoesNotHave) {
+  InstalledFake gpu({}, with_kernels());
+  for (const size_t count :
+       {size_t{5000}, size_t{300'000}}) {  // staged, or else from device to device
+    EXPECT_THAT(explained(gpu, 2, "kernel", count, true, ReduceOp::kAnd),
+                HasSubstr("by CPUs: the kernel has no and of u8"));
+  }
+  EXPECT_EQ(gpu.fake().calls_of("cuLaunchKernel"), 0u);
   gpu.expect_clean();
 }
 
