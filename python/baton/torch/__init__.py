@@ -16,6 +16,7 @@ import atexit
 import ctypes
 import datetime
 import os
+import threading
 import warnings
 from typing import Any, Optional, Sequence
 
@@ -42,6 +43,7 @@ class Options(c10d.Backend.Options):
 
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
+_stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
 
 
@@ -86,7 +88,17 @@ def endpoint() -> Endpoint:
     global _endpoint
     if _endpoint is None:
         _endpoint = Endpoint(listen_host=_place[0], require=_place[1])
+        _module().use(_endpoint._open.value)
+        thread = threading.Thread(target=_advance, args=(_endpoint, _stop), daemon=True, name="baton progress")
+        thread.start()
+        atexit.register(lambda: (_stop.set(), thread.join()))
     return _endpoint
+
+
+def _advance(of: Endpoint, stop: threading.Event) -> None:
+    """While no call waits, peers still want to connect, and to know that this process lives."""
+    while not stop.wait(0.01):
+        of.progress()
 
 
 def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, options: Any = None) -> int:
@@ -133,8 +145,8 @@ def _new_uuid() -> int:
 
 
 def _forget() -> None:
-    global _endpoint
-    _endpoint = None  # the parent's
+    global _endpoint, _stop
+    _endpoint, _stop = None, threading.Event()  # those are the parent's
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -220,7 +220,8 @@ class BatonWork : public ::c10d::Work {
     comm_->leave();
     if (error.result == BATON_OK || why_ != nullptr) return;
     try {
-      check(error.result, c10::str(error.text, ". The call's timeout was ", timeout_.count(), " ms"));
+      check(error.result,
+            c10::str(error.text, ". The call's timeout was ", timeout_.count(), " ms"));
     } catch (...) {
       why_ = std::current_exception();
     }
@@ -301,6 +302,9 @@ class Helper {
     if (asleep_) wakes_.notify_one();
   }
 
+  // What all communicators of the process share; until stop().
+  void use(baton_endpoint* endpoint) { endpoint_.store(endpoint); }
+
   // Before the interpreter ends: no callback runs afterwards.
   void stop() {
     std::thread thread;
@@ -340,6 +344,7 @@ class Helper {
     // Most calls are over, by the caller that waits, before this thread has looked.
     constexpr auto kGrace = std::chrono::microseconds(50);
     constexpr auto kLongest = std::chrono::microseconds(400);
+    constexpr int kTurns = 200;  // of progress, between two looks at the works
     auto nap = kGrace;
     std::vector<WorkPtr> works;  // ours to look at, outside the lock
     std::unique_lock lock(mutex_);
@@ -354,6 +359,12 @@ class Helper {
       works = works_;
       lock.unlock();
       std::this_thread::sleep_for(nap);
+      const bool alone = std::none_of(works.begin(), works.end(), [](const WorkPtr& work) {
+        return work->is_waited_for();  // and so all are advanced
+      });
+      for (int turn = 0; alone && turn < kTurns; ++turn) {
+        if (baton_endpoint_progress(endpoint_.load()) != 1) break;
+      }
       size_t over = 0;
       for (WorkPtr& work : works) {
         if (work->is_over() || (!work->is_waited_for() && work->poll())) {
@@ -376,6 +387,7 @@ class Helper {
   std::vector<WorkPtr> works_;
   bool asleep_ = false;
   bool stop_ = false;
+  std::atomic<baton_endpoint*> endpoint_{nullptr};
   std::thread thread_;
 };
 
