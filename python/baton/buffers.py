@@ -119,6 +119,7 @@ def elements_of(thing: Any, what: str, writes: bool) -> Elements:
         raise InvalidParamError(f"{what} is not contiguous: pass bytes({what})")
     if writes and view.readonly:
         raise InvalidParamError(f"{what} is read-only: pass a bytearray")
+    keep: Any
     if view.readonly:
         copy = bytes(thing)  # itself, if it is bytes
         address, keep = ctypes.cast(ctypes.c_char_p(copy), ctypes.c_void_p).value or 0, copy

@@ -666,13 +666,13 @@ class Communicator:
             request.context = next(_keys)
             request.on_end = _TOLD
             _awaited[request.context] = work, on_end
-        number = ctypes.c_uint64()
+        begun = ctypes.c_uint64()
         try:
-            self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(number))
+            self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(begun))
         except BatonError:
             _awaited.pop(request.context or 0, None)
             raise
-        work.number = number.value
+        work.number = begun.value
         self._running[work.number] = work
         if len(self._running) > _KEPT:
             self._sweep()

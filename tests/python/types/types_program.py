@@ -56,6 +56,25 @@ async def connectors() -> None:
         job.finish(payload="text")  # wrong: incompatible type "str"; expected "bytes"
 
 
+async def communicators() -> None:
+    with baton.Endpoint(providers=["shm"], background=True) as endpoint, \
+            baton.Communicator.from_environment(endpoint=endpoint) as comm:
+        reveal_type(comm)  # is: "baton.communicator.Communicator"
+        reveal_type(comm.rank)  # is: "int"
+        work = comm.all_reduce_async(bytearray(4), op="or")
+        reveal_type(work)  # is: "baton.communicator.Work"
+        reveal_type(work.done())  # is: "bool"
+        await work
+        reveal_type(asyncio.create_task(work))  # is: Task[Any]
+        reveal_type(comm.split(1))  # is: "Union[baton.communicator.Communicator, None]"
+        reveal_type(endpoint.handle)  # is: "bytes"
+        comm.receive(bytearray(4), baton.ANY_RANK, tag=3)
+        comm.send(b"", to="1")  # wrong: incompatible type "str"; expected "int"
+        comm.all_reduce(b"", op=5)  # wrong: incompatible type "int"; expected "str"
+        baton.Communicator(0)  # wrong: Missing positional argument "ranks"
+        baton.Communicator.from_handles(endpoint, ["text"], 5)  # wrong: incompatible type "str"; expected "bytes"
+
+
 def drop_in() -> None:
     agent = baton.nixl.nixl_agent("alone", baton.nixl.nixl_agent_config(backends=["UCX"]))
     reveal_type(agent.get_agent_metadata())  # is: "bytes"
