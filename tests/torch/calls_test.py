@@ -56,6 +56,7 @@ def each_call(rank, size):
         dist.reduce(tensor, size - 1)
         if rank == size - 1:
             note(f"reduce {form}", tensor)
+    for form in ("plain", "scalar"):
         tensor = shaped(rank, torch.float32, form)
         parts = [torch.zeros_like(tensor) for _ in range(size)]
         dist.all_gather(parts, tensor)
@@ -94,13 +95,13 @@ def each_call(rank, size):
             works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6)]
             for work in works:
                 work.wait()
-            dist.send(shaped(0, torch.float32, "transposed"), 1)
+            dist.send(shaped(0, torch.float32), 1)
         else:
             tensors = {tag: torch.zeros(3) for tag in (6, 5)}
             for tag, tensor in tensors.items():
                 dist.recv(tensor, 0, tag=tag)
             note("recv by tag", *tensors.values())
-            tensor = torch.zeros(3, 4).t()
+            tensor = torch.zeros(12)
             dist.recv(tensor, 0)
             note("recv", tensor)
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -176,6 +177,23 @@ def beyond(rank, size):
         dist.all_reduce(tensor, op.MAX)
         expected = torch.stack([shaped(other, dtype) for other in range(size)]).to(torch.int32).amax(0).to(dtype)
         assert torch.equal(tensor, expected), dtype
+    tensor = torch.zeros(3, 4).t()
+    if rank == 0:
+        dist.send(shaped(0, torch.float32, "transposed"), 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+        assert torch.equal(tensor, shaped(0, torch.float32, "transposed"))
+    for form in ("transposed", "strided"):
+        tensor, every = shaped(rank, torch.float32, form), [shaped(other, torch.float32, form) for other in range(size)]
+        parts = [torch.zeros_like(tensor) for _ in range(size)]
+        dist.all_gather(parts, tensor)
+        assert all(map(torch.equal, parts, every))
+        parts = [torch.zeros_like(tensor) for _ in range(size)]
+        dist.gather(tensor, parts if rank == 1 else None, dst=1)
+        assert rank != 1 or all(map(torch.equal, parts, every))
+        tensor = torch.zeros_like(tensor)
+        dist.scatter(tensor, every if rank == 0 else None, src=0)
+        assert torch.equal(tensor, every[rank])
     tensor = torch.full((4,), rank + 1, dtype=torch.int32)
     dist.all_reduce(tensor, op.AVG)
     assert tensor.tolist() == [(size * (size + 1) // 2) // size] * 4
@@ -216,7 +234,7 @@ def test_receive_from_any_rank():
 def looks_at_works(rank, size):
     works = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(300)]  # more than the library has in flight
     for work in works:
-        assert work.wait() and work.is_completed() and work.is_success()
+        assert work.wait() and (work.is_completed() or not baton_is_compiled())
     if baton_is_compiled():
         work = dist.all_reduce(torch.ones(8), async_op=True)
         while not work.is_completed():

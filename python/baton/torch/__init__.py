@@ -41,6 +41,7 @@ class Options(c10d.Backend.Options):
         self.require, self.ordered, self.tune = require, ordered, tune
 
 
+_BARRIER = 6  # baton_call_kind
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
@@ -113,6 +114,10 @@ def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name
     endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
         call(lib.comm_wait_ready, comm, within)
+        # Ready is what this rank is. When all are, any may leave again.
+        barrier, work = _library.Call(ctypes.sizeof(_library.Call), _BARRIER), ctypes.c_uint64()
+        call(lib.comm_start, comm, ctypes.byref(barrier), ctypes.byref(work))
+        call(lib.work_wait, comm, work, -1)
     except BaseException:
         lib.comm_destroy(comm)
         raise

@@ -1,5 +1,5 @@
 """The backend in Python, for where the one in C++ cannot be compiled. What torch's own glue does not let it do: is_completed() of
-a call that was not waited for is always False, and a receive from any rank does not say from which."""
+an asynchronous call is always False, and a receive from any rank does not say from which."""
 from __future__ import annotations
 
 import ctypes
@@ -45,11 +45,11 @@ class _Work(dist.Work):
 
     def __init__(self, backend: "Backend", outputs: List[torch.Tensor]) -> None:
         super().__init__()
-        self.comm, self.outputs = backend.comm, outputs
+        self.comm, self.flying, self.outputs = backend.comm, backend.flying, outputs
         self.numbers: List[int] = []
         self.keep: List[Any] = []
         self.unpack: List[Callable[[], Any]] = []
-        self.over, self.error, self.timeout = False, None, ""
+        self.over, self.error, self.limit = False, None, ""
         self.lock = threading.Lock()
         self.future: Optional[torch.futures.Future[Any]] = None
 
@@ -61,10 +61,10 @@ class _Work(dist.Work):
                 if result == _TIMEOUT:
                     raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or "
                                                 "abort the group")
-                self.numbers.pop(0)
+                self.flying.pop(self.numbers.pop(0), None)
                 if result < 0 and self.error is None:
                     try:
-                        _raise(result, f"{error.text.decode(errors='replace')}. The call's timeout was {self.timeout}")
+                        _raise(result, f"{error.text.decode(errors='replace')}. The call's timeout was {self.limit}")
                     except Exception as why:
                         self.error = why
             if self.over:
@@ -113,6 +113,9 @@ class _Helper:
 
     @classmethod
     def add(cls, work: _Work) -> None:
+        if threading.current_thread() is cls.thread:  # in a callback, which may wait for it
+            threading.Thread(target=work._end, args=(_FOREVER,), daemon=True).start()
+            return
         if cls.thread is None or not cls.thread.is_alive():
             cls.works = queue.SimpleQueue()
             cls.thread = threading.Thread(target=cls.run, args=(cls.works,), daemon=True, name="baton futures")
@@ -136,6 +139,7 @@ class Backend(c10d.Backend):
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         super().__init__(rank, size)
         self.store, self.comm, self.barriers, self.calls = store, 0, 0, 0
+        self.flying: Dict[int, _Work] = {}  # with the memory that they use, whoever has dropped them
         self._options = options
 
     # --- the group ---
@@ -153,6 +157,12 @@ class Backend(c10d.Backend):
     def supports_splitting(self) -> bool:
         return True
 
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    supports_shrinking = supports_reconfigure = supports_window = supports_abort_hooks = supports_coalescing
+
     def split(self, store: Any, ranks: List[int], options: Any) -> Any:
         return _rare.split(self, store, ranks, options)
 
@@ -168,6 +178,7 @@ class Backend(c10d.Backend):
         comm, self.comm = self.comm, 0
         if comm:
             lib.comm_destroy(comm)
+            self.flying.clear()
         _alive.discard(self)
 
     def _get_sequence_number_for_group(self) -> int:
@@ -182,6 +193,8 @@ class Backend(c10d.Backend):
                factor: Optional[torch.Tensor] = None) -> None:
         if not self.comm:
             raise dist.DistBackendError("this process group was destroyed: init_process_group() makes another one")
+        while len(self.flying) >= 200:  # of 256 that the library has
+            next(iter(self.flying.values()))._end(_FOREVER)
         call = _library.Call(ctypes.sizeof(_library.Call), _KINDS[kind], dtype, op, peer, source or None, out or None, count)
         if lists:
             kept = [(ctypes.c_size_t * len(one))(*one) for one in lists]
@@ -197,7 +210,8 @@ class Backend(c10d.Backend):
                 _Helper.add(work)
             _raise(result, error.text.decode(errors="replace"))
         work.numbers.append(number.value)
-        work.timeout = f"{given.total_seconds() * 1000:.0f} ms"
+        self.flying[number.value] = work
+        work.limit = f"{given.total_seconds() * 1000:.0f} ms"
 
     def _begin(self, outputs: List[torch.Tensor]) -> _Work:
         self.calls += 1
@@ -337,7 +351,7 @@ class Backend(c10d.Backend):
         return self._given(work, opts)
 
     def allgather_coalesced(self, outputs: List[List[torch.Tensor]], tensors: List[torch.Tensor], opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or c10d.AllgatherOptions()
         work = self._begin([output for one in outputs for output in one])
         for index, tensor in enumerate(tensors):
             self._all_gather(work, [one[index] for one in outputs], tensor, opts)

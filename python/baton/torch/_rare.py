@@ -9,6 +9,7 @@ from typing import Any, List
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from .. import _library
 from .._library import call, lib
@@ -80,7 +81,7 @@ def all_reduce_sparse(backend: Any, tensor: torch.Tensor, op: Any) -> None:
     mine = tensor.coalesce()
     size = backend.size()
     lengths = torch.empty(size, dtype=torch.int64)
-    backend.all_gather_single(lengths, torch.tensor([mine._nnz()]), dist.AllgatherOptions()).wait()
+    backend.all_gather_single(lengths, torch.tensor([mine._nnz()]), c10d.AllgatherOptions()).wait()
     longest = int(lengths.max())
 
     def gathered(part: torch.Tensor) -> List[torch.Tensor]:  # the first dimension is the one that differs
@@ -88,7 +89,7 @@ def all_reduce_sparse(backend: Any, tensor: torch.Tensor, op: Any) -> None:
         padded[:part.shape[0]] = part
         out = part.new_empty((size, *padded.shape))
         if out.numel():
-            backend.all_gather_single(out, padded, dist.AllgatherOptions()).wait()
+            backend.all_gather_single(out, padded, c10d.AllgatherOptions()).wait()
         return [out[rank][:length] for rank, length in enumerate(lengths.tolist())]
 
     indices = torch.cat(gathered(mine.indices().t().contiguous())).t()

@@ -385,7 +385,10 @@ class BatonBackend : public Backend {
       for (const std::string& handle : std::get<0>(opts.handles)) handles.push_back(handle);
       std::sort(handles.begin(), handles.end());
     }
-    end_calls("the process group is getting other members");
+    // Not without need: at other ranks a call may still be about to end well.
+    if (comm_ != nullptr && comm_->uses() > 0) {
+      end_calls("the process group is getting other members");
+    }
     {
       const py::gil_scoped_acquire gil;
       rare().attr("reconfigure")(self(), options_->group_name, opts.uuid, handles, timeout);
@@ -668,6 +671,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("address", [](Backend& backend) { return ours(backend).address(); });
   module.def("does_rare_calls", [](py::object functions) { rare() = std::move(functions); });
+  module.def("use", [](uintptr_t endpoint) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    Helper::get().use(reinterpret_cast<baton_endpoint*>(endpoint));
+  });
   module.def(
       "stop", [] { Helper::get().stop(); }, py::call_guard<py::gil_scoped_release>());
 }

@@ -4,6 +4,7 @@
 #include <baton/collectives.h>
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,8 +25,62 @@ inline void check(int32_t result, const std::string& text) {
   TORCH_CHECK_WITH(DistBackendError, false, text);
 }
 
-// What a group's users want to hear of.
-class Hooks {
+// Runs what belongs to the program, on threads that advance nothing: it may wait for other calls.
+class Callbacks {
+ public:
+  static Callbacks& get() {
+    static auto* callbacks = new Callbacks;  // its threads may outlive static objects
+    return *callbacks;
+  }
+  void run(std::function<void()> task) {
+    std::lock_guard lock(mutex_);
+    if (stop_) return;
+    tasks_.push_back(std::move(task));
+    if (idle_ >= tasks_.size()) {
+      wakes_.notify_one();
+    } else {
+      threads_.emplace_back([this] { work(); });
+    }
+  }
+  // Before the interpreter ends. Waits for what runs.
+  void stop() {
+    std::vector<std::thread> threads;
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      wakes_.notify_all();
+      threads.swap(threads_);
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      ++idle_;
+      wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
+      --idle_;
+      if (tasks_.empty()) return;
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// What a group's users want to hear of. The error of a failed call does not wait for the hooks:
+// torch's own writes a trace, which takes seconds.
+class Hooks : public std::enable_shared_from_this<Hooks> {
  public:
   void add(int64_t id, ::c10d::AbortHook hook) {
     with([&] { abort_[id] = std::move(hook); });
@@ -41,10 +96,14 @@ class Hooks {
     with([&] { completion_.erase(id); });
   }
 
-  void failed() const {
+  void failed() {
     std::map<int64_t, ::c10d::AbortHook> hooks;
     with([&] { hooks = abort_; });
-    for (const auto& [id, hook] : hooks) hook();
+    if (hooks.empty() || telling_.exchange(true)) return;
+    Callbacks::get().run([self = shared_from_this(), hooks = std::move(hooks)] {
+      for (const auto& [id, hook] : hooks) hook();
+      self->telling_.store(false);
+    });
   }
   void ended(uint64_t key) const {
     if (!any_.load()) return;
@@ -63,6 +122,7 @@ class Hooks {
   std::map<int64_t, ::c10d::AbortHook> abort_;
   std::map<int64_t, ::c10d::CompletionHook> completion_;
   std::atomic<bool> any_{false};
+  std::atomic<bool> telling_{false};
 };
 
 // A communicator, which ends when its group has left it and no call is in flight any more.
@@ -104,6 +164,9 @@ class Comm {
   std::atomic<int> uses_{0};
   std::atomic<bool> closed_{false};
 };
+
+class BatonWork;
+using WorkPtr = c10::intrusive_ptr<BatonWork>;
 
 class BatonWork : public ::c10d::Work {
  public:
@@ -176,7 +239,7 @@ class BatonWork : public ::c10d::Work {
       error.result = baton_work_test(comm_->entered(), numbers_[next_], &error);
       if (error.result == BATON_IN_PROGRESS) return false;
     }
-    settle();
+    settle(false);
     return true;
   }
 
@@ -202,7 +265,7 @@ class BatonWork : public ::c10d::Work {
       comm_->waiting.fetch_sub(1);
       if (error.result == BATON_ERR_TIMEOUT) throw_late(timeout);
     }
-    settle();
+    settle(true);
   }
 
   [[noreturn]] static void throw_late(milliseconds timeout) {
@@ -228,7 +291,7 @@ class BatonWork : public ::c10d::Work {
   }
 
   // All calls have ended: the output gets its shape, and whoever waits hears of it.
-  void settle() {
+  void settle(bool by_caller) {
     if (is_over()) return;
     if (why_ == nullptr) {
       try {
@@ -249,7 +312,13 @@ class BatonWork : public ::c10d::Work {
       std::lock_guard lock(future_mutex_);
       future = future_;
     }
-    if (future != nullptr) complete(*future);
+    if (future == nullptr) return;
+    if (by_caller) {
+      complete(*future);
+    } else {
+      Callbacks::get().run(
+          [self = WorkPtr::reclaim_copy(this), future] { self->complete(*future); });
+    }
   }
 
   void complete(c10::ivalue::Future& future) {
@@ -279,8 +348,6 @@ class BatonWork : public ::c10d::Work {
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
-
-using WorkPtr = c10::intrusive_ptr<BatonWork>;
 
 // Advances works that nothing waits for, so that futures end, and peers go on, while the program
 // computes. One thread for the process, begun with the first such work.
@@ -315,6 +382,7 @@ class Helper {
       thread = std::move(thread_);
     }
     if (thread.joinable()) thread.join();
+    Callbacks::get().stop();
   }
 
   // Until the library has room for another call of this communicator.
