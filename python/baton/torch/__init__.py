@@ -1,0 +1,187 @@
+"""torch.distributed over Baton.
+
+    import baton.torch
+    torch.distributed.init_process_group("baton")             # or "cpu:baton,cuda:nccl"
+
+Moves tensors of the CPU: over shared memory between processes of a machine, over TCP or RDMA between machines. The backend is
+compiled once for the torch that is there (half a minute; `python3 -m baton.torch` does it ahead); where that cannot be done it
+is pure Python, slower, and a warning says why. BATON_TORCH=cpp or =python takes one of them for sure. How it differs from Gloo:
+docs/pytorch.md.
+
+`init_process_group(..., pg_options=baton.torch.Options(...))` and new_group() take what a group is to be like.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import datetime
+import os
+import threading
+import warnings
+from typing import Any, Optional, Sequence
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from .. import _library
+from .._library import call, lib
+from ..communicator import Endpoint
+from . import _build, _rare
+
+__all__ = ["Options", "implementation", "register"]
+
+
+class Options(c10d.Backend.Options):
+    """Of a group, as pg_options. `require`: the one provider that may be used ("shm", "tcp", "rdma"); `ordered`: sums have the
+    same bits whatever algorithm, chunk size and provider; `tune`: the first calls of each size try what is fastest. `require`
+    counts in the first group of a process, whose connections all have."""
+
+    def __init__(self, *, require: str = "", ordered: bool = False, tune: bool = True) -> None:
+        super().__init__("baton", datetime.timedelta(minutes=30))
+        self.require, self.ordered, self.tune = require, ordered, tune
+
+
+_BARRIER = 6  # baton_call_kind
+_chosen: Optional[Any] = None  # the module that makes backends
+_endpoint: Optional[Endpoint] = None
+_stop = threading.Event()  # of the thread that advances the endpoint
+_place = ["", ""]  # where it listens, and the provider that it must use
+
+
+def implementation() -> str:
+    """"cpp" or "python": what this process's groups are made of. Compiles the first, if it has not been."""
+    return "python" if _module().__name__.endswith("_python") else "cpp"
+
+
+def _module() -> Any:
+    global _chosen
+    if _chosen is not None:
+        return _chosen
+    wanted = os.environ.get("BATON_TORCH", "")
+    if wanted not in ("", "cpp", "python"):
+        raise ValueError(f"BATON_TORCH is cpp, python or nothing, not {wanted!r}")
+    if wanted != "python":
+        try:
+            _chosen = _build.load()
+            _chosen.does_rare_calls(_rare)
+            atexit.register(_chosen.stop)
+            return _chosen
+        except _build.CannotBuild as why:
+            if wanted == "cpp":
+                raise
+            warnings.warn(f"baton.torch has no compiled backend here: {why}. The one in Python is used, which is slower; "
+                          "BATON_TORCH=python takes it without this warning", stacklevel=2)
+    from . import _python
+
+    _chosen = _python
+    return _chosen
+
+
+def _is_local(store: Any) -> bool:
+    """Whether all ranks that use this store are on this machine, as far as it shows."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", "localhost") in ("localhost", "127.0.0.1", "::1")
+
+
+def endpoint() -> Endpoint:
+    """What all groups of this process share."""
+    global _endpoint
+    if _endpoint is None:
+        _endpoint = Endpoint(listen_host=_place[0], require=_place[1])
+        _module().use(_endpoint._open.value)
+        thread = threading.Thread(target=_advance, args=(_endpoint, _stop), daemon=True, name="baton progress")
+        thread.start()
+        atexit.register(lambda: (_stop.set(), thread.join()))
+    return _endpoint
+
+
+def _advance(of: Endpoint, stop: threading.Event) -> None:
+    """While no call waits, peers still want to connect, and to know that this process lives."""
+    while not stop.wait(0.01):
+        of.progress()
+
+
+def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, options: Any = None) -> int:
+    """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
+    adopt."""
+    wanted = _library.CommOptions()
+    lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
+    within = int(timeout.total_seconds() * 1e9)
+    wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
+    wanted.ordered, wanted.tune = getattr(options, "ordered", False), getattr(options, "tune", True)
+    comm = ctypes.c_void_p()
+    endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
+    try:
+        call(lib.comm_wait_ready, comm, within)
+        # Ready is what this rank is. When all are, any may leave again.
+        barrier, work = _library.Call(ctypes.sizeof(_library.Call), _BARRIER), ctypes.c_uint64()
+        call(lib.comm_start, comm, ctypes.byref(barrier), ctypes.byref(work))
+        call(lib.work_wait, comm, work, -1)
+    except BaseException:
+        lib.comm_destroy(comm)
+        raise
+    assert comm.value is not None
+    return comm.value
+
+
+def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str, options: Any) -> int:
+    """The same of the ranks that use this store: each leaves its handle there."""
+    if _endpoint is None:
+        _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+    if size == 1:
+        return _join([endpoint().handle], _new_uuid(), timeout, name, options)
+    if rank == 0:
+        store.set("uuid", str(_new_uuid()))
+    store.set(f"handle/{rank}", endpoint().handle.hex())
+    keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
+    try:
+        store.wait(keys, timeout)
+    except dist.DistStoreError as why:
+        missing = [other for other in range(size) if not store.check([keys[1 + other]])]
+        raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
+                                  f"join: {missing}") from why
+    told = [store.get(key).decode() for key in keys]
+    return _join([bytes.fromhex(handle) for handle in told[1:]], int(told[0]), timeout, name, options)
+
+
+def _new_uuid() -> int:
+    return int.from_bytes(os.urandom(8), "little") | 1
+
+
+def _forget() -> None:
+    global _endpoint, _stop
+    _endpoint, _stop = None, threading.Event()  # those are the parent's
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _make(opts: Any, options: Any) -> Any:
+    """What torch calls for a new group."""
+    store, rank, size, timeout = opts.store, opts.group_rank, opts.group_size, opts.timeout
+    if not isinstance(timeout, datetime.timedelta):
+        timeout = datetime.timedelta(seconds=timeout)
+    plain = c10d.Backend.Options("baton", timeout)
+    plain.group_name = opts.group_id or "world"
+    module = _module()
+    if opts.enable_reconfigure:
+        if module.__name__.endswith("_python"):
+            raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
+                               "why there is none")
+        if _endpoint is None:
+            _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+        return module.make(store, rank, size, plain)
+    comm = _meet(store, rank, size, timeout, plain.group_name, options)
+    backend = module.make(store, rank, size, plain)
+    module.adopt(backend, comm, rank, size)
+    return backend
+
+
+def register() -> None:
+    """Makes the backend known to torch. Importing this module does that."""
+    if "BATON" not in dist.Backend._plugins:
+        dist.Backend.register_backend("baton", _make, extended_api=True, devices=["cpu"])
+
+
+register()

@@ -1,0 +1,147 @@
+// What torch's types and reductions are in Baton's words, and what Baton cannot reduce.
+#pragma once
+
+#include <baton/collectives.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+namespace baton::c10d_backend {
+
+// Of a call that only moves: `each` of `type` make one of the tensor's elements.
+struct Moved {
+  int32_t type;
+  size_t each;
+};
+
+inline Moved moved(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return {BATON_F32, 1};
+    case at::kHalf:
+      return {BATON_F16, 1};
+    case at::kBFloat16:
+      return {BATON_BF16, 1};
+    case at::kDouble:
+      return {BATON_F64, 1};
+    case at::kChar:
+      return {BATON_I8, 1};
+    case at::kInt:
+      return {BATON_I32, 1};
+    case at::kLong:
+      return {BATON_I64, 1};
+    case at::kComplexFloat:
+      return {BATON_F32, 2};
+    case at::kComplexDouble:
+      return {BATON_F64, 2};
+    default:
+      return {BATON_U8, c10::elementSize(type)};
+  }
+}
+
+// Of a call that reduces tensors of one type. `as`: the type that they are summed in.
+struct Reduced {
+  int32_t type;
+  int32_t op;
+  size_t each;
+  at::ScalarType as;
+  at::Tensor factor;  // of a pre-multiplied sum: one element
+};
+
+inline const char* name_of(const ::c10d::ReduceOp& op) {
+  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return op.op_ < std::size(kNames) ? kNames[op.op_] : "UNUSED";
+}
+
+inline Reduced reduced(at::ScalarType type, const ::c10d::ReduceOp& op) {
+  using Op = ::c10d::ReduceOp;
+  const auto refuse = [&](const char* instead) {
+    TORCH_CHECK(false, "backend baton cannot reduce ", c10::toString(type), " with ReduceOp.",
+                name_of(op), ": ", instead);
+  };
+  Reduced out{0, 0, 1, type, {}};
+  const bool bits = op == Op::BAND || op == Op::BOR || op == Op::BXOR;
+  switch (op.op_) {
+    case Op::SUM:
+      out.op = BATON_SUM;
+      break;
+    case Op::AVG:
+      out.op = BATON_AVG;
+      break;
+    case Op::PRODUCT:
+      out.op = BATON_PROD;
+      break;
+    case Op::MIN:
+      out.op = BATON_MIN;
+      break;
+    case Op::MAX:
+      out.op = BATON_MAX;
+      break;
+    case Op::BAND:
+      out.op = BATON_AND;
+      break;
+    case Op::BOR:
+      out.op = BATON_OR;
+      break;
+    case Op::BXOR:
+      out.op = BATON_XOR;
+      break;
+    case Op::PREMUL_SUM:
+      out.op = BATON_PREMUL_SUM;
+      break;
+    default:
+      refuse("it has SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR and PREMUL_SUM");
+  }
+  switch (type) {
+    case at::kByte:
+      out.type = BATON_U8;
+      break;
+    case at::kUInt32:
+      out.type = BATON_U32;
+      break;
+    case at::kUInt64:
+      out.type = BATON_U64;
+      break;
+    case at::kFloat8_e4m3fn:
+      out.type = BATON_F8E4M3;
+      break;
+    case at::kFloat8_e5m2:
+      out.type = BATON_F8E5M2;
+      break;
+    case at::kShort:
+    case at::kUInt16:  // sums that wrap do so alike
+      out.type = BATON_I32;
+      out.as = at::kInt;
+      break;
+    case at::kBool:  // 0 and 1: a sum is an or, a product an and
+      out.type = BATON_U8;
+      if (op == Op::SUM || op == Op::BOR) out.op = BATON_MAX;
+      if (op == Op::PRODUCT || op == Op::BAND) out.op = BATON_MIN;
+      if (op == Op::AVG || op == Op::PREMUL_SUM) refuse("truth values have no fractions");
+      break;
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      if (!::c10d::isComplexViewAsRealAllowed(op)) refuse("complex numbers have sums alone");
+      [[fallthrough]];
+    default: {
+      const Moved plain = moved(type);
+      if (plain.type == BATON_U8) refuse("cast the tensor to a type of 32 or 64 bits first");
+      out.type = plain.type;
+      out.each = plain.each;
+    }
+  }
+  if (bits && !c10::isIntegralType(type, true)) {
+    refuse("a reduction of bits needs integers or truth values");
+  }
+  if (op == Op::PREMUL_SUM) {
+    const auto* by = static_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+    TORCH_CHECK(by != nullptr, "ReduceOp.PREMUL_SUM has no factor: make it with ",
+                "torch.distributed._make_nccl_premul_sum(factor)");
+    out.factor = by->tensor_factor.defined()
+                     ? by->tensor_factor.to(at::kCPU, type).contiguous()
+                     : at::full({1}, by->double_factor, at::TensorOptions().dtype(type));
+  }
+  return out;
+}
+
+}  // namespace baton::c10d_backend

@@ -1,0 +1,462 @@
+// Calls in flight: torch's Work over Baton's, and the thread that advances what nothing waits for.
+#pragma once
+
+#include <baton/collectives.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Hooks.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace baton::c10d_backend {
+
+using std::chrono::milliseconds;
+
+// Throws what torch's users expect for this result; returns if it is BATON_OK.
+inline void check(int32_t result, const std::string& text) {
+  if (result == BATON_OK) return;
+  if (result == BATON_ERR_INVALID_PARAM) TORCH_CHECK_VALUE(false, text);
+  TORCH_CHECK_WITH(DistBackendError, false, text);
+}
+
+// Runs what belongs to the program, on threads that advance nothing: it may wait for other calls.
+class Callbacks {
+ public:
+  static Callbacks& get() {
+    static auto* callbacks = new Callbacks;  // its threads may outlive static objects
+    return *callbacks;
+  }
+  void run(std::function<void()> task) {
+    std::lock_guard lock(mutex_);
+    if (stop_) return;
+    tasks_.push_back(std::move(task));
+    if (idle_ >= tasks_.size()) {
+      wakes_.notify_one();
+    } else {
+      threads_.emplace_back([this] { work(); });
+    }
+  }
+  // Before the interpreter ends. Waits for what runs.
+  void stop() {
+    std::vector<std::thread> threads;
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      wakes_.notify_all();
+      threads.swap(threads_);
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      ++idle_;
+      wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
+      --idle_;
+      if (tasks_.empty()) return;
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// What a group's users want to hear of. The error of a failed call does not wait for the hooks:
+// torch's own writes a trace, which takes seconds.
+class Hooks : public std::enable_shared_from_this<Hooks> {
+ public:
+  void add(int64_t id, ::c10d::AbortHook hook) {
+    with([&] { abort_[id] = std::move(hook); });
+  }
+  void add(int64_t id, ::c10d::CompletionHook hook) {
+    with([&] { completion_[id] = std::move(hook); });
+    any_.store(true);
+  }
+  void remove_abort(int64_t id) {
+    with([&] { abort_.erase(id); });
+  }
+  void remove_completion(int64_t id) {
+    with([&] { completion_.erase(id); });
+  }
+
+  void failed() {
+    std::map<int64_t, ::c10d::AbortHook> hooks;
+    with([&] { hooks = abort_; });
+    if (hooks.empty() || telling_.exchange(true)) return;
+    Callbacks::get().run([self = shared_from_this(), hooks = std::move(hooks)] {
+      for (const auto& [id, hook] : hooks) hook();
+      self->telling_.store(false);
+    });
+  }
+  void ended(uint64_t key) const {
+    if (!any_.load()) return;
+    std::map<int64_t, ::c10d::CompletionHook> hooks;
+    with([&] { hooks = completion_; });
+    for (const auto& [id, hook] : hooks) hook({.completionKey = key, .duration_ms = std::nullopt});
+  }
+
+ private:
+  template <typename Do>
+  void with(Do&& action) const {
+    std::lock_guard lock(mutex_);
+    action();
+  }
+  mutable std::mutex mutex_;
+  std::map<int64_t, ::c10d::AbortHook> abort_;
+  std::map<int64_t, ::c10d::CompletionHook> completion_;
+  std::atomic<bool> any_{false};
+  std::atomic<bool> telling_{false};
+};
+
+// A communicator, which ends when its group has left it and no call is in flight any more.
+class Comm {
+ public:
+  Comm(baton_comm* comm, std::shared_ptr<Hooks> hooks) : hooks(std::move(hooks)), comm_(comm) {}
+  ~Comm() { close(); }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  // Each call in flight has entered.
+  baton_comm* enter() {
+    uses_.fetch_add(1);
+    if (closed_.load()) {
+      leave();
+      TORCH_CHECK_WITH(DistBackendError, false,
+                       "this process group was destroyed: init_process_group() or new_group() "
+                       "makes another one");
+    }
+    return comm_.load();
+  }
+  void leave() {
+    if (uses_.fetch_sub(1) == 1 && closed_.load()) destroy();
+  }
+  void close() {
+    closed_.store(true);
+    if (uses_.load() == 0) destroy();
+  }
+  baton_comm* entered() const { return comm_.load(); }
+  int uses() const { return uses_.load(); }
+
+  const std::shared_ptr<Hooks> hooks;
+  std::atomic<int> waiting{0};  // threads that advance this communicator by waiting
+
+ private:
+  void destroy() { baton_comm_destroy(comm_.exchange(nullptr)); }
+
+  std::atomic<baton_comm*> comm_;
+  std::atomic<int> uses_{0};
+  std::atomic<bool> closed_{false};
+};
+
+class BatonWork;
+using WorkPtr = c10::intrusive_ptr<BatonWork>;
+
+class BatonWork : public ::c10d::Work {
+ public:
+  BatonWork(std::shared_ptr<Comm> comm, ::c10d::OpType type, const char* title,
+            const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+            uint64_t sequence, milliseconds timeout)
+      : Work(-1, type, title, inputs),
+        comm_(std::move(comm)),
+        outputs_(std::move(outputs)),
+        sequence_(sequence),
+        timeout_(timeout) {}
+
+  // --- while it is made ---------------------------------------------------------------------
+  void start(const baton_call& call) {
+    baton_comm* const comm = comm_->enter();
+    baton_work work = 0;
+    baton_error error = BATON_ERROR_INIT;
+    const int32_t result = baton_comm_start(comm, &call, &work, &error);
+    if (result != BATON_OK) {
+      comm_->leave();
+      if (result != BATON_ERR_INVALID_PARAM) comm_->hooks->failed();
+      check(result, error.text);
+    }
+    numbers_.push_back(work);
+  }
+  void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
+  // What is to be done with the output once it is there.
+  void then(std::function<void()> unpack) { unpack_.push_back(std::move(unpack)); }
+  bool has_started() const { return !numbers_.empty(); }
+
+  // --- torch's -------------------------------------------------------------------------------
+  bool wait(milliseconds timeout) override {
+    if (!is_over()) reap(timeout);
+    if (failed_) std::rethrow_exception(exception_);
+    return true;
+  }
+  bool isCompleted() override { return poll(); }
+  bool isSuccess() const override { return is_over() && !failed_; }
+  int sourceRank() const override { return source_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override {
+    TORCH_CHECK(false, "one call of a group cannot be aborted: abort the group");
+  }
+  uint64_t getSequencenumber() const override { return sequence_; }
+  milliseconds getTimeout() const override { return timeout_; }
+  uint64_t getCompletionKey() const override { return key_; }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard lock(future_mutex_);
+    if (future_ == nullptr) {
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      if (is_over()) complete(*future_);
+    }
+    return future_;
+  }
+
+  // --- for the helper ------------------------------------------------------------------------
+  bool is_over() const { return over_.load(std::memory_order_acquire); }
+  bool is_waited_for() const { return comm_->waiting.load() > 0; }
+  const Comm& comm() const { return *comm_; }
+  // Advances without waiting, unless another thread does. True once it is over.
+  bool poll() {
+    if (is_over()) return true;
+    std::unique_lock lock(reaping_, std::try_to_lock);
+    if (!lock) return is_over();
+    baton_error error = BATON_ERROR_INIT;
+    for (; next_ < numbers_.size(); told(error)) {
+      error.result = baton_work_test(comm_->entered(), numbers_[next_], &error);
+      if (error.result == BATON_IN_PROGRESS) return false;
+    }
+    settle(false);
+    return true;
+  }
+
+ private:
+  void reap(milliseconds timeout) {
+    const bool forever = timeout <= milliseconds::zero();
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    std::unique_lock lock(reaping_, std::defer_lock);
+    if (forever) {
+      lock.lock();
+    } else if (!lock.try_lock_until(end)) {
+      throw_late(timeout);
+    }
+    baton_error error = BATON_ERROR_INIT;
+    for (; next_ < numbers_.size(); told(error)) {
+      int64_t left = BATON_FOREVER;
+      if (!forever) {
+        const std::chrono::nanoseconds rest = end - std::chrono::steady_clock::now();
+        left = std::max<int64_t>(rest.count(), 0);
+      }
+      comm_->waiting.fetch_add(1);
+      error.result = baton_work_wait(comm_->entered(), numbers_[next_], left, &error);
+      comm_->waiting.fetch_sub(1);
+      if (error.result == BATON_ERR_TIMEOUT) throw_late(timeout);
+    }
+    settle(true);
+  }
+
+  [[noreturn]] static void throw_late(milliseconds timeout) {
+    TORCH_CHECK_WITH(
+        DistBackendError, false, "wait() Timed out after ", timeout.count(),
+        " ms; the call goes on until its own timeout: wait() again, or abort the group");
+  }
+
+  // The end of the next call was told.
+  void told(const baton_error& error) {
+    if (error.result == BATON_OK && opType_ == ::c10d::OpType::RECVANYSOURCE) {
+      baton_work_source(comm_->entered(), numbers_[next_], &source_, nullptr);
+    }
+    ++next_;
+    comm_->leave();
+    if (error.result == BATON_OK || why_ != nullptr) return;
+    try {
+      check(error.result,
+            c10::str(error.text, ". The call's timeout was ", timeout_.count(), " ms"));
+    } catch (...) {
+      why_ = std::current_exception();
+    }
+  }
+
+  // All calls have ended: the output gets its shape, and whoever waits hears of it.
+  void settle(bool by_caller) {
+    if (is_over()) return;
+    if (why_ == nullptr) {
+      try {
+        const at::NoGradGuard no_grad;
+        for (const auto& unpack : unpack_) unpack();
+      } catch (...) {
+        why_ = std::current_exception();
+      }
+    }
+    unpack_.clear();
+    kept_.clear();
+    failed_ = why_ != nullptr;
+    failed_ ? comm_->hooks->failed() : comm_->hooks->ended(key_);
+    finish(why_);
+    over_.store(true, std::memory_order_release);
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      std::lock_guard lock(future_mutex_);
+      future = future_;
+    }
+    if (future == nullptr) return;
+    if (by_caller) {
+      complete(*future);
+    } else {
+      Callbacks::get().run(
+          [self = WorkPtr::reclaim_copy(this), future] { self->complete(*future); });
+    }
+  }
+
+  void complete(c10::ivalue::Future& future) {
+    if (future.completed()) return;
+    failed_ ? future.setError(why_) : future.markCompleted(c10::IValue(outputs_));
+  }
+
+  static uint64_t next_key() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+
+  const std::shared_ptr<Comm> comm_;
+  c10::SmallVector<baton_work, 1> numbers_;
+  size_t next_ = 0;  // of them to be told
+  c10::SmallVector<at::Tensor, 2> kept_;
+  std::vector<at::Tensor> outputs_;
+  c10::SmallVector<std::function<void()>, 1> unpack_;
+  const uint64_t sequence_;
+  const uint64_t key_ = next_key();
+  const milliseconds timeout_;
+  int32_t source_ = -1;
+  std::exception_ptr why_;
+  bool failed_ = false;  // read once it is over
+  std::atomic<bool> over_{false};
+  std::timed_mutex reaping_;  // of the thread that advances this work
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Advances works that nothing waits for, so that futures end, and peers go on, while the program
+// computes. One thread for the process, begun with the first such work.
+class Helper {
+ public:
+  static Helper& get() {
+    Helper* helper = instance().load();
+    if (helper != nullptr) return *helper;
+    auto* made = new Helper;  // never deleted: its thread may outlive static objects
+    return *(instance().compare_exchange_strong(helper, made) ? made : helper);
+  }
+  // In a forked child: the thread is the parent's.
+  static void forget() { instance().store(nullptr); }
+
+  void add(WorkPtr work) {
+    std::lock_guard lock(mutex_);
+    works_.push_back(std::move(work));
+    if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { run(); });
+    if (asleep_) wakes_.notify_one();
+  }
+
+  // What all communicators of the process share; until stop().
+  void use(baton_endpoint* endpoint) { endpoint_.store(endpoint); }
+
+  // Before the interpreter ends: no callback runs afterwards.
+  void stop() {
+    std::thread thread;
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      wakes_.notify_one();
+      thread = std::move(thread_);
+    }
+    if (thread.joinable()) thread.join();
+    Callbacks::get().stop();
+  }
+
+  // Until the library has room for another call of this communicator.
+  void make_room(const Comm& comm) {
+    constexpr int kMost = 200;
+    while (comm.uses() >= kMost) {
+      std::vector<WorkPtr> mine;
+      {
+        std::lock_guard lock(mutex_);
+        for (const WorkPtr& work : works_) {
+          if (&work->comm() == &comm) mine.push_back(work);
+        }
+      }
+      bool any = false;
+      for (const WorkPtr& work : mine) any |= work->poll();
+      if (!any) std::this_thread::yield();
+    }
+  }
+
+ private:
+  static std::atomic<Helper*>& instance() {
+    static std::atomic<Helper*> instance{nullptr};
+    return instance;
+  }
+
+  void run() {
+    // Most calls are over, by the caller that waits, before this thread has looked.
+    constexpr auto kGrace = std::chrono::microseconds(50);
+    constexpr auto kLongest = std::chrono::microseconds(400);
+    constexpr int kTurns = 200;  // of progress, between two looks at the works
+    auto nap = kGrace;
+    std::vector<WorkPtr> works;  // ours to look at, outside the lock
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (works_.empty()) {
+        asleep_ = true;
+        wakes_.wait(lock);
+        asleep_ = false;
+        nap = kGrace;
+        continue;
+      }
+      works = works_;
+      lock.unlock();
+      std::this_thread::sleep_for(nap);
+      const bool alone = std::none_of(works.begin(), works.end(), [](const WorkPtr& work) {
+        return work->is_waited_for();  // and so all are advanced
+      });
+      for (int turn = 0; alone && turn < kTurns; ++turn) {
+        if (baton_endpoint_progress(endpoint_.load()) != 1) break;
+      }
+      size_t over = 0;
+      for (WorkPtr& work : works) {
+        if (work->is_over() || (!work->is_waited_for() && work->poll())) {
+          ++over;
+        } else {
+          work.reset();
+        }
+      }
+      lock.lock();
+      std::erase_if(works_, [&](const WorkPtr& work) {
+        return std::find(works.begin(), works.end(), work) != works.end();
+      });
+      works.clear();
+      nap = over > 0 ? kGrace : std::min(nap * 3 / 2, kLongest);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::vector<WorkPtr> works_;
+  bool asleep_ = false;
+  bool stop_ = false;
+  std::atomic<baton_endpoint*> endpoint_{nullptr};
+  std::thread thread_;
+};
+
+}  // namespace baton::c10d_backend

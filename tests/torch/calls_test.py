@@ -1,0 +1,322 @@
+"""Every call of torch.distributed over Baton beside the same over Gloo: equal results, for types, shapes, strides and forms."""
+import os
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import ranks
+from ranks import raises, run
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
+OTHERS = (torch.bool, torch.int16, torch.complex64, torch.complex128)  # of which Gloo moves the first
+
+
+def shaped(rank, dtype, form="plain", count=12):
+    """Small whole numbers, the same at each run, in memory of some form."""
+    values = torch.tensor([(7 * rank + 3 * i) % 5 for i in range(count)])
+    tensor = (values % 2 == 0) if dtype == torch.bool else values.to(dtype)
+    if form == "transposed":
+        return tensor.reshape(3, count // 3).t()
+    if form == "strided":
+        return torch.stack([tensor, tensor], 1)[:, 0]
+    if form == "scalar":
+        return tensor[0]
+    return tensor
+
+
+def each_call(rank, size):
+    """(name, result) of many calls, in an order that is the same at every rank."""
+    out = []
+    op = dist.ReduceOp
+
+    def note(name, *tensors):
+        out.append((name, [tensor.clone() for tensor in tensors]))
+
+    for dtype in FLOATS + INTEGERS:
+        for how in (op.SUM, op.PRODUCT, op.MIN, op.MAX) + ((op.BAND, op.BOR, op.BXOR) if dtype in INTEGERS else ()):
+            tensor = shaped(rank, dtype)
+            dist.all_reduce(tensor, how)
+            note(f"all_reduce {dtype} {how}", tensor)
+    for dtype in FLOATS[:2]:
+        tensor = shaped(rank, dtype)
+        dist.all_reduce(tensor, op.AVG)
+        note(f"all_reduce {dtype} AVG", tensor)
+    for dtype in FLOATS + INTEGERS + OTHERS[:1]:
+        for form in ("plain", "transposed", "strided", "scalar"):
+            tensor = shaped(rank, dtype, form)
+            dist.broadcast(tensor, 1)
+            note(f"broadcast {dtype} {form}", tensor)
+    for form in ("plain", "transposed", "strided", "scalar"):
+        tensor = shaped(rank, torch.float32, form)
+        dist.all_reduce(tensor)
+        note(f"all_reduce {form}", tensor)
+        tensor = shaped(rank, torch.float32, form)
+        dist.reduce(tensor, size - 1)
+        if rank == size - 1:
+            note(f"reduce {form}", tensor)
+    for form in ("plain", "scalar"):
+        tensor = shaped(rank, torch.float32, form)
+        parts = [torch.zeros_like(tensor) for _ in range(size)]
+        dist.all_gather(parts, tensor)
+        note(f"all_gather {form}", *parts)
+        parts = [torch.zeros_like(tensor) for _ in range(size)] if rank == 1 else None
+        dist.gather(tensor, parts, dst=1)
+        note(f"gather {form}", *(parts or []))
+        tensor = torch.zeros_like(tensor)
+        dist.scatter(tensor, [shaped(other, torch.float32, form) for other in range(size)] if rank == 0 else None, src=0)
+        note(f"scatter {form}", tensor)
+    tensor = shaped(rank, torch.complex64)
+    dist.all_reduce(tensor)
+    note("all_reduce complex64", tensor)
+
+    whole = torch.zeros(size * 6)
+    dist.all_gather_into_tensor(whole, shaped(rank, torch.float32, count=6))
+    note("all_gather_into_tensor", whole)
+    dist.all_gather(list(whole.chunk(size)), shaped(rank + 1, torch.float32, count=6))
+    note("all_gather into chunks of one tensor", whole)
+    part = torch.zeros(4)
+    dist.reduce_scatter_tensor(part, shaped(rank, torch.float32, count=4 * size))
+    note("reduce_scatter_tensor", part)
+    dist.reduce_scatter(part, list(shaped(rank, torch.float32, count=4 * size).chunk(size)))
+    note("reduce_scatter", part)
+    moved = torch.zeros(3 * size, 2)
+    dist.all_to_all_single(moved, shaped(rank, torch.float32, count=6 * size).view(3 * size, 2))
+    note("all_to_all_single", moved)
+    # Rank r sends r + 1 rows to each.
+    rows = torch.zeros(sum(range(1, size + 1)), 2)
+    dist.all_to_all_single(rows, torch.full(((rank + 1) * size, 2), float(rank)), [other + 1 for other in range(size)],
+                           [rank + 1] * size)
+    note("all_to_all_single of rows", rows)
+
+    if rank in (0, 1):  # by tag, in another order than they were sent in
+        if rank == 0:
+            works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6)]
+            for work in works:
+                work.wait()
+            dist.send(shaped(0, torch.float32), 1)
+        else:
+            tensors = {tag: torch.zeros(3) for tag in (6, 5)}
+            for tag, tensor in tensors.items():
+                dist.recv(tensor, 0, tag=tag)
+            note("recv by tag", *tensors.values())
+            tensor = torch.zeros(12)
+            dist.recv(tensor, 0)
+            note("recv", tensor)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    got = torch.zeros(5)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((5,), float(rank)), right),
+                                        dist.P2POp(dist.irecv, got, left)]):
+        work.wait()
+    note("batch_isend_irecv", got)
+
+    many = [shaped(rank, torch.float32), shaped(rank, torch.float32, "transposed"), shaped(rank, torch.float64)]
+    dist.all_reduce_coalesced(many[:2])
+    note("all_reduce_coalesced", *many)
+    futures = [dist.all_reduce(shaped(rank, torch.float32), async_op=True).get_future() for _ in range(5)]
+    note("futures", *(future.wait()[0] for future in futures))
+    doubled = dist.all_reduce(shaped(rank, torch.float32), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    note("then", doubled.wait())
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * (rank + 1)})
+    assert objects == [{"rank": other, "text": "x" * (other + 1)} for other in range(size)]
+    objects = [("a", rank)]
+    dist.broadcast_object_list(objects, 1)
+    assert objects == [("a", 1)]
+    tensor = functional.all_reduce(shaped(rank, torch.float32), "sum", dist.group.WORLD)
+    note("functional all_reduce", tensor.wait() if hasattr(tensor, "wait") else tensor)
+    tensor = functional.all_gather_tensor(shaped(rank, torch.float32), 0, dist.group.WORLD)
+    note("functional all_gather", tensor.wait() if hasattr(tensor, "wait") else tensor)
+    tensor = functional.reduce_scatter_tensor(shaped(rank, torch.float32, count=4 * size), "sum", 0, dist.group.WORLD)
+    note("functional reduce_scatter", tensor.wait() if hasattr(tensor, "wait") else tensor)
+
+    for members in ([0, 1], list(range(size))[::-1]):
+        group = dist.new_group(members)
+        if rank in members:
+            tensor = shaped(rank, torch.float32)
+            dist.all_reduce(tensor, group=group)
+            note(f"new_group {members}", tensor)
+    half = dist.split_group(split_ranks=[list(range(size // 2)), list(range(size // 2, size))])
+    tensor = shaped(rank, torch.float32)
+    dist.all_reduce(tensor, group=half)
+    note("split_group", tensor)
+    sparse = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (size + 1,))
+    dist.all_reduce(sparse)
+    note("all_reduce of sparse tensors", sparse.to_dense())
+    dist.barrier()
+    dist.monitored_barrier()
+    return out
+
+
+# Promise(torch): calls of torch.distributed give over Baton what they give over Gloo | both, for types, shapes, strides and forms
+def test_every_call_beside_gloo():
+    for size in (2, 4):
+        theirs = run(each_call, size, backend="gloo")
+        ours = run(each_call, size)
+        for rank in range(size):
+            assert [name for name, _ in ours[rank]] == [name for name, _ in theirs[rank]]
+            for (name, mine), (_, other) in zip(ours[rank], theirs[rank]):
+                assert len(mine) == len(other), name
+                for a, b in zip(mine, other):
+                    assert a.dtype == b.dtype and a.shape == b.shape, name
+                    exact = a.dtype not in (torch.float16, torch.bfloat16)
+                    assert torch.equal(a, b) if exact else torch.allclose(a, b, rtol=2e-2), (name, rank, a, b)
+
+
+def beyond(rank, size):
+    """What Gloo has not."""
+    op = dist.ReduceOp
+    for dtype in OTHERS:
+        for form in ("plain", "transposed", "strided", "scalar"):
+            tensor = shaped(rank, dtype, form)
+            dist.broadcast(tensor, 1)
+            assert torch.equal(tensor, shaped(1, dtype, form)), (dtype, form)
+    for dtype in OTHERS[:2]:
+        tensor = shaped(rank, dtype)
+        dist.all_reduce(tensor, op.MAX)
+        expected = torch.stack([shaped(other, dtype) for other in range(size)]).to(torch.int32).amax(0).to(dtype)
+        assert torch.equal(tensor, expected), dtype
+    tensor = torch.zeros(3, 4).t()
+    if rank == 0:
+        dist.send(shaped(0, torch.float32, "transposed"), 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+        assert torch.equal(tensor, shaped(0, torch.float32, "transposed"))
+    for form in ("transposed", "strided"):
+        tensor, every = shaped(rank, torch.float32, form), [shaped(other, torch.float32, form) for other in range(size)]
+        parts = [torch.zeros_like(tensor) for _ in range(size)]
+        dist.all_gather(parts, tensor)
+        assert all(map(torch.equal, parts, every))
+        parts = [torch.zeros_like(tensor) for _ in range(size)]
+        dist.gather(tensor, parts if rank == 1 else None, dst=1)
+        assert rank != 1 or all(map(torch.equal, parts, every))
+        tensor = torch.zeros_like(tensor)
+        dist.scatter(tensor, every if rank == 0 else None, src=0)
+        assert torch.equal(tensor, every[rank])
+    tensor = torch.full((4,), rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor, op.AVG)
+    assert tensor.tolist() == [(size * (size + 1) // 2) // size] * 4
+    parts = [torch.zeros(other + 1) for other in range(size)]
+    dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
+    assert [part.tolist() for part in parts] == [[float(other)] * (other + 1) for other in range(size)]
+    outputs, inputs = [torch.zeros(other + 1) for other in range(size)], [torch.full((rank + 1,), float(rank))] * size
+    dist.all_to_all(outputs, inputs)
+    assert [part.tolist() for part in outputs] == [[float(other)] * (other + 1) for other in range(size)]
+    if baton_is_compiled():
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+        assert tensor.tolist() == [size * 0.5] * 4
+
+
+def baton_is_compiled():
+    return os.environ.get("BATON_TORCH") != "python"
+
+
+def test_what_gloo_has_not():
+    run(beyond, 3)
+
+
+def from_any(rank, size):
+    if rank:
+        dist.send(torch.full((2,), float(rank)), 0)
+        return None
+    tensor = torch.zeros(2)
+    came = sorted((dist.recv(tensor), tensor[0].item()) for _ in range(size - 1))
+    assert came == [(other, float(other)) for other in range(1, size)]
+
+
+def test_receive_from_any_rank():
+    if baton_is_compiled():  # torch's glue for Python does not pass on from which
+        run(from_any, 3)
+
+
+def looks_at_works(rank, size):
+    works = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(300)]  # more than the library has in flight
+    for work in works:
+        assert work.wait() and (work.is_completed() or not baton_is_compiled())
+    if baton_is_compiled():
+        work = dist.all_reduce(torch.ones(8), async_op=True)
+        while not work.is_completed():
+            pass
+        work.wait()
+    # Nothing waits for these before another group's barrier: they go on by themselves.
+    other = dist.new_group()
+    work = dist.broadcast(torch.ones(8), 0, async_op=True) if rank else None
+    dist.barrier(other)
+    if rank == 0:
+        dist.broadcast(torch.ones(8), 0)
+    dist.barrier(other)
+    if work:
+        work.wait()
+
+
+def test_works_and_futures():
+    run(looks_at_works, 3)
+
+
+def wrong(rank, size):
+    raises((RuntimeError, ValueError), lambda: dist.all_reduce(torch.ones(2, dtype=torch.float8_e5m2fnuz)), "baton")
+    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR), "baton", "BXOR")
+    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG), "baton")
+    raises((RuntimeError, ValueError), lambda: dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(2)), "baton")
+    raises((RuntimeError, ValueError), lambda: dist.all_gather([torch.zeros(2)] * (size + 1), torch.zeros(2)))
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)  # nothing of that broke the group
+    assert tensor.tolist() == [size, size]
+
+
+def test_wrong_arguments_break_nothing():
+    run(wrong, 2)
+
+
+def callback(rank, size):
+    def fails(future):
+        raise KeyError("mine")
+
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    raises(Exception, work.get_future().then(fails).wait, "mine")
+    work.wait()
+    # One that starts a call and waits for it, on whatever thread it runs.
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    chained = work.get_future().then(lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait())
+    assert chained.wait()[0].tolist() == [size * size] * 2
+
+
+def test_callbacks():
+    run(callback, 2)
+
+
+def debugged(rank, size):
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 3
+    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(3 if rank else 4)), "Detected mismatch between collectives")
+
+
+def test_debug_detail():
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    try:
+        run(debugged, 2)
+    finally:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
+        dist.set_debug_level_from_env()
+
+
+def mixed(rank, size):
+    """Two backends in one process, and Baton for the CPU alone."""
+    group = dist.new_group(backend="gloo")
+    for one in (None, group):
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=one)
+        assert tensor.tolist() == [size] * 2
+
+
+def test_two_backends():
+    run(mixed, 2)
+    run(mixed, 2, backend="cpu:baton")
+
+
+if __name__ == "__main__":
+    ranks.main(globals())

@@ -1,0 +1,205 @@
+"""What a rank that is killed, stopped, late, or calls something else looks like at the others, and wrong use of a process."""
+import ctypes
+import datetime
+import gc
+import os
+import signal
+import tempfile
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+import ranks
+from ranks import Failed, Ranks, raises, run
+
+SIZE, VICTIM = 4, 2
+
+
+def reports(folder, rank, what):
+    with open(os.path.join(folder, f"{rank}.{what}"), "w"):
+        pass
+
+
+def await_file(folder, rank, what):
+    while not os.path.exists(os.path.join(folder, f"{rank}.{what}")):
+        time.sleep(0.01)
+
+
+def keeps_calling(rank, size, folder, timeout):
+    """Calls until one fails; returns what that said, and when, on the clock that all processes share."""
+    dist.barrier()
+    reports(folder, rank, "ready")
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1000))
+    except dist.DistBackendError as why:
+        return str(why), time.monotonic()
+
+
+def harmed(number, timeout):
+    with tempfile.TemporaryDirectory() as folder, Ranks(keeps_calling, SIZE, folder, timeout, timeout=timeout) as group:
+        for rank in range(SIZE):
+            await_file(folder, rank, "ready")
+        time.sleep(0.2)
+        then = time.monotonic()
+        group.send(VICTIM, number)
+        told = [group.result(rank) for rank in range(SIZE) if rank != VICTIM]
+        for text, _ in told:
+            assert f"rank {VICTIM}" in text, text
+        return max(when - then for _, when in told)
+
+
+# Promise(torch): a killed rank ends every survivor's call, whose error names it | kill -9 of a rank of four
+def test_killed():
+    print(f"        kill -9: told in {harmed(signal.SIGKILL, 60):.2f} s")
+
+
+# Promise(torch): a stopped rank ends every survivor's call at its timeout, and the error names it | SIGSTOP of a rank of four
+def test_stopped():
+    print(f"        SIGSTOP: told {harmed(signal.SIGSTOP, 3) - 3:.2f} s after the deadline of 3 s")
+
+
+def late(rank, size, folder):
+    if rank == 0:
+        await_file(folder, 1, "given-up")
+        raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(2)))
+        return
+    # A wait has a timeout of its own, after which the call goes on.
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    raises(dist.DistBackendError, lambda: work.wait(datetime.timedelta(milliseconds=50)), "goes on")
+    assert not work.is_completed() or os.environ.get("BATON_TORCH") == "python"
+    raises(dist.DistBackendError, work.wait, "rank 0", "timeout")
+    reports(folder, rank, "given-up")
+
+
+def test_late():
+    with tempfile.TemporaryDirectory() as folder:
+        run(late, 2, folder, timeout=1)
+
+
+def mismatched(rank, size, what):
+    def call():
+        if what == "count":
+            dist.all_reduce(torch.ones(4 + rank))
+        elif what == "type":
+            dist.all_reduce(torch.ones(4, dtype=torch.float32 if rank else torch.int32))
+        elif rank:
+            dist.barrier()
+        else:
+            dist.all_gather([torch.ones(4)] * size, torch.ones(4))
+
+    return raises((RuntimeError, ValueError), call, "rank")
+
+
+def test_mismatches_are_told_at_every_rank():
+    for what in ("count", "type", "call"):
+        run(mismatched, 2, what)
+
+
+def aborts(rank, size, folder):
+    dist.barrier()
+    if rank == 0:  # nothing is called here: the others wait until they abort
+        for other in range(1, size):
+            await_file(folder, other, "aborted")
+        return
+    group = dist.distributed_c10d._get_default_group()
+    timer = threading.Timer(0.3, group.abort)
+    timer.start()
+    start = time.monotonic()
+    raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(4)))
+    assert time.monotonic() - start < 20, "of 60 s"
+    reports(folder, rank, "aborted")
+    timer.join()
+
+
+def test_abort():
+    with tempfile.TemporaryDirectory() as folder:
+        run(aborts, 3, folder)
+
+
+def dies_with_a_group(rank, size):
+    """A survivor leaves its group, and others of the same process go on."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        raises(dist.DistBackendError, lambda: dist.all_reduce(torch.ones(2), group=pairs[0]), "rank 0")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=pairs[1])
+    return tensor.tolist()
+
+
+def test_other_groups_survive():
+    with Ranks(dies_with_a_group, 3) as group:
+        assert group.result(1) == group.result(2) == [2.0, 2.0]
+
+
+def forks(rank, size):
+    dist.barrier()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(2))
+            said = "went through"
+        except Exception as why:
+            said = str(why)
+        os.write(write, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 4096).decode()
+    dist.barrier()  # the parent's is as it was
+    return said
+
+
+def test_fork_after_init():
+    for said in run(forks, 2):
+        assert "fork" in said, said
+
+
+def alone(rank, size):
+    raises((dist.DistStoreError, dist.DistBackendError, RuntimeError),
+           lambda: dist.init_process_group("baton", init_method=f"tcp://127.0.0.1:{PORT}", rank=0, world_size=3,
+                                           timeout=datetime.timedelta(seconds=1)))
+
+
+PORT = 29577
+
+
+def test_ranks_that_do_not_come():
+    run(alone, 1, backend=None)
+
+
+def leaves(rank, size):
+    """Groups come and go: no descriptor, thread or segment stays."""
+    def held():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def once():
+        group = dist.new_group()
+        work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+        work.get_future().wait()
+        dist.destroy_process_group(group)
+
+    for _ in range(3):
+        once()
+    dist.barrier()
+    before = held()
+    for _ in range(10):
+        once()
+    dist.barrier()
+    after = held()
+    assert after[0] <= before[0] + 1 and after[1] <= before[1] + 1, (before, after)
+
+
+# Promise(torch): a group that is destroyed leaves no descriptor and no thread | ten more groups, made, used and destroyed
+def test_groups_leave_nothing():
+    run(leaves, 3)
+
+
+if __name__ == "__main__":
+    ranks.main(globals())
