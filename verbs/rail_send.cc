@@ -8,8 +8,9 @@
 namespace baton::verbs {
 namespace {
 
-// An immediate names a counter: 14 bits of index, 16 of generation; it counts one.
-static_assert(CounterTable::kCapacity <= 1 << 14);
+// An immediate names a counter: 16 bits of index, 16 of generation; it counts one. Counters behind
+// those are raised by a message.
+constexpr uint32_t kImmediateCounters = 1 << 16;
 uint32_t immediate_of(const RemoteCounter& counter) {
   return counter.index << 16 | counter.generation;
 }
@@ -30,7 +31,7 @@ bool VerbsRail::tells(const Slice& slice) {
 bool VerbsRail::counts_by_immediate(const Active& active) const {
   const TransferDescriptor& transfer = *active.slice.transfer;
   return active.slice.whole() && transfer.op == Op::kWrite && transfer.counter.generation != 0 &&
-         transfer.counter.index < CounterTable::kCapacity && transfer.increment == 1 &&
+         transfer.counter.index < kImmediateCounters && transfer.increment == 1 &&
          transfer.notify.empty();
 }
 
@@ -44,6 +45,7 @@ bool VerbsRail::post_promptly(const TransferRequest& request, const TransferDesc
   const KnownRegion* const region = session_.known({remote.index, remote.generation, remote.key});
   const bool write = request.op == Op::kWrite;
   const bool counts = request.counter.generation != 0;
+  if (counts && request.counter.index >= kImmediateCounters) return false;
   const ibv_mr* const memory = port_.device->region(request.local.index);
   if (region == nullptr || remote.size > region->size || peer_port_ >= region->rkeys.size() ||
       !allows(region->access, write ? Access::kRemoteWrite : Access::kRemoteRead) ||
