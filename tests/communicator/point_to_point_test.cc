@@ -178,12 +178,12 @@ TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
       // Both are here before either looks: whoever still moved bytes would be seen.
       std::memset(memory.data(), 7, 4 * kSize);
       ++ended;
-      until([&] { return ended == 2; }, [&] { comm.progress(); });
+      until([&] { return ended >= 2; }, [&] { comm.progress(); });
       for (int turn = 0; turn < 200; ++turn) comm.worker().progress();
       const std::vector<std::byte> wanted(4 * kSize, std::byte{7});
       EXPECT_EQ(std::memcmp(memory.data(), wanted.data(), wanted.size()), 0) << "round " << round;
       ++ended;
-      until([&] { return ended == 4; });
+      until([&] { return ended >= 4; });
     });
   }
 }
