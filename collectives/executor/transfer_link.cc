@@ -52,7 +52,9 @@ TransferLink::~TransferLink() {
 void TransferLink::begin_cancel() {
   if (!unsettled()) return;
   for (auto& lane : outgoing_) {
-    for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
+    for (Outgoing& outgoing : lane) {
+      if (!outgoing.copied) worker_.cancel(outgoing.id).IgnoreError();
+    }
   }
 }
 
@@ -60,7 +62,9 @@ bool TransferLink::sources_free() const {
   if (!unsettled()) return true;
   for (const auto& lane : outgoing_) {
     for (const Outgoing& outgoing : lane) {
-      if (outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      if (outgoing.copied || outgoing.done.load(std::memory_order_acquire) == outgoing.number) {
+        continue;
+      }
       const absl::StatusOr<bool> free = worker_.local_free(outgoing.id);
       if (free.ok() && !*free) return false;
     }
@@ -71,7 +75,9 @@ bool TransferLink::sources_free() const {
 void TransferLink::cancel() {
   auto over = [&] { return !unsettled(); };
   if (over()) return;
-  begin_cancel();
+  for (auto& lane : outgoing_) {
+    for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
+  }
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
   // is read any more when the transfers have ended, and what lands at the peer after that lands in

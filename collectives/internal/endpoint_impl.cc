@@ -442,12 +442,12 @@ bool EndpointImpl::progress() {
   return any;
 }
 
-void EndpointImpl::run_callbacks() {
-  while (true) {
+bool EndpointImpl::run_callbacks() {
+  for (bool any = false;; any = true) {
     std::vector<Ended> ended;
     {
       std::lock_guard lock(mutex_);
-      if (ended_.empty()) return;
+      if (ended_.empty()) return any;
       ended.swap(ended_);
     }
     for (const Ended& one : ended) {
@@ -510,7 +510,7 @@ void EndpointImpl::run_background() {
       moved = advance_others(nullptr);
       idle = !working();
     }
-    run_callbacks();
+    moved |= run_callbacks();
     if (moved) {
       idle_since = Time::zero();
       continue;

@@ -186,8 +186,8 @@ class EndpointImpl {
   std::condition_variable& calls_ended() { return calls_ended_; }
 
   // --- without the lock ---
-  // Runs callbacks that are due.
-  void run_callbacks();
+  // Runs callbacks that are due; false: none was.
+  bool run_callbacks();
   // Sleeps until the worker has something to do. Take the ticket before the last look for work:
   // what has woken another sleeper since then is not slept through.
   uint64_t nap_ticket();

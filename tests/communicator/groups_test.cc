@@ -267,7 +267,7 @@ TEST_P(Groups, CallsTellTheirEndByACallback) {
       }
       // A chain of calls that only callbacks begin, longer than there are places for calls.
       ends.comm = &comm;
-      ends.left = 600;
+      ends.left = 300;
       ends.begin();
       until([&] { return ends.left <= 0; }, [&] { comm.progress(); });
       EXPECT_EQ(ends.failed, 0);
