@@ -83,6 +83,11 @@ EndpointImpl::~EndpointImpl() {
     background_.join();
   }
   if (worker_ != nullptr && table_ != nullptr) say_goodbye();
+  // Whoever does not let go of what was sent by now does not answer: links must not wait for that.
+  for (auto& [uid, process] : processes_) {
+    if (remains_.empty() || !process->up) continue;
+    worker_->disconnect(process->peer, Time::zero()).IgnoreError();
+  }
   for (auto& [id, remains] : remains_) remains.reset();
   for (auto& [uid, process] : processes_) process->view = RemoteView{};
   if (memory_ != nullptr && table_memory_.data != nullptr) memory_->free(table_memory_);
