@@ -35,7 +35,6 @@ class Schedule : public FaultSchedule {
            .max_transfers = 96,
            .settings = {
                {"tcp.sockets", sockets}, {"tcp.slice_kib", slice}, {"tcp.buffer_kib", "16"}}});
-      if (!worker.ok()) std::abort();
       workers_[i] = *std::move(worker);
       memory_[i].resize(2 * half_);
       const auto region = workers_[i]->register_memory(memory_[i].data(), memory_[i].size());
