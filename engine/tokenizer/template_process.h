@@ -41,8 +41,9 @@ class TemplateProcess {
   // has Jinja2.
   absl::Status compile(std::string_view source);
   // `variables` is an object. InvalidArgument with the template's words where it calls
-  // raise_exception(), or with what is wrong or exceeds a limit; DeadlineExceeded or Unavailable
-  // where the process is at fault.
+  // raise_exception(), or with what is wrong or exceeds a limit: `compute`, an answer of 64 MiB, or
+  // memory (512 MiB, less where this process has less than 8 GiB left; questions count it as
+  // taken). DeadlineExceeded or Unavailable where the process is at fault.
   absl::StatusOr<std::string> render(std::string_view source,
                                      const nlohmann::ordered_json& variables);
   // 0: none runs.
@@ -63,6 +64,7 @@ class TemplateProcess {
   std::mutex mutex_;
   TemplateProcessOptions options_;
   pid_t pid_ = 0;
+  int64_t promised_ = 0;  // bytes of memory that it may still take
   base::UniqueFd socket_;
   std::chrono::steady_clock::time_point deadline_;
   absl::Status failure_;  // the last, and how many there were in a row
