@@ -30,8 +30,8 @@ namespace {
 // The longest chat that the server takes needs some 100 MiB.
 constexpr size_t kLeastMemory = size_t{128} << 20, kMostMemory = size_t{512} << 20;
 constexpr size_t kLongestAnswer = size_t{64} << 20;
-constexpr std::chrono::seconds kStart{60};  // of a busy machine
-constexpr int kFailures = 2;                // in a row: then calls fail at once for a while
+constexpr std::chrono::seconds kStart{60};
+constexpr int kFailures = 2;  // in a row: then calls fail at once for a while
 constexpr std::chrono::seconds kRest{10};
 constexpr int kUnknown = -1;
 
@@ -137,6 +137,7 @@ absl::StatusOr<std::string> TemplateProcess::ask(std::string_view request) {
   // A process that was killed since the last call costs its successor a start, and no request.
   for (int tries = 0; tries < 2; ++tries) {
     if (pid_ == 0) status = start();
+    if (pid_ == 0 && absl::IsUnavailable(status)) continue;
     if (pid_ == 0) return status;
     deadline_ = std::chrono::steady_clock::now() + options_.patience;
     status = send(request);
@@ -164,7 +165,11 @@ absl::Status TemplateProcess::start() {
       options_.pythons = {std::string(python)};
       return status;
     }
-    end();
+    const int how = end();
+    if (how != kUnknown && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL &&
+        absl::IsUnavailable(status)) {
+      return absl::UnavailableError(absl::StrCat(python, " was killed at its start"));
+    }
     const bool passing = absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
     if (passing) return absl::Status(status.code(), absl::StrCat(python, ": ", status.message()));
     tried.push_back(absl::StrCat(python, ": ", status.message()));
@@ -195,7 +200,7 @@ absl::Status TemplateProcess::start(const std::string& python) {
     }
     return absl::ErrnoToStatus(error, "cannot be started");
   }
-  deadline_ = std::chrono::steady_clock::now() + kStart;
+  deadline_ = std::chrono::steady_clock::now() + patient(kStart);
   const absl::Status status = answer().status();
   rlimit most{};
   getrlimit(RLIMIT_AS, &most);

@@ -181,6 +181,16 @@ TEST(TemplateProcess, ReplacesAProcessThatIsKilled) {
   EXPECT_EQ(kill(first, 0), -1) << "the dead one is not reaped";
 }
 
+TEST(TemplateProcess, StartsAnewWhereItIsKilledAtItsStart) {
+  const TemporaryFolder folder;
+  const std::string python = folder.path("python");
+  std::ofstream(python) << "#!/bin/sh\nmkdir " << folder.path("once")
+                        << " 2>/dev/null && kill -9 $$\nexec /usr/bin/python3 \"$@\"\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  TemplateProcess process({.pythons = {python}});
+  EXPECT_EQ(said(process, "x"), "x");
+}
+
 TEST(TemplateProcess, KillsAProcessThatDoesNotAnswer) {
   TemplateProcess process({.patience = std::chrono::seconds(1)});
   until([&] { return said(process, "x") == "x"; });
