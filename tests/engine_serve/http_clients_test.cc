@@ -467,9 +467,8 @@ TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
   }
 }
 
-// Promise(serving): A chat whose template does not come to an end holds up no completion | chats
-// are
-//   read by a thread of their own
+// Promise(serving): A chat whose template does not come to an end holds up no completion | a
+//   thread of their own reads chats
 TEST(ChatTemplates, AProcessThatStandsStillHoldsUpNoCompletion) {
   const auto made = ChatTemplate::parse("{% for m in messages %}{{ m.content }}{% endfor %}");
   ASSERT_TRUE(made.ok()) << made.status();
