@@ -54,10 +54,10 @@ struct WorkerOptions {
   std::string listen_host;
   uint16_t listen_port = 0;  // what tcp listens on; 0: any free port
   // What peers are told instead of the addresses of this machine's interfaces, where others reach
-  // it by another one (NAT, a published port): "host" or "host:port", with commas between. The port
-  // is the one that leads to listen_port; a host alone has the ports that are listened on. Names
-  // are looked up here, once. Peers that call the worker by host:port need none of this: where it
-  // answered them is one of its addresses.
+  // it by another (NAT, a published port): "host" or "host:port", with commas between; names are
+  // looked up once. The port leads to listen_port; a host alone has the ports that are listened on.
+  // "": BATON_ADVERTISE, which holds for all programs, unless it listens on loopback alone. Peers
+  // that call the worker by host:port need none of this: where it answered is one of its addresses.
   std::string advertise;
   const Clock* clock = nullptr;    // default: Clock::steady()
   std::optional<LinkShape> shape;  // wrap every provider in shaped()

@@ -46,11 +46,10 @@ absl::StatusOr<std::unique_ptr<RendezvousService>> RendezvousService::listen(
   }
   std::unique_ptr<RendezvousService> service(
       new RendezvousService(key, *listener, *std::move(poller), ranks));
-  if (!advertise.empty()) {
-    auto told = net::advertised_as(advertise, *listener);
-    if (!told.ok()) return told.status();
-    service->address_ = *std::move(told);
-  }
+  // The port that BATON_ADVERTISE may name leads to a worker.
+  auto told = net::advertised_as(advertise, *listener, advertise.empty());
+  if (!told.ok()) return told.status();
+  service->address_ = *std::move(told);
   absl::Status watched = service->poller_->add(*listener, EPOLLIN, service->listener_watch_);
   if (!watched.ok()) return watched;
   return service;
@@ -61,7 +60,6 @@ RendezvousService::RendezvousService(const ClusterKey& key, int listener,
     : key_(key),
       poller_(std::move(poller)),
       listener_(listener),
-      address_(net::advertised(listener)),
       // Twice: those of one generation may still be leaving while the next one comes.
       most_ranks_(2 * size_t{ranks == 0 ? kMostRanks : ranks}),
       gathering_(ranks) {}

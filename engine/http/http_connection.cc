@@ -19,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "engine/files/utf8.h"
 #include "engine/http/openai/openai_reply.h"
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/promised_memory.h"
 
 namespace baton::engine::http {
 namespace {
@@ -117,6 +119,7 @@ void HttpConnection::set_deadline(std::chrono::milliseconds timeout) {
 
 void HttpConnection::stop_reading() {
   if (std::exchange(is_reading_, false)) host_->reading.erase(reading_);
+  base::promise_memory(-std::exchange(promised_, 0));
 }
 
 // What is being written has its own deadline then.
@@ -240,7 +243,7 @@ void HttpConnection::begin_body() {
   // Whoever may not ask sends no body here: the connection ends behind the answer.
   const bool keep_alive =
       std::exchange(incoming_->keep_alive_, incoming_->keep_alive_ && parser_->is_done());
-  if (host_->filter(incoming_) || refuse_coding()) {
+  if (host_->filter(incoming_) || refuse_coding() || refuse_size()) {
     end_reading();
     return incoming_.reset();
   }
@@ -265,6 +268,23 @@ bool HttpConnection::refuse_coding() {
                                   " is not supported: send it unencoded")),
       {{"Accept-Encoding", "identity"}});
   return true;
+}
+
+// Nor is one for which there is no memory: it is kept, parsed and copied. Others that are being
+// read count as if they were here.
+bool HttpConnection::refuse_size() {
+  constexpr size_t kMany = 1 << 20, kCopies = 3;
+  const auto told = parser_->content_length();
+  const size_t size = parser_->is_done() ? 0 : told.value_or(host_->options.max_body);
+  if (size < kMany) return false;
+  const absl::Status fits = base::memory_fits("reading a request: memory", kCopies * size);
+  if (!fits.ok()) {
+    incoming_->reply(503, "application/json", api_error(503, std::string(fits.message())));
+    return true;
+  }
+  promised_ = static_cast<int64_t>(kCopies * size);
+  base::promise_memory(promised_);
+  return false;
 }
 
 void HttpConnection::read_body() {

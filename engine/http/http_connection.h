@@ -87,6 +87,8 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   int not_taken() const;
   void end_answering();
   bool refuse_coding();
+  bool refuse_size();
+  int64_t promised_ = 0;  // bytes for the body that is being read
 
   const std::unique_ptr<HttpSocket> socket_;
   const std::shared_ptr<ConnectionHost> host_;

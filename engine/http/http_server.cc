@@ -59,14 +59,16 @@ struct HttpServer::Impl {
         root(serve::block_name(serve::model_root(engine_thread.fingerprint()))),
         listener(options.listener),
         host{engine_thread, model_tokenizer, options.model, listener.loop()},
-        parser(kParsing) {}
+        parser(kParsing),
+        chats(kParsing) {}
   ~Impl() {
     parser.stop();
+    chats.stop();
     listener.stop();
   }
 
   void register_routes();
-  // Runs `task` with the exchange on the thread for parsing.
+  // Runs `task` with the exchange on the thread for parsing; of a chat, on that for chats.
   HttpHandler parsed_by(absl::Status (Impl::*task)(const Exchange&, bool), bool chat);
   absl::Status complete(const Exchange& exchange, bool chat);
   absl::Status tokenize(const Exchange& exchange, bool);
@@ -84,6 +86,7 @@ struct HttpServer::Impl {
   const CompletionHost host;
   std::atomic<bool> draining{false};
   TaskThread parser;  // of bodies and prompts, which may take long
+  TaskThread chats;   // likewise, and may wait for the process that renders templates
 };
 
 void HttpServer::Impl::reply_health(const Exchange& exchange, json page) const {
@@ -212,7 +215,7 @@ absl::Status HttpServer::Impl::detokenize(const Exchange& exchange, bool) {
 HttpHandler HttpServer::Impl::parsed_by(absl::Status (Impl::*task)(const Exchange&, bool),
                                         bool chat) {
   return [this, task, chat](const Exchange& exchange) {
-    const bool taken = parser.post([this, task, chat, exchange] {
+    const bool taken = (chat ? chats : parser).post([this, task, chat, exchange] {
       if (absl::Status status = (this->*task)(exchange, chat); !status.ok()) {
         reply_error(status, exchange.get());
       }
@@ -231,7 +234,7 @@ void HttpServer::Impl::register_routes() {
   });
   listener.route("POST", "/v1/completions", parsed_by(&Impl::complete, false));
   listener.route("POST", "/v1/chat/completions", parsed_by(&Impl::complete, true));
-  listener.route("POST", "/tokenize", parsed_by(&Impl::tokenize, false));
+  listener.route("POST", "/tokenize", parsed_by(&Impl::tokenize, true));
   listener.route("POST", "/detokenize", parsed_by(&Impl::detokenize, false));
   listener.route("GET", "/v1/models", [this](const Exchange& exchange) {
     reply_json({{"object", "list"}, {"data", {describe_model()}}}, exchange.get());

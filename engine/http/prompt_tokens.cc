@@ -4,9 +4,27 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/tokenizer/token_text.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine::http {
+namespace {
+
+// A long text takes some 30 times its size until it is tokens.
+absl::StatusOr<std::vector<int32_t>> encode(const Tokenizer& tokenizer, const std::string& text,
+                                            const Tokenizer::EncodeOptions& options) {
+  constexpr size_t kLong = 1 << 20, kTimes = 32;
+  if (text.size() >= kLong) {
+    absl::Status fits = base::memory_fits(
+        absl::StrCat("a prompt of ", text.size(), " bytes: to make tokens of it, memory"),
+        kTimes * text.size());
+    if (!fits.ok()) return fits;
+  }
+  return tokenizer.encode(text, options);
+}
+
+}  // namespace
 
 absl::StatusOr<std::string> chat_text(const ApiRequest& chat,
                                       const std::optional<ChatTemplate>& chat_template) {
@@ -28,11 +46,17 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
     const absl::StatusOr<std::string> text = chat_text(request, chat_template);
     if (!text.ok()) return text.status();
     // The template has written what begins a text, too.
-    prompts.push_back(tokenizer.encode(*text, {.add_prefix = false}));
+    auto tokens = encode(tokenizer, *text, {.add_prefix = false});
+    if (!tokens.ok()) return tokens.status();
+    prompts.push_back(*std::move(tokens));
     return prompts;
   }
   for (const ApiPrompt& prompt : request.prompts) {
-    prompts.push_back(prompt.tokens.empty() ? tokenizer.encode(prompt.text) : prompt.tokens);
+    prompts.push_back(prompt.tokens);
+    if (!prompt.tokens.empty()) continue;
+    auto tokens = encode(tokenizer, prompt.text, {});
+    if (!tokens.ok()) return tokens.status();
+    prompts.back() = *std::move(tokens);
   }
   return prompts;
 }

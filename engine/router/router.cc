@@ -107,7 +107,8 @@ struct Router::Impl {
         caches(workers, options.health_interval),
         health({options.health_interval, options.health_timeout, options.health_misses}, workers,
                [this](WorkerGroup& group, size_t worker) { went_down(group, worker); }),
-        parser(kParsing) {
+        parser(kParsing),
+        chats(kParsing) {
     workers.max_retries = options.max_retries;
     workers.comeback = options.comeback;
     workers.api_key = options.api_key;
@@ -117,6 +118,7 @@ struct Router::Impl {
   }
   ~Impl() {
     parser.stop();
+    chats.stop();
     listener.stop();
   }
 
@@ -156,6 +158,7 @@ struct Router::Impl {
   std::string last_list;          // for the parser's thread
   std::unique_ptr<http::EventLoop::Timer> next_look;
   http::TaskThread parser;
+  http::TaskThread chats;  // may wait for the process that renders templates
 };
 
 Exchange Router::Impl::admit(const Exchange& exchange) {
@@ -448,7 +451,8 @@ void Router::Impl::register_routes() {
                    [this, chat](const Exchange& asked) {
                      const Exchange exchange = admit(asked);
                      if (exchange == nullptr) return;
-                     if (parser.post([this, exchange, chat] { complete(exchange, chat); })) return;
+                     http::TaskThread& thread = chat ? chats : parser;
+                     if (thread.post([this, exchange, chat] { complete(exchange, chat); })) return;
                      http::reply_error(
                          absl::ResourceExhaustedError("too many requests wait to be read"),
                          exchange.get());

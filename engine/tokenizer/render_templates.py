@@ -18,6 +18,9 @@ import unicodedata  # noqa: F401: for "\\N{...}"
 from datetime import datetime
 
 
+MOST_WORDS = 4096  # of an error
+
+
 def read(size):
     parts = []
     while size:
@@ -104,7 +107,8 @@ def confine(memory):
         codecs.lookup(name)
     for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0),
                        (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_NPROC, 0)):
-        resource.setrlimit(what, (most, most))
+        least = min(one for one in (most, resource.getrlimit(what)[1]) if one != resource.RLIM_INFINITY)
+        resource.setrlimit(what, (least, least))
     if os.uname().machine != "x86_64":
         return
     # read write mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn mremap madvise getpid setitimer exit
@@ -140,7 +144,7 @@ def respond(request, memory):
         error = f"it needs more than {memory >> 20} MiB of memory"
     except Exception as other:
         error = f"{line_of(other)}{type(other).__name__}: {other}"
-    return b"e", error.encode(errors="replace")
+    return b"e", error[:MOST_WORDS].encode(errors="replace")
 
 
 def serve(seconds, memory):

@@ -4,29 +4,44 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "render_templates.h"  // generated
+#include "transport/base/limits/memory_left.h"
+#include "transport/base/limits/promised_memory.h"
 #include "transport/base/wire.h"
 
 namespace baton::engine {
 namespace {
 
-constexpr size_t kMemory = size_t{512} << 20;
+// The longest chat that the server takes needs some 100 MiB.
+constexpr size_t kLeastMemory = size_t{128} << 20, kMostMemory = size_t{512} << 20;
 constexpr size_t kLongestAnswer = size_t{64} << 20;
-constexpr std::chrono::seconds kStart{60};  // of a busy machine
-constexpr int kFailures = 2;                // in a row: then calls fail at once for a while
+constexpr std::chrono::seconds kStart{60};
+constexpr int kFailures = 2;  // in a row: then calls fail at once for a while
 constexpr std::chrono::seconds kRest{10};
 constexpr int kUnknown = -1;
+
+// Address space of a process; 0: it is gone.
+size_t size_of(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/statm"));
+  size_t pages = 0;
+  file >> pages;
+  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
 
 // What is in the way of starting `python` with the socket as its standard input, or 0.
 int spawn(const std::string& python, const std::vector<std::string>& words, int socket,
@@ -122,6 +137,7 @@ absl::StatusOr<std::string> TemplateProcess::ask(std::string_view request) {
   // A process that was killed since the last call costs its successor a start, and no request.
   for (int tries = 0; tries < 2; ++tries) {
     if (pid_ == 0) status = start();
+    if (pid_ == 0 && absl::IsUnavailable(status)) continue;
     if (pid_ == 0) return status;
     deadline_ = std::chrono::steady_clock::now() + options_.patience;
     status = send(request);
@@ -136,7 +152,7 @@ absl::StatusOr<std::string> TemplateProcess::ask(std::string_view request) {
       return absl::InvalidArgumentError(
           absl::StrCat("it computes for more than ", options_.compute.count(), " s"));
     }
-    if (absl::IsDeadlineExceeded(status) || absl::IsOutOfRange(status)) break;
+    if (absl::IsDeadlineExceeded(status)) break;
   }
   return status;
 }
@@ -149,7 +165,11 @@ absl::Status TemplateProcess::start() {
       options_.pythons = {std::string(python)};
       return status;
     }
-    end();
+    const int how = end();
+    if (how != kUnknown && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL &&
+        absl::IsUnavailable(status)) {
+      return absl::UnavailableError(absl::StrCat(python, " was killed at its start"));
+    }
     const bool passing = absl::IsResourceExhausted(status) || absl::IsDeadlineExceeded(status);
     if (passing) return absl::Status(status.code(), absl::StrCat(python, ": ", status.message()));
     tried.push_back(absl::StrCat(python, ": ", status.message()));
@@ -167,9 +187,10 @@ absl::Status TemplateProcess::start(const std::string& python) {
   }
   socket_.reset(ends[0]);
   base::UniqueFd other(ends[1]);
+  const size_t memory = std::clamp(base::memory_left().bytes / 16, kLeastMemory, kMostMemory);
   const int error = spawn(python,
                           {python, "-IB", "-Wignore", "-c", kRenderTemplates,
-                           absl::StrCat(options_.compute.count()), absl::StrCat(kMemory)},
+                           absl::StrCat(options_.compute.count()), absl::StrCat(memory)},
                           other.get(), &pid_);
   other.reset();  // so that the end of the process is the end of the connection
   if (error != 0) {
@@ -179,8 +200,18 @@ absl::Status TemplateProcess::start(const std::string& python) {
     }
     return absl::ErrnoToStatus(error, "cannot be started");
   }
-  deadline_ = std::chrono::steady_clock::now() + kStart;
-  return answer().status();
+  deadline_ = std::chrono::steady_clock::now() + patient(kStart);
+  const absl::Status status = answer().status();
+  rlimit most{};
+  getrlimit(RLIMIT_AS, &most);
+  if (absl::IsUnavailable(status) && most.rlim_cur != RLIM_INFINITY) {
+    return absl::UnavailableError(absl::StrCat("it ends at its start; `ulimit -v` leaves it ",
+                                               most.rlim_cur, " bytes: raise it"));
+  }
+  if (!status.ok()) return status;
+  promised_ = static_cast<int64_t>(memory - std::min(memory, size_of(pid_)));
+  base::promise_memory(promised_);
+  return status;
 }
 
 absl::Status TemplateProcess::wait_for(short events) {
@@ -230,8 +261,9 @@ absl::StatusOr<std::string> TemplateProcess::answer() {
   if (!head.ok()) return head.status();
   const size_t size = base::WireReader(*head).number<uint32_t>();
   if (size == 0 || size > kLongestAnswer) {
-    return absl::OutOfRangeError(absl::StrCat("it writes ", size - (size > 0), " bytes, and ",
-                                              kLongestAnswer, " are the most"));
+    end();  // the rest of it is not read
+    return absl::InvalidArgumentError(absl::StrCat("it writes ", size - (size > 0), " bytes, and ",
+                                                   kLongestAnswer, " are the most"));
   }
   absl::StatusOr<std::string> answer = receive(size);
   if (!answer.ok()) return answer;
@@ -245,6 +277,7 @@ absl::StatusOr<std::string> TemplateProcess::answer() {
 int TemplateProcess::end() {
   int how = 0;
   socket_.reset();
+  base::promise_memory(-std::exchange(promised_, 0));
   if (pid_ == 0) return how;
   kill(pid_, SIGKILL);
   while (waitpid(pid_, &how, 0) < 0) {

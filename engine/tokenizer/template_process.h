@@ -14,13 +14,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "transport/base/unique_fd.h"
+#include "transport/clock.h"
 
 namespace baton::engine {
 
 struct TemplateProcessOptions {
   std::vector<std::string> pythons = {"/usr/bin/python3", "python3"};  // the first with Jinja2
-  std::chrono::seconds compute{2};    // of the processor, for one call
-  std::chrono::seconds patience{30};  // until a process that does not answer is killed
+  std::chrono::seconds compute{2};  // of the processor, for one call
+  // Until a process that does not answer is killed.
+  Time patience = patient(std::chrono::seconds(30));
 };
 
 // A Python process that renders templates as transformers' apply_chat_template does
@@ -41,8 +43,9 @@ class TemplateProcess {
   // has Jinja2.
   absl::Status compile(std::string_view source);
   // `variables` is an object. InvalidArgument with the template's words where it calls
-  // raise_exception(), or with what is wrong or exceeds a limit; DeadlineExceeded or Unavailable
-  // where the process is at fault.
+  // raise_exception(), or with what is wrong or exceeds a limit: `compute`, an answer of 64 MiB, or
+  // memory (512 MiB, less where this process has less than 8 GiB left; questions count it as
+  // taken). DeadlineExceeded or Unavailable where the process is at fault.
   absl::StatusOr<std::string> render(std::string_view source,
                                      const nlohmann::ordered_json& variables);
   // 0: none runs.
@@ -63,8 +66,9 @@ class TemplateProcess {
   std::mutex mutex_;
   TemplateProcessOptions options_;
   pid_t pid_ = 0;
+  int64_t promised_ = 0;  // bytes of memory that it may still take
   base::UniqueFd socket_;
-  std::chrono::steady_clock::time_point deadline_;
+  std::chrono::steady_clock::time_point deadline_{};
   absl::Status failure_;  // the last, and how many there were in a row
   int failures_ = 0;
   std::chrono::steady_clock::time_point failed_at_;

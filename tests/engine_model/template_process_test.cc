@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,7 +15,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sanitized.h"
+#include "tests/temporary_folder.h"
 #include "tests/until.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine {
 namespace {
@@ -108,13 +112,63 @@ TEST(TemplateProcess, LimitsTimeAndMemoryAndGoesOn) {
   for (const char* source : {"{{ 'x' * 10**10 }}",
                              "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = "
                              "ns.x ~ ns.x %}{% endfor %}"}) {
-    EXPECT_EQ(said(process, source), "error: it needs more than 512 MiB of memory");
+    EXPECT_THAT(said(process, source),
+                testing::ContainsRegex("error: it needs more than [0-9]+ MiB"));
     EXPECT_EQ(said(process, "x"), "x");
   }
-  EXPECT_THAT(said(process, "{{ m.role * 17500001 }}"), HasSubstr("it writes 70000004 bytes"));
+  for (int times = 0; times < 3; ++times) {  // what one chat asks for costs no other chat its turn
+    EXPECT_THAT(said(process, "{{ m.role * 17500001 }}"), HasSubstr("it writes 70000004 bytes"));
+  }
   EXPECT_EQ(said(process, "x"), "x");
+  EXPECT_LT(said(process, "{{ raise_exception('x' * 10**7) }}").size(), 5000u);
   EXPECT_THAT(said(process, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
               HasSubstr("RecursionError"));
+}
+
+// Questions about memory count what the process may still take.
+TEST(TemplateProcess, HasAShareOfTheMemoryThatIsLeft) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() + "/proc");
+  std::ofstream(folder.path() + "/proc/meminfo") << "MemAvailable: 4194304 kB\n";
+  base::look_for_memory_below(folder.path());
+  constexpr size_t kAll = size_t{4} << 30, kShare = kAll / 16;
+  {
+    TemplateProcess process;
+    EXPECT_EQ(said(process, "x"), "x");
+    EXPECT_LT(base::memory_left().bytes, kAll - kShare / 2);
+    EXPECT_GE(base::memory_left().bytes, kAll - kShare);
+    EXPECT_EQ(said(process, "{{ 'x' * 10**10 }}"), "error: it needs more than 256 MiB of memory");
+    kill(process.pid(), SIGKILL);
+    EXPECT_EQ(said(process, "x"), "x");
+    EXPECT_GE(base::memory_left().bytes, kAll - kShare) << "its predecessor's is counted too";
+  }
+  EXPECT_EQ(base::memory_left().bytes, kAll);
+  base::look_for_memory_below("");
+}
+
+// A limit of the shell's that may not be raised is kept, and named where it leaves too little.
+TEST(TemplateProcess, KeepsToALimitOfAddressSpace) {
+  const TemporaryFolder folder;
+  const auto python = [&](int kib) {
+    const std::string path = absl::StrCat(folder.path(), "/python", kib);
+    std::ofstream(path) << "#!/bin/sh\nulimit -v " << kib
+                        << "\nif [ $(id -u) = 0 ]; then drop='setpriv --bounding-set=-all "
+                           "--inh-caps=-all'; fi\nexec $drop /usr/bin/python3 \"$@\"\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  };
+  TemplateProcess process({.pythons = {python(200'000)}});
+  EXPECT_EQ(said(process, "x"), "x");
+  EXPECT_THAT(said(process, "{{ 'x' * 10**9 }}"), HasSubstr("MiB of memory"));
+  if (kSanitized) return;  // maps terabytes
+  TemplateProcess small({.pythons = {python(5'000)}});
+  EXPECT_THAT(said(small, "x"), testing::Not(HasSubstr("ulimit")));
+  rlimit before{}, limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  limit = {rlim_t{1} << 40, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  EXPECT_THAT(said(small, "x"), HasSubstr("`ulimit -v` leaves it 1099511627776 bytes"));
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
 }
 
 TEST(TemplateProcess, ReplacesAProcessThatIsKilled) {
@@ -125,6 +179,16 @@ TEST(TemplateProcess, ReplacesAProcessThatIsKilled) {
   EXPECT_EQ(said(process, "y"), "y");
   EXPECT_NE(process.pid(), first);
   EXPECT_EQ(kill(first, 0), -1) << "the dead one is not reaped";
+}
+
+TEST(TemplateProcess, StartsAnewWhereItIsKilledAtItsStart) {
+  const TemporaryFolder folder;
+  const std::string python = folder.path("python");
+  std::ofstream(python) << "#!/bin/sh\nmkdir " << folder.path("once")
+                        << " 2>/dev/null && kill -9 $$\nexec /usr/bin/python3 \"$@\"\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  TemplateProcess process({.pythons = {python}});
+  EXPECT_EQ(said(process, "x"), "x");
 }
 
 TEST(TemplateProcess, KillsAProcessThatDoesNotAnswer) {

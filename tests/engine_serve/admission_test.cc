@@ -18,6 +18,7 @@ struct Machine {
   size_t places = 16, step_tokens = 512;
   double fixed = 0.002, per_token = 1 / 9000.;
   double disturbed = 0;  // how much a step's time varies, as a part of it
+  size_t burst = 1;      // clients that come at once
 };
 
 struct Seen {
@@ -43,7 +44,7 @@ class Crowd {
   Seen run(double rate, double patience, double from, double until, double counted,
            size_t clients = 0) {
     Seen seen;
-    std::exponential_distribution<double> apart(rate);
+    std::exponential_distribution<double> apart(rate / static_cast<double>(machine_.burst));
     double next = from + apart(dice_);
     now_ = from;
     waiting_.clear();
@@ -52,10 +53,12 @@ class Crowd {
     while (now_ < until) {
       while (clients > 0 && running_.size() + waiting_.size() < clients) arrive(now_);
       for (; clients == 0 && next <= now_; next += apart(dice_)) {
-        const bool taken = arrive(next);
-        if (next < counted) continue;
-        ++seen.arrived;
-        seen.refused += taken ? 0 : 1;
+        for (size_t i = 0; i < machine_.burst; ++i) {
+          const bool taken = arrive(next);
+          if (next < counted) continue;
+          ++seen.arrived;
+          seen.refused += taken ? 0 : 1;
+        }
       }
       leave(patience, counted, &seen);
       const auto late =
@@ -204,7 +207,8 @@ std::vector<Overload> overloads() {
 
 testing::Message name_of(const Overload& one, unsigned seed) {
   return testing::Message() << one.patience << " s, " << one.machine.output << " tokens, disturbed "
-                            << one.machine.disturbed << ", seed " << seed;
+                            << one.machine.disturbed << ", bursts of " << one.machine.burst
+                            << ", seed " << seed;
 }
 
 constexpr unsigned kSeeds = kSanitized ? 1 : 3;
@@ -224,6 +228,27 @@ TEST(Admission, GoodputHoldsAtFiveTimesTheCapacity) {
       const Seen seen = crowd.run(5 * capacity, one.patience, 0, 60, 2 * one.patience);
       EXPECT_GE(static_cast<double>(seen.answered), 0.95 * in_time * seen.seconds);
       // Nearly all requests that were admitted are answered in time.
+      EXPECT_LE(seen.left * 50, seen.answered);
+    }
+  }
+}
+
+// Where many come at once, what is left of the time between them is lost, and more of it where
+// clients wait for less than the next comes.
+TEST(Admission, GoodputHoldsInBursts) {
+  struct Row {
+    size_t burst;
+    double patience, least;
+  };
+  for (const Row& row : {Row{8, 1, 0.8}, Row{8, 4, 0.92}, Row{40, 4, 0.88}}) {
+    const Overload one{{.burst = row.burst}, row.patience};
+    const double in_time = capacity_of(one.machine, one.patience);
+    for (unsigned seed = 1; seed <= kSeeds; ++seed) {
+      SCOPED_TRACE(name_of(one, seed));
+      Admission admission({});
+      Crowd crowd(admission, one.machine, seed);
+      const Seen seen = crowd.run(5 * in_time, one.patience, 0, 60, 10);
+      EXPECT_GE(static_cast<double>(seen.answered), row.least * in_time * seen.seconds);
       EXPECT_LE(seen.left * 50, seen.answered);
     }
   }

@@ -3,8 +3,11 @@
 #include "absl/strings/match.h"
 #include "engine/http/completion.h"
 #include "engine/router/router.h"
+#include "engine/tokenizer/template_process.h"
 #include "tests/engine_serve/http_fixture.h"
+#include "tests/temporary_folder.h"
 #include "tests/test.h"
+#include "transport/base/limits/memory_left.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -462,6 +465,59 @@ TEST(ChatTemplates, WriteTheChatAndRefuseWhatTheyRefuse) {
     EXPECT_EQ(result->status, 400) << path;
     EXPECT_NE(result->body.find("a user speaks first"), std::string::npos) << result->body;
   }
+}
+
+// Promise(serving): A chat whose template does not come to an end holds up no completion | a
+//   thread of their own reads chats
+TEST(ChatTemplates, AProcessThatStandsStillHoldsUpNoCompletion) {
+  const auto made = ChatTemplate::parse("{% for m in messages %}{{ m.content }}{% endfor %}");
+  ASSERT_TRUE(made.ok()) << made.status();
+  Worker worker(test_model(), {.blocks = 256}, {.chat_template = *made});
+  const pid_t process = TemplateProcess::shared()->pid();
+  ASSERT_EQ(kill(process, SIGSTOP), 0);
+  RawClient chat(worker.port());
+  chat.post("/v1/chat/completions",
+            json{{"messages", {{{"role", "user"}, {"content", "And"}}}}, {"max_tokens", 1}}.dump());
+  std::atomic<bool> answered{false};
+  std::thread waiter([&] {
+    chat.read_bytes(1);
+    answered = true;
+  });
+  for (int i = 0; i < 3; ++i) {  // behind these the chat has been read
+    EXPECT_EQ(client_of(worker.port()).Get("/health")->status, 200);
+  }
+  EXPECT_EQ(post(worker.port(), request_body())->status, 200);
+  EXPECT_FALSE(answered) << "the completion has waited for the chat";
+  EXPECT_EQ(kill(process, SIGCONT), 0);
+  waiter.join();
+}
+
+// Promise(serving): A request for which there is no memory is refused: the server is not killed for
+//   it | asked before a body is read, and before a long prompt becomes tokens
+TEST(LargeRequests, AreRefusedWhereTheirMemoryIsNotLeft) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path("proc"));
+  const auto leave = [&](size_t mib) {
+    std::ofstream(folder.path("proc/meminfo")) << "MemAvailable: " << (mib << 10) << " kB\n";
+  };
+  leave(4096);
+  Worker worker;
+  base::look_for_memory_below(folder.path());
+  const json large = {{"prompt", std::string(2 << 20, 'a')}, {"max_tokens", 1}};
+  const auto asked = [&] { return post(worker.port(), large); };
+  EXPECT_EQ(asked()->status, 400);  // longer than the context
+  leave(32);                        // the body, and not the tokens
+  httplib::Result refused = asked();
+  EXPECT_EQ(refused->status, 429);
+  EXPECT_NE(refused->body.find("are left"), std::string::npos) << refused->body;
+  leave(4);
+  refused = asked();
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_NE(refused->body.find("reading a request: memory of"), std::string::npos) << refused->body;
+  EXPECT_EQ(post(worker.port(), request_body())->status, 200);
+  leave(4096);
+  EXPECT_EQ(asked()->status, 400);
+  base::look_for_memory_below("");
 }
 
 }  // namespace

@@ -37,6 +37,12 @@ TYPED_TEST(ShardWire, OneMessageForOneText) {
 
 // Members that fields() leaves out would be lost on the way: each is written once.
 TEST(ShardMessages, KeepTheirFields) {
+  {  // with a member more, these do not compile
+    [[maybe_unused]] const auto [kind, id, load, binding, first_layer, layers, first_block, blocks,
+                                 outcome] = KvCall{};
+    [[maybe_unused]] const auto [tier_kind, tier_id, keys, tier_blocks, timeout] = TierCall{};
+    [[maybe_unused]] const auto [command, calls, tier_calls, chunks, sends] = Command{};
+  }
   const auto through = [](const auto& message) {
     using Message = std::decay_t<decltype(message)>;
     std::string bytes;
@@ -110,6 +116,54 @@ TEST(ShardMessages, KeepTheirFields) {
   EXPECT_EQ(step.sends[0].job, 3u);
   EXPECT_EQ(step.sends[0].first_block, 1u);
   EXPECT_EQ(step.sends[0].blocks, (std::vector<uint32_t>{7, 8}));
+}
+
+// With a member more these do not compile. Whether it must reach the other rank is said below then.
+TEST(ShardMessages, EventsAndReportsKeepEachMember) {
+  const auto through = [](const auto& message) {
+    std::string bytes;
+    base::write_fields(message, bytes);
+    return *base::read_fields<std::decay_t<decltype(message)>>(bytes, "it");
+  };
+  for (int kind = 1; kind <= int(EventKind::kUnpinned); ++kind) {
+    SCOPED_TRACE(kind);
+    const Event event{EventKind(kind), 7, absl::AbortedError("w"), {5, 4, 3, 2, true}};
+    const auto [kind_read, id, why, found] = through(event);
+    EXPECT_EQ(kind_read, event.kind);
+    EXPECT_EQ(id, 7u);
+    const bool has_reason =
+        event.kind == EventKind::kLoadFailed || event.kind == EventKind::kUnwanted;
+    EXPECT_EQ(why, has_reason ? event.why : absl::OkStatus());
+    const auto [blocks, disk, peer, near, pending] = found;
+    const bool is_found = event.kind == EventKind::kFound;
+    EXPECT_EQ((std::array{blocks, disk, peer, near}),
+              (is_found ? std::array<size_t, 4>{5, 4, 3, 2} : std::array<size_t, 4>{}));
+    EXPECT_FALSE(pending) << "a follower answers when it knows";
+  }
+  Report report{.more = true,
+                .kv = {1, 2, 3, 4, "a route stays here"},
+                .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
+  report.kv_events = {{EventKind::kSaved, 8}};
+  report.tier_events = {{EventKind::kUnpinned, 9}};
+  const auto [more, kv, tiers, kv_events, tier_events] = through(report);
+  EXPECT_TRUE(more);
+  const auto [sent, loaded, loads_failed, jobs_failed, route] = kv;
+  EXPECT_EQ((std::array{sent, loaded, loads_failed, jobs_failed}),
+            (std::array<uint64_t, 4>{1, 2, 3, 4}));
+  EXPECT_EQ(route, "");
+  const auto [host_records, host_bytes, disk_records, saved, dropped, evicted, back, from_host,
+              from_disk, from_peer, silences, missed, corrupt] = tiers;
+  EXPECT_EQ((std::array{host_bytes, dropped, silences, missed, corrupt}),
+            (std::array<uint64_t, 5>{2, 5, 11, 12, 13}));
+  EXPECT_EQ(
+      host_records + disk_records + saved + evicted + back + from_host + from_disk + from_peer, 0u)
+      << "rank 0 counts these for all";
+  ASSERT_EQ(kv_events.size(), 1u);
+  EXPECT_EQ(kv_events[0].id, 8u);
+  EXPECT_EQ(kv_events[0].kind, EventKind::kSaved);
+  ASSERT_EQ(tier_events.size(), 1u);
+  EXPECT_EQ(tier_events[0].id, 9u);
+  EXPECT_EQ(tier_events[0].kind, EventKind::kUnpinned);
 }
 
 // Of no kind that there is, or without what its kind is about.

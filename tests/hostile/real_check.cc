@@ -28,10 +28,10 @@ void RealRun::run(RealSeen& seen) {
     _exit(0);
   }
   const auto began = [&](size_t side) { return shared_.sides[side].began != 0; };
-  if (!until([&] { return began(0) && began(1); })) return report("they did not meet");
+  if (!until([&] { return began(0) && began(1); })) return;
   if (!disturb()) return;
   shared_.finish = 1;
-  if (!until([&] { return ended(0) && ended(1); })) return report("did not end");
+  if (!until([&] { return ended(0) && ended(1); })) return;
   SCOPED_TRACE(what_);
   for (size_t side = 0; side < 2; ++side) {
     EXPECT_STREQ(shared_.sides[side].failure, "") << "side " << side;
@@ -42,14 +42,16 @@ void RealRun::run(RealSeen& seen) {
   seen.killed += dead_ < 2 ? 1 : 0;
 }
 
-bool RealRun::until(const std::function<bool()>& ready) {
-  const Time end = Clock::steady().now() + until_gives_up();
-  while (!ready()) {
-    if (Clock::steady().now() > end) return false;
-    if (shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0) return false;
-    pause();
-  }
-  return true;
+bool RealRun::until(const std::function<bool()>& ready, CallSite from) {
+  bool is = false;
+  const auto ready_or_failed = [&] {
+    is = ready();
+    return is || shared_.sides[0].failure[0] != 0 || shared_.sides[1].failure[0] != 0;
+  };
+  baton::until(
+      ready_or_failed, [&] { pause(); }, [&] { return state(); }, from);
+  if (!is) ADD_FAILURE_AT(from.file, from.line) << "a side failed: " << state();
+  return is;
 }
 
 void RealRun::lose(size_t side) {
@@ -72,10 +74,11 @@ bool RealRun::ended(size_t side) {
   return true;
 }
 
-void RealRun::report(const char* what) {
-  ADD_FAILURE() << what << ": side 0: \"" << shared_.sides[0].failure << "\", done "
-                << shared_.sides[0].done << "; side 1: \"" << shared_.sides[1].failure
-                << "\", done " << shared_.sides[1].done << "; killed " << dead_ << ";" << what_;
+std::string RealRun::state() const {
+  const auto& sides = shared_.sides;
+  return absl::StrCat("side 0: \"", sides[0].failure, "\", done ", sides[0].done.load(),
+                      "; side 1: \"", sides[1].failure, "\", done ", sides[1].done.load(),
+                      "; killed ", dead_, ";", what_);
 }
 
 bool RealRun::check(size_t number) const {

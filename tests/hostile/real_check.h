@@ -4,6 +4,7 @@
 #include "tests/hostile/real_schedule.h"
 #include "tests/seeds.h"
 #include "tests/test.h"
+#include "tests/until.h"
 
 namespace baton {
 
@@ -35,10 +36,11 @@ class RealRun {
 
   size_t pick(size_t limit) { return static_cast<size_t>(random_() % limit); }
   bool over(size_t side) const { return shared_.sides[side].done != 0 || dead_ == side; }
-  bool until(const std::function<bool()>& ready);
+  // False, reported: a side failed before.
+  bool until(const std::function<bool()>& ready, CallSite from = CallSite::here());
   // Kills a side for good.
   void lose(size_t side);
-  void report(const char* what);
+  std::string state() const;
 
   RealSchedule schedule_;
   RealShared& shared_;

@@ -4,6 +4,7 @@
 
 #include "tests/hostile/real_schedule.h"
 #include "tests/std.h"
+#include "tests/until.h"
 #include "transport/worker.h"
 
 namespace baton {
@@ -65,15 +66,11 @@ class Side {
     while (next < own_.size()) submit(own_[next++]);
     const bool leaves = plan_.network.survives && pick(side_ == plan_.seed % 2 ? 6 : 24) == 0;
     if (leaves && !leave()) return;
-    const bool over = until([&] { return open_ == 0; }, patient(seconds(90)));
-    if (!over) {
-      return fail(std::to_string(open_) + " transfers never ended: " + worker_->explain(peer_));
-    }
+    until([&] { return open_ == 0; }, "transfers end");
     mine_.done = 1;
-    if (!until([&] { return shared_.finish != 0; }, patient(seconds(120))))
-      return fail("nobody finishes");
+    until([&] { return shared_.finish != 0; }, "both sides are done");
     // What the other side knows to have been delivered is here, or on its last steps.
-    until([&] { return told(); }, patient(seconds(20)));
+    until([&] { return down_ || told(); }, "what was delivered is announced");
     const Time end = Clock::steady().now() + milliseconds(3);
     while (Clock::steady().now() < end) step();
     for (size_t i = 0; i < kRealTransfers; ++i) {
@@ -121,7 +118,7 @@ class Side {
   bool meet() {
     // It answers while it waits: the other one may be connecting already.
     const auto ready = [&] { return other_.ready != 0; };
-    if (!until(ready, patient(seconds(60)))) return fail("the other side did not start"), false;
+    until(ready, "the other side starts");
     if (side_ == 0) {
       auto peer = worker_->connect(other_.address);
       if (!peer.ok()) return fail(peer.status().ToString()), false;
@@ -132,13 +129,13 @@ class Side {
       if (plan_.network.own && side_ == 0 && down_ && !up_) call_again();
       return up_ || down_;
     };
-    if (!until(met, patient(seconds(60))) || down_)
-      return fail("the other side was not met"), false;
+    until(met, "the other side is met");
+    if (down_) return fail("the other side was not met"), false;
     mine_.began = 1;
     // Faults are for those who have met: who has not may wait for its turn on a busy machine until
     // the other one has done all of its rounds, and left.
     const auto both = [&] { return other_.began != 0; };
-    if (!until(both, patient(seconds(60)))) return fail("the other side did not begin"), false;
+    until(both, "the other side begins");
     return true;
   }
 
@@ -208,7 +205,7 @@ class Side {
     mine_.left = 1;
     worker_->begin_disconnect(peer_);
     const auto over = [&] { return worker_->peer_state(peer_) == PeerState::kDown; };
-    if (!until(over, patient(seconds(150)))) return fail("disconnect() never ended"), false;
+    until(over, "disconnect() ends");
     if (open_ != 0) return fail("transfers are open after disconnect()"), false;
     if (absl::Status how = worker_->disconnect(peer_); !how.ok()) {
       // A host that had moved before its process was killed is not known to be the one that
@@ -238,13 +235,17 @@ class Side {
     }
     if (!any) std::this_thread::sleep_for(microseconds(20));
   }
-  bool until(const std::function<bool()>& ready, Time patience) {
-    const Time end = Clock::steady().now() + patience;
-    while (!ready()) {
-      if (worker_ != nullptr) step();
-      if (Clock::steady().now() > end) return false;
-    }
-    return true;
+  // Before it gives up, it tells the process that waits for this one.
+  template <typename Fact>
+  void until(const Fact& fact, const char* what, CallSite from = CallSite::here()) {
+    const auto state = [&] {
+      const std::string now =
+          absl::StrCat("it never came that ", what, ": ", state_of(*worker_, peer_, "this side"));
+      fail(now);
+      return now;
+    };
+    baton::until(
+        fact, [&] { step(); }, state, from);
   }
 
   // The memory of what was announced is this side's own again.

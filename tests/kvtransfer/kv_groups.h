@@ -195,7 +195,6 @@ class Groups {
     options.worker.extra_providers = {fabric_.provider_factory(member.node)};
     options.worker.require = "sim";
     absl::StatusOr<std::unique_ptr<Worker>> worker = Worker::create(options.worker);
-    if (!worker.ok()) std::abort();
     options.allow_pull = lease_ != Time::zero();
     options.max_lease = max_lease_;
     fabric_.attach(**worker, member.node);

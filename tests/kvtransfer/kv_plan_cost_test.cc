@@ -61,7 +61,6 @@ std::unique_ptr<Worker> make_worker(sim::SimFabric& fabric, size_t node) {
   options.extra_providers = {fabric.provider_factory(node)};
   options.require = "sim";
   auto worker = Worker::create(options);
-  if (!worker.ok()) std::abort();
   fabric.attach(**worker, node);
   return *std::move(worker);
 }

@@ -110,6 +110,23 @@ TEST(Advertised, IsWhatWasSaidAtThePortsThatWereSaid) {
   EXPECT_TRUE(absl::IsInvalidArgument(advertised_as(many, here.get()).status()));
 }
 
+TEST(Advertised, AVariableHoldsForEveryDoorThatHasNoOptionAndMoreThanLoopback) {
+  const base::UniqueFd all = listener("*"), loopback = listener("127.0.0.1");
+  const std::string own = std::to_string(local_of(all.get()).port());
+  ASSERT_EQ(setenv("BATON_ADVERTISE", "203.0.113.5:9000", 1), 0);
+  EXPECT_EQ(*advertised_as("", all.get()), "203.0.113.5:9000");
+  EXPECT_EQ(*advertised_as("", all.get(), true), "203.0.113.5:" + own);
+  EXPECT_EQ(*advertised_as("203.0.113.6", all.get()), "203.0.113.6:" + own);
+  EXPECT_EQ(*advertised_as("", loopback.get()), advertised(loopback.get()));
+  ASSERT_EQ(setenv("BATON_ADVERTISE", "nosuch.invalid", 1), 0);
+  EXPECT_THAT(std::string(advertised_as("", all.get()).status().message()),
+              HasSubstr("BATON_ADVERTISE=\"nosuch.invalid\""));
+  ASSERT_EQ(setenv("BATON_ADVERTISE", "", 1), 0);
+  EXPECT_EQ(*advertised_as("", all.get()), advertised(all.get()));
+  ASSERT_EQ(unsetenv("BATON_ADVERTISE"), 0);
+  EXPECT_EQ(*advertised_as("", all.get()), advertised(all.get()));
+}
+
 TEST(Advertised, HostsAreSaidWithoutPorts) {
   EXPECT_EQ(hosts_of(""), "");
   EXPECT_EQ(hosts_of("10.0.0.1:7,name,[::1]:9"), "10.0.0.1,name,::1");

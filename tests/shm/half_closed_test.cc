@@ -1,7 +1,7 @@
 // A connection's socket that is shut down in one direction, or both, while both processes live: a
 // loss like any other. The peer is called again, nothing is lost, and no fence ends early.
 #include "tests/test.h"
-#include "transport/base/patience.h"
+#include "tests/until.h"
 #include "transport/pool.h"
 #include "transport/worker.h"
 
@@ -30,27 +30,28 @@ class HalfClosed : public testing::TestWithParam<std::tuple<int, size_t, bool>> 
     return *Worker::create(
         {.name = name, .providers = {"shm"}, .key = *ClusterKey::from_bytes("0123456789abcdef")});
   }
-  template <typename Ready>
-  bool until(const Ready& ready) {
-    const Time end = Clock::steady().now() + patient(std::chrono::seconds(60));
-    while (!ready()) {
-      if (Clock::steady().now() > end) return false;
-      a_->progress();
-      b_->progress();
-      for (Worker* each : {a_.get(), b_.get()}) {
-        while (const auto event = each->next_peer_event()) {
-          events_.push_back(event->kind);
-          if (each == a_.get()) events_of_a_.push_back(event->kind);
-        }
+  template <typename Fact>
+  void until(const Fact& fact, CallSite from = CallSite::here()) {
+    const auto state = [&] { return state_of(*a_, to_b_, "a") + state_of(b_->stats(), "b"); };
+    baton::until(
+        fact, [&] { step(); }, state, from);
+  }
+  void step() {
+    a_->progress();
+    b_->progress();
+    for (Worker* each : {a_.get(), b_.get()}) {
+      while (const auto event = each->next_peer_event()) {
+        events_.push_back(event->kind);
+        if (each == a_.get()) events_of_a_.push_back(event->kind);
       }
-      Notification note;
-      while (a_->next_notification(note) || b_->next_notification(note))
-        heard_.push_back(note.payload);
     }
-    return true;
+    Notification note;
+    while (a_->next_notification(note) || b_->next_notification(note))
+      heard_.push_back(note.payload);
   }
 
   std::unique_ptr<Worker> a_ = make("a"), b_ = make("b");
+  PeerId to_b_;
   std::vector<PeerEvent::Kind> events_, events_of_a_;
   std::vector<std::string> heard_;
 };
@@ -58,19 +59,16 @@ class HalfClosed : public testing::TestWithParam<std::tuple<int, size_t, bool>> 
 TEST_P(HalfClosed, IsALossThatIsResumed) {
   using Kind = PeerEvent::Kind;
   const auto [how, end, said] = GetParam();
-  const PeerId to_b = *a_->connect(b_->address());
-  ASSERT_TRUE(until([&] { return events_.size() == 2; }));
+  to_b_ = *a_->connect(b_->address());
+  until([&] { return events_.size() == 2; });
   ASSERT_EQ(ends().size(), 2u);
   if (said) {
-    ASSERT_TRUE(a_->notify_detached(to_b, "before").ok());
+    ASSERT_TRUE(a_->notify_detached(to_b_, "before").ok());
   }
   ASSERT_EQ(shutdown(ends()[end], how), 0);
-  ASSERT_TRUE(until([&] {
-    return std::count(events_.begin(), events_.end(), Kind::kResumed) == 2;
-  })) << a_->explain(to_b);
-  ASSERT_TRUE(a_->notify_detached(to_b, "behind").ok());
-  ASSERT_TRUE(until([&] { return !heard_.empty() && heard_.back() == "behind"; }))
-      << a_->explain(to_b);
+  until([&] { return std::count(events_.begin(), events_.end(), Kind::kResumed) == 2; });
+  ASSERT_TRUE(a_->notify_detached(to_b_, "behind").ok());
+  until([&] { return !heard_.empty() && heard_.back() == "behind"; });
   EXPECT_EQ(std::count(heard_.begin(), heard_.end(), "before"), said ? 1 : 0);
   EXPECT_THAT(events_, testing::Not(testing::Contains(Kind::kDown)));
 }
@@ -85,19 +83,20 @@ TEST_P(HalfClosed, WhileItComesUpEndsNoSession) {
     b_ = make("b");
     events_.clear();
     events_of_a_.clear();
-    const PeerId to_b = *a_->connect(b_->address());
+    to_b_ = *a_->connect(b_->address());
     for (int i = 0; i < rounds; ++i) (i % 2 == (said ? 1 : 0) ? a_ : b_)->progress();
     const std::vector<int> sockets = ends();
     if (sockets.size() != 2) continue;  // not yet
     ASSERT_EQ(shutdown(sockets[end], how), 0);
-    ASSERT_TRUE(until([&] { return a_->peer_state(to_b) != PeerState::kConnecting; }));
+    until([&] { return a_->peer_state(to_b_) != PeerState::kConnecting; });
     const bool was_up = std::count(events_of_a_.begin(), events_of_a_.end(), Kind::kUp) > 0;
-    if (!was_up && a_->peer_state(to_b) == PeerState::kDown) continue;  // its first call has failed
-    ASSERT_TRUE(until([&] { return a_->peer_state(to_b) == PeerState::kUp; })) << a_->explain(to_b);
-    ASSERT_TRUE(a_->notify_detached(to_b, "behind").ok());
+    if (!was_up && a_->peer_state(to_b_) == PeerState::kDown)
+      continue;  // its first call has failed
+    until([&] { return a_->peer_state(to_b_) == PeerState::kUp; });
+    ASSERT_TRUE(a_->notify_detached(to_b_, "behind").ok());
     heard_.clear();
-    ASSERT_TRUE(until([&] { return !heard_.empty(); })) << rounds << ": " << a_->explain(to_b);
-    EXPECT_EQ(a_->peer_state(to_b), PeerState::kUp);
+    until([&] { return !heard_.empty(); });
+    EXPECT_EQ(a_->peer_state(to_b_), PeerState::kUp);
     EXPECT_THAT(events_of_a_, testing::Not(testing::Contains(Kind::kDown))) << rounds;
   }
 }

@@ -18,7 +18,6 @@ constexpr size_t kTransfers = 24;
 
 struct Seen : FaultsSeen {
   size_t cuts = 0;
-  size_t without_word = 0;  // of those that left
 };
 
 class Schedule : public FaultSchedule {
@@ -36,7 +35,6 @@ class Schedule : public FaultSchedule {
            .max_transfers = 96,
            .settings = {
                {"tcp.sockets", sockets}, {"tcp.slice_kib", slice}, {"tcp.buffer_kib", "16"}}});
-      if (!worker.ok()) std::abort();
       workers_[i] = *std::move(worker);
       memory_[i].resize(2 * half_);
       const auto region = workers_[i]->register_memory(memory_[i].data(), memory_[i].size());
@@ -63,7 +61,7 @@ class Schedule : public FaultSchedule {
     network_->hold(FaultyNetwork::kBack, false);
     asleep_ = {};
     while (next < kTransfers) submit_next(next++);
-    if (pick(6) == 0) leaves_ = {pick(3) == 0, true};
+    if (pick(3) == 0) leaves_ = {pick(3) == 0, true};
     left_ = leaves_[1];
     for (size_t i = 0; i < 2; ++i) {
       if (leaves_[i]) workers_[i]->begin_disconnect(sides_[i].peer);
@@ -148,11 +146,9 @@ class Schedule : public FaultSchedule {
       if (worker.peer_state(sides_[i].peer) != PeerState::kDown) return false;
       leaves_[i] = false;
       step();
-      // Without the peer's word in time it promises nothing, and that is rare.
       const absl::Status status = worker.disconnect(sides_[i].peer);
-      EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status)) << status;
-      if (status.ok()) part(i);
-      seen_.without_word += status.ok() ? 0 : 1;
+      EXPECT_TRUE(status.ok()) << status;
+      part(i);
     }
     return true;
   }
@@ -175,7 +171,6 @@ TEST(TcpFaults, EveryTransferEndsExactlyOnce) {
   // The schedules did what they are for.
   EXPECT_GT(seen.done, seeds.count() * kTransfers / 2);
   EXPECT_GT(seen.cuts, seeds.count());
-  EXPECT_LE(seen.without_word, 1 + seen.parted / 20);
   expect_all_seen({{"parted", seen.parted},
                    {"peers resumed", seen.peers_resumed},
                    {"slices moved", seen.slices_moved}});

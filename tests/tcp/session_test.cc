@@ -146,6 +146,27 @@ TEST_F(Session, ALostSocketIsClosedAtTheTargetBeforeAnythingIsRepeated) {
   EXPECT_TRUE(reused_is_whole());
 }
 
+// One socket is reset at the caller's end only, the question about it is on its way over the other
+// when that is reset too. The target takes the first for alive, and would answer over it.
+TEST_F(Session, AnAnswerIsNotWaitedForOnASocketThatOnlyTheTargetTakesForAlive) {
+  const CounterId counter = *b_.worker->allocate_counter();
+  network_->hold(FaultyNetwork::kThere, true);
+  const TransferId id = write(counter);
+  for (int k = 0; k < 50; ++k) step();  // slices of it are on both
+  network_->cut_near(network_->lines()[0]);
+  until([&] { return a_.worker->stats().rails_lost == 1; });
+  for (int k = 0; k < 50; ++k) step();
+  network_->cut(network_->lines()[1]);
+  network_->hold(FaultyNetwork::kThere, false);
+  until([&] { return ended_at_a(id); });
+  EXPECT_TRUE(a_.worker->status(id).ok()) << a_.worker->status(id);
+  EXPECT_EQ(b_.worker->counter_value(counter), 1u);
+  EXPECT_EQ(b_.memory, a_.memory);
+  a_.worker->begin_disconnect(a_.peer);
+  until([&] { return a_.worker->peer_state(a_.peer) == PeerState::kDown; });
+  EXPECT_TRUE(a_.worker->disconnect(a_.peer).ok()) << a_.worker->disconnect(a_.peer);
+}
+
 TEST_F(Session, AllSocketsLostBetweenLandingAndAcknowledgementRepeatNothing) {
   const CounterId counter = *b_.worker->allocate_counter();
   network_->hold(FaultyNetwork::kBack, true);

@@ -21,7 +21,7 @@ TEST(BadInput, APortThatIsDownIsNamedWithTheRemedyAndMayComeUpLater) {
   pair.fake->set_port(0, false);
   EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("fake0:1 is down"), HasSubstr("ip link set")));
   pair.fake->set_port(0, true);
-  EXPECT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
 }
 
@@ -29,7 +29,7 @@ TEST(BadInput, SidesOfDifferentMtuAgreeOnTheLesser) {
   VerbsPair pair({});
   pair.settings = {{"verbs.mtu", "1024"}};
   pair.start(pair.b, "b of another MTU");
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_THAT(pair.a.worker->explain(pair.a.peer), HasSubstr("MTU 1024"));
   pair.fill(1);
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
@@ -51,7 +51,7 @@ TEST(BadInput, TooManyQueuePairsHereAreSaid) {
   EXPECT_THAT(pair.refusal(), AllOf(HasSubstr("no queue pair of depth"), HasSubstr("verbs.qps"),
                                     HasSubstr("0 in all")));
   pair.fake->set_max_queue_pairs(2);
-  EXPECT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
 }
 
@@ -59,13 +59,13 @@ TEST(BadInput, TooManyQueuePairsAtThePeerAreSaidHere) {
   VerbsPair pair({.max_queue_pairs = 1});
   EXPECT_THAT(pair.refusal(), HasSubstr("no queue pair of depth"));
   pair.fake->set_max_queue_pairs(2);
-  EXPECT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_TRUE(pair.run(pair.request(Op::kRead)).ok());
 }
 
 TEST(BadInput, SomeQueuePairsAreBetterThanNone) {
   VerbsPair pair({.max_queue_pairs = 5}, {{"verbs.qps", "4"}});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
   EXPECT_EQ(pair.a.worker->peer_state(pair.a.peer), PeerState::kUp);
 }
@@ -73,7 +73,7 @@ TEST(BadInput, SomeQueuePairsAreBetterThanNone) {
 TEST(BadInput, TooManyRegionsAreSaid) {
   // Four for the sides' memory and messages.
   VerbsPair pair({.max_regions = 4});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   std::vector<std::byte> memory(64 << 10);
   std::vector<MemoryRegion> regions;
   absl::Status status;
@@ -138,7 +138,7 @@ class DmaBuf : public testing::Test {
 
 TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
   VerbsPair pair({});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   char* const base = static_cast<char*>(data_) + kOffset;
   auto region =
       pair.b.worker->register_memory(base, kBytes - kOffset, Access::kRemoteReadWrite,
@@ -164,7 +164,7 @@ TEST_F(DmaBuf, MemoryIsRegisteredThroughIt) {
 // that is slow at best, and otherwise a crash.
 TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
   VerbsPair pair({});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const auto region =
       pair.a.worker->register_memory(data_, kBytes, Access::kLocal, BackingFile{fd_, 0, true});
   ASSERT_TRUE(region.ok()) << region.status();
@@ -188,7 +188,7 @@ TEST_F(DmaBuf, TheProcessorDoesNotReadIt) {
 TEST(BadInput, TheProcessorDoesNotReadWhatIsNotMappedAnyMore) {
   for (const Fading how : {Fading::kUnmapped, Fading::kTruncated}) {
     VerbsPair pair({});
-    ASSERT_TRUE(pair.connect());
+    pair.connect();
     const FadingMemory memory(8192, how);
     const auto region =
         pair.a.worker->register_memory(memory.data, memory.size, Access::kLocal, {});
@@ -202,7 +202,7 @@ TEST(BadInput, TheProcessorDoesNotReadWhatIsNotMappedAnyMore) {
     };
     EXPECT_FALSE(write(4096).ok());
     EXPECT_FALSE(write(4096 - 50).ok());
-    EXPECT_TRUE(pair.connect());
+    pair.connect();
     EXPECT_TRUE(write(0).ok());
   }
 }
@@ -234,7 +234,7 @@ TEST(BadInput, SilentStrangersKeepNoPeerOut) {
     strangers.push_back(*fd);
     pair.steps(40);
   }
-  EXPECT_TRUE(pair.connect());
+  pair.connect();
   EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
   // Nor do they stay.
   const auto hung_up = [](int fd) {
@@ -244,7 +244,7 @@ TEST(BadInput, SilentStrangersKeepNoPeerOut) {
   // One made room for the last stranger, one for the peer, and the others are there still.
   EXPECT_EQ(std::count_if(strangers.begin(), strangers.end(), hung_up), 2);
   pair.tick = std::chrono::milliseconds(1);
-  EXPECT_TRUE(pair.drive([&] { return std::all_of(strangers.begin(), strangers.end(), hung_up); }));
+  pair.until([&] { return std::all_of(strangers.begin(), strangers.end(), hung_up); });
   for (const int fd : strangers) ::close(fd);
 }
 

@@ -38,14 +38,14 @@ void expect_all_seen(VerbsPair& pair, CounterId counter) {
 struct Arrived {
   Arrived(size_t devices, int rounds)
       : pair({.devices = devices}, {{"verbs.receive_depth", "256"}}) {
-    EXPECT_TRUE(pair.connect());
+    pair.connect();
     EXPECT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
     counter = *pair.b.worker->allocate_counter();
     for (int i = 0; i < rounds; ++i) pair.b.worker->progress();
     arrive_unseen(pair, counter);
   }
-  bool b_hears_of_it() {
-    return pair.drive([&] { return pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown; });
+  void let_b_hear_of_it() {
+    pair.until([&] { return pair.b.worker->peer_state(pair.b.peer) == PeerState::kDown; });
   }
   VerbsPair pair;
   CounterId counter;
@@ -62,13 +62,13 @@ class Goodbye : public testing::TestWithParam<int> {
 //   read while the queue pair flushes
 TEST_P(Goodbye, DoesNotOvertakeWhatHadArrived) {
   arrived_.pair.a.worker->disconnect(arrived_.pair.a.peer, Time::zero()).IgnoreError();
-  EXPECT_TRUE(arrived_.b_hears_of_it());
+  arrived_.let_b_hear_of_it();
   expect_all_seen(arrived_.pair, arrived_.counter);
 }
 
 TEST_P(Goodbye, APeerThatIsGoneDoesNotTakeWhatHadArrivedWithIt) {
   arrived_.pair.a.worker.reset();
-  EXPECT_TRUE(arrived_.b_hears_of_it());
+  arrived_.let_b_hear_of_it();
   expect_all_seen(arrived_.pair, arrived_.counter);
 }
 

@@ -11,7 +11,7 @@ namespace {
 //   queue, which goes first
 TEST(Urgent, OvertakesBulk) {
   VerbsPair pair({.devices = 1});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   ASSERT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
   std::vector<TransferId> bulk;
   for (int i = 0; i < 20; ++i) bulk.push_back(*pair.a.worker->submit(pair.request(Op::kWrite)));
@@ -39,8 +39,8 @@ class ClientSettings : public testing::Test {
     pair->a.worker.reset();
     pair->settings = std::move(settings);
     pair->start(pair->a, "a");
-    EXPECT_TRUE(pair->connect());
-    EXPECT_TRUE(pair->drive([&] { return pair->fake->addresses().size() >= ends; }));
+    pair->connect();
+    pair->until([&] { return pair->fake->addresses().size() >= ends; });
     pair->steps(200);
     EXPECT_EQ(pair->fake->addresses().size(), ends);
     return pair;
@@ -71,7 +71,7 @@ TEST_F(ClientSettings, PairsOfPortsAreNoMoreThanItWants) {
 // Its owner gives away what is in it and nothing around it, though all of that is registered too.
 TEST(Regions, ABlockMayBeOneOfItsOwn) {
   VerbsPair pair({.devices = 1});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   constexpr size_t kAt = 1 << 20, kBlock = 64 << 10;
   const auto block = pair.b.worker->register_memory(pair.b.memory.data() + kAt, kBlock);
   ASSERT_TRUE(block.ok()) << block.status();
@@ -118,7 +118,7 @@ TEST(Urgent, ANotificationThatIsCancelledHalfWayLeavesNothingBehind) {
   for (const bool region : {false, true}) {
     SCOPED_TRACE(region);
     VerbsPair pair({.devices = 1}, {{"verbs.receive_depth", "16"}});
-    ASSERT_TRUE(pair.connect());
+    pair.connect();
     ASSERT_TRUE(pair.run(pair.request(Op::kWrite)).ok());
     pair.steps(100);
     TransferRequest large = pair.request(Op::kWrite, region ? 1 << 20 : 0);
@@ -164,7 +164,7 @@ TEST(Addresses, AreThoseOfTheSubnetThatBothSidesShare) {
   }
   restart(pair.a, "a", "fake0");
   restart(pair.b, "b", "fake1");
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   ASSERT_EQ(pair.fake->addresses().size(), 2u);
   for (const ibv_ah_attr& each : pair.fake->addresses()) {
     EXPECT_EQ(each.grh.sgid_index, 4);
@@ -183,7 +183,7 @@ std::vector<uint32_t> evens(uint32_t count) {
 
 TEST(Limits, ScatteredPagesShareDoorbellsAndCompletions) {
   VerbsPair pair({});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 100)).ok());
   const std::vector<uint32_t> pages = evens(1024);
   TransferRequest r = pair.request(Op::kWrite);
@@ -202,7 +202,7 @@ TEST(Limits, ScatteredPagesShareDoorbellsAndCompletions) {
 
 TEST(Limits, NeighboursAtThePeerAreGathered) {
   VerbsPair pair({});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const std::vector<uint32_t> pages = evens(512);
   for (Op op : {Op::kWrite, Op::kRead}) {
     TransferRequest r = pair.request(op);
@@ -226,7 +226,7 @@ TEST(Limits, NeighboursAtThePeerAreGathered) {
 
 TEST(Limits, ReadsMayBeGatheredLess) {
   VerbsPair pair({.max_sge = 8, .max_sge_rd = 3});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const std::vector<uint32_t> pages = evens(96);
   for (const auto& [op, sges] : {std::pair(Op::kWrite, 8u), std::pair(Op::kRead, 3u)}) {
     TransferRequest r = pair.request(op);
@@ -241,7 +241,7 @@ TEST(Limits, ReadsMayBeGatheredLess) {
 
 TEST(Limits, ACountingWriteIsOneMessage) {
   VerbsPair pair({});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const CounterId counter = *pair.b.worker->allocate_counter();
   TransferRequest r = pair.request(Op::kWrite, 64);
   r.counter = pair.b.worker->remote_counter(counter);
@@ -252,13 +252,13 @@ TEST(Limits, ACountingWriteIsOneMessage) {
   EXPECT_EQ(after.work - before.work, 10u);
   EXPECT_EQ(after.immediates - before.immediates, 10u);
   EXPECT_EQ(after.inlined - before.inlined, 10u);
-  EXPECT_TRUE(pair.drive([&] { return pair.b.worker->counter_value(counter) == 11; }));
+  pair.until([&] { return pair.b.worker->counter_value(counter) == 11; });
 }
 
 TEST(Limits, SmallQueuesAndFewCreditsAreEnough) {
   VerbsPair pair({.max_work = 32, .max_sge = 2, .max_inline = 16, .max_reads = 1},
                  {{"verbs.receive_depth", "16"}, {"verbs.send_depth", "16"}});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const CounterId there = *pair.b.worker->allocate_counter();
   const CounterId here = *pair.a.worker->allocate_counter();
   const std::string payload(5000, 'n');
@@ -288,19 +288,19 @@ TEST(Limits, SmallQueuesAndFewCreditsAreEnough) {
       ASSERT_TRUE(status.ok()) << status;
     }
   }
-  EXPECT_TRUE(pair.drive([&] {
+  pair.until([&] {
     while (pair.b.worker->next_notification(notification)) {
       EXPECT_EQ(notification.payload, payload);
       ++got;
     }
     return pair.a.worker->counter_value(here) == 500 &&
            pair.b.worker->counter_value(there) == 250 && got == 25;
-  }));
+  });
 }
 
 TEST(Limits, MessagesStayBelowTheAdaptersMaximum) {
   VerbsPair pair({.mtu = IBV_MTU_256, .max_message = 4096});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   pair.fill(5);
   ASSERT_TRUE(pair.run(pair.request(Op::kWrite, 1 << 20)).ok());
   EXPECT_EQ(memcmp(pair.a.memory.data(), pair.b.memory.data(), 1 << 20), 0);
@@ -332,7 +332,7 @@ absl::Status create(const FakeVerbs& fake, const char* key, const char* value) {
 
 TEST(Limits, TrafficClassAndServiceLevelAreInEveryAddress) {
   VerbsPair pair({.devices = 2}, {{"verbs.traffic_class", "104"}, {"verbs.service_level", "3"}});
-  ASSERT_TRUE(pair.connect());
+  pair.connect();
   const std::vector<ibv_ah_attr> addresses = pair.fake->addresses();
   EXPECT_EQ(addresses.size(), 4u);
   for (const ibv_ah_attr& address : addresses) {

@@ -19,7 +19,7 @@ class Receipts : public testing::Test {
                                       {"verbs.hold_ms", "5"},
                                       {"verbs.port_grace_ms", "50"}});
     pair_->tick = std::chrono::microseconds(250);
-    ASSERT_TRUE(pair_->connect());
+    pair_->connect();
     pair_->expect_ready = false;  // a rail that is lost may have used them up
     counter_ = *pair_->b.worker->allocate_counter();
   }
@@ -69,7 +69,7 @@ TEST_P(OfASize, WhatLandedUnacknowledgedIsNotRaisedAgain) {
   warm();
   pair_->fake->set_mute(0, true);
   const TransferId id = one();
-  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  pair_->until([&] { return pair_->a.worker->stats().peers_lost > 0; });
   ASSERT_EQ(value(), submitted_);
   pair_->fake->set_mute(0, false);
   const absl::Status status = pair_->finish(id);
@@ -82,7 +82,7 @@ TEST_P(OfASize, WhatDidNotLandGoesOn) {
   warm();
   pair_->fake->set_cable(0, false);
   const TransferId id = one();
-  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  pair_->until([&] { return pair_->a.worker->stats().peers_lost > 0; });
   pair_->fake->set_cable(0, true);
   const absl::Status status = pair_->finish(id);
   EXPECT_TRUE(status.ok()) << status;
@@ -115,15 +115,15 @@ class BeforeTheRail : public Receipts {
 TEST_F(BeforeTheRail, WhatComesWhileTheAcknowledgementIsLateCounts) {
   start(1);
   pair_->fake->break_queue_pairs(0);
-  ASSERT_TRUE(pair_->drive([&] { return pair_->b.worker->stats().peers_lost > 0; }));
+  pair_->until([&] { return pair_->b.worker->stats().peers_lost > 0; });
   const TransferId id = notify(pair_->b, "are you there?");
   pair_->fake->set_mute(0, true);
-  ASSERT_TRUE(pair_->drive([&] { return pair_->b.worker->stats().peers_resumed > 0; }));
+  pair_->until([&] { return pair_->b.worker->stats().peers_resumed > 0; });
   pair_->steps(4);
   pair_->fake->set_mute(0, false);
-  ASSERT_TRUE(pair_->drive([&] { return ended_at(pair_->b, id); }));
+  pair_->until([&] { return ended_at(pair_->b, id); });
   EXPECT_TRUE(pair_->b.worker->status(id).ok()) << pair_->b.worker->status(id);
-  EXPECT_TRUE(pair_->drive([&] { return told(pair_->a); }, std::chrono::seconds(1)));
+  EXPECT_TRUE(pair_->within(std::chrono::seconds(1), [&] { return told(pair_->a); }));
 }
 
 // Whatever a target that was busy finds first: its port, its queue pair, the control connection, or
@@ -135,18 +135,18 @@ class EndsUnseen : public BeforeTheRail,
 TEST_P(EndsUnseen, WhatCameOverItCounts) {
   start(1);
   pair_->fake->break_queue_pairs(0);
-  ASSERT_TRUE(pair_->drive([&] { return pair_->a.worker->stats().peers_lost > 0; }));
+  pair_->until([&] { return pair_->a.worker->stats().peers_lost > 0; });
   const TransferId id = notify(pair_->a, "while you were busy");
   // B answers the call, and from then on does nothing.
   const auto alone = [&] {
     for (int i = 0; i < 10 && !ended_at(pair_->a, id); ++i) alone_at_a(*pair_);
     return ended_at(pair_->a, id);
   };
-  ASSERT_TRUE(pair_->drive(alone));
+  pair_->until(alone);
   ASSERT_TRUE(pair_->a.worker->status(id).ok()) << pair_->a.worker->status(id);
   ASSERT_EQ(pair_->b.worker->stats().peers_resumed, 0u) << "it has not seen the rail";
   GetParam().second(*pair_);
-  EXPECT_TRUE(pair_->drive([&] { return told(pair_->b); }, std::chrono::seconds(1)));
+  EXPECT_TRUE(pair_->within(std::chrono::seconds(1), [&] { return told(pair_->b); }));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -3,6 +3,7 @@
 
 #include "tests/manual_clock.h"
 #include "tests/test.h"
+#include "tests/until.h"
 #include "tests/verbs/fake/fake_cm.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "transport/worker.h"
@@ -74,7 +75,14 @@ struct VerbsPair {
   void steps(int count) {
     for (int i = 0; i < count; ++i) step();
   }
-  bool drive(const std::function<bool()>& ready, Time limit = std::chrono::seconds(60)) {
+  template <typename Fact>
+  void until(Fact&& fact, CallSite from = CallSite::here()) {
+    const auto state = [&] { return a.worker ? state_of(*a.worker, a.peer, "a") : ""; };
+    baton::until(
+        fact, [&] { step(); }, state, from);
+  }
+  // Whether it comes in so much virtual time.
+  bool within(Time limit, const std::function<bool()>& ready) {
     const Time end = clock.now() + limit;
     while (!ready()) {
       if (clock.now() >= end) return false;
@@ -83,23 +91,22 @@ struct VerbsPair {
     return true;
   }
   // Connects, and waits until everything is quiet: all rails are up at both ends.
-  bool connect() {
+  void connect() {
     auto peer = a.worker->connect(b.worker->address());
     EXPECT_TRUE(peer.ok()) << peer.status();
     a.peer = *peer;
-    const bool up = drive([&] {
+    until([&] {
       while (auto event = b.worker->next_peer_event()) b.peer = event->peer;
       return b.peer.generation != 0 && a.worker->peer_state(a.peer) == PeerState::kUp;
     });
     steps(200);
-    return up;
   }
 
   // Connects, expecting that it fails; why.
   std::string refusal() {
     auto peer = a.worker->connect(b.worker->address());
     EXPECT_TRUE(peer.ok()) << peer.status();
-    EXPECT_TRUE(drive([&] { return a.worker->peer_state(*peer) == PeerState::kDown; }));
+    until([&] { return a.worker->peer_state(*peer) == PeerState::kDown; });
     return std::string(a.worker->peer_status(*peer).message());
   }
 
@@ -112,9 +119,7 @@ struct VerbsPair {
             .remote_layout = Layout::contiguous(0, bytes)};
   }
   absl::Status finish(TransferId id) {
-    if (!drive([&] { return ended(*a.worker->state(id)); })) {
-      return absl::InternalError("it never ended");
-    }
+    until([&] { return ended(*a.worker->state(id)); });
     absl::Status status = a.worker->status(id);
     const absl::Status released = a.worker->release(id);
     return released.ok() ? status : released;

@@ -26,6 +26,9 @@ absl::StatusOr<int64_t> slab_kib() {
 }
 
 constexpr std::array kVariables = {
+    EnvironmentVariable{"BATON_ADVERTISE", "the addresses of this machine's interfaces",
+                        "HOST or HOST:PORT that peers are told, behind NAT or a published port: of "
+                        "every worker that listens beyond loopback and has no option that says so"},
     EnvironmentVariable{"BATON_API_KEY", "none", "key that clients of `baton serve` must send"},
     EnvironmentVariable{"BATON_CASES", "some",
                         "which cases to run of tests that fail each call or byte in turn: all, or "

@@ -50,7 +50,6 @@ absl::StatusOr<std::string> Acceptor::listen() {
   listener_ = *fd;
   absl::Status status = poller_->add(listener_, EPOLLIN, listener_watch_);
   if (!status.ok()) return status;
-  if (context_.advertise.empty()) return advertised(listener_);
   return advertised_as(context_.advertise, listener_, !options_.advertised_ports);
 }
 

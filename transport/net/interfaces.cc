@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <tuple>
 
@@ -106,8 +107,14 @@ std::string advertised(int listener) {
   return out;
 }
 
-absl::StatusOr<std::string> advertised_as(const std::string& told, int listener, bool own_port) {
+absl::StatusOr<std::string> advertised_as(const std::string& option, int listener, bool own_port) {
   const Endpoint at = local_of(listener);
+  const char* const variable = at.loopback() ? nullptr : std::getenv("BATON_ADVERTISE");
+  const bool by_option = !option.empty();
+  const std::string told = by_option || variable == nullptr ? option : variable;
+  if (told.empty()) return advertised(listener);
+  const std::string said =
+      absl::StrCat(by_option ? "advertise \"" : "BATON_ADVERTISE=\"", told, "\"");
   std::vector<std::string> found;
   for (const auto part : absl::StrSplit(told, ',')) {
     const std::string one(part);
@@ -119,7 +126,7 @@ absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
                                     : one + port);
     if (!places.ok()) {
       return absl::Status(places.status().code(),
-                          absl::StrCat("advertise \"", told, "\": ", places.status().message(),
+                          absl::StrCat(said, ": ", places.status().message(),
                                        "; write host or host:port, as others reach this worker"));
     }
     for (const Endpoint& place : *places) {
@@ -130,7 +137,7 @@ absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
   const std::string all = absl::StrJoin(found, ",");
   if (found.size() > kMostAdvertised || all.size() > kMostAdvertisedText) {
     return absl::InvalidArgumentError(
-        absl::StrCat("advertise \"", told, "\": these are ", found.size(), " addresses (", all,
+        absl::StrCat(said, ": these are ", found.size(), " addresses (", all,
                      "), too many to tell a peer; name at most ", kMostAdvertised, " in ",
                      kMostAdvertisedText, " letters"));
   }

@@ -18,9 +18,10 @@ namespace baton::net {
 std::string advertised(int listener);
 
 // The same, where the user has said by which addresses others reach it: "host" or "host:port", with
-// commas between. Names are looked up, which may block as long as DNS does. A host alone has the
-// listener's port; `own_port`: so has one with another port, which is another listener's. Up to
-// eight addresses (InvalidArgument); NotFound for a name that nothing is known of.
+// commas between; "": what BATON_ADVERTISE says, unless only this machine reaches the listener.
+// Names are looked up, which may block as long as DNS does. A host alone has the listener's port;
+// `own_port`: so has one with another port, which is another listener's. Up to eight addresses
+// (InvalidArgument); NotFound for a name that nothing is known of.
 absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
                                           bool own_port = false);
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <fstream>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "transport/base/limits/promised_memory.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -99,7 +101,12 @@ uint64_t available(const std::string& root) {
   return SIZE_MAX;
 }
 
+// By promise_memory().
+std::atomic<int64_t> promised{0};
+
 }  // namespace
+
+void promise_memory(int64_t more) { promised.fetch_add(more, std::memory_order_relaxed); }
 
 void look_for_memory_below(std::string folder) {
   Root& root = Root::get();
@@ -130,6 +137,8 @@ MemoryLeft memory_left() {
       consider(mounts + "/memory", path, kV1, least);
     }
   }
+  const int64_t theirs = promised.load(std::memory_order_relaxed);
+  least.bytes -= std::min(least.bytes, static_cast<size_t>(std::max<int64_t>(theirs, 0)));
   return least;
 }
 

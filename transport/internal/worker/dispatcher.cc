@@ -316,6 +316,13 @@ void Dispatcher::slice_done(Rail& rail, TransferId transfer, uint32_t slice,
       }
     }
   }
+  // A question about a lost rail ends with the rail that it was on, and is asked again. It must not
+  // wait for the peer's word on this rail: the peer may send that over the one that is asked about,
+  // which it takes for alive until tcp.stall_ms.
+  if (absl::IsUnknown(status) && peer != nullptr && slot->control &&
+      needs_.lost_rails.asked_by(*peer, *slot) != nullptr) {
+    return needs_.transfers.stop(transfer.slot, TransferState::kFailed, std::move(status));
+  }
   // A read moves no byte here once its rail has reported it.
   if (absl::IsUnknown(status)) {
     if (slot->descriptor.op == Op::kWrite && peer != nullptr && peer->state != PeerState::kDown) {

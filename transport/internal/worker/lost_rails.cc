@@ -41,13 +41,6 @@ void LostRails::settle(const SliceName& name, Fate fate) {
     needs_.stats.receipts += !slot->control;
   }
   Peer* peer = needs_.peers.find(slot->peer);
-  if (landed && slot->control && peer != nullptr) {
-    // What was asked is known to have arrived, of what was answered to it nothing.
-    if (LostRail* asked = asked_by(*peer, *slot); asked != nullptr) {
-      asked->asked_at = kNever;
-      ask_about_lost_rails(*peer);
-    }
-  }
   if (landed || slot->verdict != TransferState::kActive || peer == nullptr) {
     needs_.transfers.maybe_finish(name.transfer.slot);
     return;
@@ -84,8 +77,8 @@ void LostRails::ask_about_lost_rails(Peer& peer) {
   needs_.sessions.set_timer(peer);
 }
 
-// A rail was lost: an answer may have been on it, although the peer has heard that it arrived. A
-// question that has not arrived goes on by itself, as every transfer does, and is not repeated.
+// A rail was lost: an answer may have been on it, although the peer has heard the question. A
+// question that was on that rail itself ends, and on_control_message_failed() asks again.
 void LostRails::ask_again(Peer& peer) {
   for (LostRail& rail : peer.lost_rails) {
     if (rail.heard) rail.asked_at = kNever;
