@@ -38,7 +38,7 @@ absl::StatusOr<std::shared_ptr<const KvPlan>> KvPulls::plan_for(const KvPull& pu
 
 absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
   if (pull.offered || pull.stopped) return absl::OkStatus();
-  if (absl::Status status = decode_kv_offer(body, offer_); !status.ok()) return status;
+  if (absl::Status status = decode_kv(body, offer_); !status.ok()) return status;
   auto plan = plan_for(pull, offer_.layout);
   if (!plan.ok()) return plan.status();
   pull.offered = true;
@@ -54,7 +54,7 @@ absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
 
 absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
   if (pull.stopped) return absl::OkStatus();
-  if (absl::Status status = decode_kv_ready(body, ready_); !status.ok()) return status;
+  if (absl::Status status = decode_kv(body, ready_); !status.ok()) return status;
   if (pull.offered) return read(pull, ready_);
   pull.early_blocks += ready_.blocks.size();
   if (pull.early_blocks > kMaxKvMessage / sizeof(uint32_t)) {
@@ -65,14 +65,14 @@ absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
 }
 
 absl::Status KvPulls::on_lease_renewed(KvPull& pull, std::string_view body) {
-  absl::StatusOr<KvLease> lease = decode_kv_lease(body);
-  if (!lease.ok()) return lease.status();
+  KvLease lease;
+  if (absl::Status status = decode_kv(body, lease); !status.ok()) return status;
   const auto it = std::find_if(pull.asked.begin(), pull.asked.end(),
-                               [&](const auto& each) { return each.first == lease->number; });
-  if (it == pull.asked.end() || lease->number == 0) return absl::OkStatus();
+                               [&](const auto& each) { return each.first == lease.number; });
+  if (it == pull.asked.end() || lease.number == 0) return absl::OkStatus();
   const Time asked = it->second;
   pull.asked.erase(it);
-  confirm(pull, asked, lease->lease);
+  confirm(pull, asked, lease.lease);
   return absl::OkStatus();
 }
 
@@ -96,7 +96,7 @@ bool KvPulls::renew(KvPull& pull, Time now) {
   pull.asked.emplace_back(++pull.renewals, now);
   pull.renew_at = now + pull.lease / kRenewals;
   mailbox_.send(pull.peer, KvMessageKind::kRenewLease, pull.number,
-                encode_kv_lease({pull.renewals, pull.request->lease}));
+                kv_bytes(KvLease{pull.renewals, pull.request->lease}));
   return true;
 }
 

@@ -181,7 +181,7 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
     offer.buffers = {{*worker_->remote_region(*region), 0}};
     if (forge_) offer.buffers[0].region.key ^= 1;
     std::string body;
-    EXPECT_TRUE(encode_kv_offer(offer, body).ok());
+    EXPECT_TRUE(encode_kv(offer, body).ok());
     return body;
   }
   // How the load ended.
@@ -224,27 +224,27 @@ TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
 }
 
 TEST_P(KvFalsePrefillTest, BlocksThatWereNotAskedForFailTheLoad) {
-  send(KvMessageKind::kReady, encode_kv_ready(0, 2, std::vector<uint32_t>{0, 1}));  // may overtake
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 2, {0, 1}}));  // may overtake
   send(KvMessageKind::kOffer, offer());
   EXPECT_THAT(text(end()), HasSubstr("[2, 4) of layer 0"));
 }
 
 TEST_P(KvFalsePrefillTest, LayersThatDoNotExistFailTheLoad) {
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(6, 0, std::vector<uint32_t>{0}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{6, 0, {0}}));
   EXPECT_THAT(text(end()), HasSubstr("layer 6"));
 }
 
 TEST_P(KvFalsePrefillTest, BlocksOutsideItsCacheFailTheLoad) {
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{4}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {4}}));
   EXPECT_TRUE(absl::IsInvalidArgument(end()));
 }
 
 TEST_P(KvFalsePrefillTest, AForgedKeyFailsTheLoad) {
   forge_ = true;
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0, 1, 2}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {0, 1, 2}}));
   EXPECT_FALSE(end().ok());
 }
 
@@ -257,7 +257,7 @@ TEST_P(KvFalsePrefillTest, ASecondOfferIsNotLookedAt) {
 
 // They may overtake the offer, but more of them than any load has are not waited with.
 TEST_P(KvFalsePrefillTest, BlocksWithoutAnOfferAreNotCollectedForEver) {
-  const std::string ready = encode_kv_ready(0, 0, std::vector<uint32_t>(KvReady::kMaxBlocks));
+  const std::string ready = kv_bytes(KvReady{0, 0, std::vector<uint32_t>(KvReady::kMaxBlocks)});
   const size_t enough = kMaxKvMessage / sizeof(uint32_t) / KvReady::kMaxBlocks + 2;
   for (size_t i = 0; i < enough && decode_->open() > 0; ++i) {
     send(KvMessageKind::kReady, ready);
@@ -271,8 +271,8 @@ TEST_P(KvFalsePrefillTest, WordsAboutPullsMeanNothingToAPush) {
   ASSERT_TRUE(decode_->start(2, worker_->address(), 12).ok());
   EXPECT_LT(hear_request(), kKvPullVersion);
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0}));
-  send(KvMessageKind::kLeaseRenewed, encode_kv_lease({1, kLongEnough}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {0}}));
+  send(KvMessageKind::kLeaseRenewed, kv_bytes(KvLease{1, kLongEnough}));
   send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
   until([&] { return decode_->open() == 1; });
   EXPECT_THAT(text(decode_->load(2).status), HasSubstr("let go"));
