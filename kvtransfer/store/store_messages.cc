@@ -21,9 +21,10 @@ absl::StatusOr<StoreMessage> any_of(size_t place, base::FieldReader in,
                                     std::index_sequence<kPlaces...>) {
   absl::StatusOr<StoreMessage> message = absl::DataLossError(
       "not a message to or from a KV store of this version: run the same Baton at both ends");
-  ((place == kPlaces &&
-    (message = whole<std::variant_alternative_t<kPlaces, StoreMessage>>(in), true)) ||
-   ...);
+  static_cast<void>(
+      ((place == kPlaces &&
+        (message = whole<std::variant_alternative_t<kPlaces, StoreMessage>>(in), true)) ||
+       ...));
   return message;
 }
 

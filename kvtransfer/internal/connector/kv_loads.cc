@@ -461,7 +461,7 @@ void KvLoads::abandon() {
   calls_.close();
   for (auto& [id, load] : loads_) {
     for (const Source& source : load->sources) {
-      if (source.pull == nullptr || source.pull->reads.empty()) continue;
+      if (source.pull == nullptr || source.pull->open.empty()) continue;
       worker_.disconnect(source.peer, Time::zero()).IgnoreError();
     }
   }

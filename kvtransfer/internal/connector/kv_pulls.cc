@@ -116,54 +116,30 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
   route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {
     if (!status.ok()) return;
     status = route.for_each_move(ready.layer, run, *pull.request, [&](const KvMove& move) {
-      KvSend& send = sends_.take();
-      send.pull = &pull;
-      send.move = move;
-      send.layer = ready.layer;
-      send.place = static_cast<uint32_t>(pull.reads.size());
-      pull.reads.push_back(&send);
-      const uint64_t peer = peer_key(pull.peer);
-      if (waiting_.has(peer) || !submit(send)) waiting_.add(peer, &send);
+      sends_.begin(pull, ready.layer, move);
       return pull.failure;
     });
   });
   return status;
 }
 
-bool KvPulls::submit(KvSend& send) {
-  KvPull& pull = *send.pull;
-  TransferRequest request;
-  request.op = Op::kRead;
-  request.peer = pull.peer;
+void KvPulls::fill(const KvSend& send, TransferRequest& request) {
+  const auto& pull = static_cast<const KvPull&>(*send.flow);
   set_sides(request, request.op, send.move,
             cache_->buffers[local_buffer(request.op, send.move)].local(),
             pull.buffers[remote_buffer(request.op, send.move)]);
-  absl::Status status = sends_.submit(send, request);
-  if (absl::IsResourceExhausted(status)) return false;
-  if (!status.ok()) {
-    note_failure(pull, status);
-    drop(send);
-  }
-  return true;
 }
 
-void KvPulls::note_failure(KvPull& pull, const absl::Status& why) {
+void KvPulls::on_refused(KvFlow& flow, const absl::Status& why) {
+  auto& pull = static_cast<KvPull&>(flow);
   if (pull.failure.ok()) failed_.emplace_back(pull.peer, pull.number);
   pull.failure.Update(why);
 }
 
-void KvPulls::drop(KvSend& send) {
-  std::vector<KvSend*>& reads = send.pull->reads;
-  reads.back()->place = send.place;
-  reads[send.place] = reads.back();
-  reads.pop_back();
-  sends_.put_back(send);
-}
-
-void KvPulls::on_ended(KvSend& send) {
-  KvPull& pull = *send.pull;
+void KvPulls::on_ended(const KvSend& send) {
+  auto& pull = static_cast<KvPull&>(*send.flow);
   if (!send.status.ok()) {
-    if (!pull.stopped) note_failure(pull, send.status);
+    if (!pull.stopped) on_refused(pull, send.status);
   } else {
     if (timeline_ != nullptr) {
       timeline_->add({"transfer", absl::StrCat("rx layer ", send.layer), send.begin, send.end,
@@ -176,7 +152,6 @@ void KvPulls::on_ended(KvSend& send) {
       pull.unconfirmed.push_back(read);
     }
   }
-  drop(send);
   settle(pull);
 }
 
@@ -188,17 +163,7 @@ void KvPulls::count(KvPull& pull, const KvPull::Read& read) {
 void KvPulls::stop(KvPull& pull) {
   if (std::exchange(pull.stopped, true)) return;
   pull.unconfirmed.clear();
-  if (std::any_of(pull.reads.begin(), pull.reads.end(),
-                  [](const KvSend* read) { return !read->submitted; })) {
-    waiting_.erase_if(peer_key(pull.peer), [&](KvSend* send) { return send->pull == &pull; });
-  }
-  for (size_t i = pull.reads.size(); i-- > 0;) {
-    if (pull.reads[i]->submitted) {
-      sends_.cancel(*pull.reads[i]);
-    } else {
-      drop(*pull.reads[i]);
-    }
-  }
+  sends_.stop(pull);
   settle(pull);
 }
 
@@ -209,11 +174,5 @@ void KvPulls::settle(KvPull& pull) {
 }
 
 void KvPulls::on_peer_down(PeerId peer) { plans_.erase(peer_key(peer)); }
-
-bool KvPulls::progress() {
-  bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
-  return any;
-}
 
 }  // namespace baton::kvtransfer
