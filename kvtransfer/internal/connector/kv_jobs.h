@@ -144,8 +144,7 @@ class KvJobs : private KvSends::Owner {
  private:
   struct PeerRecord {
     KvSeenLoads seen;
-    std::shared_ptr<const KvPlan> plan;  // of its last layout and share
-    KvShare share;
+    KvAgreement agreement;
     bool misfit_logged = false;  // that there can be none
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load

@@ -24,22 +24,10 @@ void KvPulls::begin(KvPull& pull) {
   pull.renew_at = now + pull.lease / kRenewals;
 }
 
-absl::StatusOr<std::shared_ptr<const KvPlan>> KvPulls::plan_for(const KvPull& pull,
-                                                                const KvLayout& layout) {
-  PeerPlan& known = plans_[peer_key(pull.peer)];
-  if (known.plan == nullptr || known.share != pull.share || known.plan->source() != layout) {
-    absl::StatusOr<KvPlan> plan = KvPlan::make(layout, cache_->layout, pull.share);
-    if (!plan.ok()) return plan.status();
-    known = {pull.share, std::make_shared<const KvPlan>(*std::move(plan))};
-  }
-  if (absl::Status status = check_kv_share(*known.plan, pull.share); !status.ok()) return status;
-  return known.plan;
-}
-
 absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
   if (pull.offered || pull.stopped) return absl::OkStatus();
   if (absl::Status status = decode_kv(body, offer_); !status.ok()) return status;
-  auto plan = plan_for(pull, offer_.layout);
+  auto plan = agreements_[peer_key(pull.peer)].plan(offer_.layout, cache_->layout, pull.share);
   if (!plan.ok()) return plan.status();
   pull.offered = true;
   std::swap(pull.buffers, offer_.buffers);
@@ -173,6 +161,6 @@ void KvPulls::settle(KvPull& pull) {
                 pull.number);
 }
 
-void KvPulls::on_peer_down(PeerId peer) { plans_.erase(peer_key(peer)); }
+void KvPulls::on_peer_down(PeerId peer) { agreements_.erase(peer_key(peer)); }
 
 }  // namespace baton::kvtransfer

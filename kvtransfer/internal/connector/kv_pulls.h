@@ -92,13 +92,6 @@ class KvPulls : private KvSends::Owner {
   size_t open_reads() const { return sends_.open(); }
 
  private:
-  struct PeerPlan {
-    KvShare share;
-    std::shared_ptr<const KvPlan> plan;
-  };
-
-  absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(const KvPull& pull,
-                                                         const KvLayout& layout);
   absl::Status read(KvPull& pull, const KvReady& ready);
   void fill(const KvSend& send, TransferRequest& request) override;
   void on_refused(KvFlow& flow, const absl::Status& why) override;
@@ -111,7 +104,7 @@ class KvPulls : private KvSends::Owner {
   Timeline* const timeline_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
-  absl::flat_hash_map<uint64_t, PeerPlan> plans_;  // by peer_key(): of its last offer
+  absl::flat_hash_map<uint64_t, KvAgreement> agreements_;  // by peer_key()
   std::vector<std::pair<PeerId, uint64_t>> failed_;
   KvOffer offer_;  // scratch, as is ready_
   KvReady ready_;

@@ -11,22 +11,13 @@ namespace baton::kvtransfer {
 
 absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state,
                                                                const KvLoadRequest& request) {
-  const KvLayout& target = request.layout;
-  if (state.plan == nullptr || state.share != request.share || state.plan->target() != target) {
-    absl::StatusOr<KvPlan> plan = KvPlan::make(cache_->layout, target, request.share);
-    if (!plan.ok()) {
-      // Decode computes its prompts itself then: whoever looks after this worker should know.
-      if (!std::exchange(state.misfit_logged, true)) {
-        base::log_event(base::LogLevel::kWarning, "no KV can be sent to decode worker %s: %s",
-                        request.decode, std::string(plan.status().message()));
-      }
-      return plan.status();
-    }
-    state.plan = std::make_shared<const KvPlan>(*std::move(plan));
-    state.share = request.share;
+  auto plan = state.agreement.plan(cache_->layout, request.layout, request.share);
+  // Decode computes its prompts itself then: whoever looks after this worker should know.
+  if (!plan.ok() && !std::exchange(state.misfit_logged, true)) {
+    base::log_event(base::LogLevel::kWarning, "no KV can be sent to decode worker %s: %s",
+                    request.decode, std::string(plan.status().message()));
   }
-  if (absl::Status status = check_kv_share(*state.plan, request.share); !status.ok()) return status;
-  return state.plan;
+  return plan;
 }
 
 // Sends what these blocks of ours, all of them saved, hold of the tokens that are asked for.

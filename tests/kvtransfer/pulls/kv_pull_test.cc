@@ -1,5 +1,5 @@
-// Loads that pull, over every real provider: two connectors in one process, and prefill workers
-// that do not keep to the protocol.
+// Loads that pull, over every real provider: who holds which blocks until when, and prefill workers
+// that do not keep to the protocol. What pushes share with them is in kv_connector_test.cc.
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/test.h"
@@ -29,52 +29,6 @@ class KvPullTest : public OverEveryProvider<std::tuple<std::string, bool>> {
     return options;
   }
 };
-
-TEST_P(KvPullTest, EveryByteOfManyLoadsIsReadOnce) {
-  KvPairOptions with = options();
-  for (const KvSendMode mode : {KvSendMode::kLayerwise, KvSendMode::kSerialized}) {
-    with.mode = mode;
-    KvPair pair(with);
-    std::mt19937 random(3);
-    uint64_t blocks = 0;
-    for (KvRequestId id = 1; id <= 20; ++id) {
-      const uint32_t tokens = 1 + random() % 100;
-      const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-      pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
-      KvLoad load = pull(id, pair.address(), first);
-      load.pull = id % 5 != 0;  // both ways, beside each other
-      if (load.pull) blocks += (tokens + 3) / 4 - first / 4;
-      ASSERT_TRUE(pair.decode->start(std::move(load), tokens).ok());
-    }
-    pair.run_to_end();
-    uint64_t all = 0;
-    for (KvRequestId id = 1; id <= 20; ++id) {
-      const TestLoad& load = pair.decode->load(id);
-      EXPECT_TRUE(load.status.ok()) << load.status;
-      EXPECT_EQ(load.verified, 6u);
-      EXPECT_FALSE(load.wrong) << id;
-      EXPECT_EQ(load.payload, "token of " + std::to_string(id));
-      all += load.blocks.size();
-    }
-    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-    EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, (all - blocks) * 6 * 8 * 200);
-    EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, all * 6 * 8 * 200);
-  }
-}
-
-// More blocks than one message names.
-TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
-  KvPairOptions with = options();
-  with.mode = KvSendMode::kSerialized;  // all blocks of a layer are ready at once
-  constexpr uint32_t kTokens = KvReady::kMaxBlocks + 100;
-  with.prefill_layout = with.decode_layout = KvLayout::dense(2, kTokens, 1, 1, 8, "test");
-  KvPair pair(with);
-  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), kTokens).ok());
-  pair.run_to_end();
-  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
-  EXPECT_FALSE(pair.decode->load(1).wrong);
-}
 
 // Also one that is gone: it may have stood still, and go on.
 TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
