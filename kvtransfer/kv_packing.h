@@ -16,12 +16,15 @@
 //   {"block_tokens": 128, "bytes": 65536, "whole": "fp8, of rank 1 of 2"}
 //
 // Other keys are passed over. find_packing() makes the first form out of a block that a kernel has
-// written; place_packed() makes either a layout, for plans.
+// written; place_packed() makes either a layout, for plans; read_packing() is for converters, which
+// look into blocks.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -29,6 +32,32 @@
 #include "kvtransfer/kv_layout.h"
 
 namespace baton::kvtransfer {
+
+// A packing as it is said.
+struct KvPacking {
+  struct Level {
+    uint64_t count = 1;
+    uint64_t stride = 0;  // in numbers
+  };
+  using Axis = std::vector<Level>;  // the innermost first; levels of one step are left out
+  struct Places {
+    uint64_t start = 0;
+    Axis tokens, heads, elements;
+  };
+  uint32_t block_tokens = 0;
+  uint64_t bytes = 0;                // of a block in a layer
+  std::optional<std::string> whole;  // where it is there, nothing below is
+  KvDtype dtype = KvDtype::kByte;
+  uint32_t heads = 0, total_heads = 0, first_head = 0, head_size = 0;
+  Places key, value;
+};
+
+// InvalidArgument: what is missing, out of range, or would lie outside of its block. Numbers may
+// still lie in one place.
+absl::StatusOr<KvPacking> read_packing(std::string_view packing);
+
+// The levels of an axis whose steps lie there, counted from the first; none: it has no such levels.
+std::optional<KvPacking::Axis> levels_of(absl::Span<const int64_t> steps);
 
 // A layout of one group, of blocks that are packed like this. `group`: its layers, blocks and
 // window; the rest is not read. `buffers`: of each layer, from the first byte of its block 0 to the

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -24,6 +25,11 @@ class RandomFields {
   template <typename Kind>
   void kind(Kind& kind, Kind last) {
     kind = static_cast<Kind>(1 + random_() % static_cast<uint8_t>(last));
+  }
+  template <typename List>
+  void brief(List& list, size_t limit) {
+    list.resize(below(std::min<size_t>(limit, 16) + 1));
+    for (auto& element : list) put(element);
   }
   void require(bool holds) { holds_ &= holds; }
   void fill(size_t) {}

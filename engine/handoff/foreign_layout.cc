@@ -2,112 +2,46 @@
 #include "engine/handoff/foreign_layout.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
+#include "kvtransfer/kv_packing.h"
 
 namespace baton::engine::handoff {
 namespace {
 
+using kvtransfer::KvDtype;
+using kvtransfer::KvPacking;
 using nlohmann::json;
 
-constexpr int64_t kMaxBlockTokens = 1 << 16;
-constexpr int64_t kMaxHeads = 1 << 12;
-constexpr int64_t kMaxHeadSize = 1 << 12;
-constexpr int64_t kMaxBlockBytes = 1 << 28;
+constexpr uint64_t kMaxBlockBytes = 1 << 28;
 constexpr int64_t kMaxLayers = 1 << 12;
-constexpr size_t kMaxLevels = 8;
 
-struct Level {
-  uint32_t count = 1;
-  uint32_t stride = 0;
-};
-
-std::vector<uint32_t> counted(const std::vector<Level>& levels) {
+std::vector<uint32_t> counted(const KvPacking::Axis& levels) {
   std::vector<uint32_t> places = {0};
-  for (const Level& level : levels) {
+  for (const KvPacking::Level& level : levels) {
     const size_t inner = places.size();
     for (uint32_t i = 1; i < level.count; ++i) {
-      for (size_t j = 0; j < inner; ++j) places.push_back(places[j] + i * level.stride);
-    }
-  }
-  return places;
-}
-
-// The least number of levels that count like this; as many as there are places where nothing does.
-std::vector<Level> levels_of(const std::vector<uint32_t>& places) {
-  std::vector<Level> levels;
-  size_t unit = 1;  // places that the levels so far count
-  while (unit < places.size()) {
-    const uint32_t stride = places[unit] - places[0];
-    size_t count = 1;
-    for (size_t wanted = places.size() / unit; wanted > 1; --wanted) {
-      if (places.size() / unit % wanted != 0) continue;
-      bool straight = true;
-      for (size_t i = 0; i < wanted && straight; ++i) {
-        straight = places[i * unit] == places[0] + i * stride;
+      for (size_t j = 0; j < inner; ++j) {
+        places.push_back(places[j] + i * static_cast<uint32_t>(level.stride));
       }
-      if (!straight) continue;
-      count = wanted;
-      break;
     }
-    if (count == 1) break;
-    levels.push_back({static_cast<uint32_t>(count), stride});
-    unit *= count;
-  }
-  return levels;
-}
-
-absl::Status wrong(const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("its layout is not understood: ", what));
-}
-
-absl::StatusOr<std::vector<uint32_t>> read_axis(const json& places, const char* name, uint32_t size,
-                                                int64_t numbers) {
-  const json& said = member(places, name);
-  if (!said.is_array() || said.size() > kMaxLevels) {
-    return wrong(absl::StrCat("\"", name, "\" is not a list of levels"));
-  }
-  std::vector<Level> levels;
-  uint64_t product = 1, reach = 0;
-  for (const json& level : said) {
-    if (!level.is_array() || level.size() != 2 || !level[0].is_number_integer() ||
-        !level[1].is_number_integer() || level[0] < 1 || level[0] > int64_t{size} || level[1] < 0 ||
-        level[1] >= numbers) {
-      return wrong(absl::StrCat("a level of \"", name, "\" is out of range"));
-    }
-    levels.push_back({level[0].get<uint32_t>(), level[1].get<uint32_t>()});
-    product *= levels.back().count;
-    reach += uint64_t{levels.back().count - 1} * levels.back().stride;
-    if (product > size) break;
-  }
-  if (reach >= static_cast<uint64_t>(numbers)) {
-    return wrong(absl::StrCat("\"", name, "\" goes beyond its block"));
-  }
-  if (product != size) {
-    return wrong(absl::StrCat("the levels of \"", name, "\" count ", product, ", not ", size));
-  }
-  return counted(levels);
-}
-
-absl::StatusOr<ForeignPlaces> read_places(const json& said, const ForeignLayout& layout) {
-  const int64_t numbers = layout.bytes / static_cast<int64_t>(bytes_of(layout.dtype));
-  ForeignPlaces places;
-  const absl::StatusOr<int64_t> start = int_field(said, "start", 0, numbers - 1, 0);
-  if (!start.ok()) return start.status();
-  places.start = static_cast<uint32_t>(*start);
-  for (const auto& [name, size, out] :
-       {std::tuple{"heads", layout.heads, &places.heads},
-        std::tuple{"tokens", layout.block_tokens, &places.tokens},
-        std::tuple{"elements", layout.head_size, &places.elements}}) {
-    absl::StatusOr<std::vector<uint32_t>> axis = read_axis(said, name, size, numbers);
-    if (!axis.ok()) return axis.status();
-    *out = *std::move(axis);
   }
   return places;
+}
+
+ForeignPlaces places_of(const KvPacking::Places& said) {
+  return {.start = static_cast<uint32_t>(said.start),
+          .heads = counted(said.heads),
+          .tokens = counted(said.tokens),
+          .elements = counted(said.elements)};
+}
+
+absl::Status wrong(absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("its layout is not understood: ", what));
 }
 
 // Marks the places of a block that are used; false where one is beyond it, or used already.
@@ -130,7 +64,9 @@ json say_places(const ForeignPlaces& places) {
        {std::pair{"heads", &places.heads}, std::pair{"tokens", &places.tokens},
         std::pair{"elements", &places.elements}}) {
     said[name] = json::array();
-    for (const Level& level : levels_of(*axis)) {
+    const std::vector<int64_t> steps(axis->begin(), axis->end());
+    const std::optional<KvPacking::Axis> levels = kvtransfer::levels_of(steps);
+    for (const KvPacking::Level& level : *levels) {
       said[name].push_back({level.count, level.stride});
     }
   }
@@ -169,34 +105,34 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
         absl::StrCat("its cache cannot be converted: ", said.get<std::string>()));
   }
   if (!said.is_object()) return wrong("it does not describe its cache");
+  const absl::StatusOr<KvPacking> packing = kvtransfer::read_packing(said.dump());
+  if (!packing.ok()) return wrong(packing.status().message());
+  if (packing->whole.has_value()) return wrong("it does not say where its numbers lie");
   ForeignLayout layout;
-  const absl::StatusOr<int64_t> tokens = int_field(said, "block_tokens", 1, kMaxBlockTokens, 0);
-  const absl::StatusOr<int64_t> heads = int_field(said, "heads", 1, kMaxHeads, 0);
-  const absl::StatusOr<int64_t> size = int_field(said, "head_size", 1, kMaxHeadSize, 0);
-  const absl::StatusOr<int64_t> bytes = int_field(said, "bytes", 1, kMaxBlockBytes, 0);
-  const absl::StatusOr<std::string> dtype = string_field(said, "dtype", "");
-  for (const absl::Status& status :
-       {tokens.status(), heads.status(), size.status(), bytes.status(), dtype.status()}) {
-    if (!status.ok()) return wrong(std::string(status.message()));
+  switch (packing->dtype) {
+    case KvDtype::kBfloat16:
+      layout.dtype = ForeignDtype::kBfloat16;
+      break;
+    case KvDtype::kFloat32:
+      layout.dtype = ForeignDtype::kFloat32;
+      break;
+    default:
+      return absl::FailedPreconditionError(
+          absl::StrCat("its cache is of ", said["dtype"].get<std::string>(),
+                       ", and only bfloat16 and float32 are converted"));
   }
-  if (*tokens == 0 || *heads == 0 || *size == 0 || *bytes == 0) {
-    return wrong("it lacks block_tokens, heads, head_size or bytes");
+  // Each step takes memory below.
+  const double numbers = 2.0 * packing->heads * packing->block_tokens * packing->head_size;
+  if (packing->bytes > kMaxBlockBytes || packing->bytes % bytes_of(layout.dtype) != 0 ||
+      numbers > static_cast<double>(packing->bytes / bytes_of(layout.dtype))) {
+    return wrong(absl::StrCat(numbers, " numbers in blocks of ", packing->bytes, " bytes"));
   }
-  layout.block_tokens = static_cast<uint32_t>(*tokens);
-  layout.heads = static_cast<uint32_t>(*heads);
-  layout.head_size = static_cast<uint32_t>(*size);
-  layout.bytes = static_cast<uint32_t>(*bytes);
-  if (*dtype != name_of(ForeignDtype::kBfloat16) && *dtype != name_of(ForeignDtype::kFloat32)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("its cache is of ", *dtype, ", and only bfloat16 and float32 are converted"));
-  }
-  layout.dtype =
-      *dtype == name_of(ForeignDtype::kFloat32) ? ForeignDtype::kFloat32 : ForeignDtype::kBfloat16;
-  const uint64_t numbers = uint64_t{2} * layout.heads * layout.block_tokens * layout.head_size;
-  if (layout.bytes % bytes_of(layout.dtype) != 0 ||
-      numbers > layout.bytes / bytes_of(layout.dtype)) {
-    return wrong(absl::StrCat(numbers, " numbers in blocks of ", layout.bytes, " bytes"));
-  }
+  layout.block_tokens = packing->block_tokens;
+  layout.heads = packing->heads;
+  layout.head_size = packing->head_size;
+  layout.bytes = static_cast<uint32_t>(packing->bytes);
+  layout.key = places_of(packing->key);
+  layout.value = places_of(packing->value);
   const json& layers = member(said, "layers");
   if (!layers.is_array() || layers.empty() || layers.size() > size_t{kMaxLayers}) {
     return wrong("it does not list its layers");
@@ -207,12 +143,6 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
     }
     layout.layers.push_back(layer.get<uint32_t>());
   }
-  absl::StatusOr<ForeignPlaces> key = read_places(member(said, "key"), layout);
-  if (!key.ok()) return key.status();
-  absl::StatusOr<ForeignPlaces> value = read_places(member(said, "value"), layout);
-  if (!value.ok()) return value.status();
-  layout.key = *std::move(key);
-  layout.value = *std::move(value);
   std::vector<bool> used(layout.bytes / bytes_of(layout.dtype));
   if (!mark(layout.key, &used) || !mark(layout.value, &used)) {
     return wrong("two of its numbers would overlap, or one would be outside its block");

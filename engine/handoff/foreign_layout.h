@@ -1,15 +1,10 @@
 // How an engine of any make lays out a block of its KV cache, as engines tell each other.
 //
-// A block holds `block_tokens` tokens of a layer, of all its KV heads, in one run of bytes. Where a
-// number lies is a sum: of what its head, its token and its element each add. An axis is counted in
-// levels, as a number is in digits: {count, stride}, the innermost first, strides in numbers. Rows
-// of a cache by heads have one level, K transposed too; tiles as matrix units read them have two.
+// A block holds the tokens of a layer, of all its KV heads, in one run of bytes, packed as
+// kvtransfer/kv_packing.h says; `layers` are the model's numbers of the cache's rows:
 //
 //   {"block_tokens": 128, "heads": 2, "head_size": 64, "dtype": "bfloat16", "bytes": 65536,
-//    "layers": [0, 1, 2, 3],                         the model's number of each of its rows
-//    "key":   {"start": 0, "heads": [[2, 16384]], "tokens": [[16, 2], [8, 1024]],
-//              "elements": [[2, 1], [32, 32]]},      groups of 16 tokens, pairs of elements
-//    "value": {"start": 8192, ...}}
+//    "layers": [0, 1, 2, 3], "key": {...}, "value": {...}}
 //
 // Baton's own blocks (engine/kernels/kv_cache.h) are one of these. An engine whose blocks cannot be
 // said so says why, as a text.

@@ -1,9 +1,7 @@
-// First fit among the gaps.
+// The memory behind it.
 #include "engine/handoff/staging.h"
 
 #include <sys/mman.h>
-
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "transport/base/limits/memory_left.h"
@@ -24,36 +22,5 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::make(size_t bytes) {
 }
 
 Staging::~Staging() { munmap(base_, bytes_); }
-
-std::optional<uint32_t> Staging::allocate(size_t size) {
-  for (auto gap = free_.begin(); gap != free_.end(); ++gap) {
-    const auto [begin, end] = *gap;
-    const size_t number = (begin + size - 1) / size;
-    const size_t first = number * size;
-    if (first + size > end) continue;
-    free_.erase(gap);
-    if (begin < first) free_.emplace(begin, first);
-    if (first + size < end) free_.emplace(first + size, end);
-    used_ += size;
-    return static_cast<uint32_t>(number);
-  }
-  return std::nullopt;
-}
-
-void Staging::release(size_t size, uint32_t number) {
-  size_t begin = size * number;
-  size_t end = begin + size;
-  used_ -= size;
-  auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == end) {
-    end = next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin() && std::prev(next)->second == begin) {
-    begin = std::prev(next)->first;
-    free_.erase(std::prev(next));
-  }
-  free_.emplace(begin, end);
-}
 
 }  // namespace baton::engine::handoff

@@ -7,11 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "transport/base/free_ranges.h"
 
 namespace baton::engine::handoff {
 
@@ -30,17 +30,20 @@ class Staging {
   size_t pieces(size_t size) const { return bytes_ / size; }
   std::byte* piece(size_t size, uint32_t number) const { return base_ + size * number; }
   // The number of a piece that no transfer has; none while there is no room.
-  std::optional<uint32_t> allocate(size_t size);
-  void release(size_t size, uint32_t number);
-  size_t used() const { return used_; }
+  std::optional<uint32_t> allocate(size_t size) {
+    const std::optional<size_t> begin = free_.take(size, size);
+    if (!begin.has_value()) return std::nullopt;
+    return static_cast<uint32_t>(*begin / size);
+  }
+  void release(size_t size, uint32_t number) { free_.give_back(size * number, size); }
+  size_t used() const { return bytes_ - free_.free_bytes(); }
 
  private:
-  Staging(std::byte* base, size_t bytes) : base_(base), bytes_(bytes), free_{{0, bytes}} {}
+  Staging(std::byte* base, size_t bytes) : base_(base), bytes_(bytes), free_(bytes) {}
 
   std::byte* const base_;
   const size_t bytes_;
-  std::map<size_t, size_t> free_;  // where gaps begin, and end
-  size_t used_ = 0;
+  base::FreeRanges free_;
 };
 
 }  // namespace baton::engine::handoff

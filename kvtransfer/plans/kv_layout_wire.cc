@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "kvtransfer/kv_layout.h"
-#include "transport/base/wire.h"
+#include "transport/base/fields.h"
 
 namespace baton::kvtransfer {
 namespace {
@@ -27,199 +27,128 @@ bool has_packed(const KvLayout& layout) {
   });
 }
 
-// Calls put(begin, count) for the longest runs. same(begin, i): entry i continues the run that
-// starts at `begin`, asked from the entry behind the first `free` on.
-template <typename Same, typename Put>
-void put_runs(std::string& out, size_t count, size_t free, const Same& same, const Put& put) {
-  const size_t at = out.size();
-  base::put_number(out, uint16_t{0});
-  uint16_t runs = 0;
-  for (size_t begin = 0; begin < count; ++runs) {
-    size_t end = std::min(begin + free, count);
-    while (end < count && same(begin, end)) ++end;
-    base::put_number(out, static_cast<uint16_t>(end - begin));
-    put(begin, end - begin);
-    begin = end;
+// Runs of what a list holds: entry i of one is at(i). The longest that begins with `first`, and
+// goes on as it goes from `first` to `next`, is made by between(first, next).
+struct BufferRun {
+  using Entry = KvBuffer;
+  uint16_t count = 0;
+  KvBuffer buffer;
+  static BufferRun between(const KvBuffer& first, const KvBuffer&) { return {1, first}; }
+  KvBuffer at(uint32_t) const { return buffer; }
+  static void fields(auto& wire, auto& m) {
+    auto device = static_cast<uint8_t>(m.buffer.device);
+    wire(m.count, m.buffer.bytes, device, m.buffer.device_index);
+    if constexpr (requires { m.count = 0; }) m.buffer.device = static_cast<KvDevice>(device);
   }
-  out[at] = static_cast<char>(runs & 0xff);
-  out[at + 1] = static_cast<char>(runs >> 8);
-}
+};
 
-void put_layers(std::string& out, const std::vector<uint32_t>& layers) {
-  put_runs(
-      out, layers.size(), 2,
-      [&](size_t begin, size_t i) {
-        return layers[i] - layers[i - 1] == layers[begin + 1] - layers[begin];
-      },
-      [&](size_t begin, size_t count) {
-        base::put_number(out, layers[begin]);
-        base::put_number(out, count > 1 ? layers[begin + 1] - layers[begin] : 0);
-      });
-}
+struct LayerRun {
+  using Entry = uint32_t;
+  uint16_t count = 0;
+  uint32_t first = 0, step = 0;
+  static LayerRun between(uint32_t first, uint32_t next) { return {1, first, next - first}; }
+  uint32_t at(uint32_t i) const { return first + i * step; }
+  static void fields(auto& wire, auto& m) { wire(m.count, m.first, m.step); }
+};
 
-void put_places(std::string& out, const std::vector<KvPlace>& places) {
-  put_runs(
-      out, places.size(), 2,
-      [&](size_t begin, size_t i) {
-        return places[i].buffer - places[i - 1].buffer ==
-                   places[begin + 1].buffer - places[begin].buffer &&
-               places[i].offset - places[i - 1].offset ==
-                   places[begin + 1].offset - places[begin].offset;
-      },
-      [&](size_t begin, size_t count) {
-        const KvPlace& first = places[begin];
-        const KvPlace& next = places[count > 1 ? begin + 1 : begin];
-        base::put_number(out, first.buffer);
-        base::put_number(out, next.buffer - first.buffer);
-        base::put_number(out, first.offset);
-        base::put_number(out, next.offset - first.offset);
-      });
-}
-
-// Reads runs until `limit` entries are there; false, and no more memory, where there are too many.
-template <typename Take>
-bool take_runs(base::WireReader& in, size_t limit, const Take& take) {
-  const auto runs = in.number<uint16_t>();
-  size_t total = 0;
-  for (uint16_t run = 0; run < runs && !in.failed(); ++run) {
-    const auto count = in.number<uint16_t>();
-    total += count;
-    if (total > limit) return false;
-    take(count);
+struct PlaceRun {
+  using Entry = KvPlace;
+  uint16_t count = 0;
+  uint32_t buffer = 0, buffer_step = 0;
+  uint64_t offset = 0, offset_step = 0;
+  static PlaceRun between(const KvPlace& first, const KvPlace& next) {
+    return {1, first.buffer, next.buffer - first.buffer, first.offset, next.offset - first.offset};
   }
-  return !in.failed();
-}
+  KvPlace at(uint32_t i) const { return {buffer + i * buffer_step, offset + i * offset_step}; }
+  static void fields(auto& wire, auto& m) {
+    wire(m.count, m.buffer, m.buffer_step, m.offset, m.offset_step);
+  }
+};
 
-bool take_layers(base::WireReader& in, size_t limit, std::vector<uint32_t>& layers) {
-  return take_runs(in, limit, [&](uint16_t count) {
-    const auto first = in.number<uint32_t>();
-    const auto step = in.number<uint32_t>();
-    if (in.failed()) return;
-    for (uint32_t i = 0; i < count; ++i) layers.push_back(first + i * step);
-  });
-}
-
-bool take_places(base::WireReader& in, size_t limit, std::vector<KvPlace>& places) {
-  return take_runs(in, limit, [&](uint16_t count) {
-    const auto buffer = in.number<uint32_t>();
-    const auto buffer_step = in.number<uint32_t>();
-    const auto offset = in.number<uint64_t>();
-    const auto offset_step = in.number<uint64_t>();
-    if (in.failed()) return;
-    for (uint32_t i = 0; i < count; ++i) {
-      places.push_back({buffer + i * buffer_step, offset + i * offset_step});
+// A list as its longest runs: a reader appends to it, at most `limit` entries.
+template <typename Run>
+void runs(auto& wire, auto& list, size_t limit) {
+  std::vector<Run> all;
+  for (size_t begin = 0; begin < list.size(); begin += all.back().count) {
+    const size_t next = std::min(begin + 1, list.size() - 1);
+    Run& run = all.emplace_back(Run::between(list[begin], list[next]));
+    while (begin + run.count < list.size() && run.count < UINT16_MAX &&
+           list[begin + run.count] == run.at(run.count)) {
+      ++run.count;
     }
-  });
+  }
+  wire.brief(all, UINT16_MAX);
+  if constexpr (requires { list.clear(); }) {
+    list.clear();
+    for (const Run& run : all) {
+      wire.require(list.size() + run.count <= limit);
+      if (list.size() + run.count > limit) return;
+      for (uint32_t i = 0; i < run.count; ++i) list.push_back(run.at(i));
+    }
+  }
 }
 
-bool take_field(base::WireReader& in, size_t layers, bool packed, KvField& field) {
-  field.role = static_cast<KvRole>(in.number<uint8_t>());
-  field.dtype = static_cast<KvDtype>(in.number<uint8_t>());
-  const auto per_block = in.number<uint8_t>();
-  field.per_block = per_block != 0;
-  field.width = in.number<uint32_t>();
-  for (uint64_t* stride :
-       {&field.block_stride, &field.token_stride, &field.head_stride, &field.element_stride}) {
-    *stride = in.number<uint64_t>();
-  }
-  if (per_block > 1 || !take_places(in, layers, field.places)) return false;
-  if (packed) {
-    field.row_tokens = in.number<uint32_t>();
-    field.runs = in.number<uint32_t>();
-    field.run_stride = in.number<uint64_t>();
-    field.order = in.text(KvLayout::kMaxOrder);
-  }
-  return !in.failed();
+// A list's length in a byte; a reader makes it so long.
+void byte_count(auto& wire, auto& list, size_t limit) {
+  auto count = static_cast<uint8_t>(list.size());
+  wire(count);
+  wire.require(count <= limit);
+  if constexpr (requires { list.resize(1); }) list.resize(count <= limit ? count : 0);
 }
 
-bool take_group(base::WireReader& in, size_t max_layers, bool packed, KvGroup& group) {
-  if (!take_layers(in, max_layers, group.layers)) return false;
-  for (uint32_t* number : {&group.blocks, &group.block_tokens, &group.window, &group.total_heads,
-                           &group.first_head, &group.heads}) {
-    *number = in.number<uint32_t>();
+void field_fields(auto& wire, auto& m, size_t layers, bool packed) {
+  auto role = static_cast<uint8_t>(m.role);
+  auto dtype = static_cast<uint8_t>(m.dtype);
+  wire(role, dtype, m.per_block, m.width, m.block_stride, m.token_stride, m.head_stride,
+       m.element_stride);
+  if constexpr (requires { m.places.clear(); }) {
+    m.role = static_cast<KvRole>(role);
+    m.dtype = static_cast<KvDtype>(dtype);
   }
-  const size_t fields = in.number<uint8_t>();
-  if (fields > KvLayout::kMaxFields) return false;
-  group.fields.resize(fields);
-  return std::all_of(group.fields.begin(), group.fields.end(), [&](KvField& field) {
-    return take_field(in, group.layers.size(), packed, field);
-  });
+  runs<PlaceRun>(wire, m.places, layers);
+  if (!packed) return;
+  wire(m.row_tokens, m.runs, m.run_stride);
+  wire.brief(m.order, KvLayout::kMaxOrder);
 }
 
-bool take_layout(base::WireReader& in, KvLayout& layout) {
-  const auto version = in.number<uint8_t>();
-  if (version != kVersion && version != kPackedVersion) return false;
-  const bool buffers = take_runs(in, KvLayout::kMaxBuffers, [&](uint16_t count) {
-    KvBuffer buffer;
-    buffer.bytes = in.number<uint64_t>();
-    buffer.device = static_cast<KvDevice>(in.number<uint8_t>());
-    buffer.device_index = in.number<uint32_t>();
-    if (!in.failed()) layout.buffers.insert(layout.buffers.end(), count, buffer);
-  });
-  const size_t groups = in.number<uint8_t>();
-  if (!buffers || groups > KvLayout::kMaxGroups) return false;
-  layout.groups.resize(groups);
+void layout_fields(auto& wire, auto& m) {
+  uint8_t version = has_packed(m) ? kPackedVersion : kVersion;
+  wire(version);
+  wire.require(version == kVersion || version == kPackedVersion);
+  runs<BufferRun>(wire, m.buffers, KvLayout::kMaxBuffers);
+  byte_count(wire, m.groups, KvLayout::kMaxGroups);
   size_t layers_left = KvLayout::kMaxLayers;
-  for (KvGroup& group : layout.groups) {
-    if (!take_group(in, layers_left, version == kPackedVersion, group)) return false;
+  for (auto& group : m.groups) {
+    runs<LayerRun>(wire, group.layers, layers_left);
     layers_left -= group.layers.size();
+    wire(group.blocks, group.block_tokens, group.window, group.total_heads, group.first_head,
+         group.heads);
+    byte_count(wire, group.fields, KvLayout::kMaxFields);
+    for (auto& field : group.fields) {
+      field_fields(wire, field, group.layers.size(), version == kPackedVersion);
+    }
   }
-  layout.format = in.text(KvLayout::kMaxFormat);
-  for (std::string* text : {&layout.model.weights, &layout.model.dtype, &layout.model.rope}) {
-    *text = in.text(KvLayout::kMaxModel);
-  }
-  // One layout has one form.
-  return in.finished() && has_packed(layout) == (version == kPackedVersion);
+  wire.brief(m.format, KvLayout::kMaxFormat);
+  wire.brief(m.model.weights, KvLayout::kMaxModel);
+  wire.brief(m.model.dtype, KvLayout::kMaxModel);
+  wire.brief(m.model.rope, KvLayout::kMaxModel);
+  wire.require(has_packed(m) == (version == kPackedVersion));  // one layout has one form
 }
 
 }  // namespace
 
 std::string KvLayout::encode() const {
   std::string out;
-  const bool packed = has_packed(*this);
-  base::put_number(out, packed ? kPackedVersion : kVersion);
-  put_runs(
-      out, buffers.size(), 1, [&](size_t begin, size_t i) { return buffers[i] == buffers[begin]; },
-      [&](size_t begin, size_t) {
-        base::put_number(out, buffers[begin].bytes);
-        base::put_number(out, static_cast<uint8_t>(buffers[begin].device));
-        base::put_number(out, buffers[begin].device_index);
-      });
-  base::put_number(out, static_cast<uint8_t>(groups.size()));
-  for (const KvGroup& group : groups) {
-    put_layers(out, group.layers);
-    for (uint32_t number : {group.blocks, group.block_tokens, group.window, group.total_heads,
-                            group.first_head, group.heads}) {
-      base::put_number(out, number);
-    }
-    base::put_number(out, static_cast<uint8_t>(group.fields.size()));
-    for (const KvField& field : group.fields) {
-      base::put_number(out, static_cast<uint8_t>(field.role));
-      base::put_number(out, static_cast<uint8_t>(field.dtype));
-      base::put_number(out, static_cast<uint8_t>(field.per_block));
-      base::put_number(out, field.width);
-      for (uint64_t stride :
-           {field.block_stride, field.token_stride, field.head_stride, field.element_stride}) {
-        base::put_number(out, stride);
-      }
-      put_places(out, field.places);
-      if (!packed) continue;
-      base::put_number(out, field.row_tokens);
-      base::put_number(out, field.runs);
-      base::put_number(out, field.run_stride);
-      base::put_text(out, field.order);
-    }
-  }
-  base::put_text(out, format);
-  for (const std::string* text : {&model.weights, &model.dtype, &model.rope})
-    base::put_text(out, *text);
+  base::FieldWriter wire(out);
+  layout_fields(wire, *this);
   return out;
 }
 
 absl::StatusOr<KvLayout> KvLayout::decode(std::string_view bytes) {
-  base::WireReader in(bytes);
+  base::FieldReader wire(bytes);
   KvLayout layout;
-  if (!take_layout(in, layout)) {
+  layout_fields(wire, layout);
+  if (!wire.finished()) {
     return absl::InvalidArgumentError("KV layout: truncated, overlong or of another release");
   }
   if (absl::Status status = layout.check(); !status.ok()) return status;

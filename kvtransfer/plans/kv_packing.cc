@@ -5,11 +5,11 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvtransfer/plans/kv_extents.h"
 #include "kvtransfer/plans/kv_numbers.h"
 
 namespace baton::kvtransfer {
@@ -19,20 +19,6 @@ using nlohmann::json;
 
 constexpr uint64_t kMostPacked = UINT32_MAX;  // of a block's numbers and bytes
 constexpr size_t kMaxLevels = 8;              // of an axis
-
-struct PackLevel {
-  uint64_t count = 1;
-  uint64_t stride = 0;
-};
-using PackAxis = std::vector<PackLevel>;  // the innermost first
-
-// K or V, in numbers.
-struct PackPlaces {
-  uint64_t start = 0;
-  PackAxis tokens;
-  PackAxis heads;
-  PackAxis elements;
-};
 
 template <typename... Parts>
 absl::Status bad_packing(const Parts&... parts) {
@@ -52,10 +38,10 @@ std::optional<uint64_t> number_in(const json& said, const char* key) {
 }
 
 // An axis of so many steps.
-std::optional<PackAxis> axis_in(const json& said, const char* key, uint64_t steps) {
+std::optional<KvPacking::Axis> axis_in(const json& said, const char* key, uint64_t steps) {
   const auto found = said.find(key);
   if (found == said.end() || !found->is_array() || found->size() > kMaxLevels) return std::nullopt;
-  PackAxis out;
+  KvPacking::Axis out;
   uint64_t counted = 1;
   for (const json& level : *found) {
     if (!level.is_array() || level.size() != 2) return std::nullopt;
@@ -87,38 +73,40 @@ std::optional<KvDtype> dtype_in(const json& said) {
   return std::nullopt;
 }
 
-std::string levels_text(absl::Span<const PackLevel> levels) {
+std::string levels_text(absl::Span<const KvPacking::Level> levels) {
   std::string out;
-  for (const PackLevel& level : levels) {
+  for (const KvPacking::Level& level : levels) {
     absl::StrAppend(&out, out.empty() ? "" : " ", level.count, "x", level.stride);
   }
   return out;
 }
 
 // The rows of K or V: a level of tokens from row to row, and what is inside one, in runs.
-absl::Status fill_rows(const PackPlaces& places, uint64_t size, KvField& field) {
-  PackAxis inside = places.tokens;
+absl::Status fill_rows(const KvPacking::Places& places, uint64_t size, KvField& field) {
+  KvPacking::Axis inside = places.tokens;
   if (!inside.empty()) {
     field.token_stride = inside.back().stride * size;
     inside.pop_back();
   }
   uint64_t row_tokens = 1;
-  for (const PackLevel& level : inside) row_tokens *= level.count;
+  for (const KvPacking::Level& level : inside) row_tokens *= level.count;
   field.row_tokens = static_cast<uint32_t>(row_tokens);
   if (inside.empty() && places.elements.size() < 2) {  // a row of a token, with any step
-    const PackLevel step = places.elements.empty() ? PackLevel{1, 1} : places.elements.front();
+    const KvPacking::Level step =
+        places.elements.empty() ? KvPacking::Level{1, 1} : places.elements.front();
     field.width = static_cast<uint32_t>(step.count);
     field.element_stride = step.stride * size;
     return absl::OkStatus();
   }
   // The outermost stride of the elements may grow with a block; all others say how a run looks.
-  const absl::Span<const PackLevel> elements(places.elements);
+  const absl::Span<const KvPacking::Level> elements(places.elements);
   field.order =
       absl::StrCat("tokens ", levels_text(inside), ", elements ",
                    levels_text(elements.first(elements.empty() ? 0 : elements.size() - 1)));
   inside.insert(inside.end(), elements.begin(), elements.end());
-  std::sort(inside.begin(), inside.end(),
-            [](const PackLevel& a, const PackLevel& b) { return a.stride < b.stride; });
+  std::sort(inside.begin(), inside.end(), [](const KvPacking::Level& a, const KvPacking::Level& b) {
+    return a.stride < b.stride;
+  });
   uint64_t width = 1;
   size_t level = 0;
   while (level < inside.size() && inside[level].stride == width) width *= inside[level++].count;
@@ -132,85 +120,70 @@ absl::Status fill_rows(const PackPlaces& places, uint64_t size, KvField& field) 
   return absl::OkStatus();
 }
 
+absl::Status read_places(const json& said, const char* key, KvPacking& packing,
+                         KvPacking::Places& places) {
+  const auto found = said.find(key);
+  if (found == said.end() || !found->is_object()) return bad_packing("\"", key, "\" is missing");
+  const auto start = number_in(*found, "start");
+  const auto by_token = axis_in(*found, "tokens", packing.block_tokens);
+  const auto by_head = axis_in(*found, "heads", packing.heads);
+  const auto by_element = axis_in(*found, "elements", packing.head_size);
+  if (!start || !by_token || !by_head || !by_element) {
+    return bad_packing("\"", key,
+                       "\" has a \"start\", and \"tokens\", \"heads\" and \"elements\" as "
+                       "[count, stride] that count all of them");
+  }
+  places = {*start, *by_token, *by_head, *by_element};
+  uint64_t end = *start + 1;
+  for (const KvPacking::Axis* axis : {&places.tokens, &places.heads, &places.elements}) {
+    for (const KvPacking::Level& level : *axis) {
+      end = saturating_add(end, saturating_mul(level.count - 1, level.stride));
+    }
+  }
+  if (end > packing.bytes / bytes_of(packing.dtype)) {
+    return bad_packing("\"", key, "\" does not lie in its ", packing.bytes, " bytes");
+  }
+  return absl::OkStatus();
+}
+
 // A group of one layer whose blocks are like this, and where in a block each of its fields begins.
 struct Packed {
   KvGroup group;
-  uint64_t bytes = 0;
   std::vector<uint64_t> starts;
 };
 
-absl::Status read_whole(const json& said, Packed& out) {
-  if (!said["whole"].is_string())
-    return bad_packing("\"whole\" must be a string that says what the block holds");
-  KvField& field = out.group.fields.emplace_back();
-  field.role = KvRole::kOpaque;
-  field.dtype = KvDtype::kByte;
-  field.width = static_cast<uint32_t>(out.bytes);
-  field.per_block = true;
-  field.element_stride = 1;
-  field.head_stride = out.bytes;
-  field.order = said["whole"].get<std::string>();
-  out.group.total_heads = out.group.heads = 1;
-  out.starts = {0};
-  return absl::OkStatus();
-}
-
-absl::Status read_places(const json& said, Packed& out) {
-  const auto heads = number_in(said, "heads");
-  const auto size = number_in(said, "head_size");
-  const auto dtype = dtype_in(said);
-  if (!heads || !size || !dtype)
-    return bad_packing("it must have \"heads\", \"head_size\" and a \"dtype\"");
-  const auto total = said.contains("total_heads") ? number_in(said, "total_heads") : heads;
-  const auto first = said.contains("first_head") ? number_in(said, "first_head") : 0;
-  if (!total || !first) return bad_packing("\"total_heads\" and \"first_head\" must be numbers");
-  KvGroup& group = out.group;
-  group.heads = static_cast<uint32_t>(*heads);
-  group.total_heads = static_cast<uint32_t>(*total);
-  group.first_head = static_cast<uint32_t>(*first);
-  for (const auto& [key, role] :
-       {std::pair("key", KvRole::kKey), std::pair("value", KvRole::kValue)}) {
-    const auto found = said.find(key);
-    if (found == said.end() || !found->is_object()) return bad_packing("\"", key, "\" is missing");
-    const auto start = number_in(*found, "start");
-    const auto by_token = axis_in(*found, "tokens", group.block_tokens);
-    const auto by_head = axis_in(*found, "heads", *heads);
-    const auto by_element = axis_in(*found, "elements", *size);
-    if (!start || !by_token || !by_head || !by_element || by_head->size() > 1) {
-      return bad_packing("\"", key,
-                         "\" has a \"start\", and \"tokens\", \"heads\" (one level) and ",
-                         "\"elements\" as [count, stride] that count all of them");
-    }
-    KvField& field = group.fields.emplace_back();
-    field.role = role;
-    field.dtype = *dtype;
-    const uint64_t number = bytes_of(*dtype);
-    if (!by_head->empty()) field.head_stride = by_head->front().stride * number;
-    const absl::Status rows = fill_rows({*start, *by_token, *by_head, *by_element}, number, field);
-    if (!rows.ok()) return rows;
-    out.starts.push_back(*start * number);
-    KvGroup block = group;
-    block.blocks = 1;
-    if (extent_of(steps_of(block, field)) > out.bytes - std::min(out.bytes, out.starts.back())) {
-      return bad_packing("\"", key, "\" does not lie in its ", out.bytes, " bytes");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Packed> read_packing(std::string_view packing) {
-  const json said = json::parse(packing, nullptr, /*allow_exceptions=*/false);
-  if (!said.is_object()) return bad_packing("it is not a JSON object");
+absl::StatusOr<Packed> fields_of(const KvPacking& packing) {
   Packed out;
-  const auto tokens = number_in(said, "block_tokens");
-  const auto bytes = number_in(said, "bytes");
-  if (!tokens || *tokens == 0 || !bytes || *bytes == 0) {
-    return bad_packing("it must have \"block_tokens\" and \"bytes\"");
+  out.group.block_tokens = packing.block_tokens;
+  if (packing.whole.has_value()) {
+    KvField& field = out.group.fields.emplace_back();
+    field.role = KvRole::kOpaque;
+    field.dtype = KvDtype::kByte;
+    field.width = static_cast<uint32_t>(packing.bytes);
+    field.per_block = true;
+    field.element_stride = 1;
+    field.head_stride = packing.bytes;
+    field.order = *packing.whole;
+    out.group.total_heads = out.group.heads = 1;
+    out.starts = {0};
+    return out;
   }
-  out.group.block_tokens = static_cast<uint32_t>(*tokens);
-  out.bytes = *bytes;
-  const absl::Status good = said.contains("whole") ? read_whole(said, out) : read_places(said, out);
-  if (!good.ok()) return good;
+  out.group.heads = packing.heads;
+  out.group.total_heads = packing.total_heads;
+  out.group.first_head = packing.first_head;
+  const uint64_t number = bytes_of(packing.dtype);
+  for (const auto& [key, role, places] :
+       {std::tuple("key", KvRole::kKey, &packing.key), {"value", KvRole::kValue, &packing.value}}) {
+    if (places->heads.size() > 1) {
+      return bad_packing("\"", key, "\" has \"heads\" of more than one level");
+    }
+    KvField& field = out.group.fields.emplace_back();
+    field.role = role;
+    field.dtype = packing.dtype;
+    if (!places->heads.empty()) field.head_stride = places->heads.front().stride * number;
+    if (absl::Status rows = fill_rows(*places, number, field); !rows.ok()) return rows;
+    out.starts.push_back(places->start * number);
+  }
   return out;
 }
 
@@ -220,9 +193,47 @@ absl::Status no_sum() {
   return bad_packing("the place of its numbers is not a sum of terms for token, head and element");
 }
 
-// An axis whose steps lie there, counted from the first.
-std::optional<json> levels_of(const std::vector<int64_t>& at) {
-  json out = json::array();
+}  // namespace
+
+absl::StatusOr<KvPacking> read_packing(std::string_view packing) {
+  const json said = json::parse(packing, nullptr, /*allow_exceptions=*/false);
+  if (!said.is_object()) return bad_packing("it is not a JSON object");
+  KvPacking out;
+  const auto tokens = number_in(said, "block_tokens");
+  const auto bytes = number_in(said, "bytes");
+  if (!tokens || *tokens == 0 || !bytes || *bytes == 0) {
+    return bad_packing("it must have \"block_tokens\" and \"bytes\"");
+  }
+  out.block_tokens = static_cast<uint32_t>(*tokens);
+  out.bytes = *bytes;
+  if (const auto whole = said.find("whole"); whole != said.end()) {
+    if (!whole->is_string()) {
+      return bad_packing("\"whole\" must be a string that says what the block holds");
+    }
+    out.whole = whole->get<std::string>();
+    return out;
+  }
+  const auto heads = number_in(said, "heads");
+  const auto size = number_in(said, "head_size");
+  const auto dtype = dtype_in(said);
+  if (!heads || !size || !dtype)
+    return bad_packing("it must have \"heads\", \"head_size\" and a \"dtype\"");
+  const auto total = said.contains("total_heads") ? number_in(said, "total_heads") : heads;
+  const auto first = said.contains("first_head") ? number_in(said, "first_head") : 0;
+  if (!total || !first) return bad_packing("\"total_heads\" and \"first_head\" must be numbers");
+  out.heads = static_cast<uint32_t>(*heads);
+  out.total_heads = static_cast<uint32_t>(*total);
+  out.first_head = static_cast<uint32_t>(*first);
+  out.head_size = static_cast<uint32_t>(*size);
+  out.dtype = *dtype;
+  absl::Status good = read_places(said, "key", out, out.key);
+  if (good.ok()) good = read_places(said, "value", out, out.value);
+  if (!good.ok()) return good;
+  return out;
+}
+
+std::optional<KvPacking::Axis> levels_of(absl::Span<const int64_t> at) {
+  KvPacking::Axis out;
   std::vector<int64_t> counted = {0};
   while (counted.size() < at.size()) {
     const size_t inner = counted.size();
@@ -234,7 +245,7 @@ std::optional<json> levels_of(const std::vector<int64_t>& at) {
       ++count;
     }
     if (count == 1 || stride < 0) return std::nullopt;
-    out.push_back({count, stride});
+    out.push_back({count, static_cast<uint64_t>(stride)});
     counted.resize(inner * count);
     for (size_t i = inner; i < counted.size(); ++i) {
       counted[i] = counted[i % inner] + static_cast<int64_t>(i / inner) * stride;
@@ -246,12 +257,12 @@ std::optional<json> levels_of(const std::vector<int64_t>& at) {
   return out;
 }
 
-}  // namespace
-
 absl::StatusOr<KvPlacement> place_packed(std::string_view packing, const KvGroup& group,
                                          absl::Span<const Descriptor> buffers,
                                          uint64_t block_stride, MemoryKind kind) {
-  absl::StatusOr<Packed> packed = read_packing(packing);
+  const absl::StatusOr<KvPacking> said = read_packing(packing);
+  if (!said.ok()) return said.status();
+  absl::StatusOr<Packed> packed = fields_of(*said);
   if (!packed.ok()) return packed.status();
   if (buffers.size() != group.layers.size()) {
     return bad_packing(buffers.size(), " buffers for ", group.layers.size(),
@@ -263,7 +274,7 @@ absl::StatusOr<KvPlacement> place_packed(std::string_view packing, const KvGroup
   placed.window = group.window;
   std::vector<std::vector<uint64_t>> addresses;
   for (size_t f = 0; f < placed.fields.size(); ++f) {
-    placed.fields[f].block_stride = block_stride == 0 ? packed->bytes : block_stride;
+    placed.fields[f].block_stride = block_stride == 0 ? said->bytes : block_stride;
     std::vector<uint64_t>& of_field = addresses.emplace_back();
     for (const Descriptor& layer : buffers) {
       of_field.push_back(layer.address + packed->starts[f]);
@@ -318,9 +329,11 @@ absl::StatusOr<std::string> find_packing(absl::Span<const int64_t> block, uint32
     said["start"] = places[0];
     for (const auto& [name, along] : {std::pair("tokens", &by_token), std::pair("heads", &by_head),
                                       std::pair("elements", &by_element)}) {
-      std::optional<json> levels = levels_of(*along);
+      const std::optional<KvPacking::Axis> levels = levels_of(*along);
       if (!levels) return no_sum();
-      said[name] = *std::move(levels);
+      said[name] = json::array();
+      for (const KvPacking::Level& level : *levels)
+        said[name].push_back({level.count, level.stride});
     }
   }
   return out.dump();

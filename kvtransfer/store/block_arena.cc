@@ -1,4 +1,4 @@
-// First fit over a map of free ranges; least recently used out.
+// Blocks by key; least recently used out.
 #include "kvtransfer/store/block_arena.h"
 
 #include <algorithm>
@@ -7,39 +7,6 @@
 #include <utility>
 
 namespace baton::kvtransfer::store {
-
-FreeRanges::FreeRanges(size_t bytes) : free_(bytes) {
-  if (bytes > 0) ranges_.emplace(0, bytes);
-}
-
-std::optional<size_t> FreeRanges::take(size_t bytes) {
-  for (auto it = ranges_.begin(); it != ranges_.end(); ++it) {
-    const auto [offset, size] = *it;
-    if (size < bytes) continue;
-    ranges_.erase(it);
-    if (size > bytes) ranges_.emplace(offset + bytes, size - bytes);
-    free_ -= bytes;
-    return offset;
-  }
-  return std::nullopt;
-}
-
-void FreeRanges::give_back(size_t offset, size_t bytes) {
-  free_ += bytes;
-  auto next = ranges_.lower_bound(offset);
-  if (next != ranges_.end() && offset + bytes == next->first) {
-    bytes += next->second;
-    next = ranges_.erase(next);
-  }
-  if (next != ranges_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  ranges_.emplace(offset, bytes);
-}
 
 BlockArena::BlockArena(std::span<std::byte> memory, size_t granule)
     : memory_(memory.first(memory.size() / granule * granule)),

@@ -17,23 +17,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "kvtransfer/tiers/tier_key.h"
+#include "transport/base/free_ranges.h"
 #include "transport/clock.h"
 
 namespace baton::kvtransfer::store {
-
-// Free ranges of memory. Not thread-safe.
-class FreeRanges {
- public:
-  explicit FreeRanges(size_t bytes);
-  // The lowest range that is large enough.
-  std::optional<size_t> take(size_t bytes);
-  void give_back(size_t offset, size_t bytes);
-  size_t free_bytes() const { return free_; }
-
- private:
-  std::map<size_t, size_t> ranges_;  // offset -> bytes, none beside another
-  size_t free_ = 0;
-};
 
 struct ArenaStats {
   uint64_t blocks = 0;  // that can be found
@@ -98,7 +85,7 @@ class BlockArena {
   const std::span<std::byte> memory_;
   const size_t granule_;
   mutable std::mutex free_mutex_;  // taken after mutex_
-  FreeRanges free_;
+  base::FreeRanges free_;
   mutable std::mutex mutex_;
   Order order_;  // the front leaves first
   absl::flat_hash_map<tiers::TierKey, Order::iterator> index_;

@@ -1,6 +1,7 @@
 // Two connectors in one process over every real provider, with and without progress threads.
 #include "kvtransfer/kv_connector.h"
 
+#include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/test.h"
 
@@ -19,29 +20,6 @@ class KvConnectorTest : public OverEveryProvider<std::tuple<std::string, bool>> 
     return options;
   }
 };
-
-TEST_P(KvConnectorTest, EveryByteOfManyLoadsArrivesOnce) {
-  KvPair pair(options());
-  std::mt19937 random(3);
-  uint64_t blocks = 0;
-  for (KvRequestId id = 1; id <= 30; ++id) {
-    const uint32_t tokens = 1 + random() % 100;
-    const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-    pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
-    ASSERT_TRUE(pair.decode->start(id, pair.address(), tokens, first).ok());
-    blocks += pair.decode->load(id).blocks.size();
-  }
-  pair.run_to_end();
-  for (KvRequestId id = 1; id <= 30; ++id) {
-    EXPECT_TRUE(pair.decode->load(id).status.ok()) << pair.decode->load(id).status;
-    EXPECT_EQ(pair.decode->load(id).verified, 6u);
-    EXPECT_FALSE(pair.decode->load(id).wrong) << id;
-  }
-  EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-  EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, blocks * 6 * 8 * 200);
-  EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, blocks * 6 * 8 * 200);
-  EXPECT_THAT(pair.decode_connector->stats().route, HasSubstr(std::get<0>(GetParam())));
-}
 
 TEST_P(KvConnectorTest, ADecodeShardGetsItsHeads) {
   KvPairOptions with = options();
@@ -138,17 +116,6 @@ TEST_P(KvConnectorTest, ALoadThatTakesTooLongFailsAndItsJobEnds) {
   EXPECT_EQ(pair.decode->cache().damaged(), 0u);
 }
 
-TEST_P(KvConnectorTest, LongPromptsTravel) {
-  KvPairOptions with = options();
-  with.prefill_layout = KvLayout::dense(2, 10'000, kTestBlockTokens, 1, 8, "test");
-  with.decode_layout = with.prefill_layout;
-  KvPair pair(with);
-  ASSERT_TRUE(pair.decode->start(1, pair.address(), 39'000).ok());
-  pair.run_to_end();
-  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
-  EXPECT_FALSE(pair.decode->load(1).wrong);
-}
-
 // What holds whether prefill writes or decode reads; the last parameter is whether decode pulls.
 class KvEitherWayTest : public OverEveryProvider<std::tuple<std::string, bool, bool>> {
  protected:
@@ -165,6 +132,57 @@ class KvEitherWayTest : public OverEveryProvider<std::tuple<std::string, bool, b
     return pair.decode->start(std::move(load), tokens);
   }
 };
+
+TEST_P(KvEitherWayTest, EveryByteOfManyLoadsArrivesOnce) {
+  KvPairOptions with = options();
+  const bool pulls = std::get<2>(GetParam());
+  for (const KvSendMode mode : {KvSendMode::kLayerwise, KvSendMode::kSerialized}) {
+    with.mode = mode;
+    KvPair pair(with);
+    std::mt19937 random(3);
+    uint64_t all = 0, pushed = 0;
+    for (KvRequestId id = 1; id <= 20; ++id) {
+      const uint32_t tokens = 1 + random() % 100;
+      KvLoad load;
+      load.id = id;
+      load.prefill = pair.address();
+      load.first_token = random() % tokens / kTestBlockTokens * kTestBlockTokens;
+      load.pull = pulls && id % 5 != 0;  // both ways, beside each other
+      const uint32_t blocks =
+          (tokens + kTestBlockTokens - 1) / kTestBlockTokens - load.first_token / kTestBlockTokens;
+      all += blocks;
+      if (!load.pull) pushed += blocks;
+      pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
+      ASSERT_TRUE(pair.decode->start(std::move(load), tokens).ok());
+    }
+    pair.run_to_end();
+    for (KvRequestId id = 1; id <= 20; ++id) {
+      const TestLoad& load = pair.decode->load(id);
+      EXPECT_TRUE(load.status.ok()) << load.status;
+      EXPECT_EQ(load.verified, 6u);
+      EXPECT_FALSE(load.wrong) << id;
+      EXPECT_EQ(load.payload, "token of " + std::to_string(id));
+    }
+    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
+    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
+    EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, pushed * 6 * 8 * 200);
+    EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, all * 6 * 8 * 200);
+    EXPECT_THAT(pair.decode_connector->stats().route, HasSubstr(std::get<0>(GetParam())));
+  }
+}
+
+// A request in several parts, and more ready blocks than one message names.
+TEST_P(KvEitherWayTest, LongSequencesOfShortBlocks) {
+  KvPairOptions with = options();
+  with.mode = KvSendMode::kSerialized;  // all blocks of a layer are ready at once
+  constexpr uint32_t kTokens = KvReady::kMaxBlocks + 100;
+  with.prefill_layout = with.decode_layout = KvLayout::dense(2, kTokens, 1, 1, 8, "test");
+  KvPair pair(with);
+  ASSERT_TRUE(start(pair, 1, kTokens).ok());
+  pair.run_to_end();
+  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
+  EXPECT_FALSE(pair.decode->load(1).wrong);
+}
 
 TEST_P(KvEitherWayTest, OtherLayoutsAndFewSlots) {
   KvPairOptions with = options();

@@ -96,7 +96,7 @@ class KvHostileTest : public OverEveryProvider<std::string> {
   }
   std::string encoded(const KvLoadRequest& request) {
     std::string body;
-    EXPECT_TRUE(encode_kv_request(request, body).ok());
+    EXPECT_TRUE(encode_kv(request, body).ok());
     return body;
   }
 
@@ -219,18 +219,20 @@ TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {
   EXPECT_GE(ready, 6u);
   // Nonsense about it changes nothing.
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, "nonsense"));
-  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenew, 1, encode_kv_renewal(Time(1))));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenew, 1, kv_bytes(KvRenewal{Time(1)})));
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 2));
   EXPECT_TRUE(nothing_comes());
   EXPECT_EQ(pair_->prefill->open_jobs(), 1u);
-  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({7, kLongEnough})));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, kv_bytes(KvLease{7, kLongEnough})));
   const KvMessagePart renewed = answer();
   EXPECT_EQ(renewed.kind, KvMessageKind::kLeaseRenewed);
-  EXPECT_EQ(decode_kv_lease(renewed.bytes)->number, 7u);
+  KvLease lease;
+  ASSERT_TRUE(decode_kv(renewed.bytes, lease).ok());
+  EXPECT_EQ(lease.number, 7u);
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
   until([&] { return pair_->prefill->open_jobs() == 0; });
   // What was let go of is not held again.
-  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({8, kLongEnough})));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, kv_bytes(KvLease{8, kLongEnough})));
   EXPECT_TRUE(nothing_comes());
 }
 
@@ -242,7 +244,7 @@ TEST_P(KvHostileTest, WordsAboutLeasesMeanNothingToAPush) {
   pair_->prefill->stop_before_layer(1);
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRequest, 1, encoded(pushed)));
   until([&] { return pair_->prefill->jobs_seen() == 1; });
-  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, encode_kv_lease({7, kLongEnough})));
+  ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kRenewLease, 1, kv_bytes(KvLease{7, kLongEnough})));
   ASSERT_NO_FATAL_FAILURE(send(KvMessageKind::kPulled, 1));
   EXPECT_TRUE(nothing_comes());
   EXPECT_EQ(pair_->prefill->open_jobs(), 1u);

@@ -235,7 +235,7 @@ class Packed(unittest.TestCase):
                 (changed(value=None), "value"), (changed(bytes=8190), "does not lie in its"), (key(start=None), "start"),
                 (key(tokens=[[16, 2]]), "count all"), (key(tokens=[[16, 2], [2]]), "count all"), (key(heads=[[1, 1], [2, 3], [1, 4]]), "stride"),
                 (key(elements=[[2 ** 33, 1]]), "count all"), (key(tokens=[[0, 1]]), "count all"), (key(tokens=[[1, 1]] * 9), "count all"),
-                (key(tokens=[[16, 2], [2, 0]]), "stride"), (key(elements=[[2, 1], [4, 64], [4, 2048]]), "more than one level"),
+                (key(tokens=[[16, 2], [2, 0]]), "stride"), (key(elements=[[2, 1], [4, 64], [4, 320]]), "more than one level"),
                 (changed(whole=3), "must be a string")):
             with self.subTest(packing=packing), self.assertRaisesRegex(baton.InvalidParamError, words):
                 layout.add_packed([(4096, 8192 * 4, 0)], packing, blocks=4)

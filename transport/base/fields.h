@@ -12,14 +12,17 @@
 //
 //   wire.kind(m.kind, Kind::kLast);                          // 1 to kLast, in a byte
 //   if (m.kind == Kind::kSend) wire(m.send);
+//   wire.brief(m.name, kMaxName);                            // a text or vector of at most so many
 //   wire.require(m.send.job != 0);                           // else the bytes are refused
 //   wire.fill(kBytes);                                       // last: zeros, up to that size
 //
 // A number, or a struct of numbers without padding, is its little-endian bytes; a bool is 0 or 1; a
-// text or vector is its 32-bit length and its elements; a status is its code and its message, of
-// which kMaxWhy bytes are kept. A message has one encoding: bytes that are read are those that
-// the message writes again, and all others are refused. A reader allocates for what the bytes hold,
-// whatever length they claim.
+// text or vector is its 32-bit length and its elements (brief ones have a 16-bit length); a status
+// is its code and its message, of which kMaxWhy bytes are kept. A type with encode() and decode()
+// is what these make of it: kEncodedBytes where it names them, else behind a 32-bit length. But for
+// such types, a message has one encoding: bytes that are read are those that the message writes
+// again, and all others are refused. A reader allocates for what the bytes hold, whatever length
+// they claim.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +31,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -52,7 +56,12 @@ concept FieldList = requires(T& list) {
   list.data();
 };
 template <typename T>
-concept FieldNumbers = !FieldMessage<T> && std::is_trivially_copyable_v<T> &&
+concept FieldCoded = requires(const T& value) {
+  value.encode();
+  T::decode(std::string_view());
+};
+template <typename T>
+concept FieldNumbers = !FieldMessage<T> && !FieldCoded<T> && std::is_trivially_copyable_v<T> &&
                        std::has_unique_object_representations_v<T> && !std::is_pointer_v<T> &&
                        !std::is_enum_v<T> && !std::is_same_v<T, bool>;
 
@@ -70,6 +79,12 @@ class FieldWire {
     require(number >= 1 && number <= static_cast<uint8_t>(last));
     if constexpr (kReads) kind = static_cast<Kind>(number);
   }
+  void brief(auto& list, size_t limit) {
+    auto count = static_cast<uint16_t>(list.size());
+    one(count);
+    require(count <= limit);
+    elements(list, count);
+  }
   void require(bool holds) { failed_ |= kReads && !holds; }
   void fill(size_t size) {
     if constexpr (kReads) {
@@ -83,6 +98,7 @@ class FieldWire {
   // For readers:
   size_t at() const { return size_ - bytes_.size(); }
   bool finished() const { return !failed_ && bytes_.empty(); }
+  const absl::Status& why() const { return why_; }  // what a decode() said
 
  private:
   template <typename Value>
@@ -102,23 +118,54 @@ class FieldWire {
       require(code <= static_cast<uint8_t>(absl::StatusCode::kUnauthenticated) &&
               why.size() <= kMaxWhy && (code != 0 || why.empty()));
       if constexpr (kReads) value = absl::Status(static_cast<absl::StatusCode>(code), why);
+    } else if constexpr (FieldCoded<T>) {
+      coded(value);
     } else if constexpr (FieldList<T>) {
-      using Element = typename T::value_type;
       auto count = static_cast<uint32_t>(value.size());
       one(count);
-      if constexpr (FieldNumbers<Element>) {
-        require(count <= bytes_.size() / sizeof(Element));
-        if constexpr (kReads) value.resize(failed_ ? 0 : count);
-        raw(value.data(), value.size() * sizeof(Element));
-      } else if constexpr (kReads) {
-        require(count <= bytes_.size());  // an element has a byte at least
-        for (value.clear(); value.size() < count && !failed_;) one(value.emplace_back());
-      } else {
-        for (auto& element : value) one(element);
-      }
+      elements(value, count);
     } else {
       static_assert(FieldNumbers<T>, "name an enum with kind(), and the members of other structs");
       raw(&value, sizeof(T));
+    }
+  }
+  template <typename List>
+  void elements(List& list, size_t count) {
+    using Element = typename std::remove_const_t<List>::value_type;
+    if constexpr (FieldNumbers<Element>) {
+      require(count <= bytes_.size() / sizeof(Element));
+      if constexpr (kReads) list.resize(failed_ ? 0 : count);
+      raw(list.data(), list.size() * sizeof(Element));
+    } else if constexpr (kReads) {
+      require(count <= bytes_.size());  // an element has a byte at least
+      for (list.clear(); list.size() < count && !failed_;) one(list.emplace_back());
+    } else {
+      for (auto& element : list) one(element);
+    }
+  }
+  template <typename Value>
+  void coded(Value& value) {
+    if constexpr (kReads) {
+      uint32_t size = 0;
+      if constexpr (requires { Value::kEncodedBytes; }) {
+        size = Value::kEncodedBytes;
+      } else {
+        one(size);
+      }
+      require(size <= bytes_.size());
+      if (failed_) return;
+      auto decoded = Value::decode(bytes_.substr(0, size));
+      bytes_.remove_prefix(size);
+      why_ = decoded.status();
+      require(decoded.ok());
+      if (decoded.ok()) value = *std::move(decoded);
+    } else {
+      std::string bytes = value.encode();
+      if constexpr (requires { Value::kEncodedBytes; }) {
+        raw(bytes.data(), bytes.size());
+      } else {
+        one(bytes);
+      }
     }
   }
   void raw(auto* data, size_t size) {
@@ -135,6 +182,7 @@ class FieldWire {
   Bytes bytes_;  // of a reader: those that are left
   const size_t size_;
   bool failed_ = false;
+  absl::Status why_;
 };
 
 template <FieldMessage Message>

@@ -17,7 +17,8 @@ void KvJobs::on_request(PeerId peer, uint64_t load, std::string_view body, uint1
   absl::StatusOr<bool> fresh = state.seen.add(load);
   if (fresh.ok() && !*fresh) return;  // cancelled before it came, or sent twice
   absl::Status status = fresh.status();
-  if (status.ok()) status = decode_kv_request(body, incoming_, version);
+  incoming_.pull = version == kKvPullVersion;
+  if (status.ok()) status = decode_kv(body, incoming_);
   if (status.ok()) status = accept(peer, load, state);
   if (!status.ok()) on_bad_request(peer, load, status);
 }
@@ -143,9 +144,10 @@ void KvJobs::on_cancel(PeerId peer, uint64_t load) {
 
 void KvJobs::on_renew(PeerId peer, uint64_t load, std::string_view body) {
   KvPush* push = find(peer, load);
-  absl::StatusOr<Time> timeout = decode_kv_renewal(body);
-  if (push == nullptr || push->request.pull || !timeout.ok()) return;
-  push->deadline = worker_.clock().now() + *timeout;
+  KvRenewal renewal;
+  const bool read = decode_kv(body, renewal).ok();
+  if (push == nullptr || push->request.pull || !read) return;
+  push->deadline = worker_.clock().now() + renewal.timeout;
   deadlines_.set(key_of(*push), push->deadline);
 }
 

@@ -51,14 +51,11 @@ struct KvCacheMemory {
 struct KvSendJob;
 
 // A job's way to one load.
-struct KvPush {
+struct KvPush : KvFlow {
   KvSendJob* job = nullptr;
-  PeerId peer;
   uint64_t load = 0;  // the peer's number
   KvLoadRequest request;
-  KvRoute route;
   Time deadline = kNever;
-  std::vector<KvSend*> sends;  // not ended; the page lists of these lie in `pages`
   bool wanted = true;
   bool told = false;       // decode knows how it ended
   bool cancelled = false;  // by decode
@@ -70,7 +67,7 @@ struct KvPush {
 
   bool held() const { return request.pull && !released && route.saved > 0; }
   bool leased() const { return held() || (request.pull && !released && !told); }
-  bool over() const { return told && sends.empty() && !held(); }
+  bool over() const { return told && open.empty() && !held(); }
 };
 
 struct KvSendJob {
@@ -89,7 +86,7 @@ struct KvSendJob {
   absl::Status outcome;
 };
 
-class KvJobs {
+class KvJobs : private KvSends::Owner {
  public:
   static constexpr size_t kMaxJobs = 4096;
 
@@ -104,7 +101,7 @@ class KvJobs {
         mailbox_(mailbox),
         timeline_(timeline),
         options_(options),
-        sends_(worker) {}
+        sends_(worker, Op::kWrite, *this) {}
 
   void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
 
@@ -147,8 +144,7 @@ class KvJobs {
  private:
   struct PeerRecord {
     KvSeenLoads seen;
-    std::shared_ptr<const KvPlan> plan;  // of its last layout and share
-    KvShare share;
+    KvAgreement agreement;
     bool misfit_logged = false;  // that there can be none
   };
   using Key = std::pair<uint64_t, uint64_t>;  // peer_key(), load
@@ -171,9 +167,9 @@ class KvJobs {
   absl::Status prepare_offer(const KvLoadRequest& request);  // into offer_ and offer_body_
   void announce(const KvPush& push, uint32_t layer, KvBlockRange blocks);
   void send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks);
-  bool submit(KvSend& send);  // false: no slot, keep it
-  void drop(KvSend& send);    // out of its push, record reused
-  void on_ended(KvSend& send);
+  void fill(const KvSend& send, TransferRequest& request) override;
+  void on_refused(KvFlow& flow, const absl::Status& why) override;
+  void on_ended(const KvSend& send) override;
   void fail(KvPush& push, const absl::Status& why);
   void stop(KvPush& push);
   void settle(KvPush& push);
@@ -185,7 +181,6 @@ class KvJobs {
   const Options options_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
-  KvWaiting<KvSend*> waiting_;  // by peer_key(): for a slot of the worker
   uint64_t next_number_ = 1;
   absl::flat_hash_map<uint64_t, std::unique_ptr<KvSendJob>> jobs_;
   absl::flat_hash_map<std::string, KvSendJob*> by_key_;

@@ -62,7 +62,7 @@ absl::Status KvLoads::start(KvLoad load) {
   }
   request_.counters.clear();
   for (CounterId id : record->counters) request_.counters.push_back(worker_.remote_counter(id));
-  absl::Status status = check_kv_request(request_);
+  absl::Status status = request_.check();
   if (status.ok()) status = claim(*record);
   for (const std::string& address : load.shards) {
     if (!status.ok()) break;
@@ -148,7 +148,7 @@ bool KvLoads::ask_whose_names_are_known() {
           ask(load, source);
           if (load.renewed && source.pull == nullptr) {
             mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
-                          encode_kv_renewal(load.deadline - worker_.clock().now()));
+                          kv_bytes(KvRenewal{load.deadline - worker_.clock().now()}));
           }
           schedule(load);
         } else {
@@ -212,8 +212,7 @@ absl::Status KvLoads::add_source(Load& load, const std::string& address) {
       });
   if (!needed) return absl::OkStatus();
   Source source;
-  if (absl::Status status = encode_kv_request(request_, source.request); !status.ok())
-    return status;
+  if (absl::Status status = encode_kv(request_, source.request); !status.ok()) return status;
   source.version = request_.version();
   absl::StatusOr<PeerId> peer = calls_.call(address);
   if (!peer.ok()) return peer.status();
@@ -371,7 +370,7 @@ absl::Status KvLoads::renew(KvRequestId id, Time timeout) {
   for (const Source& source : load->sources) {
     if (source.told || source.pull != nullptr || source.peer.generation == 0) continue;
     mailbox_.send(source.peer, KvMessageKind::kRenew, source.number,
-                  encode_kv_renewal(load->timeout));
+                  kv_bytes(KvRenewal{load->timeout}));
   }
   return absl::OkStatus();
 }
@@ -462,7 +461,7 @@ void KvLoads::abandon() {
   calls_.close();
   for (auto& [id, load] : loads_) {
     for (const Source& source : load->sources) {
-      if (source.pull == nullptr || source.pull->reads.empty()) continue;
+      if (source.pull == nullptr || source.pull->open.empty()) continue;
       worker_.disconnect(source.peer, Time::zero()).IgnoreError();
     }
   }

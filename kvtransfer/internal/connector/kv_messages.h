@@ -46,6 +46,7 @@
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
 #include "kvtransfer/plans/kv_sides.h"
+#include "transport/base/fields.h"
 #include "transport/clock.h"
 #include "transport/counter.h"
 #include "transport/region.h"
@@ -142,6 +143,13 @@ class KvAssembler {
   size_t held_ = 0;
 };
 
+absl::Status check_kv_size(size_t bytes);
+absl::Status malformed_kv(size_t at);
+// For readers; a writer has as many as there are.
+void kv_resize(auto& list, size_t count) {
+  if constexpr (requires { list.resize(count); }) list.resize(count);
+}
+
 // The body of a request.
 struct KvLoadRequest {
   uint64_t request = 0;         // the decode engine's own id of it, for timelines
@@ -169,6 +177,30 @@ struct KvLoadRequest {
   static constexpr Time kMaxTimeout = std::chrono::hours(24);
   // The pages of a group: a part of `blocks`.
   KvPages pages(size_t group) const;
+  absl::Status check() const;
+  // Whether it pulls, the message's version says.
+  static void fields(auto& wire, auto& m) {
+    wire(m.request);
+    wire.brief(m.decode, kMaxName);
+    wire.brief(m.key, kMaxKey);
+    wire(m.loads_of_key, m.share, m.timeout);
+    if (m.pull) wire(m.lease);
+    wire(m.first_token, m.layout);
+    const size_t buffers = m.pull ? 0 : m.layout.buffers.size();
+    kv_resize(m.buffers, buffers);
+    for (auto& buffer : m.buffers) wire(buffer.region, buffer.offset);
+    auto counters = static_cast<uint32_t>(m.counters.size());
+    wire(counters);
+    wire.require(counters == (buffers == 0 ? 0 : m.layout.layers()));
+    kv_resize(m.counters, buffers == 0 ? 0 : m.layout.layers());
+    for (auto& counter : m.counters) {
+      wire(counter.index, counter.generation);
+      if constexpr (requires { m.counters.resize(1); }) {
+        counter.owner = m.buffers.front().region.owner;
+      }
+    }
+    wire(m.blocks, m.tokens);
+  }
 };
 
 // The tokens of [first_token, length) that a group keeps, and the blocks that hold them.
@@ -179,34 +211,31 @@ struct KvBlockRange {
 };
 KvBlockRange blocks_of(const KvGroup& group, KvTokens tokens);
 
-// InvalidArgument where the request contradicts itself or is longer than kMaxKvMessage. A request
-// that encodes also decodes, and what decodes has passed check_kv_request().
-absl::Status check_kv_request(const KvLoadRequest& request);
-absl::Status encode_kv_request(const KvLoadRequest& request, std::string& body);
-// Decodes a request of that version. Reuses memory.
-absl::Status decode_kv_request(std::string_view body, KvLoadRequest& request,
-                               uint16_t version = kKvVersion);
-
 // The body of a failed message: why, and a bit for each of the load's blocks that has come (bit i %
 // 8 of byte i / 8; none: no block has).
 std::string encode_kv_failure(const absl::Status& why, std::string_view arrived = {});
 // The status told; InvalidArgument for a body that tells none. `arrived` may be null.
 absl::Status decode_kv_failure(std::string_view body, std::string* arrived = nullptr);
 
-// The body of a renew message. InvalidArgument for anything but a time that a request may have.
-std::string encode_kv_renewal(Time timeout);
-absl::StatusOr<Time> decode_kv_renewal(std::string_view body);
+// The body of a renew message.
+struct KvRenewal {
+  Time timeout{};  // that a request may have
+  absl::Status check() const;
+  static void fields(auto& wire, auto& m) { wire(m.timeout); }
+};
 
 // The body of an offer.
 struct KvOffer {
   Time lease{};                         // granted, from when the request came
   KvLayout layout;                      // of the prefill worker's cache
   std::vector<KvRemoteBuffer> buffers;  // of it; all of one owner
+  absl::Status check() const;
+  static void fields(auto& wire, auto& m) {
+    wire(m.lease, m.layout);
+    kv_resize(m.buffers, m.layout.buffers.size());
+    for (auto& buffer : m.buffers) wire(buffer.region, buffer.offset);
+  }
 };
-// InvalidArgument where the offer contradicts itself. What encodes also decodes.
-absl::Status check_kv_offer(const KvOffer& offer);
-absl::Status encode_kv_offer(const KvOffer& offer, std::string& body);
-absl::Status decode_kv_offer(std::string_view body, KvOffer& offer);
 
 // The body of a ready message: layer `layer` of the prefill worker's, from the sequence's block
 // `first_block` on. Whether there are such is for the receiver to check. A load has many of these
@@ -215,20 +244,44 @@ struct KvReady {
   static constexpr size_t kMaxBlocks = (kKvPartBytes - 3 * sizeof(uint32_t)) / sizeof(uint32_t);
   uint32_t layer = 0;
   uint32_t first_block = 0;
-  std::vector<uint32_t> blocks;
+  std::vector<uint32_t> blocks;  // one at least
+  absl::Status check() const;
+  static void fields(auto& wire, auto& m) { wire(m.layer, m.first_block, m.blocks); }
 };
-std::string encode_kv_ready(uint32_t layer, uint32_t first_block,
-                            absl::Span<const uint32_t> blocks);
-absl::Status decode_kv_ready(std::string_view body, KvReady& ready);
 
 // The body of a lease's renewal, as asked for and as granted: the nth of the load, and for how
 // long.
 struct KvLease {
   uint64_t number = 0;
   Time lease{};
+  absl::Status check() const;
+  static void fields(auto& wire, auto& m) { wire(m.number, m.lease); }
 };
-std::string encode_kv_lease(const KvLease& lease);
-absl::StatusOr<KvLease> decode_kv_lease(std::string_view body);
+
+// A body as bytes. What fails its check(), or is longer than kMaxKvMessage, is InvalidArgument in
+// encode_kv(), as are bytes in decode_kv() that are no such body. Both reuse memory.
+template <typename Body>
+std::string kv_bytes(const Body& body) {
+  std::string out;
+  base::FieldWriter wire(out);
+  wire(body);
+  return out;
+}
+template <typename Body>
+absl::Status encode_kv(const Body& body, std::string& out) {
+  if (absl::Status status = body.check(); !status.ok()) return status;
+  out.clear();
+  base::FieldWriter wire(out);
+  wire(body);
+  return check_kv_size(out.size());
+}
+template <typename Body>
+absl::Status decode_kv(std::string_view bytes, Body& body) {
+  base::FieldReader wire(bytes);
+  wire(body);
+  if (!wire.why().ok()) return wire.why();
+  return wire.finished() ? body.check() : malformed_kv(wire.at());
+}
 
 // Which loads of a peer have been heard of: a set of numbers that are dense in the long run. Makes
 // a cancel that overtakes its request as good as one that follows it.

@@ -27,7 +27,7 @@ absl::Status KvJobs::prepare_offer(const KvLoadRequest& request) {
       offer_.buffers.push_back(buffer.remote);
     }
   }
-  return encode_kv_offer(offer_, offer_body_);
+  return encode_kv(offer_, offer_body_);
 }
 
 void KvJobs::announce(const KvPush& push, uint32_t layer, KvBlockRange blocks) {
@@ -36,9 +36,11 @@ void KvJobs::announce(const KvPush& push, uint32_t layer, KvBlockRange blocks) {
       absl::MakeConstSpan(push.route.pages)
           .subspan(place.pages + (blocks.first - place.blocks.first), blocks.count);
   for (size_t at = 0; at < pages.size(); at += KvReady::kMaxBlocks) {
-    mailbox_.send(push.peer, KvMessageKind::kReady, push.load,
-                  encode_kv_ready(layer, static_cast<uint32_t>(blocks.first + at),
-                                  pages.subspan(at, KvReady::kMaxBlocks)));
+    const absl::Span<const uint32_t> some = pages.subspan(at, KvReady::kMaxBlocks);
+    mailbox_.send(
+        push.peer, KvMessageKind::kReady, push.load,
+        kv_bytes(
+            KvReady{layer, static_cast<uint32_t>(blocks.first + at), {some.begin(), some.end()}}));
   }
 }
 
@@ -51,15 +53,16 @@ void KvJobs::on_pulled(PeerId peer, uint64_t load) {
 
 void KvJobs::on_renew_lease(PeerId peer, uint64_t load, std::string_view body) {
   KvPush* push = find(peer, load);
-  absl::StatusOr<KvLease> lease = decode_kv_lease(body);
+  KvLease lease;
+  const bool read = decode_kv(body, lease).ok();
   // What is released may be in use for something else: that cannot be renewed.
-  if (push == nullptr || !push->request.pull || push->released || !lease.ok()) return;
-  lease->lease = std::min(lease->lease, options_.max_lease);
+  if (push == nullptr || !push->request.pull || push->released || !read) return;
+  lease.lease = std::min(lease.lease, options_.max_lease);
   // Renewals may overtake each other.
-  push->lease = lease->lease;
-  push->hold_until = std::max(push->hold_until, worker_.clock().now() + lease->lease);
+  push->lease = lease.lease;
+  push->hold_until = std::max(push->hold_until, worker_.clock().now() + lease.lease);
   holds_.set(key_of(*push), push->hold_until);
-  mailbox_.send(peer, KvMessageKind::kLeaseRenewed, load, encode_kv_lease(*lease));
+  mailbox_.send(peer, KvMessageKind::kLeaseRenewed, load, kv_bytes(lease));
 }
 
 bool KvJobs::end_leases() {

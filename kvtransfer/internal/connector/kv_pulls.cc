@@ -24,22 +24,10 @@ void KvPulls::begin(KvPull& pull) {
   pull.renew_at = now + pull.lease / kRenewals;
 }
 
-absl::StatusOr<std::shared_ptr<const KvPlan>> KvPulls::plan_for(const KvPull& pull,
-                                                                const KvLayout& layout) {
-  PeerPlan& known = plans_[peer_key(pull.peer)];
-  if (known.plan == nullptr || known.share != pull.share || known.plan->source() != layout) {
-    absl::StatusOr<KvPlan> plan = KvPlan::make(layout, cache_->layout, pull.share);
-    if (!plan.ok()) return plan.status();
-    known = {pull.share, std::make_shared<const KvPlan>(*std::move(plan))};
-  }
-  if (absl::Status status = check_kv_share(*known.plan, pull.share); !status.ok()) return status;
-  return known.plan;
-}
-
 absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
   if (pull.offered || pull.stopped) return absl::OkStatus();
-  if (absl::Status status = decode_kv_offer(body, offer_); !status.ok()) return status;
-  auto plan = plan_for(pull, offer_.layout);
+  if (absl::Status status = decode_kv(body, offer_); !status.ok()) return status;
+  auto plan = agreements_[peer_key(pull.peer)].plan(offer_.layout, cache_->layout, pull.share);
   if (!plan.ok()) return plan.status();
   pull.offered = true;
   std::swap(pull.buffers, offer_.buffers);
@@ -54,7 +42,7 @@ absl::Status KvPulls::on_offer(KvPull& pull, std::string_view body) {
 
 absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
   if (pull.stopped) return absl::OkStatus();
-  if (absl::Status status = decode_kv_ready(body, ready_); !status.ok()) return status;
+  if (absl::Status status = decode_kv(body, ready_); !status.ok()) return status;
   if (pull.offered) return read(pull, ready_);
   pull.early_blocks += ready_.blocks.size();
   if (pull.early_blocks > kMaxKvMessage / sizeof(uint32_t)) {
@@ -65,14 +53,14 @@ absl::Status KvPulls::on_ready(KvPull& pull, std::string_view body) {
 }
 
 absl::Status KvPulls::on_lease_renewed(KvPull& pull, std::string_view body) {
-  absl::StatusOr<KvLease> lease = decode_kv_lease(body);
-  if (!lease.ok()) return lease.status();
+  KvLease lease;
+  if (absl::Status status = decode_kv(body, lease); !status.ok()) return status;
   const auto it = std::find_if(pull.asked.begin(), pull.asked.end(),
-                               [&](const auto& each) { return each.first == lease->number; });
-  if (it == pull.asked.end() || lease->number == 0) return absl::OkStatus();
+                               [&](const auto& each) { return each.first == lease.number; });
+  if (it == pull.asked.end() || lease.number == 0) return absl::OkStatus();
   const Time asked = it->second;
   pull.asked.erase(it);
-  confirm(pull, asked, lease->lease);
+  confirm(pull, asked, lease.lease);
   return absl::OkStatus();
 }
 
@@ -96,7 +84,7 @@ bool KvPulls::renew(KvPull& pull, Time now) {
   pull.asked.emplace_back(++pull.renewals, now);
   pull.renew_at = now + pull.lease / kRenewals;
   mailbox_.send(pull.peer, KvMessageKind::kRenewLease, pull.number,
-                encode_kv_lease({pull.renewals, pull.request->lease}));
+                kv_bytes(KvLease{pull.renewals, pull.request->lease}));
   return true;
 }
 
@@ -116,54 +104,30 @@ absl::Status KvPulls::read(KvPull& pull, const KvReady& ready) {
   route.save(ready.layer, ready.first_block, ready.blocks, [&](KvBlockRange run) {
     if (!status.ok()) return;
     status = route.for_each_move(ready.layer, run, *pull.request, [&](const KvMove& move) {
-      KvSend& send = sends_.take();
-      send.pull = &pull;
-      send.move = move;
-      send.layer = ready.layer;
-      send.place = static_cast<uint32_t>(pull.reads.size());
-      pull.reads.push_back(&send);
-      const uint64_t peer = peer_key(pull.peer);
-      if (waiting_.has(peer) || !submit(send)) waiting_.add(peer, &send);
+      sends_.begin(pull, ready.layer, move);
       return pull.failure;
     });
   });
   return status;
 }
 
-bool KvPulls::submit(KvSend& send) {
-  KvPull& pull = *send.pull;
-  TransferRequest request;
-  request.op = Op::kRead;
-  request.peer = pull.peer;
+void KvPulls::fill(const KvSend& send, TransferRequest& request) {
+  const auto& pull = static_cast<const KvPull&>(*send.flow);
   set_sides(request, request.op, send.move,
             cache_->buffers[local_buffer(request.op, send.move)].local(),
             pull.buffers[remote_buffer(request.op, send.move)]);
-  absl::Status status = sends_.submit(send, request);
-  if (absl::IsResourceExhausted(status)) return false;
-  if (!status.ok()) {
-    note_failure(pull, status);
-    drop(send);
-  }
-  return true;
 }
 
-void KvPulls::note_failure(KvPull& pull, const absl::Status& why) {
+void KvPulls::on_refused(KvFlow& flow, const absl::Status& why) {
+  auto& pull = static_cast<KvPull&>(flow);
   if (pull.failure.ok()) failed_.emplace_back(pull.peer, pull.number);
   pull.failure.Update(why);
 }
 
-void KvPulls::drop(KvSend& send) {
-  std::vector<KvSend*>& reads = send.pull->reads;
-  reads.back()->place = send.place;
-  reads[send.place] = reads.back();
-  reads.pop_back();
-  sends_.put_back(send);
-}
-
-void KvPulls::on_ended(KvSend& send) {
-  KvPull& pull = *send.pull;
+void KvPulls::on_ended(const KvSend& send) {
+  auto& pull = static_cast<KvPull&>(*send.flow);
   if (!send.status.ok()) {
-    if (!pull.stopped) note_failure(pull, send.status);
+    if (!pull.stopped) on_refused(pull, send.status);
   } else {
     if (timeline_ != nullptr) {
       timeline_->add({"transfer", absl::StrCat("rx layer ", send.layer), send.begin, send.end,
@@ -176,7 +140,6 @@ void KvPulls::on_ended(KvSend& send) {
       pull.unconfirmed.push_back(read);
     }
   }
-  drop(send);
   settle(pull);
 }
 
@@ -188,17 +151,7 @@ void KvPulls::count(KvPull& pull, const KvPull::Read& read) {
 void KvPulls::stop(KvPull& pull) {
   if (std::exchange(pull.stopped, true)) return;
   pull.unconfirmed.clear();
-  if (std::any_of(pull.reads.begin(), pull.reads.end(),
-                  [](const KvSend* read) { return !read->submitted; })) {
-    waiting_.erase_if(peer_key(pull.peer), [&](KvSend* send) { return send->pull == &pull; });
-  }
-  for (size_t i = pull.reads.size(); i-- > 0;) {
-    if (pull.reads[i]->submitted) {
-      sends_.cancel(*pull.reads[i]);
-    } else {
-      drop(*pull.reads[i]);
-    }
-  }
+  sends_.stop(pull);
   settle(pull);
 }
 
@@ -208,12 +161,6 @@ void KvPulls::settle(KvPull& pull) {
                 pull.number);
 }
 
-void KvPulls::on_peer_down(PeerId peer) { plans_.erase(peer_key(peer)); }
-
-bool KvPulls::progress() {
-  bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
-  return any;
-}
+void KvPulls::on_peer_down(PeerId peer) { agreements_.erase(peer_key(peer)); }
 
 }  // namespace baton::kvtransfer

@@ -21,14 +21,13 @@
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/internal/connector/kv_route.h"
 #include "kvtransfer/internal/connector/kv_sends.h"
-#include "kvtransfer/internal/connector/kv_waiting.h"
 #include "transport/timeline.h"
 #include "transport/worker.h"
 
 namespace baton::kvtransfer {
 
-// What a load reads from one prefill worker. It must not go while reads of it are open.
-struct KvPull {
+// What a load reads from one prefill worker.
+struct KvPull : KvFlow {
   struct Read {
     KvMove move;
     uint32_t layer = 0;  // prefill's number
@@ -36,7 +35,6 @@ struct KvPull {
   };
   static constexpr size_t kMaxAsked = 64;
 
-  PeerId peer;
   uint64_t number = 0;  // of the load, for this peer
   KvShare share;
   std::shared_ptr<const KvLoadRequest>
@@ -45,10 +43,8 @@ struct KvPull {
 
   bool offered = false;
   std::vector<KvRemoteBuffer> buffers;  // prefill's
-  KvRoute route;
-  std::vector<KvReady> early;  // that overtook the offer
+  std::vector<KvReady> early;           // that overtook the offer
   size_t early_blocks = 0;
-  std::vector<KvSend*> reads;     // not ended; their page lists lie in route and request
   std::vector<Read> unconfirmed;  // ended after the lease that is known of
   absl::Status failure;           // of a read: nothing more can be had from here
 
@@ -62,15 +58,15 @@ struct KvPull {
   bool told = false;     // prefill knows that none is open and none begins; or it is gone
 
   bool complete() const { return offered && route.landed == route.bytes; }
-  bool quiet() const { return reads.empty() && (stopped || complete()); }
+  bool quiet() const { return open.empty() && (stopped || complete()); }
 };
 
 // All calls from one thread.
-class KvPulls {
+class KvPulls : private KvSends::Owner {
  public:
   // `timeline` may be null.
   KvPulls(Worker& worker, KvMailbox& mailbox, Timeline* timeline)
-      : worker_(worker), mailbox_(mailbox), timeline_(timeline), sends_(worker) {}
+      : worker_(worker), mailbox_(mailbox), timeline_(timeline), sends_(worker, Op::kRead, *this) {}
 
   void set_cache(const KvCacheMemory* cache) { cache_ = cache; }
 
@@ -90,24 +86,16 @@ class KvPulls {
   bool renew(KvPull& pull, Time now);
 
   // Hears of ended reads, begins those that waited for a slot. True if anything happened.
-  bool progress();
+  bool progress() { return sends_.progress(); }
   // Loads with a failed read since the last call, by peer and number.
   std::vector<std::pair<PeerId, uint64_t>> take_failed() { return std::exchange(failed_, {}); }
   size_t open_reads() const { return sends_.open(); }
 
  private:
-  struct PeerPlan {
-    KvShare share;
-    std::shared_ptr<const KvPlan> plan;
-  };
-
-  absl::StatusOr<std::shared_ptr<const KvPlan>> plan_for(const KvPull& pull,
-                                                         const KvLayout& layout);
   absl::Status read(KvPull& pull, const KvReady& ready);
-  bool submit(KvSend& send);  // false: no slot, keep it
-  void drop(KvSend& send);
-  void note_failure(KvPull& pull, const absl::Status& why);
-  void on_ended(KvSend& send);
+  void fill(const KvSend& send, TransferRequest& request) override;
+  void on_refused(KvFlow& flow, const absl::Status& why) override;
+  void on_ended(const KvSend& send) override;
   void count(KvPull& pull, const KvPull::Read& read);
   void confirm(KvPull& pull, Time asked, Time lease);
 
@@ -116,8 +104,7 @@ class KvPulls {
   Timeline* const timeline_;
   const KvCacheMemory* cache_ = nullptr;
   KvSends sends_;
-  KvWaiting<KvSend*> waiting_;                     // by peer_key(): for a slot of the worker
-  absl::flat_hash_map<uint64_t, PeerPlan> plans_;  // by peer_key(): of its last offer
+  absl::flat_hash_map<uint64_t, KvAgreement> agreements_;  // by peer_key()
   std::vector<std::pair<PeerId, uint64_t>> failed_;
   KvOffer offer_;  // scratch, as is ready_
   KvReady ready_;

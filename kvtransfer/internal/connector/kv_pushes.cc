@@ -11,22 +11,13 @@ namespace baton::kvtransfer {
 
 absl::StatusOr<std::shared_ptr<const KvPlan>> KvJobs::plan_for(PeerRecord& state,
                                                                const KvLoadRequest& request) {
-  const KvLayout& target = request.layout;
-  if (state.plan == nullptr || state.share != request.share || state.plan->target() != target) {
-    absl::StatusOr<KvPlan> plan = KvPlan::make(cache_->layout, target, request.share);
-    if (!plan.ok()) {
-      // Decode computes its prompts itself then: whoever looks after this worker should know.
-      if (!std::exchange(state.misfit_logged, true)) {
-        base::log_event(base::LogLevel::kWarning, "no KV can be sent to decode worker %s: %s",
-                        request.decode, std::string(plan.status().message()));
-      }
-      return plan.status();
-    }
-    state.plan = std::make_shared<const KvPlan>(*std::move(plan));
-    state.share = request.share;
+  auto plan = state.agreement.plan(cache_->layout, request.layout, request.share);
+  // Decode computes its prompts itself then: whoever looks after this worker should know.
+  if (!plan.ok() && !std::exchange(state.misfit_logged, true)) {
+    base::log_event(base::LogLevel::kWarning, "no KV can be sent to decode worker %s: %s",
+                    request.decode, std::string(plan.status().message()));
   }
-  if (absl::Status status = check_kv_share(*state.plan, request.share); !status.ok()) return status;
-  return state.plan;
+  return plan;
 }
 
 // Sends what these blocks of ours, all of them saved, hold of the tokens that are asked for.
@@ -34,52 +25,29 @@ void KvJobs::send_blocks(KvPush& push, uint32_t layer, KvBlockRange blocks) {
   if (push.request.pull) return announce(push, layer, blocks);
   const absl::Status status =
       push.route.for_each_move(layer, blocks, push.request, [&](const KvMove& move) {
-        if (!push.wanted) return absl::OkStatus();
-        KvSend& send = sends_.take();
-        send.push = &push;
-        send.move = move;
-        send.layer = layer;
-        send.place = static_cast<uint32_t>(push.sends.size());
-        push.sends.push_back(&send);
-        const uint64_t peer = peer_key(push.peer);
-        if (waiting_.has(peer) || !submit(send)) waiting_.add(peer, &send);
+        if (push.wanted) sends_.begin(push, layer, move);
         return absl::OkStatus();
       });
   if (!status.ok() && push.wanted) fail(push, status);
 }
 
-bool KvJobs::submit(KvSend& send) {
-  KvPush& push = *send.push;
-  TransferRequest request;
-  request.op = Op::kWrite;
-  request.peer = push.peer;
+void KvJobs::fill(const KvSend& send, TransferRequest& request) {
+  const auto& push = static_cast<const KvPush&>(*send.flow);
   set_sides(request, request.op, send.move,
             cache_->buffers[local_buffer(request.op, send.move)].local(),
             push.request.buffers[remote_buffer(request.op, send.move)]);
   request.counter = push.request.counters[push.route.layers[send.layer].counter];
   request.increment = send.move.counted_bytes;
   // The push has the deadline, which may be moved while this is under way.
-  absl::Status status = sends_.submit(send, request);
-  if (absl::IsResourceExhausted(status)) return false;
-  if (!status.ok()) {
-    drop(send);
-    fail(push, status);
-  }
-  return true;
 }
 
-void KvJobs::drop(KvSend& send) {
-  std::vector<KvSend*>& sends = send.push->sends;
-  sends.back()->place = send.place;
-  sends[send.place] = sends.back();
-  sends.pop_back();
-  sends_.put_back(send);
+void KvJobs::on_refused(KvFlow& flow, const absl::Status& why) {
+  fail(static_cast<KvPush&>(flow), why);
 }
 
-void KvJobs::on_ended(KvSend& send) {
-  KvPush& push = *send.push;
-  const absl::Status status = send.status;
-  if (status.ok()) {
+void KvJobs::on_ended(const KvSend& send) {
+  auto& push = static_cast<KvPush&>(*send.flow);
+  if (send.status.ok()) {
     const uint64_t bytes = send.move.source.bytes();
     push.route.count(send.layer, send.move, push.request);
     bytes_sent_ += bytes;
@@ -87,15 +55,14 @@ void KvJobs::on_ended(KvSend& send) {
       timeline_->add({"transfer", absl::StrCat("tx layer ", send.layer), send.begin, send.end,
                       push.request.request, bytes});
     }
+  } else if (push.wanted) {
+    return fail(push, send.status);
   }
-  drop(send);
-  if (!status.ok() && push.wanted) return fail(push, status);
   settle(push);
 }
 
 bool KvJobs::progress() {
-  bool any = sends_.collect([this](KvSend& send) { on_ended(send); });
-  any |= waiting_.go_on([this](KvSend* send) { return submit(*send); });
+  bool any = sends_.progress();
   const Time now = worker_.clock().now();
   openings_.take(now);  // sleepers then ask whether the job is wanted
   for (const Key& key : deadlines_.take(now)) {
@@ -117,7 +84,7 @@ Time KvJobs::next_deadline() const {
 
 void KvJobs::abandon() {
   for (auto& [key, push] : by_load_) {
-    if (!push->sends.empty()) worker_.disconnect(push->peer, Time::zero()).IgnoreError();
+    if (!push->open.empty()) worker_.disconnect(push->peer, Time::zero()).IgnoreError();
   }
 }
 
@@ -131,23 +98,13 @@ void KvJobs::fail(KvPush& push, const absl::Status& why) {
 
 void KvJobs::stop(KvPush& push) {
   push.wanted = false;
-  if (std::any_of(push.sends.begin(), push.sends.end(),
-                  [](const KvSend* send) { return !send->submitted; })) {
-    waiting_.erase_if(peer_key(push.peer), [&](KvSend* send) { return send->push == &push; });
-  }
-  for (size_t i = push.sends.size(); i-- > 0;) {
-    if (push.sends[i]->submitted) {
-      sends_.cancel(*push.sends[i]);
-    } else {
-      drop(*push.sends[i]);
-    }
-  }
+  sends_.stop(push);
   settle(push);
 }
 
 // Tells decode how the push ended, once nothing of it moves (and all that it pulls is ready).
 void KvJobs::settle(KvPush& push) {
-  if (!push.sends.empty()) return;
+  if (!push.open.empty()) return;
   KvSendJob& job = *push.job;
   if (!push.told) {
     const KvRoute& route = push.route;
@@ -185,7 +142,7 @@ void KvJobs::forget(KvSendJob& job) {
     KvPush blank;
     std::swap(blank.request, owned->request);
     std::swap(blank.route, owned->route);
-    std::swap(blank.sends, owned->sends);
+    std::swap(blank.open, owned->open);
     *owned = std::move(blank);
     if (spare_.size() < 64) spare_.push_back(std::move(owned));
   }

@@ -13,19 +13,7 @@ std::string heads_text(const KvGroup& group) {
   return absl::StrCat("[", group.first_head, ", ", group.first_head + group.heads, ")");
 }
 
-}  // namespace
-
-std::vector<KvLayerPlace> layers_of(const KvLayout& layout) {
-  std::vector<KvLayerPlace> layers;
-  for (uint32_t g = 0; g < layout.groups.size(); ++g) {
-    for (uint32_t layer : layout.groups[g].layers) layers.push_back({layer, g});
-  }
-  std::sort(layers.begin(), layers.end(),
-            [](const KvLayerPlace& a, const KvLayerPlace& b) { return a.layer < b.layer; });
-  return layers;
-}
-
-absl::Status check_kv_share(const KvPlan& plan, const KvShare& share) {
+absl::Status check_share(const KvPlan& plan, const KvShare& share) {
   if (plan.complete()) return absl::OkStatus();
   for (const KvPart& part : plan.parts()) {
     const KvGroup& theirs = plan.target().groups[part.target_group];
@@ -42,6 +30,32 @@ absl::Status check_kv_share(const KvPlan& plan, const KvShare& share) {
   }
   return absl::FailedPreconditionError(
       "this prefill worker does not hold all layers of the decode worker: ask one that does");
+}
+
+}  // namespace
+
+std::vector<KvLayerPlace> layers_of(const KvLayout& layout) {
+  std::vector<KvLayerPlace> layers;
+  for (uint32_t g = 0; g < layout.groups.size(); ++g) {
+    for (uint32_t layer : layout.groups[g].layers) layers.push_back({layer, g});
+  }
+  std::sort(layers.begin(), layers.end(),
+            [](const KvLayerPlace& a, const KvLayerPlace& b) { return a.layer < b.layer; });
+  return layers;
+}
+
+absl::StatusOr<std::shared_ptr<const KvPlan>> KvAgreement::plan(const KvLayout& source,
+                                                                const KvLayout& target,
+                                                                const KvShare& share) {
+  if (plan_ == nullptr || share_ != share || plan_->source() != source ||
+      plan_->target() != target) {
+    absl::StatusOr<KvPlan> plan = KvPlan::make(source, target, share);
+    if (!plan.ok()) return plan.status();
+    plan_ = std::make_shared<const KvPlan>(*std::move(plan));
+    share_ = share;
+  }
+  if (absl::Status status = check_share(*plan_, share); !status.ok()) return status;
+  return plan_;
 }
 
 void KvRoute::begin(std::shared_ptr<const KvPlan> new_plan, const KvLoadRequest& request) {

@@ -13,6 +13,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "kvtransfer/kv_layout.h"
@@ -28,8 +29,18 @@ struct KvLayerPlace {
 // In ascending order: what engines call layer 0, 1, ...
 std::vector<KvLayerPlace> layers_of(const KvLayout& layout);
 
-// FailedPrecondition, with the remedy, where the plan leaves out some of what its source owes.
-absl::Status check_kv_share(const KvPlan& plan, const KvShare& share);
+// The plan from prefill's cache to decode's, kept for the next load between the two.
+class KvAgreement {
+ public:
+  // What KvPlan::make() says; FailedPrecondition, with the remedy, where the plan leaves out some
+  // of what its source owes.
+  absl::StatusOr<std::shared_ptr<const KvPlan>> plan(const KvLayout& source, const KvLayout& target,
+                                                     const KvShare& share);
+
+ private:
+  KvShare share_;
+  std::shared_ptr<const KvPlan> plan_;
+};
 
 struct KvRoute {
   struct Layer {

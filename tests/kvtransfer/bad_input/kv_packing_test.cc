@@ -238,7 +238,7 @@ TEST(KvPacking, WhatMakesNoSenseIsRefused) {
            {"/bytes", 256},
            {"/key/heads", {{2, 32}, {2, 64}}},
            {"/value/heads", {{2, 32}, {2, 64}}}},
-          "\"key\" has a \"start\"");
+          "\"key\" has \"heads\" of more than one level");
   refused({{"/heads", 0}, {"/key/heads", {{0, 1}}}, {"/value/heads", {{0, 1}}}},
           "\"key\" has a \"start\"");
   // Nothing lies behind the block's end, also where blocks have gaps.

@@ -192,7 +192,7 @@ TEST_F(KvMany, ALoadIsLookedAtByTheLeaseThatItWasGranted) {
   until([&] { return peer_.generation != 0; }, [&] { move(); });
   EXPECT_EQ(looked_at_after(minutes(59)), 0U);
   EXPECT_EQ(looked_at_after(minutes(1)), 1U) << "it is to be renewed";
-  loads.on_lease_renewed(peer_, 1, encode_kv_lease({1, minutes(30)}));
+  loads.on_lease_renewed(peer_, 1, kv_bytes(KvLease{1, minutes(30)}));
   EXPECT_EQ(looked_at_after(minutes(9)), 0U);
   EXPECT_EQ(looked_at_after(minutes(1)), 1U);
 }

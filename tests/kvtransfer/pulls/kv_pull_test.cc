@@ -1,5 +1,5 @@
-// Loads that pull, over every real provider: two connectors in one process, and prefill workers
-// that do not keep to the protocol.
+// Loads that pull, over every real provider: who holds which blocks until when, and prefill workers
+// that do not keep to the protocol. What pushes share with them is in kv_connector_test.cc.
 #include "kvtransfer/internal/connector/kv_messages.h"
 #include "tests/kvtransfer/kv_pair.h"
 #include "tests/test.h"
@@ -29,52 +29,6 @@ class KvPullTest : public OverEveryProvider<std::tuple<std::string, bool>> {
     return options;
   }
 };
-
-TEST_P(KvPullTest, EveryByteOfManyLoadsIsReadOnce) {
-  KvPairOptions with = options();
-  for (const KvSendMode mode : {KvSendMode::kLayerwise, KvSendMode::kSerialized}) {
-    with.mode = mode;
-    KvPair pair(with);
-    std::mt19937 random(3);
-    uint64_t blocks = 0;
-    for (KvRequestId id = 1; id <= 20; ++id) {
-      const uint32_t tokens = 1 + random() % 100;
-      const uint32_t first = random() % tokens / kTestBlockTokens * kTestBlockTokens;
-      pair.until([&] { return pair.decode->cache().free_blocks() >= 25; });
-      KvLoad load = pull(id, pair.address(), first);
-      load.pull = id % 5 != 0;  // both ways, beside each other
-      if (load.pull) blocks += (tokens + 3) / 4 - first / 4;
-      ASSERT_TRUE(pair.decode->start(std::move(load), tokens).ok());
-    }
-    pair.run_to_end();
-    uint64_t all = 0;
-    for (KvRequestId id = 1; id <= 20; ++id) {
-      const TestLoad& load = pair.decode->load(id);
-      EXPECT_TRUE(load.status.ok()) << load.status;
-      EXPECT_EQ(load.verified, 6u);
-      EXPECT_FALSE(load.wrong) << id;
-      EXPECT_EQ(load.payload, "token of " + std::to_string(id));
-      all += load.blocks.size();
-    }
-    EXPECT_EQ(pair.decode->cache().damaged(), 0u);
-    EXPECT_EQ(pair.prefill->cache().free_blocks(), 60u);
-    EXPECT_EQ(pair.prefill_connector->stats().bytes_sent, (all - blocks) * 6 * 8 * 200);
-    EXPECT_EQ(pair.decode_connector->stats().bytes_loaded, all * 6 * 8 * 200);
-  }
-}
-
-// More blocks than one message names.
-TEST_P(KvPullTest, LongSequencesOfShortBlocks) {
-  KvPairOptions with = options();
-  with.mode = KvSendMode::kSerialized;  // all blocks of a layer are ready at once
-  constexpr uint32_t kTokens = KvReady::kMaxBlocks + 100;
-  with.prefill_layout = with.decode_layout = KvLayout::dense(2, kTokens, 1, 1, 8, "test");
-  KvPair pair(with);
-  ASSERT_TRUE(pair.decode->start(pull(1, pair.address()), kTokens).ok());
-  pair.run_to_end();
-  EXPECT_EQ(pair.decode->load(1).verified, 2u) << pair.decode->load(1).status;
-  EXPECT_FALSE(pair.decode->load(1).wrong);
-}
 
 // Also one that is gone: it may have stood still, and go on.
 TEST_P(KvPullTest, ADecodeThatStopsHoldsBlocksForItsLeaseAndNoLonger) {
@@ -181,7 +135,7 @@ class KvFalsePrefillTest : public OverEveryProvider<std::string> {
     offer.buffers = {{*worker_->remote_region(*region), 0}};
     if (forge_) offer.buffers[0].region.key ^= 1;
     std::string body;
-    EXPECT_TRUE(encode_kv_offer(offer, body).ok());
+    EXPECT_TRUE(encode_kv(offer, body).ok());
     return body;
   }
   // How the load ended.
@@ -224,27 +178,27 @@ TEST_P(KvFalsePrefillTest, AnOfferThatMakesNoSenseFailsTheLoad) {
 }
 
 TEST_P(KvFalsePrefillTest, BlocksThatWereNotAskedForFailTheLoad) {
-  send(KvMessageKind::kReady, encode_kv_ready(0, 2, std::vector<uint32_t>{0, 1}));  // may overtake
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 2, {0, 1}}));  // may overtake
   send(KvMessageKind::kOffer, offer());
   EXPECT_THAT(text(end()), HasSubstr("[2, 4) of layer 0"));
 }
 
 TEST_P(KvFalsePrefillTest, LayersThatDoNotExistFailTheLoad) {
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(6, 0, std::vector<uint32_t>{0}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{6, 0, {0}}));
   EXPECT_THAT(text(end()), HasSubstr("layer 6"));
 }
 
 TEST_P(KvFalsePrefillTest, BlocksOutsideItsCacheFailTheLoad) {
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{4}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {4}}));
   EXPECT_TRUE(absl::IsInvalidArgument(end()));
 }
 
 TEST_P(KvFalsePrefillTest, AForgedKeyFailsTheLoad) {
   forge_ = true;
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0, 1, 2}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {0, 1, 2}}));
   EXPECT_FALSE(end().ok());
 }
 
@@ -257,7 +211,7 @@ TEST_P(KvFalsePrefillTest, ASecondOfferIsNotLookedAt) {
 
 // They may overtake the offer, but more of them than any load has are not waited with.
 TEST_P(KvFalsePrefillTest, BlocksWithoutAnOfferAreNotCollectedForEver) {
-  const std::string ready = encode_kv_ready(0, 0, std::vector<uint32_t>(KvReady::kMaxBlocks));
+  const std::string ready = kv_bytes(KvReady{0, 0, std::vector<uint32_t>(KvReady::kMaxBlocks)});
   const size_t enough = kMaxKvMessage / sizeof(uint32_t) / KvReady::kMaxBlocks + 2;
   for (size_t i = 0; i < enough && decode_->open() > 0; ++i) {
     send(KvMessageKind::kReady, ready);
@@ -271,8 +225,8 @@ TEST_P(KvFalsePrefillTest, WordsAboutPullsMeanNothingToAPush) {
   ASSERT_TRUE(decode_->start(2, worker_->address(), 12).ok());
   EXPECT_LT(hear_request(), kKvPullVersion);
   send(KvMessageKind::kOffer, offer());
-  send(KvMessageKind::kReady, encode_kv_ready(0, 0, std::vector<uint32_t>{0}));
-  send(KvMessageKind::kLeaseRenewed, encode_kv_lease({1, kLongEnough}));
+  send(KvMessageKind::kReady, kv_bytes(KvReady{0, 0, {0}}));
+  send(KvMessageKind::kLeaseRenewed, kv_bytes(KvLease{1, kLongEnough}));
   send(KvMessageKind::kFailed, encode_kv_failure(absl::InternalError("let go")));
   until([&] { return decode_->open() == 1; });
   EXPECT_THAT(text(decode_->load(2).status), HasSubstr("let go"));
