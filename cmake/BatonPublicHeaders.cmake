@@ -32,6 +32,7 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/kv_checksums.h
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
+  collectives/endpoint.h
   collectives/communicator.h
   collectives/types.h
   collectives/launch.h

@@ -117,10 +117,9 @@ TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {
   });
 }
 
-// Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them
-// |
-//   and can be tried again under another uuid
-TEST_P(Reconfigure, WhoDoesNotComeIsNamed) {
+// Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them |
+//   the call may be made again under another uuid
+TEST_P(Reconfigure, MissingMembersAreNamed) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
   std::atomic<bool> named{false};
