@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kAckHold = "2000";  // us
 // How long the one of two processes that does not call waits for the call of the other.
-constexpr Time kCallPatience = std::chrono::milliseconds(300);
+constexpr Time kCallPatience = std::chrono::seconds(1);
 constexpr Time kLookEvery = std::chrono::milliseconds(1);
 constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
 constexpr size_t kMostKeptGroups = 1024;                  // not made here yet
@@ -47,13 +47,19 @@ absl::StatusOr<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions
 }
 
 absl::Status EndpointImpl::start() {
-  // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
-  // slots go back by other words.
-  for (const Setting& known : known_settings()) {
+  const auto prefer = [this](const std::string& name, const char* value) {
     SettingValues& settings = options_.worker.settings;
     const bool given = std::any_of(settings.begin(), settings.end(),
-                                   [&](const auto& one) { return one.first == known.name; });
-    if (known.name.ends_with(".ack_us") && !given) settings.emplace_back(known.name, kAckHold);
+                                   [&](const auto& one) { return one.first == name; });
+    if (!given) settings.emplace_back(name, value);
+  };
+  for (const Setting& known : known_settings()) {
+    const std::string name(known.name);
+    // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
+    // slots go back by other words.
+    if (name.ends_with(".ack_us")) prefer(name, kAckHold);
+    // A slab of each of n processes, mapped by each, is what made starts quadratic.
+    if (name == "shm.populate") prefer(name, "off");
   }
   absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
   if (!made.ok()) return made.status();
@@ -83,6 +89,11 @@ EndpointImpl::~EndpointImpl() {
     background_.join();
   }
   if (worker_ != nullptr && table_ != nullptr) say_goodbye();
+  // Whoever does not let go of what was sent by now does not answer: links must not wait for that.
+  for (auto& [uid, process] : processes_) {
+    if (remains_.empty() || !process->up) continue;
+    worker_->disconnect(process->peer, Time::zero()).IgnoreError();
+  }
   for (auto& [id, remains] : remains_) remains.reset();
   for (auto& [uid, process] : processes_) process->view = RemoteView{};
   if (memory_ != nullptr && table_memory_.data != nullptr) memory_->free(table_memory_);

@@ -178,7 +178,7 @@ class Schedule {
   }
 
   void begin_calls() {
-    const size_t count = 1 + pick(40000);
+    const size_t count = 1 + pick(100000);
     for (const size_t node : shuffled()) {
       for (int i = 0; i < 2; ++i) begin(node, *worlds_[node], count);
     }
@@ -187,7 +187,7 @@ class Schedule {
 
   void break_something() {
     const Time now = fabric_.clock().now();
-    const Time when = now + microseconds(pick(4000));
+    const Time when = now + microseconds(pick(2500));
     const size_t victim = pick(nodes_);
     switch (pick(8)) {
       case 0:
@@ -258,7 +258,7 @@ class Schedule {
     for (const auto& [node, status] : how) ASSERT_EQ(status, absl::OkStatus()) << "node " << node;
     ++seen_.epochs;
     const size_t first = calls_.size();
-    for (const size_t node : left) begin(node, *worlds_[node], 1 + pick(1) + 20000);
+    for (const size_t node : left) begin(node, *worlds_[node], 20001);
     ASSERT_EQ(calls_.size(), first + left.size());
     ASSERT_TRUE(drive([&] { return all_ended(); }, seconds(5))) << "a call hangs";
     for (size_t i = first; i < calls_.size(); ++i) {
@@ -282,7 +282,7 @@ class Schedule {
 //   schedules of create, subgroup, abort, death and reconfigure in virtual time
 TEST(SimGroups, EveryCallEndsAndTheSurvivorsGoOn) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
-  const Seeds seeds(kSanitized ? 10 : 60);
+  const Seeds seeds(kSanitized ? 10 : 40);
   Seen seen;
   for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
