@@ -31,7 +31,7 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _library, _loop
 from ._handle import Handle
@@ -178,6 +178,42 @@ class Work(_loop.Awaited[Any]):
         """Nothing: under a coroutine's name for it."""
 
 
+class _EndpointHandle(Handle):
+    """The library's endpoint, which is there as long as memory of it is used, though it was closed."""
+
+    def __init__(self, value: Optional[int] = None) -> None:
+        super().__init__(value, "endpoint")
+        self._memory: Set[int] = set()  # addresses
+        self._later: Optional[int] = None  # the endpoint that was closed, and is still needed
+
+    def destroy(self) -> None:
+        with self._destroying:
+            if self.value and self._memory:
+                self._later, self.value = self.value, None
+            else:
+                super().destroy()
+
+    def allocate(self, size: int) -> int:
+        out = ctypes.c_void_p()
+        self.call(lib.endpoint_allocate, size, ctypes.byref(out))
+        self._memory.add(out.value or 0)
+        return out.value or 0
+
+    def free(self, address: int) -> None:
+        with self._destroying:
+            value = self.value or self._later
+            self._memory.discard(address)
+            if value:
+                lib.endpoint_free(value, address, None)
+            if self._later and not self._memory:
+                value, self._later = self._later, None
+                lib.endpoint_close(value)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._later = None
+
+
 class Endpoint:
     """What communicators of a process share: connections, memory, a thread. `background`: that thread advances calls while the
     program computes, which costs a call that is waited for at once some microseconds. `pool_bytes`: memory that peers reach is
@@ -186,7 +222,7 @@ class Endpoint:
     def __init__(self, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "", listen_host: str = "",
                  listen_port: int = 0, background: bool = False, settings: Optional[Mapping[str, Any]] = None,
                  advertise: str = "", pool_bytes: int = 0) -> None:
-        self._open, self.background = Handle(None, "endpoint"), background
+        self._open, self.background = _EndpointHandle(), background
         options = _library.EndpointOptions()
         lib.endpoint_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.providers = _text(",".join(providers or []), "providers") or None
@@ -211,11 +247,10 @@ class Endpoint:
 
     def allocate(self, size: int) -> "ctypes.Array[ctypes.c_char]":
         """`size` bytes, zeros: a buffer (numpy.frombuffer() makes an array of it) that calls need not copy on its way. It
-        is the library's again when nothing refers to it any more, or with the last communicator."""
-        out = ctypes.c_void_p()
-        self._open.call(lib.endpoint_allocate, _within(size, 2 ** 63, "size"), ctypes.byref(out))
-        memory = (ctypes.c_char * size).from_address(out.value or 0)
-        weakref.finalize(memory, self._open.drop, lib.endpoint_free, out.value, None).atexit = False
+        stays until nothing refers to it any more, also behind close()."""
+        address = self._open.allocate(_within(size, 2 ** 63 - 1, "size"))
+        memory = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(memory, self._open.free, address)
         return memory
 
     @property
@@ -363,7 +398,7 @@ class Communicator:
             handle = ctypes.c_void_p()
             self._open.call(lib.comm_endpoint, ctypes.byref(handle))
             self._endpoint = Endpoint.__new__(Endpoint)
-            self._endpoint._open, self._endpoint.background = Handle(handle.value, "endpoint"), self._background
+            self._endpoint._open, self._endpoint.background = _EndpointHandle(handle.value), self._background
             weakref.finalize(self._endpoint, self._endpoint._open.destroy)
         return self._endpoint
 
