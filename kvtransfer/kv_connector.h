@@ -58,6 +58,16 @@ namespace baton::kvtransfer {
 
 using KvRequestId = uint64_t;  // chosen by the decode worker, unique in it
 
+// KV that another engine hands over by name: the agent that has it, where that listens (host:port),
+// and what it calls the transfer. `finished`: it has computed the prompt, so that it must know of
+// the transfer.
+struct KvTransfer {
+  std::string transfer;
+  std::string agent;
+  std::string address;
+  bool finished = false;
+};
+
 // Decode asks for the KV of tokens [first_token, tokens.size()).
 struct KvLoad {
   KvRequestId id = 0;
@@ -65,6 +75,9 @@ struct KvLoad {
   // Instead: the addresses of a tensor-parallel group, in the order of ranks. Each sends its share
   // of the heads (KvShare in kv_plan.h); those that have none are not asked.
   std::vector<std::string> shards;
+  // Instead: what is handed over, for sources that take part in that (engine/handoff); connectors
+  // do not (InvalidArgument).
+  std::optional<KvTransfer> transfer;
   // The request's name at both ends, at most 256 bytes; "": none. Loads with the same key are one
   // job, and of the same tokens as far as both go (else InvalidArgument).
   std::string key;
@@ -139,6 +152,8 @@ class KvSource {
   // OK while under way and when complete; otherwise why the KV will never come (prefill died, timed
   // out, refused). The engine then prefills itself or gives up.
   virtual absl::Status load_status(KvRequestId id) = 0;
+  // What is here is, to the bit, what this engine would have computed. Of a complete load.
+  virtual bool is_exact(KvRequestId /*id*/) { return true; }
   // Ends a load, complete or not: tells prefill to stop. True when no byte can arrive any more: the
   // blocks may be reused. False: not yet, call again later (they stay in quarantine). A load that
   // pulls ends its own reads, then tells prefill: that takes no answer.

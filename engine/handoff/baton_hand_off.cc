@@ -88,12 +88,7 @@ class Service : public BatonHandOff {
         .transfer = std::string(transfer), .agent = name_, .address = address_, .finished = true};
   }
 
-  absl::Status start_load(KvLoad) override {
-    return absl::UnimplementedError("a load by hand-off needs the address of its source");
-  }
-  absl::Status start_load(const RemotePrefill& from, KvLoad load) override {
-    return loads_.start(from, std::move(load));
-  }
+  absl::Status start_load(KvLoad load) override { return loads_.start(std::move(load)); }
   bool is_exact(KvRequestId id) override { return loads_.is_exact(id); }
   void decline(const RemotePrefill& from) override { loads_.decline(from); }
   uint32_t layers_loaded(KvRequestId id) override { return loads_.layers_loaded(id); }

@@ -3,8 +3,8 @@
 //
 // Prefill: a request with Request::hand_over is open()ed; after each layer of each of its steps the
 // engine says how many of its tokens are computed; when it ends, its blocks are held until
-// released() names it. Decode: the prompt of a request with Request::remote_prefill is a load
-// (KvSource), begun by start_load(RemotePrefill, KvLoad).
+// released() names it. Decode: the prompt of a request with Request::remote_prefill is a load of
+// KvSource, whose KvLoad::transfer says where it is.
 //
 // Threads: one engine thread calls everything but params_of(); what is behind it has one of its
 // own.
@@ -57,10 +57,6 @@ class HandOff : public kvtransfer::KvSource {
   virtual serve::RemotePrefill params_of(absl::string_view transfer) const = 0;
 
   // --- decode ------------------------------------------------------------------------------------
-  using KvSource::start_load;
-  virtual absl::Status start_load(const serve::RemotePrefill& from, kvtransfer::KvLoad load) = 0;
-  // What prefill computed is, to the bit, what this engine would have. Of a load that is complete.
-  virtual bool is_exact(kvtransfer::KvRequestId id) = 0;
   // The KV is not wanted: prefill may have its blocks back.
   virtual void decline(const serve::RemotePrefill& from) = 0;
 };

@@ -37,6 +37,9 @@ absl::Status Loads::check(const KvLoad& load) const {
   if (!core_.cache.has_value()) {
     return absl::FailedPreconditionError("use_cache() comes before the first load");
   }
+  if (!load.transfer.has_value()) {
+    return absl::InvalidArgumentError("a load by hand-off needs the name of its transfer");
+  }
   if (load.first_token >= load.tokens.size() || load.first_token % kBlockTokens != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("a load of tokens ", load.first_token, " to ", load.tokens.size(),
@@ -55,8 +58,9 @@ absl::Status Loads::check(const KvLoad& load) const {
   return absl::OkStatus();
 }
 
-absl::Status Loads::start(const RemotePrefill& from, KvLoad load) {
+absl::Status Loads::start(KvLoad load) {
   if (absl::Status status = check(load); !status.ok()) return status;
+  RemotePrefill from = *std::move(load.transfer);
   if (!is_text(from.transfer) || !is_text(from.agent)) {
     return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
@@ -65,7 +69,7 @@ absl::Status Loads::start(const RemotePrefill& from, KvLoad load) {
   if (!views_.try_emplace(load.id).second) {
     return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
   }
-  orders_.push_back({from, std::move(load)});
+  orders_.push_back({std::move(from), std::move(load)});
   core_.wake_thread();
   return absl::OkStatus();
 }

@@ -37,7 +37,7 @@ class Loads {
   // --- the engine's thread: see KvSource and HandOff
   // InvalidArgument: an order that makes no sense. AlreadyExists: this load is under way. What two
   // loads want at a time, the second does not get.
-  absl::Status start(const serve::RemotePrefill& from, kvtransfer::KvLoad load);
+  absl::Status start(kvtransfer::KvLoad load);
   uint32_t layers_loaded(kvtransfer::KvRequestId id);
   absl::Status status(kvtransfer::KvRequestId id);
   bool end(kvtransfer::KvRequestId id);

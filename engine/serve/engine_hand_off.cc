@@ -30,7 +30,7 @@ absl::Status Engine::start_hand_off() {
                         .on_failure = options_.on_load_failure,
                         .timeout = options_.load_timeout,
                         .silence = options_.load_silence,
-                        .hand_off = options_.hand_off},
+                        .by_name = true},
       *options_.hand_off, blocks_);
   scheduler_.use_hand_off(*options_.hand_off, *hand_off_loads_);
   hook_.use_hand_off(*options_.hand_off);

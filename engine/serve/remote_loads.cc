@@ -29,8 +29,8 @@ size_t RemoteLoads::loadable(const Sequence& sequence) {
 
 bool RemoteLoads::wants(const Sequence& sequence, size_t cached) const {
   if (sequence.local_only || sequence.job.has_value()) return false;
-  if (options_.hand_off != nullptr ? !sequence.request.remote_prefill.has_value()
-                                   : sequence.request.prefill_address.empty()) {
+  if (options_.by_name ? !sequence.request.remote_prefill.has_value()
+                       : sequence.request.prefill_address.empty()) {
     return false;
   }
   return loadable(sequence) > cached && sequence.tokens.size() - 1 - cached >= options_.min_tokens;
@@ -48,21 +48,20 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   const kvtransfer::KvRequestId id = load.id;
   sequence->source = this;
   sequence->load_end = tokens;
-  if (absl::Status status = begin(*sequence, std::move(load)); !status.ok()) return status;
+  absl::Status status;
+  if (options_.by_name) {
+    load.transfer = *sequence->request.remote_prefill;
+  } else {
+    status = name_ranks(sequence->request.prefill_address, load);
+  }
+  if (status.ok()) status = connector_.start_load(std::move(load));
+  if (!status.ok()) return status;
   sequence->load = id;
-  sequence->borrowed = options_.hand_off != nullptr;
+  sequence->borrowed = options_.by_name;
   sequence->request.remote_prefill.reset();
   // A sequence is fetched once; if it is preempted later, its KV is computed here.
   sequence->local_only = true;
   return absl::OkStatus();
-}
-
-absl::Status RemoteLoads::begin(const Sequence& sequence, kvtransfer::KvLoad load) {
-  if (options_.hand_off != nullptr) {
-    return options_.hand_off->start_load(*sequence.request.remote_prefill, std::move(load));
-  }
-  absl::Status named = name_ranks(sequence.request.prefill_address, load);
-  return named.ok() ? connector_.start_load(std::move(load)) : named;
 }
 
 // Whose ranks the load comes from. Where either side has several, the parts of a request find each
@@ -99,7 +98,7 @@ absl::StatusOr<bool> RemoteLoads::is_complete(const Sequence& sequence) const {
 
 void RemoteLoads::finish(Sequence* sequence) {
   const kvtransfer::KvRequestId id = std::exchange(sequence->load, 0);
-  if (options_.hand_off != nullptr) sequence->borrowed = !options_.hand_off->is_exact(id);
+  sequence->borrowed = !connector_.is_exact(id);
   if (connector_.end_load(id)) return;
   // Complete, yet not quiet: the blocks stay pinned beyond the sequence's own use of them.
   blocks_.add_references(sequence->blocks);

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/handoff/hand_off.h"
 #include "engine/serve/cache/block_manager.h"
 #include "engine/serve/requests/sequence.h"
 #include "kvtransfer/kv_connector.h"
@@ -24,10 +23,9 @@ struct RemoteLoadOptions {
   size_t min_tokens = 32;  // with fewer missing tokens than this, computing them here is quicker
   LoadFailurePolicy on_failure = LoadFailurePolicy::kRecompute;
   Time timeout = patient(std::chrono::seconds(60));
-  Time silence{};      // of a prefill worker, after which its loads fail; 0: any
-  uint32_t ranks = 1;  // that load, each its own heads: of this server's model
-  // The source, where it is this: loads come from Request::remote_prefill then.
-  handoff::HandOff* hand_off = nullptr;
+  Time silence{};        // of a prefill worker, after which its loads fail; 0: any
+  uint32_t ranks = 1;    // that load, each its own heads: of this server's model
+  bool by_name = false;  // from Request::remote_prefill, not from prefill_address
 };
 
 // Not thread-safe. Owns, through quarantine, the blocks of loads that were given up until no byte
@@ -69,7 +67,6 @@ class RemoteLoads {
     uint64_t quarantine = 0;
   };
 
-  absl::Status begin(const Sequence& sequence, kvtransfer::KvLoad load);
   absl::Status name_ranks(const std::string& address, kvtransfer::KvLoad& load) const;
 
   const RemoteLoadOptions options_;

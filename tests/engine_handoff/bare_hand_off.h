@@ -84,7 +84,9 @@ class Bare {
   }
   absl::Status load(uint64_t id, const serve::RemotePrefill& from,
                     const std::vector<uint32_t>& blocks) {
-    return hand_off_->start_load(from, order(id, blocks));
+    kvtransfer::KvLoad load = order(id, blocks);
+    load.transfer = from;
+    return hand_off_->start_load(std::move(load));
   }
   serve::RemotePrefill at(const std::string& transfer, bool finished = false) const {
     serve::RemotePrefill from = hand_off_->params_of(transfer);

@@ -124,12 +124,14 @@ TEST_F(Misuse, WhatIsDeclinedWhileItIsLoadedIsStillWanted) {
 TEST_F(Misuse, AnOrderThatMakesNoSenseIsRefused) {
   const auto refused = [&](auto change) {
     kvtransfer::KvLoad load = Bare::order(1, {5, 6});
+    load.transfer = p_->at("t");
     change(load);
-    const absl::Status status = (*d_)->start_load(p_->at("t"), load);
+    const absl::Status status = (*d_)->start_load(load);
     EXPECT_TRUE(absl::IsNotFound((*d_)->load_status(1)));
     return absl::IsInvalidArgument(status);
   };
   EXPECT_TRUE(refused([](auto& load) { load.tokens.clear(); }));
+  EXPECT_TRUE(refused([](auto& load) { load.transfer.reset(); }));
   EXPECT_TRUE(refused([](auto& load) { load.first_token = 8; }));
   EXPECT_TRUE(refused([](auto& load) { load.first_token = 32; }));
   EXPECT_TRUE(refused([](auto& load) { load.blocks.pop_back(); }));
@@ -477,7 +479,7 @@ TEST_F(Misuse, ACacheIsUsedOnceAndBeforeAllElse) {
   options.model = "a checkpoint";
   options.worker = bare_worker();
   const auto bare = *BatonHandOff::create(std::move(options));
-  EXPECT_TRUE(absl::IsFailedPrecondition(bare->start_load(p_->at("t"), Bare::order(1, {5}))));
+  EXPECT_TRUE(absl::IsFailedPrecondition(bare->start_load(Bare::order(1, {5}))));
   bare->close();
 }
 
@@ -525,7 +527,8 @@ TEST_F(Misuse, EnginesThatComputeAndChangeTheirMindsWhileAllIsServed) {
     const uint64_t id = i + 1;
     kvtransfer::KvLoad load = Bare::order(id, {(i + 1) % 64});
     load.timeout = load.silence = patient(seconds(20));
-    ASSERT_TRUE((*d_)->start_load(p_->at(absl::StrCat(i)), load).ok());
+    load.transfer = p_->at(absl::StrCat(i));
+    ASSERT_TRUE((*d_)->start_load(load).ok());
     const auto step = [&] {
       (*d_)->wait(seconds(1), -1);
       (*d_)->progress();

@@ -41,7 +41,8 @@ struct HandOffNames : testing::Test {
     kvtransfer::KvLoad order = Bare::order(id, {block});
     order.timeout = std::chrono::hours(1);
     order.silence = Time{};
-    return decode->start_load(from, order);
+    order.transfer = from;
+    return decode->start_load(order);
   }
   ManualClock clock;
   Bare prefill{"prefill", clock}, decode{"decode", clock};

@@ -329,6 +329,7 @@ TEST_P(KvConnectorTest, MisuseIsRefused) {
   EXPECT_TRUE(refused([](KvLoad& l) { l.first_token = 12; }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.tokens.clear(); }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.timeout = Time(0); }));
+  EXPECT_TRUE(refused([](KvLoad& l) { l.transfer.emplace(); }));
   EXPECT_TRUE(refused([](KvLoad& l) { l.prefill = "baton1:nonsense"; }));
   EXPECT_TRUE(absl::IsNotFound(decode.load_status(1)));
   EXPECT_EQ(decode.layers_loaded(1), 0u);

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "engine/serve/requests/sampling.h"
+#include "kvtransfer/kv_connector.h"
 #include "transport/clock.h"
 
 namespace baton::engine::serve {
@@ -50,15 +51,8 @@ struct RequestMetrics {
   }
 };
 
-// Where the KV of a prompt can be had, as kv_transfer_params say it: the agent that has it, where
-// it listens (host:port), and what it calls the transfer. `finished`: it has computed the prompt,
-// so that it must know of the transfer.
-struct RemotePrefill {
-  std::string transfer;
-  std::string agent;
-  std::string address;
-  bool finished = false;
-};
+// Where the KV of a prompt can be had, as kv_transfer_params say it.
+using RemotePrefill = kvtransfer::KvTransfer;
 
 // One token, the end, or both at once.
 struct OutputEvent {

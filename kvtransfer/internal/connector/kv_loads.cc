@@ -27,6 +27,10 @@ uint64_t turn_of(const std::string& name) {
 }  // namespace
 
 absl::Status KvLoads::start(KvLoad load) {
+  if (load.transfer.has_value()) {
+    return absl::InvalidArgumentError(
+        "a connector does not take part in hand-offs: name `prefill` or `shards`, not `transfer`");
+  }
   if (cache_ == nullptr) {
     return absl::FailedPreconditionError(
         "the connector has no cache yet: register_cache() comes before the first load");
