@@ -60,7 +60,7 @@ class Uuid {
  public:
   explicit Uuid(uint64_t from) { add(from); }
   Uuid& add(uint64_t value) {
-    hash_ = base::splitmix(hash_ + value);
+    hash_ = base::splitmix(hash_ ^ base::splitmix_hash(value));
     return *this;
   }
   Uuid& add(std::string_view text) {
@@ -188,8 +188,7 @@ absl::Status Communicator::Impl::calibrate() {
   const Time started = mesh.now();
   auto cost = collectives::internal::measure_costs(with, tuner->parameters());
   if (!cost.ok()) return cost.status();
-  tuner->set_parameters(cost->parameters, mesh.now() - started);
-  executor->set_stream_over_read(cost->stream_over_read);
+  tuner->set_parameters(*cost, mesh.now() - started);
   return absl::OkStatus();
 }
 
