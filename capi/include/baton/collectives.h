@@ -77,8 +77,8 @@ int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
 // loop of their own, which sleeps on the event descriptor, some milliseconds at most: deadlines
 // pass without an event.
 int baton_endpoint_progress(baton_endpoint* endpoint);
-// Readable when something happened; read 8 bytes to clear it. -1: the endpoint is NULL or a
-// parent's.
+// Readable when something happened, without a background thread; read 8 bytes to clear it. -1: the
+// endpoint is NULL or a parent's.
 int baton_endpoint_event_fd(const baton_endpoint* endpoint);
 
 // Any memory works in any call. This memory needs no copy on its way. Zeroed, aligned to 64 bytes.
