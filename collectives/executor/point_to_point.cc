@@ -317,7 +317,7 @@ absl::StatusOr<bool> PointToPoint::announce(Flow& flow) {
       // have to wait for its receive.
       if (flow.staged.data == nullptr &&
           send_blocks_.made - send_blocks_.spare.size() < kMostBlocks / 2) {
-        absl::StatusOr<Block> block = take(send_blocks_, flow.bytes);
+        absl::StatusOr<Block> block = take(send_blocks_, piece_bytes(call));
         if (!block.ok()) return block.status();
         flow.staged = *block;
         if (block->data != nullptr) std::memcpy(block->data, call.in, flow.bytes);
