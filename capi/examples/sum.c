@@ -9,10 +9,12 @@ static float gradients[kCount];
 
 static int rank_main(int rank, const char* rendezvous) {
   baton_error error = BATON_ERROR_INIT;
-  baton_place place = BATON_PLACE_INIT;  // or baton_place_from_environment(), under torchrun, mpirun
+  baton_place place =
+      BATON_PLACE_INIT;  // or baton_place_from_environment(), under torchrun, mpirun
   place.rank = rank, place.ranks = 2, place.rendezvous = rendezvous;
   baton_comm* comm;
-  if (baton_comm_meet(NULL, &place, NULL, &comm, &error)) return fprintf(stderr, "%s\n", error.text);
+  if (baton_comm_meet(NULL, &place, NULL, &comm, &error))
+    return fprintf(stderr, "%s\n", error.text);
   for (int i = 0; i < kCount; ++i) gradients[i] = (float)(rank + 1);
 
   baton_call call = BATON_CALL_INIT;

@@ -96,7 +96,9 @@ void TransferLink::begin_cancel() {
   memory_.revoke_grants(group_);
   if (!unsettled()) return;
   for (auto& lane : outgoing_) {
-    for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
+    for (Outgoing& outgoing : lane) {
+      if (!outgoing.copied) worker_.cancel(outgoing.id).IgnoreError();
+    }
   }
   for (Write& write : writes_) worker_.cancel(write.id).IgnoreError();
 }
@@ -109,7 +111,9 @@ bool TransferLink::sources_free() const {
   };
   for (const auto& lane : outgoing_) {
     for (const Outgoing& outgoing : lane) {
-      if (outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      if (outgoing.copied || outgoing.done.load(std::memory_order_acquire) == outgoing.number) {
+        continue;
+      }
       if (!is_free(outgoing.id)) return false;
     }
   }
@@ -122,6 +126,9 @@ void TransferLink::cancel() {
   auto over = [&] { return !unsettled(); };
   begin_cancel();
   if (over()) return;
+  for (auto& lane : outgoing_) {
+    for (Outgoing& outgoing : lane) worker_.cancel(outgoing.id).IgnoreError();
+  }
   if (worker_.wait_until(over, std::chrono::milliseconds(100)).ok()) return;
   // The wire does not let go of them: the connection must. Without a fence: of our memory nothing
   // is read any more when the transfers have ended, and what lands at the peer after that lands in

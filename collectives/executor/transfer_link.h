@@ -113,8 +113,8 @@ class TransferLink final : public Link {
 
   absl::Status status() const override;
 
-  // Revokes what was granted, and asks for the end of all transfers under way: they have ended when
-  // unsettled() is false.
+  // Revokes what was granted, and asks for the end of all transfers under way but those of small
+  // messages, which may be of calls that have ended.
   void begin_cancel();
   // No byte is read from what was sent any more, though some may still land at the peer.
   bool sources_free() const;

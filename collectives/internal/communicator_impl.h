@@ -121,6 +121,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
 
   absl::Status enter(absl::Span<const Handle> handles, uint64_t uuid, uint32_t rank, bool eager,
                      Time start_timeout, const collectives::proof::CostParameters* cost);
+  void end_group();
   void enter_next();
   absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const int> members, uint64_t uuid,
                                                      GroupOptions of_group);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kAckHold = "2000";  // us
 // How long the one of two processes that does not call waits for the call of the other.
-constexpr Time kCallPatience = std::chrono::milliseconds(300);
+constexpr Time kCallPatience = std::chrono::seconds(1);
 constexpr Time kLookEvery = std::chrono::milliseconds(1);
 constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
 constexpr size_t kMostKeptGroups = 1024;                  // not made here yet
@@ -47,13 +47,19 @@ absl::StatusOr<std::unique_ptr<EndpointImpl>> EndpointImpl::open(EndpointOptions
 }
 
 absl::Status EndpointImpl::start() {
-  // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
-  // slots go back by other words.
-  for (const Setting& known : known_settings()) {
+  const auto prefer = [this](const std::string& name, const char* value) {
     SettingValues& settings = options_.worker.settings;
     const bool given = std::any_of(settings.begin(), settings.end(),
-                                   [&](const auto& one) { return one.first == known.name; });
-    if (known.name.ends_with(".ack_us") && !given) settings.emplace_back(known.name, kAckHold);
+                                   [&](const auto& one) { return one.first == name; });
+    if (!given) settings.emplace_back(name, value);
+  };
+  for (const Setting& known : known_settings()) {
+    const std::string name(known.name);
+    // No rank waits for acknowledgements of small messages: they are copied when they are sent, and
+    // slots go back by other words.
+    if (name.ends_with(".ack_us")) prefer(name, kAckHold);
+    // A slab of each of n processes, mapped by each, is what made starts quadratic.
+    if (name == "shm.populate") prefer(name, "off");
   }
   absl::StatusOr<std::unique_ptr<Worker>> made = Worker::create(options_.worker);
   if (!made.ok()) return made.status();
@@ -83,6 +89,11 @@ EndpointImpl::~EndpointImpl() {
     background_.join();
   }
   if (worker_ != nullptr && table_ != nullptr) say_goodbye();
+  // Whoever does not let go of what was sent by now does not answer: links must not wait for that.
+  for (auto& [uid, process] : processes_) {
+    if (remains_.empty() || !process->up) continue;
+    worker_->disconnect(process->peer, Time::zero()).IgnoreError();
+  }
   for (auto& [id, remains] : remains_) remains.reset();
   for (auto& [uid, process] : processes_) process->view = RemoteView{};
   if (memory_ != nullptr && table_memory_.data != nullptr) memory_->free(table_memory_);
@@ -205,10 +216,7 @@ void EndpointImpl::look_at_table(Process& process) {
 
 void EndpointImpl::became_ready(Process& process) {
   if (!process.ready()) return;
-  // A group may go while it is told: not this one's number, though.
-  std::vector<Group*> groups;
-  for (const auto& [id, group] : groups_) groups.push_back(group);
-  for (Group* group : groups) group->on_ready(process);
+  for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_ready(process);
 }
 
 void EndpointImpl::go_down(Process& process, const absl::Status& why) {
@@ -217,9 +225,7 @@ void EndpointImpl::go_down(Process& process, const absl::Status& why) {
   process.why_down = why;
   process.wanted_since = kNever;
   if (process.goodbye) return;
-  std::vector<Group*> groups;
-  for (const auto& [id, group] : groups_) groups.push_back(group);
-  for (Group* group : groups) group->on_down(process, why);
+  for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_down(process, why);
 }
 
 void EndpointImpl::call(Process& process) {
@@ -321,9 +327,7 @@ void EndpointImpl::on_notification(Process& from, std::string_view payload) {
 void EndpointImpl::on_own_message(Process& from, ControlMessage kind, std::string_view body) {
   if (kind == ControlMessage::kGoodbye) {
     from.goodbye = true;
-    std::vector<Group*> groups;
-    for (const auto& [id, group] : groups_) groups.push_back(group);
-    for (Group* group : groups) group->on_goodbye(from);
+    for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_goodbye(from);
   } else if (kind == ControlMessage::kView) {
     from.can_view = body == "1" ? 1 : 0;
     became_ready(from);
@@ -376,6 +380,7 @@ absl::Status EndpointImpl::used_before(uint64_t id) {
 absl::Status EndpointImpl::add_group(uint64_t id, Group& group) {
   if (!used_.insert(id).second) return used_before(id);
   groups_[id] = &group;
+  all_.push_back(&group);
   return absl::OkStatus();
 }
 
@@ -393,7 +398,10 @@ void EndpointImpl::deliver_kept(uint64_t id) {
 }
 
 void EndpointImpl::remove_group(uint64_t id, std::unique_ptr<Remains> remains) {
-  groups_.erase(id);
+  if (const auto found = groups_.find(id); found != groups_.end()) {
+    std::erase(all_, found->second);
+    groups_.erase(found);
+  }
   if (remains != nullptr && !remains->over()) remains_[id] = std::move(remains);
 }
 
@@ -409,9 +417,7 @@ void EndpointImpl::look_at_all(Time now) {
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   std::erase_if(remains_, [](const auto& entry) { return entry.second->over(); });
-  std::vector<Group*> groups;
-  for (const auto& [id, group] : groups_) groups.push_back(group);
-  for (Group* group : groups) group->look(now);
+  for (size_t i = 0; i < all_.size(); ++i) all_[i]->look(now);
 }
 
 void EndpointImpl::look_at_processes(Time now) {
@@ -430,11 +436,9 @@ void EndpointImpl::look_at_processes(Time now) {
 bool EndpointImpl::advance_others(const Group* but) {
   if (alone() && but != nullptr) return false;
   bool any = false;
-  std::vector<Group*> groups;
-  for (const auto& [id, group] : groups_) {
-    if (group != but && group->busy()) groups.push_back(group);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i] != but && all_[i]->busy()) any |= all_[i]->advance();
   }
-  for (Group* group : groups) any |= group->advance();
   return any;
 }
 
@@ -449,12 +453,12 @@ bool EndpointImpl::progress() {
   return any;
 }
 
-void EndpointImpl::run_callbacks() {
-  while (true) {
+bool EndpointImpl::run_callbacks() {
+  for (bool any = false;; any = true) {
     std::vector<Ended> ended;
     {
       std::lock_guard lock(mutex_);
-      if (ended_.empty()) return;
+      if (ended_.empty()) return any;
       ended.swap(ended_);
     }
     for (const Ended& one : ended) {
@@ -500,8 +504,7 @@ void EndpointImpl::nap(Time longest, uint64_t ticket) {
 
 void EndpointImpl::run_background() {
   const auto working = [&] {
-    return std::any_of(groups_.begin(), groups_.end(),
-                       [](const auto& entry) { return entry.second->busy(); });
+    return std::any_of(all_.begin(), all_.end(), [](const Group* group) { return group->busy(); });
   };
   Time idle_since = Time::zero();
   while (true) {
@@ -518,7 +521,7 @@ void EndpointImpl::run_background() {
       moved = advance_others(nullptr);
       idle = !working();
     }
-    run_callbacks();
+    moved |= run_callbacks();
     if (moved) {
       idle_since = Time::zero();
       continue;
@@ -542,7 +545,7 @@ void EndpointImpl::run_background() {
 // A sleeper raises its flags and then looks once more at what peers have published.
 void EndpointImpl::set_sleepers(uint32_t sleepers) {
   sleepers_ = sleepers;
-  for (const auto& [id, group] : groups_) group->set_sleeping(sleepers_);
+  for (Group* group : all_) group->set_sleeping(sleepers_);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

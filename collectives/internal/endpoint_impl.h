@@ -162,7 +162,7 @@ class EndpointImpl {
   absl::Status add_group(uint64_t id, Group& group);
   // `remains` may be null. Afterwards the group is told nothing any more.
   void remove_group(uint64_t id, std::unique_ptr<Remains> remains);
-  bool alone() const { return groups_.size() < 2; }
+  bool alone() const { return all_.size() < 2; }
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
@@ -186,8 +186,8 @@ class EndpointImpl {
   std::condition_variable& calls_ended() { return calls_ended_; }
 
   // --- without the lock ---
-  // Runs callbacks that are due.
-  void run_callbacks();
+  // Runs callbacks that are due; false: none was.
+  bool run_callbacks();
   // Sleeps until the worker has something to do. Take the ticket before the last look for work:
   // what has woken another sleeper since then is not slept through.
   uint64_t nap_ticket();
@@ -236,6 +236,7 @@ class EndpointImpl {
   std::map<std::pair<uint32_t, uint32_t>, Process*> by_peer_;
   std::vector<Process*> unsettled_;  // wanted and not called yet, or up and not ready
   std::unordered_map<uint64_t, Group*> groups_;
+  std::vector<Group*> all_;  // of them; by index, since one may take another id while it is told
   std::unordered_set<uint64_t> used_;  // ids, ever
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;
   std::deque<uint64_t> kept_ids_;  // oldest first

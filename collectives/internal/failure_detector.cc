@@ -92,6 +92,11 @@ void FailureDetector::on_abort(uint32_t from, std::string_view body) {
   uint32_t culprit = 0;
   if (body.size() < 1 + sizeof culprit) return;
   std::memcpy(&culprit, body.data() + 1, sizeof culprit);
+  if (!broken_.ok()) return;
+  // What it sent before counts: it may have been in a call that was over for it.
+  while (!executor_->idle() && settled()) {
+  }
+  if (calls_->any_done()) calls_->finish();
   if (culprit < mesh_.ranks() && culprit != mesh_.rank() && culprit != from) mark_lost(culprit);
   const absl::Status said(static_cast<absl::StatusCode>(body[0]),
                           std::string(body.substr(1 + sizeof culprit)));

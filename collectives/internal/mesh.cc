@@ -166,8 +166,8 @@ void Mesh::look(Time now) {
   }
   listener_.on_wrong(
       absl::DeadlineExceededError(absl::StrFormat(
-          "rank %u could not connect to %s in %d s", rank_, absl::StrJoin(missing, ", "),
-          std::chrono::duration_cast<std::chrono::seconds>(start_timeout_).count())),
+          "rank %u could not connect to %s in %.3g s", rank_, absl::StrJoin(missing, ", "),
+          std::chrono::duration<double>(start_timeout_).count())),
       culprit);
 }
 
@@ -187,9 +187,11 @@ bool Mesh::quiet() const {
   });
 }
 
+// Without a fence: what still lands at the peer lands in memory that it keeps for this link.
 void Mesh::force_quiet() {
   for (Member& member : state_->members) {
-    if (member.transfer != nullptr && !member.transfer->sources_free()) member.transfer->cancel();
+    if (member.transfer == nullptr || member.transfer->sources_free()) continue;
+    worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }
 }
 
@@ -218,7 +220,6 @@ bool Mesh::submitted() {
   return any;
 }
 
-// Calls may have ended whose last messages are still on their way to ranks that are busy.
 bool Mesh::unsettled() const {
   return std::any_of(state_->members.begin(), state_->members.end(), [](const Member& member) {
     return member.up() && !member.bye && member.transfer != nullptr &&

@@ -168,6 +168,8 @@ class Mesh {
   void tell(uint32_t rank, ControlMessage kind, std::string_view body);
   void tell_all(ControlMessage kind, std::string_view body);  // all that are connected
   void drain() { endpoint_.drain(); }
+  // Calls may have ended whose last messages are still on their way to ranks that are busy.
+  bool unsettled() const;
   // What has been sent is taken back: when quiet(), no byte of callers moves any more, and no peer
   // takes what it has read out of our memory for a message.
   void end_transfers();
@@ -214,7 +216,6 @@ class Mesh {
   uint32_t rank_of(const Member& member) const {
     return static_cast<uint32_t>(&member - state_->members.data());
   }
-  bool unsettled() const;
 
   EndpointImpl& endpoint_;
   const CommunicatorOptions& options_;

@@ -8,7 +8,7 @@ import ctypes
 import itertools
 import operator
 import sys
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from .errors import InvalidParamError
 
@@ -86,20 +86,19 @@ class Elements(NamedTuple):
 
 def elements_of(thing: Any, what: str, writes: bool) -> Elements:
     """What a call reads, or with `writes` also writes. `what` is its name in messages."""
-    kind = type(thing).__module__
-    if kind == "torch" or hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):
+    if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
         if thing.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"{what} is a tensor on {thing.device}: Baton moves memory of the host and of CUDA "
                                       "devices; copy it there first")
         if not thing.is_contiguous():
             raise InvalidParamError(f"{what} is not contiguous: pass {what}.contiguous()")
-        return Elements(thing.data_ptr(), thing.numel(), str(thing.dtype)[6:], thing.element_size(), thing)
+        return Elements(thing.data_ptr(), thing.numel(), _name_of(thing.dtype), thing.element_size(), thing)
     if hasattr(thing, "__array_interface__"):  # numpy
         if not thing.flags.c_contiguous:
             raise InvalidParamError(f"{what} is not contiguous: pass numpy.ascontiguousarray({what})")
         if writes and not thing.flags.writeable:
             raise InvalidParamError(f"{what} is read-only: pass a copy")
-        return Elements(thing.__array_interface__["data"][0], thing.size, thing.dtype.name, thing.itemsize, thing)
+        return Elements(thing.__array_interface__["data"][0], thing.size, _name_of(thing.dtype), thing.itemsize, thing)
     if hasattr(thing, "__dlpack__"):
         try:
             memory, code, bits, lanes = _dlpack_of(thing)
@@ -129,6 +128,17 @@ def elements_of(thing: Any, what: str, writes: bool) -> Elements:
     letter = view.format.lstrip("@=<")
     dtype = "bool" if letter == "?" else f"{_LETTERS[letter]}{8 * view.itemsize}" if letter in _LETTERS else view.format
     return Elements(address, view.nbytes // view.itemsize, dtype, view.itemsize, keep)
+
+
+_names: Dict[Any, str] = {}  # to find one takes numpy some microseconds
+
+
+def _name_of(dtype: Any) -> str:
+    """Numpy's name of a type of numpy's or of torch's."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = getattr(dtype, "name", None) or str(dtype)[len("torch."):]
+    return name
 
 
 # Of struct's letters; the size says the rest.

@@ -31,7 +31,7 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _library, _loop
 from ._handle import Handle
@@ -52,7 +52,7 @@ _REDUCES = {"all_reduce", "reduce_scatter", "reduce", "reduce_scatter_v"}
 ANY_RANK = -1  # as the source of a receive
 _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
-_KEPT = 64  # calls that nothing has waited for, before those that have ended are looked for
+_KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and before the oldest is waited for
 
 OnEnd = Callable[["Work", Optional[BatonError]], None]
 _awaited: Dict[int, Tuple["Work", Optional[OnEnd]]] = {}  # whose end the library tells by _told()
@@ -116,7 +116,8 @@ class Work(_loop.Awaited[Any]):
         """False while it runs. Raises its error, if it failed."""
         if not self._ended and self._lock.acquire(blocking=False):  # else another thread waits for it
             try:
-                self._ended or self._ask(lib.work_test)
+                if not self._ended:
+                    self._ask(lib.work_test)
             finally:
                 self._lock.release()
         if self._ended:
@@ -126,19 +127,18 @@ class Work(_loop.Awaited[Any]):
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Waits for its end; returns what the call returns, or raises its error. BatonTimeoutError: it still runs. Any thread
         may wait, any number of times."""
-        def slice_of(span: int) -> None:
-            if self._ended:
-                return
-            if not self._lock.acquire(timeout=span / 1e9):
-                raise BatonTimeoutError(f"{self.name} still runs")
-            try:
-                self._ended or self._ask(lib.work_wait, span)
-            finally:
-                self._lock.release()
-
         if not self._ended:
-            _in_slices(slice_of, timeout)
+            _in_slices(self._wait_slice, timeout)
         return self._tell()
+
+    def _wait_slice(self, span: int) -> None:
+        if not self._lock.acquire(timeout=span / 1e9):
+            raise BatonTimeoutError(f"{self.name} still runs")
+        try:
+            if not self._ended:
+                self._ask(lib.work_wait, span)
+        finally:
+            self._lock.release()
 
     @property
     def source(self) -> int:
@@ -178,6 +178,42 @@ class Work(_loop.Awaited[Any]):
         """Nothing: under a coroutine's name for it."""
 
 
+class _EndpointHandle(Handle):
+    """The library's endpoint, which is there as long as memory of it is used, though it was closed."""
+
+    def __init__(self, value: Optional[int] = None) -> None:
+        super().__init__(value, "endpoint")
+        self._memory: Set[int] = set()  # addresses
+        self._later: Optional[int] = None  # the endpoint that was closed, and is still needed
+
+    def destroy(self) -> None:
+        with self._destroying:
+            if self.value and self._memory:
+                self._later, self.value = self.value, None
+            else:
+                super().destroy()
+
+    def allocate(self, size: int) -> int:
+        out = ctypes.c_void_p()
+        self.call(lib.endpoint_allocate, size, ctypes.byref(out))
+        self._memory.add(out.value or 0)
+        return out.value or 0
+
+    def free(self, address: int) -> None:
+        with self._destroying:
+            value = self.value or self._later
+            self._memory.discard(address)
+            if value:
+                lib.endpoint_free(value, address, None)
+            if self._later and not self._memory:
+                value, self._later = self._later, None
+                lib.endpoint_close(value)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._later = None
+
+
 class Endpoint:
     """What communicators of a process share: connections, memory, a thread. `background`: that thread advances calls while the
     program computes, which costs a call that is waited for at once some microseconds. `pool_bytes`: memory that peers reach is
@@ -186,7 +222,7 @@ class Endpoint:
     def __init__(self, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "", listen_host: str = "",
                  listen_port: int = 0, background: bool = False, settings: Optional[Mapping[str, Any]] = None,
                  advertise: str = "", pool_bytes: int = 0) -> None:
-        self._open, self.background = Handle(None, "endpoint"), background
+        self._open, self.background = _EndpointHandle(), background
         options = _library.EndpointOptions()
         lib.endpoint_options_init(ctypes.byref(options), ctypes.sizeof(options))
         options.providers = _text(",".join(providers or []), "providers") or None
@@ -211,11 +247,10 @@ class Endpoint:
 
     def allocate(self, size: int) -> "ctypes.Array[ctypes.c_char]":
         """`size` bytes, zeros: a buffer (numpy.frombuffer() makes an array of it) that calls need not copy on its way. It
-        is the library's again when nothing refers to it any more, or with the last communicator."""
-        out = ctypes.c_void_p()
-        self._open.call(lib.endpoint_allocate, _within(size, 2 ** 63, "size"), ctypes.byref(out))
-        memory = (ctypes.c_char * size).from_address(out.value or 0)
-        weakref.finalize(memory, self._open.drop, lib.endpoint_free, out.value, None).atexit = False
+        stays until nothing refers to it any more, also behind close()."""
+        address = self._open.allocate(_within(size, 2 ** 63 - 1, "size"))
+        memory = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(memory, self._open.free, address)
         return memory
 
     @property
@@ -335,6 +370,7 @@ class Communicator:
         self._open = Handle(handle.value, "communicator")
         self.name, self._endpoint, self._background = name, endpoint, background
         self._running: Dict[int, Work] = {}  # what is in flight, with the memory that it uses
+        self._most = _KEPT  # of those, before _make_room()
         self._count_ranks()
         weakref.finalize(self, self._open.destroy)
         return self
@@ -362,7 +398,7 @@ class Communicator:
             handle = ctypes.c_void_p()
             self._open.call(lib.comm_endpoint, ctypes.byref(handle))
             self._endpoint = Endpoint.__new__(Endpoint)
-            self._endpoint._open, self._endpoint.background = Handle(handle.value, "endpoint"), self._background
+            self._endpoint._open, self._endpoint.background = _EndpointHandle(handle.value), self._background
             weakref.finalize(self._endpoint, self._endpoint._open.destroy)
         return self._endpoint
 
@@ -640,24 +676,23 @@ class Communicator:
                                             f"says {listed} for rank {self.rank}")
         if op not in _OPS:
             raise InvalidParamError(f"{name}: op is {op!r}: it is one of {', '.join(_OPS)}")
-        for number, what in ((peer, "rank"), (tag, "tag")):
-            if not -2 ** 31 <= number < 2 ** 31:
-                raise InvalidParamError(f"{name}: {number} is no {what}: it has 32 bits")
+        if not (-2 ** 31 <= peer < 2 ** 31 and -2 ** 31 <= tag < 2 ** 31):
+            raise InvalidParamError(f"{name}: {peer} is no rank, or {tag} is no tag: they have 32 bits")
         work = Work(self, name, (source, target), out)
         request = _library.Call(
             ctypes.sizeof(_library.Call), _KINDS[name], kind, _OPS[op], peer, source.address if source else None,
             target.address if target else None, count)
-        lists = [(ctypes.c_size_t * self.ranks)(*[number * scale for number in numbers]) if numbers else None
-                 for numbers in (*(in_list or (None, None)), *(out_list or (None, None)))] if in_list or out_list else []
-        for field, numbers in zip(("in_counts", "in_offsets", "out_counts", "out_offsets"), lists):
-            setattr(request, field, ctypes.addressof(numbers) if numbers else None)
+        kept: List[Any] = []  # what the request points to
+        for which, listed in (("in", in_list), ("out", out_list)) if in_list or out_list else ():
+            for field, numbers in zip((f"{which}_counts", f"{which}_offsets"), listed or ()):
+                kept.append((ctypes.c_size_t * self.ranks)(*[number * scale for number in numbers]))
+                setattr(request, field, ctypes.addressof(kept[-1]))
         request.tag = tag
-        one_factor = None
         if op == "premulsum":
             if factor is None:
                 raise InvalidParamError(f"{name}: premulsum needs factor=, a number")
-            one_factor = elements_of(_one_like(data, factor), "factor", False)
-            request.factor = one_factor.address
+            kept.append(elements_of(_one_like(data, factor), "factor", False))
+            request.factor = kept[-1].address
         if timeout is not None:
             request.timeout = _nanoseconds(timeout, "timeout")
         if ordered is not None:
@@ -666,6 +701,8 @@ class Communicator:
             request.context = next(_keys)
             request.on_end = _TOLD
             _awaited[request.context] = work, on_end
+        if len(self._running) > self._most:
+            self._make_room()
         begun = ctypes.c_uint64()
         try:
             self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(begun))
@@ -674,17 +711,21 @@ class Communicator:
             raise
         work.number = begun.value
         self._running[work.number] = work
-        if len(self._running) > _KEPT:
-            self._sweep()
         return work
 
-    def _sweep(self) -> None:
-        """Forgets calls that have ended and that nothing waits for: the library has room for 256."""
-        for work in list(self._running.values()):
-            try:
+    def _make_room(self) -> None:
+        """Forgets calls that have ended and that nothing has waited for: the library has room for 256. A rank that is so far ahead
+        of the others waits for the oldest call that all make."""
+        works = list(self._running.values())
+        with contextlib.suppress(BatonError):  # whoever has the work is told
+            for work in works:
                 work.done()
-            except BatonError:
-                pass  # whoever has the work is told
+        self._most = min(max(2 * len(self._running), _KEPT), _MOST)
+        if len(self._running) >= _MOST:
+            oldest = next((work for work in works if work.name not in ("send", "receive")), None)
+            if oldest is not None:
+                with contextlib.suppress(BatonError):
+                    oldest.wait()
 
     def _type_of(self, name: str, one: Elements) -> Tuple[int, int]:
         """The library's number of a type, and how many of those an element is."""

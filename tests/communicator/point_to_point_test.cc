@@ -163,6 +163,7 @@ TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
     run_group(2, options(), [&](Communicator& comm) {
       CallMemory memory(comm, 4 * kSize, true);
       std::memset(memory.data(), comm.rank() == 0 ? 1 : 0, 4 * kSize);
+      comm.barrier().IgnoreError();  // both are there; the other may have aborted already
       std::vector<Work> works;
       for (size_t i = 0; i < 4; ++i) {
         std::byte* data = memory.data() + i * kSize;
@@ -177,12 +178,12 @@ TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {
       // Both are here before either looks: whoever still moved bytes would be seen.
       std::memset(memory.data(), 7, 4 * kSize);
       ++ended;
-      until([&] { return ended == 2; }, [&] { comm.progress(); });
+      until([&] { return ended >= 2; }, [&] { comm.progress(); });
       for (int turn = 0; turn < 200; ++turn) comm.worker().progress();
       const std::vector<std::byte> wanted(4 * kSize, std::byte{7});
       EXPECT_EQ(std::memcmp(memory.data(), wanted.data(), wanted.size()), 0) << "round " << round;
       ++ended;
-      until([&] { return ended == 4; });
+      until([&] { return ended >= 4; });
     });
   }
 }

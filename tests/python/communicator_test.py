@@ -14,6 +14,7 @@ import unittest
 import numpy as np
 
 import baton
+import ports
 
 RANKS = 3
 
@@ -315,7 +316,7 @@ def works(comm):
     refuses(baton.BatonTimeoutError, "", waits.wait, 0.01)
     refuses(baton.InvalidParamError, "still runs", lambda: waits.result)
     comm.barrier()
-    comm.send(np.full(1, comm.rank), (comm.rank + 1) % comm.ranks)
+    comm.send(np.full(1, float(comm.rank)), (comm.rank + 1) % comm.ranks)
     assert waits.wait()[0] == (comm.rank - 1) % comm.ranks and "done" in repr(waits)
 
 
@@ -341,6 +342,10 @@ def told(comm):
     work = comm.all_reduce_async(np.ones(2), on_end=lambda work, error: heard.append((work, error)))
     work.wait()
     assert heard == [(work, None)], heard
+
+    began = []
+    comm.barrier_async(on_end=lambda work, error: began.append(comm.all_reduce_async(np.ones(3)))).wait()
+    check(began[0].wait(), np.full(3, float(comm.ranks)), "a call that a callback started")
 
     def raises(work, error):
         raise RuntimeError("in a callback")
@@ -428,8 +433,15 @@ def groups(rank, address):
                 comm.reconfigure(handles[:2], 78).wait(100)
                 assert comm.ranks == 2
                 check(comm.all_reduce(np.ones(2)), np.full(2, 2.0), "after reconfigure()")
+            comm.close()
+            endpoint.close()
+            memory += 1  # is there as long as it is used
+            assert memory[5] == 4
+        refuses(baton.InvalidParamError, "the endpoint is closed", endpoint.allocate, 5)
         refuses(baton.InvalidParamError, "is no handle", baton.Communicator.from_handles, endpoint, [b"x"], 5)
-        refuses(baton.BatonError, "", baton.Communicator.from_handles, endpoint, [bytes(96)], 5)
+    with baton.Endpoint() as endpoint:
+        refuses(baton.InvalidParamError, "handle 0", baton.Communicator.from_handles, endpoint, [bytes(96)], 5)
+        refuses(baton.InvalidParamError, "at least one", endpoint.allocate, 0)
 
 
 class CommunicatorTest(unittest.TestCase):
@@ -508,11 +520,10 @@ class CommunicatorTest(unittest.TestCase):
                 assert (comm.rank, comm.ranks) == (rank, 2)
                 comm.barrier()
 
-        with baton.Rendezvous(2) as meeting:
-            os.environ["BATON_RANK"] = "two"
-            os.environ["BATON_RANKS"] = "2"
-            refuses(baton.InvalidParamError, "BATON_RANK", baton.place_from_environment)
-            processes(2, lambda rank: main(rank, meeting.address))
+        address = f"127.0.0.1:{ports.free_ports(1)}"  # where rank 0 serves
+        processes(2, lambda rank: main(rank, address))
+        os.environ.update(BATON_RANK="two", BATON_RANKS="2")
+        refuses(baton.InvalidParamError, "BATON_RANK", baton.place_from_environment)
         for name in names:
             os.environ.pop(name, None)
 
@@ -520,9 +531,13 @@ class CommunicatorTest(unittest.TestCase):
     def test_nothing_is_left(self):
         def count():
             gc.collect()
-            return [len(os.listdir(folder)) for folder in ("/proc/self/fd", "/proc/self/task", "/dev/shm")]
+            with open("/proc/self/maps", encoding="utf8") as maps:
+                shared = sum("memfd:" in line for line in maps)
+            return [shared, *(len(os.listdir(folder)) for folder in ("/proc/self/fd", "/proc/self/task"))]
 
         def once():
+            with baton.Endpoint() as endpoint:
+                endpoint.allocate(1 << 16)
             with baton.Rendezvous(2) as meeting:
                 def other():
                     with baton.Communicator(1, 2, meeting.address) as comm:

@@ -82,7 +82,7 @@ bool Connection::run(EventSink& sink, size_t budget) {
       sink.slice_done(*rail_, result.transfer, result.slice, std::move(result.status));
     }
   }
-  if (!any && state_ == State::kUp && memory_->populating()) {
+  if (!any && state_ == State::kUp && shared_.populate && memory_->populating()) {
     memory_->populate(kPopulateBytes);
     any = true;
   }

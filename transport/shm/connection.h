@@ -36,6 +36,7 @@ struct Shared {
   CmaBatch cma;
   bool cma_allowed = true;
   bool ask_yama = true;        // shm.ptracer
+  bool populate = true;        // shm.populate
   Time fence_patience{};       // shm.fence_ms
   bool device_kernels = true;  // staging.kernels
   base::UniqueFd epoll;

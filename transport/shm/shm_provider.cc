@@ -56,6 +56,13 @@ constexpr std::array kSettings = {
             .standard = "on",
             .choices = "on off",
             .meaning = "off: peers reach pool memory only, since process_vm_readv is not used"},
+    Setting{.name = "shm.populate",
+            .kind = Setting::Kind::kChoice,
+            .standard = "on",
+            .choices = "on off",
+            .meaning = "on: map the pages of all that a peer shares while nothing else moves, so "
+                       "that the first transfers to them take no page faults; off (the default of "
+                       "communicators): as they are touched, for programs with many peers"},
     Setting{
         .name = "shm.ptracer",
         .kind = Setting::Kind::kChoice,
@@ -236,12 +243,13 @@ class ShmProvider final : public Provider {
 
  private:
   absl::Status open() {
-    bool memfd = true, cma = true, ask_yama = true;
+    bool memfd = true, cma = true, ask_yama = true, populate = true;
     Time fence_patience = std::chrono::seconds(5);
     SettingsReader read(context_, kSettings);
     read.on_off("shm.memfd", memfd);
     read.on_off("shm.cma", cma);
     read.on_off("shm.ptracer", ask_yama);
+    read.on_off("shm.populate", populate);
     read.ms("shm.fence_ms", fence_patience);
     if (absl::Status status = read.finish(); !status.ok()) return status;
     bool device_kernels = true;  // the worker's, which has looked whether it is right
@@ -264,6 +272,7 @@ class ShmProvider final : public Provider {
                                               CmaBatch(),
                                               cma,
                                               cma && ask_yama,
+                                              populate,
                                               fence_patience,
                                               device_kernels,
                                               std::move(epoll),

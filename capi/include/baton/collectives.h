@@ -145,7 +145,9 @@ void baton_comm_options_init(baton_comm_options* options, size_t size);
 int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
                         const baton_comm_options* options, baton_comm** out, baton_error* error);
 // The group of the processes that have these handles, in the order of ranks, one of which is
-// `endpoint`'s. Returns at once; calls may be started, and wait until all ranks are there.
+// `endpoint`'s. Returns at once; calls may be started, and wait until the ranks that they need are
+// there. BATON_ERR_NOT_ALLOWED: this endpoint has used that uuid; BATON_ERR_INVALID_PARAM: a handle
+// that is damaged, there twice, or missing. Members that disagree break the group at both.
 int32_t baton_comm_create(baton_endpoint* endpoint, const baton_handle* handles, size_t count,
                           const baton_comm_options* options, baton_comm** out, baton_error* error);
 // Another handle of its endpoint, for the caller to close.

@@ -1,0 +1,491 @@
+// Groups of one endpoint: from handles, by colour, of some ranks; many at once; what they cost and
+// what they leave behind.
+#include <filesystem>
+
+#include "tests/communicator/endpoints.h"
+#include "transport/base/child.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Groups : public testing::TestWithParam<std::string> {
+ public:
+  static void SetUpTestSuite() { setenv("BATON_FLIGHT_RECORDER", "none", 1); }
+};
+
+// Promise(collectives): A group is made from 96-byte handles that the application has exchanged, in
+//   whatever way, and create() returns at once | in state starting; wait_ready() waits
+TEST_P(Groups, AGroupIsMadeFromHandles) {
+  const auto endpoints = open_endpoints(3, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    EXPECT_EQ(comm.wait_ready(), absl::OkStatus());
+    EXPECT_EQ(comm.state(), GroupState::kReady);
+    EXPECT_EQ(sum_of(comm), 6);
+    EXPECT_EQ(comm.handles().size(), 3u);
+    EXPECT_EQ(sum_of(comm, 2, 200000), 12);
+  });
+}
+
+TEST_P(Groups, CallsMayBeginBeforeTheOthersAreThere) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  auto first = Communicator::create(endpoints[0], handles, group_options(7));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*first)->state(), GroupState::kStarting);
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*first)->wait_ready(Time(1))));
+  float data = 1;
+  auto work = (*first)->all_reduce_async(&data, &data, 1, DataType::kF32, ReduceOp::kSum);
+  ASSERT_TRUE(work.ok()) << work.status();
+  std::thread other([&] {
+    auto second = Communicator::create(endpoints[1], handles, group_options(7));
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ(sum_of(**second, 1, 1), 3);
+  });
+  EXPECT_EQ((*first)->wait(*work), absl::OkStatus());
+  other.join();
+  EXPECT_EQ(data, 3);
+}
+
+// A large group connects some ranks at first; what else is used is connected then.
+TEST_P(Groups, RanksThatNeverTalkedCanAtAnyTime) {
+  constexpr int kRanks = 11;
+  const auto endpoints = open_endpoints(kRanks, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    EXPECT_EQ(sum_of(comm), expected_sum(kRanks));
+    std::vector<float> in(kRanks), out(kRanks);
+    for (int to = 0; to < kRanks; ++to) in[to] = static_cast<float>(comm.rank() * kRanks + to);
+    ASSERT_EQ(comm.all_to_all(in.data(), out.data(), 1, DataType::kF32), absl::OkStatus());
+    for (int from = 0; from < kRanks; ++from) {
+      EXPECT_EQ(out[from], static_cast<float>(from * kRanks + comm.rank()));
+    }
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
+// Against a model: who is together, and in which order.
+// Promise(collectives): split() by colour and key puts ranks together as MPI_Comm_split does | no
+//   connection and no socket is made for it
+TEST_P(Groups, SplitPutsTogetherWhomTheModelDoes) {
+  constexpr int kRanks = 4;
+  const auto rounds = static_cast<int>(rounds_of(30, 6));
+  struct Choice {
+    int color, key;
+  };
+  std::mt19937 random(11);
+  std::vector<std::vector<Choice>> choices(rounds, std::vector<Choice>(kRanks));
+  for (auto& round : choices) {
+    for (Choice& one : round) {
+      one = {static_cast<int>(random() % 4) - 1, static_cast<int>(random() % 3) - 1};
+    }
+  }
+  const auto endpoints = open_endpoints(kRanks, GetParam());
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    for (int round = 0; round < rounds; ++round) {
+      const auto& all = choices[round];
+      const Choice mine = all[comm.rank()];
+      std::vector<int> model;
+      for (int r = 0; r < kRanks; ++r) {
+        if (all[r].color == mine.color) model.push_back(r);
+      }
+      std::stable_sort(model.begin(), model.end(),
+                       [&](int a, int b) { return all[a].key < all[b].key; });
+      auto group = comm.split(mine.color, mine.key, group_options(0));
+      ASSERT_TRUE(group.ok()) << group.status();
+      ASSERT_EQ(*group == nullptr, mine.color < 0);
+      if (*group == nullptr) continue;
+      ASSERT_EQ((*group)->ranks(), static_cast<int>(model.size()));
+      ASSERT_EQ(model[(*group)->rank()], comm.rank());
+      ASSERT_EQ(sum_of(**group), expected_sum((*group)->ranks()));
+    }
+  });
+}
+
+TEST_P(Groups, SubgroupsAreCalledByTheirMembersOnly) {
+  const auto endpoints = open_endpoints(4, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    for (int round = 0; round < 3; ++round) {
+      if (comm.rank() == 1) continue;
+      const std::vector<int> members = {3, 0, 2};
+      auto group = comm.subgroup(members, group_options(0));
+      ASSERT_TRUE(group.ok()) << group.status();
+      EXPECT_EQ(members[(*group)->rank()], comm.rank());
+      EXPECT_EQ(sum_of(**group), 6);
+      // Of a group's group.
+      if ((*group)->rank() == 2) continue;
+      auto pair = (*group)->subgroup({1, 0}, group_options(0));
+      ASSERT_TRUE(pair.ok()) << pair.status();
+      EXPECT_EQ(sum_of(**pair), 3);
+    }
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    for (const auto& [ranks, why] : std::vector<std::pair<std::vector<int>, std::string>>{
+             {{0, 1, 2, 3, 4}, "no rank 4"},
+             {{comm.rank(), comm.rank()}, "named twice"},
+             {{(comm.rank() + 1) % 4}, "not in"}}) {
+      const auto refused = comm.subgroup(ranks, group_options(0));
+      EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+      EXPECT_THAT(text(refused.status()), HasSubstr(why));
+    }
+  });
+}
+
+// Promise(collectives): Any number of groups of one endpoint is used from any number of threads at
+//   once | one lock; who waits for a call of one advances all
+TEST_P(Groups, ManyAtOnceFromSeveralThreads) {
+  constexpr int kGroups = 6;
+  const auto endpoints = open_endpoints(3, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    std::vector<std::unique_ptr<Communicator>> groups;
+    for (int g = 0; g < kGroups; ++g) {
+      auto group = comm.subgroup({0, 1, 2}, group_options(0));
+      ASSERT_TRUE(group.ok()) << group.status();
+      groups.push_back(*std::move(group));
+    }
+    const int rounds = rounds_of(40, 10);
+    on_threads(kGroups, [&](int g) {
+      for (int round = 0; round < rounds; ++round) {
+        const auto scale = static_cast<float>(g * 100 + round + 1);
+        ASSERT_EQ(sum_of(*groups[g], scale, round % 2 == 0 ? 10 : 50000), 6 * scale);
+      }
+    });
+  });
+}
+
+// Each waits for another call first: only one who advances the other group as well gets out of it.
+TEST_P(Groups, WaitingInAnotherOrderIsNoDeadlock) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    auto a = *comm.subgroup({0, 1}, group_options(0));
+    auto b = *comm.subgroup({0, 1}, group_options(0));
+    for (int round = 0; round < 10; ++round) {
+      std::vector<float> x(300000, 1), y(300000, 2);
+      auto first =
+          a->all_reduce_async(x.data(), x.data(), x.size(), DataType::kF32, ReduceOp::kSum);
+      auto second =
+          b->all_reduce_async(y.data(), y.data(), y.size(), DataType::kF32, ReduceOp::kSum);
+      ASSERT_TRUE(first.ok() && second.ok());
+      Communicator& early = comm.rank() == 0 ? *a : *b;
+      Communicator& late = comm.rank() == 0 ? *b : *a;
+      ASSERT_EQ(early.wait(comm.rank() == 0 ? *first : *second), absl::OkStatus());
+      ASSERT_EQ(late.wait(comm.rank() == 0 ? *second : *first), absl::OkStatus());
+      ASSERT_EQ(x.back(), 2);
+      ASSERT_EQ(y.back(), 4);
+    }
+  });
+}
+
+TEST_P(Groups, AGroupThatIsDestroyedWithCallsInFlightIsNamed) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    auto group = *comm.subgroup({0, 1}, group_options(0));
+    ASSERT_EQ(group->barrier(), absl::OkStatus());
+    std::vector<float> data(100000, 1);
+    if (comm.rank() == 1) {
+      ASSERT_TRUE(group->receive_async(data.data(), 10, DataType::kF32, 0).ok());
+      group.reset();
+    } else {
+      const absl::Status status =
+          group->all_reduce(data.data(), data.data(), data.size(), DataType::kF32, ReduceOp::kSum);
+      EXPECT_TRUE(absl::IsAborted(status)) << status;
+      EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("calls in flight")));
+    }
+    // The other groups of the endpoint go on.
+    EXPECT_EQ(sum_of(comm), 3);
+  });
+}
+
+TEST_P(Groups, ARankThatHasLeftAGroupIsNamed) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    for (const bool used : {true, false}) {
+      auto group = *comm.subgroup({0, 1}, group_options(0));
+      if (used) {
+        ASSERT_EQ(group->barrier(), absl::OkStatus());
+      }
+      if (comm.rank() == 1) {
+        group.reset();
+        EXPECT_EQ(comm.barrier(), absl::OkStatus());
+        continue;
+      }
+      EXPECT_EQ(comm.barrier(), absl::OkStatus());
+      float data = 1;
+      const absl::Status status =
+          group->all_reduce(&data, &data, 1, DataType::kF32, ReduceOp::kSum);
+      EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+      EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("left")));
+    }
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
+struct Ends {
+  std::atomic<int> count{0};
+  std::atomic<int> failed{0};
+  Communicator* comm = nullptr;
+  float data[64] = {};
+  std::atomic<int> left{0};
+  static void note(void* context, Work, const absl::Status& status) {
+    auto& self = *static_cast<Ends*>(context);
+    ++self.count;
+    self.failed += status.ok() ? 0 : 1;
+  }
+  // Begins the next call of a chain.
+  static void next(void* context, Work, const absl::Status& status) {
+    auto& self = *static_cast<Ends*>(context);
+    self.failed += status.ok() ? 0 : 1;
+    if (self.left.fetch_sub(1) > 1) self.begin();
+  }
+  void begin() {
+    CallOptions call;
+    call.on_end = &Ends::next;
+    call.context = this;
+    call.detached = true;
+    const auto work = comm->all_reduce_async(data, data, 1, DataType::kF32, ReduceOp::kMax, call);
+    if (!work.ok()) ++failed;
+  }
+};
+
+// Promise(collectives): A call tells its end by a callback, before wait() returns, and the callback
+//   may begin another call | it runs without a lock, on the thread that drives
+TEST_P(Groups, CallsTellTheirEndByACallback) {
+  for (const bool background : {false, true}) {
+    const auto endpoints = open_endpoints(2, GetParam(), background);
+    const int rounds = background ? 50 : 300;
+    run_endpoints(endpoints, 7, [rounds](Communicator& comm) {
+      Ends ends;
+      CallOptions call;
+      call.on_end = &Ends::note;
+      call.context = &ends;
+      float data[300] = {};
+      for (int i = 0; i < rounds; ++i) {
+        auto work =
+            comm.all_reduce_async(data + i, data + i, 1, DataType::kF32, ReduceOp::kSum, call);
+        ASSERT_TRUE(work.ok()) << work.status();
+        ASSERT_EQ(comm.wait(*work), absl::OkStatus());
+        ASSERT_EQ(ends.count, i + 1);
+      }
+      // A chain of calls that only callbacks begin, longer than there are places for calls.
+      ends.comm = &comm;
+      ends.left = rounds;
+      ends.begin();
+      until([&] { return ends.left <= 0; }, [&] { comm.progress(); });
+      EXPECT_EQ(ends.failed, 0);
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
+TEST_P(Groups, CallbacksHearOfAnAbort) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    if (comm.rank() == 0) {
+      Ends ends;
+      CallOptions call;
+      call.on_end = &Ends::note;
+      call.context = &ends;
+      float data = 0;
+      auto work = comm.receive_async(&data, 1, DataType::kF32, 1, call);
+      ASSERT_TRUE(work.ok());
+      comm.abort(absl::CancelledError("enough"));
+      EXPECT_TRUE(absl::IsCancelled(comm.wait(*work)));
+      EXPECT_EQ(ends.count, 1);
+      EXPECT_EQ(ends.failed, 1);
+    } else {
+      until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
+      EXPECT_THAT(text(comm.status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
+    }
+  });
+}
+
+// Promise(collectives): A wait's timeout is not the call's | the call runs on and can be waited for
+//   again
+TEST_P(Groups, AWaitGivesUpAndTheCallRunsOn) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  std::atomic<bool> gave_up{false};
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    float data = 1;
+    if (comm.rank() == 1) {
+      until([&] { return gave_up.load(); });
+      ASSERT_EQ(comm.send(&data, 1, DataType::kF32, 0), absl::OkStatus());
+      return;
+    }
+    auto work = comm.receive_async(&data, 1, DataType::kF32, 1);
+    ASSERT_TRUE(work.ok());
+    const absl::Status status = comm.wait(*work, std::chrono::milliseconds(5));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(text(status), HasSubstr("still runs"));
+    gave_up = true;
+    EXPECT_EQ(comm.wait(*work), absl::OkStatus());
+  });
+}
+
+// --- bad input -----------------------------------------------------------------------------------
+
+TEST_P(Groups, HandlesThatMakeNoSenseAreRefusedByName) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  const std::string good = handles[1].bytes();
+  const auto with = [&](size_t at, char byte) {
+    std::string bytes = good;
+    bytes[at] = byte;
+    return Handle::decode(bytes).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(Handle::decode("short").status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(Handle::decode(std::string(96, 'x')).status()));
+  for (size_t at = 0; at < good.size(); ++at) {
+    EXPECT_FALSE(with(at, static_cast<char>(good[at] ^ 1)).ok()) << at;
+  }
+  struct Case {
+    std::vector<Handle> handles;
+    uint64_t uuid;
+    std::string why;
+  };
+  for (const Case& c : std::vector<Case>{
+           {{}, 7, "0 ranks"},
+           {{handles[0], handles[1], handles[0]}, 7, "ranks 0 and 2 have the same handle"},
+           {{handles[1]}, 7, "not among"},
+           {{handles[0], Handle()}, 7, "rank 1: not a handle"},
+           {handles, 0, "uuid"}}) {
+    const auto comm = Communicator::create(endpoints[0], c.handles, group_options(c.uuid));
+    EXPECT_TRUE(absl::IsInvalidArgument(comm.status())) << comm.status();
+    EXPECT_THAT(text(comm.status()), HasSubstr(c.why));
+  }
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(Communicator::create(nullptr, handles, group_options(7)).status()));
+  auto alone = Communicator::create(endpoints[0], {handles[0]}, group_options(9));
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(sum_of(**alone), 1);
+  const auto again = Communicator::create(endpoints[0], {handles[0]}, group_options(9));
+  EXPECT_TRUE(absl::IsAlreadyExists(again.status())) << again.status();
+}
+
+// Promise(collectives): Ranks whose lists of members differ hear so at once, both sides | the error
+//   names the rank, its number and the number of ranks
+TEST_P(Groups, RanksThatDisagreeAboutTheMembersAreTold) {
+  const auto endpoints = open_endpoints(3, GetParam());
+  const auto handles = handles_of(endpoints);
+  const std::vector<Handle> lists[] = {{handles[0], handles[1]},
+                                       {handles[0], handles[1], handles[2]}};
+  on_threads(2, [&](int rank) {
+    auto comm = Communicator::create(endpoints[rank], lists[rank], group_options(7));
+    ASSERT_TRUE(comm.ok()) << comm.status();
+    const absl::Status status = (*comm)->wait_ready();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(text(status), AllOf(HasSubstr("disagree"), HasSubstr("rank")));
+    EXPECT_EQ((*comm)->state(), GroupState::kBroken);
+  });
+  on_threads(2, [&](int rank) {
+    GroupOptions options = group_options(8);
+    options.slot_bytes = rank == 0 ? 64 << 10 : 128 << 10;
+    auto comm = Communicator::create(endpoints[rank], lists[0], options);
+    ASSERT_TRUE(comm.ok()) << comm.status();
+    const absl::Status status = (*comm)->wait_ready();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(text(status), HasSubstr("slots"));
+  });
+}
+
+TEST_P(Groups, AProcessThatIsGoneOrOfAnotherKeyIsNamed) {
+  auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  endpoints[1].reset();
+  auto comm = Communicator::create(endpoints[0], handles, group_options(7));
+  ASSERT_TRUE(comm.ok()) << comm.status();
+  const absl::Status gone = (*comm)->wait_ready();
+  EXPECT_FALSE(gone.ok());
+  EXPECT_THAT(text(gone), HasSubstr("rank 1"));
+
+  EndpointOptions foreign = endpoint_options(GetParam());
+  foreign.worker.key = *ClusterKey::from_bytes("another key of tests: 24 B");
+  auto stranger = Endpoint::open(foreign);
+  ASSERT_TRUE(stranger.ok()) << stranger.status();
+  auto with =
+      Communicator::create(endpoints[0], {handles[0], (*stranger)->handle()}, group_options(8));
+  ASSERT_TRUE(with.ok()) << with.status();
+  const absl::Status refused = (*with)->wait_ready();
+  EXPECT_FALSE(refused.ok());
+  EXPECT_THAT(text(refused), HasSubstr("rank 1"));
+}
+
+TEST_P(Groups, AForkedChildHasNoneOfItsParents) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    if (comm.rank() == 0) {
+      const pid_t child = base::fork_child();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        const bool none =
+            !Communicator::create(endpoints[0], {endpoints[0]->handle()}, group_options(9)).ok() &&
+            !endpoints[0]->allocate(100).ok() && !endpoints[0]->progress();
+        comm.~Communicator();
+        _exit(none ? 0 : 1);
+      }
+      int status = 0;
+      ASSERT_EQ(waitpid(child, &status, 0), child);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    EXPECT_EQ(sum_of(comm), 3);
+  });
+}
+
+// --- what they cost ------------------------------------------------------------------------------
+
+size_t entries_of(const std::string& folder) {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    (void)entry;
+    ++count;
+  }
+  return count;
+}
+
+struct Used {
+  size_t descriptors = entries_of("/proc/self/fd");
+  size_t threads = entries_of("/proc/self/task");
+  size_t shared_bytes = [] {
+    size_t bytes = 0;
+    std::ifstream maps("/proc/self/maps");
+    std::string line;
+    while (std::getline(maps, line)) {
+      if (line.find(" rw-s ") == std::string::npos && line.find(" r--s ") == std::string::npos) {
+        continue;
+      }
+      bytes += std::stoull(line.substr(line.find('-') + 1), nullptr, 16) -
+               std::stoull(line, nullptr, 16);
+    }
+    return bytes;
+  }();
+};
+
+// Promise(collectives): One more group of the same ranks takes no descriptor and no thread, and 100
+//   of them, one after the other, leave nothing behind | counted, shared memory too
+TEST_P(Groups, AHundredGroupsLeaveNothingBehind) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  std::optional<Used> before, during;
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    const auto use_one = [&](bool look) {
+      auto group = *comm.subgroup({0, 1}, group_options(0));
+      ASSERT_EQ(sum_of(*group, 1, 50000), 3);
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+      if (look && comm.rank() == 0) during.emplace();
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    };
+    for (int i = 0; i < 10; ++i) use_one(false);
+    if (comm.rank() == 0) before.emplace();
+    for (int i = 0; i < 100; ++i) use_one(i == 99);
+  });
+  ASSERT_TRUE(before.has_value() && during.has_value());
+  EXPECT_EQ(during->descriptors, before->descriptors);
+  EXPECT_EQ(during->threads, before->threads);
+  EXPECT_EQ(during->shared_bytes, before->shared_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, Groups, testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton
