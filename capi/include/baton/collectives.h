@@ -3,8 +3,8 @@
 // page says what is different in C. Results, errors, structs, ownership and forks: baton/baton.h.
 //
 //   baton_place place = BATON_PLACE_INIT;
-//   baton_bytes meeting;
-//   baton_place_from_environment(&place, &meeting, &error);  // torchrun, mpirun, baton launch ...
+//   baton_bytes where;
+//   baton_place_from_environment(&place, &where, &error);  // torchrun, mpirun, baton launch ...
 //   baton_comm* comm;
 //   baton_comm_meet(NULL, &place, NULL, &comm, &error);      // blocks until all ranks are there
 //   baton_call call = BATON_CALL_INIT;
