@@ -33,6 +33,7 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/communicator.h
+  collectives/endpoint.h
   collectives/types.h
   collectives/launch.h
   collectives/rendezvous.h)

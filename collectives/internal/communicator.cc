@@ -30,13 +30,13 @@ size_t slot_bytes_for(int ranks, size_t wanted) {
 }
 
 // What ranks learn of each other at a rendezvous, by rank.
-struct Meeting {
+struct Members {
   std::vector<Handle> handles;
   std::vector<std::string> addresses;
   uint64_t uuid = 0;
 };
 
-absl::StatusOr<Meeting> meet_at_rendezvous(Endpoint& endpoint, const CommunicatorOptions& options) {
+absl::StatusOr<Members> meet_at_rendezvous(Endpoint& endpoint, const CommunicatorOptions& options) {
   const std::optional<ClusterKey>& given = options.worker.key;
   absl::StatusOr<ClusterKey> key =
       given ? absl::StatusOr<ClusterKey>(*given) : ClusterKey::for_this_user();
@@ -50,7 +50,7 @@ absl::StatusOr<Meeting> meet_at_rendezvous(Endpoint& endpoint, const Communicato
   info.host = collectives::internal::host_name();
   info.worker_address = endpoint.worker().address();
   info.payload = endpoint.handle().bytes();
-  // Each rank adds to the group's uuid: no meeting has the one of another.
+  // Each rank adds to the group's uuid: no group has the one of another.
   const WorkerUid nonce = WorkerUid::random();
   info.payload.append(reinterpret_cast<const char*>(nonce.bytes.data()), nonce.bytes.size());
   std::vector<RankInfo> all = {info};
@@ -60,20 +60,20 @@ absl::StatusOr<Meeting> meet_at_rendezvous(Endpoint& endpoint, const Communicato
     if (!met.ok()) return met.status();
     all = *std::move(met);
   }
-  Meeting meeting;
+  Members members;
   for (const RankInfo& one : all) {
     absl::StatusOr<Handle> handle =
         Handle::decode(std::string_view(one.payload).substr(0, Handle::kBytes));
     if (!handle.ok()) return handle.status();
-    meeting.handles.push_back(*handle);
-    meeting.addresses.push_back(one.worker_address);
+    members.handles.push_back(*handle);
+    members.addresses.push_back(one.worker_address);
     uint64_t part = 0;
     std::memcpy(&part, one.payload.data() + Handle::kBytes,
                 std::min(sizeof part, one.payload.size() - Handle::kBytes));
-    meeting.uuid ^= part;
+    members.uuid ^= part;
   }
-  if (meeting.uuid == 0) meeting.uuid = 1;
-  return meeting;
+  if (members.uuid == 0) members.uuid = 1;
+  return members;
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
   } else if (absl::Status status = endpoint->usable(); !status.ok()) {
     return status;
   }
-  absl::StatusOr<Meeting> met = meet_at_rendezvous(*endpoint, options);
+  absl::StatusOr<Members> met = meet_at_rendezvous(*endpoint, options);
   if (!met.ok()) return met.status();
   options.slot_bytes = slot_bytes_for(options.ranks, options.slot_bytes);
   EndpointImpl& core = *endpoint->impl_;

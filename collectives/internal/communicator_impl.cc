@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/internal/calibrate.h"
+#include "transport/base/splitmix.h"
 
 namespace baton {
 
@@ -59,10 +60,7 @@ class Uuid {
  public:
   explicit Uuid(uint64_t from) { add(from); }
   Uuid& add(uint64_t value) {
-    hash_ += value + 0x9e3779b97f4a7c15u;
-    hash_ = (hash_ ^ hash_ >> 30) * 0xbf58476d1ce4e5b9u;
-    hash_ = (hash_ ^ hash_ >> 27) * 0x94d049bb133111ebu;
-    hash_ ^= hash_ >> 31;
+    hash_ = base::splitmix(hash_ ^ base::splitmix_hash(value));
     return *this;
   }
   Uuid& add(std::string_view text) {

@@ -24,6 +24,7 @@ namespace {
 constexpr const char* kAckHold = "2000";  // us
 // How long the one of two processes that does not call waits for the call of the other.
 constexpr Time kCallPatience = std::chrono::seconds(1);
+constexpr Time kNoAnswer = std::chrono::seconds(1);  // a call that fails later was not answered
 constexpr Time kLookEvery = std::chrono::milliseconds(1);
 constexpr Time kLeaving = std::chrono::milliseconds(50);  // for the goodbyes of others
 constexpr size_t kMostKeptGroups = 1024;                  // not made here yet
@@ -244,6 +245,7 @@ void EndpointImpl::call(Process& process) {
   if (!called.ok()) return go_down(process, called.status());
   process.peer = *called;
   process.known = true;
+  process.called_at = clock().now();
   by_peer_[{called->index, called->generation}] = &process;
 }
 
@@ -273,7 +275,14 @@ void EndpointImpl::on_events() {
       came_up(*process);
     } else if (process != nullptr && event->kind == PeerEvent::Kind::kDown) {
       by_peer_.erase({event->peer.index, event->peer.generation});
-      if (process->peer == event->peer) go_down(*process, event->why);
+      if (!(process->peer == event->peer)) continue;
+      // One that computes answers nobody for a while: it is called until a call's deadline, or the
+      // start's, is over. Whatever refuses does so at once.
+      if (!process->up && !all_.empty() && clock().now() - process->called_at >= kNoAnswer) {
+        call(*process);
+      } else {
+        go_down(*process, event->why);
+      }
     }
   }
 }

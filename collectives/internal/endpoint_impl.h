@@ -64,7 +64,8 @@ struct Process {
   bool up = false;     // connected
   bool down = false;   // was, or could not be
   absl::Status why_down;
-  bool goodbye = false;        // left in order
+  bool goodbye = false;  // left in order
+  Time called_at{};
   Time wanted_since = kNever;  // kNever: a connection is not waited for
   // Since it is up:
   bool told = false;  // where its RegionTable is

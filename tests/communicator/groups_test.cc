@@ -400,6 +400,7 @@ TEST_P(Groups, AProcessThatIsGoneOrOfAnotherKeyIsNamed) {
 
   EndpointOptions foreign = endpoint_options(GetParam());
   foreign.worker.key = *ClusterKey::from_bytes("another key of tests: 24 B");
+  foreign.background = true;  // it answers
   auto stranger = Endpoint::open(foreign);
   ASSERT_TRUE(stranger.ok()) << stranger.status();
   auto with =

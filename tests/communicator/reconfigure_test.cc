@@ -118,8 +118,7 @@ TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {
 }
 
 // Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them
-// |
-//   and can be tried again under another uuid
+//   | it can be tried again under another uuid
 TEST_P(Reconfigure, WhoDoesNotComeIsNamed) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
