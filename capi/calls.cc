@@ -77,7 +77,7 @@ absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
                                       options);
     default:
       return absl::InvalidArgumentError(absl::StrFormat(
-          "kind %d is none that this library knows: see baton_call_kind", call.kind));
+          "kind %d is not one that this library knows: see baton_call_kind", call.kind));
   }
 }
 
@@ -129,7 +129,7 @@ std::optional<baton::Collective> baton::capi::collective_of(int32_t kind) {
 
 int32_t baton::capi::no_such_kind(int32_t kind, baton_error* error) {
   return result_of(absl::InvalidArgumentError(absl::StrFormat(
-                       "kind %d is none that this library knows: see baton_call_kind", kind)),
+                       "kind %d is not one that this library knows: see baton_call_kind", kind)),
                    error);
 }
 

@@ -59,7 +59,7 @@ uint64_t next_serial() {
 }
 
 // Other clusters' keys are told apart from what else is wrong.
-int32_t result_of_meeting(const absl::Status& status, baton_error* error, About about) {
+int32_t result_of_joining(const absl::Status& status, baton_error* error, About about) {
   return absl::IsUnauthenticated(status) ? result_of(absl::DataLossError(status.message()), error)
                                          : result_of(status, error, about);
 }
@@ -72,7 +72,7 @@ constexpr char kFillIn[] = "options: fill them in with baton_comm_options_init()
 
 int32_t give_comm(absl::StatusOr<std::unique_ptr<baton::Communicator>> made, baton_comm** out,
                   baton_error* error) {
-  if (!made.ok()) return result_of_meeting(ended(made.status()), error, About::kOther);
+  if (!made.ok()) return result_of_joining(ended(made.status()), error, About::kOther);
   if (*made == nullptr) return result_of(absl::OkStatus(), error);  // in no group
   auto handle = std::make_unique<baton_comm>();
   handle->comm = *std::move(made);
@@ -331,7 +331,7 @@ int32_t baton_comm_meet(baton_endpoint* endpoint, const baton_place* place,
   return caught(error, [&] {
     const baton::capi::Making making;
     auto made = meet(endpoint, where, wanted);
-    if (!made.ok()) return result_of_meeting(made.status(), error, About::kMaking);
+    if (!made.ok()) return result_of_joining(made.status(), error, About::kMaking);
     *out = made->release();
     return result_of(absl::OkStatus(), error);
   });

@@ -156,7 +156,7 @@ class Communicator {
   // --- other groups ------------------------------------------------------------------------
   // Collective: all ranks call it, as any other call. Ranks of equal `color` make up a new group,
   // in the order of their keys, and of their ranks here where those are equal. A negative color:
-  // null. Nothing is connected anew; this group's link costs and defaults are taken over.
+  // null. Nothing is connected anew; what links cost is taken over.
   absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key,
                                                       GroupOptions options = {});
   // A new group of these ranks, in this order; only they call it, and it does not block.

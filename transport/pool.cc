@@ -166,7 +166,7 @@ absl::StatusOr<MemoryRegion> MemoryPool::register_again(const MemoryRegion& regi
     if (slab.base != region.base) continue;
     return worker_.register_memory(slab.base, slab.size, options_.access, {slab.fd, 0});
   }
-  return absl::NotFoundError("this region is none of the pool's");
+  return absl::NotFoundError("this region does not belong to the pool");
 }
 
 void MemoryPool::free(const Block& block) { free_[block.size_class].push_back(block); }

@@ -32,14 +32,14 @@ static int rank_main(int rank, const char* rendezvous) {
 
 int main(void) {
   baton_error error = BATON_ERROR_INIT;
-  baton_rendezvous* meeting;
+  baton_rendezvous* server;
   baton_bytes address;
-  if (baton_rendezvous_open(NULL, 2, NULL, &meeting, &address, &error)) return puts(error.text);
+  if (baton_rendezvous_open(NULL, 2, NULL, &server, &address, &error)) return puts(error.text);
   const pid_t other = fork();
   if (other == 0) _exit(rank_main(1, address.data));
   int failed = rank_main(0, address.data), status = 0;
   waitpid(other, &status, 0);
-  baton_rendezvous_close(meeting);
+  baton_rendezvous_close(server);
   baton_bytes_free(&address);
   return failed || status != 0;
 }

@@ -55,7 +55,7 @@ _ORDERED, _UNORDERED = 1, 2
 _KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and before the oldest is waited for
 
 OnEnd = Callable[["Work", Optional[BatonError]], None]
-_awaited: Dict[int, Tuple["Work", Optional[OnEnd]]] = {}  # whose end the library tells by _told()
+_awaited: Dict[int, Tuple["Work", OnEnd]] = {}  # whose end the library tells by _told()
 _keys = itertools.count(1)
 
 
@@ -63,14 +63,11 @@ def _told(key: int, number: int, result: int, text: bytes) -> None:
     """On whichever thread finds out that a call has ended."""
     work, on_end = _awaited.pop(key)
     try:
-        if on_end is not None:
-            on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
+        on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
     except BaseException as why:  # there is no caller to raise it to
         sys.unraisablehook(types.SimpleNamespace(  # type: ignore[arg-type]
             exc_type=type(why), exc_value=why, exc_traceback=why.__traceback__, object=on_end,
             err_msg=f"Exception ignored in on_end of {work.name}"))
-    finally:
-        work._wake()
 
 
 _TOLD = _library.OnEnd(_told)
@@ -85,8 +82,6 @@ class Work(_loop.Awaited[Any]):
         self._keep, self._result = keep, result
         self._error: Optional[BatonError] = None
         self._ended, self._lock = False, threading.Lock()
-        self._told = False
-        self._waiters: List[Tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]] = []
 
     def __repr__(self) -> str:
         state = "runs" if not self._ended else f"failed: {self._error}" if self._error else "done"
@@ -154,24 +149,14 @@ class Work(_loop.Awaited[Any]):
             raise InvalidParamError(f"{self.name} still runs: wait() for it")
         return self._result
 
-    def _wake(self) -> None:
-        """Tells tasks of any thread's loop that it ends now."""
-        self._told = True
-        while self._waiters:
-            loop, future = self._waiters.pop()
-            with contextlib.suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(lambda one=future: one.done() or one.set_result(None))
-
     async def _wait(self) -> Any:
-        loop = asyncio.get_running_loop()
+        # Without a background thread looking is what advances it. With one, a callback for each call would wait for the
+        # interpreter's lock: to look now and then costs less.
+        pause = 0.0
         while not self.done():
-            if not self.comm._background or self._told:
-                await asyncio.sleep(0)
-                continue
-            future: "asyncio.Future[None]" = loop.create_future()
-            self._waiters.append((loop, future))
-            if not self._told:  # else _wake() may have looked before
-                await future
+            await asyncio.sleep(pause)
+            if self.comm._background:
+                pause = min(pause + 20e-6, 1e-3)
         return self._tell()
 
     def close(self) -> None:
@@ -437,7 +422,6 @@ class Communicator:
         self._count_ranks()
         work = Work(self, "reconfigure", None, None)
         work.number = number.value
-        work._told = True  # awaited by looking
         self._running[work.number] = work
         return work
 
@@ -697,7 +681,7 @@ class Communicator:
             request.timeout = _nanoseconds(timeout, "timeout")
         if ordered is not None:
             request.flags = _ORDERED if ordered else _UNORDERED
-        if on_end is not None or self._background:
+        if on_end is not None:
             request.context = next(_keys)
             request.on_end = _TOLD
             _awaited[request.context] = work, on_end

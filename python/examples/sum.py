@@ -22,9 +22,9 @@ async def rank_main(rank, rendezvous):
 
 
 def main():
-    with baton.Rendezvous(RANKS) as meeting:
+    with baton.Rendezvous(RANKS) as server:
         other = os.fork()
-        asyncio.run(rank_main(1 if other == 0 else 0, meeting.address))
+        asyncio.run(rank_main(1 if other == 0 else 0, server.address))
         if other == 0:
             os._exit(0)
         os.waitpid(other, 0)

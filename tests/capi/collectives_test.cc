@@ -53,10 +53,10 @@ baton_call call_of(int32_t kind, const void* in, void* out, size_t count, int32_
 // body(rank) on a thread for each.
 void run_ranks(int ranks, const std::function<void(Rank&)>& body, const char* provider = "shm",
                uint8_t background = 0) {
-  baton_rendezvous* meeting = nullptr;
+  baton_rendezvous* server = nullptr;
   baton_bytes address{};
   baton_error error = BATON_ERROR_INIT;
-  ASSERT_EQ(baton_rendezvous_open(nullptr, 0, nullptr, &meeting, &address, &error), BATON_OK)
+  ASSERT_EQ(baton_rendezvous_open(nullptr, 0, nullptr, &server, &address, &error), BATON_OK)
       << error.text;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -81,7 +81,7 @@ void run_ranks(int ranks, const std::function<void(Rank&)>& body, const char* pr
     });
   }
   for (std::thread& thread : threads) thread.join();
-  baton_rendezvous_close(meeting);
+  baton_rendezvous_close(server);
   baton_bytes_free(&address);
 }
 
@@ -638,7 +638,7 @@ TEST(CollectivesOfC, NothingIsRefusedEverywhere) {
   baton_bytes bytes{};
   baton_comm* comm = nullptr;
   baton_endpoint* endpoint = nullptr;
-  baton_rendezvous* meeting = nullptr;
+  baton_rendezvous* server = nullptr;
   baton_handle handle{};
   void* memory = nullptr;
   baton_work work = 0;
@@ -650,7 +650,7 @@ TEST(CollectivesOfC, NothingIsRefusedEverywhere) {
                              baton_endpoint_allocate(nullptr, 1, &memory, &error),
                              baton_endpoint_free(nullptr, memory, &error),
                              baton_rendezvous_open(nullptr, 0, nullptr, nullptr, &bytes, &error),
-                             baton_rendezvous_open("nowhere", 0, nullptr, &meeting, &bytes, &error),
+                             baton_rendezvous_open("nowhere", 0, nullptr, &server, &bytes, &error),
                              baton_place_from_environment(nullptr, &bytes, &error),
                              baton_comm_meet(nullptr, nullptr, nullptr, &comm, &error),
                              baton_comm_create(nullptr, &handle, 1, nullptr, &comm, &error),
@@ -685,10 +685,10 @@ TEST(CollectivesOfC, NothingIsRefusedEverywhere) {
 }
 
 TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
-  baton_rendezvous* meeting = nullptr;
+  baton_rendezvous* server = nullptr;
   baton_bytes address{};
   baton_error error = BATON_ERROR_INIT;
-  ASSERT_EQ(baton_rendezvous_open(nullptr, 2, nullptr, &meeting, &address, &error), BATON_OK);
+  ASSERT_EQ(baton_rendezvous_open(nullptr, 2, nullptr, &server, &address, &error), BATON_OK);
   const auto meets = [&](int32_t rank, int32_t ranks, int64_t timeout, baton_error& why,
                          baton_endpoint* endpoint = nullptr) {
     baton_place place = BATON_PLACE_INIT;
@@ -722,7 +722,7 @@ TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
   ASSERT_EQ(baton_endpoint_open(&stranger, &endpoint, &error), BATON_OK) << error.text;
   EXPECT_EQ(meets(0, 2, kLong, error, endpoint), BATON_ERR_MISMATCH) << error.text;
   baton_endpoint_close(endpoint);
-  baton_rendezvous_close(meeting);
+  baton_rendezvous_close(server);
   baton_bytes_free(&address);
 }
 

@@ -72,6 +72,11 @@ class SimGroup {
   }
 
   sim::SimFabric& fabric() { return fabric_; }
+  // Whether any rank has taken memory for its links.
+  bool any_memory() const {
+    return std::any_of(memories_.begin(), memories_.end(),
+                       [](const auto& memory) { return !memory->regions().empty(); });
+  }
 
   // Sums one vector per rank by this schedule; what every rank got.
   std::vector<std::vector<float>> all_reduce(Algorithm algorithm, bool ordered,
@@ -249,6 +254,15 @@ TEST(SimExecutor, EveryAlgorithmGivesTheRightSumOnABadFabric) {
     }
     EXPECT_GT(group.fabric().stats().lost, 0u);
   }
+}
+
+// Promise(collectives): A rank takes memory for a link when it is first used | slots are made when
+//   their sender asks
+TEST(SimExecutor, LinksTakeMemoryWhenTheyAreUsed) {
+  SimGroup group(3, {.nodes = 3});
+  EXPECT_FALSE(group.any_memory());
+  group.all_reduce(Algorithm::kRing, false, inputs(3, 100));
+  EXPECT_TRUE(group.any_memory());
 }
 
 TEST(SimExecutor, ARailThatGoesDownInTheMiddleLosesAndRepeatsNothing) {

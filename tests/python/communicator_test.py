@@ -25,8 +25,8 @@ def ranks(body, n=RANKS, *, killed=(), **options):
         with comm_of() as comm:
             body(comm)
 
-    with baton.Rendezvous(n) as meeting:
-        processes(n, lambda rank: rank_main(lambda: baton.Communicator(rank, n, meeting.address, **options)), killed)
+    with baton.Rendezvous(n) as server:
+        processes(n, lambda rank: rank_main(lambda: baton.Communicator(rank, n, server.address, **options)), killed)
 
 
 def processes(n, main, killed=()):
@@ -364,8 +364,8 @@ def in_background(main):
         with baton.Endpoint(background=True) as endpoint, baton.Communicator(rank, RANKS, address, endpoint=endpoint) as comm:
             main(comm)
 
-    with baton.Rendezvous(RANKS) as meeting:
-        processes(RANKS, lambda rank: body(rank, meeting.address))
+    with baton.Rendezvous(RANKS) as server:
+        processes(RANKS, lambda rank: body(rank, server.address))
 
 
 # --- ranks that go away
@@ -499,12 +499,12 @@ class CommunicatorTest(unittest.TestCase):
         ranks(aborts)
 
     def test_groups_of_handles(self):
-        with baton.Rendezvous(RANKS) as meeting:
-            processes(RANKS, lambda rank: groups(rank, meeting.address))
+        with baton.Rendezvous(RANKS) as server:
+            processes(RANKS, lambda rank: groups(rank, server.address))
 
     def test_ranks_that_do_not_come(self):
-        with baton.Rendezvous(2) as meeting:
-            refuses(baton.BatonTimeoutError, "1", baton.Communicator, 0, 2, meeting.address, start_timeout=0.05)
+        with baton.Rendezvous(2) as server:
+            refuses(baton.BatonTimeoutError, "1", baton.Communicator, 0, 2, server.address, start_timeout=0.05)
         refuses(baton.InvalidParamError, "rank", baton.Communicator, 5, 2, "127.0.0.1:1")
         refuses(baton.InvalidParamError, "at least 0", baton.Communicator, -1, 2, "127.0.0.1:1")
 
@@ -538,14 +538,14 @@ class CommunicatorTest(unittest.TestCase):
         def once():
             with baton.Endpoint() as endpoint:
                 endpoint.allocate(1 << 16)
-            with baton.Rendezvous(2) as meeting:
+            with baton.Rendezvous(2) as server:
                 def other():
-                    with baton.Communicator(1, 2, meeting.address) as comm:
+                    with baton.Communicator(1, 2, server.address) as comm:
                         comm.barrier()
 
                 thread = threading.Thread(target=other)
                 thread.start()
-                with baton.Communicator(0, 2, meeting.address) as comm:
+                with baton.Communicator(0, 2, server.address) as comm:
                     comm.barrier()
                 thread.join()
 

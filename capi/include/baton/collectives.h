@@ -3,8 +3,8 @@
 // page says what is different in C. Results, errors, structs, ownership and forks: baton/baton.h.
 //
 //   baton_place place = BATON_PLACE_INIT;
-//   baton_bytes meeting;
-//   baton_place_from_environment(&place, &meeting, &error);  // torchrun, mpirun, baton launch ...
+//   baton_bytes where;
+//   baton_place_from_environment(&place, &where, &error);  // torchrun, mpirun, baton launch ...
 //   baton_comm* comm;
 //   baton_comm_meet(NULL, &place, NULL, &comm, &error);      // blocks until all ranks are there
 //   baton_call call = BATON_CALL_INIT;
@@ -77,8 +77,8 @@ int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
 // loop of their own, which sleeps on the event descriptor, some milliseconds at most: deadlines
 // pass without an event.
 int baton_endpoint_progress(baton_endpoint* endpoint);
-// Readable when something happened; read 8 bytes to clear it. -1: the endpoint is NULL or a
-// parent's.
+// Readable when something happened, without a background thread; read 8 bytes to clear it. -1: the
+// endpoint is NULL or a parent's.
 int baton_endpoint_event_fd(const baton_endpoint* endpoint);
 
 // Any memory works in any call. This memory needs no copy on its way. Zeroed, aligned to 64 bytes.
