@@ -133,7 +133,7 @@ if options.page:
         if outcome != "passed":
             groups[(outcome, reason(why))].append(name)
     lines = ["# torch's own tests of process groups over Baton", "",
-             f"`torch {torch.__version__.partition('+')[0]}`, `distributed_test.py` of its wheel, backend `{options.backend}` in "
+             f"`torch {torch.__version__.partition('+')[0]}`, the `distributed_test` of its wheel, backend `{options.backend}` in "
              f"{baton.torch.implementation()}: {summary}. Written by `./run torch suite --page docs/pytorch-suite.md`.", "",
              "| | why | tests | which |", "|---|---|---|---|"]
     for (outcome, why), tests in sorted(groups.items(), key=lambda item: -len(item[1])):
