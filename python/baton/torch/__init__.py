@@ -92,7 +92,8 @@ def endpoint() -> Endpoint:
         _module().use(_endpoint._open.value)
         thread = threading.Thread(target=_advance, args=(_endpoint, _stop), daemon=True, name="baton progress")
         thread.start()
-        atexit.register(lambda: (_stop.set(), thread.join()))
+        atexit.register(thread.join)
+        atexit.register(_stop.set)
     return _endpoint
 
 
@@ -137,7 +138,7 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
     try:
         store.wait(keys, timeout)
-    except dist.DistStoreError as why:
+    except RuntimeError as why:  # each store has its own
         missing = [other for other in range(size) if not store.check([keys[1 + other]])]
         raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
                                   f"join: {missing}") from why

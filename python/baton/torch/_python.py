@@ -49,7 +49,8 @@ class _Work(dist.Work):
         self.numbers: List[int] = []
         self.keep: List[Any] = []
         self.unpack: List[Callable[[], Any]] = []
-        self.over, self.error, self.limit = False, None, ""
+        self.over, self.limit = False, ""
+        self.error: Optional[Exception] = None
         self.lock = threading.Lock()
         self.future: Optional[torch.futures.Future[Any]] = None
 
@@ -343,7 +344,7 @@ class Backend(c10d.Backend):
             return
         flat = tensor.new_empty((self.size(), *tensor.shape))
         self._all_gather_single(work, flat, tensor, opts)
-        work.unpack.extend(lambda to=to, row=row: to.copy_(row.view(to.shape)) for to, row in zip(outputs, flat))
+        work.unpack.append(lambda: [to.copy_(row.view(to.shape)) for to, row in zip(outputs, flat)])
 
     def allgather(self, outputs: List[List[torch.Tensor]], tensors: List[torch.Tensor], opts: Any) -> Any:
         work = self._begin(outputs[0])
@@ -394,13 +395,14 @@ class Backend(c10d.Backend):
         in_counts = [tensor.numel() * each for tensor in tensors]
         out_counts = [_dense(output, call).numel() * each for output in outputs]
         work.keep += [source, out]
-        work.unpack.extend(lambda to=to, part=part: to.copy_(part.view(to.shape))
-                           for to, part in zip(outputs, out.split([output.numel() for output in outputs])))
+        parts = out.split([output.numel() for output in outputs])
+        work.unpack.append(lambda: [to.copy_(part.view(to.shape)) for to, part in zip(outputs, parts)])
         self._start(work, "all_to_all_v", kind, 0, source.data_ptr(), out.data_ptr(), timeout=opts.timeout,
                     lists=(in_counts, offsets(in_counts), out_counts, offsets(out_counts)))
 
     def alltoall(self, outputs: List[torch.Tensor], tensors: List[torch.Tensor], opts: Any) -> Any:
-        self._listed(outputs, "all_to_all"), self._listed(tensors, "all_to_all")
+        for one in (outputs, tensors):
+            self._listed(one, "all_to_all")
         work = self._begin(outputs)
         self._exchange(work, outputs, tensors, "all_to_all", opts)
         return self._given(work, opts)
