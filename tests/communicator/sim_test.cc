@@ -170,6 +170,10 @@ class SimGroup {
             }
             idle &= executor->idle();
           }
+          // What is still on its way would hold up the end of a link, for which no time passes.
+          for (auto& row : links_) {
+            for (auto& link : row) idle &= link == nullptr || !link->unsettled();
+          }
           return idle;
         },
         seconds(20));
