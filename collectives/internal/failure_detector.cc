@@ -94,8 +94,9 @@ void FailureDetector::on_abort(uint32_t from, std::string_view body) {
   std::memcpy(&culprit, body.data() + 1, sizeof culprit);
   if (!broken_.ok()) return;
   // What it sent before counts: it may have been in a call that was over for it.
-  while (!executor_->idle() && settled()) {
+  while (broken_.ok() && !executor_->idle() && settled()) {
   }
+  if (!broken_.ok()) return;  // it was in another call
   if (calls_->any_done()) calls_->finish();
   if (culprit < mesh_.ranks() && culprit != mesh_.rank() && culprit != from) mark_lost(culprit);
   const absl::Status said(static_cast<absl::StatusCode>(body[0]),
