@@ -93,6 +93,10 @@ absl::Status cannot_open(const std::string& path, int why) {
           "that "
           "the folders above it can be entered",
           what, strerror(why), geteuid(), geteuid(), path, path));
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+      return base::refused(absl::StrCat("cannot read the cluster key ", path), why);
     case ENXIO:  // a socket
       return absl::PermissionDeniedError(what + "it is not a plain file: put the key into one");
     default:

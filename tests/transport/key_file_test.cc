@@ -5,6 +5,7 @@
 
 #include <ctime>
 
+#include "tests/no_descriptors.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
 #include "transport/base/unique_fd.h"
@@ -96,6 +97,12 @@ TEST_F(KeyFolder, AFileThatCannotBeReadIsSaidWhoseItMustBe) {
   }
   expect_refused(file, absl::StatusCode::kPermissionDenied, "chmod 600 " + file);
   ASSERT_EQ(seteuid(getuid()), 0);
+}
+
+TEST_F(KeyFolder, WithoutDescriptorsTheLimitIsNamed) {
+  const std::string file = write("key", kLine, 0600);
+  const NoDescriptors none;
+  expect_refused(file, absl::StatusCode::kResourceExhausted, "ulimit -n");
 }
 
 TEST_F(KeyFolder, AFolderThatCannotBeMadeIsSaidWhy) {
