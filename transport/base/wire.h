@@ -11,7 +11,7 @@
 //   WireWriter(out) and WireReader(bytes) are such wires.
 //
 // Members are numbers, enums, bools (0 or 1: another byte fails) and arrays and structs of numbers
-// without padding. The values of an enum are the caller's to check.
+// without padding; missing bytes change nothing. An enum's values are the caller's to check.
 #pragma once
 
 #include <cstdint>
