@@ -136,7 +136,7 @@ TEST(Info, TheLinkOfAGpuAndItsWindow) {
                         "IOMMU DMA-FQ, in a virtual machine"));
 }
 
-TEST(Info, OfAGpuThatTellsNothingItIsUnknown) {
+TEST(Info, AGpuWithoutFactsIsShownAsUnknown) {
   FakeTree tree;
   tree.pci("pci0000:00/0000:00:02.0/0000:05:00.0", "0x10de", "0x030200", 0)
       .file("/sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0/resource", "nothing\nof use");

@@ -78,7 +78,7 @@ TEST(KvBw, ABadProviderSettingIsSaid) {
   EXPECT_THAT(ended.output, HasSubstr("--sockets: \"many\" is not a whole number"));
 }
 
-TEST(KvBw, NobodyListeningIsSaid) {
+TEST(KvBw, NoListenerIsReported) {
   const Ended ended = baton("kv_bw 127.0.0.1:1 --provider tcp");
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output, HasSubstr("127.0.0.1:1"));

@@ -186,7 +186,7 @@ TEST(Commands, SuggestsTheNearestName) {
   EXPECT_THAT(said("all_reduce_perf"), HasSubstr("`baton --help` lists them"));
 }
 
-TEST(Commands, RefusesAnEnvironmentThatNobodyReads) {
+TEST(Commands, RefusesUnknownEnvironmentVariables) {
   constexpr std::array kCommands = {Command{"count", "", [](int, char**) { return 42; }}};
   std::array<char, 6> tool = {"baton"}, name = {"count"};
   std::array<char*, 2> argv = {tool.data(), name.data()};

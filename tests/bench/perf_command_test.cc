@@ -115,7 +115,7 @@ TEST(Perf, BelowALimitIsAFailure) {
   EXPECT_THAT(ended.output, HasSubstr("below the limit"));
 }
 
-TEST(Perf, NobodyThereIsSaid) {
+TEST(Perf, AMissingServerIsReported) {
   const Ended ended = baton("write_bw --provider tcp 127.0.0.1:1");
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output, HasSubstr("127.0.0.1:1"));

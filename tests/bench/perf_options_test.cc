@@ -138,7 +138,7 @@ TEST(PerfOptions, LinesThatPeopleType) {
   EXPECT_TRUE(parse("read_lat", "-o 16 -D 3 host").ok());
 }
 
-TEST(PerfOptions, OfARepeatedFlagTheLastHolds) {
+TEST(PerfOptions, TheLastOfRepeatedFlagsHolds) {
   const Parsed parsed = parse(
       "write_bw", "-s 8 -n 10 -b --provider shm -b -s 4K -n 20 -I 1 -I 2 --provider tcp host");
   ASSERT_TRUE(parsed.ok()) << parsed.err;
@@ -301,7 +301,7 @@ TEST(PerfOptions, FlagsOfQueuePairsSayThatTheyDoNothingOnOtherRoutes) {
   EXPECT_TRUE((*parse("write_bw", "-q 4 -s 1M --provider tcp h")).notes.empty());
 }
 
-TEST(PerfOptions, WhoSleepsIsWokenByACounter) {
+TEST(PerfOptions, ACounterWakesASleeper) {
   EXPECT_TRUE((*parse("write_lat", "-e h")).immediate);
   EXPECT_FALSE((*parse("write_lat", "h")).immediate);
   EXPECT_FALSE((*parse("write_bw", "-e h")).immediate);

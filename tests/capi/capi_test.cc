@@ -421,7 +421,7 @@ TEST_F(Capi, StructsOfAnOlderHeaderAreFilledAsFarAsTheyGo) {
   baton_agent_destroy(agent);
 }
 
-TEST_F(Capi, WhatNobodyCouldGiveBackIsNotMade) {
+TEST_F(Capi, NullOutputPointersCreateNothing) {
   const baton_descriptor& whole = a.whole;
   baton_list before = 0, after = 0;
   ASSERT_EQ(baton_list_prepare(a.agent, nullptr, BATON_DRAM, &whole, 1, &before, &error), BATON_OK);
@@ -515,7 +515,7 @@ TEST_F(Capi, NonsenseIsAnErrorAndNoCrash) {
   baton_agent_destroy(none);
 }
 
-TEST_F(Capi, HandlesThatAreOldOrOfAnotherAgentAndIndicesThatAreNone) {
+TEST_F(Capi, StaleAndForeignHandlesAndBadIndices) {
   baton_list mine = 0, theirs = 0, foreign = 0;
   const baton_strided rows = {a.whole.address, 64, 0, 64, 1024};
   const baton_strided far = {b.whole.address, 64, 0, 64, 1024};

@@ -141,7 +141,7 @@ TEST_F(ConnectorInC, PrefillIsKilled) {
 
 // Prefill is stopped, so the load cannot end: who asks for that again and again, and sleeps in
 // between, is not woken by its own questions.
-TEST_F(ConnectorInC, EndingALoadWakesNobodyForNothing) {
+TEST_F(ConnectorInC, EndingALoadCausesNoSpuriousWakeUp) {
   Peer prefill("1");
   const std::string address = prefill.line();
   const baton_kv_load wanted = load(9, address, 0);
@@ -161,7 +161,7 @@ TEST_F(ConnectorInC, EndingALoadWakesNobodyForNothing) {
 }
 
 // Who waits for a layer hears that somebody else ends the load.
-TEST_F(ConnectorInC, EndingALoadWakesWhoWaitsForIt) {
+TEST_F(ConnectorInC, EndingALoadWakesItsWaiter) {
   Peer prefill("1");
   const std::string address = prefill.line();
   const baton_kv_load wanted = load(9, address, 0);
@@ -181,7 +181,7 @@ TEST_F(ConnectorInC, EndingALoadWakesWhoWaitsForIt) {
 }
 
 // A deadline is news, too, where no peer is there to send any.
-TEST_F(ConnectorInC, TheEndOfALeaseWakesWhoWaits) {
+TEST_F(ConnectorInC, ALeaseExpiryWakesTheWaiter) {
   const baton_kv_binding binding{sizeof binding, "request 1", 40, 1, 50'000'000};
   uint64_t job = 0;
   ASSERT_EQ(baton_kv_job_bind(connector, &binding, &job, &error), BATON_OK) << error.text;
@@ -292,7 +292,7 @@ TEST_F(ConnectorInC, OlderStructsWork) {
   baton_kv_connector_destroy(older);
 }
 
-TEST_F(ConnectorInC, AForkedChildHasNone) {
+TEST_F(ConnectorInC, AForkedChildHasNoConnector) {
   const pid_t child = fork();
   if (child == 0) {
     baton_bytes address{};

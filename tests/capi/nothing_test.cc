@@ -316,7 +316,7 @@ TEST_F(Nothing, IsAllocatedForAnOptionOfAllMemory) {
 }
 
 // Names: what an agent may be called, and what it is told of others.
-TEST_F(Nothing, IsCalledAsNobodyCanBe) {
+TEST_F(Nothing, AgentNames) {
   const std::string longest(64, 'n'), longer(65, 'n');
   baton_agent* made = nullptr;
   EXPECT_EQ(baton_agent_open(longest.c_str(), &made, &error), BATON_OK) << error.text;

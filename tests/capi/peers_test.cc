@@ -211,7 +211,7 @@ TEST_P(Beside, MemoryMayGoWithItsAgent) {
 }
 
 // 10,000 messages to one who reads none: each is taken, or refused and said so; none is lost.
-TEST_P(Beside, MessagesAreKeptForWhoDoesNotRead) {
+TEST_P(Beside, MessagesAreKeptForASlowReader) {
   constexpr int kMany = 10'000;
   Side here("here", GetParam()), other("other", GetParam());
   ASSERT_TRUE(here.meet(other.metadata())) << here.error.text;

@@ -105,7 +105,7 @@ struct Structs : ::testing::Test {
   baton_error error = BATON_ERROR_INIT;
 };
 
-TEST_F(Structs, OfAgents) {
+TEST_F(Structs, Agents) {
   baton_agent_options options;
   baton_agent_options_init(&options, sizeof options);
   options.name = "sized";
@@ -155,7 +155,7 @@ TEST_F(Structs, Errors) {
   }
 }
 
-TEST_F(Structs, OfLayoutsAndPlans) {
+TEST_F(Structs, LayoutsAndPlans) {
   every_size<baton_kv_model>(model, [&](baton_kv_model* sized) {
     baton_kv_layout* made = nullptr;
     const int32_t result = baton_kv_layout_create(sized, &made, &error);
@@ -215,7 +215,7 @@ TEST_F(Structs, OfLayoutsAndPlans) {
   baton_kv_checksums_destroy(sums);
 }
 
-TEST_F(Structs, OfConnectors) {
+TEST_F(Structs, Connectors) {
   baton_kv_connector_options options;
   baton_kv_connector_options_init(&options, sizeof options);
   options.name = "sized";

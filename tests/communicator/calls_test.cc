@@ -87,7 +87,7 @@ TEST_P(Calls, AMessageOfAnAllToAllVIsNoReceivesMessage) {
   });
 }
 
-TEST_P(Calls, WhoHasNotMadeAnAllToAllVIsNamed) {
+TEST_P(Calls, TheRankMissingFromAnAllToAllVIsNamed) {
   DeadlineInRounds deadline;
   CommunicatorOptions own = options(std::chrono::seconds(2));
   own.worker.clock = &deadline.clock();

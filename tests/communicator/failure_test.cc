@@ -328,7 +328,7 @@ TEST_P(Failure, ARankThatLeftIsNamed) {
 // and the goodbye come in one round there.
 // Promise(collectives): A rank that has what it needs may leave; the others' call does not fail for
 //   it | what arrived is used before the end counts
-TEST_P(Failure, ARankThatLeftWhenTheCallWasDoneFailsNobody) {
+TEST_P(Failure, ARankThatLeavesAfterTheCallFailsNoOtherRank) {
   const CommunicatorOptions group = test_options(GetParam());
   auto server = *collectives::RendezvousServer::start(*group.worker.key, "", 0, 2);
   std::atomic<bool> summed{false}, gone{false};

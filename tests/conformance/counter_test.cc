@@ -90,7 +90,7 @@ TEST_P(Counters, IncrementsForAFreedCounterChangeNothing) {
   EXPECT_EQ(b_.worker->counter_value(fresh), 1u);
 }
 
-TEST_P(Counters, OfAnotherWorkerAreRefused) {
+TEST_P(Counters, CountersOfAnotherWorkerAreRefused) {
   const CounterId own = *a_.worker->allocate_counter();
   TransferRequest r = request(Op::kWrite, a_, b_, 0, 1000);
   r.counter = a_.worker->remote_counter(own);
@@ -106,7 +106,7 @@ std::string text(size_t number, size_t bytes) {
   return out;
 }
 
-TEST_P(Notifications, OfEverySizeWithAndWithoutATransfer) {
+TEST_P(Notifications, EverySizeWithAndWithoutATransfer) {
   size_t number = 0;
   for (size_t bytes : {1u, 2u, 100u, 255u, 256u, 257u, 4096u, 60'000u, 65'536u}) {
     for (size_t with : {0u, 1u, 500'000u}) {
@@ -126,7 +126,7 @@ TEST_P(Notifications, OfEverySizeWithAndWithoutATransfer) {
   }
 }
 
-TEST_P(Notifications, TooLongIsRefusedAndEmptyIsNone) {
+TEST_P(Notifications, TooLongIsRefusedAndEmptyIsNotSent) {
   EXPECT_EQ(a_.worker->notify(a_.peer, std::string(kMaxNotification + 1, 'x')).status().code(),
             absl::StatusCode::kInvalidArgument);
   auto id = a_.worker->notify(a_.peer, "");

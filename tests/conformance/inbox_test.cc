@@ -45,7 +45,7 @@ class Inbox : public Conformance {
 // Promise(notifications): An acknowledged notification is in the application's inbox; a reader that
 //   is slow loses none | credits: at most 4 MiB unread per sender; the next ones wait at their
 //   sender
-TEST_P(Inbox, WaitAtTheirSenderWhileNobodyReads) {
+TEST_P(Inbox, UnreadNotificationsWaitAtTheSender) {
   constexpr size_t kBytes = 60000;
   constexpr size_t kFit = kWindow / (kBytes + kCost);
   std::vector<TransferId> ids;

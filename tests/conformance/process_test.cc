@@ -258,7 +258,7 @@ TEST_P(Processes, AWrongClusterKeyIsRefusedAndNamed) {
   expect_serving(3);
 }
 
-TEST_P(Processes, AnAddressWithNobodyBehindItIsAnError) {
+TEST_P(Processes, AnAddressWithoutAListenerIsAnError) {
   std::string address;
   {
     Child gone(GetParam(), "gone", 1);
@@ -277,7 +277,7 @@ TEST_P(Processes, AnAddressWithNobodyBehindItIsAnError) {
   expect_serving(4);
 }
 
-TEST_P(Processes, ForeignBytesAtThePortHarmNobody) {
+TEST_P(Processes, ForeignBytesAtThePortAreHarmless) {
   if (GetParam() == "shm") GTEST_SKIP() << "shm listens on no port";
   // A second socket may come up while descriptors are counted.
   SettingValues settings;

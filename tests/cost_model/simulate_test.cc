@@ -293,7 +293,7 @@ TEST(Simulate, OneCoreWorksForAllLanes) {
   EXPECT_DOUBLE_EQ(report->seconds, 1000 + 100 * 10 + 400 * 1000);
 }
 
-TEST(Simulate, NamesWhoWaitsForEver) {
+TEST(Simulate, NamesDeadlockedRanks) {
   const auto lost = run({{receive_from(1)}, {}}, second_options());
   EXPECT_EQ(lost.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(lost.status().message()),

@@ -45,7 +45,7 @@ TEST(ForeignLayout, IsReadAndSaidTheSame) {
             2048u + 4096 + 8 * 32 + 1 + 5 * 2);
 }
 
-TEST(ForeignLayout, OfThisEngineIsWhatItsCacheDoes) {
+TEST(ForeignLayout, ThisEnginesLayoutMatchesItsCache) {
   const auto own = ForeignLayout::own(kGeometry);
   const auto parsed = ForeignLayout::parse(own.say());
   ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -105,7 +105,7 @@ TEST(ForeignLayout, WhatCannotBeIsRefused) {
   refused([](json& said) { said["key"]["elements"] = {{2, 1}, {16, 1}}; }, "would overlap");
 }
 
-TEST(ForeignLayout, OfAnotherModelDoesNotFit) {
+TEST(ForeignLayout, AnotherModelsLayoutIsRefused) {
   const auto layout = ForeignLayout::parse(tiled());
   ASSERT_TRUE(layout.ok());
   const auto why = [&](KvGeometry geometry) {

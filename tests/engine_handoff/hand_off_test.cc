@@ -219,7 +219,7 @@ TEST_F(Pair, LoadsAllThatFillsABlock) {
   }
 }
 
-TEST_F(Pair, OfAnotherCheckpointIsRefusedAndComputed) {
+TEST_F(Pair, AnotherCheckpointIsRefusedAndRecomputed) {
   make({.model = "another checkpoint"});
   const Outcome& outcome = answer(request_of(1, 100), false);
   EXPECT_EQ(outcome.metrics.loaded_tokens, 0u);
@@ -253,7 +253,7 @@ TEST_F(Pair, AShortOrKnownPromptIsDeclinedAndItsBlocksComeBack) {
   until([&] { return p_->quiet() && d_->quiet(); });
 }
 
-TEST_F(Pair, BlocksThatNobodyAsksForComeBackAfterTheirLease) {
+TEST_F(Pair, UnclaimedBlocksReturnAfterTheirLease) {
   p_->submit(prefill_of(request_of(1, 100), "t"));
   until([&] { return p_->outcome(1).finished; });
   ASSERT_TRUE(p_->handed_over(1).has_value());
@@ -269,7 +269,7 @@ TEST_F(Pair, BlocksThatNobodyAsksForComeBackAfterTheirLease) {
   EXPECT_THAT(why(1), HasSubstr("no longer has it"));
 }
 
-TEST_F(Pair, WhoIsSilentIsGivenUp) {
+TEST_F(Pair, ASilentPrefillIsGivenUp) {
   Request request = request_of(1, 100);
   request.remote_prefill = p_->at("t");
   d_->submit(std::move(request));
@@ -289,7 +289,7 @@ TEST_F(Pair, WhoIsSilentIsGivenUp) {
   EXPECT_EQ(d_->outcome(1).tokens, serve::run_one_at_a_time({request_of(1, 100)})[1].tokens);
 }
 
-TEST_F(Pair, WhoAnswersAndNeverComputesIsGivenUpAtTheTimeout) {
+TEST_F(Pair, AnAnsweringPrefillThatNeverComputesTimesOut) {
   Request request = request_of(1, 100);
   make({}, {}, seconds(30));  // the clock is quicker than its answers
   request.remote_prefill = p_->at("t");
@@ -381,7 +381,7 @@ TEST_F(Pair, APrefillThatDiesIsFoundAndTheNextOneIsUsed) {
   EXPECT_EQ(d_->outcome(3).metrics.loaded_tokens, 96u);
 }
 
-TEST_F(Pair, OfANameThatIsInUseNothingIsHandedOver) {
+TEST_F(Pair, ANameInUseIsNotHandedOver) {
   p_->submit(prefill_of(request_of(1, 100), "t"));
   p_->submit(prefill_of(request_of(2, 100), "t"));
   until([&] { return p_->outcome(1).finished && p_->outcome(2).finished; });
@@ -424,7 +424,7 @@ TEST_F(Pair, APromptThatIsComputedTwiceIsHandedOverOnce) {
   until([&] { return p_->quiet() && d_->quiet(); });
 }
 
-TEST_F(Pair, IsRefusedWhereThereIsNobodyForIt) {
+TEST_F(Pair, ARequestWithoutAKvAgentIsRefused) {
   auto alone = *Engine::create(serve::test_model(), serve::test_tokenizer(), {});
   const absl::Status status = alone->add_request(prefill_of(request_of(1, 100), "t"));
   EXPECT_TRUE(absl::IsInvalidArgument(status));

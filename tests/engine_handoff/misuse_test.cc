@@ -159,7 +159,7 @@ TEST_F(Misuse, APrefillThatCannotBeCalledIsALoadThatFailedAtOnce) {
   }
 }
 
-TEST_F(Misuse, NamesThatAreNoTextAreNobodys) {
+TEST_F(Misuse, BinaryNamesMatchNoRequest) {
   EXPECT_EQ((*p_)->open("\xff", kBlockTokens), 0U);
   EXPECT_TRUE(absl::IsInvalidArgument(d_->load(1, p_->at("\xff"), {5})));
   RemotePrefill nobody = p_->at("t");
@@ -238,7 +238,7 @@ TEST_F(Misuse, PrefillIsNotAskedAgainBeforeItHasAnswered) {
   decode_until([&] { return stranger->count("want", "t") == 2; });
 }
 
-TEST_F(Misuse, WhoDidNotListenCallsNobodySilent) {
+TEST_F(Misuse, ACallerThatDidNotPollBlamesNoPeer) {
   ASSERT_TRUE(d_->load(1, p_->at("t"), {5}).ok());
   d_->turn();
   clock_.advance(seconds(5));  // suspended, or its processors were somebody else's
@@ -340,7 +340,7 @@ TEST_F(Misuse, ANameThatTwoRequestsHaveIsNeithers) {
   EXPECT_TRUE(d_->holds(5, 3)) << d_->why(1);
 }
 
-TEST_F(Misuse, OfANameThatIsUsedTwiceNobodyReadsOn) {
+TEST_F(Misuse, AReusedNameStopsItsReaders) {
   Stranger stranger("stranger/0");
   meet(stranger, "t");
   const uint64_t first = (*p_)->open("t", 2 * kBlockTokens);
@@ -404,7 +404,7 @@ TEST_F(Misuse, ManyBlocksAreToldInSeveralMessages) {
   prefill_until([&] { return stranger.count("ready") == 5; });  // of 3 layers
 }
 
-TEST_F(Misuse, WhatNobodyHasComputedIsNotKeptWithoutEnd) {
+TEST_F(Misuse, RequestsForUnopenedNamesAreBounded) {
   if (kSanitized) GTEST_SKIP() << "16,384 messages of one kind; the release counts them";
   Stranger stranger("stranger/0");
   meet(stranger, "0");
@@ -422,7 +422,7 @@ TEST_F(Misuse, WhatNobodyHasComputedIsNotKeptWithoutEnd) {
   prefill_until([&] { return stranger.count("alive") == kMost + 1; });
 }
 
-TEST_F(Misuse, WhoAsksRenewsAndTheLeaseEndsTheRest) {
+TEST_F(Misuse, AskingRenewsTheLease) {
   Stranger stranger("stranger/0");
   meet(stranger, "0");
   const uint64_t send = p_->save("t", {1});

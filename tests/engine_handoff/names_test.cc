@@ -48,7 +48,7 @@ struct HandOffNames : testing::Test {
   Bare prefill{"prefill", clock}, decode{"decode", clock};
 };
 
-TEST_F(HandOffNames, NobodyElseWaitsForDns) {
+TEST_F(HandOffNames, ADnsLookupDelaysNoOtherRequest) {
   prefill.fill(1, 3);
   prefill.fill(2, 7);
   prefill.save("t", {1});
@@ -68,7 +68,7 @@ TEST_F(HandOffNames, NobodyElseWaitsForDns) {
   until([&] { return decode->end_load(1); });
 }
 
-TEST_F(HandOffNames, WhoIsFoundInTheEndIsAsked) {
+TEST_F(HandOffNames, APeerIsAskedOnceItsNameResolves) {
   prefill.fill(1, 3);
   prefill.save("t", {1});
   ASSERT_TRUE(load(1, slow("t"), 5).ok());

@@ -110,7 +110,7 @@ TEST(LoadReport, TheTableHasAColumnAndARatioForEachBaseline) {
   }
 }
 
-TEST(LoadReport, WordsThatAreNoneAreRefused) {
+TEST(LoadReport, MalformedValuesAreRefused) {
   EXPECT_EQ(*parse_goodput("ttft:200"), std::pair(std::string("ttft"), 200.0));
   for (const char* wrong :
        {"ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:inf", "itl:5", "slow:5", ":5", ""}) {

@@ -110,7 +110,7 @@ TEST_F(Loads, NoMoreAreOpenThanMayBe) {
   for (const Answer& answer : result.answers) EXPECT_TRUE(answer.ok()) << answer.error;
 }
 
-TEST_F(Loads, RequestsWaitForTheirTimeAndNobodysAnswer) {
+TEST_F(Loads, RequestsFollowTheScheduleNotTheAnswers) {
   std::mutex mutex;
   std::vector<std::shared_ptr<http::HttpExchange>> open;
   ScriptedServer scripted([&](const std::shared_ptr<http::HttpExchange>& exchange) {
@@ -159,7 +159,7 @@ TEST_F(Loads, WhatIsNoAnswerIsSaid) {
   EXPECT_THAT(result.answers[4].error, HasSubstr("HTTP 500"));
 }
 
-TEST_F(Loads, NobodyThereIsSaidForEachRequest) {
+TEST_F(Loads, AMissingServerIsReportedPerRequest) {
   constexpr int kNobodys = 1;
   const LoadResult result =
       run_load(loop_, server_at(kNobodys), std::vector<LoadRequest>(3, {.text = "x"}), {});

@@ -46,7 +46,7 @@ TEST(ComputePool, OneThreadRunsInlineAndInOrder) {
 
 // Wherever a worker is when the end is rung: what it has seen by then is all that it goes by. One
 // that slept would hang here.
-TEST(PoolBell, NobodySleepsOverTheEnd) {
+TEST(PoolBell, NoThreadSleepsThroughTheEnd) {
   for (int rings = 0; rings < 3; ++rings) {
     PoolBell bell;
     for (int i = 0; i < rings; ++i) bell.ring();
@@ -60,7 +60,7 @@ TEST(PoolBell, NobodySleepsOverTheEnd) {
   }
 }
 
-TEST(PoolBell, NobodySleepsOverWork) {
+TEST(PoolBell, NoThreadSleepsThroughWork) {
   PoolBell bell;
   const int seen = bell.look();
   bell.ring();

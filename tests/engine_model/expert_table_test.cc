@@ -97,7 +97,7 @@ TEST(ExpertTable, TakesTheMostProbableAndWeighsThem) {
   }
 }
 
-TEST(ExpertTable, OfEqualsTheLowerNumberIsTaken) {
+TEST(ExpertTable, TiesGoToTheLowerNumber) {
   ExpertTable table(5, 3, true, 2, 1);
   const auto chosen = choose(table, {{1, 2, 1, 1, 1}, {0, 0, 0, 0, 0}});
   const auto experts = [](const Chosen& list) {

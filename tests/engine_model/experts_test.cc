@@ -57,7 +57,7 @@ TEST(Experts, TheKvThatIsStoredDoesNotDependOnChunks) {
 }
 
 // Weights that are NaN are seen wherever they are multiplied with anything, zero included.
-TEST(Experts, ATokenAsksThoseItChoseAndNobodyElse) {
+TEST(Experts, ATokenRunsOnlyItsChosenExperts) {
   for (ModelConfig config : expert_configs()) {
     config.dense_layers.clear();
     config.num_layers = 1;

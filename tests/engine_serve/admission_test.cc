@@ -256,7 +256,7 @@ TEST(Admission, GoodputHoldsInBursts) {
 
 // What overload has taught refuses no request at four fifths of the capacity, but those that would
 // be late: some are where clients are hardly more patient than a full batch is quick.
-TEST(Admission, BehindAnOverloadOnlyWhoWouldBeLateIsRefused) {
+TEST(Admission, AfterAnOverloadOnlyLateRequestsAreRefused) {
   for (const Overload& one : overloads()) {
     const double capacity = capacity_of(one.machine);
     const double full = static_cast<double>(one.machine.places) / capacity;
@@ -282,7 +282,7 @@ TEST(Admission, BehindAnOverloadOnlyWhoWouldBeLateIsRefused) {
   }
 }
 
-TEST(Admission, NobodyIsRefusedBelowTheCapacity) {
+TEST(Admission, NoRefusalBelowCapacity) {
   for (const double patience : {2., 4.}) {
     for (unsigned seed = 1; seed <= kSeeds; ++seed) {
       const Machine machine;
@@ -389,7 +389,7 @@ TEST(Admission, LimitsAreTheOperators) {
   EXPECT_EQ(admission.refused(), 2u);
 }
 
-TEST(Admission, NobodyIsMadeLateByWhoComesLater) {
+TEST(Admission, LaterArrivalsDoNotDelayAdmittedRequests) {
   Admission admission({.max_wait = 1s});
   teach(admission);
   const StepSizes sizes{.places = 8, .tokens = 200};
@@ -402,7 +402,7 @@ TEST(Admission, NobodyIsMadeLateByWhoComesLater) {
   EXPECT_TRUE(admission.admit(of(begun(1, 10), {}, sizes), work, 950ms).ok());
 }
 
-TEST(Admission, WhoWaitedTooLongIsRefusedWhenItsTurnComes) {
+TEST(Admission, ARequestThatWaitedTooLongIsRefusedAtItsTurn) {
   Admission admission({.max_wait = 1s});
   teach(admission);
   const auto waits = [](uint64_t id, Time arrival, bool has_begun = false) {

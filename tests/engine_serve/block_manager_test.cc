@@ -28,7 +28,7 @@ TEST(BlockHash, IsTheSameEverywhere) {
   EXPECT_EQ(chain[0].high, 0xed82d3201c54f817u);
 }
 
-TEST(BlockHash, OfTwoModelsHaveNothingInCommon) {
+TEST(BlockHash, TwoModelsShareNoHash) {
   // SHA-256 of 16 zero bytes and "model", by an independent implementation.
   EXPECT_EQ(model_root("model"), (BlockHash{0x41b765ff0f46359fu, 0xbb9b43e204f2f66du}));
   const std::vector<int32_t> tokens = some_tokens(48, 1);

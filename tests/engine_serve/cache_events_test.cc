@@ -129,7 +129,7 @@ TEST(CacheEvents, EveryStepIsRecordedInOrder) {
   EXPECT_TRUE(blocks.take_events().empty());
 }
 
-TEST(CacheEvents, WhoFollowsTheNewsKnowsWhatIsThere) {
+TEST(CacheEvents, EventsReproduceTheCacheContents) {
   std::mt19937 random(1);
   BlockManager blocks(24);
   std::set<std::string> known;

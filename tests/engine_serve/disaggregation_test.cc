@@ -241,7 +241,7 @@ TEST(Disaggregation, HostileJobsAreRefused) {
 // and nobody else anything.
 // Promise(kv): A hung prefill worker costs its request the deadline, and other requests nothing | a
 //   wait for a layer ends after 100 ms or with the next command
-TEST(Disaggregation, AHungPrefillHoldsNobodyElseUp) {
+TEST(Disaggregation, AHungPrefillDelaysNoOtherRequest) {
   LoopbackLink link(3, {.repeat = 0});
   auto prefill = *Engine::create(test_model(), test_tokenizer(),
                                  {.role = EngineRole::kPrefill, .blocks = 64}, &link.prefill());

@@ -31,7 +31,7 @@ size_t threads_of_this_process() {
 
 // Promise(serving): Open streams and half-sent requests keep no client out | one thread serves all
 //   sockets and never blocks
-TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
+TEST(Clients, StreamsAndHalfSentRequestsBlockNoOtherClient) {
   constexpr size_t kEach = 400;
   // However slow the machine, nobody is given up.
   Worker worker(patient_model(), {.blocks = 16384, .max_sequences = 16},
@@ -75,7 +75,7 @@ TEST(Clients, StreamsAndHalfSentRequestsKeepNobodyOut) {
   EXPECT_EQ(worker.thread().stats().running + worker.thread().stats().waiting, 0u);
 }
 
-TEST(Clients, WhereNobodyMayWaitAnIdleServerServes) {
+TEST(Clients, AnIdleServerWithoutAQueueStillServes) {
   Worker worker(patient_model(), {.blocks = 16384, .max_sequences = 1}, {}, {.max_waiting = 0});
   json two = request_body();
   two["n"] = 2;

@@ -61,7 +61,7 @@ TEST(HalfClosed, AllRequestsOfAPipelineAreAnswered) {
   EXPECT_NE(both.find("HTTP/1.1 200 OK", first + 1), std::string::npos) << both;
 }
 
-TEST(HalfClosed, WhoeverLeavesIsStillForgotten) {
+TEST(HalfClosed, ADepartedPeerIsStillForgotten) {
   Worker worker(patient_model(), {.blocks = 8192, .max_sequences = 4});
   json body = request_body();
   body["max_tokens"] = 60000;
@@ -256,7 +256,7 @@ constexpr std::chrono::milliseconds kUnread(5000);
 
 // Promise(serving): Clients that leave answers unread keep no client out | the connection that kept
 //   the server waiting longest goes
-TEST(Room, OneWhoDoesNotReadMakesIt) {
+TEST(Room, AnUnreadingPeerMakesRoom) {
   ManualClock clock;
   LongAnswers server({.max_connections = 3, .unread_after = kUnread, .clock = &clock});
   std::vector<RawClient> strangers;
@@ -292,7 +292,7 @@ TEST(Room, AnAnswerThatIsReadOnKeepsIts) {
   EXPECT_EQ(reader.read_bytes(rest).size(), rest);
 }
 
-TEST(Room, WhoeverIsToldOffMakesIt) {
+TEST(Room, ARefusedClientMakesRoom) {
   LongAnswers server({.max_connections = 2});
   RawClient one(server.listener().port()), two(server.listener().port());
   for (RawClient* stranger : {&one, &two}) {
@@ -483,7 +483,7 @@ TEST(Tls, ManyRequestsOnOneConnection) {
   EXPECT_EQ(refused->status, 400);
 }
 
-TEST(Tls, WhoeverDoesNotSpeakItIsClosed) {
+TEST(Tls, PlainTextClientsAreClosed) {
   const TlsFiles files("server");
   http::HttpServerOptions options{.listener = files.options()};
   options.listener.head_timeout = std::chrono::milliseconds(50);

@@ -100,7 +100,7 @@ TEST(Echo, WithoutLogprobsItIsTheTextAlone) {
   EXPECT_EQ(post(worker.port(), body)->status, 400);
 }
 
-TEST(Echo, WhoeverResumesHasHadThePrompt) {
+TEST(Echo, AResumedStreamDoesNotRepeatThePrompt) {
   Worker worker;
   json body = greedy("And it came to pass", 6);
   body["echo"] = true;

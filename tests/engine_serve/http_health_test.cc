@@ -124,7 +124,7 @@ TEST(Health, AnEngineThatDoesNotGetOnIsNotWell) {
   EXPECT_EQ(page("/health", 503)["status"], "the engine has stopped");
 }
 
-TEST(Health, TheRouterUsesNobodyWhoIsNotWell) {
+TEST(Health, TheRouterSkipsUnhealthyWorkers) {
   HeldWorker held;
   Worker well;
   const auto router = *router::Router::start({.port = 0,

@@ -267,7 +267,7 @@ TEST(Http, ModelsHealthMetrics) {
 }
 
 // In the middle of the step that ends it, which the page's reader cannot see the end of.
-TEST(Http, WhoHasAnAnswerFindsItCounted) {
+TEST(Http, AnAnswerIsCountedBeforeItIsSent) {
   Worker worker;
   std::promise<EngineStats> counted;
   worker.thread().submit({.tokens = {1, 2, 3},
@@ -282,7 +282,7 @@ TEST(Http, WhoHasAnAnswerFindsItCounted) {
 }
 
 // ... and its place free, where nobody may wait for one.
-TEST(Http, WhoHasAnAnswerHasNoPlace) {
+TEST(Http, AnAnsweredRequestFreesItsSlot) {
   std::promise<absl::Status> next;
   Worker worker(test_model(), {.blocks = 64, .max_sequences = 2}, {}, {.max_waiting = 0});
   const auto submit = [&](int max_tokens, std::function<void(const OutputEvent&)> on_event) {
@@ -439,7 +439,7 @@ TEST(Router, UnseededStreamsAreResumedWithTheirOwnSeed) {
   EXPECT_EQ(got["choices"][0]["token_ids"].size(), 24u);
 }
 
-TEST(Router, SaysSoWhenNobodyAnswers) {
+TEST(Router, ReportsWhenNoWorkerAnswers) {
   const auto router = *router::Router::start({.port = 0, .decode = {"http://127.0.0.1:1"}});
   httplib::Client client = client_of(router->port());
   EXPECT_EQ(client.Get("/health")->status, 503);

@@ -127,7 +127,7 @@ TEST(LoadChoice, OthersAreAskedUntilItIsKnownWhatThatCosts) {
 }
 
 // What asking is worth is what it may save, and that is not what is here.
-TEST(LoadChoice, NobodyIsAskedForTheLittleThatIsNotHere) {
+TEST(LoadChoice, AShortMissingTailIsComputedLocally) {
   LoadChoice choice;
   choice.computed(0, 1600, of_seconds(1.6));
   for (int i = 0; i < 3; ++i) {

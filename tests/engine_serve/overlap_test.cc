@@ -20,7 +20,7 @@ TEST(Overlap, Intervals) {
   EXPECT_EQ(overlap_us(a, {}), 0);
 }
 
-TEST(Overlap, OfALayerwiseStream) {
+TEST(Overlap, LayerwiseStream) {
   Timeline timeline("prefill");
   const auto span = [&](const char* track, int begin, int end, uint64_t request, uint64_t bytes) {
     timeline.add({.track = track,
@@ -47,7 +47,7 @@ TEST(Overlap, OfALayerwiseStream) {
   EXPECT_DOUBLE_EQ(overlap->gb_per_second(), 0.02);
 }
 
-TEST(Overlap, OfASerializedTransferIsNothing) {
+TEST(Overlap, ASerializedTransferOverlapsNothing) {
   Timeline timeline("prefill");
   timeline.add({.track = "compute", .begin = microseconds(0), .end = microseconds(10)});
   timeline.add({.track = "transfer", .begin = microseconds(10), .end = microseconds(20)});

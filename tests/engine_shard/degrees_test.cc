@@ -404,13 +404,13 @@ TEST(Degrees, ARankWithoutAConnectorIsRefused) {
 
 // --- addresses -----------------------------------------------------------------------------------
 
-TEST(KvAddress, OfOneRankIsItself) {
+TEST(KvAddress, OneRank) {
   EXPECT_EQ(join_kv_addresses({"baton1:abc"}), "baton1:abc");
   EXPECT_EQ(*split_kv_address("baton1:abc"), std::vector<std::string>{"baton1:abc"});
   EXPECT_EQ(*split_kv_address("10.0.0.1:80"), std::vector<std::string>{"10.0.0.1:80"});
 }
 
-TEST(KvAddress, OfSeveralRanksKeepsTheirOrder) {
+TEST(KvAddress, SeveralRanksKeepTheirOrder) {
   const std::vector<std::string> ranks = {"baton1:b", "baton1:a", "baton1:c"};
   EXPECT_EQ(*split_kv_address(join_kv_addresses(ranks)), ranks);
 }

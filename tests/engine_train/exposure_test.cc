@@ -64,7 +64,7 @@ TEST(Exposure, RefusesWhatIsNoTimelineOfATrainer) {
   EXPECT_FALSE(join_traces({"{\"traceEvents\":[]}", "nothing"}).ok());
 }
 
-TEST(Exposure, OfARunHasEveryCallAndByte) {
+TEST(Exposure, CountsEveryCallAndByteOfARun) {
   constexpr int kSteps = 3;
   std::string traces[2];
   run_ranks(2, true, [&](Communicator* comm, int rank) {

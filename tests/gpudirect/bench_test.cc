@@ -206,7 +206,7 @@ TEST(BenchOnDevices, OneLineWhereThereIsNoSuchMemory) {
   }
 }
 
-TEST(BenchOnDevices, AServerWithoutSuchADeviceWaitsForNobody) {
+TEST(BenchOnDevices, AServerWithoutTheDeviceExitsAtOnce) {
   InstalledFake gpu({.devices = 1});
   for (const auto& [command, line] :
        {std::pair{&perf_main, "write_bw -p 0 --use_cuda=3"},

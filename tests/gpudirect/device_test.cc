@@ -48,7 +48,7 @@ TEST(Facts, WhatAnOldDriverDoesNotKnowIsUnknown) {
                     EndsWith(R"(, "writes_of_adapters": "ordered"})")));
 }
 
-TEST(Facts, OfADeviceThatIsNotThere) {
+TEST(Facts, MissingDevice) {
   FakeDriver fake({.devices = 2});
   for (const int ordinal : {-1, 2}) {
     const absl::Status status = Device::open(FakeDriver::driver(), ordinal).status();

@@ -135,7 +135,7 @@ TEST_F(LateWrites, AreSeenBeforeAnybodyIsTold) {
 }
 
 // Two ways to the device, of which the one knows nothing of what the other has written.
-TEST_F(LateWrites, OfTwoAdaptersAreSeenBeforeAnybodyIsTold) {
+TEST_F(LateWrites, WritesOfBothAdaptersAreVisibleBeforeCompletion) {
   start(gpudirect::unordered_writes(), 5, 2);
   EXPECT_EQ(stale_of(1'000, 5), 0);
   EXPECT_GT(pair_->fake->moved(0), 0u);
@@ -161,7 +161,7 @@ TEST_F(LateWrites, AFlushThatFailsCostsTheRailAndNothingIsToldOfIt) {
   }
 }
 
-TEST_F(LateWrites, OfADeviceThatIsLostStopNobody) {
+TEST_F(LateWrites, ALostDeviceStopsNoHostTransfer) {
   start(gpudirect::unordered_writes(), 3);
   gpu_->lose();
   TransferRequest request = pair_->request(Op::kWrite, 4096);  // the host's, at both ends

@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Over, ForkedDevices, testing::Values("shm", "tcp"),
 
 // As where somebody has taken the context away, and the driver has another word for that each time.
 class TakenContext : public testing::TestWithParam<gpudirect::Result> {};
-TEST_P(TakenContext, CopiesThatNobodyCanAskForEnd) {
+TEST_P(TakenContext, UnclaimableCopiesEnd) {
   FakeDriver fake;
   const gpudirect::Driver driver = FakeDriver::driver();
   {

@@ -67,7 +67,7 @@ TEST_F(LauncherTest, AKernelRunsWhenItsStreamComesToIt) {
   EXPECT_THAT(finish(), IsEmpty());
 }
 
-TEST_F(LauncherTest, OfMemoryThatIsNotThereTheDeviceIsLost) {
+TEST_F(LauncherTest, AnIllegalAddressLosesTheDevice) {
   const DevicePointer memory = fake_.allocate(2 << 20);
   ASSERT_TRUE(add_twice(memory + (2 << 20) - 16, memory, 8).ok());
   fake_.run_all();

@@ -52,7 +52,7 @@ TEST(DeviceSlab, AsksForNothingThatTheDeviceCannot) {
   EXPECT_THAT(opened.fake.finish(), IsEmpty());
 }
 
-TEST(DeviceSlab, WithoutVirtualMemoryOrBytesThereIsNone) {
+TEST(DeviceSlab, NoSlabWithoutVirtualMemoryOrBytes) {
   {
     Opened opened({.attributes = without_virtual_memory()});
     EXPECT_EQ(DeviceSlab::create(*opened.device, kMiB).status().code(),
@@ -85,7 +85,7 @@ TEST(DeviceSlab, AnErrorAtEveryCallLeavesNothingBehind) {
   }
 }
 
-TEST(DeviceSlab, OfALostDeviceIsRefusedAtOnce) {
+TEST(DeviceSlab, ALostDeviceIsRefusedAtOnce) {
   Opened opened;
   const auto slab = DeviceSlab::create(*opened.device, kMiB);
   opened.fake.lose();
@@ -122,7 +122,7 @@ TEST(HostPages, LieAtTheNodeThatTheDeviceIsAt) {
   EXPECT_EQ(wanted_node((*ring)->memory().data() + kMiB - 1), 0);
 }
 
-TEST(HostPages, OfADeviceThatIsAtNoNodeOfThisMachineLieWhereverTheyDo) {
+TEST(HostPages, ADeviceWithoutANumaNodeLeavesPagesInPlace) {
   for (const int node : {-1, 63, 1 << 20}) {
     Attributes attributes = h100();
     attributes[kHostNumaId] = node;

@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Over, Personalities, testing::Values("shm", "tcp"),
                          [](const auto& each) { return std::string(each.param); });
 
 // Slabs of ours are made without what the driver only says it has.
-TEST(LackingDrivers, MemoryForAdaptersThatNobodyGetsAccessToIsMadeWithoutThat) {
+TEST(LackingDrivers, MemoryIsCreatedWithoutRdmaWhereTheDriverLacksIt) {
   InstalledFake fake({.rdma_access = false});
   {
     const auto buffer = internal::device_memory()->allocate(0, 1 << 20);
@@ -108,7 +108,7 @@ TEST(LackingDrivers, MemoryForAdaptersThatNobodyGetsAccessToIsMadeWithoutThat) {
 
 // A driver that is too old is none: one line that says what is missing, and no word of it
 // elsewhere.
-TEST(LackingDrivers, ADriverThatLacksWhatIsNeededIsNone) {
+TEST(LackingDrivers, ADriverWithoutARequiredFunctionIsRefused) {
   gpudirect::FakeDriver fake({.missing = {"cuMemCreate", "cuEventQuery"}});
   const auto driver = gpudirect::load_driver(gpudirect::FakeDriver::get_proc_address());
   EXPECT_EQ(driver.status().code(), absl::StatusCode::kUnavailable);

@@ -42,7 +42,7 @@ TEST(Place, WithoutADriverAllMemoryIsTheHostsAndNothingIsLoaded) {
   EXPECT_FALSE(driver_in_process());
 }
 
-TEST(Place, HowManyDevicesThereAreOrWhyNone) {
+TEST(Place, CountsDevicesOrSaysWhyThereAreNone) {
   Machine machine({.devices = 2});
   EXPECT_EQ(machine.memory->count().value_or(0), 2);
   machine.fake.fail_next("cuDeviceGetCount", kOutOfMemory);

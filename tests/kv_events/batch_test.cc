@@ -129,7 +129,7 @@ std::string why(const std::string& payload) {
   return std::string(status.message());
 }
 
-TEST(KvEventBatch, WhatIsNoneIsRefusedWithTheReason) {
+TEST(KvEventBatch, AMalformedBatchIsRefusedWithTheReason) {
   const json good = json::from_msgpack(absl::HexStringToBytes(kByVllm));
   const auto with = [&](const char* field, const json& value) {
     json changed = good;
@@ -161,7 +161,7 @@ TEST(KvEventBatch, WhatIsNoneIsRefusedWithTheReason) {
   why(whole + "x");
 }
 
-TEST(KvEventBatch, FieldsThatNobodyKnowsArePassedOver) {
+TEST(KvEventBatch, UnknownFieldsAreIgnored) {
   json changed = json::from_msgpack(absl::HexStringToBytes(kByVllm));
   changed[1][0]["session_id"] = "s";
   changed[1][0]["something_new"] = {1, 2, 3};

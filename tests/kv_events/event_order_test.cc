@@ -216,7 +216,7 @@ TEST(EventOrder, APublisherThatMakesNoSenseIsNotAskedForEver) {
   EXPECT_TRUE(script.order.known());
 }
 
-TEST(EventOrder, WhoDoesNotAnswerIsNotTrusted) {
+TEST(EventOrder, AFailedReplayIsNotTrusted) {
   Script script;
   script.begin({"a"});
   script.order.live(2, "c");

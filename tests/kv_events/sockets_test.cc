@@ -257,7 +257,7 @@ TEST(KvEventSockets, AnEndpointThatIsTakenOrNoneIsSaid) {
 }
 
 // Whoever publishes something else is heard out, and not believed.
-TEST(KvEventSockets, WhatIsNoneIsPassedOver) {
+TEST(KvEventSockets, MalformedMessagesAreSkipped) {
   zmq::context_t context;
   zmq::socket_t pub(context, zmq::socket_type::xpub);
   pub.set(zmq::sockopt::linger, 0);

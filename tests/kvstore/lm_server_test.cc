@@ -159,7 +159,7 @@ TEST_F(LmServerTest, AValueThatIsNotWhatItWasIsNotGivenOut) {
   EXPECT_EQ(client.ask(request(2, "k")).code, 400);
 }
 
-TEST_F(LmServerTest, WhatNobodySaysEndsTheConnection) {
+TEST_F(LmServerTest, AMalformedRequestEndsTheConnection) {
   start();
   for (const std::string& wrong :
        {request(1, "k", -1), request(1, "k", INT32_MIN), request(0, "k"), request(6, "k"),

@@ -67,7 +67,7 @@ std::string where(const Agent& agent) { return "127.0.0.1:" + std::to_string(age
 // that its senders have.
 // Promise(limits): An agent keeps at most 64 MiB of unread messages; later ones wait at their
 //   senders | it stops reading from its worker
-TEST(AgentBounds, MessagesThatNobodyReadsWaitAtTheirSender) {
+TEST(AgentBounds, UnreadMessagesWaitAtTheSender) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
   introduce(*a, *b);
@@ -92,7 +92,7 @@ TEST(AgentBounds, MessagesThatNobodyReadsWaitAtTheirSender) {
 }
 
 // What it does not read waits at its sender in no more than its share of the transfers.
-TEST(AgentBounds, WhoDoesNotReadHoldsNobodyElseUp) {
+TEST(AgentBounds, ASlowReaderDelaysNoOtherPeer) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto deaf = make_agent(agent_options("deaf", "tcp", false));
   const auto other = make_agent(agent_options("other", "tcp", false));
@@ -139,7 +139,7 @@ TEST(AgentBounds, WhoDoesNotReadHoldsNobodyElseUp) {
 }
 
 // Each answer is a copy of all metadata, and takes one of the agent's transfers.
-TEST(AgentBounds, WhoAsksForMetadataAndTakesNoneHasOneAnswerUnderWay) {
+TEST(AgentBounds, ARequesterThatReadsNothingHasOneAnswerInFlight) {
   const auto served = server();
   std::vector<uint8_t> bytes(64 * 600);
   std::vector<Descriptor> ranges;
@@ -182,7 +182,7 @@ TEST(AgentBounds, WhoAsksForMetadataAndTakesNoneHasOneAnswerUnderWay) {
 
 // Promise(limits): Metadata from members of the cluster cannot fill an agent | uid and name must be
 //   the connection's; ranges and departed agents are counted
-TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
+TEST(AgentBounds, AnAgentGivesOnlyItsOwnMetadata) {
   const auto served = server();
   Liar liar("liar", *served);
   AgentMetadata others = liar.metadata("somebody");
@@ -205,7 +205,7 @@ TEST(AgentBounds, NobodyGivesMetadataButItsOwn) {
 }
 
 // Nobody speaks for the one whose name he has, and none is answered in another's place.
-TEST(AgentBounds, ANamesakeTakesNothingBackAndAsksForNobodyElse) {
+TEST(AgentBounds, AnAgentOfTheSameNameCannotWithdrawMetadata) {
   const auto served = server(false);
   Liar first("twin", *served), second("twin", *served);
   first.send(first.metadata("twin"));
@@ -237,7 +237,7 @@ TEST(AgentBounds, ANamesakeTakesNothingBackAndAsksForNobodyElse) {
 
 // Who takes its metadata back and gives it again is one agent all the same, and takes no place from
 // those that have gone.
-TEST(AgentBounds, WhoGivesItsMetadataAgainAndAgainIsRememberedOnce) {
+TEST(AgentBounds, RepeatedMetadataIsStoredOnce) {
   const auto served = server();
   Liar faithful("faithful", *served);
   const auto again = [&](size_t times) {
@@ -295,7 +295,7 @@ TEST(AgentBounds, AnAgentHasSoManyRanges) {
 }
 
 // Also where they are so few that nobody counts them.
-TEST(AgentBounds, WhoHasGoneIsForgotten) {
+TEST(AgentBounds, ADepartedPeerIsForgotten) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   auto b = make_agent(agent_options("beta", "tcp", false));
   introduce(*b, *a);
@@ -328,7 +328,7 @@ TEST(AgentBounds, WhatIsNoFrameIsPassedOver) {
   EXPECT_EQ(a->stats().worker.transfers_submitted, 0u) << "it answered";
 }
 
-TEST(AgentBounds, WhoAsksOnceIsAnsweredOnce) {
+TEST(AgentBounds, OneRequestGetsOneAnswer) {
   const auto served = server(false);
   Liar asker("asker", *served);
   asker.say(AgentFrameKind::kFetch, "server");
@@ -347,7 +347,7 @@ TEST(AgentBounds, WhoAsksOnceIsAnsweredOnce) {
 
 // A worker remembers 1,024 peers that have gone. Of others it tells no more, also where the agent
 // had heard that they had come.
-TEST(AgentBounds, WhoWentWhileNobodyLookedIsForgotten) {
+TEST(AgentBounds, APeerThatLeftUnnoticedIsForgotten) {
   const auto a = make_agent(agent_options("alpha", "tcp"));
   WorkerOptions options = agent_options("caller", "tcp").worker;
   options.name = "caller";

@@ -28,7 +28,7 @@ TEST_P(AgentTest, MessagesOfAnyLengthAndBothWays) {
 }
 
 // Of an agent that does not answer a message is refused, until it does.
-TEST(AgentMessages, ReachWhoIsBack) {
+TEST(AgentMessages, ReachAReconnectedPeer) {
   AgentOptions options = agent_options("alpha", "tcp", false);
   options.worker.settings = {{"tcp.handshake_ms", "200"}};
   const auto a = make_agent(std::move(options));
@@ -116,7 +116,7 @@ TEST(Agent, MessagesThatAreLostWithTheirAgentAreTold) {
   EXPECT_TRUE(a->lost_messages().empty()) << "told twice";
 }
 
-TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
+TEST(Agent, TheNewestUnreadLostMessagesAreKept) {
   AgentOptions options = agent_options("alpha", "tcp", false);
   options.worker.max_transfers = 256;
   const auto a = make_agent(options);
@@ -136,7 +136,7 @@ TEST(Agent, OfLostMessagesThatNobodyAsksForTheNewestAreKept) {
   }
 }
 
-TEST(Agent, OfLargeLostMessagesNoMoreIsKeptThanOneMayHave) {
+TEST(Agent, LostMessagesAreKeptUpToTheSizeLimit) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
   constexpr size_t kEach = 1 << 20, kKept = kMaxAgentMessage / kEach;
@@ -225,7 +225,7 @@ TEST(Agent, ALargeMessageForWhichNoRoomComesIsRefused) {
   EXPECT_NE(refused.message().find("in flight to this agent"), std::string::npos) << refused;
 }
 
-TEST(Agent, WhoWaitsForMessagesGetsNoMoreThanItAskedFor) {
+TEST(Agent, WaitMessagesReturnsAtMostTheRequestedCount) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp"));
   introduce(*b, *a);
@@ -344,7 +344,7 @@ class LargeMessages : public ::testing::Test {
 
 // Promise(agents): Large messages all arrive, or `notify()` says that too many are under way | 64
 //   MiB of incomplete parts per sender; transfers wait in turn
-TEST_F(LargeMessages, OfManyTransfersAtOnceAllArrive) {
+TEST_F(LargeMessages, MessagesOfConcurrentTransfersAllArrive) {
   const std::vector<AgentTransferId> all = post(kFit + 3);
   run_agents(*a_, *b_, [&] {
     hear();
@@ -356,7 +356,7 @@ TEST_F(LargeMessages, OfManyTransfersAtOnceAllArrive) {
   EXPECT_EQ(heard_, "abcdefg");
 }
 
-TEST_F(LargeMessages, OfTransfersThatAreAbortedHalfWayNothingIsInTheWay) {
+TEST_F(LargeMessages, AnAbortHalfWayBlocksNothing) {
   AgentTransferId last;
   for (size_t i = 0; i <= kFit; ++i) {
     last = make('x');
@@ -379,7 +379,7 @@ TEST_F(LargeMessages, OfTransfersThatAreAbortedHalfWayNothingIsInTheWay) {
 }
 
 // Whoever waits and gives up leaves the line, and those behind it move up.
-TEST_F(LargeMessages, OfTransfersInLineOneIsAbortedAndTheOthersArrive) {
+TEST_F(LargeMessages, AbortingOneQueuedTransferSparesTheOthers) {
   const std::vector<AgentTransferId> all = post_with_line(3);
   for (const AgentTransferId id : all) EXPECT_TRUE(runs(id)) << status(id);
   ASSERT_EQ(a_->abort(all[kFit]), absl::OkStatus());
@@ -394,7 +394,7 @@ TEST_F(LargeMessages, OfTransfersInLineOneIsAbortedAndTheOthersArrive) {
   EXPECT_EQ(heard_, "abcdg");
 }
 
-TEST_F(LargeMessages, OfTransfersInLineFailWithTheirAgent) {
+TEST_F(LargeMessages, MessagesOfQueuedTransfersFailWithTheirAgent) {
   const std::vector<AgentTransferId> all = post_with_line(3);
   b_ = nullptr;
   run_agents(*a_, *a_, [&] {
@@ -407,7 +407,7 @@ TEST_F(LargeMessages, OfTransfersInLineFailWithTheirAgent) {
 
 // Whoever asks for metadata again and again, and takes none, must not hold up who serves it. Time
 // stands still here: a call that waited would not return.
-TEST(AgentOutbox, WhatAgentsSayAmongThemselvesWaitsForNobody) {
+TEST(AgentOutbox, InternalMessagesNeverBlock) {
   ManualClock clock;
   const ClusterKey key = *ClusterKey::from_bytes("a secret of the tests");
   const auto silent = *Worker::create({.name = "silent", .providers = {"tcp"}, .key = key});

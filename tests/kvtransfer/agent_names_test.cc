@@ -39,7 +39,7 @@ TEST(AgentNames, NamesOfHostsAreAsked) {
   }
 }
 
-TEST(AgentNames, NobodyElseWaitsForDns) {
+TEST(AgentNames, ADnsLookupDelaysNoOtherPeer) {
   const auto a = make_agent(agent_options("alpha"));
   const auto there = server();
   const std::string where = "slow.example:" + std::to_string(there->port());
@@ -54,7 +54,7 @@ TEST(AgentNames, NobodyElseWaitsForDns) {
   run_agents(*a, *there, [&] { return a->has_remote("server") && there->has_remote("alpha"); });
 }
 
-TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
+TEST(AgentNames, ASecondCallLooksUpInParallel) {
   const uint16_t port = quiet_port();  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));
   dns_answered.release();
@@ -69,7 +69,7 @@ TEST(AgentNames, WhoIsCalledAgainIsLookedUpBesides) {
   run_agents(*a, *there, [&] { return a->has_remote("server"); });
 }
 
-TEST(AgentNames, WhoEndsIsThereUntilTheLookUpIsOver) {
+TEST(AgentNames, DestructionWaitsForTheLookup) {
   while (dns_asked.try_acquire() || dns_answered.try_acquire()) continue;  // of the tests before
   const std::string where = "slow.example:" + std::to_string(quiet_port());
   auto a = make_agent(agent_options("alpha"));

@@ -437,7 +437,7 @@ TEST(Agent, AListenerThatIsStartedLaterIsCalledAgain) {
   run_agents(*a, *server, [&] { return a->has_remote("server") && server->has_remote("alpha"); });
 }
 
-TEST(Agent, MetadataThatNobodyAskedForIsNotTaken) {
+TEST(Agent, UnsolicitedMetadataIsDropped) {
   const auto a = make_agent(agent_options("alpha"));
   const auto b = make_agent(agent_options("beta"));
   ASSERT_TRUE(a->send_metadata("127.0.0.1:" + std::to_string(b->port())).ok());
@@ -584,7 +584,7 @@ TEST(Agent, RunIsPostWaitAndRelease) {
 
 // With another agent, or with the one that had the name before, a transfer may run: that holds up
 // no word that this one is given up.
-TEST(Agent, WhoIsRemovedIsWaitedForOnlyIfATransferWithItRuns) {
+TEST(Agent, RemovingAPeerWaitsOnlyForItsRunningTransfers) {
   AgentOptions options = agent_options("alpha", "tcp", false);
   options.worker.settings = {{"peer.answer_ms", "3600000"}};
   const auto a = make_agent(options);
@@ -684,7 +684,7 @@ TEST(Agent, MemoryWhosePartsWaitIsNotDeregistered) {
   EXPECT_TRUE(a->deregister_memory({parts.local[599]}).ok());
 }
 
-TEST(Agent, OfAnAbortedTransferNoMorePartsAreSubmitted) {
+TEST(Agent, AbortSubmitsNoMoreParts) {
   const auto a = make_agent(agent_options("alpha", "tcp", false));
   const auto b = make_agent(agent_options("beta", "tcp", false));
   const ManyParts parts(*a, *b);

@@ -182,7 +182,7 @@ TEST(AgentMessages, OpenOnesAreBounded) {
 
 // Wherever among its parts the word comes, what is kept is no more than before.
 // Where no more come than have: whichever parts these are.
-TEST(AgentMessages, OfOneThatEndsWithWhatCameNothingIsKept) {
+TEST(AgentMessages, ACompletedMessageLeavesNothing) {
   const std::string message(kMaxAgentMessage, 'm');
   AgentAssembler parts;
   AgentFrame out;
@@ -216,7 +216,7 @@ TEST(AgentMessages, NumberedAnewTheyAreThoseOfAnotherMessage) {
   EXPECT_EQ(whole, agent_frames(AgentFrameKind::kMessage, "one frame"));
 }
 
-TEST(AgentMessages, OfAnAbandonedOneNothingIsKept) {
+TEST(AgentMessages, AnAbandonedMessageLeavesNothing) {
   const std::string message(kMaxAgentMessage, 'm');
   AgentAssembler parts;
   AgentFrame out;

@@ -202,7 +202,7 @@ TEST_P(KvHostileTest, AnswersToLoadsThatDoNotExistAreIgnored) {
   EXPECT_EQ(alive.load, 9u);
 }
 
-TEST_P(KvHostileTest, BlocksAreHeldForWhoPullsUntilHeLetsGo) {
+TEST_P(KvHostileTest, BlocksAreHeldUntilThePullerReleasesThem) {
   ASSERT_NO_FATAL_FAILURE(
       send(KvMessageKind::kRequest, 1, encoded(pull_request()), kKvPullVersion));
   bool offered = false;

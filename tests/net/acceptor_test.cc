@@ -29,7 +29,7 @@ int dial_from(const char* source, const std::string& address) {
   return fd;
 }
 
-TEST(Acceptor, BothSidesLearnWhoTheOtherIs) {
+TEST(Acceptor, BothSidesLearnThePeersIdentity) {
   Host a("a"), b("b");
   const auto address = b.provider->listen();
   ASSERT_TRUE(address.ok()) << address.status();
@@ -83,7 +83,7 @@ TEST(Acceptor, EveryEndpointIsTriedAndNamed) {
                     HasSubstr(second + ": not good enough")));
 }
 
-TEST(Acceptor, WhoAnswersMustBeWhoWasAskedFor) {
+TEST(Acceptor, TheAnswerMustComeFromThePeerAskedFor) {
   Host a("a"), b("b");
   const std::string address = *b.provider->listen();
   HelloInfo old;
@@ -99,7 +99,7 @@ TEST(Acceptor, WhoAnswersMustBeWhoWasAskedFor) {
   until({&a, &b}, [&] { return !a.it.met.empty(); });
 }
 
-TEST(Acceptor, TheWrongKeyIsSaidAndNobodyIsMet) {
+TEST(Acceptor, AWrongKeyIsReportedAndNoSessionBegins) {
   Host a("a", Clock::steady(), "another secret here"), b("b");
   const std::string address = *b.provider->listen();
   a.provider->connect({.session = 1, .address = address});
@@ -109,7 +109,7 @@ TEST(Acceptor, TheWrongKeyIsSaidAndNobodyIsMet) {
   EXPECT_TRUE(a.it.met.empty() && b.it.met.empty());
 }
 
-TEST(Acceptor, QueriesAreAnsweredAndMeetNobody) {
+TEST(Acceptor, AQueryIsAnsweredWithoutASession) {
   Host a("a"), b("b");
   const std::string address = *b.provider->listen();
   b.provider->set_worker_address("baton1:something");
@@ -138,7 +138,7 @@ TEST(Acceptor, WhatIsRefusedBeforehandIsReportedAllTheSame) {
   EXPECT_TRUE(a.provider->arm());
 }
 
-TEST(Acceptor, NobodyHoldsAPlaceForLongerThanTheHandshakeMayTake) {
+TEST(Acceptor, ASlotIsHeldNoLongerThanTheHandshakeTimeout) {
   ManualClock clock;
   Host b("b", clock);
   const std::string address = *b.provider->listen();
@@ -164,7 +164,7 @@ TEST(Acceptor, NobodyHoldsAPlaceForLongerThanTheHandshakeMayTake) {
   ::close(slow);
 }
 
-TEST(Acceptor, WhoDoesNotAnswerIsGivenUpAndTheSettingNamed) {
+TEST(Acceptor, ASilentPeerTimesOutAndTheErrorNamesTheSetting) {
   ManualClock clock;
   Host a("a", clock);
   const auto listener = listen_on("127.0.0.1", 0, {});
@@ -226,7 +226,7 @@ TEST(Acceptor, AHostThatFloodsPushesOutItsOwnCalls) {
 }
 
 // A worker that is flooded may hang up on a peer that has not come to speak yet.
-TEST(Acceptor, WhoIsHungUpOnUnheardCallsAgain) {
+TEST(Acceptor, ACallerClosedBeforeItsFirstFrameCallsAgain) {
   Host a("a");
   const auto listener = listen_on("127.0.0.1", 0, {});
   Handshake answer(Handshake::Role::kServer, a.key, {.uid = WorkerUid::random(), .name = "raw"});

@@ -46,7 +46,7 @@ TEST(Dials, ASilentAddressLeavesTimeForTheOthersAndIsCalledAgain) {
   EXPECT_EQ(dial.verdict(), kNothing);
 }
 
-TEST(Dials, WhoSaysNoIsNotCalledAgain) {
+TEST(Dials, ARefusalIsNotRetried) {
   Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
   EXPECT_EQ(run(dial,
                 [](const std::string& whom) {
@@ -146,7 +146,7 @@ std::string run_narrow(Dial& dial, const std::function<int(const std::string&)>&
   return all + "failed";
 }
 
-TEST(Dials, WhoAnswersButNotToLargePacketsIsCalledWithSmallerOnes) {
+TEST(Dials, APeerDeafToLargePacketsIsCalledWithSmallerOnes) {
   for (const auto& [most, calls] : std::vector<std::pair<int, std::string>>{
            {1460, "10.0.0.1:7/0 met"},
            {1300, "10.0.0.1:7/0 10.0.0.1:7/1220 met"},
@@ -169,7 +169,7 @@ TEST(Dials, OnlyThoseThatAnsweredAreCalledWithSmallerPackets) {
             "10.0.0.1:7/0 10.0.0.2:7/0 10.0.0.2:7/1220 met");
 }
 
-TEST(Dials, AfterSmallerPacketsWhoeverWasSilentIsCalledAgainInFull) {
+TEST(Dials, ASilentPeerIsRetriedWithFullPacketsAfterSmallOnes) {
   Dial dial = dial_of("10.0.0.1:7,10.0.0.2:7", Resume::kNew);
   int calls = 0;
   EXPECT_EQ(run_narrow(dial,
@@ -180,7 +180,7 @@ TEST(Dials, AfterSmallerPacketsWhoeverWasSilentIsCalledAgainInFull) {
             "10.0.0.1:7/0 10.0.0.2:7/0 10.0.0.2:7/1220 10.0.0.2:7/536 10.0.0.1:7/0 met");
 }
 
-TEST(Dials, WithFullPacketsOnlyNobodyIsCalledWithSmallerOnes) {
+TEST(Dials, FullPacketsOnlyDisablesSmallerOnes) {
   Dial dial = dial_of("10.0.0.1:7", Resume::kOurs);
   dial.full_only = true;
   EXPECT_EQ(run_narrow(dial, [](auto&) { return 600; }), "10.0.0.1:7/0 failed");

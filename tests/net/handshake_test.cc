@@ -203,7 +203,7 @@ TEST(Handshake, AChangeOfAnyByteIsFoundOut) {
   EXPECT_GT(changes, 400u);
 }
 
-TEST(Handshake, BothEndsHaveTheSameKeysAndNobodyElse) {
+TEST(Handshake, OnlyTheTwoEndsShareTheKeys) {
   Ends one({}, {}), other({}, {});
   run(one.client, one.server);
   run(other.client, other.server);
@@ -219,7 +219,7 @@ TEST(Handshake, BothEndsHaveTheSameKeysAndNobodyElse) {
 
 // Promise(security): No member of the cluster can use another worker's uid | a uid is the hash of
 //   an X25519 key used in the handshake
-TEST(Handshake, NobodyIntroducesHimselfByAnothersUid) {
+TEST(Handshake, AMemberCannotClaimAnothersUid) {
   const ClusterKey key = key_of('k');
   const HelloInfo honest = info("prefill", 7);
   // It holds the cluster key, and knows the uid from the worker's address; it is another process.

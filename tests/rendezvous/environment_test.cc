@@ -47,7 +47,7 @@ void expect_place(const Place& place, int rank, int ranks, int local_rank, int l
   EXPECT_EQ(local_ranks, place.local_ranks);
 }
 
-TEST(Environment, NobodyStartedThis) {
+TEST(Environment, NoLauncher) {
   for (const Variables& variables :
        {Variables{}, Variables{{"BATON_RENDEZVOUS", "a:1"}},
         Variables{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}}) {  // the last: a batch script

@@ -234,7 +234,7 @@ TEST_F(ForkRanks, RestartsOfLongAgoDoNotCount) {
 }
 
 // A rank returns 0 when the work of all is done: nobody is there any more whom another could meet.
-TEST_F(ForkRanks, AfterTheWorkIsDoneNobodyIsStartedAnewOrWaitedFor) {
+TEST_F(ForkRanks, NoRankRestartsAfterTheWorkIsDone) {
   ForkOptions restarting = options(3);
   restarting.restart = true;
   const Captured run = captured(restarting, [](const Place& place, int restarts) {

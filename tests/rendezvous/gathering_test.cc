@@ -60,7 +60,7 @@ TEST_F(GatheringTest, EverybodyGetsTheSameCardsWhenTheLastHasCome) {
   EXPECT_EQ(1, gathering_.next_generation());
 }
 
-TEST_F(GatheringTest, AGenerationThatIsOverTakesNobody) {
+TEST_F(GatheringTest, APastGenerationAdmitsNoRank) {
   for (uint32_t rank : {0, 1, 2}) join(rank, info(rank));
   answers_.clear();
   join(5, info(1));
@@ -105,7 +105,7 @@ TEST_F(GatheringTest, ALateRankHearsWhyTheFirstAttemptFailed) {
               AllOf(HasSubstr("ranks 0-1 of 3"), HasSubstr("rank 0 came twice")));
 }
 
-TEST_F(GatheringTest, WhoLeavesIsForgotten) {
+TEST_F(GatheringTest, ADepartedRankIsForgotten) {
   join(1, info(0));
   gathering_.leave(1);
   join(2, info(0));

@@ -218,7 +218,7 @@ TEST(Rendezvous, OneRankMeetsItselfWithAndWithoutAServer) {
   }
 }
 
-TEST(Rendezvous, AServerOfNoNumberTakesThatOfWhoeverComes) {
+TEST(Rendezvous, AServerWithoutASizeTakesTheFirstRanksSize) {
   const auto server = serve(0);
   expect_generation_meets(*server, 3, 0);
   expect_generation_meets(*server, 2, 1);
@@ -279,7 +279,7 @@ TEST(Rendezvous, MissingRanksAreNamedAtEveryRankThatCame) {
   expect_generation_meets(*server, 6, 0);  // and nothing of that is left
 }
 
-TEST(Rendezvous, NobodyListensIsSaidWithTheAddress) {
+TEST(Rendezvous, AMissingServerIsReportedWithItsAddress) {
   const std::string address = absl::StrCat("127.0.0.1:", quiet_port());
   const absl::Status why = meet(address, key(), info_of(0, 2), kHasty).status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
@@ -317,7 +317,7 @@ TEST(Rendezvous, APortInUseIsSaidSo) {
   EXPECT_EQ(absl::StatusCode::kAlreadyExists, second.status().code()) << second.status();
 }
 
-TEST(Rendezvous, AnotherKeyIsUnauthenticatedAndHurtsNobody) {
+TEST(Rendezvous, AnotherKeyIsUnauthenticatedAndHarmless) {
   const auto server = serve(2);
   std::vector<std::future<RankInfos>> all;
   all.push_back(acceptor(*server, info_of(0, 2)));
@@ -370,7 +370,7 @@ TEST(Rendezvous, AFloodPushesOutNoRankThatHasBegunToSpeak) {
   EXPECT_EQ(::recv(rank.get(), answer, sizeof answer, MSG_DONTWAIT), -1) << "hung up on";
 }
 
-TEST(Rendezvous, StrangersAndBadFriendsAreDroppedAndHurtNobody) {
+TEST(Rendezvous, ForeignAndMalformedClientsAreDropped) {
   const auto server = serve(2);
   std::vector<std::future<RankInfos>> all;
   all.push_back(acceptor(*server, info_of(0, 2)));

@@ -55,7 +55,7 @@ TEST(ExpectedWait, IsASecondWhereNoneIsGivenAndQuestionsComeSooner) {
   EXPECT_EQ(waits.ask_limit(), milliseconds(300));
 }
 
-TEST(ExpectedWait, OfAnswersEveryThirdMayComeFromWhoWasStuck) {
+TEST(ExpectedWait, OneAnswerInThreeMayComeFromAStuckWorker) {
   ExpectedWait waits(std::nullopt, milliseconds(50));
   EXPECT_EQ(waits.answer_limit(), milliseconds(500));
   for (int i = 0; i < 255; ++i) waits.note_answer(i % 3 == 0 ? seconds(2) : milliseconds(1));
@@ -85,7 +85,7 @@ class PulseTest : public testing::Test {
   Pulse pulse_;
 };
 
-TEST_F(PulseTest, WhoShowsNothingIsAskedAndWhoDoesNotAnswerIsStuck) {
+TEST_F(PulseTest, AnIdleWorkerIsProbedAndSilenceMeansStuck) {
   heard_at(0);
   EXPECT_EQ(at(49), "");
   EXPECT_EQ(at(50), "ask");
@@ -102,7 +102,7 @@ TEST_F(PulseTest, WhoShowsNothingIsAskedAndWhoDoesNotAnswerIsStuck) {
   EXPECT_EQ(at(2052), "ask");
 }
 
-TEST_F(PulseTest, WhoAnswersOrShowsSomethingIsNotStuck) {
+TEST_F(PulseTest, AnAnsweringOrAdvancingWorkerIsNotStuck) {
   heard_at(0);
   EXPECT_EQ(at(50), "ask");
   pulse_.end_question();

@@ -31,7 +31,7 @@ TEST(Hedge, ARequestThatShowsNothingIsAskedOfAnotherWorker) {
   EXPECT_EQ(of_worker(router->port(), "worker_up", stuck.url()), 1);
 }
 
-TEST(Hedge, WhoWasLateIsAskedAgainWhenItsEngineGetsOn) {
+TEST(Hedge, ALateWorkerIsUsedAgainOnceItsEngineAdvances) {
   Worker well;
   StuckWorker stuck;
   stuck.quiet = 5;
@@ -65,7 +65,7 @@ TEST(Hedge, AStreamThatStopsGoesOnElsewhere) {
   EXPECT_EQ(metric(router->port(), "baton_router_hedges_won_total"), 1);
 }
 
-TEST(Hedge, WhoWasAskedFirstMayStillBeFirst) {
+TEST(Hedge, TheFirstWorkerMayStillWin) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
   const Streamed want = parse_stream(first(events, events.size()));
@@ -106,7 +106,7 @@ TEST(Hedge, WhereTheFirstBreaksOffTheSecondGoesOn) {
 }
 
 // The prefill worker may be what is stuck.
-TEST(Hedge, AnotherPrefillWorkerIsAskedOrNone) {
+TEST(Hedge, AnotherPrefillWorkerIsAskedIfThereIsOne) {
   for (const size_t prefills : {2, 1}) {
     std::vector<std::unique_ptr<http::HttpListener>> listeners;
     router::RouterOptions options = options_for({});
@@ -133,7 +133,7 @@ TEST(Hedge, AnotherPrefillWorkerIsAskedOrNone) {
 }
 
 // Long before a second has gone by, or ten, since nobody knows yet what is usual.
-TEST(StuckWorkers, WhoDoesNotSayHowItIsIsFoundStuck) {
+TEST(StuckWorkers, AWorkerWithoutStatusIsFoundStuck) {
   Worker well;
   const json want = post_json(well.port(), request_body());
   StuckWorker stuck;
@@ -178,7 +178,7 @@ TEST(StuckWorkers, AnEngineThatGetsNowhereIsStuckThoughItsServerAnswers) {
 }
 
 // A machine that stands still as a whole, or is overloaded, must not get more to do.
-TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
+TEST(StuckWorkers, NoHedgingWhenAllAreStuck) {
   Worker well;
   const std::vector<std::string> events = events_of(well.port());
   StuckWorker one, other;
@@ -202,7 +202,7 @@ TEST(StuckWorkers, WhereAllAreStuckNobodyIsAskedAsWell) {
   for (std::thread& client : clients) client.join();
 }
 
-TEST(StuckWorkers, OfAFewRequestsTenAreAskedTwiceAtMost) {
+TEST(StuckWorkers, AtMostTenRequestsAreHedged) {
   // Who is well answers at once: many that it computes at a time may show nothing for long.
   StuckWorker well(whole_answer()), stuck;
   const auto router = *router::Router::start(asking_options_for({stuck.url(), well.url()}));

@@ -221,7 +221,7 @@ TEST(RoutingList, TheKvComesFromNearby) {
   }
 }
 
-TEST(RoutingList, WhoLeavesEndsWhatItHas) {
+TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
   WaitingWorker leaving;
   Worker staying;

@@ -422,7 +422,7 @@ std::vector<std::string> without_ids(std::vector<std::string> events) {
 }
 
 // Neither can another worker of vLLM go on behind known ids.
-TEST(RoutingPairs, NoTextIsRepeatedThatNobodyCanGoOnWith) {
+TEST(RoutingPairs, TextIsRepeatedOnlyIfAnotherWorkerCanContinue) {
   Worker well;
   const std::vector<std::string> with_ids = events_of(well.port());
   const std::string text = parse_stream(first(with_ids, with_ids.size())).text;
@@ -616,7 +616,7 @@ TEST(RoutingPairs, AHalfIsJudgedByWhatTheOtherTellsLater) {
   decode.stop();
 }
 
-TEST(RoutingPairs, AVllmThatNobodyCanFetchFromIsNotAsked) {
+TEST(RoutingPairs, AVllmWithoutAFetchAddressIsNotUsed) {
   Half prefill(Half::kVllm), decode(Half::kOurs);
   decode.answer(200, whole_answer());
   const auto router = *router::Router::start(pairs_of({prefill.url()}, {decode.url()}));

@@ -131,7 +131,7 @@ TEST(KvEvents, ACacheMayBeLongerThanWhatMayLieUnsent) {
   EXPECT_NE(other.read_until("]}\n").find("[\""), std::string::npos);
 }
 
-TEST(KvEvents, SubscribersWhoLeaveAreForgotten) {
+TEST(KvEvents, DepartedSubscribersAreForgotten) {
   Worker worker(test_model(), {.blocks = 64});
   for (int i = 0; i < 20; ++i) {
     RawClient client(worker.port());

@@ -98,7 +98,7 @@ TEST(RoutingTrace, WhatWorkersTellFindsMoreThanHashingAndGuessing) {
 
 // A tenant's beginning is everybody's of that tenant: its hash crowds all of them on one worker,
 // and leaves others with room to spare.
-TEST(RoutingTrace, OfTenantsItFindsHalfAsMuchAgainAsHashing) {
+TEST(RoutingTrace, FindsHalfAgainAsManyPrefixesAsHashing) {
   if (kSanitized) GTEST_SKIP() << "a figure, which is the same for all builds";
   const std::vector<std::string> prompts = tenants_trace(300);
   const double hash = hit_rate(router::PickBy::kHash, prompts, 8, 320);

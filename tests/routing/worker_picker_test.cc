@@ -60,7 +60,7 @@ TEST(WorkerPicker, PrefersWorkersThatAreUpAndNotAvoided) {
   EXPECT_TRUE(picker.pick(none()).has_value());  // all are down: one may have come back
 }
 
-TEST(WorkerPicker, WhoIsSlowComesLastOfThoseThatAreUp) {
+TEST(WorkerPicker, ASlowWorkerIsRankedLast) {
   WorkerPicker picker(3);
   picker.set_slow(0, true);
   EXPECT_EQ(picker.pick(none())->worker, 1u);
@@ -189,7 +189,7 @@ TEST(WorkerPicker, CountsBlocksByTheSizeThatTheirWorkerHas) {
   EXPECT_TRUE(picker.pick(key, {}, model).has_value());
 }
 
-TEST(WorkerPicker, AnAnswerThatHasBegunGoesOnlyToWhoCanGoOnWithIt) {
+TEST(WorkerPicker, AStartedAnswerGoesOnlyToAWorkerThatCanContinueIt) {
   WorkerPicker picker(2);
   picker.set_resumes(0, false);
   EXPECT_EQ(picker.pick(none())->worker, 0u);
@@ -253,7 +253,7 @@ TEST(WorkerPicker, WeighsWhatIsThereAgainstWhatIsToDo) {
 
 // What was asked for again is kept. Where there is more of it, other prompts do not go, however
 // little that worker was given; until it has gone, or was never there.
-TEST(WorkerPicker, WhatNobodyKnowsGoesWhereLessIsKept) {
+TEST(WorkerPicker, AnUnknownPromptGoesToTheEmptierCache) {
   WorkerPicker picker(2);
   const auto key = prompt(1000, 1);
   const auto serve = [&](const std::shared_ptr<const PromptKey>& some) {
@@ -315,7 +315,7 @@ TEST(WorkerPicker, ForgetsWhatItCannotKnow) {
 }
 
 // It was given nothing while it was away, and is not given all that comes until it has caught up.
-TEST(WorkerPicker, WhoComesBackGetsItsShareAndNoMore) {
+TEST(WorkerPicker, AReturningWorkerGetsItsFairShare) {
   WorkerPicker picker(2);
   EXPECT_TRUE(picker.tell(0, {.snapshot = true}));
   EXPECT_TRUE(picker.tell(1, {.snapshot = true}));
@@ -333,7 +333,7 @@ TEST(WorkerPicker, WhoComesBackGetsItsShareAndNoMore) {
   EXPECT_EQ(shares, (std::vector<size_t>{2, 2}));
 }
 
-TEST(WorkerPicker, GuessesWhereNobodyTells) {
+TEST(WorkerPicker, EstimatesWithoutReports) {
   WorkerPicker picker(2);
   const auto key = prompt(1000, 1);
   EXPECT_EQ(picker.pick(prompt(50, 2))->worker, 0u);
@@ -406,7 +406,7 @@ TEST(Distance, IsWeighedAgainstWhatThereIsToDo) {
   EXPECT_EQ(picker.pick(other, {}, std::nullopt, near_second)->worker, 0u);
 }
 
-TEST(Distance, DecidesAmongEqualsWhereNobodyTells) {
+TEST(Distance, DecidesBetweenEqualsWithoutOtherInformation) {
   WorkerPicker picker(3);
   const std::vector<double> near_last = {2, 1, 0};
   const auto none = std::make_shared<PromptKey>();

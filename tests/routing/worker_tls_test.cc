@@ -175,7 +175,7 @@ TEST_F(WorkerTls, ACertificateThatIsNotBelievedIsNamed) {
   EXPECT_THAT(why_down(other_host), HasSubstr("hostname mismatch"));
 }
 
-TEST_F(WorkerTls, WhoDoesNotSpeakItIsNamed) {
+TEST_F(WorkerTls, APlainTextWorkerIsNamed) {
   const Worker plain;
   EXPECT_THAT(why_down(https(plain)), HasSubstr("try an http:// URL"));
   EXPECT_THAT(why_down([](int fd) {
@@ -205,7 +205,7 @@ TEST_F(WorkerTls, AHandshakeThatBreaksOffIsNamed) {
               HasSubstr("TLS failed: "));
 }
 
-TEST_F(WorkerTls, WhoStandsStillInTheHandshakeIsNotWaitedFor) {
+TEST_F(WorkerTls, AStalledHandshakeTimesOut) {
   in_time_ = patient(milliseconds(200));  // a worker that is well answers within it
   const auto late = HasSubstr("the TLS handshake was not over in time");
   EXPECT_THAT(why_down(stand_still), late);
@@ -228,7 +228,7 @@ TEST_F(WorkerTls, WhereThereIsNoOtherClientsHearOfIt) {
 }
 
 // It was well when it was looked at.
-TEST_F(WorkerTls, WhoStopsLaterIsFoundStuckInItsHandshake) {
+TEST_F(WorkerTls, ALaterStalledHandshakeIsFoundStuck) {
   std::atomic<bool> stopped{false};
   std::atomic<int> met{0};
   const RawServer server([&](int fd) {

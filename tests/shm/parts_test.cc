@@ -168,7 +168,7 @@ TEST(MemoryFile, MapsOnlyWhatCannotShrink) {
   EXPECT_FALSE(shareable(in.get()));
 }
 
-TEST(MemoryFile, NobodyElseWritesToAControlSegment) {
+TEST(MemoryFile, AControlSegmentIsWritableByItsOwnerOnly) {
   auto file = create_file("t", 4096);
   ASSERT_TRUE(file.ok()) << file.status();
   forbid_new_writers(file->fd.get());
@@ -192,7 +192,7 @@ TEST(MemoryFile, PopulatesInSteps) {
 // there is one: who closes in between reads it all the same.
 // Promise(lost): Over shm, what a sender has as done is delivered although it was stopped before it
 //   could wake the target | closing reads the ring to its end
-TEST(NotifyRing, WhatWasPushedIsReadAfterCloseThoughNobodySaidSo) {
+TEST(NotifyRing, PushedDataIsReadAfterAnUnannouncedClose) {
   auto lane = std::make_unique<Lane>();
   RingWriter writer(*lane);
   RingReader reader(*lane);

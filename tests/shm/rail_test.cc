@@ -239,7 +239,7 @@ TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
 // Of many connections those that are silent are not looked at; their doorbells are.
 // Promise(sleep): A round costs what there is to do, not the number of peers | peers, sockets and
 //   connections with work are on lists
-TEST(ShmMany, WhoWasSilentForLongIsHeardAndMayBeSpokenTo) {
+TEST(ShmMany, ALongSilentPeerStillWorks) {
   constexpr size_t kPeers = 24;
   ShmNode server("server");
   const auto address = server.provider->listen();
@@ -361,7 +361,7 @@ TEST(ShmProvider, RefusesAnotherClustersKey) {
   EXPECT_TRUE(b.rails.empty());
 }
 
-TEST(ShmProvider, SaysThatNobodyListens) {
+TEST(ShmProvider, ReportsAMissingListener) {
   ShmNode a("a");
   a.provider->connect({.session = 1, .address = "baton-gone"});
   until({&a}, [&] { return !a.failed.ok(); });

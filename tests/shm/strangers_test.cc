@@ -65,7 +65,7 @@ void join(ShmNode& client, ShmNode& server, const std::string& address) {
 
 // Promise(security): Strangers on the machine keep no peer out of shared memory | `SO_PEERCRED`;
 //   the longest silent caller makes room
-TEST(Strangers, OfAnotherUserTakeNoPlace) {
+TEST(Strangers, OtherUsersTakeNoSlot) {
   ShmNode server("server"), client("client");
   const std::string address = *server.provider->listen();
   pretend_other_user = true;
@@ -82,7 +82,7 @@ TEST(Strangers, OfAnotherUserTakeNoPlace) {
   join(client, server, address);
 }
 
-TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
+TEST(Strangers, SilentConnectionsMakeRoomForAPeer) {
   ShmNode server("server"), client("client");
   const std::string address = *server.provider->listen();
   Strangers strangers;
@@ -97,7 +97,7 @@ TEST(Strangers, WhoSayNothingMakeRoomForAPeer) {
   EXPECT_FALSE(closed(strangers.sockets.back()));
 }
 
-TEST(Strangers, PushOutNobodyWhoHasBegunToSpeak) {
+TEST(Strangers, DoNotEvictAPeerInItsHandshake) {
   ShmNode server("server");
   const std::string address = *server.provider->listen();
   net::Handshake handshake(net::Handshake::Role::kClient, server.key,
@@ -142,7 +142,7 @@ bool readable(int fd) {
 }
 
 // A listener that is readable and cannot be accepted from would keep an idle worker awake for ever.
-TEST(NoDescriptors, NobodySpinsAndThePeerComesInLater) {
+TEST(NoDescriptors, TheAcceptorDoesNotSpinAndThePeerConnectsLater) {
   CapturedLog log(base::LogLevel::kWarning);
   ManualClock clock;
   ShmNode server("server", {}, "0123456789abcdef", clock), client("client");

@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(Peers, StartedAnew,
 // it does not come. Nobody sends anything by that who does not have to.
 // Promise(disconnect): A peer that leaves while one rail's link is down keeps nothing waiting | the
 //   question goes over the rail that is left
-TEST(Goodbye, ThatIsLostOnAQuietRailKeepsNobodyWaiting) {
+TEST(Goodbye, ALostGoodbyeOnAQuietRailDelaysNoPeer) {
   Exchange exchange({.rails = 2, .link = {.latency = microseconds(50)}});
   SimCluster& cluster = exchange.cluster;
   SimFabric& fabric = cluster.fabric;

@@ -38,7 +38,7 @@ TEST(RailLog, TellsWhichRailWasLostAndWhatGoesOn) {
                                             " slices to the 1 remaining connection")))));
 }
 
-TEST(RailLog, OfRailsThatAreClosedSaysNothing) {
+TEST(RailLog, ClosedRailsAreNotLogged) {
   SimCluster cluster(two_rails(), 1 << 20);
   auto [peer, back] = cluster.connect(0, 1);
   const CapturedLog log(base::LogLevel::kWarning);
@@ -48,7 +48,7 @@ TEST(RailLog, OfRailsThatAreClosedSaysNothing) {
   EXPECT_EQ(cluster.worker(0).stats().rails_lost, 0u);
 }
 
-TEST(RailLog, OfTheLastRailSaysThatThePeerIsDown) {
+TEST(RailLog, LosingTheLastRailLogsPeerDown) {
   SimCluster cluster({.link = {.bytes_per_second = 1e9}}, 1 << 20);
   auto [peer, back] = cluster.connect(0, 1);
   const CapturedLog log(base::LogLevel::kInfo);

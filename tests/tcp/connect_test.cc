@@ -17,7 +17,7 @@ TEST_F(TcpPair, WrongClusterKeyIsRefusedOnBothSides) {
   EXPECT_TRUE(a.rails.empty() && b.rails.empty());
 }
 
-TEST_F(TcpPair, NobodyListens) {
+TEST_F(TcpPair, NoListener) {
   TcpNode a("a", settings());
   const HeldPort dead;
   const std::string address = dead.address();

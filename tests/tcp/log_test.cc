@@ -49,7 +49,7 @@ TEST_F(WorkerLog, TellsPeersUpAndDownWithTheirRoute) {
   EXPECT_EQ(a->stats().handshakes_refused + b->stats().handshakes_refused, 0u);
 }
 
-TEST_F(WorkerLog, TellsAndCountsWhoWasRefused) {
+TEST_F(WorkerLog, LogsAndCountsRefusedPeers) {
   const auto a = worker("alice", "another secret here"), b = worker("bob", "0123456789abcdef");
   const auto peer = a->connect(b->address());
   ASSERT_TRUE(peer.ok()) << peer.status();

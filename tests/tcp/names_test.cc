@@ -17,7 +17,7 @@ std::unique_ptr<Worker> worker(const std::string& name) {
 
 // Promise(sleep): Only the caller that asks for a name waits for DNS | names are resolved before
 //   the worker is locked
-TEST(Names, NobodyElseWaitsForDns) {
+TEST(Names, ADnsLookupDelaysNoOtherPeer) {
   const auto here = worker("here"), there = worker("there");
   PeerId peer;
   std::thread caller(
@@ -34,7 +34,7 @@ TEST(Names, NobodyElseWaitsForDns) {
   EXPECT_EQ(here->peer_state(peer), PeerState::kUp) << here->peer_status(peer);
 }
 
-TEST(Names, ANameThatIsNoneIsAnErrorAtOnce) {
+TEST(Names, AnInvalidNameIsAnErrorAtOnce) {
   const auto here = worker("here");
   const auto peer = here->connect("no port");
   EXPECT_TRUE(absl::IsInvalidArgument(peer.status())) << peer.status();

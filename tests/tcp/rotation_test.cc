@@ -57,7 +57,7 @@ void expect_all_reach_all(const Cluster& cluster, const std::string& when) {
 
 // Promise(security): The cluster's key can be changed while everything runs | a key file may hold
 //   two keys
-TEST(Rotation, ARollingChangeOfTheKeyLosesNobody) {
+TEST(Rotation, ARollingKeyChangeLosesNoPeer) {
   TemporaryFolder folder;
   Cluster cluster;
   for (auto& worker : cluster) worker = start(folder, kOld);

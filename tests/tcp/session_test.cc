@@ -273,7 +273,7 @@ TEST_F(Session, ALostSocketIsCalledUntilSomebodyAnswers) {
 // A deadline against a target that is busy costs that transfer, and nobody else.
 // Promise(lost): A deadline or cancel towards a busy target costs other transfers nothing | the
 //   transfer is `kEnding` until the target answers; only `stall_ms` without a byte loses a rail
-TEST_F(Session, ADeadlineWaitsForABusyTargetAndCostsNobodyElse) {
+TEST_F(Session, ADeadlineAtABusyTargetDelaysNoOtherPeer) {
   const CounterId counter = *b_.worker->allocate_counter();
   const TransferId late = write(counter, milliseconds(100));
   for (int k = 0; k < 20; ++k) step(/*with_b=*/false);  // bytes of it are on their way

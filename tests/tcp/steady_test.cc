@@ -65,7 +65,7 @@ TEST_F(TcpPair, NoAllocationPerSlice) {
   EXPECT_EQ(allocations.load(), before);
 }
 
-TEST(RailMemory, ThatTheHeapDoesNotHaveIsNone) {
+TEST(RailMemory, HeapExhaustionGivesNoMemory) {
   FileBuffers buffers(RxStream::kBufferBytes);
   ASSERT_NE(RailMemory::make(buffers), nullptr);
   uint64_t before = allocations.load();

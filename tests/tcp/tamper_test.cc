@@ -173,7 +173,7 @@ TEST_P(Tamper, FramesOutOfTheirOrderAreNoticed) {
       "the first of two writes, left out", [&](std::string& bytes) { bytes.erase(0, frame); }, 2);
 }
 
-TEST_P(Tamper, BytesThatNobodySentAreNoticed) {
+TEST_P(Tamper, InjectedBytesAreDetected) {
   expect_survived("noise before a write", [](std::string& bytes) { bytes.insert(0, 200, 'n'); });
   // A frame of another connection, whose keys are others.
   net::Sealer stranger(net::KeyPair::make().private_key, net::Protection::kHeads);

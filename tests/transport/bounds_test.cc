@@ -34,7 +34,7 @@ class Bounds : public ScriptedPeers {
 
 // Promise(limits): Unread peer events cost at most 8 entries per known peer | the newest replaces
 //   the one before and counts it (`PeerEvent::missed`)
-TEST_F(Bounds, EventsOfAPeerThatNobodyReadsAreToldByTheLast) {
+TEST_F(Bounds, UnreadEventsOfAPeerCollapseIntoTheLast) {
   const HelloInfo who = caller(9, 100);
   ScriptedRail* rail = &provider_->call_in(who);
   turn();
@@ -71,7 +71,7 @@ TEST_F(Bounds, EventsOfPeersThatAreForgottenGoWithThem) {
 }
 
 // However many have gone since. Read, they are forgotten like others.
-TEST_F(Bounds, WhoseNotificationsNobodyHasReadIsNotForgotten) {
+TEST_F(Bounds, APeerWithUnreadNotificationsIsNotForgotten) {
   const size_t peers = internal::PeerTable::kRemembered + 100;
   const auto come_and_go = [&](bool say) {
     for (uint64_t i = 1; i <= peers; ++i) {
@@ -166,7 +166,7 @@ TEST_F(Bounds, APeerThatAsksForStagedChunksAndTakesNoAnswersIsClosed) {
 // Each session may leave its window unread; sessions come and go.
 // Promise(limits): Unread notifications of departed peers are at most 64 MiB; beyond that new peers
 //   are refused, and none is lost | bytes are counted when a peer leaves and when they are read
-TEST_F(Bounds, WhereNobodyReadsWhatPeersLeftNoNewOnesAreLetIn) {
+TEST_F(Bounds, UnreadNotificationsOfDepartedPeersBlockNewPeers) {
   const std::string text(60'000, 'x');
   const size_t fit = internal::kNotificationWindow / (text.size() + internal::kNotificationCost);
   uint64_t sessions = 0;

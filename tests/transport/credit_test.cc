@@ -60,7 +60,7 @@ TEST_F(Credit, IsTakenByWhatIsSentAndOnlyThePeerGivesItBack) {
   EXPECT_THAT(rail_->held, SizeIs(0)) << "what waited has cost nothing";
 }
 
-TEST_F(Credit, OfANotificationThatWasNotDeliveredComesBack) {
+TEST_F(Credit, AnUndeliveredNotificationReturnsItsCredit) {
   for (size_t i = 0; i + 1 < kFit; ++i) {
     send();
     rail_->report(*provider_->sink);
@@ -82,7 +82,7 @@ TEST_F(Credit, OfANotificationThatWasNotDeliveredComesBack) {
 }
 
 // A peer that knows nothing of credit, or claims not to, is not listened to for ever.
-TEST_F(Credit, WhoSendsFarBeyondItIsHungUpOn) {
+TEST_F(Credit, APeerFarOverItsCreditIsDisconnected) {
   for (size_t i = 0; i < 2 * kFit; ++i) notify(*rail_, std::string(kText, 'x'));
   turn();
   EXPECT_EQ(provider_->closed, nullptr) << "within the window and what may still come back";

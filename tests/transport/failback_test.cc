@@ -243,7 +243,7 @@ TEST_F(Failback, OneThatDidNotAnswerAtFirstIsCalledToo) {
   EXPECT_NE(answer(*fast_), nullptr);
 }
 
-TEST_F(Failback, WhoSaysNoIsNotAskedAgain) {
+TEST_F(Failback, ARefusalIsNotRetried) {
   fall_back();
   pass(seconds(1));
   ASSERT_THAT(fast_->calls, SizeIs(1));

@@ -115,7 +115,7 @@ TEST_F(Help, IsARound) {
   EXPECT_EQ(provider_->rounds_of_test, 2);
 }
 
-TEST_F(Help, WaitsForNobody) {
+TEST_F(Help, NeverBlocks) {
   provider_->slow = true;
   std::thread other([&] { worker_->progress(); });
   until([&] { return provider_->inside.load(); });
@@ -171,7 +171,7 @@ TEST_F(Help, TakesOverFromAThreadThatIsAtIt) {
 }
 
 // Who waits has nothing else to do, so he waits for the thread's round, and does the next ones.
-TEST_F(Help, OfOneWhoWaitsTakesOverFromAThreadWhoseRoundsAreLong) {
+TEST_F(Help, AWaitingHelperTakesOverFromASlowThread) {
   provider_->something = true;
   provider_->clock = &clock_;
   provider_->pause = std::chrono::milliseconds(2);
@@ -196,7 +196,7 @@ TEST_F(Help, OnceInAWhileIsNotOften) {
 }
 
 // It is not made ready to sleep again in each round.
-TEST_F(Help, OfOneWhoPollsDoesNotArmTheThreadAgainAndAgain) {
+TEST_F(Help, APollingHelperDoesNotRearmTheThread) {
   ProgressThread thread(*worker_, {.spin = Time::zero()});
   until([&] { return armed_ != 0; });
   const int before = armed_;

@@ -223,7 +223,7 @@ TEST(WorkerName, FitsIntoAnAddressOrIsRefused) {
 
 // Both sides of a session dial. Numbers that two processes give out alike made a question about one
 // rail close another, and what had landed landed again.
-TEST(LinkNumber, OfTwoProcessesNeverIsTheSame) {
+TEST(LinkNumber, DiffersBetweenProcesses) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   const pid_t child = base::fork_child();
@@ -241,7 +241,7 @@ TEST(LinkNumber, OfTwoProcessesNeverIsTheSame) {
   EXPECT_EQ(ours % (1 << 20), 0u);
 }
 
-TEST(WorkerAddress, ThatNobodyCouldReadIsRefused) {
+TEST(WorkerAddress, AnAddressThatIsTooLongIsRefused) {
   std::atomic<int> armed{0};
   WorkerOptions options;
   options.key = *ClusterKey::from_bytes("a secret of the tests");

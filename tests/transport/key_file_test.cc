@@ -226,7 +226,7 @@ TEST_F(KeyFolder, AKeyThatIsReplacedOrRewrittenIsTheOldOrTheNewOne) {
 }
 
 // Two threads, or two containers that share a home, have one number of their process.
-TEST_F(KeyFolder, AKeyIsMadeInNobodyElsesFile) {
+TEST_F(KeyFolder, AKeyIsNotWrittenToAnotherUsersFile) {
   const std::string taken = "cluster.key." + std::to_string(getpid());
   write(taken, "another is writing here");
   const auto made = ClusterKey::for_this_user();

@@ -100,7 +100,7 @@ class RefusingProvider final : public StubProvider {
   std::vector<absl::Status> refusals;
 };
 
-TEST(Log, WhoIsRefusedAgainAndAgainIsAWarningOnceASecond) {
+TEST(Log, RepeatedRefusalsWarnOnceASecond) {
   ManualClock clock;
   std::atomic<int> armed{0};
   RefusingProvider* provider = nullptr;
@@ -141,7 +141,7 @@ TEST(Log, LevelsHaveNames) {
   EXPECT_TRUE(absl::IsInvalidArgument(base::parse_log_level("").status()));
 }
 
-TEST(Environment, NamesThatNobodyReadAreWrong) {
+TEST(Environment, UnknownVariablesAreErrors) {
   EXPECT_THAT(base::wrong_environment(), IsEmpty());
   setenv("BATON_KEYFILE", "/key", 1);
   EXPECT_THAT(

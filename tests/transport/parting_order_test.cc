@@ -43,7 +43,7 @@ TEST_F(ScriptedPartings, ThePeerIsAskedWhenNothingOfOursIsOpen) {
 }
 
 // Its end of the connection says that nothing of ours is open any more.
-TEST_F(ScriptedPartings, WhoIsAskedClosesWhenNothingOfItsOwnIsOpen) {
+TEST_F(ScriptedPartings, TheAskedSideClosesOnceIdle) {
   ScriptedRail* rail = nullptr;
   const PeerId peer = with_something_open(rail);
   say(*rail, {.kind = ControlMessage::Kind::kPart});

@@ -36,7 +36,7 @@ TEST(PeerTable, RemembersThoseThatWentDownLast) {
 }
 
 // Whoever reads its notifications asks whose they are.
-TEST(PeerTable, RemembersThoseOfWhomSomethingIsUnread) {
+TEST(PeerTable, RemembersPeersWithUnreadMessages) {
   PeerTable table;
   internal::Peer& said = *table.add();
   internal::Peer& late = *table.add();
@@ -71,7 +71,7 @@ TEST(PeerTable, IsFullWhenAllAreInUse) {
   EXPECT_FALSE(table.knows({PeerTable::kMost, 1}));
 }
 
-TEST(PeerTable, FindsASessionByWhoChoseIt) {
+TEST(PeerTable, FindsASessionByItsInitiator) {
   PeerTable table;
   internal::Peer* ours = table.add();
   internal::Peer* theirs = table.add();

@@ -169,7 +169,7 @@ TEST_F(TwoRails, ASlowOneBesideAFastOneCostsAFewOfItsSlices) {
   }
 }
 
-TEST_F(TwoRails, OfTwoThatAreAboutAsQuickEachHasItsShare) {
+TEST_F(TwoRails, SimilarRailsShareTheLoad) {
   for (int i = 0; i < 3; ++i) {
     by_second_ = 0;
     EXPECT_LE(run(write(256 * kMebibyte), 2, 4), 520);

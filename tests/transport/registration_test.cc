@@ -30,7 +30,7 @@ absl::Status registered(Worker& worker, const Pages& pages, Access access) {
 
 // Promise(memory): Memory that peers' bytes would crash is refused at registration | pages are
 //   looked up among the process's mappings
-TEST(Registration, OfReadOnlyMemoryForWritesIsRefused) {
+TEST(Registration, ReadOnlyMemoryIsRefusedForWrites) {
   StubWorker stub;
   Pages pages;
   EXPECT_TRUE(registered(*stub.worker, pages, Access::kRemoteReadWrite).ok());
@@ -59,7 +59,7 @@ TEST(Registration, IsTakenBackWithTheWordOfAProviderWhoseFenceDoesNotHold) {
   EXPECT_TRUE(absl::IsNotFound(stub.worker->deregister_memory(*region)));
 }
 
-TEST(Registration, OfMemoryThatCannotBeReadOrIsNotThereIsRefused) {
+TEST(Registration, UnreadableOrUnmappedMemoryIsRefused) {
   StubWorker stub;
   Pages pages;
   pages.protect_last(PROT_NONE);
@@ -166,7 +166,7 @@ class DevicePages final : public internal::DeviceMemory {
 
 // Promise(devices): The CPU never touches registered device memory | the driver is asked at
 //   registration; copies get no address
-TEST(Registration, OfDeviceMemoryIsRefusedByWhoCopiesByTheCpu) {
+TEST(Registration, CpuProvidersRefuseDeviceMemory) {
   StubWorker stub;
   const DevicePages device;
   const absl::Status status = registered(*stub.worker, device.pages, Access::kRemoteReadWrite);
@@ -181,7 +181,7 @@ TEST(Registration, OfDeviceMemoryIsRefusedByWhoCopiesByTheCpu) {
   EXPECT_EQ(region->place.kind, MemoryKind::kHost);
 }
 
-TEST(Registration, OfDeviceMemorySaysWhereItLies) {
+TEST(Registration, DeviceMemoryReportsItsLocation) {
   StubWorker stub;
   const DevicePages device;
   stub.provider->reaches_devices = true;
@@ -200,7 +200,7 @@ TEST(Registration, MemoryWithADmaBufIsADevices) {
 }
 
 // What a provider would do that asks for an address to copy to.
-TEST(Registration, NobodyIsGivenAnAddressOfADevice) {
+TEST(Registration, ADeviceAddressIsNeverSent) {
   RegionTable table(WorkerUid::random());
   Pages pages;
   auto entry = table.add(pages.data, 3 * kPage, Access::kRemoteReadWrite, {});

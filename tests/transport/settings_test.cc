@@ -82,7 +82,7 @@ TEST_F(SettingsTest, WhatIsGivenReplacesTheDefault) {
   EXPECT_EQ(values.chosen, 2);
 }
 
-TEST_F(SettingsTest, OfEqualNamesTheFirstCounts) {
+TEST_F(SettingsTest, TheFirstOfEqualNamesCounts) {
   context_.settings = {{"p.count", "7"}, {"p.count", "9"}};
   Values values;
   EXPECT_TRUE(read(values).ok());

@@ -124,7 +124,7 @@ TEST_F(Share, AnyNumberOfPeersThatTakeNothingLeaveSomeForTheNext) {
   expect_served(meet("other"));
 }
 
-TEST_F(Share, WhereAllAreInUseTheErrorSaysByWhom) {
+TEST_F(Share, ExhaustionErrorsNameTheHolders) {
   const Other busy = meet("busy");
   const size_t open = flood(busy.peer, "");
   // Those that have ended and were not released are nobody's share.
@@ -147,7 +147,7 @@ TEST_F(Share, WhereAllAreInUseTheErrorSaysByWhom) {
 }
 
 // An EndCallback submits the next transfer before the ended one's slot is free.
-TEST_F(Share, WhoHasAllThatItMayHaveGoesOnFromAnEnd) {
+TEST_F(Share, APeerAtItsLimitSubmitsFromAnEndCallback) {
   const Other busy = meet("busy");
   struct Chain {
     Worker& worker;

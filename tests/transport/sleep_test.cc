@@ -49,7 +49,7 @@ bool readable(int fd) {
 }
 
 // One of them makes progress, and finds that there is nothing to do: the others must look too.
-TEST(Sleep, OfManyEndsWhenSomethingOutsideTheWorkerChanged) {
+TEST(Sleep, ManySleepersWakeOnOutsideChanges) {
   StubWorker stub;
   Worker& worker = *stub.worker;
   std::atomic<bool> changed{false};
@@ -195,7 +195,7 @@ TEST(Sleep, EndsWithAProgressThreadForWhichThereWasNoDescriptor) {
 }
 
 // When a wait sleeps for the first time is a matter of chance: that nothing happens for 20 us.
-TEST(Sleep, OfOneThreadTakesNoDescriptorThatItDidNotHaveFromTheStart) {
+TEST(Sleep, SleepingTakesNoNewDescriptor) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer wants descriptors of its own";
   StubWorker stub;
   absl::Status status;

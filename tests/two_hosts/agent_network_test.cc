@@ -245,7 +245,7 @@ TEST_F(AgentNetwork, AnAddressThatBothHostsHaveEndsNoSession) {
 
 // Both are cut in turns, without a word. A call to the address that is silent must leave time for
 // the other one: a peer is called again for as long as one call may take, as it is by default.
-TEST_F(AgentNetwork, OfTwoCablesOneIsEnough) {
+TEST_F(AgentNetwork, OneOfTwoLinksIsEnough) {
   hosts_->change([](Hosts& it) {
     for (size_t host : {0, 1}) it.set_link(host, 1, true);
   });

@@ -185,7 +185,7 @@ TEST_F(DeviceNetwork, WhateverIsCutAWriteLandsOnceAndAReadIsWhole) {
 }
 
 // Its words are lost on the way: of room, of landings, of bytes that were read.
-TEST_F(DeviceNetwork, WhoGoesBetweenLandingAndItsWordEndsWhatWasOnItsWay) {
+TEST_F(DeviceNetwork, APeerLostBeforeItsConfirmationFailsTheTransfer) {
   start(0, kGivesUp);
   for (const bool in_the_middle : {false, true}) {
     for (const Op op : {Op::kWrite, Op::kRead}) {

@@ -112,7 +112,7 @@ TEST_F(Families, OverIPv6AloneASessionIsMadeLostAndFound) {
   EXPECT_TRUE(goes_by('[' + Hosts::address_v6(1, 0, 77) + "]:")) << explain();
 }
 
-TEST_F(Families, OfBothTheOtherTakesOver) {
+TEST_F(Families, TheOtherFamilyTakesOver) {
   SKIP_WITHOUT_V6();
   start("::", kSettings);
   if (HasFatalFailure()) return;
@@ -127,7 +127,7 @@ TEST_F(Families, OfBothTheOtherTakesOver) {
 // A firewall that rejects looks to the caller as a host where nobody listens any more. It is not.
 // Promise(network): An ICMP rejection, as of a firewall, ends no session; the first call names it |
 //   only a TCP reset is the peer's own refusal
-TEST_F(Families, WhoeverSaysByICMPThatThereIsNoWayEndsNoSession) {
+TEST_F(Families, AnIcmpUnreachableEndsNoSession) {
   start("0.0.0.0", kSettings);
   if (HasFatalFailure()) return;
   connect();

@@ -76,7 +76,7 @@ TEST_F(UcxEngine, DescriptorsAreAskedForBeforeItStarts) {
   EXPECT_NE(make(), nullptr) << "there are descriptors again";
 }
 
-TEST_F(UcxEngine, AllWhoAskForAPeerShareAnEndpoint) {
+TEST_F(UcxEngine, CallersShareOneEndpointPerPeer) {
   auto a = make(), b = make();
   auto first = a->connect(b->address());
   auto second = a->connect(b->address());
@@ -175,7 +175,7 @@ TEST_F(UcxEngine, OneEndsBesideAPeerThatHasStoppedListening) {
   EXPECT_EQ(open_files(), files);
 }
 
-TEST_F(UcxEngine, AnAddressOfNobodyFails) {
+TEST_F(UcxEngine, AnAddressWithoutAProcessFails) {
   auto a = make();
   std::string address;
   {

@@ -38,7 +38,7 @@ class UcxHostile : public testing::Test {
   std::string address_;
 };
 
-TEST_F(UcxHostile, WordsThatIntroduceNobodyAreHungUpOn) {
+TEST_F(UcxHostile, AMalformedIntroductionIsDisconnected) {
   for (const std::string words : {"", "x", "1234"}) {
     RawPeer raw;
     raw.introduce(node_, address_);

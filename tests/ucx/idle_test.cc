@@ -59,7 +59,7 @@ class UcxIdle : public testing::Test {
   std::vector<std::unique_ptr<ProviderNode>> peers_;
 };
 
-TEST_F(UcxIdle, OnlyWhoHasSomethingToDoIsLookedAt) {
+TEST_F(UcxIdle, OnlyBusyEndpointsArePolled) {
   tell(3, "you");
   EXPECT_EQ(active(), 1U);
   until(all(), [&] { return !node_.done.empty(); });

@@ -119,7 +119,7 @@ TEST(UcxMessage, AnIntroductionIsReadAsItWasWritten) {
   EXPECT_EQ(*in, out);
 }
 
-TEST(UcxMessage, AnIntroductionWithoutAnAddressIsNone) {
+TEST(UcxMessage, AnIntroductionNeedsAnAddress) {
   const std::string words = Introduction{7, "x"}.encode();
   for (size_t size = 0; size < words.size(); ++size) {
     EXPECT_FALSE(Introduction::decode(std::string_view(words).substr(0, size)).has_value()) << size;

@@ -117,7 +117,7 @@ class Cost : public testing::Test {
   std::vector<uint32_t> there_;
 };
 
-TEST_F(Cost, OfAPage) {
+TEST_F(Cost, OnePage) {
   expect_cheap("4 KiB page of a scattered write", paged(Op::kWrite), 2000, 2, here_.size());
   expect_cheap("4 KiB page of a scattered read", paged(Op::kRead), 2000, 2, here_.size());
   TransferRequest gathered = paged(Op::kWrite);
@@ -125,7 +125,7 @@ TEST_F(Cost, OfAPage) {
   expect_cheap("4 KiB page of a gathered write", gathered, 2000, 2, here_.size());
 }
 
-TEST_F(Cost, OfATransferOfItsOwn) {
+TEST_F(Cost, OneTransfer) {
   expect_cheap("write of 4 KiB, 64 under way", pair_.request(Op::kWrite, kPage), 500'000, 64, 1);
   expect_cheap("read of 4 KiB, 64 under way", pair_.request(Op::kRead, kPage), 500'000, 64, 1);
   expect_cheap("write of 8 bytes, alone", pair_.request(Op::kWrite, 8), 500'000, 1, 1);

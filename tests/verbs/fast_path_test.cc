@@ -139,7 +139,7 @@ TEST_F(FastPath, WhatCannotBeIsRefused) {
   EXPECT_EQ(pair_.a.worker->stats().open_transfers, 0u);
 }
 
-TEST_F(FastPath, WhoSleepsIsWoken) {
+TEST_F(FastPath, ASleepingPeerIsWoken) {
   // What is asked for is looked at once more.
   bool armed = false;
   for (int i = 0; i < 100 && !armed; ++i) {

@@ -212,7 +212,7 @@ TEST_F(Faults, AQuietPeerThatLosesItsPowerIsMissedToo) {
 // Stopped, swapped out, a virtual machine that was moved: the adapter had no chance to be heard.
 // Promise(rdma): A paused program or virtual machine blames no rail | time in which the program did
 //   not look does not count
-TEST_F(Faults, AWorkerThatStoodStillBlamesNobody) {
+TEST_F(Faults, APausedWorkerBlamesNoPeer) {
   VerbsPair pair({.devices = 2}, quick_);
   pair.connect();
   for (const Time still : {milliseconds(60), milliseconds(5000)}) {

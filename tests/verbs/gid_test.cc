@@ -46,7 +46,7 @@ TEST(Gid, LoopbackAndContainerBridgesComeLast) {
   EXPECT_EQ(choose_gid(absl::MakeSpan(gids).first(1), -1, 0xff)->index, 0);
 }
 
-TEST(Gid, OfSeveralTheOneOnThePeersSubnet) {
+TEST(Gid, ChoosesTheGidOnThePeersSubnet) {
   const auto at = [](uint8_t net, uint8_t host) {
     return entry(net, IBV_GID_TYPE_ROCE_V2, {10, 0, net, host}, true);
   };

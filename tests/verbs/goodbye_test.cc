@@ -73,7 +73,7 @@ TEST_P(Goodbye, APeerThatIsGoneDoesNotTakeWhatHadArrivedWithIt) {
 }
 
 // Closing oneself is no reason to forget what the other side knows to have arrived.
-TEST_P(Goodbye, WhoeverClosesCountsWhatHadArrived) {
+TEST_P(Goodbye, TheClosingSideCountsWhatHadArrived) {
   arrived_.pair.b.worker->disconnect(arrived_.pair.b.peer, Time::zero()).IgnoreError();
   arrived_.pair.steps(10);
   expect_all_seen(arrived_.pair, arrived_.counter);

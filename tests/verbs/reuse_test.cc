@@ -138,7 +138,7 @@ class Schedule : public FaultSchedule {
 
 // Promise(rdma): A late packet of an ended queue pair changes no reused memory | 510 schedules with
 //   packets that outlive their queue pair
-TEST(Reuse, OfWhatTheTargetWasToldOf) {
+TEST(Reuse, ALatePacketChangesNoReusedMemory) {
   const Seeds seeds(kSeeds);
   Seen seen;
   if (!run_schedules<Schedule>(seeds.begin, seeds.end, seen)) return;

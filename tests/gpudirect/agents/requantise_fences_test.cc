@@ -28,7 +28,7 @@ class EndlessKernels {
 
 // A cache that a kernel is at is nobody else's yet, also when its transfer was aborted; and who
 // asks whether it is does not wait for the kernel, nor hold up who asks the agent for other things.
-TEST(RequantisingFences, AKernelThatRunsHasItsCacheAndHoldsUpNobody) {
+TEST(RequantisingFences, ARunningKernelKeepsItsCacheAndDelaysNoCall) {
   InstalledFake driver(without_dma_buf(), with_kernels());
   {
     DevicePair pair(driver);
@@ -72,7 +72,7 @@ TEST(RequantisingFences, AKernelThatRunsHasItsCacheAndHoldsUpNobody) {
 }
 
 // However many transfers with an agent wait for its word, others go on: also those of the host.
-TEST(RequantisingFences, WhoIsSilentLeavesStagingMemoryForOthers) {
+TEST(RequantisingFences, ASilentPeerLeavesStagingMemoryForOthers) {
   for (const Of near : {Of::kDevice, Of::kHost}) {
     SCOPED_TRACE(near == Of::kHost ? "host" : "device");
     InstalledFake driver(without_dma_buf(), with_kernels());

@@ -115,7 +115,7 @@ TEST(CudaIpcHandles, AProcessOpensAHandleOnceHoweverManyWorkersMapIt) {
 }
 
 // A peer that has it open and does not look: who takes it back hears that, and which process it is.
-TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
+TEST(CudaIpcHandles, APeerThatKeepsAMappingIsNamedAndDisconnected) {
   Child child([](const Pipe& down, const Pipe& up) {
     InstalledFake fake;
     {
@@ -148,7 +148,7 @@ TEST(CudaIpcHandles, WhoDoesNotLetGoIsNamedAndCutOff) {
 }
 
 // The connection is gone before the memory is taken back: what was opened over it counts.
-TEST(CudaIpcHandles, WhoIsPartedIsWaitedForToo) {
+TEST(CudaIpcHandles, ADisconnectingPeerIsWaitedForToo) {
   Child child([](const Pipe& down, const Pipe& up) {
     InstalledFake fake;
     {

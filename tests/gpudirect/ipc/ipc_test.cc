@@ -243,7 +243,7 @@ TEST(CudaIpc, ADeviceWithoutAccessToItsPeerIsNamed) {
 
 // What a peer shares is mapped in a round of progress, where no module may be loaded: that waits
 // for kernels that run, and they may wait for the round.
-TEST(CudaIpc, MemoryOfADeviceThatIsNobodysHereIsMappedWithoutKernels) {
+TEST(CudaIpc, MemoryOfAnUnusedDeviceIsMappedWithoutKernels) {
   const gpudirect::CudaMemory::Options with_kernels{.kernels = gpudirect::FakeDriver::image(),
                                                     .table = gpudirect::CopyTable{},
                                                     .root = "/nowhere"};

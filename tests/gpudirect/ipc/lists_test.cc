@@ -85,7 +85,7 @@ class MappedLists : public testing::Test {
 
 // Pages in any order at both ends, of any size, next to each other, over each other at the source,
 // and the same one several times at the target.
-TEST_F(MappedLists, OfAnyShapeGoWhereTheyBelong) {
+TEST_F(MappedLists, AnyShapeLandsWhereItBelongs) {
   for (const gpudirect::CopyWay way : {gpudirect::CopyWay::kKernel, gpudirect::CopyWay::kBatch}) {
     begin(1, way);
     std::mt19937_64 random(5);

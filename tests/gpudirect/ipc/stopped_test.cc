@@ -234,7 +234,7 @@ TEST(CudaIpcPeers, ThatEndWithMemoryOpenCostNothing) {
 
 class StoppedAt : public testing::TestWithParam<Stopping> {};
 
-TEST_P(StoppedAt, AnyStepKeepsNobodyWaiting) {
+TEST_P(StoppedAt, AnyStepBlocksNoPeer) {
   std::mt19937_64 random(11);
   for (const bool child_maps : {true, false}) {
     Case what{GetParam(), child_maps};

@@ -43,7 +43,7 @@ TEST(SplitAttention, SeesAWindow) {
 }
 
 // More of them than are joined at once.
-TEST(SplitAttention, OfALongContext) {
+TEST(SplitAttention, LongContext) {
   expect_the_engines_by_splits(Pages({{70 * 256 + 3, 1}}, 2, 16, 0));
 }
 

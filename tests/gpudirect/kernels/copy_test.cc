@@ -58,7 +58,7 @@ TEST(CopyPieces, GathersPagesAndScattersThemBack) {
   }
 }
 
-TEST(CopyPieces, OfAnySizeAndAlignment) {
+TEST(CopyPieces, AnySizeAndAlignment) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);

@@ -103,7 +103,7 @@ TEST_F(LayerTicketsTest, WhatTheNextStepMayOverwriteIsNotTold) {
   EXPECT_EQ(*poll(), kLayers);
 }
 
-TEST_F(LayerTicketsTest, AStepThatNobodySawIsAnError) {
+TEST_F(LayerTicketsTest, AnUnannouncedStepIsAnError) {
   replay();
   fake_.run_all();
   EXPECT_EQ(*poll(), kLayers);

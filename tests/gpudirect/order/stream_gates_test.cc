@@ -162,7 +162,7 @@ TEST_F(StreamGatesTest, AGateIsUsedAgainWhenItsStreamHasPassed) {
   EXPECT_TRUE(gates_->release(next->id).ok());
 }
 
-TEST_F(StreamGatesTest, OfALostDeviceTheGatesAreAborted) {
+TEST_F(StreamGatesTest, ALostDeviceAbortsItsGates) {
   FakeDriver* const fake = &fake_;
   const auto gate = gates_->after(streams_[0], kSoon);
   ASSERT_TRUE(gate.ok());

@@ -56,7 +56,7 @@ TEST_F(LendingStrangers, NoMoreIsCopiedAtATimeThanAPeerMayHaveUnderWay) {
   EXPECT_EQ(refused, kPages - kServed);
 }
 
-TEST_F(LendingStrangers, NothingIsLentToWhoCannotUseIt) {
+TEST_F(LendingStrangers, PagesAreLentOnlyToPeersThatCanUseThem) {
   for (const bool older : {true, false}) {
     SCOPED_TRACE(older);
     there_->shows_files = older;
@@ -203,7 +203,7 @@ TEST_F(LendingStrangers, TenThousandRingsAreNoMoreThanItsShare) {
   EXPECT_LE(there_->looked_at, 64u + 1) << "what is not there is not looked for again";
 }
 
-TEST_F(LendingStrangers, MarksOfNobodyGiveTheirPagesBack) {
+TEST_F(LendingStrangers, MarksWithoutAnOwnerReturnTheirPages) {
   // Until the worker lends what it writes.
   const TransferId first = *worker_->submit(write(4096));
   const auto ring = hear(Kind::kRing);

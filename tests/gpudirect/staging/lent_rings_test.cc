@@ -15,7 +15,7 @@ using internal::RingSpace;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(RingMarks, PagesAreReadByWhomTheyWereLentTo) {
+TEST(RingMarks, PagesAreReadByTheirBorrower) {
   std::string memory(RingMarks::with_room(4 * RingSpace::kPage), '\0');
   const RingMarks marks(reinterpret_cast<std::byte*>(memory.data()), memory.size());
   ASSERT_EQ(marks.room(), 4 * RingSpace::kPage);

@@ -78,7 +78,7 @@ class LentToOthers : public Lent {
 
 // What was lent to a peer that is gone is lent to another one: who comes late with words of the
 // first time gets nothing of it, and takes nothing away.
-TEST_F(LentToOthers, PagesThatAreLentAnewAreNotReadByWhoHadThemBefore) {
+TEST_F(LentToOthers, RelentPagesAreNotReadByThePreviousBorrower) {
   for (const Op op : {Op::kWrite, Op::kRead}) {
     size_t late = 0;
     for (size_t rounds = 1; rounds <= 10; ++rounds) {
@@ -125,7 +125,7 @@ TEST_F(LentToOthers, PagesThatAreLentAnewAreNotReadByWhoHadThemBefore) {
 }
 
 // A peer that stands still with all the room that it may have.
-TEST_F(LentToOthers, WhoStandsStillLeavesRoomForOthers) {
+TEST_F(LentToOthers, AnIdlePeerLeavesRoomForOthers) {
   for (const Op op : {Op::kWrite, Op::kRead}) {
     SCOPED_TRACE(op == Op::kWrite ? "written" : "read");
     lend();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 
-TEST(RingSpace, WhatIsTakenIsNobodyElsesUntilItIsGivenBack) {
+TEST(RingSpace, SpaceIsExclusiveUntilReturned) {
   RingSpace space(kMiB, 2 * kMiB);
   std::mt19937_64 random(3);
   std::vector<std::pair<size_t, size_t>> taken;
@@ -41,7 +41,7 @@ TEST(RingSpace, BulkLeavesRoomForWhatIsUrgent) {
   EXPECT_TRUE(space.take(1, true, 0));
 }
 
-TEST(RingSpace, WhoHasRoomLeavesSomeToWhoHasNone) {
+TEST(RingSpace, APeerWithRoomLeavesSomeForOthers) {
   RingSpace space(0, 32 * kMiB);
   size_t chunks = 0;
   while (space.take(4 * kMiB, false, 7)) ++chunks;

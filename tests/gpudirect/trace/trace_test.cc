@@ -121,7 +121,7 @@ TEST(Trace, TheFakeAnswersAsTheDriverOfAnH200Did) {
   EXPECT_GT(replayed->calls, 2000u);
 }
 
-TEST(Trace, WhatIsNoneIsRefused) {
+TEST(Trace, AMalformedTraceIsRefused) {
   TemporaryFolder folder;
   folder.file("one", "hello").file("two", "baton-gpu-trace 2 13000\ncuInit");
   EXPECT_EQ(replay(folder.path("none")).status().code(), absl::StatusCode::kInvalidArgument);

@@ -153,7 +153,7 @@ TEST_F(AgentBadInput, RowsThatCannotBeListedAreNotRegistered) {
   EXPECT_THAT(nowhere.message(), HasSubstr("range 0 of 1"));
 }
 
-TEST_F(AgentBadInput, OfSeveralRangesAllAreRegisteredOrNone) {
+TEST_F(AgentBadInput, RangesAreRegisteredAllOrNothing) {
   const Descriptor bad{16, 4096, 0};
   for (const auto& list : {std::vector{mine_.whole(), bad},
                            {bad, mine_.whole()},
@@ -192,7 +192,7 @@ TEST_F(AgentBadInput, MappedMemoryIsWithinItsFileAndBeginsWithAPage) {
   munmap(memory, 16384);
 }
 
-TEST_F(AgentBadInput, WhoIsNotKnown) {
+TEST_F(AgentBadInput, UnknownPeer) {
   EXPECT_TRUE(absl::IsNotFound(a_->connect("nobody")));
   EXPECT_THAT(a_->explain("nobody"), HasSubstr("load its metadata"));
   EXPECT_EQ(a_->explain("beta"), "beta: not called yet");
@@ -210,7 +210,7 @@ TEST_F(AgentBadInput, WhoIsNotKnown) {
 }
 
 // A member of the cluster that says where it is wrongly.
-TEST_F(AgentBadInput, AnAddressThatIsNone) {
+TEST_F(AgentBadInput, MalformedAddress) {
   AgentMetadata odd;
   odd.name = "odd";
   odd.uid = WorkerUid::random();

@@ -139,7 +139,7 @@ class ForgedParts : public ::testing::Test {
   AgentFrame out_;
 };
 
-TEST_F(ForgedParts, OfMessagesThatAreNotSentInPartsOrHaveNoSuchPart) {
+TEST_F(ForgedParts, UnexpectedPartOrPartNumber) {
   refused(part_frame(kSaid, 1, 10, 0, 10));
   refused(part_frame(kSaid, 1, kWhole, 0, kWhole));
   refused(part_frame(kSaid, 1, kMaxAgentMessage + 1, 0, kWhole));
@@ -155,7 +155,7 @@ TEST_F(ForgedParts, OfMessagesThatAreNotSentInPartsOrHaveNoSuchPart) {
 }
 
 // Its bytes would land behind the memory that the first part's length had made.
-TEST_F(ForgedParts, OfAnotherLengthOrKindThanTheFirst) {
+TEST_F(ForgedParts, LengthOrKindDiffersFromTheFirstPart) {
   taken(part_frame(kSaid, 1, 2 * kWhole, 0, kWhole));
   refused(part_frame(kSaid, 1, 3 * kWhole, 2, kWhole));
   refused(part_frame(kSaid, 1, kWhole + 1, 1, 1));
@@ -184,7 +184,7 @@ TEST_F(ForgedParts, ThatAreAbandonedTwiceOrFewerThanCame) {
 }
 
 // All that came before the word is all there is: nothing has to be remembered.
-TEST_F(ForgedParts, OfWhichNoMoreComeTakeNoPlace) {
+TEST_F(ForgedParts, AbandonedPartsTakeNoSlot) {
   const std::string part(kWhole, 'p');
   for (uint64_t number = 0; number < 4096 + 10; ++number) {
     std::string first = part_frame(kSaid, number, kWhole + 1, 0, 0);

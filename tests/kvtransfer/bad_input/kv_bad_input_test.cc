@@ -132,7 +132,7 @@ TEST(KvBadInput, BytesThatSayMoreThanThereMayBe) {
   refused(odd);
 }
 
-TEST(KvBadInput, PlansOfLayoutsThatAreNoneOrDiffer) {
+TEST(KvBadInput, InvalidOrDifferentLayouts) {
   const KvLayout good = small_layout();
   KvLayout broken = good;
   broken.groups[0].heads = 0;

@@ -105,7 +105,7 @@ TEST(KvPacking, IsReadAsItIsSaid) {
   }
 }
 
-TEST(KvPacking, OfOneTokenHeadOrElementThereAreNoSteps) {
+TEST(KvPacking, OneTokenHeadOrElementNeedsNoStride) {
   json one = with(good(), {{"/block_tokens", 1}, {"/heads", 1}, {"/head_size", 1}, {"/bytes", 4}});
   for (const char* half : {"/key", "/value"}) {
     for (const char* axis : {"/tokens", "/heads", "/elements"}) {

@@ -87,7 +87,7 @@ TEST_F(AgentFilePieces, EachGoesToItsFile) {
                          memory_.bytes.begin() + 5 * kPiece));
 }
 
-TEST_F(AgentFilePieces, FilesHearNoMessageAndAnEmptyOneIsNone) {
+TEST_F(AgentFilePieces, FilesGetNoMessageAndAnEmptyMessageIsNotSent) {
   const base::UniqueFd file = opened("file");
   const AgentTransferId id = make(Op::kWrite, {here(0)}, {at(file, 0)});
   const std::string_view words = "words", none = "";

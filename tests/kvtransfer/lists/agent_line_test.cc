@@ -86,7 +86,7 @@ class AgentLine : public ::testing::Test, protected LineOf {
   std::string fed_;
 };
 
-TEST_F(AgentLine, WhoCameFirstIsServedFirst) {
+TEST_F(AgentLine, TheFirstTransferIsServedFirst) {
   const auto holder = std::make_shared<Waiting>();
   ASSERT_TRUE(takes(holder, kRoomThere - 100'000));
   EXPECT_FALSE(takes(a_, 200'000));
@@ -111,7 +111,7 @@ TEST_F(AgentLine, WhoCameFirstIsServedFirst) {
   EXPECT_EQ(fed_, "b") << "it has gone";
 }
 
-TEST_F(AgentLine, WhoWaitsIsFedWhenNothingElseIsThere) {
+TEST_F(AgentLine, AWaitingTransferRunsWhenTheQueueIsIdle) {
   const auto holder = std::make_shared<Waiting>();
   ASSERT_TRUE(takes(holder, kRoomThere));
   EXPECT_FALSE(takes(a_, 1));
@@ -120,7 +120,7 @@ TEST_F(AgentLine, WhoWaitsIsFedWhenNothingElseIsThere) {
   EXPECT_EQ(fed_, "a");
 }
 
-TEST_F(AgentLine, WhoIsThereNoMoreIsPassedBy) {
+TEST_F(AgentLine, AnEndedTransferIsSkipped) {
   ASSERT_TRUE(takes(a_, kRoomThere));
   EXPECT_FALSE(takes(std::make_shared<Waiting>(), 1));
   EXPECT_FALSE(takes(b_, 1));
@@ -131,7 +131,7 @@ TEST_F(AgentLine, WhoIsThereNoMoreIsPassedBy) {
 
 // One thread feeds, so that nobody's feed() is called in the midst of another's: not where room
 // comes in it, and not where all has been given back and others have asked meanwhile.
-TEST_F(AgentLine, NobodyIsFedInTheMidstOfAnother) {
+TEST_F(AgentLine, FeedIsNotReentered) {
   for (const bool all : {false, true}) {
     SCOPED_TRACE(all);
     fed_.clear();

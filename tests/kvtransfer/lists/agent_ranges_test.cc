@@ -24,7 +24,7 @@ TEST(AgentRanges, OverlappingRangesCoverWhatAnyOfThemDoes) {
   EXPECT_FALSE(ranges.find({3000, 11, 0}).has_value());
 }
 
-TEST(AgentRanges, OfRepeatedOnesTheNewestIsFoundFirst) {
+TEST(AgentRanges, TheNewestOfEqualRangesIsFoundFirst) {
   const Descriptor one = {100, 10, 0};
   const Descriptor other = {100, 10, 7};
   const Numbers ranges =

@@ -40,7 +40,7 @@ struct KvNames : ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Both, KvNames, ::testing::Bool(),
                          [](const auto& param) { return param.param ? "pull" : "push"; });
 
-TEST_P(KvNames, NobodyWaitsForDns) {
+TEST_P(KvNames, ADnsLookupBlocksNoCall) {
   ASSERT_NE(slow, "");
   ASSERT_TRUE(pair.decode->start(load_of(1, slow), 40).ok());
   ASSERT_TRUE(pair.decode->start(load_of(2, slow), 40).ok());  // one look-up for both
@@ -101,7 +101,7 @@ TEST_P(KvNames, ALoadMayEndBeforeItsNameIsKnown) {
 }
 
 // Who sleeps hears that there is no such host, and that his load failed.
-TEST_P(KvNames, WhoWaitsHearsThatThereIsNoSuchHost) {
+TEST_P(KvNames, AWaiterLearnsThatTheHostIsUnknown) {
   KvLoad load = load_of(1, "no such host:4000");
   load.tokens = {1, 2, 3, 4};
   load.blocks = {7};
@@ -113,7 +113,7 @@ TEST_P(KvNames, WhoWaitsHearsThatThereIsNoSuchHost) {
 }
 
 // It may be known that nobody is there before anybody has asked whose connection that was.
-TEST_P(KvNames, WhoWaitsHearsThatNobodyListensThere) {
+TEST_P(KvNames, AWaiterLearnsThatNoProcessListens) {
   const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
   at.sin_family = AF_INET;

@@ -109,7 +109,7 @@ TEST(HttpClients, AHostThatIsNotThereIsAnError) {
 
 constexpr char kChunked[] = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
 
-TEST(HttpClients, WhoHasHeardEnoughLeaves) {
+TEST(HttpClients, AClientMayCloseEarly) {
   RawServer server([](int, int fd) {
     RawServer::question(fd);
     RawServer::say(fd, kChunked);
@@ -125,7 +125,7 @@ TEST(HttpClients, WhoHasHeardEnoughLeaves) {
   EXPECT_THAT(heard, ElementsAre("one", "two"));
 }
 
-TEST(HttpClients, WhoSaysNothingIsLeft) {
+TEST(HttpClients, ASilentServerTimesOut) {
   RawServer server([](int, int fd) {
     RawServer::question(fd);
     RawServer::say(fd, kChunked);
@@ -195,7 +195,7 @@ struct HttpRecords : ::testing::Test {
   std::optional<HttpStore> store;
 };
 
-TEST_F(HttpRecords, WhoDoesNotRenewIsDeadAndWhoDoesLives) {
+TEST_F(HttpRecords, RecordsExpireUnlessRenewed) {
   record = "BATON1 another 7 20\nmetadata";
   until_dead();
   // Each beat says that he lives, and so does each owner. In time for his lease, if not at once.
@@ -215,13 +215,13 @@ TEST_F(HttpRecords, WhoDoesNotRenewIsDeadAndWhoDoesLives) {
   EXPECT_EQ(store->get("mine").value_or("none"), "ours");
 }
 
-TEST_F(HttpRecords, NothingIsPutWhereNobodyKnowsWhatIsThere) {
+TEST_F(HttpRecords, AnUnreadRecordIsNotOverwritten) {
   get_status = 500;
   EXPECT_TRUE(absl::IsUnavailable(store->put("key", "ours")));
   EXPECT_EQ(take_asked(), "G");
 }
 
-TEST_F(HttpRecords, OfTwoWhoPutAtATimeOneHearsOfTheOther) {
+TEST_F(HttpRecords, ConcurrentPutsDetectEachOther) {
   get_status = 404;
   meanwhile = [this] {
     get_status = 200;

@@ -345,7 +345,7 @@ TEST_F(Keeper, WhatIsWatchedIsLookedForWhenItChanges) {
   keeper = nullptr;
 }
 
-TEST_F(Keeper, AnswersAreOnlyForWhoAskedForThem) {
+TEST_F(Keeper, AnswersGoOnlyToTheRequester) {
   script.watching = true;
   make(kNoRenewal);
   script.put_there("a", "old");

@@ -345,7 +345,7 @@ TEST(MetadataStore, AFolderThatCannotBeUsedIsRefusedAtOnce) {
   ASSERT_EQ(chmod(folder.path().c_str(), 0700), 0);
 }
 
-TEST(MetadataStore, OfWhatIsTakenBackNoFileIsLeft) {
+TEST(MetadataStore, WithdrawnMetadataLeavesNoFile) {
   const TemporaryFolder folder;
   FileStore store(folder.path());
   ASSERT_TRUE(store.put("alpha", "metadata").ok());

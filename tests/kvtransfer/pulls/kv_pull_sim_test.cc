@@ -44,7 +44,7 @@ TEST(KvPullsOverSim, ALeaseIsRenewedForAsLongAsItTakes) {
 class KvPullLeases : public ::testing::TestWithParam<Time> {};
 INSTANTIATE_TEST_SUITE_P(Asked, KvPullLeases, ::testing::Values(milliseconds(10), seconds(5)));
 
-TEST_P(KvPullLeases, WhoDoesNotRenewLosesTheBlocks) {
+TEST_P(KvPullLeases, AnUnrenewedLeaseLosesItsBlocks) {
   Groups groups(5, 1, 1, 100e6, GetParam(), milliseconds(10));
   groups.prefill(0).stop_before_layer(3);
   groups.load(1, 40);

@@ -60,7 +60,7 @@ TEST_P(KvPullTest, ADecodeThatIsGoneLetsNothingGo) {
   EXPECT_EQ(pair.prefill->cache().free_blocks(), 57u);
 }
 
-TEST_P(KvPullTest, WhoMayNotBeReadSaysSo) {
+TEST_P(KvPullTest, APrefillWithoutAllowPullSaysSo) {
   KvPairOptions with = options();
   with.allow_pull = false;
   KvPair pair(with);
@@ -165,7 +165,7 @@ TEST_P(KvFalsePrefillTest, AnOlderReleaseRefusesAtOnceAndIsNamed) {
   EXPECT_THAT(text(status), AllOf(HasSubstr("mallory"), HasSubstr("speaks version 3")));
 }
 
-TEST_P(KvFalsePrefillTest, AnAnswerInAVersionThatNobodyReadsFailsTheLoad) {
+TEST_P(KvFalsePrefillTest, AnAnswerOfAnUnknownVersionFailsTheLoad) {
   send(KvMessageKind::kFailed, "whatever", 9);
   EXPECT_THAT(text(end()), HasSubstr("version 9"));
 }

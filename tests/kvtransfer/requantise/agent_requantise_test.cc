@@ -329,7 +329,7 @@ TEST(AgentRequantise, StagingThatIsTooSmallForABlockIsRefusedByNumber) {
 }
 
 // A layer has a window, and lies in a group of its own.
-TEST(AgentRequantise, OfAWindowTheLastTokensAreConverted) {
+TEST(AgentRequantise, OnlyTheLastTokensOfAWindowAreConverted) {
   const auto a = make_agent(agent_options("alpha", "shm"));
   const auto b = make_agent(agent_options("beta", "shm"));
   KvShape shape{

@@ -94,7 +94,7 @@ TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
   }
 }
 
-TEST_P(Fp8RowsOn, NumbersThatAreNone) {
+TEST_P(Fp8RowsOn, NaNs) {
   std::vector<uint16_t> all(65536);
   std::iota(all.begin(), all.end(), uint16_t{0});
   ASSERT_NO_FATAL_FAILURE(expect_row(all, GetParam()));

@@ -75,7 +75,7 @@ TEST(KvSilence, WithoutALimitALoadWaitsUntilItsTimeout) {
   EXPECT_TRUE(world.decode.load(1).status.ok()) << world.decode.load(1).status;
 }
 
-TEST(KvSilence, WhoIsSlowIsNotSilent) {
+TEST(KvSilence, ASlowPeerIsNotSilent) {
   World world = quiet_world();
   world.prefill.stop_before_layer(2);
   ASSERT_TRUE(world.decode.start(load_of(world, 1), 40).ok());
@@ -91,7 +91,7 @@ TEST(KvSilence, WhoIsSlowIsNotSilent) {
   EXPECT_EQ(world.decode.load(1).verified, 6u) << world.decode.load(1).status;
 }
 
-TEST(KvSilence, WhoDidNotLookHasHeardNothing) {
+TEST(KvSilence, ACallerThatDidNotPollBlamesNoPeer) {
   World world = quiet_world();
   world.prefill.stop_before_layer(2);
   ASSERT_TRUE(world.decode.start(load_of(world, 1), 40).ok());

@@ -91,7 +91,7 @@ TEST_F(FaultGuardDeathTest, OtherFaultsEndTheProcessAsEver) {
 
 // Promise(memory): The fault handler passes every other fault to the handler before it | called as
 //   the kernel would have called it
-TEST_F(FaultGuardDeathTest, OtherFaultsAreHandledByWhoeverDidBefore) {
+TEST_F(FaultGuardDeathTest, OtherFaultsGoToThePreviousHandler) {
   const auto plain = [] {
     signal(SIGSEGV, [](int number) { _exit(number == SIGSEGV ? 3 : 4); });
     copy_once();

@@ -145,7 +145,7 @@ TEST_F(Around, WhatIsNotReachedAnyMoreGoesOnElsewhere) {
   EXPECT_TRUE(worker_->status(id).ok()) << worker_->status(id);
 }
 
-TEST_F(Around, WhoStandsAsideEndsAsOthersDo) {
+TEST_F(Around, ATransferWithoutARouteEndsLikeAnyOther) {
   connect();
   const TransferId cancelled = write(kUnreached);
   const TransferId lost = write(kUnreached);
@@ -177,7 +177,7 @@ TEST_F(Around, TheOtherWayIsFoundAgain) {
 }
 
 // A peer that may be reached by one provider alone (require) closes what else comes, at once.
-TEST_F(Around, WhoClosesItAtOnceIsNotCalledForEver) {
+TEST_F(Around, APeerThatClosesAtOnceIsNotRetriedForEver) {
   connect();
   const TransferId id = write(kUnreached);
   ScriptedRail* slow_rail = answer(*slow_);
@@ -203,7 +203,7 @@ TEST_F(Around, ARailThatIsNotWantedIsClosed) {
 }
 
 // One that called is called back over what it has, whatever it came by.
-TEST_F(Around, WhoCalledIsCalledBack) {
+TEST_F(Around, TheCallerIsCalledBack) {
   who_.session = 7;
   who_.link = ++links_;
   who_.address = address();

@@ -57,7 +57,7 @@ TEST_F(CallsBesideTest, ItsEndWaitsForThoseThatHaveBegunAlone) {
   EXPECT_EQ(calls->take_ended().size(), size_t(begun));
 }
 
-TEST_F(CallsBesideTest, InAForkedChildItsEndWaitsForNobody) {
+TEST_F(CallsBesideTest, DestructionInAForkedChildReturnsAtOnce) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not live on in a forked child";
   // Its thread is in the midst of telling, with the lock that a child finds taken.
   calls = std::make_unique<Calls>([this] {

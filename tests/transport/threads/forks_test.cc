@@ -71,7 +71,7 @@ struct Forks : testing::Test {
   }
 };
 
-TEST_F(Forks, WaitForWhoMakesSomething) {
+TEST_F(Forks, WaitForObjectsBeingCreated) {
   internal::ProgressLock lock;
   expect_waits([&](const auto& rest) {
     const ForkWaits making(ForkWaits::kMaking);

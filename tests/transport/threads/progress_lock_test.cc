@@ -10,7 +10,7 @@ constexpr std::chrono::hours kLong{1};
 
 // Promise(sleep): A thread that waits for a worker's lock gets it from a busy progress thread | the
 //   progress thread yields to waiters
-TEST(ProgressLock, WayIsGivenToWhoWaits) {
+TEST(ProgressLock, YieldsToAWaiter) {
   ProgressLock lock(kLong);
   for (int round = 0; round < 200; ++round) {
     std::atomic<bool> got{false};
@@ -31,7 +31,7 @@ TEST(ProgressLock, WayIsGivenToWhoWaits) {
   }
 }
 
-TEST(ProgressLock, NoWayIsGivenToNobodyNorForLong) {
+TEST(ProgressLock, YieldsOnlyToAWaiterAndNotForLong) {
   ProgressLock lock(kLong);
   lock.give_way();
   ProgressLock brief(std::chrono::milliseconds(2));
