@@ -19,6 +19,7 @@ using collectives::executor::Call;
 using collectives::executor::CallTag;
 using collectives::executor::Executor;
 using collectives::executor::Link;
+using collectives::executor::Packet;
 using collectives::executor::Segments;
 
 class NullLink final : public Link {
@@ -30,10 +31,15 @@ class NullLink final : public Link {
     return true;
   }
   bool consume(uint32_t) override { return true; }
+  size_t most_behind() const override { return 0; }
+  bool tell(const Packet&, absl::Span<const std::byte>) override { return false; }
+  bool hear(Packet&, absl::Span<const std::byte>&) override { return false; }
+  void heard() override {}
+  bool reads() const override { return false; }
   std::string route() const override { return "null"; }
 
  private:
-  uint64_t sent_[collectives::executor::kAllLanes] = {};
+  uint64_t sent_[collectives::executor::kLanes] = {};
   alignas(64) std::byte bytes_[64] = {};
 };
 
