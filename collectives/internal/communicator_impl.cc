@@ -188,7 +188,8 @@ absl::Status Communicator::Impl::calibrate() {
   const Time started = mesh.now();
   auto cost = collectives::internal::measure_costs(with, tuner->parameters());
   if (!cost.ok()) return cost.status();
-  tuner->set_parameters(*cost, mesh.now() - started);
+  tuner->set_parameters(cost->parameters, mesh.now() - started);
+  executor->set_stream_over_read(cost->stream_over_read);
   return absl::OkStatus();
 }
 

@@ -6,8 +6,8 @@
 #include "tests/communicator/group.h"
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
+#include "tests/sim/fabric/fabric.h"
 #include "tests/test.h"
-#include "transport/sim/fabric.h"
 
 namespace baton {
 namespace {

@@ -169,7 +169,7 @@ def _make(opts: Any, options: Any) -> Any:
     if opts.enable_reconfigure:
         if module.__name__.endswith("_python"):
             raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
-                               "why there is none")
+                               "why it could not be compiled")
         if _endpoint is None:
             _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
         return module.make(store, rank, size, plain)
