@@ -154,7 +154,7 @@ class Executor {
   size_t moved_ = 0;        // bytes since the last look at the clock
   uint32_t combining_ = 0;  // lanes for which a kernel combines
   absl::Status device_error_;
-  bool touched_ = false;  // links want flush()
+  bool touched_ = false;          // links want flush()
   bool stream_over_read_ = true;  // until measured
   uint64_t messages_ = 0, bytes_sent_ = 0, steps_ = 0;
 };

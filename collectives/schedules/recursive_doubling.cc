@@ -28,8 +28,8 @@ namespace {
 // the same memory as the output, so the second one is in scratch too.
 //
 // Two ranks have a single round: each sends its input and writes its output. If these may be the
-// same memory, both sum into scratch, side by side, and copy once the other has read; otherwise each
-// would wait for the other.
+// same memory, both sum into scratch, side by side, and copy once the other has read; otherwise
+// each would wait for the other.
 void all_reduce(const ScheduleSpec& spec, uint32_t rank, Writer& w) {
   const Core core(everybody(spec.ranks, rank));
   if (!core.inside) {

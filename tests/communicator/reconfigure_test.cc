@@ -117,7 +117,8 @@ TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {
   });
 }
 
-// Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them |
+// Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them
+// |
 //   the call may be made again under another uuid
 TEST_P(Reconfigure, MissingMembersAreNamed) {
   const auto endpoints = open_endpoints(2, GetParam());
