@@ -53,6 +53,8 @@ DeviceCalls::Sums sums_wanted(const SettingValues& settings) {
 }
 
 // How long the end of a communicator waits for others to let go of what was sent.
+// For the last words of a start to go out, beside what other groups may transfer for longer.
+constexpr Time kTelling = std::chrono::milliseconds(100);
 constexpr Time kMostEnding = std::chrono::milliseconds(50);
 
 // Ids of groups that come from others: equal at all ranks, unlike any other.
@@ -248,6 +250,11 @@ absl::Status Communicator::Impl::wait_ready(Time timeout) {
         return !next_.has_value() && (!status.ok() || !mesh.starting());
       },
       timeout);
+  if (over && status.ok()) {
+    // The others wait for our word, and the caller may now compute for a while.
+    driver->wait_until([&] { return mesh.worker().stats().open_transfers == 0; },
+                       std::min(timeout, kTelling));
+  }
   if (over) return status;
   return absl::DeadlineExceededError(
       absl::StrFormat("the group \"%s\" is not ready after %.3f s: wait again, or abort() it",

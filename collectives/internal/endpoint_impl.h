@@ -39,6 +39,7 @@ enum class ControlMessage : char {
   kGoodbye = 'g',  // my process leaves, in order
   // Between ranks of a group.
   kJoin = 'j',      // who I am there, and where what I publish is: see mesh_start.cc
+  kLinked = 'l',    // my link to you is made
   kCall = 'c',      // TransferLink::Announcement: what I called
   kPacket = 'p',    // of a send or a receive: executor/link.h
   kBye = 'b',       // I leave the group, in order, or have left it

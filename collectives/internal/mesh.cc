@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -98,6 +99,9 @@ void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_vi
         listener_.on_wrong(status, rank_of(member));
       }
       return;
+    case ControlMessage::kLinked:
+      if (std::exchange(member.linked, true)) return;
+      return count_linked(member);
     case ControlMessage::kSlab:
       member.slab = std::string(body);
       return;
@@ -160,8 +164,9 @@ void Mesh::look(Time now) {
   std::vector<std::string> missing;
   uint32_t culprit = rank_;
   for (uint32_t r = 0; r < ranks_; ++r) {
-    if (!first_[r] || state_->members[r].ready) continue;
-    missing.push_back(state_->members[r].label);
+    const Member& member = state_->members[r];
+    if (!first_[r] || (member.ready && member.linked)) continue;
+    missing.push_back(member.label);
     culprit = r;
   }
   listener_.on_wrong(

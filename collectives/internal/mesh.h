@@ -93,9 +93,10 @@ class Mesh {
     std::unique_ptr<executor::Link> link;
     executor::DirectLink* direct = nullptr;  // `link`, if it is one
     executor::TransferLink* transfer = nullptr;
-    std::string offer;   // of a TransferLink, as it came
-    std::string slab;    // of a DeviceExchange, as it came
-    bool ready = false;  // the link can be used
+    std::string offer;    // of a TransferLink, as it came
+    std::string slab;     // of a DeviceExchange, as it came
+    bool ready = false;   // the link can be used
+    bool linked = false;  // and the peer's to us, it says
 
     bool up() const { return process != nullptr && process->up; }
     PeerId peer() const { return process->peer; }
@@ -211,6 +212,7 @@ class Mesh {
   absl::Status on_join(Member& member, std::string_view body);
   absl::Status link_up(Member& member);
   void made(Member& member);
+  void count_linked(const Member& member);
   void count_neighbours();
   uint64_t digest() const;
   uint32_t rank_of(const Member& member) const {

@@ -320,9 +320,15 @@ absl::Status Mesh::link_up(Member& member) {
 void Mesh::made(Member& member) {
   member.ready = true;
   --connecting_;
-  const uint32_t rank = rank_of(member);
-  if (first_[rank]) --starting_;
-  listener_.on_link(rank, *member.link);
+  endpoint_.tell(*member.process, id_, ControlMessage::kLinked, "");
+  count_linked(member);
+  listener_.on_link(rank_of(member), *member.link);
+}
+
+// A group is ready once both ends of its first links are made: a rank that is ready may compute for
+// a while, and others need its help to make their end.
+void Mesh::count_linked(const Member& member) {
+  if (first_[rank_of(member)] && member.ready && member.linked) --starting_;
 }
 
 }  // namespace baton::collectives::internal
