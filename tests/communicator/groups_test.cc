@@ -480,7 +480,8 @@ TEST_P(Groups, AHundredGroupsLeaveNothingBehind) {
     for (int i = 0; i < 100; ++i) use_one(i == 99);
   });
   ASSERT_TRUE(before.has_value() && during.has_value());
-  // A group's memory is free once its last peer has let go: the pool may need a slab more meanwhile.
+  // A group's memory is free once its last peer has let go: the pool may need a slab more
+  // meanwhile.
   EXPECT_LE(during->descriptors, before->descriptors + 10);
   EXPECT_EQ(during->threads, before->threads);
   EXPECT_LE(during->shared_bytes, before->shared_bytes + (size_t{20} << 20));
