@@ -117,9 +117,8 @@ TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {
   });
 }
 
-// Promise(collectives): A reconfigure() that others do not join ends at its timeout and names them
-// |
-//   the call may be made again under another uuid
+// Promise(collectives): A reconfigure() that others do not join ends at its timeout |
+//   the error names them; another uuid may be tried
 TEST_P(Reconfigure, MissingMembersAreNamed) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
