@@ -34,7 +34,6 @@ set(BATON_PUBLIC_HEADERS
   # Collectives, and starting their ranks.
   collectives/endpoint.h
   collectives/communicator.h
-  collectives/endpoint.h
   collectives/types.h
   collectives/launch.h
   collectives/rendezvous.h)
