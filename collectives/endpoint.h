@@ -23,6 +23,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -55,7 +56,9 @@ class Handle {
 
   bool operator==(const Handle&) const = default;
   // Any order, equal everywhere: for groups whose members are given as a set.
-  bool operator<(const Handle& other) const { return bytes_ < other.bytes_; }
+  bool operator<(const Handle& other) const {
+    return std::memcmp(bytes_.data(), other.bytes_.data(), kBytes) < 0;
+  }
 
  private:
   friend class collectives::internal::EndpointImpl;

@@ -100,7 +100,8 @@ absl::StatusOr<const std::byte*> DirectLink::map(const InPlaceRuns& place, uint6
   }
   while (views_.size() <= place.region) {
     const auto number = static_cast<uint32_t>(views_.size());
-    if (number >= their_regions_.count.load(std::memory_order_acquire)) {
+    if (number >= std::min<size_t>(their_regions_.count.load(std::memory_order_acquire),
+                                   Memory::kMaxRegions)) {
       return absl::UnavailableError("the peer has not published that region yet");
     }
     auto region = RemoteRegion::decode(

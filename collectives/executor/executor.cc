@@ -386,9 +386,24 @@ Blocked Executor::blocked() const {
     if (lane.combining) {
       found.peer = rank_;
     } else if (lane.step < lane.program->steps.size()) {
-      const Step& step = lane.program->steps[lane.step];
-      found.peer = step.peer;
+      const PreparedProgram& program = *lane.program;
+      const Step& step = program.steps[lane.step];
       found.to_send = step.kind == Step::Kind::kSend;
+      if (found.to_send || step.kind == Step::Kind::kReceive ||
+          step.kind == Step::Kind::kReceiveReduce) {
+        found.peer = step.peer;
+        return;
+      }
+      // A step of this rank's own waits for what it would overwrite.
+      found.peer = rank_;
+      for (uint32_t h = program.first_hazard[lane.step]; h < program.first_hazard[lane.step + 1];
+           ++h) {
+        const uint32_t send = program.hazards[h];
+        if (links_[program.steps[send].peer]->delivered(lane.number, lane.numbers[send])) continue;
+        found.peer = program.steps[send].peer;
+        found.to_send = true;
+        return;
+      }
     } else if (lane.delivered < lane.program->sends.size()) {
       found.peer = lane.program->steps[lane.program->sends[lane.delivered]].peer;
       found.to_send = true;

@@ -165,6 +165,9 @@ absl::Status check_point_to_point(bool sends, const void* data, size_t count, Da
     return refuse(what, absl::StrFormat("rank %d is not another rank: there are %u, this is %u",
                                         other, ranks, rank));
   }
+  if (count > SIZE_MAX / 4 / size_of(type)) {
+    return refuse(what, absl::StrFormat("a count of %u is too large", count));
+  }
   return check_pointer(what, sends ? "in" : "out", data, count, size_of(type));
 }
 
@@ -184,7 +187,11 @@ absl::Status check_all_to_all_v(const void* in, const Blocks& send, const void* 
     return refuse(what, absl::StrFormat("rank %u sends %u elements to itself and receives %u", rank,
                                         send.counts[rank], receive.counts[rank]));
   }
+  const size_t most = SIZE_MAX / 4 / ranks / element;
   for (uint32_t r = 0; r < ranks; ++r) {
+    if (std::max({send.counts[r], send.offsets[r], receive.counts[r], receive.offsets[r]}) > most) {
+      return refuse(what, absl::StrFormat("a block to or from rank %u is too large", r));
+    }
     if (absl::Status s = check_pointer(what, "in", in, send.counts[r], element); !s.ok()) return s;
     if (absl::Status s = check_pointer(what, "out", out, receive.counts[r], element); !s.ok()) {
       return s;

@@ -45,7 +45,7 @@ void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBloc
   control_ = &control;
   sequence_ = 0;
   sent_.assign(ranks, 0);
-  received_.assign(ranks, 0);
+  received_.assign(ranks + 1, 0);
   for (size_t i = 0; i < kSlots; ++i) slots_[i].staged.reset();
 }
 

@@ -15,20 +15,6 @@ using collectives::internal::EndpointImpl;
 
 namespace {
 
-// All slots of a rank together stay below this, were all its links used.
-constexpr size_t kSlotBudget = size_t{512} << 20;
-constexpr size_t kLeastSlot = 64 << 10;
-
-// Equal at all ranks.
-size_t slot_bytes_for(int ranks, size_t wanted) {
-  using collectives::executor::TransferLink;
-  const size_t slots = TransferLink::kSlots * collectives::executor::kLanes;
-  while (wanted > kLeastSlot && static_cast<size_t>(ranks - 1) * wanted * slots > kSlotBudget) {
-    wanted /= 2;
-  }
-  return wanted;
-}
-
 // What ranks learn of each other at a rendezvous, by rank.
 struct Members {
   std::vector<Handle> handles;
@@ -105,7 +91,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
   }
   absl::StatusOr<Members> met = meet_at_rendezvous(*endpoint, options);
   if (!met.ok()) return met.status();
-  options.slot_bytes = slot_bytes_for(options.ranks, options.slot_bytes);
   EndpointImpl& core = *endpoint->impl_;
   {
     std::lock_guard lock(core.mutex());
@@ -131,7 +116,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(
     return absl::InvalidArgumentError("a communicator needs an endpoint: Endpoint::open() one");
   }
   if (absl::Status status = endpoint->usable(); !status.ok()) return status;
-  options.slot_bytes = slot_bytes_for(static_cast<int>(in_rank_order.size()), options.slot_bytes);
   const uint64_t uuid = options.uuid;
   EndpointImpl& core = *endpoint->impl_;
   auto impl = std::make_unique<Impl>(collectives::internal::options_of(std::move(options)),

@@ -53,9 +53,25 @@ DeviceCalls::Sums sums_wanted(const SettingValues& settings) {
 }
 
 // How long the end of a communicator waits for others to let go of what was sent.
+// For messages of calls that have ended to reach ranks that are slow, before a reconfigure().
+constexpr Time kMostSettling = std::chrono::seconds(1);
 // For the last words of a start to go out, beside what other groups may transfer for longer.
 constexpr Time kTelling = std::chrono::milliseconds(100);
 constexpr Time kMostEnding = std::chrono::milliseconds(50);
+
+// All slots of a rank together stay below this, were all its links used.
+constexpr size_t kSlotBudget = size_t{512} << 20;
+constexpr size_t kLeastSlot = 64 << 10;
+
+// Equal at all ranks.
+size_t slot_bytes_for(size_t ranks, size_t wanted) {
+  using collectives::executor::TransferLink;
+  const size_t slots = TransferLink::kSlots * collectives::executor::kLanes;
+  while (wanted > kLeastSlot && (ranks - 1) * wanted * slots > kSlotBudget) {
+    wanted = std::max(kLeastSlot, wanted / 2 / 4096 * 4096);
+  }
+  return wanted;
+}
 
 // Ids of groups that come from others: equal at all ranks, unlike any other.
 class Uuid {
@@ -132,6 +148,8 @@ absl::Status Communicator::Impl::start(absl::Span<const Handle> handles, uint64_
 absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_t uuid,
                                        uint32_t own, bool eager, Time start_timeout,
                                        const CostParameters* known) {
+  if (wanted_slot_bytes_ == 0) wanted_slot_bytes_ = options.slot_bytes;
+  options.slot_bytes = slot_bytes_for(handles.size(), wanted_slot_bytes_);
   if (absl::Status status = mesh.enter(handles, uuid, own, *this, eager, start_timeout);
       !status.ok()) {
     return status;
@@ -220,7 +238,7 @@ void Communicator::Impl::look(Time now) {
   mesh.look(now);
   failure.end_calls();
   if (next_.has_value()) {
-    if (failure.broken().ok() && !mesh.unsettled()) end_group();
+    if (failure.broken().ok() && (!mesh.unsettled() || now >= next_->settle_by)) end_group();
     if (!failure.broken().ok() && !failure.ending()) enter_next();
   }
   if (entering_.sequence != 0 && !next_.has_value() && !mesh.starting() && failure.broken().ok()) {
@@ -419,6 +437,8 @@ absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> me
   if (!work.ok()) return work;
   calls->set_outlives(*work, true);
   entering_ = *work;
+  next.settle_by =
+      base::deadline_after(core.clock().now(), std::min<Time>(next.timeout / 2, kMostSettling));
   next_ = std::move(next);
   look(core.clock().now());
   return work;

@@ -99,6 +99,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
     uint64_t uuid = 0;
     uint32_t rank = 0;
     Time timeout{};
+    Time settle_by{};  // then the old group ends, whatever is on its way
   };
 
   void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) override;
@@ -128,6 +129,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
 
   std::optional<Next> next_;
   Work entering_;  // of reconfigure(): ends when the group is ready; sequence 0: none
+  size_t wanted_slot_bytes_ = 0;  // options.slot_bytes is what fits the group's size
   uint64_t splits_ = 0;
   std::map<std::vector<int>, uint64_t> subgroups_;  // made so far, by their ranks
 };

@@ -90,7 +90,7 @@ CallDescriptor FailureDetector::collective_of(const executor::Call& call) const 
 
 void FailureDetector::on_abort(uint32_t from, std::string_view body) {
   uint32_t culprit = 0;
-  if (body.size() < 1 + sizeof culprit) return;
+  if (body.size() < 1 + sizeof culprit || body[0] <= 0 || body[0] > 16) return;
   std::memcpy(&culprit, body.data() + 1, sizeof culprit);
   if (!broken_.ok()) return;
   // What it sent before counts: it may have been in a call that was over for it.
@@ -279,13 +279,16 @@ void FailureDetector::check_deadlines(Time now) {
   const auto has_left = [](const Mesh::Member& member) {
     return member.bye && (member.ended || !member.up());
   };
-  bool left = blocked.from_any || has_left(peer);
+  // It may have left with what we sent, and say so before the acknowledgement comes.
+  const bool on_its_way =
+      blocked.to_send && peer.transfer != nullptr && peer.transfer->unsettled() && peer.up();
+  bool left = blocked.from_any || (has_left(peer) && !on_its_way);
   for (uint32_t r = 0; blocked.from_any && r < mesh_.ranks(); ++r) {
     left &= r == mesh_.rank() || has_left(mesh_.member(r));
   }
   const bool failed = peer.link != nullptr && !peer.link->status().ok();
   // Its last words may have come in the same round as its end, and be all that we wait for.
-  if ((left || failed) && settled()) return;
+  if ((left || failed) && (settled() || executor_->combining())) return;
   if (left) {
     fail(absl::UnavailableError(absl::StrCat(
              where(blocked), blocked.from_any

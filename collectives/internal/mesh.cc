@@ -233,7 +233,7 @@ bool Mesh::unsettled() const {
 }
 
 void Mesh::leave(EndpointImpl::Lock* lock) {
-  if (state_ == nullptr) return;
+  if (state_ == nullptr || state_->control == nullptr) return;
   state_->control->ended.store(1, std::memory_order_seq_cst);
   for (Member& member : state_->members) {
     if (member.asked || member.met) {
@@ -254,7 +254,12 @@ void Mesh::leave(EndpointImpl::Lock* lock) {
   for (Member& member : state_->members) {
     if (member.transfer != nullptr) member.transfer->begin_cancel();
   }
-  endpoint_.remove_group(id_, std::move(state_));
+  auto nothing = std::make_unique<State>(endpoint_);  // until the next group is entered
+  nothing->handles = state_->handles;
+  nothing->members = std::vector<Member>(ranks_);
+  nothing->ending = true;
+  any_wanted_ = false;
+  endpoint_.remove_group(id_, std::exchange(state_, std::move(nothing)));
   worker().progress();
 }
 

@@ -289,6 +289,10 @@ absl::Status Mesh::link_up(Member& member) {
     made(member);
     return absl::OkStatus();
   }
+  if (member.our_outbox.data == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(member.label, " has joined by another kind of link"));
+  }
   const auto view_of = [&](const RemoteRegion& region, uint64_t offset,
                            size_t size) -> absl::StatusOr<RemoteView> {
     absl::StatusOr<RemoteView> view = worker().view(member.peer(), region);
