@@ -383,31 +383,30 @@ Blocked Executor::blocked() const {
       return;
     }
     found = {lane.call, lane.number, lane.piece, lane.step, 0, false, lane.combining};
-    if (lane.combining) {
-      found.peer = rank_;
-    } else if (lane.step < lane.program->steps.size()) {
-      const PreparedProgram& program = *lane.program;
-      const Step& step = program.steps[lane.step];
-      found.to_send = step.kind == Step::Kind::kSend;
-      if (found.to_send || step.kind == Step::Kind::kReceive ||
-          step.kind == Step::Kind::kReceiveReduce) {
-        found.peer = step.peer;
-        return;
-      }
-      // A step of this rank's own waits for what it would overwrite.
-      found.peer = rank_;
-      for (uint32_t h = program.first_hazard[lane.step]; h < program.first_hazard[lane.step + 1];
-           ++h) {
-        const uint32_t send = program.hazards[h];
-        if (links_[program.steps[send].peer]->delivered(lane.number, lane.numbers[send])) continue;
-        found.peer = program.steps[send].peer;
-        found.to_send = true;
-        return;
-      }
-    } else if (lane.delivered < lane.program->sends.size()) {
-      found.peer = lane.program->steps[lane.program->sends[lane.delivered]].peer;
+    found.peer = rank_;
+    if (lane.combining) return;
+    const PreparedProgram& program = *lane.program;
+    const auto waits_for = [&](uint32_t send) {
+      const uint32_t peer = program.steps[send].peer;
+      if (links_[peer]->delivered(lane.number, lane.numbers[send])) return false;
+      found.peer = peer;
       found.to_send = true;
+      return true;
+    };
+    if (lane.step == program.steps.size()) {
+      (void)std::any_of(program.sends.begin() + lane.delivered, program.sends.end(), waits_for);
+      return;
     }
+    const Step& step = program.steps[lane.step];
+    found.to_send = step.kind == Step::Kind::kSend;
+    if (found.to_send || step.kind == Step::Kind::kReceive ||
+        step.kind == Step::Kind::kReceiveReduce) {
+      found.peer = step.peer;
+      return;
+    }
+    // A step of this rank's own waits for what it would overwrite.
+    (void)std::any_of(program.hazards.begin() + program.first_hazard[lane.step],
+                      program.hazards.begin() + program.first_hazard[lane.step + 1], waits_for);
   };
   for (const Lane& lane : lanes_) look(lane);
   const Blocked other = point_to_point_.blocked();
