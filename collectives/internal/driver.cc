@@ -28,7 +28,8 @@ absl::Status still_runs(Time timeout) {
 
 bool Driver::advance() {
   if (!needs_.failure.broken().ok()) {
-    if (!needs_.failure.ending()) return false;
+    // What outlives a failure is a reconfigure(): look(), which tick() calls, takes it on.
+    if (!needs_.failure.ending()) return !needs_.calls.in_flight().empty() && tick();
     tick();
     needs_.failure.end_calls();
     return !needs_.failure.ending();
