@@ -44,6 +44,9 @@ class Driver {
   // Blocks until the call has ended and its callback, if any, has returned; DeadlineExceeded: not
   // within `timeout`.
   absl::Status wait(Work work, Time timeout = kNever);
+  // The same by this thread alone, which runs no callback meanwhile: one may wait for what this
+  // thread holds up.
+  absl::Status wait_without_callbacks(Work work) { return drive(work, kNever, false); }
   // Advances everything of the endpoint and sleeps a while, until `over()`, which is asked under
   // the lock; false: not within `timeout`.
   bool wait_until(const std::function<bool()>& over, Time timeout);
@@ -52,6 +55,7 @@ class Driver {
  private:
   void doze(Time longest);  // naps, and peers know that they must wake us
   absl::Status wait_for_background(Work work, Time deadline);
+  absl::Status drive(Work work, Time timeout, bool callbacks);
 
   const Needs needs_;
   const EndpointImpl::Group* const group_;

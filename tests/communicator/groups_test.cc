@@ -277,6 +277,58 @@ TEST_P(Groups, CallsTellTheirEndByACallback) {
   }
 }
 
+// Calls begun in one go, so that the ranks have to wait for their vote on them.
+struct Burst {
+  static constexpr int kCalls = 200;
+  Communicator* comm = nullptr;
+  Ends ends;
+  float data[kCalls + 1] = {};
+  void begin(int i) {
+    CallOptions call;
+    call.on_end = &Ends::note;
+    call.context = &ends;
+    call.detached = true;
+    const auto work =
+        comm->all_reduce_async(data + i, data + i, 1, DataType::kF32, ReduceOp::kMax, call);
+    if (!work.ok()) ++ends.failed;
+  }
+  void begin_all() {
+    for (int i = 0; i < kCalls; ++i) begin(i);
+  }
+};
+
+// No callback runs meanwhile that would wait behind the vote on the thread that holds it up; and
+// the background thread may be the one that awaits it.
+TEST_P(Groups, CallbacksMayBeginCallsWhileRanksVote) {
+  for (const bool background : {false, true}) {
+    const auto endpoints = open_endpoints(2, GetParam(), background);
+    run_endpoints(endpoints, 7, [background](Communicator& comm) {
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+      Burst burst;
+      burst.comm = &comm;
+      CallOptions call;
+      call.context = &burst;
+      call.detached = true;
+      call.on_end = [](void* context, Work, const absl::Status&) {
+        static_cast<Burst*>(context)->begin(Burst::kCalls);
+      };
+      if (background) {
+        call.on_end = [](void* context, Work, const absl::Status&) {
+          static_cast<Burst*>(context)->begin_all();
+        };
+      }
+      ASSERT_TRUE(comm.barrier_async(call).ok());
+      if (!background) burst.begin_all();
+      until([&] { return burst.ends.count == Burst::kCalls + (background ? 0 : 1); },
+            [&] {
+              if (!background) comm.progress();
+            });
+      EXPECT_EQ(burst.ends.failed, 0);
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
 TEST_P(Groups, CallbacksHearOfAnAbort) {
   const auto endpoints = open_endpoints(2, GetParam());
   run_endpoints(endpoints, 7, [](Communicator& comm) {
