@@ -29,7 +29,11 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  bool background() const { return needs_.mesh.endpoint().background(); }
+  // Another thread advances calls. In a callback on that thread, whoever waits has to.
+  bool background() const {
+    const EndpointImpl& endpoint = needs_.mesh.endpoint();
+    return endpoint.background() && !endpoint.on_background_thread();
+  }
 
   // --- under the lock ---
   bool advance();         // false: nothing happened

@@ -463,19 +463,17 @@ bool EndpointImpl::progress() {
 }
 
 bool EndpointImpl::run_callbacks() {
+  Lock lock(mutex_);
   for (bool any = false;; any = true) {
-    std::vector<Ended> ended;
-    {
-      std::lock_guard lock(mutex_);
-      if (ended_.empty()) return any;
-      ended.swap(ended_);
-    }
-    for (const Ended& one : ended) {
-      one.on_end(one.context, Work{one.work}, one.status);
-      std::lock_guard lock(mutex_);
-      one.returned(one.table, one.work);
-      calls_ended_.notify_all();
-    }
+    if (ended_.empty()) return any;
+    // One by one: it may wait for the next one.
+    const Ended one = std::move(ended_.front());
+    ended_.pop_front();
+    lock.unlock();
+    one.on_end(one.context, Work{one.work}, one.status);
+    lock.lock();
+    one.returned(one.table, one.work);
+    calls_ended_.notify_all();
   }
 }
 

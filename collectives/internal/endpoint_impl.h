@@ -140,6 +140,7 @@ class EndpointImpl {
   const EndpointOptions& options() const { return options_; }
   const Clock& clock() const { return worker_->clock(); }
   bool background() const { return background_.joinable(); }
+  bool on_background_thread() const { return std::this_thread::get_id() == background_.get_id(); }
 
   // --- under the lock ---
   executor::Memory& memory() { return *memory_; }
@@ -243,7 +244,7 @@ class EndpointImpl {
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;
   std::deque<uint64_t> kept_ids_;  // oldest first
   std::unordered_map<uint64_t, std::unique_ptr<Remains>> remains_;
-  std::vector<Ended> ended_;
+  std::deque<Ended> ended_;
   Time next_look_{};
   uint32_t sleepers_ = 0;
   Notification notification_;  // its memory is reused

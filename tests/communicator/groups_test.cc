@@ -329,6 +329,69 @@ TEST_P(Groups, CallbacksMayBeginCallsWhileRanksVote) {
   }
 }
 
+// Whose callback waits for the call of the other.
+struct Pair {
+  Communicator* comm = nullptr;
+  Work works[2];
+  std::atomic<int> begun{0}, returned{0};
+  absl::Status heard;
+  template <int kOther>
+  static void wait_for(void* context, Work, const absl::Status&) {
+    auto& self = *static_cast<Pair*>(context);
+    if (self.begun.fetch_add(1) == 0) {
+      self.heard = self.comm->wait(self.works[kOther], patient(std::chrono::seconds(10)));
+    }
+    ++self.returned;
+  }
+};
+
+// Two calls end at once: the first callback waits for the call whose callback is due next.
+TEST_P(Groups, ACallbackMayWaitForAnotherCall) {
+  for (const bool background : {false, true}) {
+    const auto endpoints = open_endpoints(2, GetParam(), background);
+    run_endpoints(endpoints, 7, [](Communicator& comm) {
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+      if (comm.rank() == 1) {
+        return until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
+      }
+      Pair pair;
+      pair.comm = &comm;
+      float data[2] = {};
+      CallOptions call;
+      call.context = &pair;
+      call.on_end = &Pair::wait_for<1>;
+      pair.works[0] = *comm.receive_async(data, 1, DataType::kF32, 1, call);
+      call.on_end = &Pair::wait_for<0>;
+      pair.works[1] = *comm.receive_async(data + 1, 1, DataType::kF32, 1, call);
+      comm.abort(absl::CancelledError("enough"));
+      until([&] { return pair.returned == 2; }, [&] { comm.progress(); });
+      EXPECT_TRUE(absl::IsCancelled(pair.heard)) << pair.heard;
+    });
+  }
+}
+
+// The thread that would advance the call is the one that waits for it.
+TEST_P(Groups, ACallbackOnTheBackgroundThreadMayMakeABlockingCall) {
+  const auto endpoints = open_endpoints(2, GetParam(), true);
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    struct Context {
+      Communicator* comm;
+      std::atomic<float> sum{0};
+    } context{&comm};
+    CallOptions call;
+    call.context = &context;
+    call.detached = true;
+    call.on_end = [](void* to, Work, const absl::Status&) {
+      auto& self = *static_cast<Context*>(to);
+      self.sum = sum_of(*self.comm);
+    };
+    ASSERT_TRUE(comm.barrier_async(call).ok());
+    until([&] { return context.sum != 0; });
+    EXPECT_EQ(context.sum, 3);
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
 TEST_P(Groups, CallbacksHearOfAnAbort) {
   const auto endpoints = open_endpoints(2, GetParam());
   run_endpoints(endpoints, 7, [](Communicator& comm) {
