@@ -296,6 +296,11 @@ void EndpointImpl::tell(const Process& process, uint64_t group, ControlMessage k
   text += static_cast<char>(kind);
   text += body;
   worker_->notify_detached(process.peer, text).IgnoreError();
+  told_ = true;
+}
+
+void EndpointImpl::flush() {
+  if (std::exchange(told_, false)) worker_->progress();
 }
 
 void EndpointImpl::drain() {
@@ -309,6 +314,7 @@ void EndpointImpl::drain() {
     if (process != nullptr) on_notification(*process, notification_.payload);
   }
   on_events();
+  flush();
 }
 
 void EndpointImpl::on_notification(Process& from, std::string_view payload) {
@@ -401,9 +407,10 @@ void EndpointImpl::deliver_kept(uint64_t id) {
   std::erase(kept_ids_, id);
   for (const Kept& one : kept) {
     const auto group = groups_.find(id);
-    if (group == groups_.end()) return;
+    if (group == groups_.end()) break;
     group->second->on_control_message(*one.from, one.kind, one.body);
   }
+  flush();
 }
 
 void EndpointImpl::remove_group(uint64_t id, std::unique_ptr<Remains> remains) {
@@ -418,6 +425,7 @@ bool EndpointImpl::tick() {
   const bool any = worker_->progress();
   drain();
   look_at_all(clock().now());
+  flush();
   return any;
 }
 

@@ -169,6 +169,8 @@ class EndpointImpl {
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
+  // Goes out at the end of tick(), drain() or deliver_kept() at the latest: the caller may compute
+  // for a while after that.
   void tell(const Process& process, uint64_t group, ControlMessage kind, std::string_view body);
   // A round of the worker, what came of it, and what is due.
   bool tick();
@@ -222,6 +224,7 @@ class EndpointImpl {
   void on_own_message(Process& from, ControlMessage kind, std::string_view body);
   void keep(uint64_t id, Process& from, ControlMessage kind, std::string_view body);
   void look_at_processes(Time now);
+  void flush();
   void say_goodbye();
 
   EndpointOptions options_;
@@ -245,6 +248,7 @@ class EndpointImpl {
   std::deque<uint64_t> kept_ids_;  // oldest first
   std::unordered_map<uint64_t, std::unique_ptr<Remains>> remains_;
   std::deque<Ended> ended_;
+  bool told_ = false;  // something that the worker has had no turn to send
   Time next_look_{};
   uint32_t sleepers_ = 0;
   Notification notification_;  // its memory is reused

@@ -437,6 +437,25 @@ TEST_P(Groups, AWaitGivesUpAndTheCallRunsOn) {
   });
 }
 
+// Its last turn before it computes answers what has come in that turn.
+TEST_P(Groups, ARankThatComputesHasAnsweredBefore) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  std::unique_ptr<Communicator> comms[2], groups[2];
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+    ASSERT_EQ(sum_of(*comms[rank]), 3);
+    groups[rank] = *comms[rank]->subgroup({0, 1}, group_options(0));
+  });
+  float data = 1;
+  ASSERT_TRUE(groups[0]->receive_async(&data, 1, DataType::kF32, 1).ok());
+  const auto linked = [&](int rank) {
+    return groups[rank]->routes().find("rank " + std::to_string(1 - rank)) != std::string::npos;
+  };
+  until([&] { return linked(1); }, [&] { groups[0]->progress(), endpoints[1]->progress(); });
+  until([&] { return linked(0); }, [&] { groups[0]->progress(); });
+}
+
 // --- bad input -----------------------------------------------------------------------------------
 
 TEST_P(Groups, HandlesThatMakeNoSenseAreRefusedByName) {
