@@ -115,7 +115,7 @@ void EndpointImpl::say_goodbye() {
     const bool moved = worker_->progress();
     drain();
     std::erase_if(remains_, [](const auto& entry) { return entry.second->over(); });
-    if (remains_.empty() && worker_->stats().open_transfers == 0) return;
+    if (remains_.empty() && !unsent_ && worker_->stats().open_transfers == 0) return;
     if (!moved) nap(std::chrono::milliseconds(1), nap_ticket());
     // Virtual time stands still here.
     if (Clock::steady().now() - real_begin > 2 * kLeaving && clock().now() == begin) return;
@@ -186,6 +186,7 @@ void EndpointImpl::want(Process& process) {
 void EndpointImpl::came_up(Process& process) {
   process.up = true;
   process.down = process.told = false;
+  process.unsent.clear();
   process.can_view = process.we_can_view = -1;
   process.wanted_since = kNever;
   if (std::find(unsettled_.begin(), unsettled_.end(), &process) == unsettled_.end()) {
@@ -223,6 +224,7 @@ void EndpointImpl::became_ready(Process& process) {
 void EndpointImpl::go_down(Process& process, const absl::Status& why) {
   process.up = false;
   process.down = true;
+  process.unsent.clear();
   process.why_down = why;
   process.wanted_since = kNever;
   if (process.goodbye) return;
@@ -289,17 +291,32 @@ void EndpointImpl::on_events() {
 
 // --- messages ------------------------------------------------------------------------------------
 
-void EndpointImpl::tell(const Process& process, uint64_t group, ControlMessage kind,
+void EndpointImpl::tell(Process& process, uint64_t group, ControlMessage kind,
                         std::string_view body) {
   if (!process.up) return;
   std::string text(reinterpret_cast<const char*>(&group), sizeof group);
   text += static_cast<char>(kind);
   text += body;
-  worker_->notify_detached(process.peer, text).IgnoreError();
+  if (process.unsent.empty() && send(process, text)) return;
+  process.unsent.push_back(std::move(text));
+  unsent_ = true;
+}
+
+// False: not now. Any other failure ends the connection, and is told then.
+bool EndpointImpl::send(const Process& process, std::string_view text) {
+  if (absl::IsResourceExhausted(worker_->notify_detached(process.peer, text))) return false;
   told_ = true;
+  return true;
 }
 
 void EndpointImpl::flush() {
+  if (std::exchange(unsent_, false)) {
+    for (auto& [uid, process] : processes_) {
+      std::deque<std::string>& unsent = process->unsent;
+      while (!unsent.empty() && send(*process, unsent.front())) unsent.pop_front();
+      unsent_ |= !unsent.empty();
+    }
+  }
   if (std::exchange(told_, false)) worker_->progress();
 }
 

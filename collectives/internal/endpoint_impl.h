@@ -74,7 +74,8 @@ struct Process {
   uint64_t table_offset = 0;
   int can_view = -1;  // whether it can map our memory; -1: not told yet
   int we_can_view = -1;
-  RemoteView view;  // of its RegionTable
+  RemoteView view;                 // of its RegionTable
+  std::deque<std::string> unsent;  // told, and the worker had no transfer left for it
 
   bool ready() const { return up && can_view >= 0 && we_can_view >= 0; }
   bool direct() const { return can_view == 1 && we_can_view == 1; }
@@ -169,9 +170,9 @@ class EndpointImpl {
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
-  // Goes out at the end of tick(), drain() or deliver_kept() at the latest: the caller may compute
-  // for a while after that.
-  void tell(const Process& process, uint64_t group, ControlMessage kind, std::string_view body);
+  // Goes out at the end of tick(), drain() or deliver_kept() at the latest, for the caller may
+  // compute for a while after that; later, and in order, where the worker has no transfer left.
+  void tell(Process& process, uint64_t group, ControlMessage kind, std::string_view body);
   // A round of the worker, what came of it, and what is due.
   bool tick();
   // Takes what has come, messages before news of who went down: whoever leaves or gives up says so
@@ -224,6 +225,7 @@ class EndpointImpl {
   void on_own_message(Process& from, ControlMessage kind, std::string_view body);
   void keep(uint64_t id, Process& from, ControlMessage kind, std::string_view body);
   void look_at_processes(Time now);
+  bool send(const Process& process, std::string_view text);
   void flush();
   void say_goodbye();
 
@@ -248,7 +250,8 @@ class EndpointImpl {
   std::deque<uint64_t> kept_ids_;  // oldest first
   std::unordered_map<uint64_t, std::unique_ptr<Remains>> remains_;
   std::deque<Ended> ended_;
-  bool told_ = false;  // something that the worker has had no turn to send
+  bool told_ = false;    // something that the worker has had no turn to send
+  bool unsent_ = false;  // something is, of some process
   Time next_look_{};
   uint32_t sleepers_ = 0;
   Notification notification_;  // its memory is reused

@@ -456,6 +456,36 @@ TEST_P(Groups, ARankThatComputesHasAnsweredBefore) {
   until([&] { return linked(0); }, [&] { groups[0]->progress(); });
 }
 
+// Promise(collectives): What ranks tell each other is not lost where a worker has no transfer left
+// |
+//   it is told, in order, once there is one again
+TEST_P(Groups, AnAbortIsToldOnceTheWorkerHasRoom) {
+  std::vector<std::shared_ptr<Endpoint>> endpoints;
+  for (int i = 0; i < 2; ++i) {
+    EndpointOptions options = endpoint_options(GetParam());
+    options.worker.max_transfers = 64;
+    endpoints.push_back(*Endpoint::open(options));
+  }
+  const auto handles = handles_of(endpoints);
+  std::unique_ptr<Communicator> comms[2];
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+    ASSERT_EQ(sum_of(*comms[rank]), 3);
+  });
+  const auto both = [&] { endpoints[0]->progress(), endpoints[1]->progress(); };
+  Worker& worker = endpoints[0]->worker();
+  // The endpoint's connection to the other one is the only one that there is.
+  PeerId peer{.index = 0, .generation = 1};
+  while (!worker.notify_detached(peer, "x").ok()) ASSERT_LT(++peer.index, 100u);
+  absl::Status status;
+  while ((status = worker.notify_detached(peer, "x")).ok()) {
+  }
+  ASSERT_TRUE(absl::IsResourceExhausted(status)) << status;
+  comms[0]->abort(absl::CancelledError("enough"));
+  until([&] { return !comms[1]->status().ok(); }, both);
+  EXPECT_THAT(text(comms[1]->status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
+}
+
 // --- bad input -----------------------------------------------------------------------------------
 
 TEST_P(Groups, HandlesThatMakeNoSenseAreRefusedByName) {
