@@ -456,9 +456,8 @@ TEST_P(Groups, ARankThatComputesHasAnsweredBefore) {
   until([&] { return linked(0); }, [&] { groups[0]->progress(); });
 }
 
-// Promise(collectives): What ranks tell each other is not lost where a worker has no transfer left
-// |
-//   it is told, in order, once there is one again
+// Promise(collectives): What ranks tell each other is not lost where a worker's transfers have run
+//   out | it is told, in order, once there is one again
 TEST_P(Groups, AnAbortIsToldOnceTheWorkerHasRoom) {
   std::vector<std::shared_ptr<Endpoint>> endpoints;
   for (int i = 0; i < 2; ++i) {
