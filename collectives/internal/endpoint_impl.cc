@@ -177,7 +177,7 @@ Process* EndpointImpl::process_at(PeerId peer) {
 
 void EndpointImpl::want(Process& process) {
   if (process.goodbye || (process.known && !process.down) || process.wanted_since != kNever) return;
-  process.down = process.known = false;
+  process.down = process.known = process.parted = false;
   process.wanted_since = clock().now();
   unsettled_.push_back(&process);
   if (uid_.bytes < process.uid.bytes) call(process);
@@ -185,7 +185,7 @@ void EndpointImpl::want(Process& process) {
 
 void EndpointImpl::came_up(Process& process) {
   process.up = true;
-  process.down = process.told = false;
+  process.down = process.told = process.parted = false;
   process.unsent.clear();
   process.can_view = process.we_can_view = -1;
   process.wanted_since = kNever;

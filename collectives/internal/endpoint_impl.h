@@ -66,6 +66,8 @@ struct Process {
   bool down = false;   // was, or could not be
   absl::Status why_down;
   bool goodbye = false;  // left in order
+  // A group of ours has ended the connection, for what could not be taken back: it is not dead.
+  bool parted = false;
   Time called_at{};
   Time wanted_since = kNever;  // kNever: a connection is not waited for
   // Since it is up:
