@@ -99,7 +99,8 @@ struct CallOptions {
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
   // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end
-  // after it has returned, so it must not wait for its own call.
+  // after it has returned, so it must not wait for its own call; it may wait for others. It must
+  // not destroy its own communicator, which waits for it.
   void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;
   void* context = nullptr;
   // The call is not waited for: its place is free when `on_end` has returned. wait() and test()

@@ -185,7 +185,10 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // Room at the receiver, and the transfer that used this slot before has ended.
-  if (number > kSlots && room(lane) + kSlots < number) return 0;
+  if (number > kSlots && room(lane) + kSlots < number) {
+    give_back(lane);
+    return 0;
+  }
   if (outgoing.done.load(std::memory_order_acquire) != outgoing.number) return 0;
 
   TransferRequest request;
@@ -256,6 +259,7 @@ bool TransferLink::delivered(uint32_t lane, uint64_t number) {
 bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments& message,
                         absl::Status& error) {
   if (answer_due_) answer();
+  give_back(lane);
   const uint64_t number = taken_[lane] + 1;
   // How often this slot has been filled once the message is there; numbers start at 1.
   const uint64_t fills = (number + kSlots - 1) / kSlots;
@@ -269,9 +273,14 @@ bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments
 }
 
 bool TransferLink::consume(uint32_t lane) {
-  const uint64_t taken = taken_[lane] + 1;
-  taken_[lane] = taken;
-  if (taken - given_back_[lane] < 2) return true;
+  ++taken_[lane];
+  give_back(lane);
+  return true;
+}
+
+void TransferLink::give_back(uint32_t lane) {
+  const uint64_t taken = taken_[lane];
+  if (taken - given_back_[lane] < 2) return;
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;
@@ -281,9 +290,8 @@ bool TransferLink::consume(uint32_t lane) {
   absl::StatusOr<TransferId> id = worker_.submit(request);
   if (id.ok()) {
     submitted_ = true;
-    given_back_[lane] = taken;  // else with the next one
+    given_back_[lane] = taken;
   }
-  return true;
 }
 
 void TransferLink::write_head(char* to, const Packet& packet) const {

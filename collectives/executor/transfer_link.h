@@ -149,6 +149,9 @@ class TransferLink final : public Link {
   void fail(const absl::Status& why);
   absl::Status make_slots();
   void answer();
+  // Raises the peer's counter for what has been read, if that is due. Where there was no transfer
+  // left for it, again whenever this side looks for a message or has no room to send one.
+  void give_back(uint32_t lane);
   bool make_eager();
   void write_head(char* to, const Packet& packet) const;
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,

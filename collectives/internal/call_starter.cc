@@ -153,12 +153,13 @@ absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
   return work.status();
 }
 
-// Without the lock: others may abort() meanwhile, but none may begin a call before this one.
+// Without the lock: others may abort() meanwhile, but none may begin a call before this one. So no
+// callback runs here: it may begin one.
 absl::Status CallStarter::await_vote(Tuner::Entry& entry, Lock& lock) {
   const Work vote = needs_.tuner.vote_of(entry);
   voting_ = true;
   lock.unlock();
-  absl::Status status = needs_.driver.wait(vote);
+  absl::Status status = needs_.driver.wait_without_callbacks(vote);
   lock.lock();
   voting_ = false;
   voted_.notify_all();

@@ -28,7 +28,8 @@ absl::Status still_runs(Time timeout) {
 
 bool Driver::advance() {
   if (!needs_.failure.broken().ok()) {
-    if (!needs_.failure.ending()) return false;
+    // What outlives a failure is a reconfigure(): look(), which tick() calls, takes it on.
+    if (!needs_.failure.ending()) return !needs_.calls.in_flight().empty() && tick();
     tick();
     needs_.failure.end_calls();
     return !needs_.failure.ending();
@@ -115,13 +116,15 @@ absl::Status Driver::wait_for_background(Work work, Time deadline) {
 }
 
 absl::Status Driver::wait(Work work, Time timeout) {
+  if (!background()) return drive(work, timeout, true);
+  absl::Status status = wait_for_background(work, base::deadline_after(needs_.mesh.now(), timeout));
+  return absl::IsDeadlineExceeded(status) && status.message().empty() ? still_runs(timeout)
+                                                                      : status;
+}
+
+absl::Status Driver::drive(Work work, Time timeout, bool callbacks) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
   const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
-  if (background()) {
-    absl::Status status = wait_for_background(work, deadline);
-    return absl::IsDeadlineExceeded(status) && status.message().empty() ? still_runs(timeout)
-                                                                        : status;
-  }
   Time idle_since = Time::zero();
   for (uint32_t turn = 0;; ++turn) {
     bool moved = false;
@@ -133,7 +136,7 @@ absl::Status Driver::wait(Work work, Time timeout) {
       moved = advance();
       // The others may be in a call of another group, and come to this one behind it.
       if (!moved) moved = endpoint.advance_others(group_);
-      ended = endpoint.any_ended();
+      ended = callbacks && endpoint.any_ended();
       crowded = needs_.mesh.crowded();
     }
     if (ended) endpoint.run_callbacks();

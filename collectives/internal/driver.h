@@ -29,7 +29,11 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  bool background() const { return needs_.mesh.endpoint().background(); }
+  // Another thread advances calls. In a callback on that thread, whoever waits has to.
+  bool background() const {
+    const EndpointImpl& endpoint = needs_.mesh.endpoint();
+    return endpoint.background() && !endpoint.on_background_thread();
+  }
 
   // --- under the lock ---
   bool advance();         // false: nothing happened
@@ -44,6 +48,9 @@ class Driver {
   // Blocks until the call has ended and its callback, if any, has returned; DeadlineExceeded: not
   // within `timeout`.
   absl::Status wait(Work work, Time timeout = kNever);
+  // The same by this thread alone, which runs no callback meanwhile: one may wait for what this
+  // thread holds up.
+  absl::Status wait_without_callbacks(Work work) { return drive(work, kNever, false); }
   // Advances everything of the endpoint and sleeps a while, until `over()`, which is asked under
   // the lock; false: not within `timeout`.
   bool wait_until(const std::function<bool()>& over, Time timeout);
@@ -52,6 +59,7 @@ class Driver {
  private:
   void doze(Time longest);  // naps, and peers know that they must wake us
   absl::Status wait_for_background(Work work, Time deadline);
+  absl::Status drive(Work work, Time timeout, bool callbacks);
 
   const Needs needs_;
   const EndpointImpl::Group* const group_;

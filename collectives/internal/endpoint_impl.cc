@@ -115,7 +115,7 @@ void EndpointImpl::say_goodbye() {
     const bool moved = worker_->progress();
     drain();
     std::erase_if(remains_, [](const auto& entry) { return entry.second->over(); });
-    if (remains_.empty() && worker_->stats().open_transfers == 0) return;
+    if (remains_.empty() && !unsent_ && worker_->stats().open_transfers == 0) return;
     if (!moved) nap(std::chrono::milliseconds(1), nap_ticket());
     // Virtual time stands still here.
     if (Clock::steady().now() - real_begin > 2 * kLeaving && clock().now() == begin) return;
@@ -177,7 +177,7 @@ Process* EndpointImpl::process_at(PeerId peer) {
 
 void EndpointImpl::want(Process& process) {
   if (process.goodbye || (process.known && !process.down) || process.wanted_since != kNever) return;
-  process.down = process.known = false;
+  process.down = process.known = process.parted = false;
   process.wanted_since = clock().now();
   unsettled_.push_back(&process);
   if (uid_.bytes < process.uid.bytes) call(process);
@@ -185,7 +185,8 @@ void EndpointImpl::want(Process& process) {
 
 void EndpointImpl::came_up(Process& process) {
   process.up = true;
-  process.down = process.told = false;
+  process.down = process.told = process.parted = false;
+  process.unsent.clear();
   process.can_view = process.we_can_view = -1;
   process.wanted_since = kNever;
   if (std::find(unsettled_.begin(), unsettled_.end(), &process) == unsettled_.end()) {
@@ -223,6 +224,7 @@ void EndpointImpl::became_ready(Process& process) {
 void EndpointImpl::go_down(Process& process, const absl::Status& why) {
   process.up = false;
   process.down = true;
+  process.unsent.clear();
   process.why_down = why;
   process.wanted_since = kNever;
   if (process.goodbye) return;
@@ -289,13 +291,33 @@ void EndpointImpl::on_events() {
 
 // --- messages ------------------------------------------------------------------------------------
 
-void EndpointImpl::tell(const Process& process, uint64_t group, ControlMessage kind,
+void EndpointImpl::tell(Process& process, uint64_t group, ControlMessage kind,
                         std::string_view body) {
   if (!process.up) return;
   std::string text(reinterpret_cast<const char*>(&group), sizeof group);
   text += static_cast<char>(kind);
   text += body;
-  worker_->notify_detached(process.peer, text).IgnoreError();
+  if (process.unsent.empty() && send(process, text)) return;
+  process.unsent.push_back(std::move(text));
+  unsent_ = true;
+}
+
+// False: not now. Any other failure ends the connection, and is told then.
+bool EndpointImpl::send(const Process& process, std::string_view text) {
+  if (absl::IsResourceExhausted(worker_->notify_detached(process.peer, text))) return false;
+  told_ = true;
+  return true;
+}
+
+void EndpointImpl::flush() {
+  if (std::exchange(unsent_, false)) {
+    for (auto& [uid, process] : processes_) {
+      std::deque<std::string>& unsent = process->unsent;
+      while (!unsent.empty() && send(*process, unsent.front())) unsent.pop_front();
+      unsent_ |= !unsent.empty();
+    }
+  }
+  if (std::exchange(told_, false)) worker_->progress();
 }
 
 void EndpointImpl::drain() {
@@ -309,6 +331,7 @@ void EndpointImpl::drain() {
     if (process != nullptr) on_notification(*process, notification_.payload);
   }
   on_events();
+  flush();
 }
 
 void EndpointImpl::on_notification(Process& from, std::string_view payload) {
@@ -401,9 +424,10 @@ void EndpointImpl::deliver_kept(uint64_t id) {
   std::erase(kept_ids_, id);
   for (const Kept& one : kept) {
     const auto group = groups_.find(id);
-    if (group == groups_.end()) return;
+    if (group == groups_.end()) break;
     group->second->on_control_message(*one.from, one.kind, one.body);
   }
+  flush();
 }
 
 void EndpointImpl::remove_group(uint64_t id, std::unique_ptr<Remains> remains) {
@@ -418,6 +442,7 @@ bool EndpointImpl::tick() {
   const bool any = worker_->progress();
   drain();
   look_at_all(clock().now());
+  flush();
   return any;
 }
 
@@ -463,19 +488,17 @@ bool EndpointImpl::progress() {
 }
 
 bool EndpointImpl::run_callbacks() {
+  Lock lock(mutex_);
   for (bool any = false;; any = true) {
-    std::vector<Ended> ended;
-    {
-      std::lock_guard lock(mutex_);
-      if (ended_.empty()) return any;
-      ended.swap(ended_);
-    }
-    for (const Ended& one : ended) {
-      one.on_end(one.context, Work{one.work}, one.status);
-      std::lock_guard lock(mutex_);
-      one.returned(one.table, one.work);
-      calls_ended_.notify_all();
-    }
+    if (ended_.empty()) return any;
+    // One by one: it may wait for the next one.
+    const Ended one = std::move(ended_.front());
+    ended_.pop_front();
+    lock.unlock();
+    one.on_end(one.context, Work{one.work}, one.status);
+    lock.lock();
+    one.returned(one.table, one.work);
+    calls_ended_.notify_all();
   }
 }
 

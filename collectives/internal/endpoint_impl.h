@@ -66,6 +66,8 @@ struct Process {
   bool down = false;   // was, or could not be
   absl::Status why_down;
   bool goodbye = false;  // left in order
+  // A group of ours has ended the connection, for what could not be taken back: it is not dead.
+  bool parted = false;
   Time called_at{};
   Time wanted_since = kNever;  // kNever: a connection is not waited for
   // Since it is up:
@@ -74,7 +76,8 @@ struct Process {
   uint64_t table_offset = 0;
   int can_view = -1;  // whether it can map our memory; -1: not told yet
   int we_can_view = -1;
-  RemoteView view;  // of its RegionTable
+  RemoteView view;                 // of its RegionTable
+  std::deque<std::string> unsent;  // told, and the worker had no transfer left for it
 
   bool ready() const { return up && can_view >= 0 && we_can_view >= 0; }
   bool direct() const { return can_view == 1 && we_can_view == 1; }
@@ -140,6 +143,7 @@ class EndpointImpl {
   const EndpointOptions& options() const { return options_; }
   const Clock& clock() const { return worker_->clock(); }
   bool background() const { return background_.joinable(); }
+  bool on_background_thread() const { return std::this_thread::get_id() == background_.get_id(); }
 
   // --- under the lock ---
   executor::Memory& memory() { return *memory_; }
@@ -168,7 +172,9 @@ class EndpointImpl {
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
-  void tell(const Process& process, uint64_t group, ControlMessage kind, std::string_view body);
+  // Goes out at the end of tick(), drain() or deliver_kept() at the latest, for the caller may
+  // compute for a while after that; later, and in order, where the worker has no transfer left.
+  void tell(Process& process, uint64_t group, ControlMessage kind, std::string_view body);
   // A round of the worker, what came of it, and what is due.
   bool tick();
   // Takes what has come, messages before news of who went down: whoever leaves or gives up says so
@@ -221,6 +227,8 @@ class EndpointImpl {
   void on_own_message(Process& from, ControlMessage kind, std::string_view body);
   void keep(uint64_t id, Process& from, ControlMessage kind, std::string_view body);
   void look_at_processes(Time now);
+  bool send(const Process& process, std::string_view text);
+  void flush();
   void say_goodbye();
 
   EndpointOptions options_;
@@ -243,7 +251,9 @@ class EndpointImpl {
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;
   std::deque<uint64_t> kept_ids_;  // oldest first
   std::unordered_map<uint64_t, std::unique_ptr<Remains>> remains_;
-  std::vector<Ended> ended_;
+  std::deque<Ended> ended_;
+  bool told_ = false;    // something that the worker has had no turn to send
+  bool unsent_ = false;  // something is, of some process
   Time next_look_{};
   uint32_t sleepers_ = 0;
   Notification notification_;  // its memory is reused

@@ -153,7 +153,15 @@ void Mesh::on_goodbye(Process& process) {
 void Mesh::on_down(Process& process, const absl::Status& why) {
   Member* const member = state_->find(process);
   // Whoever waits for one that left in order finds out when it looks at deadlines.
-  if (member != nullptr && !member->bye) listener_.on_down(rank_of(*member), why);
+  if (member == nullptr || member->bye) return;
+  if (!process.parted) return listener_.on_down(rank_of(*member), why);
+  // Not its fault, and it is not lost: nor is it to those who hear of this.
+  listener_.on_wrong(
+      absl::UnavailableError(absl::StrFormat(
+          "rank %u has closed its connection to %s, since another group of the two ended with "
+          "bytes on their way; reconfigure() or shrink() connects them again",
+          rank_, member->label)),
+      rank_);
 }
 
 void Mesh::look(Time now) {
@@ -196,6 +204,7 @@ bool Mesh::quiet() const {
 void Mesh::force_quiet() {
   for (Member& member : state_->members) {
     if (member.transfer == nullptr || member.transfer->sources_free()) continue;
+    member.process->parted = true;
     worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }
 }

@@ -26,6 +26,7 @@ std::string Survivors::lost(bool late) {
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     if (r == mesh_.rank()) continue;
     const Mesh::Member& member = mesh_.member(r);
+    if (member.process->down && member.process->parted) mesh_.endpoint().want(*member.process);
     const bool gone = member.process->down || member.process->goodbye || member.bye;
     if (gone || (late && ballots_[r].empty())) failure_.mark_lost(r);
     if (failure_.lost()[r]) out[r] = '1';

@@ -277,6 +277,121 @@ TEST_P(Groups, CallsTellTheirEndByACallback) {
   }
 }
 
+// Calls begun in one go, so that the ranks have to wait for their vote on them.
+struct Burst {
+  static constexpr int kCalls = 200;
+  Communicator* comm = nullptr;
+  Ends ends;
+  float data[kCalls + 1] = {};
+  void begin(int i) {
+    CallOptions call;
+    call.on_end = &Ends::note;
+    call.context = &ends;
+    call.detached = true;
+    const auto work =
+        comm->all_reduce_async(data + i, data + i, 1, DataType::kF32, ReduceOp::kMax, call);
+    if (!work.ok()) ++ends.failed;
+  }
+  void begin_all() {
+    for (int i = 0; i < kCalls; ++i) begin(i);
+  }
+};
+
+// No callback runs meanwhile that would wait behind the vote on the thread that holds it up; and
+// the background thread may be the one that awaits it.
+TEST_P(Groups, CallbacksMayBeginCallsWhileRanksVote) {
+  for (const bool background : {false, true}) {
+    const auto endpoints = open_endpoints(2, GetParam(), background);
+    run_endpoints(endpoints, 7, [background](Communicator& comm) {
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+      Burst burst;
+      burst.comm = &comm;
+      CallOptions call;
+      call.context = &burst;
+      call.detached = true;
+      call.on_end = [](void* context, Work, const absl::Status&) {
+        static_cast<Burst*>(context)->begin(Burst::kCalls);
+      };
+      if (background) {
+        call.on_end = [](void* context, Work, const absl::Status&) {
+          static_cast<Burst*>(context)->begin_all();
+        };
+      }
+      ASSERT_TRUE(comm.barrier_async(call).ok());
+      if (!background) burst.begin_all();
+      until([&] { return burst.ends.count == Burst::kCalls + (background ? 0 : 1); },
+            [&] {
+              if (!background) comm.progress();
+            });
+      EXPECT_EQ(burst.ends.failed, 0);
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
+// Whose callback waits for the call of the other.
+struct Pair {
+  Communicator* comm = nullptr;
+  Work works[2];
+  std::atomic<int> begun{0}, returned{0};
+  absl::Status heard;
+  template <int kOther>
+  static void wait_for(void* context, Work, const absl::Status&) {
+    auto& self = *static_cast<Pair*>(context);
+    if (self.begun.fetch_add(1) == 0) {
+      self.heard = self.comm->wait(self.works[kOther], patient(std::chrono::seconds(10)));
+    }
+    ++self.returned;
+  }
+};
+
+// Two calls end at once: the first callback waits for the call whose callback is due next.
+TEST_P(Groups, ACallbackMayWaitForAnotherCall) {
+  for (const bool background : {false, true}) {
+    const auto endpoints = open_endpoints(2, GetParam(), background);
+    run_endpoints(endpoints, 7, [](Communicator& comm) {
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+      if (comm.rank() == 1) {
+        return until([&] { return !comm.status().ok(); }, [&] { comm.progress(); });
+      }
+      Pair pair;
+      pair.comm = &comm;
+      float data[2] = {};
+      CallOptions call;
+      call.context = &pair;
+      call.on_end = &Pair::wait_for<1>;
+      pair.works[0] = *comm.receive_async(data, 1, DataType::kF32, 1, call);
+      call.on_end = &Pair::wait_for<0>;
+      pair.works[1] = *comm.receive_async(data + 1, 1, DataType::kF32, 1, call);
+      comm.abort(absl::CancelledError("enough"));
+      until([&] { return pair.returned == 2; }, [&] { comm.progress(); });
+      EXPECT_TRUE(absl::IsCancelled(pair.heard)) << pair.heard;
+    });
+  }
+}
+
+// The thread that would advance the call is the one that waits for it.
+TEST_P(Groups, ACallbackOnTheBackgroundThreadMayMakeABlockingCall) {
+  const auto endpoints = open_endpoints(2, GetParam(), true);
+  run_endpoints(endpoints, 7, [](Communicator& comm) {
+    struct Context {
+      Communicator* comm;
+      std::atomic<float> sum{0};
+    } context{&comm};
+    CallOptions call;
+    call.context = &context;
+    call.detached = true;
+    call.on_end = [](void* to, Work, const absl::Status&) {
+      auto& self = *static_cast<Context*>(to);
+      self.sum = sum_of(*self.comm);
+    };
+    ASSERT_TRUE(comm.barrier_async(call).ok());
+    until([&] { return context.sum != 0; });
+    EXPECT_EQ(context.sum, 3);
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
 TEST_P(Groups, CallbacksHearOfAnAbort) {
   const auto endpoints = open_endpoints(2, GetParam());
   run_endpoints(endpoints, 7, [](Communicator& comm) {
@@ -320,6 +435,54 @@ TEST_P(Groups, AWaitGivesUpAndTheCallRunsOn) {
     gave_up = true;
     EXPECT_EQ(comm.wait(*work), absl::OkStatus());
   });
+}
+
+// Its last turn before it computes answers what has come in that turn.
+TEST_P(Groups, ARankThatComputesHasAnsweredBefore) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  std::unique_ptr<Communicator> comms[2], groups[2];
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+    ASSERT_EQ(sum_of(*comms[rank]), 3);
+    groups[rank] = *comms[rank]->subgroup({0, 1}, group_options(0));
+  });
+  float data = 1;
+  ASSERT_TRUE(groups[0]->receive_async(&data, 1, DataType::kF32, 1).ok());
+  const auto linked = [&](int rank) {
+    return groups[rank]->routes().find("rank " + std::to_string(1 - rank)) != std::string::npos;
+  };
+  until([&] { return linked(1); }, [&] { groups[0]->progress(), endpoints[1]->progress(); });
+  until([&] { return linked(0); }, [&] { groups[0]->progress(); });
+}
+
+// Promise(collectives): What ranks tell each other is not lost where a worker's transfers have run
+//   out | it is told, in order, once there is one again
+TEST_P(Groups, AnAbortIsToldOnceTheWorkerHasRoom) {
+  std::vector<std::shared_ptr<Endpoint>> endpoints;
+  for (int i = 0; i < 2; ++i) {
+    EndpointOptions options = endpoint_options(GetParam());
+    options.worker.max_transfers = 64;
+    endpoints.push_back(*Endpoint::open(options));
+  }
+  const auto handles = handles_of(endpoints);
+  std::unique_ptr<Communicator> comms[2];
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+    ASSERT_EQ(sum_of(*comms[rank]), 3);
+  });
+  const auto both = [&] { endpoints[0]->progress(), endpoints[1]->progress(); };
+  Worker& worker = endpoints[0]->worker();
+  // The endpoint's connection to the other one is the only one that there is.
+  PeerId peer{.index = 0, .generation = 1};
+  while (!worker.notify_detached(peer, "x").ok()) ASSERT_LT(++peer.index, 100u);
+  absl::Status status;
+  while ((status = worker.notify_detached(peer, "x")).ok()) {
+  }
+  ASSERT_TRUE(absl::IsResourceExhausted(status)) << status;
+  comms[0]->abort(absl::CancelledError("enough"));
+  until([&] { return !comms[1]->status().ok(); }, both);
+  EXPECT_THAT(text(comms[1]->status()), AllOf(HasSubstr("rank 0"), HasSubstr("enough")));
 }
 
 // --- bad input -----------------------------------------------------------------------------------

@@ -105,6 +105,50 @@ TEST_P(Reconfigure, CallsInFlightEndFirstAndTheirResultsStay) {
   });
 }
 
+// What it had sent is not free at once: it is when the worker has had a turn.
+TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
+  for (const bool background : {false, true}) {
+    ManualClock clock;
+    const auto while_time_goes_on = [&](const std::function<void()>& body) {
+      std::atomic<bool> over{false};
+      std::thread ticks([&] {
+        LetOthersRun turn;
+        until([&] { return over.load(); },
+              [&] {
+                clock.advance(std::chrono::milliseconds(1));
+                turn();
+              });
+      });
+      body();
+      over = true;
+      ticks.join();
+    };
+    EndpointOptions of_first = endpoint_options(GetParam());
+    of_first.worker.clock = &clock;
+    of_first.background = background;
+    const std::vector<std::shared_ptr<Endpoint>> endpoints = {*Endpoint::open(of_first),
+                                                              open_endpoints(1, GetParam())[0]};
+    const auto handles = handles_of(endpoints);
+    std::vector<std::unique_ptr<Communicator>> comms(2);
+    while_time_goes_on([&] {
+      on_threads(2, [&](int rank) {
+        comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+        ASSERT_EQ(sum_of(*comms[rank]), 3);
+      });
+    });
+    std::vector<float> data(1 << 18, 1);
+    const auto old = comms[0]->all_reduce_async(data.data(), data.data(), data.size(),
+                                                DataType::kF32, ReduceOp::kSum);
+    ASSERT_TRUE(old.ok()) << old.status();
+    const auto work = comms[0]->reconfigure({handles[0]}, 8, kLong);
+    ASSERT_TRUE(work.ok()) << work.status();
+    // The old group's calls end before it is time to look at anything else.
+    EXPECT_TRUE(absl::IsAborted(comms[0]->wait(*old)));
+    while_time_goes_on([&] { EXPECT_EQ(comms[0]->wait(*work), absl::OkStatus()); });
+    EXPECT_EQ(sum_of(*comms[0]), 1);
+  }
+}
+
 TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
