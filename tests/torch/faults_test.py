@@ -1,4 +1,5 @@
 """What a rank that is killed, stopped, late, or calls something else looks like at the others, and wrong use of a process."""
+import atexit
 import ctypes
 import datetime
 import gc
@@ -159,6 +160,27 @@ def forks(rank, size):
 def test_fork_after_init():
     for said in run(forks, 2):
         assert "fork" in said, said
+
+
+def forks_and_ends(rank, size):
+    """A child that ends as an interpreter does, after its parent's callbacks have run."""
+    dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda _: None).wait()
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(3)
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    dist.barrier()
+    return os.waitstatus_to_exitcode(ended[1]) if ended[0] else "it hangs"
+
+
+def test_fork_ends():
+    assert run(forks_and_ends, 2) == [3, 3]
 
 
 def alone(rank, size):
