@@ -139,6 +139,37 @@ def test_other_groups_survive():
         assert group.result(1) == group.result(2) == [2.0, 2.0]
 
 
+def destroys_while_waiting(rank, size):
+    """A thread waits, others take its future and give up, and the group is destroyed under all of them."""
+    group = dist.new_group()
+    other = dist.new_group()
+    dist.barrier(other)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        told = []
+
+        def waits():
+            try:
+                work.wait()
+            except dist.DistBackendError as why:
+                told.append(str(why))
+
+        thread = threading.Thread(target=waits)
+        thread.start()
+        raises(dist.DistBackendError, lambda: work.wait(datetime.timedelta(milliseconds=50)), "goes on")
+        future = work.get_future()
+        dist.destroy_process_group(group)
+        thread.join(30)
+        assert not thread.is_alive() and "destroyed" in told[0], told
+        raises(Exception, future.wait, "destroyed")
+    dist.barrier(other)
+
+
+def test_destroyed_while_waiting():
+    if os.environ.get("BATON_TORCH") == "python":  # the compiled one destroys a group when its last call has ended
+        run(destroys_while_waiting, 2)
+
+
 def forks(rank, size):
     dist.barrier()
     read, write = os.pipe()
