@@ -12,6 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
+import baton.torch
 import ranks
 from ranks import Failed, Ranks, raises, run
 
@@ -221,6 +222,36 @@ def alone(rank, size):
 
 
 PORT = 29577
+
+
+def comes_again(rank, size, store):
+    """A group, and another, in one store: a rank that comes first does not take what the first group left."""
+    for turn in range(4):
+        if rank == turn % size:
+            time.sleep(0.05)
+        dist.init_process_group("baton", store=store(rank), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=20))
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [size] * 2
+        dist.destroy_process_group()
+
+
+def test_groups_one_after_the_other_in_a_store():
+    with tempfile.TemporaryDirectory() as folder:
+        run(comes_again, 2, lambda rank: dist.FileStore(f"{folder}/store", 2), backend=None)
+
+
+def differ(rank, size, folder):
+    os.environ["BATON_TORCH"] = "python" if rank else "cpp"
+    baton.torch._chosen = None
+    raises(RuntimeError, lambda: dist.init_process_group("baton", init_method=f"file://{folder}/store", rank=rank, world_size=size),
+           "ranks [0] have the compiled backend", "ranks [1, 2]")
+
+
+def test_ranks_with_different_backends():
+    if os.environ.get("BATON_TORCH") != "python":
+        with tempfile.TemporaryDirectory() as folder:
+            run(differ, 3, folder, backend=None)
 
 
 def test_ranks_that_do_not_come():

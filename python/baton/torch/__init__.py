@@ -17,8 +17,9 @@ import ctypes
 import datetime
 import os
 import threading
+import time
 import warnings
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -46,6 +47,7 @@ _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
+_met: Set[int] = set()  # the uuids of groups that this process has been in
 
 
 def implementation() -> str:
@@ -134,7 +136,8 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         return _join([endpoint().handle], _new_uuid(), timeout, name, options)
     if rank == 0:
         store.set("uuid", str(_new_uuid()))
-    store.set(f"handle/{rank}", endpoint().handle.hex())
+    store.set(f"handle/{rank}", f"{endpoint().handle.hex()} {implementation()}")
+    end = time.monotonic() + timeout.total_seconds()
     keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
     try:
         store.wait(keys, timeout)
@@ -143,7 +146,21 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
                                   f"join: {missing}") from why
     told = [store.get(key).decode() for key in keys]
-    return _join([bytes.fromhex(handle) for handle in told[1:]], int(told[0]), timeout, name, options)
+    while int(told[0]) in _met:  # of a group before this one, in the same store
+        if time.monotonic() > end:
+            raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for rank 0 to begin another group in a store that "
+                                      "has had one: did it call init_process_group() again?")
+        time.sleep(0.005)
+        told = [store.get(key).decode() for key in keys]
+    _met.add(int(told[0]))
+    kinds: Dict[str, List[int]] = {}
+    for other, one in enumerate(told[1:]):
+        kinds.setdefault(one.split()[1], []).append(other)
+    if len(kinds) > 1:
+        raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one in "
+                           "Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` say "
+                           "why it could not be compiled at the latter")
+    return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, options)
 
 
 def _new_uuid() -> int:
