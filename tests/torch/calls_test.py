@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import baton.torch
 import ranks
 from ranks import raises, run
 
@@ -397,6 +398,22 @@ def test_debug_detail():
     finally:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
         dist.set_debug_level_from_env()
+
+
+def options_of(group):
+    backend = group._get_backend(torch.device("cpu"))
+    return baton.torch._module().settings(backend)
+
+
+def inherited(rank, size):
+    """What a group is like is also what its parts are like: torch passes on no class of ours to split_group()."""
+    assert options_of(dist.group.WORLD) == (True, False)
+    assert options_of(dist.split_group(split_ranks=[list(range(size))])) == (True, False)
+    assert options_of(dist.new_group(pg_options=baton.torch.Options(tune=False))) == (False, False)
+
+
+def test_parts_inherit_options():
+    run(inherited, 2, pg_options=baton.torch.Options(ordered=True, tune=False))
 
 
 def mixed(rank, size):

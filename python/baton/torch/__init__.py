@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -79,6 +79,11 @@ def _module() -> Any:
     return _chosen
 
 
+def _settings(options: Any) -> Tuple[bool, bool]:
+    """`ordered` and `tune`, of pg_options if those are Baton's."""
+    return (options.ordered, options.tune) if isinstance(options, Options) else (False, True)
+
+
 def _is_local(store: Any) -> bool:
     """Whether all ranks that use this store are on this machine, as far as it shows."""
     while hasattr(store, "underlying_store"):
@@ -105,14 +110,14 @@ def _advance(of: Endpoint, stop: threading.Event) -> None:
         of.progress()
 
 
-def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, options: Any = None) -> int:
+def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, settings: Tuple[bool, bool]) -> int:
     """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
     adopt."""
     wanted = _library.CommOptions()
     lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
     within = int(timeout.total_seconds() * 1e9)
     wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
-    wanted.ordered, wanted.tune = getattr(options, "ordered", False), getattr(options, "tune", True)
+    wanted.ordered, wanted.tune = settings
     comm = ctypes.c_void_p()
     endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
@@ -133,7 +138,7 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     if _endpoint is None:
         _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
     if size == 1:
-        return _join([endpoint().handle], _new_uuid(), timeout, name, options)
+        return _join([endpoint().handle], _new_uuid(), timeout, name, _settings(options))
     if rank == 0:
         store.set("uuid", str(_new_uuid()))
     store.set(f"handle/{rank}", f"{endpoint().handle.hex()} {implementation()}")
@@ -160,7 +165,7 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one in "
                            "Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` say "
                            "why it could not be compiled at the latter")
-    return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, options)
+    return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, _settings(options))
 
 
 def _new_uuid() -> int:
@@ -189,9 +194,9 @@ def _make(opts: Any, options: Any) -> Any:
                                "why it could not be compiled")
         if _endpoint is None:
             _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
-        return module.make(store, rank, size, plain)
+        return module.make(store, rank, size, plain, *_settings(options))
     comm = _meet(store, rank, size, timeout, plain.group_name, options)
-    backend = module.make(store, rank, size, plain)
+    backend = module.make(store, rank, size, plain, *_settings(options))
     module.adopt(backend, comm, rank, size)
     return backend
 

@@ -7,7 +7,7 @@ import datetime
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -176,6 +176,7 @@ class Backend(c10d.Backend):
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         super().__init__(rank, size)
         self.store, self.barriers, self.calls = store, 0, 0
+        self.settings = False, True
         self.comm = Handle(None, "communicator")
         self.flying: Dict[int, _Work] = {}  # and so the memory that they use, also of works that the program has dropped
         self._options = options
@@ -516,8 +517,9 @@ class Backend(c10d.Backend):
 _alive: "set[Backend]" = set()  # torch itself keeps the C++ half of a group's backend alone
 
 
-def make(store: Any, rank: int, size: int, options: Any) -> Backend:
+def make(store: Any, rank: int, size: int, options: Any, ordered: bool, tune: bool) -> Backend:
     backend = Backend(store, rank, size, options)
+    backend.settings = ordered, tune
     _alive.add(backend)
     return backend
 
@@ -529,6 +531,10 @@ def adopt(backend: Backend, comm: int, rank: int, size: int) -> None:
 
 def address(backend: Backend) -> int:
     return backend.comm.value or 0
+
+
+def settings(backend: Backend) -> Tuple[bool, bool]:
+    return backend.settings
 
 
 def use(endpoint: int) -> None:

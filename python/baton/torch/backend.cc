@@ -94,13 +94,20 @@ struct Row {
 class BatonBackend : public Backend {
  public:
   BatonBackend(c10::intrusive_ptr<Store> store, int rank, int size,
-               c10::intrusive_ptr<Options> options)
-      : Backend(rank, size), store_(std::move(store)), options_(std::move(options)) {
+               c10::intrusive_ptr<Options> options, bool ordered, bool tune)
+      : Backend(rank, size),
+        ordered(ordered),
+        tune(tune),
+        store_(std::move(store)),
+        options_(std::move(options)) {
     init();
   }
   ~BatonBackend() override {
     if (comm_ != nullptr) comm_->close();
   }
+
+  // Of baton.torch.Options, for the groups that Python makes of this one.
+  const bool ordered, tune;
 
   // Takes the communicator over: Python has made it.
   void adopt(uintptr_t comm, int rank, int size) {
@@ -671,9 +678,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     Callbacks::forget();
   });
   module.def("make", [](c10::intrusive_ptr<Store> store, int rank, int size,
-                        c10::intrusive_ptr<Backend::Options> options) {
-    return c10::intrusive_ptr<Backend>(
-        c10::make_intrusive<BatonBackend>(std::move(store), rank, size, std::move(options)));
+                        c10::intrusive_ptr<Backend::Options> options, bool ordered, bool tune) {
+    return c10::intrusive_ptr<Backend>(c10::make_intrusive<BatonBackend>(
+        std::move(store), rank, size, std::move(options), ordered, tune));
+  });
+  module.def("settings", [](Backend& backend) {
+    return std::make_pair(ours(backend).ordered, ours(backend).tune);
   });
   module.def("adopt", [](Backend& backend, uintptr_t comm, int rank, int size) {
     ours(backend).adopt(comm, rank, size);
