@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import baton.torch
 import ranks
+from baton.torch import _build
 from ranks import Failed, Ranks, raises, run
 
 SIZE, VICTIM = 4, 2
@@ -284,6 +285,49 @@ def leaves(rank, size):
 # Promise(torch): a group that is destroyed leaves no descriptor and no thread | ten more groups, made, used and destroyed
 def test_groups_leave_nothing():
     run(leaves, 3)
+
+
+def cannot_build(*words):
+    return raises(_build.CannotBuild, _build.find, *words)
+
+
+def test_building():
+    before = dict(os.environ)
+    try:
+        if os.environ.get("BATON_TORCH") != "python":
+            found, path = _build.find(), os.environ["PATH"]
+            os.environ.update(PATH="", CXX="no-such-compiler")
+            assert _build.find() == found  # it needs no compiler
+            os.environ.update(PATH=path)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ.update(XDG_CACHE_HOME=folder, CXX="no-such-compiler")
+            cannot_build("no-such-compiler")
+            script = os.path.join(folder, "compiler")
+            with open(script, "w") as out:
+                out.write(f"#!/bin/sh\necho once >>{folder}/runs\necho error: mine >&2\nexit 1\n")
+            os.chmod(script, 0o755)
+            os.environ["CXX"] = f"{script} g++"  # as ccache is used
+            for _ in range(3):
+                cannot_build("error: mine")
+            with open(f"{folder}/runs") as runs:
+                assert len(runs.readlines()) == 1  # not by each rank
+            raises(_build.CannotBuild, lambda: _build.find(again=True), "error: mine")
+            with open(f"{folder}/runs") as runs:
+                assert len(runs.readlines()) == 2
+            made = _build._folder() / f"{_build.NAME}.so"
+            made.touch()
+            assert _build.find() == made
+            made.chmod(0o666)
+            cannot_build("666")
+            if os.getuid() == 0:
+                made.chmod(0o755)
+                os.chown(made, 12345, -1)
+                cannot_build("belongs to user 12345")
+            assert not list(made.parent.glob("tmp*"))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    raises(RuntimeError, lambda: baton.torch._check_version("2.9.1+cpu"), "needs torch 2.15", "2.9.1")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
@@ -42,6 +43,7 @@ class Options(c10d.Backend.Options):
         self.require, self.ordered, self.tune = require, ordered, tune
 
 
+_NEEDED = (2, 15)  # the version of torch, at least
 _BARRIER = 6  # baton_call_kind
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
@@ -180,8 +182,14 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _check_version(version: str) -> None:
+    if tuple(int(part) for part in version.split(".")[:2]) < _NEEDED:
+        raise RuntimeError(f"baton.torch needs torch {'.'.join(map(str, _NEEDED))} or newer, and this is {version}: upgrade torch")
+
+
 def _make(opts: Any, options: Any) -> Any:
     """What torch calls for a new group."""
+    _check_version(torch.__version__)  # and not before: `import torch` itself may load this module
     store, rank, size, timeout = opts.store, opts.group_rank, opts.group_size, opts.timeout
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=timeout)
