@@ -255,7 +255,8 @@ def premultiplied(rank, size):
             assert tensor.tolist() == [size * by] * 4, (dtype, given, tensor)
     for dtype, by in ((torch.int32, 0.5), (torch.uint8, 300.0), (torch.int16, 0.25), (torch.float16, 1e6)):
         raises(RuntimeError, lambda: dist.all_reduce(torch.ones(4, dtype=dtype), factor(by)), "cannot hold the factor")
-    raises(RuntimeError, lambda: dist.all_reduce(torch.ones(4, dtype=torch.complex64), factor(torch.tensor(1 + 1j))), "real number")
+    tensor = torch.ones(4, dtype=torch.complex64)
+    raises(RuntimeError, lambda: dist.all_reduce(tensor, factor(torch.tensor(1 + 1j))), "real number")
 
 
 def test_factors_of_sums():

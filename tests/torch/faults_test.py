@@ -230,7 +230,8 @@ def comes_again(rank, size, store):
     for turn in range(4):
         if rank == turn % size:
             time.sleep(0.05)
-        dist.init_process_group("baton", store=store(rank), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=20))
+        within = datetime.timedelta(seconds=20)
+        dist.init_process_group("baton", store=store(rank), rank=rank, world_size=size, timeout=within)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         assert tensor.tolist() == [size] * 2
@@ -245,7 +246,8 @@ def test_groups_one_after_the_other_in_a_store():
 def differ(rank, size, folder):
     os.environ["BATON_TORCH"] = "python" if rank else "cpp"
     baton.torch._chosen = None
-    raises(RuntimeError, lambda: dist.init_process_group("baton", init_method=f"file://{folder}/store", rank=rank, world_size=size),
+    place = f"file://{folder}/store"
+    raises(RuntimeError, lambda: dist.init_process_group("baton", init_method=place, rank=rank, world_size=size),
            "ranks [0] have the compiled backend", "ranks [1, 2]")
 
 

@@ -155,8 +155,8 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     told = [store.get(key).decode() for key in keys]
     while int(told[0]) in _met:  # of a group before this one, in the same store
         if time.monotonic() > end:
-            raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for rank 0 to begin another group in a store that "
-                                      "has had one: did it call init_process_group() again?")
+            raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for rank 0 to begin another group in a store "
+                                      "that has had one: did it call init_process_group() again?")
         time.sleep(0.005)
         told = [store.get(key).decode() for key in keys]
     _met.add(int(told[0]))
@@ -164,9 +164,9 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     for other, one in enumerate(told[1:]):
         kinds.setdefault(one.split()[1], []).append(other)
     if len(kinds) > 1:
-        raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one in "
-                           "Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` say "
-                           "why it could not be compiled at the latter")
+        raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one "
+                           "in Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` "
+                           "say why it could not be compiled at the latter")
     return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, _settings(options))
 
 

@@ -117,8 +117,8 @@ class _Work(dist.Work):
         end = time.monotonic() + timeout.total_seconds() if timeout > datetime.timedelta(0) else float("inf")
         while not self._advance(max(0.0, min(_SLICE, end - time.monotonic()))):
             if time.monotonic() >= end:
-                raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or abort the "
-                                            "group")
+                raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or abort "
+                                            "the group")
         if self.error is not None:
             raise self.error.with_traceback(None)
         return True
@@ -129,7 +129,8 @@ class _Work(dist.Work):
     def get_future(self) -> "torch.futures.Future[Any]":
         with self.lock:
             if self.future is None:
-                self.future = self.ended.then(self._value)  # set_exception() is lost where torch's C++ holds the future
+                # Not set_exception(), which is lost where torch's C++ holds the future.
+                self.future = self.ended.then(self._value)
                 if self.over:
                     self.ended.set_result(None)
                 else:
