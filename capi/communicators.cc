@@ -417,7 +417,8 @@ int32_t baton_comm_wait_ready(baton_comm* comm, int64_t timeout, baton_error* er
   return with(comm, error, [&](baton::Communicator& group) {
     const absl::Status status = group.wait_ready(baton::capi::timeout_of(timeout));
     const bool starts = group.state() == baton::GroupState::kStarting;
-    return result_of(starts ? status : ended(status), error);
+    // It may have become ready, or broken, just after the wait ended.
+    return result_of(starts ? status : ended(group.status()), error);
   });
 }
 

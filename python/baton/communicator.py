@@ -225,7 +225,7 @@ class Endpoint:
 
     @property
     def handle(self) -> bytes:
-        """Who and where this process is, for others to make communicators with: 96 bytes, without a secret in them."""
+        """The identity and address of this process, for others to make communicators with: 96 bytes, without a secret in them."""
         out = (ctypes.c_uint8 * 96)()
         self._open.call(lib.endpoint_handle, out)
         return bytes(out)
@@ -701,7 +701,7 @@ class Communicator:
         """Forgets calls that have ended and that nothing has waited for: the library has room for 256. A rank that is so far ahead
         of the others waits for the oldest call that all make."""
         works = list(self._running.values())
-        with contextlib.suppress(BatonError):  # whoever has the work is told
+        with contextlib.suppress(BatonError):  # its wait() raises it
             for work in works:
                 work.done()
         self._most = min(max(2 * len(self._running), _KEPT), _MOST)

@@ -1,10 +1,12 @@
 """Every call of torch.distributed over Baton beside the same over Gloo: equal results, for types, shapes, strides and forms."""
 import os
+import time
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+import baton.torch
 import ranks
 from ranks import raises, run
 
@@ -214,6 +216,54 @@ def beyond(rank, size):
         assert tensor.tolist() == [size * 0.5] * 4
 
 
+def parts_of_any_size(rank, size):
+    """Lists whose parts are empty, lie beside each other, or are converted before they are summed."""
+    counts = [4 if rank and other else 0 for other in range(size)]  # all but the first rank, which is left out
+    out = torch.full((sum(counts),), -1.0)
+    dist.all_to_all_single(out, torch.full((sum(counts),), float(rank)), counts, counts)
+    assert out.tolist() == [float(other) for other in range(size) for _ in range(counts[other])]
+    dist.all_to_all_single(torch.empty(0), torch.empty(0), [0] * size, [0] * size)
+    rows = torch.empty(0, 3)  # as many of its rows for each
+    dist.all_to_all_single(torch.empty(0, 3), rows, [0] * size, [])
+    dist.all_to_all_single(torch.empty(0, 3), rows)
+    parts = [torch.zeros(0)] + [torch.zeros(other) for other in range(1, size)]
+    dist.all_gather(parts, torch.full((rank,), float(rank)))
+    assert [part.tolist() for part in parts] == [[float(other)] * other for other in range(size)]
+    for dtype in (torch.int16, torch.uint16, torch.int32):  # the first two are summed as another type
+        whole, out = torch.arange(3 * size).to(dtype), torch.zeros(3, dtype=dtype)
+        dist.reduce_scatter(out, list(whole.chunk(size)))
+        assert out.tolist() == [size * value for value in range(3 * rank, 3 * rank + 3)], (dtype, out)
+        dist.reduce_scatter(torch.zeros(0, dtype=dtype), [torch.zeros(0, dtype=dtype)] * size)
+    # Neighbours in memory that belong to different tensors.
+    memory = torch.zeros(2 * size)
+    parts = [torch.from_numpy(memory.numpy()[2 * other:2 * other + 2]) for other in range(size)]
+    dist.all_gather(parts, torch.full((2,), float(rank)))
+    assert memory.tolist() == [float(other) for other in range(size) for _ in range(2)]
+
+
+# Promise(torch): parts of a list may be empty, and of any memory | first parts, last parts and all of them, in lists and in rows
+def test_parts_of_any_size():
+    run(parts_of_any_size, 3)
+
+
+def premultiplied(rank, size):
+    factor = dist._make_nccl_premul_sum
+    for dtype, by in ((torch.int16, 3), (torch.int32, -2), (torch.float32, 0.5), (torch.bfloat16, 0.5), (torch.complex64, 0.5)):
+        for given in (float(by), torch.tensor(by)):
+            tensor = torch.ones(4, dtype=dtype)
+            dist.all_reduce(tensor, factor(given))
+            assert tensor.tolist() == [size * by] * 4, (dtype, given, tensor)
+    for dtype, by in ((torch.int32, 0.5), (torch.uint8, 300.0), (torch.int16, 0.25), (torch.float16, 1e6)):
+        raises(RuntimeError, lambda: dist.all_reduce(torch.ones(4, dtype=dtype), factor(by)), "cannot hold the factor")
+    tensor = torch.ones(4, dtype=torch.complex64)
+    raises(RuntimeError, lambda: dist.all_reduce(tensor, factor(torch.tensor(1 + 1j))), "real number")
+
+
+def test_factors_of_sums():
+    if baton_is_compiled():
+        run(premultiplied, 2)
+
+
 def baton_is_compiled():
     return os.environ.get("BATON_TORCH") != "python"
 
@@ -240,6 +290,9 @@ def looks_at_works(rank, size):
     works = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(300)]  # more than the library has in flight
     for work in works:
         assert work.wait() and (work.is_completed() or not baton_is_compiled())
+    many = [torch.ones(2) for _ in range(300)]  # of one work
+    dist.all_reduce_coalesced(many)
+    assert all(tensor.tolist() == [size] * 2 for tensor in many)
     if baton_is_compiled():
         work = dist.all_reduce(torch.ones(8), async_op=True)
         while not work.is_completed():
@@ -286,6 +339,45 @@ def callback(rank, size):
     work = dist.all_reduce(torch.ones(2), async_op=True)
     chained = work.get_future().then(lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait())
     assert chained.wait()[0].tolist() == [size * size] * 2
+    if baton_is_compiled():
+        # One that starts what another rank waits for, while this rank waits for what that one does next.
+        other, first = dist.new_group(), dist.all_reduce(torch.ones(2), async_op=True)
+        sent = first.get_future().then(lambda _: dist.send(torch.ones(2), 1) if rank == 0 else None)
+        if rank == 1:
+            dist.recv(torch.ones(2), 0)
+        dist.barrier()
+        sent.wait()
+        dist.barrier(other)
+    # Tensors that a program made in inference mode are filled by threads that are not in it.
+    with torch.inference_mode():
+        tensor = torch.ones(3, 2).t()
+        dist.all_reduce(tensor, async_op=True).get_future().wait()
+        assert tensor.tolist() == [[size] * 3] * 2
+        parts = [torch.zeros(2) for _ in range(size)]
+        dist.all_gather(parts, torch.ones(2), async_op=True).get_future().wait()
+        assert parts[1].tolist() == [1.0] * 2
+
+
+def hooked(rank, size):
+    """A hook that raises ends nothing, and the others run."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    told = []
+
+    def raising(*_):
+        told.append(1)
+        raise KeyError("mine")
+
+    for hook in (7001, 7002):
+        backend.register_abort_hook(hook, raising)
+    dist.barrier()
+    backend.abort()
+    while len(told) < 2:
+        time.sleep(0.01)
+
+
+def test_hooks_that_raise():
+    if baton_is_compiled():
+        run(hooked, 2)
 
 
 def test_callbacks():
@@ -307,6 +399,22 @@ def test_debug_detail():
     finally:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
         dist.set_debug_level_from_env()
+
+
+def options_of(group):
+    backend = group._get_backend(torch.device("cpu"))
+    return baton.torch._module().settings(backend)
+
+
+def inherited(rank, size):
+    """What a group is like is also what its parts are like: torch passes on no class of ours to split_group()."""
+    assert options_of(dist.group.WORLD) == (True, False)
+    assert options_of(dist.split_group(split_ranks=[list(range(size))])) == (True, False)
+    assert options_of(dist.new_group(pg_options=baton.torch.Options(tune=False))) == (False, False)
+
+
+def test_parts_inherit_options():
+    run(inherited, 2, pg_options=baton.torch.Options(ordered=True, tune=False))
 
 
 def mixed(rank, size):

@@ -1,4 +1,5 @@
 """What a rank that is killed, stopped, late, or calls something else looks like at the others, and wrong use of a process."""
+import atexit
 import ctypes
 import datetime
 import gc
@@ -11,7 +12,9 @@ import time
 import torch
 import torch.distributed as dist
 
+import baton.torch
 import ranks
+from baton.torch import _build
 from ranks import Failed, Ranks, raises, run
 
 SIZE, VICTIM = 4, 2
@@ -138,6 +141,37 @@ def test_other_groups_survive():
         assert group.result(1) == group.result(2) == [2.0, 2.0]
 
 
+def destroys_while_waiting(rank, size):
+    """A thread waits, others take its future and give up, and the group is destroyed under all of them."""
+    group = dist.new_group()
+    other = dist.new_group()
+    dist.barrier(other)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        told = []
+
+        def waits():
+            try:
+                work.wait()
+            except dist.DistBackendError as why:
+                told.append(str(why))
+
+        thread = threading.Thread(target=waits)
+        thread.start()
+        raises(dist.DistBackendError, lambda: work.wait(datetime.timedelta(milliseconds=50)), "goes on")
+        future = work.get_future()
+        dist.destroy_process_group(group)
+        thread.join(30)
+        assert not thread.is_alive() and "destroyed" in told[0], told
+        raises(Exception, future.wait, "destroyed")
+    dist.barrier(other)
+
+
+def test_destroyed_while_waiting():
+    if os.environ.get("BATON_TORCH") == "python":  # the compiled one destroys a group when its last call has ended
+        run(destroys_while_waiting, 2)
+
+
 def forks(rank, size):
     dist.barrier()
     read, write = os.pipe()
@@ -161,6 +195,27 @@ def test_fork_after_init():
         assert "fork" in said, said
 
 
+def forks_and_ends(rank, size):
+    """A child that ends as an interpreter does, after its parent's callbacks have run."""
+    dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda _: None).wait()
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(3)
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    dist.barrier()
+    return os.waitstatus_to_exitcode(ended[1]) if ended[0] else "it hangs"
+
+
+def test_fork_ends():
+    assert run(forks_and_ends, 2) == [3, 3]
+
+
 def alone(rank, size):
     raises((dist.DistStoreError, dist.DistBackendError, RuntimeError),
            lambda: dist.init_process_group("baton", init_method=f"tcp://127.0.0.1:{PORT}", rank=0, world_size=3,
@@ -168,6 +223,38 @@ def alone(rank, size):
 
 
 PORT = 29577
+
+
+def comes_again(rank, size, store):
+    """A group, and another, in one store: a rank that comes first does not take what the first group left."""
+    for turn in range(4):
+        if rank == turn % size:
+            time.sleep(0.05)
+        within = datetime.timedelta(seconds=20)
+        dist.init_process_group("baton", store=store(rank), rank=rank, world_size=size, timeout=within)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [size] * 2
+        dist.destroy_process_group()
+
+
+def test_groups_one_after_the_other_in_a_store():
+    with tempfile.TemporaryDirectory() as folder:
+        run(comes_again, 2, lambda rank: dist.FileStore(f"{folder}/store", 2), backend=None)
+
+
+def differ(rank, size, folder):
+    os.environ["BATON_TORCH"] = "python" if rank else "cpp"
+    baton.torch._chosen = None
+    place = f"file://{folder}/store"
+    raises(RuntimeError, lambda: dist.init_process_group("baton", init_method=place, rank=rank, world_size=size),
+           "ranks [0] have the compiled backend", "ranks [1, 2]")
+
+
+def test_ranks_with_different_backends():
+    if os.environ.get("BATON_TORCH") != "python":
+        with tempfile.TemporaryDirectory() as folder:
+            run(differ, 3, folder, backend=None)
 
 
 def test_ranks_that_do_not_come():
@@ -200,6 +287,49 @@ def leaves(rank, size):
 # Promise(torch): a group that is destroyed leaves no descriptor and no thread | ten more groups, made, used and destroyed
 def test_groups_leave_nothing():
     run(leaves, 3)
+
+
+def cannot_build(*words):
+    return raises(_build.CannotBuild, _build.find, *words)
+
+
+def test_building():
+    before = dict(os.environ)
+    try:
+        if os.environ.get("BATON_TORCH") != "python":
+            found, path = _build.find(), os.environ["PATH"]
+            os.environ.update(PATH="", CXX="no-such-compiler")
+            assert _build.find() == found  # it needs no compiler
+            os.environ.update(PATH=path)
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ.update(XDG_CACHE_HOME=folder, CXX="no-such-compiler")
+            cannot_build("no-such-compiler")
+            script = os.path.join(folder, "compiler")
+            with open(script, "w") as out:
+                out.write(f"#!/bin/sh\necho once >>{folder}/runs\necho error: mine >&2\nexit 1\n")
+            os.chmod(script, 0o755)
+            os.environ["CXX"] = f"{script} g++"  # as ccache is used
+            for _ in range(3):
+                cannot_build("error: mine")
+            with open(f"{folder}/runs") as runs:
+                assert len(runs.readlines()) == 1  # not by each rank
+            raises(_build.CannotBuild, lambda: _build.find(again=True), "error: mine")
+            with open(f"{folder}/runs") as runs:
+                assert len(runs.readlines()) == 2
+            made = _build._folder() / f"{_build.NAME}.so"
+            made.touch()
+            assert _build.find() == made
+            made.chmod(0o666)
+            cannot_build("666")
+            if os.getuid() == 0:
+                made.chmod(0o755)
+                os.chown(made, 12345, -1)
+                cannot_build("belongs to user 12345")
+            assert not list(made.parent.glob("tmp*"))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    raises(RuntimeError, lambda: baton.torch._check_version("2.9.1+cpu"), "needs torch 2.15", "2.9.1")
 
 
 if __name__ == "__main__":

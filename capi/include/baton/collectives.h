@@ -65,8 +65,8 @@ int32_t baton_endpoint_open(const baton_endpoint_options* options, baton_endpoin
 // Its communicators go on: they keep what they need of it until they are destroyed. NULL: nothing.
 void baton_endpoint_close(baton_endpoint* endpoint);
 
-// Who and where a process is, for others to make communicators with: 96 bytes without a pointer or
-// a secret in them, to be passed on by any means.
+// The identity and address of a process, for others to make communicators with: 96 bytes without a
+// pointer or a secret in them, to be passed on by any means.
 typedef struct baton_handle {
   uint8_t bytes[96];
 } baton_handle;

@@ -17,9 +17,11 @@ import ctypes
 import datetime
 import os
 import threading
+import time
 import warnings
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
@@ -41,11 +43,13 @@ class Options(c10d.Backend.Options):
         self.require, self.ordered, self.tune = require, ordered, tune
 
 
+_NEEDED = (2, 15)  # the version of torch, at least
 _BARRIER = 6  # baton_call_kind
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
+_met: Set[int] = set()  # the uuids of groups that this process has been in
 
 
 def implementation() -> str:
@@ -77,6 +81,11 @@ def _module() -> Any:
     return _chosen
 
 
+def _settings(options: Any) -> Tuple[bool, bool]:
+    """`ordered` and `tune`, of pg_options if those are Baton's."""
+    return (options.ordered, options.tune) if isinstance(options, Options) else (False, True)
+
+
 def _is_local(store: Any) -> bool:
     """Whether all ranks that use this store are on this machine, as far as it shows."""
     while hasattr(store, "underlying_store"):
@@ -103,14 +112,14 @@ def _advance(of: Endpoint, stop: threading.Event) -> None:
         of.progress()
 
 
-def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, options: Any = None) -> int:
+def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, settings: Tuple[bool, bool]) -> int:
     """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
     adopt."""
     wanted = _library.CommOptions()
     lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
     within = int(timeout.total_seconds() * 1e9)
     wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
-    wanted.ordered, wanted.tune = getattr(options, "ordered", False), getattr(options, "tune", True)
+    wanted.ordered, wanted.tune = settings
     comm = ctypes.c_void_p()
     endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
@@ -131,10 +140,11 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
     if _endpoint is None:
         _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
     if size == 1:
-        return _join([endpoint().handle], _new_uuid(), timeout, name, options)
+        return _join([endpoint().handle], _new_uuid(), timeout, name, _settings(options))
     if rank == 0:
         store.set("uuid", str(_new_uuid()))
-    store.set(f"handle/{rank}", endpoint().handle.hex())
+    store.set(f"handle/{rank}", f"{endpoint().handle.hex()} {implementation()}")
+    end = time.monotonic() + timeout.total_seconds()
     keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
     try:
         store.wait(keys, timeout)
@@ -143,7 +153,21 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
                                   f"join: {missing}") from why
     told = [store.get(key).decode() for key in keys]
-    return _join([bytes.fromhex(handle) for handle in told[1:]], int(told[0]), timeout, name, options)
+    while int(told[0]) in _met:  # of a group before this one, in the same store
+        if time.monotonic() > end:
+            raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for rank 0 to begin another group in a store "
+                                      "that has had one: did it call init_process_group() again?")
+        time.sleep(0.005)
+        told = [store.get(key).decode() for key in keys]
+    _met.add(int(told[0]))
+    kinds: Dict[str, List[int]] = {}
+    for other, one in enumerate(told[1:]):
+        kinds.setdefault(one.split()[1], []).append(other)
+    if len(kinds) > 1:
+        raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one "
+                           "in Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` "
+                           "say why it could not be compiled at the latter")
+    return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, _settings(options))
 
 
 def _new_uuid() -> int:
@@ -158,8 +182,14 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _check_version(version: str) -> None:
+    if tuple(int(part) for part in version.split(".")[:2]) < _NEEDED:
+        raise RuntimeError(f"baton.torch needs torch {'.'.join(map(str, _NEEDED))} or newer, and this is {version}: upgrade torch")
+
+
 def _make(opts: Any, options: Any) -> Any:
     """What torch calls for a new group."""
+    _check_version(torch.__version__)  # and not before: `import torch` itself may load this module
     store, rank, size, timeout = opts.store, opts.group_rank, opts.group_size, opts.timeout
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=timeout)
@@ -172,9 +202,9 @@ def _make(opts: Any, options: Any) -> Any:
                                "why it could not be compiled")
         if _endpoint is None:
             _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
-        return module.make(store, rank, size, plain)
+        return module.make(store, rank, size, plain, *_settings(options))
     comm = _meet(store, rank, size, timeout, plain.group_name, options)
-    backend = module.make(store, rank, size, plain)
+    backend = module.make(store, rank, size, plain, *_settings(options))
     module.adopt(backend, comm, rank, size)
     return backend
 

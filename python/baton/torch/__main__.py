@@ -6,7 +6,7 @@ import torch
 from . import _build
 
 try:
-    where = _build.load().__file__
+    where = _build.load(again=True).__file__
 except _build.CannotBuild as why:
     sys.exit(f"baton.torch: the backend cannot be compiled: {why}")
 print(f"baton.torch: the backend for torch {torch.__version__} is {where}")

@@ -6,14 +6,17 @@ import ctypes
 import datetime
 import queue
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _library
+from .._handle import Handle
 from .._library import Error, lib
+from ..errors import InvalidParamError
 from . import _rare
 
 _KINDS = {name: number for number, name in enumerate((
@@ -23,7 +26,8 @@ _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 
           torch.int32: 6, torch.int64: 7}
 _NEWER = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 9, torch.uint32: 10, torch.uint64: 11}
 _OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 4, "PREMUL_SUM": 5, "BAND": 6, "BOR": 7, "BXOR": 8}
-_BYTE, _INVALID, _TIMEOUT, _FOREVER, _ANY = 5, -2, -64, -1, -1
+_BYTE, _INVALID, _TIMEOUT, _CANCELED, _ANY = 5, -2, -64, -11, -1
+_SLICE = 0.05  # seconds that a thread stays in the library: a group may be destroyed meanwhile
 _UNSET = datetime.timedelta(milliseconds=-1)
 
 
@@ -41,7 +45,7 @@ def _dense(tensor: torch.Tensor, call: str) -> torch.Tensor:
 
 
 class _Work(dist.Work):
-    """Calls in flight, with what they use."""
+    """Calls in flight, with what they use. They may outlive their group."""
 
     def __init__(self, backend: "Backend", outputs: List[torch.Tensor]) -> None:
         super().__init__()
@@ -51,43 +55,70 @@ class _Work(dist.Work):
         self.unpack: List[Callable[[], Any]] = []
         self.over, self.limit = False, ""
         self.error: Optional[Exception] = None
-        self.lock = threading.Lock()
+        self.reaping = threading.Lock()  # of the thread that waits in the library, a slice of time at once
+        self.lock = threading.Lock()  # of `over` and `future`
+        self.ended: torch.futures.Future[Any] = torch.futures.Future()
         self.future: Optional[torch.futures.Future[Any]] = None
 
-    def _end(self, within: int) -> None:
-        with self.lock:
+    def _tell(self, within: float) -> bool:
+        """Takes the ends of its calls, for these seconds; False: one is still in flight."""
+        if not self.reaping.acquire(timeout=within):
+            return False
+        try:
             error = Error(ctypes.sizeof(Error))
             while self.numbers:
-                result = lib.work_wait(self.comm, self.numbers[0], within, ctypes.byref(error))
+                result, text = _INVALID, ""
+                try:
+                    result = self.comm.ask(lib.work_wait, self.numbers[0], int(within * 1e9), ctypes.byref(error))
+                    text = f"{error.text.decode(errors='replace')}. The call's timeout was {self.limit}"
+                except InvalidParamError as why:  # the group is destroyed, and its calls with it
+                    result, text = _CANCELED, str(why)
                 if result == _TIMEOUT:
-                    raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or "
-                                                "abort the group")
+                    return False
                 self.flying.pop(self.numbers.pop(0), None)
                 if result < 0 and self.error is None:
                     try:
-                        _raise(result, f"{error.text.decode(errors='replace')}. The call's timeout was {self.limit}")
+                        _raise(result, text)
                     except Exception as why:
                         self.error = why
-            if self.over:
-                return
-            if self.error is None:
-                with torch.no_grad():
+            return True
+        finally:
+            self.reaping.release()
+
+    def _advance(self, within: float) -> bool:
+        """The same, and what follows the last end. True once the work is over."""
+        if not self.over and self._tell(within):
+            with self.reaping:
+                self._settle()
+        return self.over
+
+    def _settle(self) -> None:
+        if self.over:
+            return
+        if self.error is None:
+            try:
+                with torch.inference_mode():  # also tensors that a program made in that mode
                     for unpack in self.unpack:
                         unpack()
-            self.unpack, self.keep, self.over = [], [], True
-            future = self.future
+            except Exception as why:
+                self.error = why
+        self.unpack, self.keep = [], []
+        with self.lock:
+            self.over, future = True, self.future
         if future is not None:
-            self._complete(future)
+            self.ended.set_result(None)
 
-    def _complete(self, future: "torch.futures.Future[Any]") -> None:
+    def _value(self, _: Any) -> List[torch.Tensor]:
         if self.error is not None:
-            future.set_exception(self.error)
-        else:
-            future.set_result(self.outputs)
+            raise self.error
+        return self.outputs
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
-        if not self.over:
-            self._end(int(timeout.total_seconds() * 1e9) or _FOREVER)
+        end = time.monotonic() + timeout.total_seconds() if timeout > datetime.timedelta(0) else float("inf")
+        while not self._advance(max(0.0, min(_SLICE, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or abort "
+                                            "the group")
         if self.error is not None:
             raise self.error.with_traceback(None)
         return True
@@ -98,16 +129,17 @@ class _Work(dist.Work):
     def get_future(self) -> "torch.futures.Future[Any]":
         with self.lock:
             if self.future is None:
-                self.future = torch.futures.Future()
+                # Not set_exception(), which is lost where torch's C++ holds the future.
+                self.future = self.ended.then(self._value)
                 if self.over:
-                    self._complete(self.future)
+                    self.ended.set_result(None)
                 else:
                     _Helper.add(self)
             return self.future
 
 
 class _Helper:
-    """A thread that ends works whose future somebody has."""
+    """A thread that ends works that have a future."""
 
     works: "queue.SimpleQueue[_Work]" = queue.SimpleQueue()
     thread: Optional[threading.Thread] = None
@@ -115,7 +147,9 @@ class _Helper:
     @classmethod
     def add(cls, work: _Work) -> None:
         if threading.current_thread() is cls.thread:  # in a callback, which may wait for it
-            threading.Thread(target=work._end, args=(_FOREVER,), daemon=True).start()
+            works: "queue.SimpleQueue[_Work]" = queue.SimpleQueue()
+            works.put(work)
+            threading.Thread(target=cls.run, args=(works, False), daemon=True).start()
             return
         if cls.thread is None or not cls.thread.is_alive():
             cls.works = queue.SimpleQueue()
@@ -124,9 +158,12 @@ class _Helper:
         cls.works.put(work)
 
     @staticmethod
-    def run(works: "queue.SimpleQueue[_Work]") -> None:
-        while True:
-            works.get()._end(_FOREVER)
+    def run(works: "queue.SimpleQueue[_Work]", forever: bool = True) -> None:
+        here = [works.get()]
+        while here or forever:
+            while not here or not works.empty():
+                here.append(works.get())
+            here = [work for work in here if not work._advance(0.001)]  # one must not keep another from ending
 
 
 def _done(outputs: List[torch.Tensor]) -> Any:
@@ -139,8 +176,10 @@ def _done(outputs: List[torch.Tensor]) -> Any:
 class Backend(c10d.Backend):
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         super().__init__(rank, size)
-        self.store, self.comm, self.barriers, self.calls = store, 0, 0, 0
-        self.flying: Dict[int, _Work] = {}  # with the memory that they use, whoever has dropped them
+        self.store, self.barriers, self.calls = store, 0, 0
+        self.settings = False, True
+        self.comm = Handle(None, "communicator")
+        self.flying: Dict[int, _Work] = {}  # and so the memory that they use, also of works that the program has dropped
         self._options = options
 
     # --- the group ---
@@ -173,13 +212,12 @@ class Backend(c10d.Backend):
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
-        lib.comm_abort(self.comm, b"the process group was aborted at this rank", None)
+        self.comm.drop(lib.comm_abort, b"the process group was aborted at this rank", None)
 
     def shutdown(self) -> None:
-        comm, self.comm = self.comm, 0
-        if comm:
-            lib.comm_destroy(comm)
-            self.flying.clear()
+        self.comm.why = "this process group was destroyed: init_process_group() makes another one"
+        self.comm.destroy()
+        self.flying.clear()
         _alive.discard(self)
 
     def _get_sequence_number_for_group(self) -> int:
@@ -192,10 +230,9 @@ class Backend(c10d.Backend):
     def _start(self, work: _Work, kind: str, dtype: int, count: int, source: int = 0, out: int = 0, op: int = 0, peer: int = 0,
                tag: int = 0, timeout: datetime.timedelta = _UNSET, lists: Sequence[Sequence[int]] = (),
                factor: Optional[torch.Tensor] = None) -> None:
-        if not self.comm:
-            raise dist.DistBackendError("this process group was destroyed: init_process_group() makes another one")
         while len(self.flying) >= 200:  # of 256 that the library has
-            next(iter(self.flying.values()))._end(_FOREVER)
+            for oldest in list(self.flying.values())[:1]:
+                oldest._tell(_SLICE)  # and no more: it may be the one that is being made
         call = _library.Call(ctypes.sizeof(_library.Call), _KINDS[kind], dtype, op, peer, source or None, out or None, count)
         if lists:
             kept = [(ctypes.c_size_t * len(one))(*one) for one in lists]
@@ -205,7 +242,10 @@ class Backend(c10d.Backend):
         given = self._options._timeout if timeout == _UNSET else timeout
         call.timeout, call.tag = int(given.total_seconds() * 1e9), tag
         number, error = ctypes.c_uint64(), Error(ctypes.sizeof(Error))
-        result = lib.comm_start(self.comm, ctypes.byref(call), ctypes.byref(number), ctypes.byref(error))
+        try:
+            result = self.comm.ask(lib.comm_start, ctypes.byref(call), ctypes.byref(number), ctypes.byref(error))
+        except InvalidParamError as why:
+            raise dist.DistBackendError(str(why)) from None
         if result < 0:
             if work.numbers:
                 _Helper.add(work)
@@ -478,18 +518,24 @@ class Backend(c10d.Backend):
 _alive: "set[Backend]" = set()  # torch itself keeps the C++ half of a group's backend alone
 
 
-def make(store: Any, rank: int, size: int, options: Any) -> Backend:
+def make(store: Any, rank: int, size: int, options: Any, ordered: bool, tune: bool) -> Backend:
     backend = Backend(store, rank, size, options)
+    backend.settings = ordered, tune
     _alive.add(backend)
     return backend
 
 
 def adopt(backend: Backend, comm: int, rank: int, size: int) -> None:
-    backend.comm = comm
+    backend.comm.destroy()
+    backend.comm = Handle(comm, "communicator")
 
 
 def address(backend: Backend) -> int:
-    return backend.comm
+    return backend.comm.value or 0
+
+
+def settings(backend: Backend) -> Tuple[bool, bool]:
+    return backend.settings
 
 
 def use(endpoint: int) -> None:

@@ -22,14 +22,16 @@ def split(backend: Any, store: Any, ranks: List[int], options: Any) -> Any:
     if backend.rank() not in ranks:
         return None
     module = here._module()
+    settings = module.settings(backend)
     wanted = _library.CommOptions()
     lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
     wanted.name = (getattr(options, "group_name", "") or "part").encode()
     wanted.start_timeout = wanted.timeout = int(options._timeout.total_seconds() * 1e9)
+    wanted.ordered, wanted.tune = settings
     comm = ctypes.c_void_p()
     call(lib.comm_subgroup, module.address(backend), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(wanted),
          ctypes.byref(comm))
-    part = module.make(store, ranks.index(backend.rank()), len(ranks), options)
+    part = module.make(store, ranks.index(backend.rank()), len(ranks), options, *settings)
     module.adopt(part, comm.value, ranks.index(backend.rank()), len(ranks))
     return part
 
@@ -110,6 +112,8 @@ def reconfigure(backend: Any, name: str, uuid: int, handles: List[str], timeout:
     mine = reconfigure_handle()
     if mine not in handles:
         raise ValueError(f"reconfigure: this process's handle is not among the {len(handles)} given: see get_reconfigure_handle()")
+    module = here._module()
     digest = hashlib.sha256(f"{name}/{uuid}".encode()).digest()  # other groups may have the same uuid
-    comm = here._join([bytes.fromhex(handle) for handle in handles], int.from_bytes(digest[:8], "little") | 1, timeout, name)
-    here._module().adopt(backend, comm, handles.index(mine), len(handles))
+    comm = here._join([bytes.fromhex(handle) for handle in handles], int.from_bytes(digest[:8], "little") | 1, timeout, name,
+                      module.settings(backend))
+    module.adopt(backend, comm, handles.index(mine), len(handles))

@@ -8,6 +8,8 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -44,21 +46,25 @@ void check_dense(const at::Tensor& tensor, const char* call) {
 // One tensor after the other in one piece of memory: theirs if they lie so, else another.
 struct Row {
   Row(const Tensors& tensors, const char* call, at::ScalarType type) : tensors(tensors) {
-    const char* next = nullptr;
+    const char* next = nullptr;  // where the next one has to begin
     for (const at::Tensor& tensor : tensors) {
       check_dense(tensor, call);
       TORCH_CHECK(tensor.scalar_type() == type, "backend baton: ", call, " got tensors of ",
                   c10::toString(type), " and of ", c10::toString(tensor.scalar_type()));
-      const auto* data = static_cast<const char*>(tensor.const_data_ptr());
-      if (!tensor.is_contiguous() || (next != nullptr && data != next)) apart = true;
-      next = data + tensor.nbytes();
       counts.push_back(tensor.numel());
       offsets.push_back(total);
       total += tensor.numel();
+      if (tensor.numel() == 0) continue;  // which has no address
+      const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+      if (next == nullptr) memory = tensor;
+      // Neighbours by chance belong to different storages, of which only one would be kept.
+      const bool follows = next == nullptr || (data == next && tensor.is_alias_of(memory));
+      if (!tensor.is_contiguous() || !follows) apart = true;
+      next = data + tensor.nbytes();
     }
-    memory = apart ? at::empty({static_cast<int64_t>(total)}, at::TensorOptions().dtype(type))
-             : tensors.empty() ? at::empty({0}, at::TensorOptions().dtype(type))
-                               : tensors[0];
+    const std::array<int64_t, 1> all{static_cast<int64_t>(total)}, step{1};
+    memory = apart || !memory.defined() ? at::empty(all, at::TensorOptions().dtype(type))
+                                        : memory.as_strided(all, step, memory.storage_offset());
   }
   void fill() const {
     for (size_t i = 0; apart && i < tensors.size(); ++i) part(i).copy_(tensors[i]);
@@ -88,13 +94,20 @@ struct Row {
 class BatonBackend : public Backend {
  public:
   BatonBackend(c10::intrusive_ptr<Store> store, int rank, int size,
-               c10::intrusive_ptr<Options> options)
-      : Backend(rank, size), store_(std::move(store)), options_(std::move(options)) {
+               c10::intrusive_ptr<Options> options, bool ordered, bool tune)
+      : Backend(rank, size),
+        ordered(ordered),
+        tune(tune),
+        store_(std::move(store)),
+        options_(std::move(options)) {
     init();
   }
   ~BatonBackend() override {
     if (comm_ != nullptr) comm_->close();
   }
+
+  // Of baton.torch.Options, for the groups that Python makes of this one.
+  const bool ordered, tune;
 
   // Takes the communicator over: Python has made it.
   void adopt(uintptr_t comm, int rank, int size) {
@@ -470,7 +483,7 @@ class BatonBackend : public Backend {
   // Rows of `tensor`, so many for each rank; without numbers as many for each.
   Tensors split(const at::Tensor& tensor, const std::vector<int64_t>& sizes) const {
     if (!sizes.empty()) return tensor.split_with_sizes(sizes);
-    return tensor.split(tensor.size(0) / size_);
+    return tensor.split_with_sizes(std::vector<int64_t>(size_, tensor.size(0) / size_));
   }
 
   WorkPtr begin(OpType type, const char* title, const Tensors& inputs, const Tensors& outputs,
@@ -484,7 +497,7 @@ class BatonBackend : public Backend {
                                   c10::ArrayRef<baton_call> calls) {
     try {
       for (baton_call call : calls) {
-        if (comm_->uses() >= 200) Helper::get().make_room(*comm_);
+        Helper::get().make_room(*comm_, *work);
         call.timeout = std::chrono::nanoseconds(work->getTimeout()).count();
         work->start(call);
       }
@@ -660,11 +673,17 @@ BatonBackend& ours(Backend& backend) {
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  pthread_atfork(nullptr, nullptr, [] { Helper::forget(); });
+  pthread_atfork(nullptr, nullptr, [] {
+    Helper::forget();
+    Callbacks::forget();
+  });
   module.def("make", [](c10::intrusive_ptr<Store> store, int rank, int size,
-                        c10::intrusive_ptr<Backend::Options> options) {
-    return c10::intrusive_ptr<Backend>(
-        c10::make_intrusive<BatonBackend>(std::move(store), rank, size, std::move(options)));
+                        c10::intrusive_ptr<Backend::Options> options, bool ordered, bool tune) {
+    return c10::intrusive_ptr<Backend>(c10::make_intrusive<BatonBackend>(
+        std::move(store), rank, size, std::move(options), ordered, tune));
+  });
+  module.def("settings", [](Backend& backend) {
+    return std::make_pair(ours(backend).ordered, ours(backend).tune);
   });
   module.def("adopt", [](Backend& backend, uintptr_t comm, int rank, int size) {
     ours(backend).adopt(comm, rank, size);

@@ -3,6 +3,8 @@
 
 #include <baton/collectives.h>
 
+#include <cmath>
+
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 namespace baton::c10d_backend {
@@ -137,9 +139,20 @@ inline Reduced reduced(at::ScalarType type, const ::c10d::ReduceOp& op) {
     const auto* by = static_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
     TORCH_CHECK(by != nullptr, "ReduceOp.PREMUL_SUM has no factor: make it with ",
                 "torch.distributed._make_nccl_premul_sum(factor)");
-    out.factor = by->tensor_factor.defined()
-                     ? by->tensor_factor.to(at::kCPU, type).contiguous()
-                     : at::full({1}, by->double_factor, at::TensorOptions().dtype(type));
+    at::Tensor given = by->tensor_factor.defined()
+                           ? by->tensor_factor.detach().to(at::kCPU).reshape({1})
+                           : at::full({1}, by->double_factor, at::kDouble);
+    if (given.is_complex()) {
+      if (at::imag(given).item<double>() != 0) refuse("its factor must be a real number");
+      given = at::real(given);
+    }
+    // In the type that is summed, of which Baton reads one element.
+    out.factor = given.to(c10::toRealValueType(out.as)).contiguous();
+    const auto value = given.item<double>(), held = out.factor.item<double>();
+    const bool holds = c10::isIntegralType(out.as, false)
+                           ? at::equal(out.factor.to(given.scalar_type()), given)
+                           : std::isfinite(held) || !std::isfinite(value);
+    if (!holds) refuse(c10::str("this type cannot hold the factor ", value).c_str());
   }
   return out;
 }

@@ -8,8 +8,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
+
+#include <torch/csrc/utils/pybind.h>
 
 #include <torch/csrc/distributed/c10d/Hooks.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -29,9 +32,13 @@ inline void check(int32_t result, const std::string& text) {
 class Callbacks {
  public:
   static Callbacks& get() {
-    static auto* callbacks = new Callbacks;  // its threads may outlive static objects
-    return *callbacks;
+    Callbacks* callbacks = instance().load();
+    if (callbacks != nullptr) return *callbacks;
+    auto* made = new Callbacks;  // never deleted: its threads may outlive static objects
+    return *(instance().compare_exchange_strong(callbacks, made) ? made : callbacks);
   }
+  // In a forked child: the threads are the parent's.
+  static void forget() { instance().store(nullptr); }
   void run(std::function<void()> task) {
     std::lock_guard lock(mutex_);
     if (stop_) return;
@@ -54,7 +61,24 @@ class Callbacks {
     for (std::thread& thread : threads) thread.join();
   }
 
+  // Runs what belongs to the program, whose errors have no other way out.
+  template <typename Do>
+  static void guard(const char* what, Do&& action) {
+    try {
+      action();
+    } catch (const std::exception& why) {
+      TORCH_WARN("backend baton: ", what, " raised: ", why.what());
+    } catch (...) {
+      TORCH_WARN("backend baton: ", what, " raised something that is no std::exception");
+    }
+  }
+
  private:
+  static std::atomic<Callbacks*>& instance() {
+    static std::atomic<Callbacks*> instance{nullptr};
+    return instance;
+  }
+
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -62,10 +86,11 @@ class Callbacks {
       wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
       --idle_;
       if (tasks_.empty()) return;
-      const std::function<void()> task = std::move(tasks_.front());
+      std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      task();
+      guard("a callback", task);
+      task = nullptr;  // outside the lock: what it holds may need the interpreter's
       lock.lock();
     }
   }
@@ -82,45 +107,50 @@ class Callbacks {
 // torch's own writes a trace, which takes seconds.
 class Hooks : public std::enable_shared_from_this<Hooks> {
  public:
-  void add(int64_t id, ::c10d::AbortHook hook) {
-    with([&] { abort_[id] = std::move(hook); });
-  }
+  void add(int64_t id, ::c10d::AbortHook hook) { put(abort_, id, std::move(hook)); }
   void add(int64_t id, ::c10d::CompletionHook hook) {
-    with([&] { completion_[id] = std::move(hook); });
+    put(completion_, id, std::move(hook));
     any_.store(true);
   }
-  void remove_abort(int64_t id) {
-    with([&] { abort_.erase(id); });
-  }
-  void remove_completion(int64_t id) {
-    with([&] { completion_.erase(id); });
-  }
+  void remove_abort(int64_t id) { put(abort_, id, {}); }
+  void remove_completion(int64_t id) { put(completion_, id, {}); }
 
   void failed() {
-    std::map<int64_t, ::c10d::AbortHook> hooks;
-    with([&] { hooks = abort_; });
+    Map<::c10d::AbortHook> hooks = all(abort_);
     if (hooks.empty() || telling_.exchange(true)) return;
     Callbacks::get().run([self = shared_from_this(), hooks = std::move(hooks)] {
-      for (const auto& [id, hook] : hooks) hook();
+      for (const auto& [id, hook] : hooks) Callbacks::guard("an abort hook", *hook);
       self->telling_.store(false);
     });
   }
   void ended(uint64_t key) const {
     if (!any_.load()) return;
-    std::map<int64_t, ::c10d::CompletionHook> hooks;
-    with([&] { hooks = completion_; });
-    for (const auto& [id, hook] : hooks) hook({.completionKey = key, .duration_ms = std::nullopt});
+    for (const auto& [id, hook] : all(completion_)) {
+      Callbacks::guard("a completion hook", [&, &call = *hook] {
+        call({.completionKey = key, .duration_ms = std::nullopt});
+      });
+    }
   }
 
  private:
-  template <typename Do>
-  void with(Do&& action) const {
+  // By pointer: to copy or delete a hook takes the interpreter's lock, not to be waited for here.
+  template <typename Hook>
+  using Map = std::map<int64_t, std::shared_ptr<Hook>>;
+  template <typename Hook>
+  void put(Map<Hook>& hooks, int64_t id, Hook hook) {
+    auto one = hook ? std::make_shared<Hook>(std::move(hook)) : nullptr;
     std::lock_guard lock(mutex_);
-    action();
+    hooks[id].swap(one);
+    if (hooks[id] == nullptr) hooks.erase(id);
+  }
+  template <typename Hook>
+  Map<Hook> all(const Map<Hook>& hooks) const {
+    std::lock_guard lock(mutex_);
+    return hooks;
   }
   mutable std::mutex mutex_;
-  std::map<int64_t, ::c10d::AbortHook> abort_;
-  std::map<int64_t, ::c10d::CompletionHook> completion_;
+  Map<::c10d::AbortHook> abort_;
+  Map<::c10d::CompletionHook> completion_;
   std::atomic<bool> any_{false};
   std::atomic<bool> telling_{false};
 };
@@ -145,7 +175,8 @@ class Comm {
     return comm_.load();
   }
   void leave() {
-    if (uses_.fetch_sub(1) == 1 && closed_.load()) destroy();
+    // Closed and unused at once: since it was closed, enter() gives it to no other thread.
+    if (uses_.fetch_sub(1) == 1 && closed_.load() && uses_.load() == 0) destroy();
   }
   void close() {
     closed_.store(true);
@@ -207,7 +238,11 @@ class BatonWork : public ::c10d::Work {
   bool isSuccess() const override { return is_over() && !failed_; }
   int sourceRank() const override { return source_; }
   std::vector<at::Tensor> result() override { return outputs_; }
-  void synchronize() override { wait(kNoTimeout); }
+  void synchronize() override {
+    std::optional<pybind11::gil_scoped_release> released;
+    if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+    wait(kNoTimeout);
+  }
   void abort() override {
     TORCH_CHECK(false, "one call of a group cannot be aborted: abort the group");
   }
@@ -218,6 +253,7 @@ class BatonWork : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     std::lock_guard lock(future_mutex_);
     if (future_ == nullptr) {
+      has_future_.store(true);
       future_ =
           c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
       if (is_over()) complete(*future_);
@@ -228,18 +264,24 @@ class BatonWork : public ::c10d::Work {
   // --- for the helper ------------------------------------------------------------------------
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   bool is_waited_for() const { return comm_->waiting.load() > 0; }
+  bool has_future() const { return has_future_.load(); }
   const Comm& comm() const { return *comm_; }
   // Advances without waiting, unless another thread does. True once it is over.
   bool poll() {
     if (is_over()) return true;
     std::unique_lock lock(reaping_, std::try_to_lock);
     if (!lock) return is_over();
+    if (!tell_ended()) return false;
+    settle(false);
+    return true;
+  }
+  // Takes the ends of its calls so far. False: one is still in flight.
+  bool tell_ended() {
     baton_error error = BATON_ERROR_INIT;
     for (; next_ < numbers_.size(); told(error)) {
       error.result = baton_work_test(comm_->entered(), numbers_[next_], &error);
       if (error.result == BATON_IN_PROGRESS) return false;
     }
-    settle(false);
     return true;
   }
 
@@ -290,12 +332,12 @@ class BatonWork : public ::c10d::Work {
     }
   }
 
-  // All calls have ended: the output gets its shape, and whoever waits hears of it.
+  // All calls have ended: the output gets its shape, and waiting threads are told.
   void settle(bool by_caller) {
     if (is_over()) return;
     if (why_ == nullptr) {
       try {
-        const at::NoGradGuard no_grad;
+        const c10::InferenceMode any_tensor;  // also those that a program made in that mode
         for (const auto& unpack : unpack_) unpack();
       } catch (...) {
         why_ = std::current_exception();
@@ -343,7 +385,7 @@ class BatonWork : public ::c10d::Work {
   int32_t source_ = -1;
   std::exception_ptr why_;
   bool failed_ = false;  // read once it is over
-  std::atomic<bool> over_{false};
+  std::atomic<bool> over_{false}, has_future_{false};
   std::timed_mutex reaping_;  // of the thread that advances this work
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -385,10 +427,12 @@ class Helper {
     Callbacks::get().stop();
   }
 
-  // Until the library has room for another call of this communicator.
-  void make_room(const Comm& comm) {
+  // Until the library, which has 256, has room for another call of this communicator. `making`: the
+  // work that wants it, whose own calls may fill it.
+  void make_room(const Comm& comm, BatonWork& making) {
     constexpr int kMost = 200;
     while (comm.uses() >= kMost) {
+      making.tell_ended();
       std::vector<WorkPtr> mine;
       {
         std::lock_guard lock(mutex_);
@@ -435,7 +479,9 @@ class Helper {
       }
       size_t over = 0;
       for (WorkPtr& work : works) {
-        if (work->is_over() || (!work->is_waited_for() && work->poll())) {
+        // A future's callback may be what the waiting thread's call needs at another rank.
+        const bool ours = work->has_future() || !work->is_waited_for();
+        if (work->is_over() || (ours && work->poll())) {
           ++over;
         } else {
           work.reset();
@@ -445,7 +491,9 @@ class Helper {
       std::erase_if(works_, [&](const WorkPtr& work) {
         return std::find(works.begin(), works.end(), work) != works.end();
       });
-      works.clear();
+      lock.unlock();
+      works.clear();  // outside the lock: what they hold may need the interpreter's
+      lock.lock();
       nap = over > 0 ? kGrace : std::min(nap * 3 / 2, kLongest);
     }
   }
