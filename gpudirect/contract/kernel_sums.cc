@@ -59,7 +59,8 @@ absl::Status KernelSums::pin(absl::Span<std::byte> memory) {
   const Device::Current current(device_);
   if (!current.status().ok()) return current.status();
   const auto facts = query_pointer(device_.driver(), vector_address(memory.data()));
-  const bool ours = !facts.ok() || !facts->pinned;
+  if (!facts.ok()) return facts.status();
+  const bool ours = !facts->pinned;
   absl::Status status;
   if (ours) {
     status = device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),

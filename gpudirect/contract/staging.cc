@@ -73,7 +73,8 @@ absl::StatusOr<std::shared_ptr<void>> PinnedRing::pin(absl::Span<std::byte> memo
   if (!current.status().ok()) return current.status();
   // Another thread may have pinned it, and keeps it so as long as it is copied to and from.
   const auto facts = query_pointer(device_.driver(), reinterpret_cast<uintptr_t>(memory.data()));
-  if (facts.ok() && facts->pinned) return std::shared_ptr<void>(memory.data(), [](void*) {});
+  if (!facts.ok()) return facts.status();
+  if (facts->pinned) return std::shared_ptr<void>(memory.data(), [](void*) {});
   const absl::Status status =
       device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
                                                        kHostPortable | kHostDeviceMap),
