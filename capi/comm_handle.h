@@ -71,7 +71,7 @@ inline baton_work number_of(const baton_comm& handle, Work work) {
   return handle.serial << kSequenceBits | work.sequence;
 }
 
-// Of a baton_call_kind.
+// What a baton_call_kind stands for; nothing if it is not one.
 std::optional<Collective> collective_of(int32_t kind);
 int32_t no_such_kind(int32_t kind, baton_error* error);
 

@@ -94,7 +94,7 @@ struct CallOptions {
   uint32_t channels = 0;        // 0: chosen
   size_t chunk_bytes = 0;       // 0: chosen
   Time timeout = Time::zero();  // zero: the communicator's
-  // Of send() and receive(): a receive takes a message of its own tag only. Any value.
+  // For send() and receive(): a receive takes a message of its own tag only. Any value.
   int32_t tag = 0;
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
@@ -106,7 +106,7 @@ struct CallOptions {
   // The call is not waited for: its place is free when `on_end` has returned. wait() and test()
   // must not name it.
   bool detached = false;
-  // Of kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
+  // For kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
 };

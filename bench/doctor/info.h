@@ -23,7 +23,7 @@ class SystemRoot {
   bool exists(const std::string& path) const;
   // May be opened for reading and writing.
   bool writable(const std::string& path) const;
-  // The content without the white space at its end, at most 1 MiB; "" where there is none.
+  // The content without the white space at its end, at most 1 MiB; "" if it cannot be read.
   std::string text(const std::string& path) const;
   // The number that the content begins with.
   std::optional<uint64_t> number(const std::string& path) const;
@@ -75,7 +75,7 @@ Json memory_info(const SystemRoot& root);
 Json network_info(const SystemRoot& root);
 // [{"node","cpus","distances"}]
 Json numa_info(const SystemRoot& root);
-// {"driver","open_module","peermem","gdrdrv"}; driver null where there is none.
+// {"driver","open_module","peermem","gdrdrv"}; driver is null without a driver.
 Json nvidia_info(const SystemRoot& root);
 
 // [{"name","pci","numa_node","firmware","ports":[{"number","state","link_layer","rate","netdev",

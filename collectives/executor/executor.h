@@ -43,7 +43,7 @@ struct Call {
   const std::vector<PreparedProgram>* programs = nullptr;
   DeviceSums* sums = nullptr;  // null: the CPU combines
   DeviceInput input;           // on the device of `sums`
-  // Of sends and receives: the other rank (PointToPoint::kAnyPeer: any, until one is found).
+  // For sends and receives: the other rank (PointToPoint::kAnyPeer: any, until one is found).
   uint32_t peer = 0;
   bool sends = false;
   int32_t tag = 0;

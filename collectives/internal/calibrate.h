@@ -28,7 +28,7 @@ struct Calibration {
 
 struct MeasuredCosts {
   proof::CostParameters parameters;  // the same at all ranks
-  // Of this rank: memory that a peer has just read in place is overwritten faster past the caches.
+  // This rank overwrites what a peer has just read in place faster past the caches.
   bool stream_over_read = false;
 };
 

@@ -325,7 +325,7 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
       known.asked = true;
       mesh_.tell(r, ControlMessage::kQuery, bytes_of(standing()));
     }
-    // Of one that no link leads to it is asked once somebody says that he waits for it.
+    // A rank without a link to us is asked once another rank says that it waits for it.
     all &= !known.asked && !mesh_.member(r).wanted;
   }
   if (!all && now - diagnosing_ < patience(blocked.call->deadline - blocked.call->began)) return;

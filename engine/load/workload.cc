@@ -202,7 +202,7 @@ size_t scaled(int64_t length, double scale) {
                           static_cast<size_t>(std::llround(static_cast<double>(length) * scale)));
 }
 
-// The text of a turn; "" where there is none.
+// The text of a turn, or "".
 std::string turn(const json& conversations, size_t number) {
   if (!conversations.is_array() || conversations.size() <= number) return "";
   return string_field(conversations[number], "value", "").value_or("");

@@ -141,7 +141,7 @@ def _name_of(dtype: Any) -> str:
     return name
 
 
-# Of struct's letters; the size says the rest.
+# The letters of Python's struct module; the size says the rest.
 _LETTERS = {**dict.fromkeys("bhilqn", "int"), **dict.fromkeys("BHILQNc", "uint"), **dict.fromkeys("efd", "float")}
 
 

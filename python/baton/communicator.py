@@ -259,7 +259,7 @@ class Endpoint:
 
 
 class Rendezvous:
-    """Where ranks meet: one of them, or whoever starts them, opens it and tells the others its `address`. `listen`:
+    """Where ranks meet: one of them, or the launcher, opens it and tells the others its `address`. `listen`:
     "HOST:PORT"; "": a free port of loopback; "*": one of every interface. `ranks`: how many come; 0: as many as the first one says."""
 
     def __init__(self, ranks: int = 0, listen: str = "", key_file: str = "") -> None:
@@ -440,7 +440,7 @@ class Communicator:
         return cls(place.rank, place.ranks, place.rendezvous, generation=place.generation, serves=place.serves, **options)
 
     def close(self) -> None:
-        """Leaves the group. Calls in flight end, and whoever waits for one is told that the communicator is closed; nothing
+        """Leaves the group. Calls in flight end, and threads that wait for one are told that the communicator is closed; nothing
         touches their memory afterwards."""
         self._open.destroy()
         self._running.clear()

@@ -419,6 +419,11 @@ TEST_P(Failure, BadArgumentsAreRefusedAndBreakNothing) {
     refused(comm.send(a.data(), 10, f32, comm.rank()), "another rank");
     refused(comm.all_to_all(a.data(), a.data(), 10, f32), "overlap");
     refused(comm.all_reduce(a.data(), b.data(), SIZE_MAX / 2, f32, plus), "too large");
+    const int other = 1 - comm.rank();
+    refused(comm.send(a.data(), SIZE_MAX / 2 + 2, f32, other), "too large");  // 4 bytes, wrapped
+    const std::vector<size_t> none(2), far = {SIZE_MAX / 2 + 2, 0};
+    refused(comm.all_to_all_v_async(a.data(), none, far, b.data(), none, none, f32).status(),
+            "too large");
     EXPECT_EQ(comm.all_reduce(a.data(), b.data(), 0, f32, plus), absl::OkStatus());
     EXPECT_EQ(comm.all_reduce(nullptr, nullptr, 0, f32, plus), absl::OkStatus());
     EXPECT_EQ(comm.all_reduce(a.data(), b.data(), 100, f32, plus), absl::OkStatus());

@@ -80,6 +80,15 @@ TEST_P(Reconfigure, MembersComeAndGo) {
       for (const size_t count : {size_t{10}, size_t{50000}}) {
         ASSERT_EQ(sum_of(*comms[me], 1, count), expected_sum(comms[me]->ranks()));
       }
+      Communicator& comm = *comms[me];
+      if (comm.ranks() == 1) return;
+      const int before = (comm.rank() + comm.ranks() - 1) % comm.ranks();
+      int32_t mine = comm.rank(), theirs = -1;
+      const auto sent = comm.send_async(&mine, 1, DataType::kI32, (comm.rank() + 1) % comm.ranks());
+      ASSERT_TRUE(sent.ok()) << sent.status();
+      ASSERT_EQ(comm.receive(&theirs, 1, DataType::kI32, kAnyRank), absl::OkStatus());
+      ASSERT_EQ(theirs, before);
+      ASSERT_EQ(comm.wait(*sent), absl::OkStatus());
     });
   }
 }

@@ -91,7 +91,7 @@ def _folder() -> pathlib.Path:
 
 
 def find(again: bool = False) -> pathlib.Path:
-    """Where the C++ backend is; compiles it if it has not been, which takes half a minute. CannotBuild says why there is none.
+    """Where the C++ backend is; compiles it if it has not been, which takes half a minute. CannotBuild says why it could not be.
     `again`: also if that has just failed."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         raise CannotBuild(f"it is written for Linux, and this is {sys.platform}")

@@ -106,7 +106,7 @@ class BatonBackend : public Backend {
     if (comm_ != nullptr) comm_->close();
   }
 
-  // Of baton.torch.Options, for the groups that Python makes of this one.
+  // From baton.torch.Options; the groups that Python makes of this one inherit them.
   const bool ordered, tune;
 
   // Takes the communicator over: Python has made it.

@@ -9,7 +9,7 @@
 
 namespace baton::c10d_backend {
 
-// Of a call that only moves: `each` of `type` make one of the tensor's elements.
+// For calls that only move data: `each` elements of `type` make one of the tensor's.
 struct Moved {
   int32_t type;
   size_t each;
