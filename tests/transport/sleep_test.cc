@@ -167,19 +167,19 @@ TEST(Sleep, InAWaitHearsOfAnEndThatAnotherBrought) {
 
 // A condition that takes what it waited for, as next_notification() does, holds once.
 TEST(Sleep, AWaitEndsWithTheFirstWordThatItIsOver) {
-  const Time kShort = patient(std::chrono::seconds(2));
+  const Time short_wait = patient(std::chrono::seconds(2));
   StubWorker stub;
   for (int i = 0; i < 5; ++i) {
     const int before = stub.armed;
     bool taken = false;  // at the look before the sleep
     const auto once = [&] { return stub.armed != before && !std::exchange(taken, true); };
-    EXPECT_TRUE(stub.worker->wait_until(once, kShort).ok());
+    EXPECT_TRUE(stub.worker->wait_until(once, short_wait).ok());
   }
   ProgressThread thread(*stub.worker, {.spin = Time::zero()});
   until([&] { return stub.armed != 0; });
   for (int look = 1; look < 6; ++look) {
     int looks = 0;
-    EXPECT_TRUE(stub.worker->wait_until([&] { return ++looks == look; }, kShort).ok()) << look;
+    EXPECT_TRUE(stub.worker->wait_until([&] { return ++looks == look; }, short_wait).ok()) << look;
     EXPECT_EQ(looks, look);
   }
 }

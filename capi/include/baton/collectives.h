@@ -33,7 +33,7 @@
 #ifndef BATON_COLLECTIVES_H
 #define BATON_COLLECTIVES_H
 
-#include <baton/baton.h>
+#include "baton.h"  // beside this file, whichever folder the include path names
 
 #ifdef __cplusplus
 extern "C" {

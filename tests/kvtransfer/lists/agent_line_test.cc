@@ -229,15 +229,15 @@ struct AgentParts : AgentLost {
     return {local, theirs, Layout::contiguous(0, 8), Layout::contiguous(0, 8)};
   }
   MemoryRegion region(char* data) { return *worker->register_memory(data, 64, Access::kLocal); }
-  char mine_[64]{}, more_[64]{}, there_[64]{};
+  char mine[64]{}, more[64]{}, there[64]{};
   RemoteRegion theirs = *silent->remote_region(
-      *silent->register_memory(there_, sizeof there_, Access::kRemoteReadWrite));
+      *silent->register_memory(there, sizeof there, Access::kRemoteReadWrite));
 };
 
 TEST_F(AgentParts, WhatFoundNoRoomIsNotDoneWhenItIsAborted) {
   fill();
   AgentPlan plan;
-  plan.parts = {part(region(mine_))};
+  plan.parts = {part(region(mine))};
   const auto transfer = make(std::move(plan));
   ASSERT_TRUE(transfer->post(peer, nullptr).ok());
   EXPECT_EQ(transfer->state(), AgentTransferState::kRunning);
@@ -261,7 +261,7 @@ TEST_F(AgentParts, WhatFoundNoRoomIsNotDoneWhenItIsAborted) {
 
 TEST_F(AgentParts, WhatDoesNotRunIsNeitherFedNorAborted) {
   AgentPlan plan;
-  plan.parts = {part(region(mine_))};
+  plan.parts = {part(region(mine))};
   const auto transfer = make(std::move(plan));
   transfer->feed();
   EXPECT_EQ(worker->stats().transfers_submitted, 0u);
@@ -278,7 +278,7 @@ TEST_F(AgentParts, WhatDoesNotRunIsNeitherFedNorAborted) {
 
 TEST_F(AgentParts, MemoryIsAwaitedUntilItsPartIsSubmittedOrTheTransferAborted) {
   fill();
-  const MemoryRegion one = region(mine_), other = region(more_);
+  const MemoryRegion one = region(mine), other = region(more);
   AgentPlan plan;
   plan.parts = {part(one)};
   const auto transfer = make(std::move(plan));
@@ -297,10 +297,10 @@ TEST_F(AgentParts, MemoryIsAwaitedUntilItsPartIsSubmittedOrTheTransferAborted) {
 
 // It runs as long as a part of it does, and says then what went wrong first.
 TEST_F(AgentParts, APartThatIsRefusedEndsItWhenTheOthersHaveEnded) {
-  AgentPart odd = part(region(mine_));
+  AgentPart odd = part(region(mine));
   odd.remote_layout = Layout::contiguous(0, 16);
   AgentPlan plan;
-  plan.parts = {part(region(more_)), odd};
+  plan.parts = {part(region(more)), odd};
   const auto transfer = make(std::move(plan));
   const absl::Status posted = transfer->post(peer, nullptr);
   EXPECT_TRUE(posted.ok()) << posted;
