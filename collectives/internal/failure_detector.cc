@@ -16,8 +16,8 @@ using executor::ControlBlock;
 namespace {
 
 constexpr Time kLook = std::chrono::milliseconds(1);
-// How long before a call's deadline ranks are asked where they stand: a rank that has a core answers
-// at once, one that has to share it may need longer.
+// How long before a call's deadline ranks are asked where they stand: a rank that has a core
+// answers at once, one that has to share it may need longer.
 constexpr Time kMostPatience = std::chrono::seconds(1);
 Time patience(Time timeout) { return std::min(timeout / 4, kMostPatience); }
 // And for how long after it answers are awaited.
@@ -313,9 +313,9 @@ void FailureDetector::check_deadlines(Time now) {
   diagnosing_ = Time::zero();
 }
 
-// Asks all ranks where they stand, and follows who waits for whom to the rank that all wait for. They
-// are asked before the deadline of the late call, so that whoever does not answer is known at it, and
-// then once more: what counts is where they stand then.
+// Asks all ranks where they stand, and follows who waits for whom to the rank that all wait for.
+// They are asked before the deadline of the late call, so that whoever does not answer is known at
+// it, and then once more: what counts is where they stand then.
 void FailureDetector::diagnose(const Blocked& blocked, const executor::Call& late, Time now) {
   const bool first = diagnosing_ == Time::zero();
   const Time patient = std::max(kLastPatience, patience(late.deadline - late.began));
@@ -374,6 +374,13 @@ void FailureDetector::diagnose(const Blocked& blocked, const executor::Call& lat
     } else if (collective && known.standing.entered < wanted) {
       why = absl::StrFormat("%s is alive but has not made this call: its last is #%u", member.label,
                             known.standing.entered);
+      // One that does not answer may hold it up in another group.
+      for (uint32_t r = 0; r < mesh_.ranks() && !lost; ++r) {
+        if (r == mesh_.rank() || !known_[r].asked || known_[r].answered) continue;
+        absl::StrAppend(&why, "; ", mesh_.member(r).label, " does not answer");
+        culprit = r;
+        lost = true;
+      }
     } else {
       why = absl::StrFormat("%s is alive and has made this call, but makes no progress",
                             member.label);
