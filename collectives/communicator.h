@@ -24,8 +24,6 @@
 // brought together; split() and subgroup() make more of what is there.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -99,8 +97,9 @@ struct CallOptions {
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
   // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end
-  // after it has returned, so it must not wait for its own call; it may wait for others. It must
-  // not destroy its own communicator, which waits for it.
+  // after it has returned, so it must not wait for its own call; it may wait for others. One that
+  // destroys its own communicator leaves the group, but some memory stays (and the endpoint, if it
+  // was its last communicator), and the log says so.
   void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;
   void* context = nullptr;
   // The call is not waited for: its place is free when `on_end` has returned. wait() and test()
@@ -141,7 +140,9 @@ class Communicator {
   static absl::StatusOr<std::unique_ptr<Communicator>> create(
       std::shared_ptr<Endpoint> endpoint, absl::Span<const Handle> in_rank_order,
       GroupOptions options);
-  ~Communicator();  // in a forked child it does nothing: the communicator is the parent's
+  // In a forked child it does nothing: the communicator is the parent's, and what is called there
+  // returns InvalidArgument.
+  ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -322,7 +323,6 @@ class Communicator {
   class Impl;
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
-  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton

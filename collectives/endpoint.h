@@ -22,8 +22,6 @@
 // In a forked child it does nothing, and every function of it fails: a child opens one of its own.
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -113,10 +111,7 @@ class Endpoint {
  private:
   friend class Communicator;
   explicit Endpoint(std::unique_ptr<collectives::internal::EndpointImpl> impl);
-  // InvalidArgument in a forked child.
-  absl::Status usable() const;
   std::unique_ptr<collectives::internal::EndpointImpl> impl_;
-  const pid_t made_in_ = getpid();
 };
 
 }  // namespace baton

@@ -1,6 +1,8 @@
 // Beginning a call: checks, the vote that may have to go before it, its start.
 #include "collectives/internal/call_starter.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -34,11 +36,13 @@ proof::CallShape CallStarter::shape_of(const Request& request) const {
 }
 
 absl::StatusOr<Work> CallStarter::begin(const Request& request) {
+  if (absl::Status status = usable(); !status.ok()) return status;
   Lock lock(needs_.mutex);
   return begin(request, lock);
 }
 
 absl::Status CallStarter::run(const Request& request) {
+  if (absl::Status status = usable(); !status.ok()) return status;
   absl::StatusOr<Work> work;
   {
     Lock lock(needs_.mutex);
@@ -51,12 +55,12 @@ absl::Status CallStarter::run(const Request& request) {
 }
 
 absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
+  await_turn(lock);
   bool in_place = false;
   if (absl::Status status = check_request(asked, needs_.mesh.rank(), needs_.mesh.ranks(), in_place);
       !status.ok()) {
     return status;
   }
-  if (voting_) voted_.wait(lock, [this] { return !voting_; });
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   Request request = asked;
@@ -66,7 +70,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
       concerned && needs_.devices.may_exchange(request) && needs_.devices.can_exchange(request);
   if (concerned && !on_device) {
     auto copied =
-        fetch(needs_.devices.stage(request, in_place), request.collective, request.options);
+        fetch(needs_.devices.stage(request, in_place), request.collective, request.options, lock);
     if (!copied.ok()) return copied.status();
     staged = *std::move(copied);
   }
@@ -92,7 +96,8 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
 }
 
 absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
-    absl::StatusOr<DeviceCalls::StagedPtr> staged, Collective what, const CallOptions& options) {
+    absl::StatusOr<DeviceCalls::StagedPtr> staged, Collective what, const CallOptions& options,
+    Lock& lock) {
   if (staged.ok() && *staged == nullptr) return staged;
   if (absl::IsInvalidArgument(staged.status())) {
     return refuse(what, std::string(staged.status().message()));
@@ -101,7 +106,15 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
   if (status.ok()) {
     const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
     const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
-    status = needs_.devices.copy_in(**staged, deadline);
+    ++beginning_;
+    status = needs_.devices.copy_in(**staged, deadline, [&] {
+      lock.unlock();
+      sched_yield();
+      lock.lock();
+      return needs_.failure.broken();
+    });
+    --beginning_;
+    turn_over_.notify_all();
   }
   if (status.ok()) return staged;
   return end_with(what, status);
@@ -157,12 +170,12 @@ absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
 // callback runs here: it may begin one.
 absl::Status CallStarter::await_vote(Tuner::Entry& entry, Lock& lock) {
   const Work vote = needs_.tuner.vote_of(entry);
-  voting_ = true;
+  ++beginning_;
   lock.unlock();
   absl::Status status = needs_.driver.wait_without_callbacks(vote);
   lock.lock();
-  voting_ = false;
-  voted_.notify_all();
+  --beginning_;
+  turn_over_.notify_all();
   if (status.ok()) needs_.tuner.vote_ended(entry);
   return status;
 }
@@ -170,13 +183,14 @@ absl::Status CallStarter::await_vote(Tuner::Entry& entry, Lock& lock) {
 absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, size_t count,
                                                        DataType type, int other,
                                                        const CallOptions& call_options) {
+  if (absl::Status status = usable(); !status.ok()) return status;
+  Lock lock(needs_.mutex);
   absl::Status status = check_point_to_point(sends, data, count, type, other, needs_.mesh.rank(),
                                              needs_.mesh.ranks());
   if (!status.ok()) return status;
-  Lock lock(needs_.mutex);
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   auto staged = fetch(needs_.devices.stage_point_to_point(sends, data, count * size_of(type)),
-                      Collective::kSendReceive, call_options);
+                      Collective::kSendReceive, call_options, lock);
   if (!staged.ok()) return staged.status();
   auto work = needs_.calls.start_point_to_point(sends, data, count, type, other, call_options,
                                                 *std::move(staged));
@@ -187,14 +201,15 @@ absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, s
 absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Blocks& send, void* out,
                                                      const Blocks& receive, DataType type,
                                                      const CallOptions& call_options) {
+  if (absl::Status status = usable(); !status.ok()) return status;
+  Lock lock(needs_.mutex);
+  await_turn(lock);
   absl::Status status =
       check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
   if (!status.ok()) return status;
-  Lock lock(needs_.mutex);
-  if (voting_) voted_.wait(lock, [this] { return !voting_; });
   if (!needs_.failure.broken().ok()) return needs_.failure.broken();
   auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
-                      Collective::kAllToAll, call_options);
+                      Collective::kAllToAll, call_options, lock);
   if (!staged.ok()) return staged.status();
   auto work = needs_.calls.start_all_to_all_v(static_cast<const std::byte*>(in), send,
                                               static_cast<std::byte*>(out), receive, type,

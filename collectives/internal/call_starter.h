@@ -36,7 +36,8 @@ class CallStarter {
   };
   explicit CallStarter(const Needs& needs) : needs_(needs) {}
 
-  // Without the lock. May block while the ranks vote.
+  // Without the lock. May block while the ranks vote, or the input leaves its device; others may
+  // abort() meanwhile.
   absl::StatusOr<Work> begin(const Request& request);
   absl::Status run(const Request& request);  // begins it and waits
   absl::StatusOr<Work> begin_point_to_point(bool sends, void* data, size_t count, DataType type,
@@ -45,24 +46,33 @@ class CallStarter {
                                           const Blocks& receive, DataType type,
                                           const CallOptions& options);
 
+  // --- under the lock ---
+  using Lock = std::unique_lock<std::mutex>;
+  // Waits for collectives of other threads that are being begun: all ranks have them in one order.
+  void await_turn(Lock& lock) {
+    turn_over_.wait(lock, [this] { return beginning_ == 0; });
+  }
+  absl::StatusOr<Work> begin(const Request& request, Lock& lock);
+  // A call is being begun by a thread that has let go of the lock.
+  bool beginning() const { return beginning_ > 0; }
+
   proof::CallShape shape_of(const Request& request) const;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
-  absl::StatusOr<Work> begin(const Request& request, Lock& lock);
   absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place,
                              DeviceCalls::StagedPtr staged = nullptr, bool on_device = false);
   // What a call has on devices, as memory of the host's with the input in it.
   absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
-                                               Collective what, const CallOptions& options);
+                                               Collective what, const CallOptions& options,
+                                               Lock& lock);
+  absl::Status usable() const { return needs_.mesh.endpoint().usable(); }
   absl::Status end_with(Collective what, const absl::Status& why);
   absl::Status prepare_vote(Tuner::Entry& entry);
   absl::Status await_vote(Tuner::Entry& entry, Lock& lock);
 
   const Needs needs_;
-  bool voting_ = false;  // a call waits for a vote, and others wait behind it
-  std::condition_variable voted_;
+  int beginning_ = 0;
+  std::condition_variable turn_over_;
 };
 
 }  // namespace baton::collectives::internal

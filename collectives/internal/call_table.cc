@@ -1,6 +1,8 @@
 // The slots of calls; starting collective calls and ending all calls.
 #include "collectives/internal/call_table.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -73,6 +75,7 @@ CallTable::Slot& CallTable::take_slot() {
   slot.call.began = needs_.clock.now();
   slot.id = next_work_++;
   in_flight_.push_back(&slot);
+  if (needs_.endpoint != nullptr) needs_.endpoint->wake(*needs_.group);
   ++calls_made_;
   return slot;
 }
@@ -222,7 +225,10 @@ absl::Status CallTable::decide(Slot& slot, bool exchange) {
     absl::Status status = staged.status();
     if (status.ok()) {
       slot.staged = *std::move(staged);
-      status = needs_.devices->copy_in(*slot.staged, call.deadline);
+      status = needs_.devices->copy_in(*slot.staged, call.deadline, [] {
+        sched_yield();
+        return absl::OkStatus();
+      });
     }
     if (!status.ok()) return status;
     call.in = static_cast<std::byte*>(const_cast<void*>(slot.request.in));

@@ -67,8 +67,9 @@ class CallTable {
     Tuner& tuner;
     executor::Executor& executor;
     executor::FlightRecorder& recorder;
-    DeviceCalls* devices = nullptr;    // null: no call has anything on one
-    EndpointImpl* endpoint = nullptr;  // runs callbacks; null: there are none
+    DeviceCalls* devices = nullptr;        // null: no call has anything on one
+    EndpointImpl* endpoint = nullptr;      // runs callbacks; null: there are none
+    EndpointImpl::Group* group = nullptr;  // that the calls are of
   };
   explicit CallTable(const Needs& needs);
   // For a group that begins, with calls of its own numbers; those of the one before have ended.

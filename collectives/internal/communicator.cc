@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "collectives/internal/communicator_impl.h"
 #include "collectives/rendezvous.h"
+#include "transport/base/log.h"
 
 namespace baton {
 
@@ -66,7 +67,24 @@ absl::StatusOr<Members> meet_at_rendezvous(Endpoint& endpoint, const Communicato
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Communicator::~Communicator() {
-  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its threads are not here
+  if (!impl_->core.usable().ok()) {
+    (void)impl_.release();  // its threads are not here
+  } else if (EndpointImpl::in_callback_of(impl_->calls.get())) {
+    // Whoever runs the callback still uses it.
+    static std::mutex mutex;
+    static std::vector<std::unique_ptr<Impl>>& kept = *new std::vector<std::unique_ptr<Impl>>;
+    impl_->leave(true);
+    const bool last = impl_->endpoint.use_count() == 1;
+    base::log_event(
+        base::LogLevel::kWarning,
+        "collectives: rank %d has left the group \"%s\" in a callback of its own, which "
+        "its destructor cannot wait for: some memory stays%s. Destroy a communicator "
+        "when its callbacks have returned",
+        rank(), name(), last ? ", and its endpoint" : "");
+    if (!last) impl_->endpoint.reset();
+    const std::lock_guard lock(mutex);
+    kept.push_back(std::move(impl_));
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
@@ -86,7 +104,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(CommunicatorO
     absl::StatusOr<std::shared_ptr<Endpoint>> opened = Endpoint::open(std::move(own));
     if (!opened.ok()) return opened.status();
     endpoint = *std::move(opened);
-  } else if (absl::Status status = endpoint->usable(); !status.ok()) {
+  } else if (absl::Status status = endpoint->impl_->usable(); !status.ok()) {
     return status;
   }
   absl::StatusOr<Members> met = meet_at_rendezvous(*endpoint, options);
@@ -115,7 +133,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::create(
   if (endpoint == nullptr) {
     return absl::InvalidArgumentError("a communicator needs an endpoint: Endpoint::open() one");
   }
-  if (absl::Status status = endpoint->usable(); !status.ok()) return status;
+  if (absl::Status status = endpoint->impl_->usable(); !status.ok()) return status;
   const uint64_t uuid = options.uuid;
   EndpointImpl& core = *endpoint->impl_;
   auto impl = std::make_unique<Impl>(collectives::internal::options_of(std::move(options)),
@@ -130,7 +148,10 @@ int Communicator::ranks() const { return impl_->ranks; }
 const std::string& Communicator::name() const { return impl_->options.name; }
 const std::shared_ptr<Endpoint>& Communicator::endpoint() const { return impl_->endpoint; }
 GroupState Communicator::state() const { return impl_->state(); }
-absl::Status Communicator::wait_ready(Time timeout) { return impl_->wait_ready(timeout); }
+absl::Status Communicator::wait_ready(Time timeout) {
+  const absl::Status usable = impl_->core.usable();
+  return usable.ok() ? impl_->wait_ready(timeout) : usable;
+}
 std::vector<Handle> Communicator::handles() const { return impl_->handles(); }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::split(int color, int key,
@@ -322,14 +343,23 @@ absl::Status Communicator::barrier(const CallOptions& options) {
 }
 
 absl::Status Communicator::wait(Work work, Time timeout) {
-  return impl_->driver->wait(work, timeout);
+  const absl::Status usable = impl_->core.usable();
+  return usable.ok() ? impl_->driver->wait(work, timeout) : usable;
 }
-std::optional<absl::Status> Communicator::test(Work work) { return impl_->test(work); }
-bool Communicator::progress() { return impl_->progress(); }
+std::optional<absl::Status> Communicator::test(Work work) {
+  const absl::Status usable = impl_->core.usable();
+  return usable.ok() ? impl_->test(work) : usable;
+}
+bool Communicator::progress() { return impl_->core.usable().ok() && impl_->progress(); }
 
-void Communicator::abort(const absl::Status& why) { impl_->abort(why); }
+void Communicator::abort(const absl::Status& why) {
+  if (impl_->core.usable().ok()) impl_->abort(why);
+}
 
-absl::Status Communicator::status() const { return impl_->status(); }
+absl::Status Communicator::status() const {
+  const absl::Status usable = impl_->core.usable();
+  return usable.ok() ? impl_->status() : usable;
+}
 
 std::vector<int> Communicator::lost_ranks() const { return impl_->lost_ranks(); }
 

@@ -103,8 +103,7 @@ Communicator::Impl::Impl(CommunicatorOptions communicator_options,
       failure(options.name, mesh, recorder),
       survivors(options, mesh, failure) {}
 
-Communicator::Impl::~Impl() {
-  if (calls == nullptr) return;
+void Communicator::Impl::leave(bool in_own_callback) {
   {
     Lock lock(mutex);
     if (!calls->in_flight().empty()) {
@@ -130,9 +129,17 @@ Communicator::Impl::~Impl() {
   lock.unlock();
   core.run_callbacks();
   lock.lock();
-  calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
+  if (!in_own_callback) {
+    calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
+  }
   devices->stop();
   mesh.leave(failure.broken().ok() ? &lock : nullptr);
+}
+
+Communicator::Impl::~Impl() {
+  if (calls == nullptr) return;
+  leave(false);
+  Lock lock(mutex);
   devices.reset();
   executor.reset();
 }
@@ -172,7 +179,7 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
   if (calls == nullptr) {
     calls = std::make_unique<CallTable>(CallTable::Needs{options, own, mesh.ranks(), core.clock(),
                                                          mesh.control(), *tuner, *executor,
-                                                         recorder, &*devices, &core});
+                                                         recorder, &*devices, &core, this});
     driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure}, this);
     starter = std::make_unique<CallStarter>(
         CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
@@ -239,7 +246,7 @@ void Communicator::Impl::look(Time now) {
   failure.end_calls();
   if (next_.has_value()) {
     if (failure.broken().ok() && (!mesh.unsettled() || now >= next_->settle_by)) end_group();
-    if (!failure.broken().ok() && !failure.ending()) enter_next();
+    if (!failure.broken().ok() && !failure.ending() && !starter->beginning()) enter_next();
   }
   if (entering_.sequence != 0 && !next_.has_value() && !mesh.starting() && failure.broken().ok()) {
     calls->end_plain(std::exchange(entering_, Work{}), absl::OkStatus());
@@ -323,51 +330,62 @@ void Communicator::Impl::abort(const absl::Status& why) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::make(
-    absl::Span<const int> members, uint64_t uuid, GroupOptions of_group) {
+    absl::Span<const Handle> members, uint64_t uuid, GroupOptions of_group) {
   CommunicatorOptions own = collectives::internal::options_of(std::move(of_group));
-  std::vector<Handle> chosen;
   CostParameters cost;
   {
     Lock lock(mutex);
-    for (const int member : members) chosen.push_back(mesh.handles()[member]);
     cost = tuner->parameters();
   }
   auto impl = std::make_unique<Impl>(std::move(own), endpoint, core);
-  if (absl::Status status = impl->start(chosen, uuid, false, &cost); !status.ok()) return status;
+  if (absl::Status status = impl->start(members, uuid, false, &cost); !status.ok()) return status;
   return std::unique_ptr<Communicator>(new Communicator(std::move(impl)));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::split(int color, int key,
                                                                         GroupOptions of_group) {
+  if (absl::Status status = core.usable(); !status.ok()) return status;
   const std::array<int32_t, 2> mine = {color, key};
-  std::vector<std::array<int32_t, 2>> all(static_cast<size_t>(ranks.load()));
-  absl::Status status = starter->run({Collective::kAllGather,
-                                      mine.data(),
-                                      all.data(),
-                                      sizeof mine,
-                                      DataType::kU8,
-                                      ReduceOp::kSum,
-                                      0,
-                                      {}});
-  if (!status.ok()) return status;
+  std::vector<std::array<int32_t, 2>> all;
+  std::vector<Handle> handles;
+  absl::StatusOr<Work> work;
   uint64_t uuid = 0;
   {
     Lock lock(mutex);
+    starter->await_turn(lock);
+    // Another thread's reconfigure() may change the group from here on.
+    handles = mesh.handles();
+    all.resize(handles.size());
+    work = starter->begin({Collective::kAllGather,
+                           mine.data(),
+                           all.data(),
+                           sizeof mine,
+                           DataType::kU8,
+                           ReduceOp::kSum,
+                           0,
+                           {}},
+                          lock);
+    if (!work.ok()) return work.status();
     uuid = Uuid(mesh.id()).add("split").add(++splits_).add(static_cast<uint32_t>(color)).value();
   }
+  if (absl::Status status = driver->wait(*work); !status.ok()) return status;
   if (color < 0) return nullptr;
-  std::vector<int> members;
+  std::vector<size_t> order;
   for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r][0] == color) members.push_back(static_cast<int>(r));
+    if (all[r][0] == color) order.push_back(r);
   }
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return all[a][1] < all[b][1]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return all[a][1] < all[b][1]; });
+  std::vector<Handle> members;
+  for (const size_t member : order) members.push_back(handles[member]);
   return make(members, uuid, std::move(of_group));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(
     absl::Span<const int> members, GroupOptions of_group) {
+  if (absl::Status status = core.usable(); !status.ok()) return status;
   uint64_t uuid = 0;
+  std::vector<Handle> chosen;
   {
     Lock lock(mutex);
     const auto ours = static_cast<int>(mesh.ranks());
@@ -389,13 +407,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(
     }
     Uuid made(mesh.id());
     made.add("subgroup").add(++subgroups_[{members.begin(), members.end()}]);
-    for (const int member : members) made.add(static_cast<uint32_t>(member));
+    for (const int member : members) {
+      made.add(static_cast<uint32_t>(member));
+      chosen.push_back(mesh.handles()[member]);
+    }
     uuid = made.value();
   }
-  return make(members, uuid, std::move(of_group));
+  return make(chosen, uuid, std::move(of_group));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
+  if (absl::Status status = core.usable(); !status.ok()) return status;
   absl::StatusOr<std::vector<int>> left;
   uint64_t uuid = 0;
   std::vector<Handle> chosen;
@@ -422,6 +444,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::shrink() {
 
 absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> members,
                                                      uint64_t uuid, Time timeout) {
+  if (absl::Status status = core.usable(); !status.ok()) return status;
   Lock lock(mutex);
   Next next{{members.begin(), members.end()}, uuid, 0, timeout};
   if (absl::Status status = mesh.check(members, uuid, next.rank); !status.ok()) return status;

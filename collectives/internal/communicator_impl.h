@@ -47,6 +47,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   Impl(CommunicatorOptions communicator_options, std::shared_ptr<Endpoint> endpoint,
        collectives::internal::EndpointImpl& core);
   ~Impl() override;
+  // Ends the calls that are in flight, and leaves the group.
+  void leave(bool in_own_callback);
   // Makes the group. `cost`: what links cost, where that is known. With `eager` the links to some
   // neighbours are made at once, and it is ready when they are there.
   absl::Status start(absl::Span<const Handle> handles, uint64_t uuid, bool eager,
@@ -72,7 +74,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   std::vector<int> lost_ranks() const;
 
   CommunicatorOptions options;
-  const std::shared_ptr<Endpoint> endpoint;  // lives as long as this
+  std::shared_ptr<Endpoint> endpoint;  // lives as long as this
   collectives::internal::EndpointImpl& core;
   std::mutex& mutex;  // the endpoint's; guards all of the following
   std::atomic<int> rank{0}, ranks{1};
@@ -116,6 +118,9 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   bool busy() const override { return !calls->in_flight().empty(); }
   bool advance() override { return driver->advance(); }
   void look(Time now) override;
+  bool idle() const override {
+    return !busy() && failure.broken().ok() && !mesh.starting() && !mesh.connecting() && !next_;
+  }
   void set_sleeping(uint32_t sleepers) override {
     mesh.control().sleeping.store(sleepers, std::memory_order_seq_cst);
   }
@@ -124,8 +129,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
                      Time start_timeout, const collectives::proof::CostParameters* cost);
   void end_group();
   void enter_next();
-  absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const int> members, uint64_t uuid,
-                                                     GroupOptions of_group);
+  absl::StatusOr<std::unique_ptr<Communicator>> make(absl::Span<const Handle> members,
+                                                     uint64_t uuid, GroupOptions of_group);
 
   std::optional<Next> next_;
   Work entering_;  // of reconfigure(): ends when the group is ready; sequence 0: none

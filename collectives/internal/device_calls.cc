@@ -1,8 +1,6 @@
 // Copying the memory of calls to and from devices.
 #include "collectives/internal/device_calls.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -448,7 +446,8 @@ void DeviceCalls::collect(Ring& ring) {
   });
 }
 
-absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline) {
+absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline,
+                                  const std::function<absl::Status()>& pause) {
   ++calls_;
   if (staged.reads_.empty()) return absl::OkStatus();
   while (step(staged, CopyDirection::kToHost)) {
@@ -456,7 +455,7 @@ absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline) {
       staged.status_ = absl::DeadlineExceededError(absl::StrFormat(
           "CUDA device %d did not copy the call's input in time", staged.reads_from_));
     }
-    sched_yield();
+    staged.status_.Update(pause());
   }
   return staged.status_;
 }

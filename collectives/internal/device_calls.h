@@ -15,6 +15,7 @@
 // the host (devices/device_exchange.h). Ranks know that of a call when all are in it.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -107,8 +108,9 @@ class DeviceCalls {
   // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);
 
-  // Copies what the call reads. Blocks until it is there; not longer than until `deadline`.
-  absl::Status copy_in(Staged& staged, Time deadline);
+  // Copies what the call reads. Blocks until it is there; not longer than until `deadline`, or
+  // until pause(), which it calls meanwhile, returns an error.
+  absl::Status copy_in(Staged& staged, Time deadline, const std::function<absl::Status()>& pause);
   // Begins to copy what the call wrote.
   void begin_copy_out(Staged& staged);
   // Advances it; nothing while it runs, then how it ended.

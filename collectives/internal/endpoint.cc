@@ -9,7 +9,7 @@ using collectives::internal::EndpointImpl;
 
 Endpoint::Endpoint(std::unique_ptr<EndpointImpl> impl) : impl_(std::move(impl)) {}
 Endpoint::~Endpoint() {
-  if (made_in_ != getpid()) (void)impl_.release();  // the parent's, and its thread is not here
+  if (!impl_->usable().ok()) (void)impl_.release();  // the parent's, and its thread is not here
 }
 
 absl::StatusOr<std::shared_ptr<Endpoint>> Endpoint::open(EndpointOptions options) {
@@ -20,25 +20,19 @@ absl::StatusOr<std::shared_ptr<Endpoint>> Endpoint::open(EndpointOptions options
 
 const Handle& Endpoint::handle() const { return impl_->handle(); }
 
-absl::Status Endpoint::usable() const {
-  if (made_in_ == getpid()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "this endpoint is of the parent process: open one of this process's own after fork()");
-}
-
 absl::StatusOr<CommBuffer> Endpoint::allocate(size_t bytes) {
-  if (absl::Status status = usable(); !status.ok()) return status;
+  if (absl::Status status = impl_->usable(); !status.ok()) return status;
   std::lock_guard lock(impl_->mutex());
   return impl_->allocate(bytes);
 }
 
 void Endpoint::free(const CommBuffer& buffer) {
-  if (!usable().ok()) return;
+  if (!impl_->usable().ok()) return;
   std::lock_guard lock(impl_->mutex());
   impl_->free(buffer);
 }
 
-bool Endpoint::progress() { return usable().ok() && impl_->progress(); }
+bool Endpoint::progress() { return impl_->usable().ok() && impl_->progress(); }
 int Endpoint::event_fd() const { return impl_->worker().event_fd(); }
 Worker& Endpoint::worker() { return impl_->worker(); }
 

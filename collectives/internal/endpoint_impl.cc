@@ -33,6 +33,13 @@ constexpr Time kBackgroundSpin = std::chrono::microseconds(5);
 constexpr Time kLongestBackgroundSleep = std::chrono::milliseconds(10);
 constexpr Time kIdleSleep = std::chrono::milliseconds(50);
 
+// The callbacks that this thread runs: one may wait for a call whose callback is due.
+struct Running {
+  const void* table;
+  const Running* outer;
+};
+thread_local const Running* running = nullptr;
+
 struct Hello {
   uint32_t version = 0;
   uint32_t unused = 0;
@@ -78,6 +85,13 @@ absl::Status EndpointImpl::start() {
   make_handle();
   if (options_.background) background_ = std::thread([this] { run_background(); });
   return absl::OkStatus();
+}
+
+absl::Status EndpointImpl::usable() const {
+  if (!made_here_.elsewhere()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "the endpoint and its communicators belong to the process that this one was forked from: "
+      "open an endpoint of this process's own after fork()");
 }
 
 EndpointImpl::~EndpointImpl() {
@@ -218,7 +232,10 @@ void EndpointImpl::look_at_table(Process& process) {
 
 void EndpointImpl::became_ready(Process& process) {
   if (!process.ready()) return;
-  for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_ready(process);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    wake(*all_[i]);
+    all_[i]->on_ready(process);
+  }
 }
 
 void EndpointImpl::go_down(Process& process, const absl::Status& why) {
@@ -228,7 +245,10 @@ void EndpointImpl::go_down(Process& process, const absl::Status& why) {
   process.why_down = why;
   process.wanted_since = kNever;
   if (process.goodbye) return;
-  for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_down(process, why);
+  for (size_t i = 0; i < all_.size(); ++i) {
+    wake(*all_[i]);
+    all_[i]->on_down(process, why);
+  }
 }
 
 void EndpointImpl::call(Process& process) {
@@ -342,6 +362,7 @@ void EndpointImpl::on_notification(Process& from, std::string_view payload) {
   const std::string_view body = payload.substr(sizeof id + 1);
   if (id == 0) return on_own_message(from, kind, body);
   if (const auto found = groups_.find(id); found != groups_.end()) {
+    wake(*found->second);
     found->second->on_control_message(from, kind, body);
   } else if (used_.contains(id)) {
     if (const auto left = remains_.find(id); left != remains_.end()) {
@@ -359,7 +380,10 @@ void EndpointImpl::on_notification(Process& from, std::string_view payload) {
 void EndpointImpl::on_own_message(Process& from, ControlMessage kind, std::string_view body) {
   if (kind == ControlMessage::kGoodbye) {
     from.goodbye = true;
-    for (size_t i = 0; i < all_.size(); ++i) all_[i]->on_goodbye(from);
+    for (size_t i = 0; i < all_.size(); ++i) {
+      wake(*all_[i]);
+      all_[i]->on_goodbye(from);
+    }
   } else if (kind == ControlMessage::kView) {
     from.can_view = body == "1" ? 1 : 0;
     became_ready(from);
@@ -413,6 +437,8 @@ absl::Status EndpointImpl::add_group(uint64_t id, Group& group) {
   if (!used_.insert(id).second) return used_before(id);
   groups_[id] = &group;
   all_.push_back(&group);
+  awake_.push_back(&group);
+  group.added_ = group.awake_ = true;
   return absl::OkStatus();
 }
 
@@ -433,6 +459,8 @@ void EndpointImpl::deliver_kept(uint64_t id) {
 void EndpointImpl::remove_group(uint64_t id, std::unique_ptr<Remains> remains) {
   if (const auto found = groups_.find(id); found != groups_.end()) {
     std::erase(all_, found->second);
+    std::erase(awake_, found->second);
+    found->second->added_ = found->second->awake_ = false;
     groups_.erase(found);
   }
   if (remains != nullptr && !remains->over()) remains_[id] = std::move(remains);
@@ -451,7 +479,19 @@ void EndpointImpl::look_at_all(Time now) {
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   std::erase_if(remains_, [](const auto& entry) { return entry.second->over(); });
-  for (size_t i = 0; i < all_.size(); ++i) all_[i]->look(now);
+  for (size_t i = 0; i < awake_.size(); ++i) awake_[i]->look(now);
+  std::erase_if(awake_, [](Group* group) {
+    group->awake_ = !group->idle();
+    if (!group->awake_) group->set_sleeping(0);
+    return !group->awake_;
+  });
+}
+
+void EndpointImpl::wake(Group& group) {
+  if (!group.added_ || std::exchange(group.awake_, true)) return;
+  awake_.push_back(&group);
+  group.set_sleeping(sleepers_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in set_sleepers()
 }
 
 void EndpointImpl::look_at_processes(Time now) {
@@ -468,10 +508,9 @@ void EndpointImpl::look_at_processes(Time now) {
 }
 
 bool EndpointImpl::advance_others(const Group* but) {
-  if (alone() && but != nullptr) return false;
   bool any = false;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    if (all_[i] != but && all_[i]->busy()) any |= all_[i]->advance();
+  for (size_t i = 0; i < awake_.size(); ++i) {
+    if (awake_[i] != but && awake_[i]->busy()) any |= awake_[i]->advance();
   }
   return any;
 }
@@ -487,6 +526,13 @@ bool EndpointImpl::progress() {
   return any;
 }
 
+bool EndpointImpl::in_callback_of(const void* table) {
+  for (const Running* one = running; one != nullptr; one = one->outer) {
+    if (one->table == table) return true;
+  }
+  return false;
+}
+
 bool EndpointImpl::run_callbacks() {
   Lock lock(mutex_);
   for (bool any = false;; any = true) {
@@ -495,7 +541,10 @@ bool EndpointImpl::run_callbacks() {
     const Ended one = std::move(ended_.front());
     ended_.pop_front();
     lock.unlock();
+    const Running now{one.table, running};
+    running = &now;
     one.on_end(one.context, Work{one.work}, one.status);
+    running = now.outer;
     lock.lock();
     one.returned(one.table, one.work);
     calls_ended_.notify_all();
@@ -536,7 +585,8 @@ void EndpointImpl::nap(Time longest, uint64_t ticket) {
 
 void EndpointImpl::run_background() {
   const auto working = [&] {
-    return std::any_of(all_.begin(), all_.end(), [](const Group* group) { return group->busy(); });
+    return std::any_of(awake_.begin(), awake_.end(),
+                       [](const Group* group) { return group->busy(); });
   };
   Time idle_since = Time::zero();
   while (true) {
@@ -577,7 +627,7 @@ void EndpointImpl::run_background() {
 // A sleeper raises its flags and then looks once more at what peers have published.
 void EndpointImpl::set_sleepers(uint32_t sleepers) {
   sleepers_ = sleepers;
-  for (Group* group : all_) group->set_sleeping(sleepers_);
+  for (Group* group : awake_) group->set_sleeping(sleepers_);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

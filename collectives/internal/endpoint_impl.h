@@ -27,6 +27,7 @@
 #include "collectives/endpoint.h"
 #include "collectives/executor/control_block.h"
 #include "collectives/executor/memory.h"
+#include "transport/base/threads/forks.h"
 #include "transport/worker.h"
 
 namespace baton::collectives::internal {
@@ -107,7 +108,12 @@ class EndpointImpl {
     virtual bool busy() const = 0;                     // it has calls that advance() advances
     virtual bool advance() = 0;                        // false: nothing happened
     virtual void look(Time now) = 0;                   // at deadlines, once a millisecond or so
+    virtual bool idle() const = 0;                     // look() would find nothing
     virtual void set_sleeping(uint32_t sleepers) = 0;  // not 0: peers must wake us
+
+   private:
+    friend class EndpointImpl;
+    bool added_ = false, awake_ = false;
   };
   // A call that has ended and whose callback is due.
   struct Ended {
@@ -136,6 +142,8 @@ class EndpointImpl {
   // Whether it and we can likely map each other's memory.
   bool maps_memory(const Handle& handle) const;
 
+  // InvalidArgument in a forked child, where a thread that is not there may have the lock.
+  absl::Status usable() const;
   std::mutex& mutex() { return mutex_; }
   Worker& worker() { return *worker_; }
   const Handle& handle() const { return handle_; }
@@ -168,7 +176,9 @@ class EndpointImpl {
   absl::Status add_group(uint64_t id, Group& group);
   // `remains` may be null. Afterwards the group is told nothing any more.
   void remove_group(uint64_t id, std::unique_ptr<Remains> remains);
-  bool alone() const { return all_.size() < 2; }
+  // From here on the group is advanced and looked at, until look() leaves it idle(). Of thousands
+  // of groups few have calls in flight.
+  void wake(Group& group);
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
@@ -196,6 +206,8 @@ class EndpointImpl {
   // --- without the lock ---
   // Runs callbacks that are due; false: none was.
   bool run_callbacks();
+  // This thread runs a callback of a call of this table's.
+  static bool in_callback_of(const void* table);
   // Sleeps until the worker has something to do. Take the ticket before the last look for work:
   // what has woken another sleeper since then is not slept through.
   uint64_t nap_ticket();
@@ -231,6 +243,7 @@ class EndpointImpl {
   void flush();
   void say_goodbye();
 
+  const base::MadeHere made_here_;
   EndpointOptions options_;
   std::mutex mutex_;
   std::unique_ptr<Worker> worker_;
@@ -246,7 +259,8 @@ class EndpointImpl {
   std::map<std::pair<uint32_t, uint32_t>, Process*> by_peer_;
   std::vector<Process*> unsettled_;  // wanted and not called yet, or up and not ready
   std::unordered_map<uint64_t, Group*> groups_;
-  std::vector<Group*> all_;  // of them; by index, since one may take another id while it is told
+  std::vector<Group*> all_;    // of them; by index, since one may take another id while it is told
+  std::vector<Group*> awake_;  // of them; likewise
   std::unordered_set<uint64_t> used_;  // ids, ever
   std::unordered_map<uint64_t, std::vector<Kept>> kept_;
   std::deque<uint64_t> kept_ids_;  // oldest first

@@ -16,13 +16,14 @@ using executor::ControlBlock;
 namespace {
 
 constexpr Time kLook = std::chrono::milliseconds(1);
-// How long answers to a query are awaited once a call is past its deadline: a rank that has a core
+// How long before a call's deadline ranks are asked where they stand: a rank that has a core
 // answers at once, one that has to share it may need longer.
-constexpr Time kPatience = std::chrono::milliseconds(150);
 constexpr Time kMostPatience = std::chrono::seconds(1);
+Time patience(Time timeout) { return std::min(timeout / 4, kMostPatience); }
+// And for how long after it answers are awaited.
+constexpr Time kLastPatience = std::chrono::milliseconds(150);
 // How long calls that fail wait for others to let go of what was sent.
 constexpr Time kMostEnding = std::chrono::milliseconds(30);
-Time patience(Time timeout) { return std::clamp(timeout / 4, kPatience, kMostPatience); }
 
 template <typename T>
 std::string_view bytes_of(const T& value) {
@@ -66,7 +67,7 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
     }
   } else if (kind == ControlMessage::kQuery || kind == ControlMessage::kStanding) {
     if (!read(body, known.standing)) return;
-    known.standing_fresh = true;
+    known.answered = known.fresh = true;
     if (kind == ControlMessage::kQuery)
       mesh_.tell(from, ControlMessage::kStanding, bytes_of(standing()));
   }
@@ -304,23 +305,32 @@ void FailureDetector::check_deadlines(Time now) {
     return;
   }
   for (const CallTable::Slot* slot : calls_->in_flight()) {
-    if (slot->call.deadline > now) continue;
-    diagnose(blocked, now);
-    return;
+    const executor::Call& call = slot->call;
+    if (call.deadline - patience(call.deadline - call.began) <= now) {
+      return diagnose(blocked, call, now);
+    }
   }
+  diagnosing_ = Time::zero();
 }
 
-// The deadline is over. Asks all ranks where they stand, and follows who waits for whom to the rank
-// that all wait for.
-void FailureDetector::diagnose(const Blocked& blocked, Time now) {
-  if (diagnosing_ == Time::zero()) {
+// Asks all ranks where they stand, and follows who waits for whom to the rank that all wait for.
+// They are asked before the deadline of the late call, so that whoever does not answer is known at
+// it, and then once more: what counts is where they stand then.
+void FailureDetector::diagnose(const Blocked& blocked, const executor::Call& late, Time now) {
+  const bool first = diagnosing_ == Time::zero();
+  const Time patient = std::max(kLastPatience, patience(late.deadline - late.began));
+  if (first) answers_by_ = std::max(late.deadline + kLastPatience, now + patient);
+  if (first || (diagnosing_ < late.deadline && now >= late.deadline)) {
     diagnosing_ = now;
-    for (Known& known : known_) known.standing_fresh = known.asked = false;
+    for (Known& known : known_) {
+      known.fresh = known.asked = false;
+      known.answered &= !first;
+    }
   }
   bool all = true;
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     Known& known = known_[r];
-    if (r == mesh_.rank() || known.standing_fresh) continue;
+    if (r == mesh_.rank() || known.fresh) continue;
     if (!known.asked && mesh_.member(r).up()) {
       known.asked = true;
       mesh_.tell(r, ControlMessage::kQuery, bytes_of(standing()));
@@ -328,47 +338,56 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
     // A rank without a link to us is asked once another rank says that it waits for it.
     all &= !known.asked && !mesh_.member(r).wanted;
   }
-  if (!all && now - diagnosing_ < patience(blocked.call->deadline - blocked.call->began)) return;
 
   const uint64_t wanted = collective_of(*blocked.call).sequence;
   const bool collective = wanted != 0;
   uint32_t culprit = blocked.peer;
+  bool lost = false;
   std::string why;
   for (uint32_t hop = 0; hop < mesh_.ranks() && why.empty(); ++hop) {
     const Mesh::Member& member = mesh_.member(culprit);
     const Known& known = known_[culprit];
-    if (culprit != mesh_.rank() && !known.standing_fresh && !member.wanted) {
+    if (culprit != mesh_.rank() && !known.answered && !member.wanted) {
       mesh_.want(culprit);
-      diagnosing_ = now;  // it gets as long to answer
+      answers_by_ = std::max(answers_by_, now + patient);  // it gets as long to answer
       return;
     }
     if (culprit == mesh_.rank()) {
       why = blocked.combining  ? "The device makes no progress"
             : blocked.from_any ? "No rank has sent a message with this tag"
                                : "all ranks wait for each other";
-    } else if (!known.standing_fresh) {
+    } else if (!known.answered) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {
         entered = member.block().entered.load(std::memory_order_acquire);
       }
-      const bool late = collective && entered < wanted;
+      const bool behind = collective && entered < wanted;
       why = absl::StrFormat(
           "%s does not answer: it is stopped, busy outside this call, or cut off from the "
           "network%s",
           member.label,
-          late ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
-               : std::string());
-      mark_lost(culprit);
+          behind ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
+                 : std::string());
+      lost = true;
+    } else if (known.standing.waits_for < mesh_.ranks() && known.standing.waits_for != culprit) {
+      culprit = known.standing.waits_for;  // in this call, or in one before it
     } else if (collective && known.standing.entered < wanted) {
       why = absl::StrFormat("%s is alive but has not made this call: its last is #%u", member.label,
                             known.standing.entered);
-    } else if (known.standing.waits_for >= mesh_.ranks() || known.standing.waits_for == culprit) {
+      // One that does not answer may hold it up in another group.
+      for (uint32_t r = 0; r < mesh_.ranks() && !lost; ++r) {
+        if (r == mesh_.rank() || !known_[r].asked || known_[r].answered) continue;
+        absl::StrAppend(&why, "; ", mesh_.member(r).label, " does not answer");
+        culprit = r;
+        lost = true;
+      }
+    } else {
       why = absl::StrFormat("%s is alive and has made this call, but makes no progress",
                             member.label);
-    } else {
-      culprit = known.standing.waits_for;
     }
   }
+  if (now < late.deadline || (!all && now < answers_by_)) return;
+  if (lost) mark_lost(culprit);
   if (why.empty()) why = "ranks wait for each other in a circle";
   fail(absl::DeadlineExceededError(
            absl::StrFormat("%s: the deadline has passed. %s", where(blocked), why)),

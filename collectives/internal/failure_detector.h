@@ -64,14 +64,15 @@ class FailureDetector {
     // What it announced, by sequence % kCalls; sequence 0: nothing.
     std::array<executor::CallDescriptor, executor::ControlBlock::kCalls> announced{};
     Standing standing;
-    bool standing_fresh = false;
-    bool asked = false;  // where it stands
+    bool answered = false;  // `standing` is of this diagnosis
+    bool fresh = false;     // and an answer to the last question
+    bool asked = false;     // where it stands
   };
 
   void on_abort(uint32_t from, std::string_view body);
   void check_deadlines(Time now);
   bool settled();
-  void diagnose(const executor::Blocked& blocked, Time now);
+  void diagnose(const executor::Blocked& blocked, const executor::Call& late, Time now);
   Standing standing() const;
   executor::CallDescriptor whole_of(const executor::CallDescriptor& part) const;
   executor::CallDescriptor collective_of(const executor::Call& call) const;
@@ -87,7 +88,8 @@ class FailureDetector {
   std::atomic<bool> is_broken_{false};
   std::vector<bool> lost_;
   std::vector<Known> known_;
-  Time diagnosing_{};    // since when answers are awaited; zero: not
+  Time diagnosing_{};    // when all were asked last; zero: no call is late
+  Time answers_by_{};    // until then answers are awaited
   bool ending_ = false;  // calls have yet to end
   Time end_by_ = kNever;
   Time next_look_{};

@@ -167,16 +167,26 @@ void Mesh::on_down(Process& process, const absl::Status& why) {
 void Mesh::look(Time now) {
   if (state_->ending) state_->tell_ended();
   if (connecting_ > 0) make_links();
-  if (starting_ == 0 || now < start_by_) return;
-  start_by_ = kNever;
+  if (starting_ == 0) return;
+  const bool late = now >= start_by_;
+  if (late) start_by_ = kNever;
   std::vector<std::string> missing;
   uint32_t culprit = rank_;
   for (uint32_t r = 0; r < ranks_; ++r) {
     const Member& member = state_->members[r];
     if (!first_[r] || (member.ready && member.linked)) continue;
+    if (member.bye) {
+      return listener_.on_wrong(
+          absl::UnavailableError(absl::StrFormat(
+              "%s has left the group \"%s\" before rank %u had a link to it: start it again at all "
+              "ranks, under another uuid",
+              member.label, options_.name, rank_)),
+          r);
+    }
     missing.push_back(member.label);
     culprit = r;
   }
+  if (!late) return;
   listener_.on_wrong(
       absl::DeadlineExceededError(absl::StrFormat(
           "rank %u could not connect to %s in %.3g s", rank_, absl::StrJoin(missing, ", "),

@@ -153,6 +153,7 @@ class Mesh {
   bool all_direct() const;
   // Those that sleep look at what this rank has published.
   void wake_all();
+  bool connecting() const { return connecting_ > 0; }
   // Some link needs the worker to advance, or is being made.
   bool any_transfer() const { return transfers_ > 0 || connecting_ > 0; }
   bool any_wanted() const { return any_wanted_; }

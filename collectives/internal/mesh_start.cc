@@ -27,11 +27,20 @@ constexpr uint32_t kMostRanks = 4096;
 struct Join {
   uint32_t rank = 0;
   uint32_t ranks = 0;
-  uint64_t digest = 0;  // of the members and of what must be equal
-  uint64_t slot_bytes = 0;
+  uint64_t digest = 0;      // of the members
+  uint64_t slot_bytes = 0;  // and, in its low bits, what else must be equal: options_word()
   uint64_t control_offset = 0;
   uint64_t outbox_offset = 0;
 };
+
+// Slots are whole pages. Of the defaults nothing is to be seen.
+uint64_t options_word(const CommunicatorOptions& options) {
+  return options.slot_bytes | (options.tune ? 0 : 1) | (options.ordered ? 2 : 0);
+}
+std::string options_text(uint64_t word) {
+  return absl::StrFormat("slots of %u bytes, %stuned, %sordered", word & ~uint64_t{4095},
+                         word & 1 ? "not " : "", word & 2 ? "" : "not ");
+}
 
 // Ranks per node if the hosts come in equal consecutive groups, else 1.
 uint32_t count_node_size(const std::vector<std::string>& hosts) {
@@ -209,7 +218,7 @@ absl::Status Mesh::join(Member& member) {
   Join ours{.rank = rank_,
             .ranks = ranks_,
             .digest = digest(),
-            .slot_bytes = options_.slot_bytes,
+            .slot_bytes = options_word(options_),
             .control_offset = state_->control_memory.offset};
   absl::StatusOr<RemoteRegion> control = worker().remote_region(state_->control_memory.region);
   if (!control.ok()) return control.status();
@@ -254,10 +263,10 @@ absl::Status Mesh::on_join(Member& member, std::string_view body) {
         "no other group the same uuid",
         options_.name, member.label, theirs.rank, theirs.ranks, rank_, ranks_));
   }
-  if (theirs.slot_bytes != options_.slot_bytes) {
+  if (const uint64_t ours = options_word(options_); theirs.slot_bytes != ours) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s has slots of %u bytes, rank %u of %u: use the same size on all ranks",
-                        member.label, theirs.slot_bytes, rank_, options_.slot_bytes));
+        absl::StrFormat("%s has %s; rank %u has %s: use the same options of the group on all ranks",
+                        member.label, options_text(theirs.slot_bytes), rank_, options_text(ours)));
   }
   absl::StatusOr<RemoteRegion> control = RemoteRegion::decode(body.substr(0, kRegion));
   if (!control.ok()) return control.status();

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "gpudirect/contract/staging.h"
 
 namespace baton::gpudirect {
 namespace {
@@ -47,33 +48,18 @@ absl::StatusOr<std::unique_ptr<KernelSums>> KernelSums::create(const Device& dev
 }
 
 KernelSums::~KernelSums() {
-  wait_for_all();
-  device_.give_back([&] {
-    for (const Pin& pin : pins_) {
-      if (pin.ours) device_.driver().cuMemHostUnregister(pin.memory.data());
-    }
-  });
+  wait_for_all();  // before the pins end
 }
 
 absl::Status KernelSums::pin(absl::Span<std::byte> memory) {
-  const Device::Current current(device_);
-  if (!current.status().ok()) return current.status();
-  const auto facts = query_pointer(device_.driver(), vector_address(memory.data()));
-  if (!facts.ok()) return facts.status();
-  const bool ours = !facts->pinned;
-  absl::Status status;
-  if (ours) {
-    status = device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
-                                                              kHostPortable | kHostDeviceMap),
-                           absl::StrFormat("pinning %u bytes of the host for sums", memory.size()));
-  }
-  if (status.ok()) pins_.push_back({memory, ours});
-  return status;
+  auto pin = pin_host(device_, memory);
+  if (pin.ok()) pins_.emplace_back(memory, *std::move(pin));
+  return pin.status();
 }
 
 bool KernelSums::pinned(const std::byte* at, size_t bytes) const {
-  return std::any_of(pins_.begin(), pins_.end(), [&](const Pin& pin) {
-    return at >= pin.memory.data() && at + bytes <= pin.memory.data() + pin.memory.size();
+  return std::any_of(pins_.begin(), pins_.end(), [&](const auto& pin) {
+    return at >= pin.first.data() && at + bytes <= pin.first.data() + pin.first.size();
   });
 }
 

@@ -58,11 +58,7 @@ class KernelSums final : public internal::VectorSums, private KernelParts {
   const CopyTable copies_;
   const SumCosts costs_;
   std::array<Work, kSlots> work_;
-  struct Pin {
-    absl::Span<std::byte> memory;
-    bool ours = false;  // else another thread has pinned it, for longer
-  };
-  std::vector<Pin> pins_;
+  std::vector<std::pair<absl::Span<std::byte>, std::shared_ptr<void>>> pins_;
 };
 
 }  // namespace baton::gpudirect

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "absl/strings/str_format.h"
 #include "gpudirect/registered_pages.h"
@@ -68,20 +70,28 @@ absl::Status PinnedRing::pin() {
   return status;
 }
 
-absl::StatusOr<std::shared_ptr<void>> PinnedRing::pin(absl::Span<std::byte> memory) const {
-  const Device::Current current(device_);
-  if (!current.status().ok()) return current.status();
-  // Another thread may have pinned it, and keeps it so as long as it is copied to and from.
-  const auto facts = query_pointer(device_.driver(), reinterpret_cast<uintptr_t>(memory.data()));
-  if (!facts.ok()) return facts.status();
-  if (facts->pinned) return std::shared_ptr<void>(memory.data(), [](void*) {});
-  const absl::Status status =
-      device_.check(device_.driver().cuMemHostRegister(memory.data(), memory.size(),
-                                                       kHostPortable | kHostDeviceMap),
-                    absl::StrFormat("pinning %u bytes of a peer's staging ring", memory.size()));
-  if (!status.ok()) return status;
-  return std::shared_ptr<void>(memory.data(), [&device = device_](void* data) {
-    device.give_back([&] { device.driver().cuMemHostUnregister(data); });
+absl::StatusOr<std::shared_ptr<void>> pin_host(const Device& device, absl::Span<std::byte> memory) {
+  static std::mutex mutex;
+  static std::map<std::byte*, size_t>& users = *new std::map<std::byte*, size_t>;
+  std::byte* const at = memory.data();
+  const std::lock_guard lock(mutex);
+  if (!users.contains(at)) {
+    const Device::Current current(device);
+    if (!current.status().ok()) return current.status();
+    const auto facts = query_pointer(device.driver(), address(at));
+    if (!facts.ok()) return facts.status();
+    if (facts->pinned) return std::shared_ptr<void>(at, [](void*) {});  // by the application
+    const absl::Status status = device.check(
+        device.driver().cuMemHostRegister(at, memory.size(), kHostPortable | kHostDeviceMap),
+        absl::StrFormat("pinning %u bytes of the host", memory.size()));
+    if (!status.ok()) return status;
+  }
+  ++users[at];
+  return std::shared_ptr<void>(at, [&device, at](void*) {
+    const std::lock_guard last(mutex);
+    if (--users[at] > 0) return;
+    users.erase(at);
+    device.give_back([&] { device.driver().cuMemHostUnregister(at); });
   });
 }
 

@@ -35,6 +35,10 @@
 
 namespace baton::gpudirect {
 
+// Pins memory of the host's until the last of this process who has asked for it lets go: several
+// groups copy to and from the same memory. Any thread; the device outlives what is returned.
+absl::StatusOr<std::shared_ptr<void>> pin_host(const Device& device, absl::Span<std::byte> memory);
+
 // What there is to copy lists with on a device.
 struct CopyMeans {
   const Launcher* launcher = nullptr;  // null: no kernels
@@ -66,7 +70,9 @@ class PinnedRing final : public internal::StagingRing {
   bool busy() const override;
   std::string explain() const override;
   absl::Status alive() const override { return device_.alive(); }
-  absl::StatusOr<std::shared_ptr<void>> pin(absl::Span<std::byte> memory) const override;
+  absl::StatusOr<std::shared_ptr<void>> pin(absl::Span<std::byte> memory) const override {
+    return pin_host(device_, memory);
+  }
 
  private:
   struct Copy {

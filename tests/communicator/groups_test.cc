@@ -540,15 +540,19 @@ TEST_P(Groups, RanksThatDisagreeAboutTheMembersAreTold) {
     EXPECT_THAT(text(status), AllOf(HasSubstr("disagree"), HasSubstr("rank")));
     EXPECT_EQ((*comm)->state(), GroupState::kBroken);
   });
-  on_threads(2, [&](int rank) {
-    GroupOptions options = group_options(8);
-    options.slot_bytes = rank == 0 ? 64 << 10 : 128 << 10;
-    auto comm = Communicator::create(endpoints[rank], lists[0], options);
-    ASSERT_TRUE(comm.ok()) << comm.status();
-    const absl::Status status = (*comm)->wait_ready();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(text(status), HasSubstr("slots"));
-  });
+  for (const std::string option : {"slots", "tuned", "ordered"}) {
+    on_threads(2, [&](int rank) {
+      GroupOptions options = group_options(8 + static_cast<uint8_t>(option[0]));
+      options.slot_bytes = rank == 0 || option != "slots" ? 64 << 10 : 128 << 10;
+      options.tune = rank == 0 || option != "tuned";
+      options.ordered = rank == 1 && option == "ordered";
+      auto comm = Communicator::create(endpoints[rank], lists[0], options);
+      ASSERT_TRUE(comm.ok()) << comm.status();
+      const absl::Status status = (*comm)->wait_ready();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(text(status), AllOf(HasSubstr(option), HasSubstr("same options")));
+    });
+  }
 }
 
 TEST_P(Groups, AProcessThatIsGoneOrOfAnotherKeyIsNamed) {
@@ -582,9 +586,19 @@ TEST_P(Groups, AForkedChildHasNoneOfItsParents) {
       const pid_t child = base::fork_child();
       ASSERT_GE(child, 0);
       if (child == 0) {
-        const bool none =
+        bool none =
             !Communicator::create(endpoints[0], {endpoints[0]->handle()}, group_options(9)).ok() &&
             !endpoints[0]->allocate(100).ok() && !endpoints[0]->progress();
+        float data = 1;
+        for (const absl::Status& status :
+             {comm.all_reduce(&data, &data, 1, DataType::kF32, ReduceOp::kSum),
+              comm.send_async(&data, 1, DataType::kF32, 1).status(), comm.wait(Work{1}),
+              *comm.test(Work{1}), comm.wait_ready(), comm.status(), comm.split(0, 0).status(),
+              comm.subgroup({0}).status(), comm.shrink().status()}) {
+          none &=
+              absl::IsInvalidArgument(status) && text(status).find("forked") != std::string::npos;
+        }
+        comm.abort(absl::CancelledError("not here"));
         comm.~Communicator();
         _exit(none ? 0 : 1);
       }

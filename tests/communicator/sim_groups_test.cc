@@ -32,33 +32,52 @@ struct Call {
   std::optional<absl::Status> ended;
 };
 
-class Schedule {
+// Endpoints on a fabric, one on each of its nodes.
+class Nodes {
  public:
-  Schedule(uint64_t seed, Seen& seen)
-      : seen_(seen),
-        random_(seed * 7919 + 1),
-        nodes_(2 + pick(3)),
-        fabric_({.seed = seed,
-                 .nodes = nodes_,
-                 .rails = 1 + pick(2),
-                 .link = {.bytes_per_second = 0.2e9,
-                          .loss = pick(2) * 0.01,
-                          .duplicate = pick(2) * 0.01,
-                          .reorder = pick(2) * 0.1}}) {
+  explicit Nodes(const sim::SimOptions& options) : nodes_(options.nodes), fabric_(options) {
     for (size_t node = 0; node < nodes_; ++node) {
-      EndpointOptions options;
-      options.worker.require = "sim";
-      options.worker.key = test_key();
-      options.worker.clock = &fabric_.clock();
-      options.worker.extra_providers = {fabric_.provider_factory(node)};
-      options.slab_bytes = 2 << 20;
-      auto endpoint = Endpoint::open(options);
+      EndpointOptions own;
+      own.worker.require = "sim";
+      own.worker.key = test_key();
+      own.worker.clock = &fabric_.clock();
+      own.worker.extra_providers = {fabric_.provider_factory(node)};
+      own.slab_bytes = 2 << 20;
+      auto endpoint = Endpoint::open(own);
       EXPECT_TRUE(endpoint.ok()) << endpoint.status();
       endpoints_.push_back(*std::move(endpoint));
       handles_.push_back(endpoints_.back()->handle());
       fabric_.attach(endpoints_.back()->worker(), node);
     }
   }
+  ~Nodes() {
+    for (size_t node = 0; node < nodes_; ++node) fabric_.detach(endpoints_[node]->worker());
+  }
+
+ protected:
+  static GroupOptions options(uint64_t uuid) {
+    GroupOptions options;
+    options.uuid = uuid;
+    options.slot_bytes = 64 << 10;
+    options.timeout = milliseconds(300);
+    options.start_timeout = milliseconds(500);
+    return options;
+  }
+  void progress_all() {
+    for (size_t node = 0; node < nodes_; ++node) {
+      if (fabric_.alive(node) && !fabric_.frozen(node)) endpoints_[node]->progress();
+    }
+  }
+
+  const size_t nodes_;
+  sim::SimFabric fabric_;
+  std::vector<std::shared_ptr<Endpoint>> endpoints_;
+  std::vector<Handle> handles_;
+};
+
+class Schedule : public Nodes {
+ public:
+  Schedule(uint64_t seed, Seen& seen) : Schedule(seed, seen, std::mt19937_64(seed * 7919 + 1)) {}
 
   ~Schedule() {
     // What has ended well is on its way still, and goodbyes are.
@@ -66,8 +85,6 @@ class Schedule {
     groups_.clear();
     worlds_.clear();
     drive_for(milliseconds(20));
-    for (size_t node = 0; node < nodes_; ++node) fabric_.detach(endpoints_[node]->worker());
-    endpoints_.clear();
   }
 
   void run() {
@@ -96,6 +113,17 @@ class Schedule {
   }
 
  private:
+  Schedule(uint64_t seed, Seen& seen, std::mt19937_64 random)
+      : Nodes({.seed = seed,
+               .nodes = 2 + random() % 3,
+               .rails = 1 + random() % 2,
+               .link = {.bytes_per_second = 0.2e9,
+                        .loss = static_cast<double>(random() % 2) * 0.01,
+                        .duplicate = static_cast<double>(random() % 2) * 0.01,
+                        .reorder = static_cast<double>(random() % 2) * 0.1}}),
+        seen_(seen),
+        random_(random) {}
+
   static bool HasFatalFailure() { return testing::Test::HasFatalFailure(); }
   size_t pick(size_t below) { return std::uniform_int_distribution<size_t>(0, below - 1)(random_); }
   std::vector<size_t> shuffled() {
@@ -104,19 +132,8 @@ class Schedule {
     std::shuffle(all.begin(), all.end(), random_);
     return all;
   }
-  static GroupOptions options(uint64_t uuid) {
-    GroupOptions options;
-    options.uuid = uuid;
-    options.slot_bytes = 64 << 10;
-    options.timeout = milliseconds(300);
-    options.start_timeout = milliseconds(500);
-    return options;
-  }
-
   void turn() {
-    for (size_t node = 0; node < nodes_; ++node) {
-      if (fabric_.alive(node) && !fabric_.frozen(node)) endpoints_[node]->progress();
-    }
+    progress_all();
     for (auto& call : calls_) {
       if (call->ended.has_value() || !fabric_.alive(call->node)) continue;
       call->ended = call->comm->test(call->work);
@@ -268,10 +285,6 @@ class Schedule {
 
   Seen& seen_;
   std::mt19937_64 random_;
-  const size_t nodes_;
-  sim::SimFabric fabric_;
-  std::vector<std::shared_ptr<Endpoint>> endpoints_;
-  std::vector<Handle> handles_;
   std::vector<std::unique_ptr<Communicator>> worlds_;
   std::vector<std::pair<size_t, std::unique_ptr<Communicator>>> groups_;
   std::vector<std::unique_ptr<Call>> calls_;
@@ -302,6 +315,77 @@ TEST(SimGroups, EveryCallEndsAndTheSurvivorsGoOn) {
        {seen.well, seen.failed, seen.groups, seen.epochs, seen.aborts, seen.deaths, seen.flaps}) {
     EXPECT_GT(count, 0u);
   }
+}
+
+// Four ranks that sum by a ring, where rank 3 still is in an earlier call, of this group or of
+// another one, which the stopped one holds up.
+class Stopped : public Nodes {
+ public:
+  static constexpr size_t kVictim = 2;
+  Stopped() : Nodes({.nodes = 4}) {
+    for (size_t node = 0; node < nodes_; ++node) {
+      comms_.push_back(*Communicator::create(endpoints_[node], handles_, options(1)));
+    }
+  }
+
+  void run(bool elsewhere) {
+    ASSERT_TRUE(until([&](size_t node) { return comms_[node]->state() == GroupState::kReady; }));
+    if (elsewhere) pair_ = *comms_[3]->subgroup({2, 3}, options(0));
+    fabric_.freeze(kVictim, fabric_.clock().now(), seconds(1000));
+    float data[4] = {};
+    std::vector<Work> works(nodes_);
+    for (const size_t node : {0, 1, 3}) {
+      const CallOptions patient{.timeout = seconds(10)};
+      auto work = node == 3 ? (elsewhere ? *pair_ : *comms_[3])
+                                  .receive_async(data + 3, 1, DataType::kF32,
+                                                 elsewhere ? 0 : kVictim, patient)
+                            : comms_[node]->all_reduce_async(
+                                  data + node, data + node, 1, DataType::kF32, ReduceOp::kSum,
+                                  {.algorithm = Algorithm::kRing, .timeout = seconds(4)});
+      ASSERT_TRUE(work.ok()) << work.status();
+      works[node] = *work;
+    }
+    const Time begun = fabric_.clock().now();
+    std::vector<std::optional<absl::Status>> ends(nodes_);
+    ASSERT_TRUE(until([&](size_t node) {
+      if (node == 3 && elsewhere) return true;
+      return ends[node].has_value() || (ends[node] = comms_[node]->test(works[node])).has_value();
+    }));
+    EXPECT_LE(fabric_.clock().now() - begun, seconds(4) + milliseconds(200));
+    for (const size_t node : {0, 1, 3}) {
+      if (!ends[node].has_value()) continue;
+      EXPECT_THAT(text(*ends[node]), testing::AllOf(testing::HasSubstr("rank 2 ("),
+                                                    testing::HasSubstr("does not answer")));
+      EXPECT_EQ(comms_[node]->lost_ranks(), std::vector<int>{kVictim}) << "at rank " << node;
+    }
+  }
+
+ private:
+  // True at all nodes that run.
+  bool until(const std::function<bool(size_t)>& fact) {
+    return fabric_.run_until(
+        [&] {
+          fabric_.at(fabric_.clock().now() + milliseconds(1), [] {});
+          progress_all();
+          bool all = true;
+          for (size_t node = 0; node < nodes_; ++node) {
+            all &= fabric_.frozen(node) || fact(node);
+          }
+          return all;
+        },
+        seconds(20));
+  }
+
+  std::vector<std::unique_ptr<Communicator>> comms_;
+  std::unique_ptr<Communicator> pair_;
+};
+
+// Promise(collectives): At a deadline the stopped rank is named at every survivor, not one that
+// waits
+//   for it in an earlier call, within 0.2 s | asked before the deadline, in virtual time
+TEST(SimGroups, AStoppedRankIsNamedAndNotOneThatWaitsForIt) {
+  setenv("BATON_FLIGHT_RECORDER", "none", 1);
+  for (const bool elsewhere : {false, true}) Stopped().run(elsewhere);
 }
 
 }  // namespace

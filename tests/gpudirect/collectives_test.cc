@@ -190,7 +190,8 @@ TEST_P(DeviceCollectives, AnErrorAtAnyCallEndsItAtEveryRank) {
     run_group(kRanks, options, [&](Communicator& comm) {
       constexpr size_t kCount = 2'200'000;  // more pieces than a ring has
       Vector both(gpu, true, std::vector<float>(kCount, 1));
-      ASSERT_TRUE(comm.barrier().ok());
+      const absl::Status ready = comm.barrier();
+      ASSERT_TRUE(ready.ok()) << ready;
       if (comm.rank() == 0) gpu.fake().fail_call_in(k, gpudirect::kNotSupported);
       // A rank that is ahead may have failed, and the group with it, before all have heard of the
       // barrier's end.
@@ -213,6 +214,30 @@ TEST_P(DeviceCollectives, AnErrorAtAnyCallEndsItAtEveryRank) {
     gpu.expect_clean();
   }
   EXPECT_GT(failed, 0u);
+}
+
+// Promise(gpudirect): Groups of one endpoint that sum on a device share its pinned memory: one that
+//   ends takes nothing from the others | kernels of a second group, after the first has gone
+TEST_P(DeviceCollectives, AGroupThatEndsLeavesMemoryPinnedForOthers) {
+  InstalledFake gpu({.memory_bytes = size_t{1} << 30});
+  CommunicatorOptions options = test_options(GetParam());
+  options.worker.settings.emplace_back("staging.sums", "kernel");
+  run_group(kRanks, options, [&](Communicator& comm) {
+    constexpr size_t kCount = 10000;
+    const auto sum = [&](Communicator& group) {
+      Vector both(gpu, true, std::vector<float>(kCount, 1));
+      const absl::Status status = group.all_reduce(both.data(), both.data(), kCount, DataType::kF32,
+                                                   ReduceOp::kSum, {.algorithm = Algorithm::kRing});
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(both.values(), std::vector<float>(kCount, kRanks));
+    };
+    auto first = *comm.split(0, 0), second = *comm.split(0, 0);
+    sum(*first);
+    sum(*second);
+    first.reset();
+    sum(*second);
+  });
+  gpu.expect_clean();
 }
 
 TEST_P(DeviceCollectives, ALostDeviceEndsTheCallAndTheGroup) {
