@@ -24,6 +24,7 @@ namespace baton::collectives::executor {
 struct CallTag {
   const CallDescriptor* call = nullptr;
   uint32_t fingerprint = 0;
+  size_t most = 0;  // bytes that the message has at most: the same number at both ends
 };
 
 // What two ranks tell each other about a send and its receive. Plain data.
@@ -35,6 +36,7 @@ struct Packet {
     kTaken,  // the receive has all of it
     kAsk,    // a TransferLink's own: where are your slots?
     kSlots,  // likewise: there
+    kPlaces,  // likewise: messages of collectives may come, each to its place
   };
   enum Data : uint8_t {
     kBehind = 1,  // the bytes are behind the packet
@@ -77,6 +79,13 @@ class Link {
   // how long the caller thinks it is. A message of another call is an error: sets `error`.
   virtual bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
                     absl::Status& error) = 0;
+  // True: a message of up to `most` bytes waits at its sender until its receiver has called
+  // grant_next(), which it must for every one, in their order, at most kMessagesAhead before it has
+  // read the one before them.
+  virtual bool waits_for_grant(size_t) const { return false; }
+  // The next message of `lane` that has no grant may come. It comes straight to `place` if that can
+  // be reached, and peek() then returns that place. Of `place.data` null: to memory of the link's.
+  virtual void grant_next(uint32_t, const Segments&) {}
   // The caller has read that message. False: it has not been consumed, and what was read means
   // nothing; peek() again.
   [[nodiscard]] virtual bool consume(uint32_t lane) = 0;

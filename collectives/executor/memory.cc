@@ -17,9 +17,14 @@ absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Lim
 }
 
 absl::StatusOr<Block> Memory::allocate(size_t bytes) {
+  absl::StatusOr<Block> block = stage(bytes);
+  if (block.ok()) std::memset(block->data, 0, block->size);
+  return block;
+}
+
+absl::StatusOr<Block> Memory::stage(size_t bytes) {
   absl::StatusOr<Block> block = pool_->allocate(bytes);
   if (!block.ok()) return block;
-  std::memset(block->data, 0, block->size);
   if (list_region(*block, limits_.regions)) return block;
   pool_->free(*block);
   return absl::ResourceExhaustedError("a communicator has no room for more regions of memory");

@@ -33,6 +33,8 @@ class Memory {
   // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.
   absl::StatusOr<Block> allocate(size_t bytes);
   absl::StatusOr<Block> allocate_for_caller(size_t bytes);
+  // As allocate(), for bytes on their way: with whatever lay there before.
+  absl::StatusOr<Block> stage(size_t bytes);
   void free(const Block& block) { pool_->free(block); }
 
   // A registered region of ours.

@@ -11,9 +11,9 @@
 namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
-                                                                   PeerId peer, size_t slot_bytes,
+                                                                   PeerId peer, size_t most,
                                                                    uint64_t group) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, most, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
     if (!counter.ok()) return counter.status();
@@ -84,9 +84,8 @@ TransferLink::~TransferLink() {
       if (counter.generation != 0) worker_.free_counter(counter).IgnoreError();
     }
     if (room_[lane].generation != 0) worker_.free_counter(room_[lane]).IgnoreError();
-    for (Outgoing& outgoing : outgoing_[lane]) {
-      if (outgoing.staging.data != nullptr) memory_.free(outgoing.staging);
-    }
+    for (Outgoing& outgoing : outgoing_[lane]) unstage(outgoing.staging);
+    for (Granted& granted : granted_[lane]) unstage(granted.staging);
   }
   if (slots_.data != nullptr) memory_.free(slots_);
   if (eager_.data != nullptr) memory_.free(eager_);
@@ -148,9 +147,10 @@ TransferLink::Offer TransferLink::offer() const {
 // Where the wire takes the bytes from. A small message is copied, so that its call may end before
 // it has arrived.
 bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments& source,
-                                 TransferRequest& request) {
+                                 const TheirPlace* place, TransferRequest& request) {
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
-  const size_t length = source.total();
+  // What lies behind the data in scratch means nothing, and may not fit.
+  const size_t length = std::min(source.total(), place != nullptr ? place->bytes : slot_bytes_);
   outgoing.copied = length <= kEagerBytes;
   if (length == 0) return true;
   const Memory::Region* region = outgoing.copied ? nullptr : memory_.find(source);
@@ -163,7 +163,7 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
     if (outgoing.copied && !make_eager()) return false;
     Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
     if (staging.data == nullptr) {
-      absl::StatusOr<Block> made = memory_.allocate(slot_bytes_);
+      absl::StatusOr<Block> made = memory_.stage(length);
       if (!made.ok()) return false;
       staging = *made;
     }
@@ -171,10 +171,18 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
     request.local = staging.region;
     request.local_layout = Layout::contiguous(staging.offset, length);
   }
-  request.remote = their_slots_->region;
-  request.remote_layout =
-      Layout::contiguous(their_slots_->offset + slot_offset(lane, number), length);
+  request.remote = place != nullptr ? place->region : their_slots_->region;
+  request.remote_layout = Layout::contiguous(
+      place != nullptr ? place->offset : their_slots_->offset + slot_offset(lane, number), length);
   return true;
+}
+
+std::string_view TransferLink::announce(uint32_t lane, const CallTag& tag, absl::Span<char> text) {
+  const Announcement ours{*tag.call, lane, static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
+  std::memcpy(text.data(), &group_, sizeof group_);
+  text[sizeof group_] = 'c';
+  std::memcpy(text.data() + sizeof group_ + 1, &ours, sizeof ours);
+  return {text.data(), text.size()};
 }
 
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
@@ -184,28 +192,34 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   }
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
-  // Room at the receiver, and the transfer that used this slot before has ended.
-  if (number > kSlots && room(lane) + kSlots < number) {
+  char text[sizeof group_ + 1 + sizeof(Announcement)];
+  const bool first = announced_call_ != tag.call->sequence;
+  const TheirPlace* place = nullptr;
+  if (waits_for_grant(tag.most)) {
+    place = &their_places_[lane][number % kSlots];
+    if (place->number != number) {
+      // Not with the message: a peer that has called something else may never grant it.
+      if (first && worker_.notify_detached(peer_, announce(lane, tag, text)).ok()) {
+        submitted_ = true;
+        announced_call_ = tag.call->sequence;
+        given_back_[lane] = taken_[lane];
+      }
+      return 0;
+    }
+  } else if (number > kSlots && room(lane) + kSlots < number) {
     give_back(lane);
     return 0;
   }
+  // The transfer that used this counter before has ended.
   if (outgoing.done.load(std::memory_order_acquire) != outgoing.number) return 0;
+  unstage(outgoing.staging);
 
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;
-  if (!choose_source(lane, number, source, request)) return 0;
+  if (!choose_source(lane, number, source, place, request)) return 0;
   request.counter = their_slots_->arrived[lane][number % kSlots];
-  char text[sizeof group_ + 1 + sizeof(Announcement)];
-  const bool first = announced_call_ != tag.call->sequence;
-  if (first) {
-    const Announcement ours{*tag.call, lane,
-                            static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
-    std::memcpy(text, &group_, sizeof group_);
-    text[sizeof group_] = 'c';
-    std::memcpy(text + sizeof group_ + 1, &ours, sizeof ours);
-    request.notify = std::string_view(text, sizeof text);
-  }
+  if (first) request.notify = announce(lane, tag, text);
   request.on_end = &TransferLink::on_end;
   request.context = &outgoing;
   request.detached = true;
@@ -249,32 +263,91 @@ void TransferLink::fail(const absl::Status& why) {
 }
 
 bool TransferLink::delivered(uint32_t lane, uint64_t number) {
-  const Outgoing& outgoing = outgoing_[lane][number % kSlots];
+  Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // A later message has taken this one's slot only after this one had arrived.
   const bool ours_again =
       outgoing.number > number || (outgoing.number == number && outgoing.copied);
-  return ours_again || outgoing.done.load(std::memory_order_acquire) >= number;
+  if (ours_again) return true;
+  if (outgoing.done.load(std::memory_order_acquire) < number) return false;
+  unstage(outgoing.staging);
+  return true;
+}
+
+void TransferLink::grant_next(uint32_t lane, const Segments& place) {
+  const uint64_t number = std::max(last_granted_[lane], taken_[lane]) + 1;
+  last_granted_[lane] = number;
+  Granted& granted = granted_[lane][number % kSlots];
+  granted.number = number;
+  granted.data = place.data;
+  granted.bytes = place.total();
+  if (granted.bytes > 0 && (place.data == nullptr || memory_.find(place) == nullptr)) {
+    const absl::StatusOr<Block> block = memory_.stage(granted.bytes);
+    if (!block.ok()) return fail(block.status());
+    granted.staging = *block;
+    granted.data = block->data;
+  }
+  untold_.emplace_back(lane, number);
+}
+
+void TransferLink::tell_grants() {
+  constexpr size_t kKey = RemoteRegion::kEncodedBytes;
+  constexpr size_t kMost = (kInlineNotification - kHead - kKey) / sizeof(Grant);
+  Packet packet;
+  packet.kind = Packet::Kind::kPlaces;
+  while (!untold_.empty()) {
+    std::array<std::byte, kKey + kMost * sizeof(Grant)> text{};
+    uint64_t region = 0;  // its key: one in each packet
+    size_t told = 0;
+    for (; told < std::min(untold_.size(), kMost); ++told) {
+      const auto& [lane, number] = untold_[told];
+      const Granted& granted = granted_[lane][number % kSlots];
+      Grant grant;
+      grant.bytes = static_cast<uint32_t>(granted.bytes);
+      grant.number = static_cast<uint16_t>(number);
+      grant.lane = static_cast<uint16_t>(lane);
+      if (granted.bytes > 0) {
+        const RemoteRegion* key = memory_.grant(group_, granted.data, granted.bytes, grant.offset);
+        if (key == nullptr) {
+          return fail(absl::InternalError("memory of ours cannot be granted to the peer"));
+        }
+        if (region != 0 && region != key->key) break;
+        region = key->key;
+        std::memcpy(text.data(), key->encode().data(), kKey);
+      }
+      std::memcpy(text.data() + kKey + told * sizeof grant, &grant, sizeof grant);
+    }
+    if (!tell(packet, {text.data(), kKey + told * sizeof(Grant)})) return;
+    untold_.erase(untold_.begin(), untold_.begin() + static_cast<ptrdiff_t>(told));
+  }
 }
 
 bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments& message,
                         absl::Status& error) {
   if (answer_due_) answer();
-  give_back(lane);
+  if (!untold_.empty()) tell_grants();
   const uint64_t number = taken_[lane] + 1;
-  // How often this slot has been filled once the message is there; numbers start at 1.
+  const Granted& granted = granted_[lane][number % kSlots];
+  const bool is_granted = granted.number == number;
+  if (!is_granted) give_back(lane);
+  // How often this counter has been raised once the message is there; numbers start at 1.
   const uint64_t fills = (number + kSlots - 1) / kSlots;
   if (worker_.counter_value(arrived_[lane][number % kSlots]) < fills) return false;
-  if (expected > slot_bytes_) {
-    error = absl::InternalError("a message is longer than a slot");
+  if (expected > (is_granted ? granted.bytes : slot_bytes_)) {
+    error = absl::InternalError("a message is longer than its place");
     return false;
   }
-  message = {slots_.data + slot_offset(lane, number), expected, 1, 0};
+  message = {is_granted ? granted.data : slots_.data + slot_offset(lane, number), expected, 1, 0};
   return true;
 }
 
 bool TransferLink::consume(uint32_t lane) {
-  ++taken_[lane];
-  give_back(lane);
+  const uint64_t number = ++taken_[lane];
+  Granted& granted = granted_[lane][number % kSlots];
+  if (granted.number == number) {
+    unstage(granted.staging);
+  } else {
+    give_back(lane);
+  }
   return true;
 }
 
@@ -331,6 +404,10 @@ std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
     }
     return std::nullopt;
   }
+  if (packet.kind == Packet::Kind::kPlaces) {
+    if (absl::Status status = on_grants(bytes.substr(sizeof packet)); !status.ok()) fail(status);
+    return std::nullopt;
+  }
   if (next_came_ == came_.size()) {
     came_.clear();
     next_came_ = 0;
@@ -345,6 +422,34 @@ std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
                         .collective = static_cast<uint8_t>(Collective::kSendReceive),
                         .type = packet.type,
                         .of_v = 1};
+}
+
+absl::Status TransferLink::on_grants(std::string_view bytes) {
+  if (bytes.size() < RemoteRegion::kEncodedBytes) {
+    return absl::InvalidArgumentError("the peer's grants have the wrong length");
+  }
+  // There is none where all places are empty.
+  const auto region = RemoteRegion::decode(bytes.substr(0, RemoteRegion::kEncodedBytes));
+  bytes.remove_prefix(RemoteRegion::kEncodedBytes);
+  for (; bytes.size() >= sizeof(Grant); bytes.remove_prefix(sizeof(Grant))) {
+    Grant grant;
+    std::memcpy(&grant, bytes.data(), sizeof grant);
+    if (grant.bytes > 0 && !region.ok()) return region.status();
+    if (grant.lane >= kLanes) {
+      return absl::InvalidArgumentError("the peer granted a place in a lane that does not exist");
+    }
+    const uint64_t sent = sent_[grant.lane];
+    const auto ahead = static_cast<uint16_t>(grant.number - sent);
+    // Else it has called something else, which what we announce tells it.
+    if (ahead == 0 || ahead > schedules::kMessagesAhead) continue;
+    TheirPlace& place = their_places_[grant.lane][grant.number % kSlots];
+    place = {sent + ahead, region.ok() ? *region : RemoteRegion{}, grant.offset, grant.bytes};
+    if (place.number > schedules::kMessagesAhead) {
+      granted_room_[grant.lane] =
+          std::max(granted_room_[grant.lane], place.number - schedules::kMessagesAhead);
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool TransferLink::hear(Packet& packet, absl::Span<const std::byte>& behind) {
