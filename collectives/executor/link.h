@@ -30,12 +30,12 @@ struct CallTag {
 // What two ranks tell each other about a send and its receive. Plain data.
 struct Packet {
   enum class Kind : uint8_t {
-    kSend,   // there is a send: all that a receive is matched by
-    kGrant,  // its receive is there, and this piece of it may come
-    kPiece,  // this piece is there
-    kTaken,  // the receive has all of it
-    kAsk,    // a TransferLink's own: where are your slots?
-    kSlots,  // likewise: there
+    kSend,    // there is a send: all that a receive is matched by
+    kGrant,   // its receive is there, and this piece of it may come
+    kPiece,   // this piece is there
+    kTaken,   // the receive has all of it
+    kAsk,     // a TransferLink's own: where are your slots?
+    kSlots,   // likewise: there
     kPlaces,  // likewise: messages of collectives may come, each to its place
   };
   enum Data : uint8_t {
@@ -45,13 +45,13 @@ struct Packet {
   };
   Kind kind = Kind::kSend;
   Data data = kBehind;  // of kSend
-  uint8_t type = 0;     // of kSend
+  uint8_t type = 0;     // of kSend; of kGrant and kPiece: which of the pieces under way
   uint8_t of_v = 0;     // of kSend: a message of an all_to_all_v
   int32_t tag = 0;      // of kSend
   uint64_t number = 0;  // of the send among all from its sender to its receiver, from 1
   uint64_t count = 0;   // of kSend: elements; of kGrant and kPiece: the piece's first byte
   uint32_t whole = 0;   // of kSend: the all_to_all_v, as CallDescriptor::whole()
-  uint32_t length = 0;  // of kGrant and kPiece: bytes of the piece
+  uint32_t length = 0;  // of kGrant and kPiece: bytes of the piece; of kSend: of the longest one
 };
 static_assert(sizeof(Packet) == 32);
 

@@ -22,8 +22,8 @@ struct PreparedProgram {
   static constexpr uint32_t kNoStep = UINT32_MAX;
   std::vector<uint32_t> first_grants;
   std::vector<uint32_t> next_grant;
-  // The first step from which on the place of receive s is written by nothing but its message, apart
-  // from sends that still read it (its hazards). kNoStep: the step reads what it overwrites.
+  // The first step from which on the place of receive s is written by nothing but its message,
+  // apart from sends that still read it (its hazards). kNoStep: the step reads what it overwrites.
   std::vector<uint32_t> free_from;
   // Step s writes what no step reads before the call ends, so it need not stay in the caches.
   std::vector<bool> final_write;

@@ -1,16 +1,16 @@
 // A link over any provider: a message is a transfer to the receiver, and a counter says that it is
 // there. A small one goes into a slot. A large one waits until its receiver has granted a place,
-// which is where the message is wanted if that can be reached, and memory from the pool if not; then
-// nothing is kept for it.
+// which is where the message is wanted if that can be reached, and memory from the pool if not;
+// then nothing is kept for it.
 //
 // Slots, and what else a direction needs, are made when the sender first asks for them: a pair of
 // ranks that sends nothing to each other has a counter for each lane and no memory.
 //
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
-// own, and holds one message at a time; a granted message uses the counter alone. The first message of a call carries the call's descriptor,
-// so that a peer that called something else is found out, and with it the slots of its lane that
-// have been read. Where nothing goes back, the receiver gives slots back by raising a counter of
-// the sender's, for every other message.
+// own, and holds one message at a time; a granted message uses the counter alone. The first message
+// of a call carries the call's descriptor, so that a peer that called something else is found out,
+// and with it the slots of its lane that have been read. Where nothing goes back, the receiver
+// gives slots back by raising a counter of the sender's, for every other message.
 //
 // Packets of sends and receives are notifications. A piece of a large send is a write to where the
 // receiver has granted it, which takes a packet along.
@@ -90,8 +90,8 @@ class TransferLink final : public Link {
     static absl::StatusOr<Slots> decode(std::string_view bytes);
   };
 
-  // `most`: bytes of the largest message. `group`: its id, which all that is told to the peer begins
-  // with.
+  // `most`: bytes of the largest message. `group`: its id, which all that is told to the peer
+  // begins with.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
                                                               PeerId peer, size_t most,
                                                               uint64_t group = 0);
@@ -107,6 +107,11 @@ class TransferLink final : public Link {
   bool take_submitted() { return std::exchange(submitted_, false); }
   // Whether anything is on its way: a small message may be, though its call has ended.
   bool unsettled() const { return open_.load(std::memory_order_acquire) != 0; }
+
+  // Of messages received: what came straight to where it was wanted.
+  uint64_t in_place_bytes() const { return in_place_bytes_; }
+  // Memory that messages wait in, at this side.
+  size_t held_bytes() const { return slots_.size + eager_.size + staged_bytes_; }
 
   uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) override;
   bool delivered(uint32_t lane, uint64_t number) override;
@@ -197,9 +202,8 @@ class TransferLink final : public Link {
   // Tells the peer of what was granted; what there is no room for, when it is called again.
   void tell_grants();
   absl::Status on_grants(std::string_view bytes);
-  void unstage(Block& staging) {
-    if (staging.data != nullptr) memory_.free(std::exchange(staging, Block{}));
-  }
+  absl::Status stage(Block& staging, size_t bytes);
+  void unstage(Block& staging);
   // Messages of ours in this lane that have been read, as far as we know.
   uint64_t room(uint32_t lane) const {
     return std::max(worker_.counter_value(room_[lane]) + announced_room_[lane],
@@ -234,6 +238,8 @@ class TransferLink final : public Link {
   std::array<uint64_t, kLanes> last_granted_{};
   std::vector<std::pair<uint32_t, uint64_t>> untold_;  // of these, by lane and number
   std::array<std::array<TheirPlace, kSlots>, kLanes> their_places_;
+  size_t staged_bytes_ = 0;
+  uint64_t in_place_bytes_ = 0;
   uint64_t announced_call_ = 0;  // sequence of the last call whose descriptor was sent
   std::array<Write, kWrites> writes_;
   std::vector<std::byte> came_;    // packets, each behind its size
