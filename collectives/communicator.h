@@ -117,10 +117,13 @@ struct CommunicatorStats {
   uint64_t calls = 0;
   uint64_t messages = 0;
   uint64_t bytes_sent = 0;
-  uint64_t direct_bytes = 0;  // of bytes received: combined or copied straight from a peer's buffer
+  // Of bytes received: combined or copied straight from a peer's buffer, or written by the peer to
+  // where the call wants them.
+  uint64_t direct_bytes = 0;
   uint64_t sleeps = 0;        // times a waiting rank went to sleep
   uint64_t staged_calls = 0;  // on memory of devices
   uint64_t staged_bytes = 0;  // copied to and from devices
+  uint64_t link_bytes = 0;    // of memory that links other than shared memory hold for messages now
 };
 
 class Communicator {

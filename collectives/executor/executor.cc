@@ -85,6 +85,17 @@ Executor::~Executor() {
   }
 }
 
+void Executor::set_link(uint32_t peer, Link* link) {
+  links_[peer] = link;
+  // What the one before was not asked to grant.
+  for (Lane& lane : lanes_) {
+    if (lane.program == nullptr || !lane.grants) continue;
+    for (uint32_t step : lane.program->first_grants) {
+      if (lane.program->steps[step].peer == peer) grant(lane, step);
+    }
+  }
+}
+
 void Executor::start(Call& call) {
   now_ = call.began;
   call.pieces_done = 0;
@@ -140,7 +151,8 @@ absl::StatusOr<bool> Executor::run(Lane& lane) {
     if (!moved.ok()) return moved;
     if (!*moved) return any;
     ++steps_;
-    ++lane.step;
+    const uint32_t next = lane.program->next_grant[lane.step++];
+    if (lane.grants && next != PreparedProgram::kNoStep) grant(lane, next);
     any = true;
   }
   return any;
@@ -166,7 +178,35 @@ absl::StatusOr<bool> Executor::begin_piece(Lane& lane) {
   }
   const size_t scratch = lane.call->geometry.scratch_bytes(lane.program->scratch_parts);
   if (absl::Status status = ensure_scratch(lane, scratch); !status.ok()) return status;
+  const Geometry& geometry = lane.call->geometry;
+  lane.grants = lane.program->max_message_parts * geometry.part_elements * geometry.element_bytes >
+                kSmallStep;
+  if (lane.grants) {
+    for (uint32_t step : lane.program->first_grants) grant(lane, step);
+  }
   return true;
+}
+
+// Lets the message of a receive come: to where this step wants it if nothing else needs that place
+// before, so that it need not be copied.
+void Executor::grant(Lane& lane, uint32_t number) {
+  const PreparedProgram& program = *lane.program;
+  const Step& step = program.steps[number];
+  Link& link = *links_[step.peer];
+  if (!link.waits_for_grant(tag(lane, step).most)) return;
+  Segments place = locate(lane, step.target, step.parts);
+  // A device reads its own part where the call has put it: no message may come there.
+  const bool free = place.contiguous() && lane.call->sums == nullptr &&
+                    program.free_from[number] <= lane.step && hazards_clear(lane, number);
+  if (!free) place.data = nullptr;
+  link.grant_next(lane.number, place);
+  touched_ = true;
+}
+
+CallTag Executor::tag(const Lane& lane, const Step& step) const {
+  const Geometry& geometry = lane.call->geometry;
+  return {&lane.call->descriptor, lane.call->fingerprint,
+          step.parts * geometry.part_elements * geometry.element_bytes};
 }
 
 absl::Status Executor::ensure_scratch(Lane& lane, size_t bytes) {
@@ -238,8 +278,7 @@ absl::StatusOr<bool> Executor::run_step(Lane& lane) {
     case Step::Kind::kSend: {
       Link& link = *links_[step.peer];
       const Segments source = locate(lane, step.source, step.parts);
-      const CallTag tag{&lane.call->descriptor, lane.call->fingerprint};
-      const uint64_t number = link.send(lane.number, source, tag);
+      const uint64_t number = link.send(lane.number, source, tag(lane, step));
       if (number == 0) return false;
       lane.numbers[lane.step] = number;
       ++messages_;
@@ -276,13 +315,14 @@ absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
   const Segments target = locate(lane, step.target, step.parts);
   Segments message;
   absl::Status error;
-  const CallTag tag{&lane.call->descriptor, lane.call->fingerprint};
-  if (!link.peek(lane.number, target.total(), tag, message, error)) {
+  if (!link.peek(lane.number, target.total(), tag(lane, step), message, error)) {
     if (error.ok()) return false;
     return error;
   }
   if (!hazards_clear(lane, lane.step)) return false;
-  if (step.kind == Step::Kind::kReceive) {
+  if (step.kind == Step::Kind::kReceive && message.data == target.data) {
+    // It was granted that place.
+  } else if (step.kind == Step::Kind::kReceive) {
     streams(lane, target.total()) ? copy_streamed(target, message) : copy(target, message);
   } else {
     const absl::StatusOr<bool> done =

@@ -80,7 +80,7 @@ class Executor {
   void set_stream_over_read(bool streams) { stream_over_read_ = streams; }
 
   // Another link to a rank, from now on: no message has passed the one before.
-  void set_link(uint32_t peer, Link* link) { links_[peer] = link; }
+  void set_link(uint32_t peer, Link* link);
 
   // Starts a call. Collectives run in the order in which they are started.
   void start(Call& call);
@@ -110,6 +110,7 @@ class Executor {
     size_t delivered = 0;           // sends known as delivered, while the piece ends
     size_t combined = 0;            // runs of this step that a kernel has combined
     bool combining = false;         // and one that it combines now
+    bool grants = false;            // messages of this piece may be large enough to wait for grants
     std::vector<uint64_t> numbers;  // of the messages sent, by step
     Block scratch;
   };
@@ -123,6 +124,8 @@ class Executor {
   absl::StatusOr<bool> begin_piece(Lane& lane);
   absl::StatusOr<bool> run_step(Lane& lane);
   absl::StatusOr<bool> receive(Lane& lane, const schedules::Step& step);
+  void grant(Lane& lane, uint32_t step);
+  CallTag tag(const Lane& lane, const schedules::Step& step) const;
   bool hazards_clear(Lane& lane, uint32_t step);
   bool all_delivered(Lane& lane);
   void end_piece(Lane& lane);

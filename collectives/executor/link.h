@@ -24,17 +24,19 @@ namespace baton::collectives::executor {
 struct CallTag {
   const CallDescriptor* call = nullptr;
   uint32_t fingerprint = 0;
+  size_t most = 0;  // bytes that the message has at most: the same number at both ends
 };
 
 // What two ranks tell each other about a send and its receive. Plain data.
 struct Packet {
   enum class Kind : uint8_t {
-    kSend,   // there is a send: all that a receive is matched by
-    kGrant,  // its receive is there, and this piece of it may come
-    kPiece,  // this piece is there
-    kTaken,  // the receive has all of it
-    kAsk,    // a TransferLink's own: where are your slots?
-    kSlots,  // likewise: there
+    kSend,    // there is a send: all that a receive is matched by
+    kGrant,   // its receive is there, and this piece of it may come
+    kPiece,   // this piece is there
+    kTaken,   // the receive has all of it
+    kAsk,     // a TransferLink's own: where are your slots?
+    kSlots,   // likewise: there
+    kPlaces,  // likewise: messages of collectives may come, each to its place
   };
   enum Data : uint8_t {
     kBehind = 1,  // the bytes are behind the packet
@@ -43,13 +45,13 @@ struct Packet {
   };
   Kind kind = Kind::kSend;
   Data data = kBehind;  // of kSend
-  uint8_t type = 0;     // of kSend
+  uint8_t type = 0;     // of kSend; of kGrant and kPiece: which of the pieces under way
   uint8_t of_v = 0;     // of kSend: a message of an all_to_all_v
   int32_t tag = 0;      // of kSend
   uint64_t number = 0;  // of the send among all from its sender to its receiver, from 1
   uint64_t count = 0;   // of kSend: elements; of kGrant and kPiece: the piece's first byte
   uint32_t whole = 0;   // of kSend: the all_to_all_v, as CallDescriptor::whole()
-  uint32_t length = 0;  // of kGrant and kPiece: bytes of the piece
+  uint32_t length = 0;  // of kGrant and kPiece: bytes of the piece; of kSend: of the longest one
 };
 static_assert(sizeof(Packet) == 32);
 
@@ -77,6 +79,13 @@ class Link {
   // how long the caller thinks it is. A message of another call is an error: sets `error`.
   virtual bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
                     absl::Status& error) = 0;
+  // True: a message of up to `most` bytes waits at its sender until its receiver has called
+  // grant_next(), which it must for every one, in their order, at most kMessagesAhead before it has
+  // read the one before them.
+  virtual bool waits_for_grant(size_t) const { return false; }
+  // The next message of `lane` that has no grant may come. It comes straight to `place` if that can
+  // be reached, and peek() then returns that place. Of `place.data` null: to memory of the link's.
+  virtual void grant_next(uint32_t, const Segments&) {}
   // The caller has read that message. False: it has not been consumed, and what was read means
   // nothing; peek() again.
   [[nodiscard]] virtual bool consume(uint32_t lane) = 0;

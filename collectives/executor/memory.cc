@@ -17,9 +17,14 @@ absl::StatusOr<std::unique_ptr<Memory>> Memory::create(Worker& worker, const Lim
 }
 
 absl::StatusOr<Block> Memory::allocate(size_t bytes) {
+  absl::StatusOr<Block> block = stage(bytes);
+  if (block.ok()) std::memset(block->data, 0, block->size);
+  return block;
+}
+
+absl::StatusOr<Block> Memory::stage(size_t bytes) {
   absl::StatusOr<Block> block = pool_->allocate(bytes);
   if (!block.ok()) return block;
-  std::memset(block->data, 0, block->size);
   if (list_region(*block, limits_.regions)) return block;
   pool_->free(*block);
   return absl::ResourceExhaustedError("a communicator has no room for more regions of memory");
@@ -58,19 +63,19 @@ Memory::~Memory() {
   for (const Grant& grant : grants_) worker_.deregister_memory(grant.region).IgnoreError();
 }
 
-const RemoteRegion* Memory::grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset) {
+std::string_view Memory::grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset) {
   const Region* region = find({data, bytes, 1, 0});
-  if (region == nullptr) return nullptr;
+  if (region == nullptr) return {};
   offset = static_cast<uint64_t>(data - region->local.base);
   for (const Grant& grant : grants_) {
-    if (grant.group == group && grant.number == region->number) return &grant.key;
+    if (grant.group == group && grant.number == region->number) return grant.key;
   }
   absl::StatusOr<MemoryRegion> again = pool_->register_again(region->local);
-  if (!again.ok()) return nullptr;
+  if (!again.ok()) return {};
   absl::StatusOr<RemoteRegion> key = worker_.remote_region(*again);
-  if (!key.ok()) return nullptr;
-  grants_.push_back({group, region->number, *again, *key});
-  return &grants_.back().key;
+  if (!key.ok()) return {};
+  grants_.push_back({group, region->number, *again, key->encode()});
+  return grants_.back().key;
 }
 
 void Memory::revoke_grants(uint64_t group) {

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,6 +35,8 @@ class Memory {
   // Zeroed. ResourceExhausted: no memory, or, where peers must know the block, too many regions.
   absl::StatusOr<Block> allocate(size_t bytes);
   absl::StatusOr<Block> allocate_for_caller(size_t bytes);
+  // As allocate(), for bytes on their way: with whatever lay there before.
+  absl::StatusOr<Block> stage(size_t bytes);
   void free(const Block& block) { pool_->free(block); }
 
   // A registered region of ours.
@@ -42,10 +46,10 @@ class Memory {
   };
   // The region that holds all of `place`; null if none does.
   const Region* find(const Segments& place) const;
-  // The key by which peers in this group may write to [data, data + bytes) until revoke_grants(),
-  // and how far behind its beginning they lie. Null: they are no memory of ours, or cannot be
-  // registered. Valid until the next call.
-  const RemoteRegion* grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
+  // The encoded key of the RemoteRegion by which peers in this group may write to [data, data +
+  // bytes) until revoke_grants(), and how far behind its beginning they lie. Empty: they are no
+  // memory of ours, or cannot be registered. Valid until revoke_grants().
+  std::string_view grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
   // When this returns no grant to that group is worth anything, and no byte is written by one any
   // more.
   void revoke_grants(uint64_t group);
@@ -60,7 +64,7 @@ class Memory {
     uint64_t group = 0;
     uint32_t number = 0;  // of the region
     MemoryRegion region;
-    RemoteRegion key;
+    std::string key;
   };
   bool list_region(const Block& block, size_t most);
   const Limits limits_;

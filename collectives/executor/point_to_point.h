@@ -5,7 +5,8 @@
 // receiver copies from where the sender has shown them, in one pass. Where the sender's memory
 // cannot be shown, and over a link that writes, the receiver grants pieces, up to kPieces at a time
 // from one peer: the sender copies each into memory that can be shown, or writes it to the place
-// that the grant names, which is the receiver's own output if that can be reached. At the end the
+// that the grant names, which is the receiver's own output if that can be reached; where neither
+// side needs a copy, pieces are long. At the end the
 // receiver tells the sender that it has taken the message, and both calls are over.
 //
 // So a receive from any rank, and tags, cost nothing where they are not used, and an early send
@@ -38,6 +39,8 @@ struct Call;
 class PointToPoint {
  public:
   static constexpr uint32_t kPieces = 8;
+  // The most bytes of a piece that is copied nowhere; of others, as many as a block holds.
+  static constexpr size_t kLongPiece = 8 << 20;
   // The other rank of a receive from any, until it is matched.
   static constexpr uint32_t kAnyPeer = UINT32_MAX;
 
@@ -86,6 +89,7 @@ class PointToPoint {
     uint64_t number = 0;  // of the send
     uint64_t order = 0;   // of a receive among all of them
     size_t bytes = 0;
+    size_t each = 0;      // bytes of a piece
     size_t granted = 0;   // of a receive: bytes read or granted
     size_t finished = 0;  // bytes that need nothing more
     Link::Place shown;
@@ -118,6 +122,7 @@ class PointToPoint {
   };
   static constexpr size_t kMostBlocks = 64;
 
+  static size_t block_bytes(const Call& call);
   absl::Status match_early(Flow& flow);
   absl::Status on_packet(uint32_t peer, const Packet& packet, absl::Span<const std::byte> behind);
   absl::Status on_send(uint32_t peer, const Packet& packet, absl::Span<const std::byte> behind);

@@ -1,5 +1,5 @@
-// Sending over a TransferLink: slots at the receiver, their counters, the transfers that fill them;
-// packets, and writes to what a receiver has granted.
+// Messages over a TransferLink: slots at the receiver, their counters, the transfers that fill
+// them.
 #include "collectives/executor/transfer_link.h"
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
-                                                                   PeerId peer, size_t slot_bytes,
+                                                                   PeerId peer, size_t most,
                                                                    uint64_t group) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, most, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
     if (!counter.ok()) return counter.status();
@@ -84,9 +84,8 @@ TransferLink::~TransferLink() {
       if (counter.generation != 0) worker_.free_counter(counter).IgnoreError();
     }
     if (room_[lane].generation != 0) worker_.free_counter(room_[lane]).IgnoreError();
-    for (Outgoing& outgoing : outgoing_[lane]) {
-      if (outgoing.staging.data != nullptr) memory_.free(outgoing.staging);
-    }
+    for (Outgoing& outgoing : outgoing_[lane]) unstage(outgoing.staging);
+    for (Granted& granted : granted_[lane]) unstage(granted.staging);
   }
   if (slots_.data != nullptr) memory_.free(slots_);
   if (eager_.data != nullptr) memory_.free(eager_);
@@ -148,9 +147,10 @@ TransferLink::Offer TransferLink::offer() const {
 // Where the wire takes the bytes from. A small message is copied, so that its call may end before
 // it has arrived.
 bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments& source,
-                                 TransferRequest& request) {
+                                 const TheirPlace* place, TransferRequest& request) {
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
-  const size_t length = source.total();
+  // What lies behind the data in scratch means nothing, and may not fit.
+  const size_t length = std::min(source.total(), place != nullptr ? place->bytes : slot_bytes_);
   outgoing.copied = length <= kEagerBytes;
   if (length == 0) return true;
   const Memory::Region* region = outgoing.copied ? nullptr : memory_.find(source);
@@ -162,19 +162,23 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
     // Strided data is packed here: the wire carries long runs only.
     if (outgoing.copied && !make_eager()) return false;
     Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
-    if (staging.data == nullptr) {
-      absl::StatusOr<Block> made = memory_.allocate(slot_bytes_);
-      if (!made.ok()) return false;
-      staging = *made;
-    }
+    if (staging.data == nullptr && !stage(staging, length).ok()) return false;
     copy({staging.data, length, 1, 0}, source);
     request.local = staging.region;
     request.local_layout = Layout::contiguous(staging.offset, length);
   }
-  request.remote = their_slots_->region;
-  request.remote_layout =
-      Layout::contiguous(their_slots_->offset + slot_offset(lane, number), length);
+  request.remote = place != nullptr ? place->region : their_slots_->region;
+  request.remote_layout = Layout::contiguous(
+      place != nullptr ? place->offset : their_slots_->offset + slot_offset(lane, number), length);
   return true;
+}
+
+std::string_view TransferLink::announce(uint32_t lane, const CallTag& tag, absl::Span<char> text) {
+  const Announcement ours{*tag.call, lane, static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
+  std::memcpy(text.data(), &group_, sizeof group_);
+  text[sizeof group_] = 'c';
+  std::memcpy(text.data() + sizeof group_ + 1, &ours, sizeof ours);
+  return {text.data(), text.size()};
 }
 
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
@@ -184,28 +188,34 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   }
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
-  // Room at the receiver, and the transfer that used this slot before has ended.
-  if (number > kSlots && room(lane) + kSlots < number) {
+  char text[sizeof group_ + 1 + sizeof(Announcement)];
+  const bool first = announced_call_ != tag.call->sequence;
+  const TheirPlace* place = nullptr;
+  if (waits_for_grant(tag.most)) {
+    place = &their_places_[lane][number % kSlots];
+    if (place->number != number) {
+      // Not with the message: a peer that has called something else may never grant it.
+      if (first && worker_.notify_detached(peer_, announce(lane, tag, text)).ok()) {
+        submitted_ = true;
+        announced_call_ = tag.call->sequence;
+        given_back_[lane] = taken_[lane];
+      }
+      return 0;
+    }
+  } else if (number > kSlots && room(lane) + kSlots < number) {
     give_back(lane);
     return 0;
   }
+  // The transfer that used this counter before has ended.
   if (outgoing.done.load(std::memory_order_acquire) != outgoing.number) return 0;
+  unstage(outgoing.staging);
 
   TransferRequest request;
   request.op = Op::kWrite;
   request.peer = peer_;
-  if (!choose_source(lane, number, source, request)) return 0;
+  if (!choose_source(lane, number, source, place, request)) return 0;
   request.counter = their_slots_->arrived[lane][number % kSlots];
-  char text[sizeof group_ + 1 + sizeof(Announcement)];
-  const bool first = announced_call_ != tag.call->sequence;
-  if (first) {
-    const Announcement ours{*tag.call, lane,
-                            static_cast<uint32_t>(taken_[lane] - given_back_[lane])};
-    std::memcpy(text, &group_, sizeof group_);
-    text[sizeof group_] = 'c';
-    std::memcpy(text + sizeof group_ + 1, &ours, sizeof ours);
-    request.notify = std::string_view(text, sizeof text);
-  }
+  if (first) request.notify = announce(lane, tag, text);
   request.on_end = &TransferLink::on_end;
   request.context = &outgoing;
   request.detached = true;
@@ -249,32 +259,58 @@ void TransferLink::fail(const absl::Status& why) {
 }
 
 bool TransferLink::delivered(uint32_t lane, uint64_t number) {
-  const Outgoing& outgoing = outgoing_[lane][number % kSlots];
+  Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // A later message has taken this one's slot only after this one had arrived.
   const bool ours_again =
       outgoing.number > number || (outgoing.number == number && outgoing.copied);
-  return ours_again || outgoing.done.load(std::memory_order_acquire) >= number;
+  if (ours_again) return true;
+  if (outgoing.done.load(std::memory_order_acquire) < number) return false;
+  unstage(outgoing.staging);
+  return true;
+}
+
+absl::Status TransferLink::stage(Block& staging, size_t bytes) {
+  absl::StatusOr<Block> block = memory_.stage(bytes);
+  if (!block.ok()) return block.status();
+  staging = *block;
+  staged_bytes_ += staging.size;
+  return absl::OkStatus();
+}
+
+void TransferLink::unstage(Block& staging) {
+  if (staging.data == nullptr) return;
+  staged_bytes_ -= staging.size;
+  memory_.free(std::exchange(staging, Block{}));
 }
 
 bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments& message,
                         absl::Status& error) {
   if (answer_due_) answer();
-  give_back(lane);
+  if (!untold_.empty()) tell_grants();
   const uint64_t number = taken_[lane] + 1;
-  // How often this slot has been filled once the message is there; numbers start at 1.
+  const Granted& granted = granted_[lane][number % kSlots];
+  const bool is_granted = granted.number == number;
+  if (!is_granted) give_back(lane);
+  // How often this counter has been raised once the message is there; numbers start at 1.
   const uint64_t fills = (number + kSlots - 1) / kSlots;
   if (worker_.counter_value(arrived_[lane][number % kSlots]) < fills) return false;
-  if (expected > slot_bytes_) {
-    error = absl::InternalError("a message is longer than a slot");
+  if (expected > (is_granted ? granted.bytes : slot_bytes_)) {
+    error = absl::InternalError("a message is longer than its place");
     return false;
   }
-  message = {slots_.data + slot_offset(lane, number), expected, 1, 0};
+  message = {is_granted ? granted.data : slots_.data + slot_offset(lane, number), expected, 1, 0};
   return true;
 }
 
 bool TransferLink::consume(uint32_t lane) {
-  ++taken_[lane];
-  give_back(lane);
+  const uint64_t number = ++taken_[lane];
+  Granted& granted = granted_[lane][number % kSlots];
+  if (granted.number != number) {
+    give_back(lane);
+  } else {
+    if (granted.staging.data == nullptr) in_place_bytes_ += granted.bytes;
+    unstage(granted.staging);
+  }
   return true;
 }
 
@@ -292,154 +328,6 @@ void TransferLink::give_back(uint32_t lane) {
     submitted_ = true;
     given_back_[lane] = taken;
   }
-}
-
-void TransferLink::write_head(char* to, const Packet& packet) const {
-  std::memcpy(to, &group_, sizeof group_);
-  to[sizeof group_] = kPacket;
-  std::memcpy(to + sizeof group_ + 1, &packet, sizeof packet);
-}
-
-bool TransferLink::tell(const Packet& packet, absl::Span<const std::byte> behind) {
-  std::array<char, kHead + kMostBehind> text;
-  write_head(text.data(), packet);
-  if (!behind.empty()) std::memcpy(text.data() + kHead, behind.data(), behind.size());
-  const absl::Status sent = worker_.notify_detached(peer_, {text.data(), kHead + behind.size()});
-  if (sent.ok()) {
-    submitted_ = true;
-  } else if (!absl::IsResourceExhausted(sent)) {
-    fail(sent);
-  }
-  return sent.ok();
-}
-
-std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
-  Packet packet;
-  if (bytes.size() < sizeof packet) return std::nullopt;
-  std::memcpy(&packet, bytes.data(), sizeof packet);
-  if (packet.kind == Packet::Kind::kAsk) {
-    answer();
-    return std::nullopt;
-  }
-  if (packet.kind == Packet::Kind::kSlots) {
-    absl::StatusOr<Slots> theirs = Slots::decode(bytes.substr(sizeof packet));
-    if (theirs.ok() && theirs->slot_bytes == slot_bytes_) {
-      their_slots_ = *theirs;
-    } else {
-      fail(theirs.ok() ? absl::InvalidArgumentError("the peer has slots of another size")
-                       : theirs.status());
-    }
-    return std::nullopt;
-  }
-  if (next_came_ == came_.size()) {
-    came_.clear();
-    next_came_ = 0;
-  }
-  const auto size = static_cast<uint32_t>(bytes.size());
-  const auto* length = reinterpret_cast<const std::byte*>(&size);
-  const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
-  came_.insert(came_.end(), length, length + sizeof size);
-  came_.insert(came_.end(), data, data + size);
-  if (packet.kind != Packet::Kind::kSend || packet.of_v == 0) return std::nullopt;
-  return CallDescriptor{.node_size = packet.whole,
-                        .collective = static_cast<uint8_t>(Collective::kSendReceive),
-                        .type = packet.type,
-                        .of_v = 1};
-}
-
-bool TransferLink::hear(Packet& packet, absl::Span<const std::byte>& behind) {
-  if (next_came_ == came_.size()) return false;
-  const std::byte* at = came_.data() + next_came_;
-  uint32_t size = 0;
-  std::memcpy(&size, at, sizeof size);
-  std::memcpy(&packet, at + sizeof size, sizeof packet);
-  behind = {at + sizeof size + sizeof packet, size - sizeof packet};
-  return true;
-}
-
-void TransferLink::heard() {
-  uint32_t size = 0;
-  std::memcpy(&size, came_.data() + next_came_, sizeof size);
-  next_came_ += sizeof size + size;
-}
-
-bool TransferLink::grant(std::byte* data, size_t bytes, Place& place) {
-  uint64_t offset = 0;
-  const RemoteRegion* key = memory_.grant(group_, data, bytes, offset);
-  if (key == nullptr) return false;
-  std::string text = key->encode();
-  text.append(reinterpret_cast<const char*>(&offset), sizeof offset);
-  return place.set({reinterpret_cast<const std::byte*>(text.data()), text.size()});
-}
-
-bool TransferLink::can_write(const std::byte* data, size_t bytes) const {
-  return memory_.find({const_cast<std::byte*>(data), bytes, 1, 0}) != nullptr;
-}
-
-uint32_t TransferLink::write(const std::byte* source, size_t bytes, const Place& place,
-                             const Packet& packet) {
-  uint32_t number = 0;
-  while (number < kWrites && writes_[number].used) ++number;
-  if (number == kWrites) return 0;
-  const std::string_view text(reinterpret_cast<const char*>(place.bytes.data()), place.size);
-  uint64_t offset = 0;
-  if (text.size() != RemoteRegion::kEncodedBytes + sizeof offset) {
-    fail(absl::InvalidArgumentError("the peer granted a place of another form"));
-    return 0;
-  }
-  const auto remote = RemoteRegion::decode(text.substr(0, RemoteRegion::kEncodedBytes));
-  if (!remote.ok()) {
-    fail(remote.status());
-    return 0;
-  }
-  std::memcpy(&offset, text.data() + RemoteRegion::kEncodedBytes, sizeof offset);
-  const Memory::Region* region = memory_.find({const_cast<std::byte*>(source), bytes, 1, 0});
-  if (region == nullptr) return 0;  // can_write() said so
-  char note[kHead];
-  write_head(note, packet);
-  TransferRequest request;
-  request.op = Op::kWrite;
-  request.peer = peer_;
-  request.local = region->local;
-  request.local_layout =
-      Layout::contiguous(static_cast<size_t>(source - region->local.base), bytes);
-  request.remote = *remote;
-  request.remote_layout = Layout::contiguous(offset, bytes);
-  request.notify = std::string_view(note, sizeof note);
-  request.on_end = &TransferLink::on_written;
-  Write& write = writes_[number];
-  request.context = &write;
-  request.detached = true;
-  write.under_way.store(true, std::memory_order_relaxed);
-  open_.fetch_add(1, std::memory_order_relaxed);
-  absl::StatusOr<TransferId> id = worker_.submit(request);
-  if (!id.ok()) {
-    open_.fetch_sub(1, std::memory_order_relaxed);
-    if (!absl::IsResourceExhausted(id.status())) fail(id.status());
-    return 0;
-  }
-  write.id = *id;
-  write.used = true;
-  submitted_ = true;
-  return number + 1;
-}
-
-void TransferLink::on_written(void* context, TransferId, const absl::Status& status) {
-  auto& write = *static_cast<Write*>(context);
-  TransferLink& link = *write.link;
-  if (status.ok()) {
-    write.under_way.store(false, std::memory_order_release);
-  } else {
-    link.fail(status);
-  }
-  link.open_.fetch_sub(1, std::memory_order_release);
-}
-
-bool TransferLink::written(uint32_t number) {
-  Write& write = writes_[number - 1];
-  if (write.under_way.load(std::memory_order_acquire)) return false;
-  write.used = false;
-  return true;
 }
 
 std::string TransferLink::route() const { return worker_.explain(peer_); }

@@ -1,14 +1,16 @@
-// A link over any provider: a message is a transfer into a slot at the receiver, and a counter of
-// that slot says that it is there.
+// A link over any provider: a message is a transfer to the receiver, and a counter says that it is
+// there. A small one goes into a slot. A large one waits until its receiver has granted a place,
+// which is where the message is wanted if that can be reached, and memory from the pool if not;
+// then nothing is kept for it.
 //
 // Slots, and what else a direction needs, are made when the sender first asks for them: a pair of
 // ranks that sends nothing to each other has a counter for each lane and no memory.
 //
 // The sender needs no order between transfers, nor between rails: every slot has a counter of its
-// own, and holds one message at a time. The first message of a call carries the call's descriptor,
-// so that a peer that called something else is found out, and with it the slots of its lane that
-// have been read. Where nothing goes back, the receiver gives slots back by raising a counter of
-// the sender's, for every other message.
+// own, and holds one message at a time; a granted message uses the counter alone. The first message
+// of a call carries the call's descriptor, so that a peer that called something else is found out,
+// and with it the slots of its lane that have been read. Where nothing goes back, the receiver
+// gives slots back by raising a counter of the sender's, for every other message.
 //
 // Packets of sends and receives are notifications. A piece of a large send is a write to where the
 // receiver has granted it, which takes a packet along.
@@ -17,6 +19,7 @@
 // leaves does (unsettled()).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -41,6 +44,8 @@ class TransferLink final : public Link {
   static constexpr uint32_t kSlots = 4;  // of a lane
   static_assert(kSlots >= schedules::kMessagesAhead + 1, "slots come back two by two");
 
+  // Messages of up to so many bytes go through slots.
+  static constexpr size_t kMostSlotBytes = 32 << 10;
   // Messages of up to so many bytes are copied when they are sent.
   static constexpr size_t kEagerBytes = 4096;
   // Sends of up to so many bytes go with their first packet.
@@ -66,6 +71,14 @@ class TransferLink final : public Link {
     std::string encode() const;
     static absl::StatusOr<Offer> decode(std::string_view bytes);
   };
+  // A place for one message, behind a packet and the region that it lies in.
+  struct Grant {
+    uint64_t offset = 0;
+    uint32_t bytes = 0;
+    uint16_t number = 0;  // of the message in its lane, the low bits
+    uint16_t lane = 0;
+  };
+  static_assert(sizeof(Grant) == 16);
   // Where the other side may send to: travels once, when it asks.
   struct Slots {
     RemoteRegion region;
@@ -77,9 +90,10 @@ class TransferLink final : public Link {
     static absl::StatusOr<Slots> decode(std::string_view bytes);
   };
 
-  // `group`: its id, which all that is told to the peer begins with.
+  // `most`: bytes of the largest message. `group`: its id, which all that is told to the peer
+  // begins with.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
-                                                              PeerId peer, size_t slot_bytes,
+                                                              PeerId peer, size_t most,
                                                               uint64_t group = 0);
   ~TransferLink() override;
   Offer offer() const;
@@ -94,11 +108,19 @@ class TransferLink final : public Link {
   // Whether anything is on its way: a small message may be, though its call has ended.
   bool unsettled() const { return open_.load(std::memory_order_acquire) != 0; }
 
+  // Of messages received: what came straight to where it was wanted.
+  uint64_t in_place_bytes() const { return in_place_bytes_; }
+  // Memory that messages wait in, at this side.
+  size_t held_bytes() const { return slots_.size + eager_.size + staged_bytes_; }
+
   uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) override;
   bool delivered(uint32_t lane, uint64_t number) override;
   bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
             absl::Status& error) override;
+  bool waits_for_grant(size_t most) const override { return most > slot_bytes_; }
+  void grant_next(uint32_t lane, const Segments& place) override;
   bool consume(uint32_t lane) override;
+  void flush() override { tell_grants(); }
   size_t most_behind() const override { return kMostBehind; }
   bool tell(const Packet& packet, absl::Span<const std::byte> behind) override;
   bool hear(Packet& packet, absl::Span<const std::byte>& behind) override;
@@ -129,10 +151,24 @@ class TransferLink final : public Link {
     bool copied = false;  // its source may be written again
     TransferId id;
     Block eager;    // a part of the link's
-    Block staging;  // made when first needed
+    Block staging;  // until it has arrived; data null: none
     TransferLink* link = nullptr;
   };
 
+  // A message that the peer may send to a place of ours.
+  struct Granted {
+    uint64_t number = 0;  // 0: none
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    Block staging;  // where `data` is memory of the link's
+  };
+  // A place of the peer's that one of our messages goes to.
+  struct TheirPlace {
+    uint64_t number = 0;
+    RemoteRegion region;
+    uint64_t offset = 0;
+    size_t bytes = 0;
+  };
   // A write to a grant.
   struct Write {
     std::atomic<bool> under_way{false};  // of one that failed: for ever
@@ -142,8 +178,12 @@ class TransferLink final : public Link {
   };
   static constexpr size_t kHead = sizeof(uint64_t) + 1 + sizeof(Packet);  // of a notification
 
-  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes, uint64_t group)
-      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes), group_(group) {}
+  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t most, uint64_t group)
+      : worker_(worker),
+        memory_(memory),
+        peer_(peer),
+        slot_bytes_(std::min(most, kMostSlotBytes)),
+        group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
   static void on_written(void* context, TransferId id, const absl::Status& status);
   void fail(const absl::Status& why);
@@ -154,10 +194,20 @@ class TransferLink final : public Link {
   void give_back(uint32_t lane);
   bool make_eager();
   void write_head(char* to, const Packet& packet) const;
+  // `place` null: a slot.
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
-                     TransferRequest& request);
+                     const TheirPlace* place, TransferRequest& request);
+  // What the first message of a call says, written to `text`.
+  std::string_view announce(uint32_t lane, const CallTag& tag, absl::Span<char> text);
+  // Tells the peer of what was granted; what there is no room for, when it is called again.
+  void tell_grants();
+  absl::Status on_grants(std::string_view bytes);
+  absl::Status stage(Block& staging, size_t bytes);
+  void unstage(Block& staging);
+  // Messages of ours in this lane that have been read, as far as we know.
   uint64_t room(uint32_t lane) const {
-    return worker_.counter_value(room_[lane]) + announced_room_[lane];
+    return std::max(worker_.counter_value(room_[lane]) + announced_room_[lane],
+                    granted_room_[lane]);
   }
   size_t slot_offset(uint32_t lane, uint64_t number) const {
     return (lane * kSlots + number % kSlots) * slot_bytes_;
@@ -177,12 +227,19 @@ class TransferLink final : public Link {
   bool asked_ = false;
   bool answer_due_ = false;
   std::array<uint64_t, kLanes> announced_room_{};  // given back by announcements
+  std::array<uint64_t, kLanes> granted_room_{};    // implied by grants
   bool submitted_ = false;
 
   std::array<uint64_t, kLanes> sent_{};
   std::array<uint64_t, kLanes> taken_{};
   std::array<uint64_t, kLanes> given_back_{};
   std::array<std::array<Outgoing, kSlots>, kLanes> outgoing_;
+  std::array<std::array<Granted, kSlots>, kLanes> granted_;
+  std::array<uint64_t, kLanes> last_granted_{};
+  std::vector<std::pair<uint32_t, uint64_t>> untold_;  // of these, by lane and number
+  std::array<std::array<TheirPlace, kSlots>, kLanes> their_places_;
+  size_t staged_bytes_ = 0;
+  uint64_t in_place_bytes_ = 0;
   uint64_t announced_call_ = 0;  // sequence of the last call whose descriptor was sent
   std::array<Write, kWrites> writes_;
   std::vector<std::byte> came_;    // packets, each behind its size

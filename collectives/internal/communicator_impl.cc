@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/internal/calibrate.h"
+#include "transport/base/durations.h"
 #include "transport/base/splitmix.h"
 
 namespace baton {
@@ -526,6 +527,10 @@ CommunicatorStats Communicator::Impl::stats() const {
   stats.bytes_sent = executor->bytes_sent();
   for (const Mesh::Member& member : mesh.members()) {
     if (member.direct != nullptr) stats.direct_bytes += member.direct->in_place_bytes();
+    if (member.transfer != nullptr) {
+      stats.direct_bytes += member.transfer->in_place_bytes();
+      stats.link_bytes += member.transfer->held_bytes();
+    }
   }
   stats.sleeps = driver->sleeps();
   stats.staged_calls = devices->calls();

@@ -152,6 +152,34 @@ TEST_P(PointToPoint, AReceiveFromAnyNamesWhatItWaitsForAtItsDeadline) {
   });
 }
 
+// Promise(collectives): Any number of sends waits for receives that come later, and for as long as
+//   calls may take | a receive is what takes a send; no more is kept than the peer's packets
+TEST_P(PointToPoint, TwoHundredSendsWaitForTheirReceives) {
+  constexpr int kSends = 200;
+  constexpr size_t kSize = 100 << 10;
+  run_group(2, options(), [&](Communicator& comm) {
+    CallMemory memory(comm, kSends * kSize, true);
+    std::vector<Work> works;
+    const auto begin = [&](int i) {
+      std::byte* data = memory.data() + static_cast<size_t>(i) * kSize;
+      auto work = comm.rank() == 0 ? comm.send_async(data, kSize, kBytes, 1)
+                                   : comm.receive_async(data, kSize, kBytes, 0);
+      ASSERT_TRUE(work.ok()) << work.status();
+      works.push_back(*work);
+    };
+    for (int i = 0; comm.rank() == 0 && i < kSends; ++i) {
+      std::memset(memory.data() + static_cast<size_t>(i) * kSize, i, kSize);
+      begin(i);
+    }
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());  // collectives go on meanwhile
+    for (int i = 0; comm.rank() == 1 && i < kSends; ++i) begin(i);
+    for (Work work : works) ASSERT_EQ(comm.wait(work), absl::OkStatus());
+    for (size_t i = 0; i < kSends * kSize; ++i) {
+      ASSERT_EQ(memory.data()[i], static_cast<std::byte>(i / kSize)) << i;
+    }
+  });
+}
+
 // Promise(collectives): No byte of a receive moves once its call has reported an error | grants are
 //   revoked before it returns
 TEST_P(PointToPoint, NothingIsWrittenAfterAnAbortInTheMiddle) {

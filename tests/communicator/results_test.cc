@@ -103,6 +103,40 @@ TEST_P(Results, MemoryOfTheCommunicatorIsReachedInPlace) {
   });
 }
 
+// Promise(collectives): Over tcp and RDMA a rank keeps 1.2 MiB for a peer that it exchanges
+// messages
+//   with, whatever their size | large ones go to where their receiver has granted a place
+TEST_P(Results, LargeMessagesArriveWhereTheyAreWantedAndLinksHoldLittle) {
+  run([](Communicator& comm) {
+    if (provider() != "tcp") return;
+    const auto peers = static_cast<uint64_t>(comm.ranks() - 1);
+    const size_t block = 1 << 20;  // of floats
+    auto in = comm.allocate(block * sizeof(float));
+    auto out = comm.allocate(block * sizeof(float) * (peers + 1));
+    ASSERT_TRUE(in.ok() && out.ok());
+    auto* a = reinterpret_cast<float*>(in->data);
+    auto* b = reinterpret_cast<float*>(out->data);
+    for (size_t i = 0; i < block; ++i) a[i] = value(comm.rank(), i);
+    ASSERT_EQ(comm.all_gather(a, b, block, DataType::kF32, {.algorithm = Algorithm::kRing}),
+              absl::OkStatus());
+    for (int r = 0; r < comm.ranks(); ++r) {
+      for (size_t i = 0; i < block; ++i) {
+        ASSERT_EQ(b[static_cast<size_t>(r) * block + i], value(r, i)) << "rank " << r << ", " << i;
+      }
+    }
+    EXPECT_EQ(comm.stats().direct_bytes, peers * block * sizeof(float));
+    EXPECT_LE(comm.stats().link_bytes, peers * 1200 * 1024);
+    // Neither input nor output can be reached: what messages wait in is given back.
+    std::vector<float> data(block, 1), sum(block);
+    ASSERT_EQ(comm.all_reduce(data.data(), sum.data(), block, DataType::kF32, ReduceOp::kSum),
+              absl::OkStatus());
+    EXPECT_EQ(sum, std::vector<float>(block, static_cast<float>(comm.ranks())));
+    EXPECT_LE(comm.stats().link_bytes, peers * 1200 * 1024);
+    comm.free(*in);
+    comm.free(*out);
+  });
+}
+
 TEST_P(Results, ReduceScatterAndAllGather) {
   run([](Communicator& comm) {
     const auto n = static_cast<size_t>(comm.ranks());
