@@ -37,6 +37,7 @@ using collectives::internal::EndpointImpl;
 using collectives::internal::Mesh;
 using collectives::internal::Request;
 using collectives::internal::Tuner;
+using collectives::internal::Windows;
 using collectives::proof::CallShape;
 using collectives::proof::CostParameters;
 
@@ -132,6 +133,7 @@ Communicator::Impl::~Impl() {
   lock.lock();
   calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
   devices->stop();
+  windows->close_all(absl::AbortedError("its communicator was destroyed"));
   mesh.leave(failure.broken().ok() ? &lock : nullptr);
   devices.reset();
   executor.reset();
@@ -173,7 +175,9 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
     calls = std::make_unique<CallTable>(CallTable::Needs{options, own, mesh.ranks(), core.clock(),
                                                          mesh.control(), *tuner, *executor,
                                                          recorder, &*devices, &core});
-    driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure}, this);
+    windows = std::make_unique<Windows>(Windows::Needs{options, mesh, *calls, failure});
+    driver = std::make_unique<Driver>(
+        Driver::Needs{mutex, mesh, *executor, *calls, failure, *windows}, this);
     starter = std::make_unique<CallStarter>(
         CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
   }
@@ -454,6 +458,7 @@ void Communicator::Impl::enter_next() {
   const Next next = *std::exchange(next_, std::nullopt);
   const CostParameters cost = tuner->parameters();
   devices->stop();
+  windows->close_all(absl::AbortedError("reconfigure() has ended its group"));
   mesh.leave();
   splits_ = 0;
   subgroups_.clear();
