@@ -500,16 +500,18 @@ TEST_P(Windows, ARankThatLeavesIsNamed) {
 
 TEST_P(Windows, LeaveNothingBehind) {
   run_group(2, options(), [](Communicator& comm) {
+    std::set<std::byte*> places;
     for (int i = 0; i < 40; ++i) {
       auto window = window_of(comm, 10000, Window::kMostSignals);
       ASSERT_NE(window, nullptr);
+      places.insert(window->data());
       const int data = i;
       EXPECT_EQ(ended(comm, window->put_signal(&data, sizeof data, 1 - comm.rank(), 0, 5, 1)),
                 absl::OkStatus());
       EXPECT_EQ(ended(comm, window->wait_signal(1 - comm.rank(), 5, 1)), absl::OkStatus());
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
     }
-    EXPECT_EQ(comm.worker().stats().open_transfers, 0u);
+    EXPECT_LT(places.size(), 10u) << "the memory of windows is not given back";
   });
 }
 
