@@ -238,7 +238,10 @@ std::string Windows::name(const Access& access) const {
 }
 
 absl::Status Windows::about(const Access& access, const absl::Status& why) const {
-  return absl::Status(why.code(), absl::StrCat(name(access), ": ", why.message()));
+  return absl::Status(why.code(), absl::StrCat(name(access), ": ",
+                                               absl::IsNotFound(why)  // the key is stale
+                                                   ? "that rank has destroyed its window"
+                                                   : why.message()));
 }
 
 absl::Status Windows::check_slot(const Entry& entry, const Access& access) const {
@@ -334,10 +337,12 @@ absl::StatusOr<RemoteView> Windows::view(const Entry& entry, int rank) const {
       member.up() ? needs_.mesh.worker().view(member.peer(), peer.region)
                   : absl::UnavailableError("it is not connected");
   if (!view.ok()) {
-    return absl::Status(
-        view.status().code(),
-        absl::StrCat("the window of ", member.label, " cannot be mapped here: ",
-                     view.status().message(), "; get() copies from it"));
+    return absl::Status(view.status().code(),
+                        absl::StrCat("the window of ", member.label, " cannot be mapped here: ",
+                                     absl::IsNotFound(view.status())
+                                         ? "that rank has destroyed it"
+                                         : absl::StrCat(view.status().message(),
+                                                        "; get() copies from it")));
   }
   view->data += peer.offset;
   view->size = peer.bytes;

@@ -398,7 +398,8 @@ TEST_P(Windows, APutToOneThatIsGoneFailsAndSoDoSignalsBehindIt) {
       const auto signal = window->signal(1, 0, 1);
       const absl::Status flushed = ended(comm, window->flush());
       EXPECT_FALSE(flushed.ok());
-      EXPECT_THAT(text(flushed), HasSubstr("put of 4 bytes at 0 to rank 1"));
+      EXPECT_THAT(text(flushed), AllOf(HasSubstr("put of 4 bytes at 0 to rank 1"),
+                                       HasSubstr("has destroyed its window")));
       EXPECT_THAT(text(ended(comm, signal)), HasSubstr("an earlier access has failed"));
       EXPECT_EQ(ended(comm, other->put_signal(&data, sizeof data, 1, 0, 0, 1)), absl::OkStatus());
     } else {
