@@ -127,9 +127,9 @@ std::optional<baton::Collective> baton::capi::collective_of(int32_t kind) {
   }
 }
 
-int32_t baton::capi::start_call(
-    const baton_comm& comm, const Starting& starting, baton_work* work, baton_error* error,
-    absl::FunctionRef<absl::StatusOr<Work>(const CallOptions&)> begin) {
+int32_t baton::capi::start_call(const baton_comm& comm, const Starting& starting, baton_work* work,
+                                baton_error* error,
+                                absl::FunctionRef<absl::StatusOr<Work>(const CallOptions&)> begin) {
   CallOptions options;
   options.detached = (starting.flags & BATON_CALL_DETACHED) != 0;
   if (work == nullptr && !options.detached) {
@@ -168,16 +168,15 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
   if (!baton::capi::collective_of(all.kind)) return baton::capi::no_such_kind(all.kind, error);
   return with(comm, error, [&](Communicator& group) {
     const baton::capi::Starting starting{all.timeout, all.flags, all.on_end, all.context};
-    return baton::capi::start_call(
-        *comm, starting, work, error, [&](const CallOptions& common) {
-          CallOptions options = common;
-          if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
-            options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
-          }
-          options.tag = all.tag;
-          options.factor = all.factor;
-          return start(group, all, options);
-        });
+    return baton::capi::start_call(*comm, starting, work, error, [&](const CallOptions& common) {
+      CallOptions options = common;
+      if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
+        options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
+      }
+      options.tag = all.tag;
+      options.factor = all.factor;
+      return start(group, all, options);
+    });
   });
 }
 

@@ -41,11 +41,10 @@ int32_t with_window(const baton_window* handle, baton_error* error, Body&& body)
 absl::StatusOr<Work> start(Window& window, const baton_access& access, const CallOptions& options) {
   switch (access.kind) {
     case BATON_PUT:
-      return access.value == 0 ? window.put(access.data, access.bytes, access.rank, access.offset,
-                                            options)
-                               : window.put_signal(access.data, access.bytes, access.rank,
-                                                   access.offset, access.slot, access.value,
-                                                   options);
+      return access.value == 0
+                 ? window.put(access.data, access.bytes, access.rank, access.offset, options)
+                 : window.put_signal(access.data, access.bytes, access.rank, access.offset,
+                                     access.slot, access.value, options);
     case BATON_GET:
       return window.get(access.data, access.bytes, access.rank, access.offset, options);
     case BATON_SIGNAL:

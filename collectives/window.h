@@ -3,8 +3,8 @@
 //   auto window = Window::allocate(*comm, bytes);                // every rank calls it
 //   auto work = (*window)->put_signal(data, size, to, offset, 0, 1);  // bytes, then the signal
 //   ... at the target ...
-//   auto wait = (*window)->wait_signal(from, 0, 1);              // the bytes are there when it ends
-//   absl::Status status = comm->wait(*wait);
+//   auto wait = (*window)->wait_signal(from, 0, 1);              // the bytes are there when it
+//   ends absl::Status status = comm->wait(*wait);
 //
 // A Work is one of the communicator: its wait() and test() tell the end, 256 are open at a time,
 // detached ones included. Of CallOptions `timeout`, `on_end`, `context` and `detached` count.

@@ -46,10 +46,11 @@ struct Window::Made {
 Window::Window(std::unique_ptr<Made> made) : made_(std::move(made)) {}
 
 Window::~Window() {
-  made_->with([&](Windows& windows) {
-       windows.close(*made_->entry, absl::AbortedError("the window was destroyed"));
-       return absl::OkStatus();
-     })
+  made_
+      ->with([&](Windows& windows) {
+        windows.close(*made_->entry, absl::AbortedError("the window was destroyed"));
+        return absl::OkStatus();
+      })
       .IgnoreError();
 }
 
@@ -67,9 +68,8 @@ absl::StatusOr<std::unique_ptr<Window>> Window::begin(Communicator& comm, void* 
                                                       bool allocate, const WindowOptions& options,
                                                       Work& work) {
   if (options.signals < 1 || options.signals > kMostSignals) {
-    return absl::InvalidArgumentError(absl::StrCat("a window has 1 to ", kMostSignals,
-                                                   " signals from each rank, not ",
-                                                   options.signals));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a window has 1 to ", kMostSignals, " signals from each rank, not ", options.signals));
   }
   Communicator::Impl& impl = *comm.impl_;
   const auto entry = std::make_shared<Windows::Entry>();
@@ -143,7 +143,8 @@ absl::StatusOr<Work> Window::put_signal(const void* from, size_t bytes, int to, 
 
 absl::StatusOr<Work> Window::get(void* out, size_t bytes, int from, size_t offset,
                                  const CallOptions& options) {
-  return made_->start({Windows::Access::Kind::kGet, static_cast<std::byte*>(out), bytes, from, offset}, options);
+  return made_->start(
+      {Windows::Access::Kind::kGet, static_cast<std::byte*>(out), bytes, from, offset}, options);
 }
 
 absl::StatusOr<Work> Window::signal(int to, uint32_t slot, uint64_t add,

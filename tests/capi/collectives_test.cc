@@ -229,14 +229,13 @@ TEST_P(CollectivesInC, WindowsPutGetAndSignal) {
         EXPECT_EQ(bytes, 4000u);
         // What makes no sense.
         baton_window* none = window;
-        for (const int32_t bad : {run(BATON_PUT, sent.data(), 1, 4000, 0),
-                                  run(BATON_GET, got.data(), 4001, 0, 0),
-                                  run(BATON_SIGNAL, nullptr, 0, 0, 1, 2),
-                                  run(BATON_SIGNAL, nullptr, 0, 0, 0), run(99, nullptr, 0, 0, 1),
-                                  baton_window_start(window, nullptr, nullptr, &error),
-                                  baton_window_start(nullptr, nullptr, nullptr, &error),
-                                  baton_window_create(self.comm, nullptr, 1, 0, 0, &none, &error),
-                                  baton_window_create(nullptr, nullptr, 1, 1, 0, &none, &error)}) {
+        for (const int32_t bad :
+             {run(BATON_PUT, sent.data(), 1, 4000, 0), run(BATON_GET, got.data(), 4001, 0, 0),
+              run(BATON_SIGNAL, nullptr, 0, 0, 1, 2), run(BATON_SIGNAL, nullptr, 0, 0, 0),
+              run(99, nullptr, 0, 0, 1), baton_window_start(window, nullptr, nullptr, &error),
+              baton_window_start(nullptr, nullptr, nullptr, &error),
+              baton_window_create(self.comm, nullptr, 1, 0, 0, &none, &error),
+              baton_window_create(nullptr, nullptr, 1, 1, 0, &none, &error)}) {
           EXPECT_EQ(bad, BATON_ERR_INVALID_PARAM) << error.text;
         }
         EXPECT_EQ(none, nullptr);

@@ -173,7 +173,8 @@ TEST_P(Failure, AKilledRankEndsWhatIsUnderWayInWindows) {
                   for (const Work work : works) {
                     const absl::Status status = comm.wait(work);
                     if (status.ok() && work.sequence != works[0].sequence) continue;  // was over
-                    if (!absl::IsUnavailable(status)) return "not Unavailable: " + status.ToString();
+                    if (!absl::IsUnavailable(status))
+                      return "not Unavailable: " + status.ToString();
                     if (!has(status, "rank 1")) return "rank 1 is not named: " + status.ToString();
                   }
                   const absl::Status later = (*window)->signal(2 - comm.rank(), 0, 1).status();

@@ -1,4 +1,5 @@
-// The order that windows promise, in virtual time, over a network that loses, repeats and overtakes.
+// The order that windows promise, in virtual time, over a network that loses, repeats and
+// overtakes.
 //
 // tests/seeds.h says which seeds run.
 #include "collectives/window.h"

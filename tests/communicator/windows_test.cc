@@ -131,7 +131,8 @@ void carry_out(Communicator& comm, Window& window, uint64_t seed) {
   for (Open& one : open) finish(one);
 }
 
-// Promise(collectives): What ranks put into windows is there when their signals are, get() reads it,
+// Promise(collectives): What ranks put into windows is there when their signals are, get() reads
+// it,
 //   and counters have exactly what was added, over every provider | random accesses of all ranks
 //   beside a model
 TEST_P(Windows, RandomAccessesAgreeWithAModel) {
@@ -291,8 +292,8 @@ TEST_P(Windows, RefuseWhatMakesNoSense) {
     EXPECT_TRUE(absl::IsInvalidArgument(w.signal_value(5, 0).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(w.view(5).status()));
     for (const uint32_t signals : {0U, Window::kMostSignals + 1}) {
-      EXPECT_TRUE(absl::IsInvalidArgument(
-          Window::allocate(comm, 1, {.signals = signals}).status()));
+      EXPECT_TRUE(
+          absl::IsInvalidArgument(Window::allocate(comm, 1, {.signals = signals}).status()));
     }
     // Nothing of it counts.
     EXPECT_EQ(*w.signal_value(1 - comm.rank(), 0), 0u);
@@ -328,8 +329,7 @@ TEST_P(Windows, RanksThatMakeOthersAreTold) {
       if (comm.rank() == 0) {
         status = Window::allocate(comm, 100).status();
       } else {
-        status = other_call ? comm.barrier()
-                            : Window::allocate(comm, 100, {.signals = 2}).status();
+        status = other_call ? comm.barrier() : Window::allocate(comm, 100, {.signals = 2}).status();
       }
       if (status.ok()) status = comm.barrier();
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << comm.rank() << ": " << status;
@@ -425,8 +425,8 @@ TEST_P(Windows, AWaitWhoseTimeIsOverEndsAlone) {
       clock.advance(std::chrono::seconds(2));
       const absl::Status status = comm.wait(*work);
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-      EXPECT_THAT(text(status), AllOf(HasSubstr("rank 1"), HasSubstr("to be 3"),
-                                      HasSubstr("it is 0")));
+      EXPECT_THAT(text(status),
+                  AllOf(HasSubstr("rank 1"), HasSubstr("to be 3"), HasSubstr("it is 0")));
     }
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
   });

@@ -331,9 +331,9 @@ int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32
 void baton_window_destroy(baton_window* window);
 
 typedef enum baton_access_kind {
-  BATON_PUT = 0,          // `data` to `offset` at `rank`; then adds `value`, if not 0, to the signal
-  BATON_GET = 1,          // `data` from `offset` at `rank`
-  BATON_SIGNAL = 2,       // adds `value`, at least 1, to this rank's signal `slot` at `rank`
+  BATON_PUT = 0,     // `data` to `offset` at `rank`; then adds `value`, if not 0, to the signal
+  BATON_GET = 1,     // `data` from `offset` at `rank`
+  BATON_SIGNAL = 2,  // adds `value`, at least 1, to this rank's signal `slot` at `rank`
   BATON_WAIT_SIGNAL = 3,  // ends when the signal `slot` of `rank` here is at least `value`
   BATON_FLUSH = 4  // ends when all earlier accesses to `rank` (BATON_ANY_RANK: all) have, and how
 } baton_access_kind;
