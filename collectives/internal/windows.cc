@@ -50,10 +50,11 @@ std::string Windows::name(const Access& access) const {
 }
 
 absl::Status Windows::about(const Access& access, const absl::Status& why) const {
-  return absl::Status(why.code(), absl::StrCat(name(access), ": ",
-                                               absl::IsNotFound(why)  // the key is stale
-                                                   ? "that rank has destroyed its window"
-                                                   : why.message()));
+  if (absl::IsNotFound(why)) {  // the key is stale
+    return absl::FailedPreconditionError(
+        absl::StrCat(name(access), ": that rank has destroyed its window"));
+  }
+  return absl::Status(why.code(), absl::StrCat(name(access), ": ", why.message()));
 }
 
 absl::Status Windows::check_slot(const Entry& entry, const Access& access) const {

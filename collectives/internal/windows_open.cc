@@ -11,11 +11,11 @@ namespace {
 
 // For cancelled transfers to end, before the connection has to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
-constexpr uint64_t kMagic = 0x77696e646f773031;
+constexpr uint64_t kOfWindows = 0x77696e646f773031;
 
 // What a rank tells each other one of its window; a CounterId for each signal follows.
 struct Invitation {
-  uint64_t magic = kMagic;
+  uint64_t magic = kOfWindows;
   uint64_t bytes = 0, offset = 0;
   int32_t code = 0;  // of what it failed with; 0: it did not
   uint32_t unused = 0;
@@ -101,7 +101,7 @@ void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
 absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invitation) {
   Invitation theirs;
   std::memcpy(&theirs, invitation, sizeof theirs);
-  if (theirs.magic != kMagic) {
+  if (theirs.magic != kOfWindows) {
     return absl::InvalidArgumentError(
         absl::StrCat(label(static_cast<int>(from)),
                      " called all_to_all where this rank makes a window: all ranks must make the "
