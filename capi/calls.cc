@@ -127,6 +127,29 @@ std::optional<baton::Collective> baton::capi::collective_of(int32_t kind) {
   }
 }
 
+int32_t baton::capi::start_call(const baton_comm& comm, const Starting& starting, baton_work* work,
+                                baton_error* error,
+                                absl::FunctionRef<absl::StatusOr<Work>(const CallOptions&)> begin) {
+  CallOptions options;
+  options.detached = (starting.flags & BATON_CALL_DETACHED) != 0;
+  if (work == nullptr && !options.detached) {
+    return invalid("work is NULL: pass the address for the number, or BATON_CALL_DETACHED", error);
+  }
+  if (starting.timeout != 0) options.timeout = timeout_of(starting.timeout);
+  std::unique_ptr<OnEnd> on_end;
+  if (starting.on_end != nullptr) {
+    on_end = std::make_unique<OnEnd>(OnEnd{starting.on_end, starting.context, comm});
+    options.on_end = call_on_end;
+    options.context = on_end.get();
+  }
+  const auto started = begin(options);
+  if (started.ok()) {
+    (void)on_end.release();  // its own by now
+    if (work != nullptr) *work = number_of(comm, *started);
+  }
+  return result_of(ended(started.status()), error);
+}
+
 int32_t baton::capi::no_such_kind(int32_t kind, baton_error* error) {
   return result_of(absl::InvalidArgumentError(absl::StrFormat(
                        "kind %d is not one that this library knows: see baton_call_kind", kind)),
@@ -142,32 +165,18 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
   if (!baton::capi::read_sized(call, all)) {
     return invalid("call: set it to BATON_CALL_INIT first", error);
   }
-  const bool detached = (all.flags & BATON_CALL_DETACHED) != 0;
-  if (work == nullptr && !detached) {
-    return invalid("work is NULL: pass the address for the number, or BATON_CALL_DETACHED", error);
-  }
   if (!baton::capi::collective_of(all.kind)) return baton::capi::no_such_kind(all.kind, error);
   return with(comm, error, [&](Communicator& group) {
-    CallOptions options;
-    if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
-      options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
-    }
-    options.tag = all.tag;
-    options.factor = all.factor;
-    if (all.timeout != 0) options.timeout = baton::capi::timeout_of(all.timeout);
-    options.detached = detached;
-    std::unique_ptr<OnEnd> on_end;
-    if (all.on_end != nullptr) {
-      on_end = std::make_unique<OnEnd>(OnEnd{all.on_end, all.context, *comm});
-      options.on_end = call_on_end;
-      options.context = on_end.get();
-    }
-    const auto started = start(group, all, options);
-    if (started.ok()) {
-      (void)on_end.release();  // its own by now
-      if (work != nullptr) *work = number_of(*comm, *started);
-    }
-    return result_of(ended(started.status()), error);
+    const baton::capi::Starting starting{all.timeout, all.flags, all.on_end, all.context};
+    return baton::capi::start_call(*comm, starting, work, error, [&](const CallOptions& common) {
+      CallOptions options = common;
+      if ((all.flags & (BATON_CALL_ORDERED | BATON_CALL_UNORDERED)) != 0) {
+        options.ordered = (all.flags & BATON_CALL_ORDERED) != 0;
+      }
+      options.tag = all.tag;
+      options.factor = all.factor;
+      return start(group, all, options);
+    });
   });
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "absl/functional/function_ref.h"
 #include "capi/agent_handle.h"
 #include "capi/include/baton/collectives.h"
 #include "collectives/communicator.h"
@@ -70,6 +71,18 @@ inline constexpr int kSequenceBits = 44;
 inline baton_work number_of(const baton_comm& handle, Work work) {
   return handle.serial << kSequenceBits | work.sequence;
 }
+
+// What the structs of calls have in common.
+struct Starting {
+  int64_t timeout;
+  uint32_t flags;
+  baton_on_end on_end;
+  void* context;
+};
+// begin(options), which starts a call of this communicator's: its number to `work`.
+int32_t start_call(const baton_comm& comm, const Starting& starting, baton_work* work,
+                   baton_error* error,
+                   absl::FunctionRef<absl::StatusOr<Work>(const CallOptions&)> begin);
 
 // What a baton_call_kind stands for; nothing if it is not one.
 std::optional<Collective> collective_of(int32_t kind);

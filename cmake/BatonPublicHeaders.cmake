@@ -34,6 +34,7 @@ set(BATON_PUBLIC_HEADERS
   # Collectives, and starting their ranks.
   collectives/endpoint.h
   collectives/communicator.h
+  collectives/window.h
   collectives/types.h
   collectives/launch.h
   collectives/rendezvous.h)

@@ -323,6 +323,7 @@ class Communicator {
   Worker& worker();
 
  private:
+  friend class Window;
   class Impl;
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -97,9 +97,11 @@ void CallTable::take_options(Slot& slot, const CallOptions& options) const {
   slot.detached = options.detached;
 }
 
-absl::StatusOr<Work> CallTable::start_plain() {
+absl::StatusOr<Work> CallTable::start_plain(const CallOptions* options) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
   Slot& slot = take_slot();
+  if (options != nullptr) take_options(slot, *options);
+  slot.call.deadline = kNever;
   slot.call.geometry.collective = Collective::kBarrier;
   return Work{slot.id};
 }

@@ -93,9 +93,9 @@ class CallTable {
 
   // As Communicator::source_of().
   int source_of(Work work) const;
-  // A call that nothing advances, for what ends by end_plain() or, unless it outlives that, with
-  // all others in fail_all().
-  absl::StatusOr<Work> start_plain();
+  // A call that nothing here advances, for what ends by end_plain() or, unless it outlives that,
+  // with all others in fail_all(). `options` may be null; whoever ends it keeps the deadline.
+  absl::StatusOr<Work> start_plain(const CallOptions* options = nullptr);
   void end_plain(Work work, const absl::Status& result);
   void set_outlives(Work work, bool outlives);
   // Callbacks that have not returned yet.

@@ -38,6 +38,7 @@ using collectives::internal::EndpointImpl;
 using collectives::internal::Mesh;
 using collectives::internal::Request;
 using collectives::internal::Tuner;
+using collectives::internal::Windows;
 using collectives::proof::CallShape;
 using collectives::proof::CostParameters;
 
@@ -134,6 +135,7 @@ void Communicator::Impl::leave(bool in_own_callback) {
     calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
   }
   devices->stop();
+  windows->close_all(absl::AbortedError("its communicator was destroyed"));
   mesh.leave(failure.broken().ok() ? &lock : nullptr);
 }
 
@@ -181,7 +183,9 @@ absl::Status Communicator::Impl::enter(absl::Span<const Handle> handles, uint64_
     calls = std::make_unique<CallTable>(CallTable::Needs{options, own, mesh.ranks(), core.clock(),
                                                          mesh.control(), *tuner, *executor,
                                                          recorder, &*devices, &core, this});
-    driver = std::make_unique<Driver>(Driver::Needs{mutex, mesh, *executor, *calls, failure}, this);
+    windows = std::make_unique<Windows>(Windows::Needs{options, mesh, *calls, failure});
+    driver = std::make_unique<Driver>(
+        Driver::Needs{mutex, mesh, *executor, *calls, failure, *windows}, this);
     starter = std::make_unique<CallStarter>(
         CallStarter::Needs{options, mutex, mesh, *tuner, *calls, failure, *driver, *devices});
   }
@@ -478,6 +482,7 @@ void Communicator::Impl::enter_next() {
   const Next next = *std::exchange(next_, std::nullopt);
   const CostParameters cost = tuner->parameters();
   devices->stop();
+  windows->close_all(absl::AbortedError("reconfigure() has ended its group"));
   mesh.leave();
   splits_ = 0;
   subgroups_.clear();

@@ -6,6 +6,7 @@
 //   CallStarter      from arguments to a call
 //   CallTable        calls from their start to their end; Executor runs them
 //   DeviceCalls      copies of what calls have on devices
+//   Windows          accesses to windows
 //   FailureDetector  what goes wrong, and who is told
 //   Driver           advances all of these, and waits
 //   Survivors        going on after a failure
@@ -30,6 +31,7 @@
 #include "collectives/internal/mesh.h"
 #include "collectives/internal/survivors.h"
 #include "collectives/internal/tuner.h"
+#include "collectives/internal/windows.h"
 
 namespace baton {
 
@@ -88,6 +90,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   std::optional<collectives::internal::DeviceCalls> devices;
   // From start() on.
   std::unique_ptr<collectives::internal::CallTable> calls;
+  std::unique_ptr<collectives::internal::Windows> windows;
   std::unique_ptr<collectives::internal::Driver> driver;
   std::unique_ptr<collectives::internal::CallStarter> starter;
 
@@ -108,6 +111,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   void on_down(uint32_t rank, const absl::Status& why) override;
   void on_wrong(const absl::Status& why, uint32_t culprit) override;
   void on_link(uint32_t rank, collectives::executor::Link& link) override;
+  void cancel_accesses() override { windows->cancel(); }
+  bool accesses_free(uint32_t of) const override { return windows->sources_free(of); }
 
   void on_control_message(Process& from, ControlMessage kind, std::string_view body) override {
     mesh.on_control_message(from, kind, body);
@@ -115,7 +120,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   void on_ready(Process& process) override { mesh.on_ready(process); }
   void on_goodbye(Process& process) override { mesh.on_goodbye(process); }
   void on_down(Process& process, const absl::Status& why) override { mesh.on_down(process, why); }
-  bool busy() const override { return !calls->in_flight().empty(); }
+  // Others may access a window at any time.
+  bool busy() const override { return !calls->in_flight().empty() || windows->any(); }
   bool advance() override { return driver->advance(); }
   void look(Time now) override;
   bool idle() const override {

@@ -27,6 +27,7 @@ absl::Status still_runs(Time timeout) {
 }  // namespace
 
 bool Driver::advance() {
+  const bool accessed = needs_.windows.advance();
   if (!needs_.failure.broken().ok()) {
     // What outlives a failure is a reconfigure(): look(), which tick() calls, takes it on.
     if (!needs_.failure.ending()) return !needs_.calls.in_flight().empty() && tick();
@@ -39,7 +40,7 @@ bool Driver::advance() {
     needs_.failure.on_executor_error(moved.status());
     return true;
   }
-  bool any = *moved;
+  bool any = *moved || accessed;
   const bool on_devices = needs_.calls.any_on_devices();
   if (on_devices) {
     moved = needs_.calls.advance_devices();
@@ -50,7 +51,7 @@ bool Driver::advance() {
     }
     any |= *moved;
   }
-  const bool any_transfer = needs_.mesh.any_transfer() || on_devices;
+  const bool any_transfer = needs_.mesh.any_transfer() || on_devices || needs_.windows.under_way();
   // A call that has ended and has nothing to send leaves the worker in peace: a round of progress
   // costs system calls.
   const bool over = needs_.calls.any_done();

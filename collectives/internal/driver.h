@@ -11,6 +11,7 @@
 #include "collectives/internal/call_table.h"
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
+#include "collectives/internal/windows.h"
 
 namespace baton::collectives::internal {
 
@@ -23,6 +24,7 @@ class Driver {
     executor::Executor& executor;
     CallTable& calls;
     FailureDetector& failure;
+    Windows& windows;
   };
   // `group`: what this drives, as the endpoint knows it.
   Driver(const Needs& needs, const EndpointImpl::Group* group) : needs_(needs), group_(group) {}

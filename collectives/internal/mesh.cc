@@ -202,18 +202,23 @@ void Mesh::end_transfers() {
   for (Member& member : state_->members) {
     if (member.transfer != nullptr) member.transfer->begin_cancel();
   }
+  listener_.cancel_accesses();
+}
+
+bool Mesh::lets_go(const Member& member) const {
+  return (member.transfer == nullptr || member.transfer->sources_free()) &&
+         listener_.accesses_free(rank_of(member));
 }
 
 bool Mesh::quiet() const {
-  return std::all_of(state_->members.begin(), state_->members.end(), [](const Member& member) {
-    return member.transfer == nullptr || member.transfer->sources_free();
-  });
+  return std::all_of(state_->members.begin(), state_->members.end(),
+                     [this](const Member& member) { return lets_go(member); });
 }
 
 // Without a fence: what still lands at the peer lands in memory that it keeps for this link.
 void Mesh::force_quiet() {
   for (Member& member : state_->members) {
-    if (member.transfer == nullptr || member.transfer->sources_free()) continue;
+    if (lets_go(member)) continue;
     member.process->parted = true;
     worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }

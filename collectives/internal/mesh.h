@@ -42,6 +42,10 @@ class Mesh {
     virtual void on_wrong(const absl::Status& why, uint32_t culprit) = 0;
     // From now on messages to and from `rank` take this link.
     virtual void on_link(uint32_t rank, executor::Link& link) = 0;
+    // Transfers beside the links', of windows: takes them back; and whether those to and from
+    // `rank` have let go of this rank's memory.
+    virtual void cancel_accesses() = 0;
+    virtual bool accesses_free(uint32_t rank) const = 0;
   };
 
   // In the place of a link that is not there yet: asks for it when it is used.
@@ -207,6 +211,7 @@ class Mesh {
     bool ending = false;
   };
 
+  bool lets_go(const Member& member) const;
   absl::Status step(Member& member);
   void advance(Member& member);
   absl::Status join(Member& member);

@@ -141,6 +141,12 @@ class Call(ctypes.Structure):
                 ("factor", c_void_p), ("tag", c_int32), ("flags", c_uint32), ("on_end", OnEnd), ("context", c_void_p)]
 
 
+class Access(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("kind", c_int32), ("rank", c_int32), ("data", c_void_p), ("bytes", c_uint64),
+                ("offset", c_uint64), ("value", c_uint64), ("slot", c_uint32), ("flags", c_uint32), ("timeout", c_int64),
+                ("on_end", OnEnd), ("context", c_void_p)]
+
+
 _ERROR = POINTER(Error)
 _AGENT = c_void_p
 _LAYOUT = c_void_p
@@ -150,6 +156,7 @@ _CONNECTOR = c_void_p
 _ENDPOINT = c_void_p
 _RENDEZVOUS = c_void_p
 _COMM = c_void_p
+_WINDOW = c_void_p
 _PROTOTYPES = {
     "bytes_free": (None, [POINTER(Bytes)]),
     "version": (c_char_p, []),
@@ -289,6 +296,12 @@ _PROTOTYPES = {
     "work_wait": (c_int32, [_COMM, c_uint64, c_int64, _ERROR]),
     "work_test": (c_int32, [_COMM, c_uint64, _ERROR]),
     "work_source": (c_int32, [_COMM, c_uint64, POINTER(c_int32), _ERROR]),
+    "window_create": (c_int32, [_COMM, c_void_p, c_uint64, c_uint32, c_int64, POINTER(_WINDOW), _ERROR]),
+    "window_destroy": (None, [_WINDOW]),
+    "window_start": (c_int32, [_WINDOW, POINTER(Access), POINTER(c_uint64), _ERROR]),
+    "window_signal_value": (c_int32, [_WINDOW, c_int32, c_uint32, POINTER(c_uint64), _ERROR]),
+    "window_bytes": (c_int32, [_WINDOW, c_int32, POINTER(c_uint64), _ERROR]),
+    "window_view": (c_int32, [_WINDOW, c_int32, POINTER(c_void_p), POINTER(c_uint64), _ERROR]),
 }
 
 

@@ -677,10 +677,15 @@ class Communicator:
                 raise InvalidParamError(f"{name}: premulsum needs factor=, a number")
             kept.append(elements_of(_one_like(data, factor), "factor", False))
             request.factor = kept[-1].address
-        if timeout is not None:
-            request.timeout = _nanoseconds(timeout, "timeout")
         if ordered is not None:
             request.flags = _ORDERED if ordered else _UNORDERED
+        return self._begin(work, request, self._open, lib.comm_start, timeout, on_end)
+
+    def _begin(self, work: Work, request: Any, handle: Handle, function: Any, timeout: Optional[float],
+               on_end: Optional[OnEnd]) -> Work:
+        """Starts what `request` says, by a function of the library that takes the handle first."""
+        if timeout is not None:
+            request.timeout = _nanoseconds(timeout, "timeout")
         if on_end is not None:
             request.context = next(_keys)
             request.on_end = _TOLD
@@ -689,7 +694,7 @@ class Communicator:
             self._make_room()
         begun = ctypes.c_uint64()
         try:
-            self._open.call(lib.comm_start, ctypes.byref(request), ctypes.byref(begun))
+            handle.call(function, ctypes.byref(request), ctypes.byref(begun))
         except BatonError:
             _awaited.pop(request.context or 0, None)
             raise
@@ -706,7 +711,7 @@ class Communicator:
                 work.done()
         self._most = min(max(2 * len(self._running), _KEPT), _MOST)
         if len(self._running) >= _MOST:
-            oldest = next((work for work in works if work.name not in ("send", "receive")), None)
+            oldest = next((work for work in works if work.name in _KINDS and work.name not in ("send", "receive")), None)
             if oldest is not None:
                 with contextlib.suppress(BatonError):
                     oldest.wait()

@@ -86,6 +86,11 @@ NUMBER(BATON_CALL_ORDERED, 1);
 NUMBER(BATON_CALL_UNORDERED, 2);
 NUMBER(BATON_CALL_DETACHED, 4);
 NUMBER(BATON_ANY_RANK, -1);
+NUMBER(BATON_PUT, 0);
+NUMBER(BATON_GET, 1);
+NUMBER(BATON_SIGNAL, 2);
+NUMBER(BATON_WAIT_SIGNAL, 3);
+NUMBER(BATON_FLUSH, 4);
 NUMBER(sizeof(BATON_ANY_RANK), 4);
 NUMBER(BATON_WRITE, 0);
 NUMBER(BATON_READ, 1);
@@ -368,6 +373,20 @@ FIELD(baton_call, tag, 96, 4);
 FIELD(baton_call, flags, 100, 4);
 FIELD(baton_call, on_end, 104, 8);
 FIELD(baton_call, context, 112, 8);
+
+SIZE(baton_access, 80);
+FIELD(baton_access, size, 0, 8);
+FIELD(baton_access, kind, 8, 4);
+FIELD(baton_access, rank, 12, 4);
+FIELD(baton_access, data, 16, 8);
+FIELD(baton_access, bytes, 24, 8);
+FIELD(baton_access, offset, 32, 8);
+FIELD(baton_access, value, 40, 8);
+FIELD(baton_access, slot, 48, 4);
+FIELD(baton_access, flags, 52, 4);
+FIELD(baton_access, timeout, 56, 8);
+FIELD(baton_access, on_end, 64, 8);
+FIELD(baton_access, context, 72, 8);
 
 #endif
 

@@ -1,5 +1,6 @@
 // Nothing hangs silently: who died, stopped, is late, left, called something else or gave up is
 // named at every survivor.
+#include "collectives/window.h"
 #include "tests/communicator/group.h"
 #include "tests/temporary_folder.h"
 #include "tests/test.h"
@@ -146,6 +147,38 @@ TEST_P(Failure, AKilledRankIsNamedAndTheOthersGoOnWithoutIt) {
                   if (absl::Status again = sum(**left, 70000, &result); !again.ok())
                     return again.ToString();
                   return result == 3 ? "" : "wrong sum after shrink";
+                },
+                {1});
+}
+
+// Promise(collectives): A rank that is killed ends puts to it and waits for its signals | they are
+//   works of the communicator, which ends them all
+TEST_P(Failure, AKilledRankEndsWhatIsUnderWayInWindows) {
+  run_processes(3, options(),
+                [](Communicator& comm) -> std::string {
+                  constexpr size_t kBytes = 32 << 20;
+                  auto window = Window::allocate(comm, kBytes);
+                  if (!window.ok()) return window.status().ToString();
+                  if (absl::Status status = comm.barrier(); !status.ok()) return status.ToString();
+                  std::vector<char> data(kBytes);
+                  std::vector<Work> works;
+                  for (const auto& work : {(*window)->wait_signal(1, 0, 1), (*window)->flush(1),
+                                           (*window)->put(data.data(), kBytes, 1, 0)}) {
+                    if (work.ok()) works.push_back(*work);
+                  }
+                  if (comm.rank() == 1) {
+                    for (int turn = 0; turn < 20; ++turn) comm.progress();
+                    raise(SIGKILL);
+                  }
+                  for (const Work work : works) {
+                    const absl::Status status = comm.wait(work);
+                    if (status.ok() && work.sequence != works[0].sequence) continue;  // was over
+                    if (!absl::IsUnavailable(status))
+                      return "not Unavailable: " + status.ToString();
+                    if (!has(status, "rank 1")) return "rank 1 is not named: " + status.ToString();
+                  }
+                  const absl::Status later = (*window)->signal(2 - comm.rank(), 0, 1).status();
+                  return absl::IsUnavailable(later) ? "" : "a signal goes on: " + later.ToString();
                 },
                 {1});
 }

@@ -313,6 +313,62 @@ int32_t baton_work_test(baton_comm* comm, baton_work work, baton_error* error);
 int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank,
                           baton_error* error);
 
+// --- windows ----------------------------------------------------------------------------------
+
+// Memory of each rank that the others write and read without its help, and signals that are seen
+// behind what was written: as Window in collectives/window.h, which has the rules.
+typedef struct baton_window baton_window;
+
+// A call of all ranks, which blocks. Each brings as many bytes as it likes, also none; `data` NULL:
+// memory of Baton's, zeroed, which ranks of this machine can map. `signals`: how many counters each
+// rank has at each other one, 1 to 64, equal at all. `timeout`: until all are there; 0: the
+// communicator's; -1: none. BATON_ERR_INVALID_PARAM: some rank's memory is of no use, and the
+// communicator goes on. Destroy a window before its communicator.
+int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32_t signals,
+                            int64_t timeout, baton_window** out, baton_error* error);
+// Of this rank alone. Its works end with BATON_ERR_CANCELED, accesses of others fail from then on,
+// and its memory is touched no more when this returns. NULL: nothing.
+void baton_window_destroy(baton_window* window);
+
+typedef enum baton_access_kind {
+  BATON_PUT = 0,     // `data` to `offset` at `rank`; then adds `value`, if not 0, to the signal
+  BATON_GET = 1,     // `data` from `offset` at `rank`
+  BATON_SIGNAL = 2,  // adds `value`, at least 1, to this rank's signal `slot` at `rank`
+  BATON_WAIT_SIGNAL = 3,  // ends when the signal `slot` of `rank` here is at least `value`
+  BATON_FLUSH = 4  // ends when all earlier accesses to `rank` (BATON_ANY_RANK: all) have, and how
+} baton_access_kind;
+
+typedef struct baton_access {
+  size_t size;      // sizeof(baton_access)
+  int32_t kind;     // a baton_access_kind
+  int32_t rank;     // the other one
+  void* data;       // of a put or get; untouched until the work has ended
+  uint64_t bytes;   // of it
+  uint64_t offset;  // in the memory of that rank
+  uint64_t value;
+  uint32_t slot;
+  uint32_t flags;       // BATON_CALL_DETACHED
+  int64_t timeout;      // 0: the communicator's; -1: none. When it is over, this work alone ends
+  baton_on_end on_end;  // NULL: none
+  void* context;        // its first argument
+} baton_access;
+#define BATON_ACCESS_INIT \
+  { sizeof(baton_access), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+// `*work` as baton_comm_start() gives it, for baton_work_wait() and baton_work_test() with the
+// window's communicator.
+int32_t baton_window_start(baton_window* window, const baton_access* access, baton_work* work,
+                           baton_error* error);
+// What the signal `slot` of rank `from` is here. Advances nothing.
+int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint32_t slot,
+                                  uint64_t* value, baton_error* error);
+int32_t baton_window_bytes(const baton_window* window, int32_t rank, uint64_t* bytes,
+                           baton_error* error);
+// That rank's memory as it is seen here, until the window is destroyed: this rank's own; another's
+// read-only. BATON_ERR_NOT_SUPPORTED: it cannot be mapped, and why: use BATON_GET.
+int32_t baton_window_view(baton_window* window, int32_t rank, const void** data, uint64_t* bytes,
+                          baton_error* error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "elements.h"
+#include "window.h"
 #include "work.h"
 
 namespace baton::c10d_backend {
@@ -408,6 +409,24 @@ class BatonBackend : public Backend {
     }
     auto work = begin(OpType::UNKNOWN, nullptr, {}, {}, timeout);
     return launch(work, false, {});
+  }
+
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<Window> new_window(const std::optional<at::Tensor>& tensor) override {
+    TORCH_CHECK(comm_ != nullptr, "this process group has no members yet: call reconfigure()");
+    const auto mine = c10::intrusive_ptr<BatonBackend>::unsafe_reclaim_from_nonowning(this);
+    auto window = c10::make_intrusive<BatonWindow>(
+        comm_, rank_,
+        [mine](const char* title, milliseconds timeout, bool background,
+               const std::function<void(const WorkPtr&)>& start) {
+          auto work = mine->begin(OpType::UNKNOWN, title, {}, {}, timeout);
+          Helper::get().make_room(*mine->comm_, *work);
+          start(work);
+          if (background) Helper::get().add(work);
+          return work;
+        });
+    if (tensor.has_value()) window->tensor_register(*tensor, true);
+    return window;
   }
 
   void abort() override {

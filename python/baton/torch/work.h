@@ -212,10 +212,16 @@ class BatonWork : public ::c10d::Work {
 
   // --- while it is made ---------------------------------------------------------------------
   void start(const baton_call& call) {
+    start_by([&](baton_comm* comm, baton_work* work, baton_error* error) {
+      return baton_comm_start(comm, &call, work, error);
+    });
+  }
+  template <typename Begin>
+  void start_by(Begin&& begin) {
     baton_comm* const comm = comm_->enter();
     baton_work work = 0;
     baton_error error = BATON_ERROR_INIT;
-    const int32_t result = baton_comm_start(comm, &call, &work, &error);
+    const int32_t result = begin(comm, &work, &error);
     if (result != BATON_OK) {
       comm_->leave();
       if (result != BATON_ERR_INVALID_PARAM) comm_->hooks->failed();

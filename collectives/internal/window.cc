@@ -1,0 +1,173 @@
+// The public windows: made together by all ranks, and handed to the communicator's.
+#include "collectives/window.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "collectives/internal/communicator_impl.h"
+
+namespace baton {
+
+using collectives::internal::Windows;
+
+struct Window::Made {
+  Communicator::Impl& impl;  // while `entry` has an owner
+  const std::shared_ptr<Endpoint> endpoint;
+  std::mutex& mutex;  // the endpoint's
+  const std::shared_ptr<Windows::Entry> entry;
+  const pid_t made_in = getpid();
+  // While it is made: how this rank's part went, and what all tell each other.
+  absl::Status own;
+  size_t each = 0;
+  std::vector<std::byte> in, out;
+
+  // body(windows), under the lock, or why there is no use in it.
+  template <typename Body>
+  std::invoke_result_t<Body, Windows&> with(Body&& body) const {
+    if (made_in != getpid()) {
+      return absl::InvalidArgumentError(
+          "the window belongs to the process that this one was forked from: make another one");
+    }
+    std::lock_guard lock(mutex);
+    if (entry->owner == nullptr) return entry->closed;
+    return body(*entry->owner);
+  }
+  absl::StatusOr<Work> start(const Windows::Access& access, const CallOptions& options) const {
+    return with([&](Windows& windows) {
+      absl::StatusOr<Work> work = windows.start(entry, access, options);
+      if (work.ok()) impl.driver->call_started();
+      return work;
+    });
+  }
+};
+
+Window::Window(std::unique_ptr<Made> made) : made_(std::move(made)) {}
+
+Window::~Window() {
+  made_
+      ->with([&](Windows& windows) {
+        windows.close(*made_->entry, absl::AbortedError("the window was destroyed"));
+        return absl::OkStatus();
+      })
+      .IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<Window>> Window::create(Communicator& comm, void* data, size_t bytes,
+                                                       WindowOptions options) {
+  return make(comm, data, bytes, false, options);
+}
+
+absl::StatusOr<std::unique_ptr<Window>> Window::allocate(Communicator& comm, size_t bytes,
+                                                         WindowOptions options) {
+  return make(comm, nullptr, bytes, true, options);
+}
+
+absl::StatusOr<std::unique_ptr<Window>> Window::begin(Communicator& comm, void* data, size_t bytes,
+                                                      bool allocate, const WindowOptions& options,
+                                                      Work& work) {
+  if (options.signals < 1 || options.signals > kMostSignals) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a window has 1 to ", kMostSignals, " signals from each rank, not ", options.signals));
+  }
+  Communicator::Impl& impl = *comm.impl_;
+  const auto entry = std::make_shared<Windows::Entry>();
+  entry->signals = options.signals;
+  std::unique_ptr<Window> window(
+      new Window(std::unique_ptr<Made>(new Made{impl, impl.endpoint, impl.mutex, entry})));
+  Made& made = *window->made_;
+  made.each = Windows::invitation_bytes(options.signals);
+  {
+    std::lock_guard lock(impl.mutex);
+    if (!impl.failure.broken().ok()) return impl.failure.broken();
+    made.own = impl.windows->open(*entry, data, bytes, allocate);
+    made.in.resize(impl.mesh.ranks() * made.each);
+    made.out.resize(made.in.size());
+    for (uint32_t rank = 0; rank < impl.mesh.ranks(); ++rank) {
+      impl.windows->invite(*entry, rank, made.own, made.in.data() + rank * made.each);
+    }
+  }
+  CallOptions call;
+  call.timeout = options.timeout;
+  const auto started =
+      comm.all_to_all_async(made.in.data(), made.out.data(), made.each, DataType::kU8, call);
+  if (!started.ok()) return started.status();
+  work = *started;
+  return window;
+}
+
+absl::Status Window::finish() {
+  return made_->with([&](Windows& windows) {
+    absl::Status status = made_->own;
+    for (uint32_t rank = 0; rank * made_->each < made_->out.size(); ++rank) {
+      status.Update(windows.accept(*made_->entry, rank, made_->out.data() + rank * made_->each));
+    }
+    return status;
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Window>> Window::make(Communicator& comm, void* data, size_t bytes,
+                                                     bool allocate, const WindowOptions& options) {
+  Work work;
+  auto window = begin(comm, data, bytes, allocate, options, work);
+  if (!window.ok()) return window;
+  absl::Status status = comm.wait(work);
+  if (status.ok()) status = (*window)->finish();
+  if (!status.ok()) return status;
+  return window;
+}
+
+std::byte* Window::data() const { return made_->entry->data; }
+size_t Window::bytes() const { return made_->entry->bytes; }
+size_t Window::bytes(int rank) const {
+  const auto& peers = made_->entry->peers;
+  return rank < 0 || static_cast<size_t>(rank) >= peers.size()
+             ? 0
+             : peers[static_cast<size_t>(rank)].bytes;
+}
+uint32_t Window::signals() const { return made_->entry->signals; }
+
+absl::StatusOr<Work> Window::put(const void* from, size_t bytes, int to, size_t offset,
+                                 const CallOptions& options) {
+  auto* const local = static_cast<std::byte*>(const_cast<void*>(from));
+  return made_->start({Windows::Access::Kind::kPut, local, bytes, to, offset}, options);
+}
+
+absl::StatusOr<Work> Window::put_signal(const void* from, size_t bytes, int to, size_t offset,
+                                        uint32_t slot, uint64_t add, const CallOptions& options) {
+  if (add == 0) return absl::InvalidArgumentError("put_signal: a signal adds 1 at least");
+  auto* const local = static_cast<std::byte*>(const_cast<void*>(from));
+  return made_->start({Windows::Access::Kind::kPut, local, bytes, to, offset, slot, add}, options);
+}
+
+absl::StatusOr<Work> Window::get(void* out, size_t bytes, int from, size_t offset,
+                                 const CallOptions& options) {
+  return made_->start(
+      {Windows::Access::Kind::kGet, static_cast<std::byte*>(out), bytes, from, offset}, options);
+}
+
+absl::StatusOr<Work> Window::signal(int to, uint32_t slot, uint64_t add,
+                                    const CallOptions& options) {
+  return made_->start({Windows::Access::Kind::kSignal, nullptr, 0, to, 0, slot, add}, options);
+}
+
+absl::StatusOr<Work> Window::wait_signal(int from, uint32_t slot, uint64_t value,
+                                         const CallOptions& options) {
+  return made_->start({Windows::Access::Kind::kWait, nullptr, 0, from, 0, slot, value}, options);
+}
+
+absl::StatusOr<Work> Window::flush(int to, const CallOptions& options) {
+  return made_->start({Windows::Access::Kind::kFlush, nullptr, 0, to}, options);
+}
+
+absl::StatusOr<uint64_t> Window::signal_value(int from, uint32_t slot) const {
+  return made_->with(
+      [&](Windows& windows) { return windows.signal_value(*made_->entry, from, slot); });
+}
+
+absl::StatusOr<RemoteView> Window::view(int rank) const {
+  return made_->with([&](Windows& windows) { return windows.view(*made_->entry, rank); });
+}
+
+}  // namespace baton

@@ -1,0 +1,141 @@
+// The windows of a communicator: memory of each rank, and the accesses under way.
+//
+// An access is a transfer of the worker. A signal raises a counter at its target; it goes with the
+// bytes of its put where no earlier put to that rank is under way, else alone, when those before it
+// were acknowledged. That is the whole of the order that window.h promises.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "collectives/internal/call_table.h"
+#include "collectives/internal/failure_detector.h"
+#include "collectives/internal/mesh.h"
+#include "collectives/window.h"
+
+namespace baton::collectives::internal {
+
+// Everything under the endpoint's lock.
+class Windows {
+ public:
+  // All outlive it.
+  struct Needs {
+    const CommunicatorOptions& options;
+    Mesh& mesh;
+    CallTable& calls;
+    FailureDetector& failure;
+  };
+
+  // A window of this rank, and what it knows of the others'.
+  struct Entry {
+    struct Peer {
+      uint64_t bytes = 0, offset = 0;  // of its memory in `region`
+      RemoteRegion region;
+      std::vector<RemoteCounter> theirs;  // our signals' there
+      std::vector<CounterId> ours;        // its signals' here
+      std::vector<uint64_t> own;          // in their place for this rank itself
+      absl::Status failed;                // OK, or how the first put that failed has ended
+    };
+    Windows* owner = nullptr;  // null: the window is closed, and why
+    absl::Status closed;
+    std::byte* data = nullptr;
+    uint64_t bytes = 0;
+    uint32_t signals = 0;
+    CommBuffer allocated;  // data null: the memory is the caller's
+    MemoryRegion region;   // generation 0: it lies in the endpoint's memory, and peers have a grant
+    RemoteRegion key;      // for peers
+    uint64_t offset = 0;   // in it
+    std::vector<Peer> peers;
+  };
+  struct Access {
+    enum class Kind : uint8_t { kPut, kGet, kSignal, kWait, kFlush };
+    Kind kind = Kind::kPut;
+    std::byte* local = nullptr;
+    size_t bytes = 0;
+    int rank = 0;  // kAnyRank: of a flush
+    size_t offset = 0;
+    uint32_t slot = 0;
+    uint64_t value = 0;  // of a put: 0 for no signal
+  };
+
+  explicit Windows(const Needs& needs) : needs_(needs) {}
+  Windows(const Windows&) = delete;
+  Windows& operator=(const Windows&) = delete;
+
+  // Makes this rank's part: its memory known, and its counters.
+  absl::Status open(Entry& entry, void* data, size_t bytes, bool allocate);
+  // What rank `to` has to know of it, and what has come from rank `from`. `why`: open()'s end.
+  static size_t invitation_bytes(uint32_t signals);
+  void invite(const Entry& entry, uint32_t to, const absl::Status& why, std::byte* out) const;
+  absl::Status accept(Entry& entry, uint32_t from, const std::byte* invitation);
+  // Ends its accesses; no byte of its memory moves when this returns.
+  void close(Entry& entry, const absl::Status& why);
+  // All of them, before the group is left.
+  void close_all(const absl::Status& why);
+
+  absl::StatusOr<Work> start(const std::shared_ptr<Entry>& entry, const Access& access,
+                             const CallOptions& options);
+  absl::StatusOr<uint64_t> signal_value(const Entry& entry, int from, uint32_t slot) const;
+  absl::StatusOr<RemoteView> view(const Entry& entry, int rank) const;
+
+  // Advances what is under way; false: nothing happened.
+  bool advance();
+  bool under_way() const { return transfers_ > 0; }  // the worker has to advance
+  bool any() const { return !entries_.empty() || !ops_.empty(); }
+  // As the same of Mesh, for the accesses to one rank.
+  void cancel();
+  bool sources_free(uint32_t rank) const;
+
+ private:
+  using Kind = Access::Kind;
+  // An access that has not ended. Its transfer's end is told on whatever thread drives the worker.
+  struct Running {
+    std::shared_ptr<Entry> entry;
+    Access access;
+    Work work;
+    Time deadline{};
+    bool moved = false;      // a put's or a get's bytes are there
+    bool signalled = false;  // or there is nothing to signal
+    bool transfer = false;   // one is under way
+    bool given_up = false;   // its work has ended
+    std::atomic<bool> landed{false};
+    absl::Status result;  // of the transfer, before `landed`
+    TransferId id;
+    MemoryRegion registered;  // for this access
+    Block copied;             // what stands for its local memory; data null: nothing
+  };
+
+  static void on_end(void* context, TransferId id, const absl::Status& status);
+  absl::Status check(const Entry& entry, const Access& access) const;
+  absl::Status check_slot(const Entry& entry, const Access& access) const;
+  std::string label(int rank) const;
+  std::string name(const Access& access) const;
+  absl::Status about(const Access& access, const absl::Status& why) const;
+  void access_own(Entry& entry, const Access& access);
+  bool step(Running& op);
+  bool step_waiting(Running& op);
+  bool submit(Running& op);
+  absl::Status choose_local(Running& op, TransferRequest& request);
+  void took_place(Running& op);
+  void end(Running& op, const absl::Status& result);
+  void release(Running& op);
+  bool has_left(int rank) const;
+  uint64_t value(const Entry& entry, int from, uint32_t slot) const;
+  void wait_for_transfers(const Entry* of);
+
+  const Needs needs_;
+  std::vector<Entry*> entries_;
+  std::vector<std::unique_ptr<Running>> ops_;    // open, in the order in which they were started
+  std::vector<std::unique_ptr<Running>> spare_;  // their memory is reused
+  std::vector<bool> unlanded_;  // by rank, while ops_ is gone through: an earlier put is under way
+  std::vector<bool> open_;      // or any earlier access
+  bool any_open_ = false;
+  size_t transfers_ = 0;
+};
+
+}  // namespace baton::collectives::internal

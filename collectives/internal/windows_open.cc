@@ -1,0 +1,201 @@
+// Making windows together, and closing them.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "collectives/internal/windows.h"
+
+namespace baton::collectives::internal {
+namespace {
+
+// For cancelled transfers to end, before the connection has to.
+constexpr Time kMostClosing = std::chrono::milliseconds(100);
+constexpr uint64_t kOfWindows = 0x77696e646f773031;
+
+// What a rank tells each other one of its window; a CounterId for each signal follows.
+struct Invitation {
+  uint64_t magic = kOfWindows;
+  uint64_t bytes = 0, offset = 0;
+  int32_t code = 0;  // of what it failed with; 0: it did not
+  uint32_t unused = 0;
+  char region[RemoteRegion::kEncodedBytes] = {};
+  char why[176] = {};
+};
+static_assert(sizeof(Invitation) == 256);
+struct Word {
+  uint32_t index = 0, generation = 0;
+};
+
+}  // namespace
+
+absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate) {
+  entry.owner = this;
+  entries_.push_back(&entry);
+  Worker& worker = needs_.mesh.worker();
+  entry.data = static_cast<std::byte*>(data);
+  if (allocate) {
+    absl::StatusOr<CommBuffer> buffer = needs_.mesh.endpoint().allocate(bytes);
+    if (!buffer.ok()) return buffer.status();
+    entry.allocated = *buffer;
+    entry.data = buffer->data;
+  }
+  if (bytes > 0 && entry.data == nullptr) {
+    return absl::InvalidArgumentError("its memory is null: Window::allocate() makes some");
+  }
+  entry.bytes = bytes;
+  const RemoteRegion* const granted =
+      bytes == 0 ? nullptr
+                 : needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data,
+                                              bytes, entry.offset);
+  if (granted != nullptr) {
+    entry.key = *granted;
+  } else if (bytes > 0) {
+    absl::StatusOr<MemoryRegion> region = worker.register_memory(entry.data, bytes);
+    if (!region.ok()) return region.status();
+    entry.region = *region;
+    absl::StatusOr<RemoteRegion> key = worker.remote_region(*region);
+    if (!key.ok()) return key.status();
+    entry.key = *key;
+    entry.offset = 0;
+  }
+  entry.peers.resize(needs_.mesh.ranks());
+  for (uint32_t rank = 0; rank < needs_.mesh.ranks(); ++rank) {
+    Entry::Peer& peer = entry.peers[rank];
+    if (rank == needs_.mesh.rank()) {
+      peer.own.resize(entry.signals);
+      continue;
+    }
+    for (uint32_t slot = 0; slot < entry.signals; ++slot) {
+      absl::StatusOr<CounterId> counter = worker.allocate_counter();
+      if (!counter.ok()) return counter.status();
+      peer.ours.push_back(*counter);
+    }
+  }
+  return absl::OkStatus();
+}
+
+size_t Windows::invitation_bytes(uint32_t signals) {
+  return sizeof(Invitation) + signals * sizeof(Word);
+}
+
+void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
+                     std::byte* out) const {
+  Invitation ours;
+  ours.bytes = entry.bytes;
+  ours.offset = entry.offset;
+  ours.code = static_cast<int32_t>(why.code());
+  why.message().copy(ours.why, sizeof ours.why - 1);
+  entry.key.encode().copy(ours.region, sizeof ours.region);
+  std::memcpy(out, &ours, sizeof ours);
+  for (uint32_t slot = 0; slot < entry.signals; ++slot) {
+    Word word;
+    if (why.ok() && to != needs_.mesh.rank()) {
+      const CounterId counter = entry.peers[to].ours[slot];
+      word = {counter.index, counter.generation};
+    }
+    std::memcpy(out + sizeof ours + slot * sizeof word, &word, sizeof word);
+  }
+}
+
+absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invitation) {
+  Invitation theirs;
+  std::memcpy(&theirs, invitation, sizeof theirs);
+  if (theirs.magic != kOfWindows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(label(static_cast<int>(from)),
+                     " called all_to_all where this rank makes a window: all ranks must make the "
+                     "same calls in the same order"));
+  }
+  if (theirs.code != 0) {
+    theirs.why[sizeof theirs.why - 1] = 0;
+    return absl::Status(static_cast<absl::StatusCode>(theirs.code),
+                        absl::StrCat(label(static_cast<int>(from)), " could not make its part of ",
+                                     "the window: ", theirs.why));
+  }
+  if (entry.peers.empty()) return absl::OkStatus();  // ours failed
+  Entry::Peer& peer = entry.peers[from];
+  peer.bytes = theirs.bytes;
+  peer.offset = theirs.offset;
+  if (from == needs_.mesh.rank() || theirs.bytes == 0) {
+    peer.region = RemoteRegion{};
+  } else {
+    absl::StatusOr<RemoteRegion> region =
+        RemoteRegion::decode(std::string_view(theirs.region, sizeof theirs.region));
+    if (!region.ok()) return region.status();
+    peer.region = *region;
+  }
+  const WorkerUid owner = EndpointImpl::uid_of(needs_.mesh.handles()[from]);
+  for (uint32_t slot = 0; slot < entry.signals; ++slot) {
+    Word word;
+    std::memcpy(&word, invitation + sizeof theirs + slot * sizeof word, sizeof word);
+    peer.theirs.push_back({owner, word.index, static_cast<uint16_t>(word.generation)});
+  }
+  return absl::OkStatus();
+}
+
+// No byte is read or written for accesses of this window when it returns; null: of any.
+void Windows::wait_for_transfers(const Entry* of) {
+  EndpointImpl& endpoint = needs_.mesh.endpoint();
+  const auto moves = [of](const Running& op) {
+    return (of == nullptr || op.entry.get() == of) && op.transfer &&
+           !op.landed.load(std::memory_order_acquire);
+  };
+  const auto over = [&] {
+    return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) { return moves(*op); });
+  };
+  for (const auto& op : ops_) {
+    if (moves(*op)) endpoint.worker().cancel(op->id).IgnoreError();
+  }
+  // By the machine's clock: a test's may stand still.
+  const Time end = Clock::steady().now() + kMostClosing;
+  while (!over() && Clock::steady().now() < end) {
+    const uint64_t ticket = endpoint.nap_ticket();
+    if (!endpoint.worker().progress()) endpoint.nap(std::chrono::milliseconds(1), ticket);
+  }
+  // The wire does not let go of them: the connection must, without a fence. What still lands lands
+  // in windows of the peer's, which it closes itself.
+  for (const auto& op : ops_) {
+    if (!moves(*op)) continue;
+    Mesh::Member& member = needs_.mesh.member(static_cast<uint32_t>(op->access.rank));
+    member.process->parted = true;
+    endpoint.worker().disconnect(member.peer(), Time::zero()).IgnoreError();
+  }
+  while (!over()) endpoint.worker().progress();  // of a device: until its copy ends
+}
+
+void Windows::close(Entry& entry, const absl::Status& why) {
+  if (entry.owner == nullptr) return;
+  wait_for_transfers(&entry);
+  for (size_t i = 0; i < ops_.size();) {
+    Running& op = *ops_[i];
+    if (op.entry.get() != &entry) {
+      ++i;
+      continue;
+    }
+    end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
+    if (std::exchange(op.transfer, false)) --transfers_;
+    release(op);
+    ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
+  }
+  Worker& worker = needs_.mesh.worker();
+  if (entry.region.generation != 0) {
+    worker.deregister_memory(entry.region).IgnoreError();
+  } else {
+    needs_.mesh.memory().revoke_grants(~reinterpret_cast<uintptr_t>(&entry));
+  }
+  for (const Entry::Peer& peer : entry.peers) {
+    for (const CounterId counter : peer.ours) worker.free_counter(counter).IgnoreError();
+  }
+  if (entry.allocated.data != nullptr) needs_.mesh.endpoint().free(entry.allocated);
+  std::erase(entries_, &entry);
+  entry.owner = nullptr;
+  entry.closed = absl::FailedPreconditionError(
+      absl::StrCat("the window is of no use any more: ", why.message()));
+}
+
+void Windows::close_all(const absl::Status& why) {
+  while (!entries_.empty()) close(*entries_.back(), why);
+}
+
+}  // namespace baton::collectives::internal

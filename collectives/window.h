@@ -1,0 +1,112 @@
+// Windows: memory of each rank that the others write and read without its help.
+//
+//   auto window = Window::allocate(*comm, bytes);                // every rank calls it
+//   auto work = (*window)->put_signal(data, size, to, offset, 0, 1);  // bytes, then the signal
+//   ... at the target ...
+//   auto wait = (*window)->wait_signal(from, 0, 1);              // the bytes are there when it
+//   ends absl::Status status = comm->wait(*wait);
+//
+// A Work is one of the communicator: its wait() and test() tell the end, 256 are open at a time,
+// detached ones included. Of CallOptions `timeout`, `on_end`, `context` and `detached` count.
+//
+// Order. Nothing is ordered but this: a signal is seen only when all bytes of every earlier put of
+// the same origin to the same target, in any window of that communicator, are there. A put has
+// ended when its bytes are there; flush() ends when all before it have. So a get() sees what was
+// put before if the put has ended, and what two ranks write to one place at a time is undefined.
+//
+// Progress. Over shm the origin moves the bytes. Over other providers the target has to make
+// progress too: in a call, by progress(), or by its endpoint's background thread.
+//
+// Failure. What breaks the communicator ends all works of its windows, as it ends calls. A put,
+// get or signal alone that fails, or whose timeout is over, ends alone. What it should have written
+// may be there or not; signals and flushes behind a failed put to that rank fail too, from then on:
+// make another window.
+//
+// Threads and life: any function from any thread. A window goes before its communicator, whose end,
+// or reconfigure(), leaves it without use. Memory of a window must not be given back before the
+// window is destroyed: a peer may write to it until then, also after a failure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collectives/communicator.h"
+
+namespace baton {
+
+struct WindowOptions {
+  // Counters that each rank has at each other one, for signals: equal at all ranks, 1 to
+  // Window::kMostSignals. A target has ranks() times as many of its endpoint's million.
+  uint32_t signals = 1;
+  Time timeout = Time::zero();  // until all ranks have made theirs; zero: the communicator's
+};
+
+class Window {
+ public:
+  static constexpr uint32_t kMostSignals = 64;
+
+  // Collective, and blocks. Every rank brings `bytes` of memory of its own, as many as it likes,
+  // also none. Where one has no use for its arguments, or no room, all hear InvalidArgument or what
+  // else it was, with that rank's name, and the communicator goes on. Ranks that call something
+  // else, or with another number of signals, break it as any call that differs.
+  static absl::StatusOr<std::unique_ptr<Window>> create(Communicator& comm, void* data,
+                                                        size_t bytes, WindowOptions options = {});
+  // The same with memory of Baton's, zeroed, until the window is destroyed: what view() shows to
+  // ranks of this machine.
+  static absl::StatusOr<std::unique_ptr<Window>> allocate(Communicator& comm, size_t bytes,
+                                                          WindowOptions options = {});
+  // Of this rank alone, and blocks until no peer touches its memory any more. Works in flight end
+  // with Aborted; accesses of others fail from then on. So ranks agree first, by a barrier say.
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  std::byte* data() const;
+  size_t bytes() const;          // of this rank
+  size_t bytes(int rank) const;  // 0 where there is no such rank
+  uint32_t signals() const;
+
+  // InvalidArgument: no such rank or slot, or bytes outside of that rank's memory. Unavailable: it
+  // has left the group. Local memory must stay untouched (get: unread) until the work has ended;
+  // memory from allocate(), and in this window, is neither copied nor registered for the call.
+  absl::StatusOr<Work> put(const void* from, size_t bytes, int to, size_t offset,
+                           const CallOptions& options = {});
+  // And then adds `add`, at least 1, to this rank's counter `slot` at `to`.
+  absl::StatusOr<Work> put_signal(const void* from, size_t bytes, int to, size_t offset,
+                                  uint32_t slot, uint64_t add, const CallOptions& options = {});
+  absl::StatusOr<Work> get(void* out, size_t bytes, int from, size_t offset,
+                           const CallOptions& options = {});
+  absl::StatusOr<Work> signal(int to, uint32_t slot, uint64_t add, const CallOptions& options = {});
+  // Ends when the counter `slot` of rank `from` here is at least `value`. Takes nothing away from
+  // it: counters only rise, to 2^48 - 1 at most.
+  absl::StatusOr<Work> wait_signal(int from, uint32_t slot, uint64_t value,
+                                   const CallOptions& options = {});
+  // Ends when all earlier puts, gets and signals of this rank to `to` (kAnyRank: to all) have, and
+  // says whether they went well, detached ones too.
+  absl::StatusOr<Work> flush(int to = kAnyRank, const CallOptions& options = {});
+  // The counter as it is now. Does not advance anything.
+  absl::StatusOr<uint64_t> signal_value(int from, uint32_t slot) const;
+
+  // That rank's memory, read in place, as long as the RemoteView is held and the rank keeps its
+  // window. Unimplemented, with the reason: it cannot be mapped here, since it is reached by a
+  // network or did not allocate() it. Unavailable: the connection is still coming up.
+  absl::StatusOr<RemoteView> view(int rank) const;
+
+ private:
+  struct Made;
+  friend class SteppedWindow;  // of tests in virtual time, where nothing may block
+  explicit Window(std::unique_ptr<Made> made);
+  static absl::StatusOr<std::unique_ptr<Window>> make(Communicator& comm, void* data, size_t bytes,
+                                                      bool allocate, const WindowOptions& options);
+  // make() in two steps: `work` ends when all ranks have begun, and only then finish() is called.
+  static absl::StatusOr<std::unique_ptr<Window>> begin(Communicator& comm, void* data, size_t bytes,
+                                                       bool allocate, const WindowOptions& options,
+                                                       Work& work);
+  absl::Status finish();
+  std::unique_ptr<Made> made_;
+};
+
+}  // namespace baton
