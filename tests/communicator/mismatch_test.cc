@@ -189,7 +189,7 @@ TEST_P(Mismatch, ALateReceiverNeverGetsWhatTheSenderWroteAfterItsDeadline) {
 // Promise(collectives): A refused call counts for nothing: the ranks stay in step | votes are
 //   counted when the call is admitted
 TEST_P(Mismatch, CallsThatWereRefusedDoNotMakeRanksDisagreeLater) {
-  constexpr size_t kOpen = 256, kCount = 3000;
+  constexpr size_t kOpen = 4096, kCount = 3000;
   run_group(2, options(), [](Communicator& comm) {
     std::vector<int32_t> tokens(kOpen, comm.rank());
     std::vector<float> data(kCount, 1);
