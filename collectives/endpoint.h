@@ -100,9 +100,9 @@ class Endpoint {
   void free(const CommBuffer& buffer);
 
   // Advances every communicator by a bounded amount and runs the callbacks of calls that have
-  // ended; true if anything happened. For callers with a loop of their own; such a loop sleeps on
-  // event_fd() (readable when something has happened; read its 8 bytes to clear it), at most some
-  // milliseconds, since deadlines pass without an event.
+  // ended; true if anything happened. For callers with a loop of their own, who may sleep on
+  // event_fd() once it has returned false, some milliseconds at most: deadlines pass without an
+  // event. The descriptor is readable when there is something to do, until the next progress().
   bool progress();
   int event_fd() const;
 

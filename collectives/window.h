@@ -3,11 +3,12 @@
 //   auto window = Window::allocate(*comm, bytes);                // every rank calls it
 //   auto work = (*window)->put_signal(data, size, to, offset, 0, 1);  // bytes, then the signal
 //   ... at the target ...
-//   auto wait = (*window)->wait_signal(from, 0, 1);              // the bytes are there when it
-//   ends absl::Status status = comm->wait(*wait);
+//   auto wait = (*window)->wait_signal(from, 0, 1);
+//   absl::Status status = comm->wait(*wait);                     // and the bytes are there
 //
-// A Work is one of the communicator: its wait() and test() tell the end, 256 are open at a time,
-// detached ones included. Of CallOptions `timeout`, `on_end`, `context` and `detached` count.
+// A Work is one of the communicator: its wait() and test() tell the end, and it counts among the
+// 4,096 that may be open, detached ones too. CallOptions' `timeout`, `on_end`, `context` and
+// `detached` apply.
 //
 // Order. Nothing is ordered but this: a signal is seen only when all bytes of every earlier put of
 // the same origin to the same target, in any window of that communicator, are there. A put has

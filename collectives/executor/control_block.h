@@ -96,7 +96,7 @@ struct ControlBlock {
   alignas(64) std::atomic<uint64_t> entered;  // sequence of the last call
   CallDescriptor calls[kCalls];               // the last calls, by sequence
   // For calls that a DeviceExchange could run, by sequence: twice the sequence, plus one if this
-  // rank has its memory on a device and is ready. A rank has 256 calls open at most, and none of
+  // rank has its memory on a device and is ready. A rank has 256 of them open at most, and none of
   // them ends before all have read this: a place is free when it comes round.
   static constexpr uint32_t kFlags = 512;
   std::atomic<uint64_t> on_device[kFlags];

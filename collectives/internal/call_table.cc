@@ -34,11 +34,9 @@ CallTable::CallTable(const Needs& needs)
       rank_(needs.rank),
       ranks_(needs.ranks),
       control_(&needs.control),
-      slots_(std::make_unique<Slot[]>(kSlots)),
       sent_(ranks_),
       received_(ranks_ + 1) {
-  done_.reserve(kSlots);
-  in_flight_.reserve(kSlots);
+  grow();
 }
 
 void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBlock& control) {
@@ -48,20 +46,41 @@ void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBloc
   sequence_ = 0;
   sent_.assign(ranks, 0);
   received_.assign(ranks + 1, 0);
-  for (size_t i = 0; i < kSlots; ++i) slots_[i].staged.reset();
+  for (const auto& slot : slots_) slot->staged.reset();
 }
 
-absl::Status CallTable::room_for(size_t calls) const {
-  if (calls <= free_) return absl::OkStatus();
+absl::Status CallTable::room_for(size_t collectives, size_t others) const {
+  const size_t open = slots_.size() - free_;
+  if (open + collectives + others <= kMost && collectives_ + collectives <= kMostCollectives) {
+    return absl::OkStatus();
+  }
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "%u calls are open: wait() for the first of them, or test() it until it has ended",
-      kSlots - free_));
+      "%u calls are open: wait() for the first of them, or test() it until it has ended", open));
 }
 
-CallTable::Slot& CallTable::take_slot() {
-  while (slots_[next_work_ % kSlots].id != 0) ++next_work_;
-  Slot& slot = slots_[next_work_ % kSlots];
+// Numbers that differ modulo the size differ modulo twice the size.
+void CallTable::grow() {
+  std::vector<std::unique_ptr<Slot>> slots(slots_.empty() ? 16 : 2 * slots_.size());
+  for (auto& slot : slots_) slots[slot->id % slots.size()] = std::move(slot);
+  for (auto& slot : slots) {
+    if (slot == nullptr) slot = std::make_unique<Slot>();
+  }
+  free_ += slots.size() - slots_.size();
+  slots_ = std::move(slots);
+  std::vector<Source> sources(std::max<size_t>(1024, 4 * slots_.size()));
+  for (const Source& source : sources_) {
+    if (source.work != 0) sources[source.work % sources.size()] = source;
+  }
+  sources_ = std::move(sources);
+}
+
+CallTable::Slot& CallTable::take_slot(bool collective) {
+  if (free_ == 0) grow();
+  while (slot_of(next_work_).id != 0) ++next_work_;
+  Slot& slot = slot_of(next_work_);
   --free_;
+  slot.collective = collective;
+  collectives_ += collective ? 1 : 0;
   slot.done = false;
   slot.result = absl::OkStatus();
   slot.owner = this;
@@ -84,6 +103,7 @@ void CallTable::free_slot(Slot& slot) {
   slot.id = 0;
   slot.staged.reset();
   ++free_;
+  collectives_ -= slot.collective ? 1 : 0;
   if (slot.parts.empty()) return;
   spare_parts_.push_back(std::move(slot.parts));
   slot.parts.clear();
@@ -98,8 +118,8 @@ void CallTable::take_options(Slot& slot, const CallOptions& options) const {
 }
 
 absl::StatusOr<Work> CallTable::start_plain(const CallOptions* options) {
-  if (absl::Status status = room_for(1); !status.ok()) return status;
-  Slot& slot = take_slot();
+  if (absl::Status status = room_for(0, 1); !status.ok()) return status;
+  Slot& slot = take_slot(false);
   if (options != nullptr) take_options(slot, *options);
   slot.call.deadline = kNever;
   slot.call.geometry.collective = Collective::kBarrier;
@@ -107,12 +127,12 @@ absl::StatusOr<Work> CallTable::start_plain(const CallOptions* options) {
 }
 
 void CallTable::end_plain(Work work, const absl::Status& result) {
-  Slot& slot = slots_[work.sequence % kSlots];
+  Slot& slot = slot_of(work.sequence);
   if (work.sequence != 0 && slot.id == work.sequence && !slot.done) end(slot, result);
 }
 
 void CallTable::set_outlives(Work work, bool outlives) {
-  Slot& slot = slots_[work.sequence % kSlots];
+  Slot& slot = slot_of(work.sequence);
   if (work.sequence != 0 && slot.id == work.sequence) slot.outlives = outlives;
 }
 
@@ -120,7 +140,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                                       DeviceCalls::StagedPtr staged, bool on_device,
                                       bool in_place) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
-  Slot& slot = take_slot();
+  Slot& slot = take_slot(true);
   slot.entry = pick.entry;
   slot.candidate = pick.candidate;
   slot.staged = std::move(staged);
@@ -259,7 +279,7 @@ void CallTable::publish(const executor::CallDescriptor& call) {
 }
 
 std::optional<absl::Status> CallTable::reap(Work work) {
-  Slot& slot = slots_[work.sequence % kSlots];
+  Slot& slot = slot_of(work.sequence);
   if (work.sequence == 0 || slot.id != work.sequence) {
     return absl::NotFoundError("there is no such call: its result was already reported");
   }
@@ -356,7 +376,7 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
 
 void CallTable::on_returned(void* table, uint64_t work) {
   auto& self = *static_cast<CallTable*>(table);
-  Slot& slot = self.slots_[work % kSlots];
+  Slot& slot = self.slot_of(work);
   slot.callback_due = false;
   --self.callbacks_due_;
   if (slot.detached) self.free_slot(slot);

@@ -1,7 +1,6 @@
 // The call table: calls from their start to the moment when the caller has heard how they ended.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -27,7 +26,8 @@ namespace baton::collectives::internal {
 // when the executor does.
 class CallTable {
  public:
-  static constexpr size_t kSlots = 256;
+  // At a time; of those that all ranks make, by executor::ControlBlock::kFlags, fewer.
+  static constexpr size_t kMost = 4096, kMostCollectives = 256;
 
   struct Slot;
   // One of the sends and receives that an all_to_all_v is made of.
@@ -45,6 +45,7 @@ class CallTable {
     void* context = nullptr;
     bool callback_due = false;  // it has yet to return
     bool detached = false;
+    bool collective = false;
     bool outlives = false;  // fail_all(): it stands for what comes after a failure
     CallTable* owner = nullptr;
     std::vector<Part> parts;  // of an all_to_all_v
@@ -75,8 +76,8 @@ class CallTable {
   // For a group that begins, with calls of its own numbers; those of the one before have ended.
   void begin_group(uint32_t rank, uint32_t ranks, executor::ControlBlock& control);
 
-  // OK, or ResourceExhausted: fewer than `calls` slots are free.
-  absl::Status room_for(size_t calls) const;
+  // OK, or ResourceExhausted: so many calls more would be too many, `collectives` of all ranks.
+  absl::Status room_for(size_t collectives, size_t others = 0) const;
 
   // Starts a call for which there is room, and whose arguments have been checked.
   // `on_device`: nothing of it is staged, and it goes from device to device if all ranks can.
@@ -128,7 +129,9 @@ class CallTable {
   std::condition_variable& ended() { return ended_; }
 
  private:
-  Slot& take_slot();
+  Slot& slot_of(uint64_t id) const { return *slots_[id % slots_.size()]; }
+  void grow();
+  Slot& take_slot(bool collective);
   // `whole`: the all_to_all_v that it belongs to; null: none.
   void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
                             DataType type, uint32_t other, int32_t tag,
@@ -145,8 +148,9 @@ class CallTable {
   const Needs needs_;
   uint32_t rank_, ranks_;
   executor::ControlBlock* control_;
-  std::unique_ptr<Slot[]> slots_;
-  size_t free_ = kSlots;
+  std::vector<std::unique_ptr<Slot>> slots_;  // by Work::sequence % size, a power of two
+  size_t free_ = 0;                           // of them
+  size_t collectives_ = 0;                    // in the others
   uint64_t next_work_ = 1;
   uint64_t sequence_ = 0;
   uint64_t calls_made_ = 0;
@@ -157,7 +161,7 @@ class CallTable {
     uint64_t work = 0;  // of a receive that has ended well
     uint32_t rank = 0;  // that sent what it took
   };
-  std::array<Source, 4 * kSlots> sources_{};  // by Work::sequence % size
+  std::vector<Source> sources_;  // by Work::sequence % size
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
   std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it

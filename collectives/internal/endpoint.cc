@@ -33,7 +33,7 @@ void Endpoint::free(const CommBuffer& buffer) {
 }
 
 bool Endpoint::progress() { return impl_->usable().ok() && impl_->progress(); }
-int Endpoint::event_fd() const { return impl_->worker().event_fd(); }
+int Endpoint::event_fd() const { return impl_->event_fd(); }
 Worker& Endpoint::worker() { return impl_->worker(); }
 
 }  // namespace baton

@@ -519,11 +519,23 @@ bool EndpointImpl::progress() {
   bool any = false;
   {
     std::lock_guard lock(mutex_);
+    if (std::exchange(caller_sleeps_, false)) end_sleep();
     any = advance_others(nullptr);
     any |= tick();
+    if (!any && caller_has_fd_) {
+      begin_sleep();
+      caller_sleeps_ = true;
+      any = advance_others(nullptr) || !worker_->arm();
+    }
   }
   run_callbacks();
   return any;
+}
+
+int EndpointImpl::event_fd() {
+  std::lock_guard lock(mutex_);
+  caller_has_fd_ = true;
+  return worker_->wait_fd();
 }
 
 bool EndpointImpl::in_callback_of(const void* table) {

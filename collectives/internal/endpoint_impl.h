@@ -213,6 +213,7 @@ class EndpointImpl {
   uint64_t nap_ticket();
   void nap(Time longest, uint64_t ticket);
   bool progress();
+  int event_fd();  // as of Endpoint
 
  private:
   struct Kept {
@@ -270,6 +271,8 @@ class EndpointImpl {
   bool unsent_ = false;  // something is, of some process
   Time next_look_{};
   uint32_t sleepers_ = 0;
+  bool caller_has_fd_ = false;  // event_fd() was asked for
+  bool caller_sleeps_ = false;  // the last progress() has made us a sleeper
   Notification notification_;  // its memory is reused
 
   std::thread background_;

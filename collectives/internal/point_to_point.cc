@@ -46,8 +46,8 @@ absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, siz
                                                      DataType type, int other,
                                                      const CallOptions& options,
                                                      DeviceCalls::StagedPtr staged) {
-  if (absl::Status status = room_for(1); !status.ok()) return status;
-  Slot& slot = take_slot();
+  if (absl::Status status = room_for(0, 1); !status.ok()) return status;
+  Slot& slot = take_slot(false);
   slot.staged = std::move(staged);
   take_options(slot, options);
   start_point_to_point(
@@ -62,7 +62,7 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
                                                    DataType type, const CallOptions& options,
                                                    DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
-  Slot& slot = take_slot();
+  Slot& slot = take_slot(true);
   slot.staged = std::move(staged);
   const size_t element = size_of(type);
   // What is equal at all ranks: counts are each rank's own.

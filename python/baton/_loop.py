@@ -136,3 +136,22 @@ async def wait_end(transfer: Any) -> None:
         await future
     finally:
         watcher.drop(future)
+
+
+async def readable(fd: int, longest: float) -> None:
+    """Waits until a descriptor can be read, `longest` seconds at most. It may be closed meanwhile."""
+    loop = asyncio.get_running_loop()
+    future, own = loop.create_future(), os.dup(fd)
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(own, wake)
+    timer = loop.call_later(longest, wake)
+    try:
+        await future
+    finally:
+        timer.cancel()
+        loop.remove_reader(own)
+        os.close(own)

@@ -52,6 +52,7 @@ _REDUCES = {"all_reduce", "reduce_scatter", "reduce", "reduce_scatter_v"}
 ANY_RANK = -1  # as the source of a receive
 _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
+_SPINS, _NAP = 20, 0.01  # of a task that awaits a call: looks, before it sleeps, and for how many seconds at most
 _KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and before the oldest is waited for
 
 OnEnd = Callable[["Work", Optional[BatonError]], None]
@@ -150,13 +151,18 @@ class Work(_loop.Awaited[Any]):
         return self._result
 
     async def _wait(self) -> Any:
-        # Without a background thread looking is what advances it. With one, a callback for each call would wait for the
-        # interpreter's lock: to look now and then costs less.
-        pause = 0.0
+        # With a background thread, a callback for each call would wait for the interpreter's lock: to look now and then costs
+        # less. Without one looking is what advances it; soon it sleeps, and other tasks run, until there is something to do.
+        pause, turns = 0.0, 0
         while not self.done():
-            await asyncio.sleep(pause)
+            turns += 1
             if self.comm._background:
+                await asyncio.sleep(pause)
                 pause = min(pause + 20e-6, 1e-3)
+            elif turns < _SPINS or self.comm.endpoint.progress():
+                await asyncio.sleep(0)
+            else:
+                await _loop.readable(self.comm.endpoint.event_fd, _NAP)
         return self._tell()
 
     def close(self) -> None:
@@ -240,11 +246,12 @@ class Endpoint:
 
     @property
     def event_fd(self) -> int:
-        """Readable when something happened; read 8 bytes to clear it."""
+        """Readable when there is something to do, once progress() has returned False; not to be read."""
         return self._open.ask(lib.endpoint_event_fd)
 
     def progress(self) -> bool:
-        """Advances all its communicators by a bounded amount. Returns whether anything happened."""
+        """Advances all its communicators by a bounded amount. Returns whether anything happened: if not, a loop of the
+        program's own may sleep on the event_fd, some milliseconds at most."""
         return bool(self._open.ask(lib.endpoint_progress))
 
     def close(self) -> None:

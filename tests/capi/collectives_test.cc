@@ -1,6 +1,7 @@
 // Collectives in C: ranks as threads of the test, each with a communicator of its own.
 #include <baton/collectives.h>
 #include <dirent.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -592,6 +593,41 @@ TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
     EXPECT_EQ(baton_endpoint_allocate(self.endpoint, 0, &memory, &self.error),
               BATON_ERR_INVALID_PARAM);
     EXPECT_GE(baton_endpoint_event_fd(self.endpoint), 0);
+  });
+}
+
+// Promise(collectives): a program's own loop may sleep on an endpoint's event descriptor | calls that
+//   the other rank begins once this one sleeps end without a timeout of poll()
+TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
+  std::atomic<int> asleep{0};
+  run_members(2, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(23);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    for (int turn = 1; turn <= 20; ++turn) {
+      std::vector<int32_t> data(turn % 2 != 0 ? 16 : 300'000, rank + 1);
+      const baton_call call = call_of(BATON_ALL_REDUCE, data.data(), data.data(), data.size());
+      baton_work work = 0;
+      if (rank == 1) until([&] { return asleep == turn; });
+      ASSERT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_OK)
+          << self.error.text;
+      if (rank == 1) {
+        ASSERT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK)
+            << self.error.text;
+        continue;
+      }
+      pollfd fd{.fd = baton_endpoint_event_fd(self.endpoint), .events = POLLIN, .revents = 0};
+      int32_t result = BATON_IN_PROGRESS;
+      while ((result = baton_work_test(self.comm, work, &self.error)) == BATON_IN_PROGRESS) {
+        if (baton_endpoint_progress(self.endpoint) == 1) continue;
+        asleep = turn;
+        ASSERT_EQ(poll(&fd, 1, static_cast<int>(kLong / 1'000'000)), 1) << "turn " << turn;
+      }
+      ASSERT_EQ(result, BATON_OK) << self.error.text;
+      EXPECT_EQ(data.back(), 3);
+    }
   });
 }
 

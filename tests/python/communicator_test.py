@@ -332,6 +332,22 @@ def awaited(comm):
         sent = comm.send_async(np.full(1, 5.0), (comm.rank + 1) % comm.ranks)
         return first, both, await task, await late, await sent
 
+    async def sleeps():
+        """The other ranks come later: the task that awaits them leaves the processor to others."""
+        turn, ended = comm.barrier_async(), comm.receive_async(np.empty(1), tag=9) if comm.rank == 0 else None
+        await turn
+        if ended:
+            task = asyncio.create_task(ended)
+            used, began = time.process_time(), time.monotonic()
+            await asyncio.sleep(0.3)
+            used, began = time.process_time() - used, time.monotonic() - began
+            assert comm._background or used < began / 2, (used, began)
+        await comm.barrier_async()
+        if comm.rank == 1:
+            comm.send(np.full(1, 2.0), 0, tag=9)
+        assert not ended or (await task)[0] == 2.0
+
+    asyncio.run(sleeps())
     first, both, gathered, late, _ = asyncio.run(main())
     assert first[0] == comm.ranks and late[0] == 5 and gathered.ravel().tolist() == list(range(comm.ranks))
     assert [one[0] for one in both] == [comm.ranks * i for i in range(20)]

@@ -313,6 +313,27 @@ def test_works_and_futures():
     run(looks_at_works, 3)
 
 
+def storm(rank, size):
+    """More messages than a group has collectives in flight, sent by both sides before either receives, and received in any order."""
+    other, count = 1 - rank, 300
+    for order in (range(count), reversed(range(count))):
+        sends = [dist.isend(torch.full((100,), float(tag)), other, tag=tag) for tag in range(count)]
+        came = {tag: torch.zeros(100) for tag in order}
+        for work in [dist.irecv(tensor, other, tag=tag) for tag, tensor in came.items()] + sends:
+            work.wait()
+        assert all(tensor.tolist() == [float(tag)] * 100 for tag, tensor in came.items())
+    came = [torch.zeros(8) for _ in range(count)]
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((8,), float(n)), other) for n in range(count)] +
+                                       [dist.P2POp(dist.irecv, tensor, other) for tensor in came]):
+        work.wait()
+    assert all(tensor.tolist() == [float(n)] * 8 for n, tensor in enumerate(came))
+
+
+# Promise(torch): 300 sends of each side may be in flight before the first receive | two ranks, tags in both orders
+def test_many_messages_in_flight():
+    run(storm, 2)
+
+
 def wrong(rank, size):
     raises((RuntimeError, ValueError), lambda: dist.all_reduce(torch.ones(2, dtype=torch.float8_e5m2fnuz)), "baton")
     raises(RuntimeError, lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR), "baton", "BXOR")

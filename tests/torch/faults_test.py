@@ -123,6 +123,32 @@ def test_abort():
         run(aborts, 3, folder)
 
 
+def interrupted(rank, size, folder):
+    """Ctrl-C ends a wait and not the call, whose memory stays although the program drops it."""
+    dist.barrier()
+    if rank == 1:
+        await_file(folder, 0, "interrupted")
+    else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        raises(KeyboardInterrupt, lambda: dist.all_reduce(torch.ones(1 << 20)))
+        timer.join()
+        gc.collect()
+        reports(folder, 0, "interrupted")
+    if rank == 1:
+        tensor = torch.ones(1 << 20)
+        dist.all_reduce(tensor)
+        assert tensor.eq(size).all()
+    dist.barrier()
+
+
+# Promise(torch): Ctrl-C ends a wait, and the group goes on | SIGINT in a call that the other rank makes later
+def test_interrupted():
+    with tempfile.TemporaryDirectory() as folder:
+        run(interrupted, 2, folder)
+
+
 def dies_with_a_group(rank, size):
     """A survivor leaves its group, and others of the same process go on."""
     pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]

@@ -152,7 +152,8 @@ bool Connection::arm() {
   if (state_ == State::kDialing) return shared_.context.clock.now() < dial_at_;
   if (state_ != State::kUp) return true;
   in_->asleep.store(1, std::memory_order_seq_cst);
-  return reader_->quiet() && !memory_->populating() && !runner_->runnable();
+  const bool populates = shared_.populate && memory_->populating();
+  return reader_->quiet() && !populates && !runner_->runnable();
 }
 
 void Connection::disarm() {

@@ -74,11 +74,11 @@ int32_t baton_endpoint_handle(const baton_endpoint* endpoint, baton_handle* out,
                               baton_error* error);
 
 // Advances all its communicators by a bounded amount; 1 if anything happened. For callers with a
-// loop of their own, which sleeps on the event descriptor, some milliseconds at most: deadlines
-// pass without an event.
+// loop of their own, without a background thread, who may sleep on the event descriptor once it has
+// returned 0, some milliseconds at most: deadlines pass without an event.
 int baton_endpoint_progress(baton_endpoint* endpoint);
-// Readable when something happened, without a background thread; read 8 bytes to clear it. -1: the
-// endpoint is NULL or a parent's.
+// Readable when there is something to do, until the next baton_endpoint_progress(); for poll() or
+// epoll, and not to be read. -1: the endpoint is NULL or a parent's.
 int baton_endpoint_event_fd(const baton_endpoint* endpoint);
 
 // Any memory works in any call. This memory needs no copy on its way. Zeroed, aligned to 64 bytes.
@@ -298,8 +298,8 @@ typedef struct baton_call {
 #define BATON_CALL_INIT \
   { sizeof(baton_call), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-// `*work` is valid until its end was told, once, by baton_work_wait() or baton_work_test(); 256 may
-// be so at a time. BATON_ERR_INVALID_PARAM: an argument makes no sense, and the call did not begin.
+// `*work` is valid until its end was told, once, by baton_work_wait() or baton_work_test(); 256 of
+// calls that all ranks make may be so at a time, and 4,096 in all. BATON_ERR_INVALID_PARAM: an argument makes no sense, and the call did not begin.
 // NULL for `work`: only with BATON_CALL_DETACHED.
 int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* work,
                          baton_error* error);

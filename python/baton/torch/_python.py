@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import queue
-import threading
-import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from .. import _library
 from .._handle import Handle
-from .._library import Error, lib
-from ..errors import InvalidParamError
+from .._library import lib
 from . import _rare
+from ._flight import Flight, Work, done, requests
 
 _KINDS = {name: number for number, name in enumerate((
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier", "send", "receive",
@@ -25,152 +21,20 @@ _KINDS = {name: number for number, name in enumerate((
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3, torch.int8: 4, torch.uint8: 5,
           torch.int32: 6, torch.int64: 7}
 _NEWER = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 9, torch.uint32: 10, torch.uint64: 11}
-_OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 4, "PREMUL_SUM": 5, "BAND": 6, "BOR": 7, "BXOR": 8}
-_BYTE, _INVALID, _TIMEOUT, _CANCELED, _ANY = 5, -2, -64, -11, -1
-_SLICE = 0.05  # seconds that a thread stays in the library: a group may be destroyed meanwhile
+_OPS = {getattr(dist.ReduceOp.RedOpType, name): number for name, number in (
+    ("SUM", 0), ("PRODUCT", 1), ("MIN", 2), ("MAX", 3), ("AVG", 4), ("BAND", 6), ("BOR", 7), ("BXOR", 8))}
+_AVG, _UNKNOWN, _BYTE, _ANY = 4, 99, 5, -1
+_NO_LISTS = (0, 0, 0, 0)
 _UNSET = datetime.timedelta(milliseconds=-1)
 
 
-def _raise(result: int, text: str) -> None:
-    raise (ValueError if result == _INVALID else dist.DistBackendError)(text)
-
-
 def _dense(tensor: torch.Tensor, call: str) -> torch.Tensor:
-    if tensor.device.type != "cpu":
+    if tensor.is_cpu and tensor.layout is torch.strided:
+        return tensor
+    if not tensor.is_cpu:
         raise RuntimeError(f"backend baton: {call} got a tensor on {tensor.device}, and moves those of the CPU. For CUDA "
                            'tensors: init_process_group("cpu:baton,cuda:nccl")')
-    if tensor.layout != torch.strided:
-        raise RuntimeError(f"backend baton: {call} takes dense tensors, and this one is {tensor.layout}")
-    return tensor
-
-
-class _Work(dist.Work):
-    """Calls in flight, with what they use. They may outlive their group."""
-
-    def __init__(self, backend: "Backend", outputs: List[torch.Tensor]) -> None:
-        super().__init__()
-        self.comm, self.flying, self.outputs = backend.comm, backend.flying, outputs
-        self.numbers: List[int] = []
-        self.keep: List[Any] = []
-        self.unpack: List[Callable[[], Any]] = []
-        self.over, self.limit = False, ""
-        self.error: Optional[Exception] = None
-        self.reaping = threading.Lock()  # of the thread that waits in the library, a slice of time at once
-        self.lock = threading.Lock()  # of `over` and `future`
-        self.ended: torch.futures.Future[Any] = torch.futures.Future()
-        self.future: Optional[torch.futures.Future[Any]] = None
-
-    def _tell(self, within: float) -> bool:
-        """Takes the ends of its calls, for these seconds; False: one is still in flight."""
-        if not self.reaping.acquire(timeout=within):
-            return False
-        try:
-            error = Error(ctypes.sizeof(Error))
-            while self.numbers:
-                result, text = _INVALID, ""
-                try:
-                    result = self.comm.ask(lib.work_wait, self.numbers[0], int(within * 1e9), ctypes.byref(error))
-                    text = f"{error.text.decode(errors='replace')}. The call's timeout was {self.limit}"
-                except InvalidParamError as why:  # the group is destroyed, and its calls with it
-                    result, text = _CANCELED, str(why)
-                if result == _TIMEOUT:
-                    return False
-                self.flying.pop(self.numbers.pop(0), None)
-                if result < 0 and self.error is None:
-                    try:
-                        _raise(result, text)
-                    except Exception as why:
-                        self.error = why
-            return True
-        finally:
-            self.reaping.release()
-
-    def _advance(self, within: float) -> bool:
-        """The same, and what follows the last end. True once the work is over."""
-        if not self.over and self._tell(within):
-            with self.reaping:
-                self._settle()
-        return self.over
-
-    def _settle(self) -> None:
-        if self.over:
-            return
-        if self.error is None:
-            try:
-                with torch.inference_mode():  # also tensors that a program made in that mode
-                    for unpack in self.unpack:
-                        unpack()
-            except Exception as why:
-                self.error = why
-        self.unpack, self.keep = [], []
-        with self.lock:
-            self.over, future = True, self.future
-        if future is not None:
-            self.ended.set_result(None)
-
-    def _value(self, _: Any) -> List[torch.Tensor]:
-        if self.error is not None:
-            raise self.error
-        return self.outputs
-
-    def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
-        end = time.monotonic() + timeout.total_seconds() if timeout > datetime.timedelta(0) else float("inf")
-        while not self._advance(max(0.0, min(_SLICE, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                raise dist.DistBackendError("wait() Timed out; the call goes on until its own timeout: wait() again, or abort "
-                                            "the group")
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        return True
-
-    def result(self) -> List[torch.Tensor]:
-        return self.outputs
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        with self.lock:
-            if self.future is None:
-                # Not set_exception(), which is lost where torch's C++ holds the future.
-                self.future = self.ended.then(self._value)
-                if self.over:
-                    self.ended.set_result(None)
-                else:
-                    _Helper.add(self)
-            return self.future
-
-
-class _Helper:
-    """A thread that ends works that have a future."""
-
-    works: "queue.SimpleQueue[_Work]" = queue.SimpleQueue()
-    thread: Optional[threading.Thread] = None
-
-    @classmethod
-    def add(cls, work: _Work) -> None:
-        if threading.current_thread() is cls.thread:  # in a callback, which may wait for it
-            works: "queue.SimpleQueue[_Work]" = queue.SimpleQueue()
-            works.put(work)
-            threading.Thread(target=cls.run, args=(works, False), daemon=True).start()
-            return
-        if cls.thread is None or not cls.thread.is_alive():
-            cls.works = queue.SimpleQueue()
-            cls.thread = threading.Thread(target=cls.run, args=(cls.works,), daemon=True, name="baton futures")
-            cls.thread.start()
-        cls.works.put(work)
-
-    @staticmethod
-    def run(works: "queue.SimpleQueue[_Work]", forever: bool = True) -> None:
-        here = [works.get()]
-        while here or forever:
-            while not here or not works.empty():
-                here.append(works.get())
-            here = [work for work in here if not work._advance(0.001)]  # one must not keep another from ending
-
-
-def _done(outputs: List[torch.Tensor]) -> Any:
-    """A work that is over: torch's own, which can say so."""
-    future: "torch.futures.Future[Any]" = torch.futures.Future()
-    future.set_result(outputs)
-    return c10d._create_work_from_future(future)
+    raise RuntimeError(f"backend baton: {call} takes dense tensors, and this one is {tensor.layout}")
 
 
 class Backend(c10d.Backend):
@@ -179,7 +43,9 @@ class Backend(c10d.Backend):
         self.store, self.barriers, self.calls = store, 0, 0
         self.settings = False, True
         self.comm = Handle(None, "communicator")
-        self.flying: Dict[int, _Work] = {}  # and so the memory that they use, also of works that the program has dropped
+        # And so the memory that they use, also of works that the program has dropped: collectives, and sends and receives.
+        self.flying: Dict[int, Flight] = {}
+        self.messages: Dict[int, Flight] = {}
         self._options = options
 
     # --- the group ---
@@ -218,6 +84,7 @@ class Backend(c10d.Backend):
         self.comm.why = "this process group was destroyed: init_process_group() makes another one"
         self.comm.destroy()
         self.flying.clear()
+        self.messages.clear()
         _alive.discard(self)
 
     def _get_sequence_number_for_group(self) -> int:
@@ -227,46 +94,30 @@ class Backend(c10d.Backend):
         pass
 
     # --- starting calls ---
-    def _start(self, work: _Work, kind: str, dtype: int, count: int, source: int = 0, out: int = 0, op: int = 0, peer: int = 0,
-               tag: int = 0, timeout: datetime.timedelta = _UNSET, lists: Sequence[Sequence[int]] = (),
-               factor: Optional[torch.Tensor] = None) -> None:
-        while len(self.flying) >= 200:  # of 256 that the library has
-            for oldest in list(self.flying.values())[:1]:
-                oldest._tell(_SLICE)  # and no more: it may be the one that is being made
-        call = _library.Call(ctypes.sizeof(_library.Call), _KINDS[kind], dtype, op, peer, source or None, out or None, count)
-        if lists:
-            kept = [(ctypes.c_size_t * len(one))(*one) for one in lists]
-            call.in_counts, call.in_offsets, call.out_counts, call.out_offsets = map(ctypes.addressof, kept)
-        if factor is not None:
-            call.factor = factor.data_ptr()
-        given = self._options._timeout if timeout == _UNSET else timeout
-        call.timeout, call.tag = int(given.total_seconds() * 1e9), tag
-        number, error = ctypes.c_uint64(), Error(ctypes.sizeof(Error))
-        try:
-            result = self.comm.ask(lib.comm_start, ctypes.byref(call), ctypes.byref(number), ctypes.byref(error))
-        except InvalidParamError as why:
-            raise dist.DistBackendError(str(why)) from None
-        if result < 0:
-            if work.numbers:
-                _Helper.add(work)
-            _raise(result, error.text.decode(errors="replace"))
-        work.numbers.append(number.value)
-        self.flying[number.value] = work
-        work.limit = f"{given.total_seconds() * 1000:.0f} ms"
+    def _start(self, work: Flight, kind: str, dtype: int, count: int, source: int = 0, out: int = 0, op: int = 0, peer: int = 0,
+               tag: int = 0, timeout: Optional[datetime.timedelta] = None, lists: Sequence[Sequence[int]] = ()) -> None:
+        given = self._options._timeout if timeout is None or timeout == _UNSET else timeout
+        work.limit = int(given.total_seconds() * 1e9)
+        request = requests.mine
+        request.most = 200 if work.flying is self.flying else 4000  # of 256 and 4,096 that the library has
+        kept = [(ctypes.c_size_t * len(one))(*one) for one in lists] if lists else None
+        request.fill(_KINDS[kind], dtype, op, peer, source, out, count,
+                     map(ctypes.addressof, kept) if kept else _NO_LISTS, work.limit, tag)
+        work.start(request)
 
-    def _begin(self, outputs: List[torch.Tensor]) -> _Work:
+    def _begin(self, outputs: List[torch.Tensor]) -> Flight:
         self.calls += 1
-        return _Work(self, outputs)
+        return Flight(self.comm, self.flying, outputs)
 
     @staticmethod
-    def _given(work: _Work, opts: Any) -> Any:
+    def _given(work: Flight, opts: Any) -> Any:
         if opts is not None and not getattr(opts, "asyncOp", True):
             work.wait()
-            return _done(work.outputs)
-        return work
+            return done(work.outputs)
+        return Work(work)
 
     @staticmethod
-    def _put(work: _Work, to: torch.Tensor, packed: torch.Tensor) -> None:
+    def _put(work: Flight, to: torch.Tensor, packed: torch.Tensor) -> None:
         work.keep.append(packed)
         if packed is not to:
             work.unpack.append(lambda: to.copy_(packed))
@@ -279,24 +130,26 @@ class Backend(c10d.Backend):
 
     @staticmethod
     def _reduced(tensor: torch.Tensor, op: Any) -> Any:
-        """(type, reduction, the tensor as it is summed, the factor)"""
-        name = next((name for name in _OPS if op == getattr(dist.ReduceOp, name)), None)
-        if name is None:
-            raise RuntimeError(f"backend baton cannot reduce with {op}")
-        number, factor = _OPS[name], None
-        if tensor.dtype == torch.bool and name in ("SUM", "BOR", "PRODUCT", "BAND", "MIN", "MAX", "BXOR"):
+        """(type, reduction, the tensor as it is summed)"""
+        dtype, number = tensor.dtype, _OPS.get(op.op, _UNKNOWN)
+        kind = _TYPES.get(dtype)
+        if kind is not None and number <= _AVG:
+            return kind, number, tensor.contiguous()
+        name = op.op.name if op.op in _OPS or op == dist.ReduceOp.PREMUL_SUM else str(op)
+        if number == _UNKNOWN:
+            raise RuntimeError("backend baton: ReduceOp.PREMUL_SUM is of the compiled backend" if name == "PREMUL_SUM" else
+                               f"backend baton cannot reduce with {op}")
+        if dtype == torch.bool and name != "AVG":
             number = {"SUM": 3, "BOR": 3, "PRODUCT": 2, "BAND": 2}.get(name, number)
-            return _BYTE, number, tensor.view(torch.uint8) if tensor.is_contiguous() else tensor.to(torch.uint8), None
-        if tensor.dtype in (torch.int16, torch.uint16):
+            return _BYTE, number, tensor.view(torch.uint8) if tensor.is_contiguous() else tensor.to(torch.uint8)
+        if dtype in (torch.int16, torch.uint16):
             tensor = tensor.to(torch.int32)
         if tensor.is_complex() and name in ("SUM", "AVG"):
             tensor = torch.view_as_real(tensor)
         kind = _TYPES.get(tensor.dtype, _NEWER.get(tensor.dtype))
-        if kind is None or tensor.is_floating_point() and name in ("BAND", "BOR", "BXOR"):
-            raise RuntimeError(f"backend baton cannot reduce {str(tensor.dtype).replace('torch.', '')} with ReduceOp.{name}")
-        if name == "PREMUL_SUM":
-            raise RuntimeError("backend baton: ReduceOp.PREMUL_SUM is of the compiled backend")
-        return kind, number, tensor.contiguous(), factor
+        if kind is None or tensor.is_floating_point() and number > _AVG:
+            raise RuntimeError(f"backend baton cannot reduce {str(dtype).replace('torch.', '')} with ReduceOp.{name}")
+        return kind, number, tensor.contiguous()
 
     def _listed(self, tensors: Sequence[torch.Tensor], call: str) -> None:
         if len(tensors) != self.size():
@@ -311,8 +164,8 @@ class Backend(c10d.Backend):
                              f"{large.numel()} and {small.numel()} elements")
 
     # --- collectives ---
-    def _all_reduce(self, work: _Work, tensor: torch.Tensor, opts: Any) -> None:
-        kind, op, packed, factor = self._reduced(_dense(tensor, "all_reduce"), opts.reduceOp)
+    def _all_reduce(self, work: Flight, tensor: torch.Tensor, opts: Any) -> None:
+        kind, op, packed = self._reduced(_dense(tensor, "all_reduce"), opts.reduceOp)
         shared = packed.data_ptr() == tensor.data_ptr()
         self._put(work, tensor, tensor if shared else packed)
         if not shared and tensor.is_complex():
@@ -335,7 +188,7 @@ class Backend(c10d.Backend):
 
     def allreduce_sparse(self, tensors: List[torch.Tensor], opts: Any) -> Any:
         _rare.all_reduce_sparse(self, tensors[0], opts.reduceOp)
-        return _done(tensors)
+        return done(tensors)
 
     def broadcast(self, tensors: List[torch.Tensor], opts: Any) -> Any:
         work, tensor = self._begin(tensors), _dense(tensors[0], "broadcast")
@@ -348,7 +201,7 @@ class Backend(c10d.Backend):
 
     def reduce(self, tensors: List[torch.Tensor], opts: Any) -> Any:
         work, tensor = self._begin(tensors), _dense(tensors[0], "reduce")
-        kind, op, packed, factor = self._reduced(tensor, opts.reduceOp)
+        kind, op, packed = self._reduced(tensor, opts.reduceOp)
         root = self.rank() == opts.rootRank
         if root and packed.data_ptr() != tensor.data_ptr():
             as_is = torch.view_as_complex(packed) if tensor.is_complex() else packed
@@ -358,7 +211,7 @@ class Backend(c10d.Backend):
                     opts.rootRank, timeout=opts.timeout)
         return self._given(work, opts)
 
-    def _all_gather_single(self, work: _Work, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
+    def _all_gather_single(self, work: Flight, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
         self._times(output, tensor, "all_gather_single")
         source, out = tensor.contiguous(), output.contiguous()
         work.keep.append(source)
@@ -377,7 +230,7 @@ class Backend(c10d.Backend):
             self._all_gather_single(work, output, tensor, opts)
         return self._given(work, opts)
 
-    def _all_gather(self, work: _Work, outputs: List[torch.Tensor], tensor: torch.Tensor, opts: Any) -> None:
+    def _all_gather(self, work: Flight, outputs: List[torch.Tensor], tensor: torch.Tensor, opts: Any) -> None:
         self._listed(outputs, "all_gather")
         if any(output.numel() != tensor.numel() for output in outputs):
             self._exchange(work, outputs, [tensor] * self.size(), "all_gather", opts)
@@ -398,9 +251,9 @@ class Backend(c10d.Backend):
             self._all_gather(work, [one[index] for one in outputs], tensor, opts)
         return self._given(work, opts)
 
-    def _reduce_scatter(self, work: _Work, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
+    def _reduce_scatter(self, work: Flight, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> None:
         self._times(tensor, output, "reduce_scatter_single")
-        kind, op, source, factor = self._reduced(tensor, opts.reduceOp)
+        kind, op, source = self._reduced(tensor, opts.reduceOp)
         out = self._reduced(output, opts.reduceOp)[2]
         work.keep += [source, out]
         if out.data_ptr() != output.data_ptr():
@@ -423,7 +276,7 @@ class Backend(c10d.Backend):
         self._listed(tensors[0], "reduce_scatter")
         return self.reduce_scatter_single(outputs[0], torch.cat([one.reshape(-1) for one in tensors[0]]), opts)
 
-    def _exchange(self, work: _Work, outputs: List[torch.Tensor], tensors: List[torch.Tensor], call: str, opts: Any) -> None:
+    def _exchange(self, work: Flight, outputs: List[torch.Tensor], tensors: List[torch.Tensor], call: str, opts: Any) -> None:
         """One tensor to each rank and from each, of any sizes."""
         def offsets(counts: List[int]) -> List[int]:
             return [sum(counts[:rank]) for rank in range(len(counts))]
@@ -496,20 +349,24 @@ class Backend(c10d.Backend):
         _rare.monitored_barrier(self.store, self.rank(), self.size(), self.barriers, opts.timeout, wait_all_ranks)
 
     # --- point to point ---
+    def _message(self, outputs: List[torch.Tensor]) -> Flight:
+        self.calls += 1
+        return Flight(self.comm, self.messages, outputs)
+
     def send(self, tensors: List[torch.Tensor], to: int, tag: int = 0) -> Any:
-        work, packed = self._begin([]), _dense(tensors[0], "send").contiguous()
+        work, packed = self._message([]), _dense(tensors[0], "send").contiguous()
         work.keep.append(packed)
         kind, count = self._moved(packed)
         self._start(work, "send", kind, count, packed.data_ptr(), peer=to, tag=tag)
-        return work
+        return Work(work)
 
     def recv(self, tensors: List[torch.Tensor], source: int, tag: int = 0) -> Any:
-        work, tensor = self._begin(tensors), _dense(tensors[0], "recv")
+        work, tensor = self._message(tensors), _dense(tensors[0], "recv")
         packed = tensor.contiguous()
         self._put(work, tensor, packed)
         kind, count = self._moved(packed)
         self._start(work, "receive", kind, count, out=packed.data_ptr(), peer=source, tag=tag)
-        return work
+        return Work(work)
 
     def recv_anysource(self, tensors: List[torch.Tensor], tag: int = 0) -> Any:
         return self.recv(tensors, _ANY, tag)

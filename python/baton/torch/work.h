@@ -2,20 +2,13 @@
 #pragma once
 
 #include <baton/collectives.h>
-
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <vector>
+#include <unistd.h>
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <torch/csrc/distributed/c10d/Hooks.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "hooks.h"
 
 namespace baton::c10d_backend {
 
@@ -27,133 +20,6 @@ inline void check(int32_t result, const std::string& text) {
   if (result == BATON_ERR_INVALID_PARAM) TORCH_CHECK_VALUE(false, text);
   TORCH_CHECK_WITH(DistBackendError, false, text);
 }
-
-// Runs what belongs to the program, on threads that advance nothing: it may wait for other calls.
-class Callbacks {
- public:
-  static Callbacks& get() {
-    Callbacks* callbacks = instance().load();
-    if (callbacks != nullptr) return *callbacks;
-    auto* made = new Callbacks;  // never deleted: its threads may outlive static objects
-    return *(instance().compare_exchange_strong(callbacks, made) ? made : callbacks);
-  }
-  // In a forked child: the threads are the parent's.
-  static void forget() { instance().store(nullptr); }
-  void run(std::function<void()> task) {
-    std::lock_guard lock(mutex_);
-    if (stop_) return;
-    tasks_.push_back(std::move(task));
-    if (idle_ >= tasks_.size()) {
-      wakes_.notify_one();
-    } else {
-      threads_.emplace_back([this] { work(); });
-    }
-  }
-  // Before the interpreter ends. Waits for what runs.
-  void stop() {
-    std::vector<std::thread> threads;
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-      wakes_.notify_all();
-      threads.swap(threads_);
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
-  // Runs what belongs to the program, whose errors have no other way out.
-  template <typename Do>
-  static void guard(const char* what, Do&& action) {
-    try {
-      action();
-    } catch (const std::exception& why) {
-      TORCH_WARN("backend baton: ", what, " raised: ", why.what());
-    } catch (...) {
-      TORCH_WARN("backend baton: ", what, " raised something that is no std::exception");
-    }
-  }
-
- private:
-  static std::atomic<Callbacks*>& instance() {
-    static std::atomic<Callbacks*> instance{nullptr};
-    return instance;
-  }
-
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      ++idle_;
-      wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
-      --idle_;
-      if (tasks_.empty()) return;
-      std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      guard("a callback", task);
-      task = nullptr;  // outside the lock: what it holds may need the interpreter's
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wakes_;
-  std::deque<std::function<void()>> tasks_;
-  size_t idle_ = 0;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
-};
-
-// What a group's users want to hear of. The error of a failed call does not wait for the hooks:
-// torch's own writes a trace, which takes seconds.
-class Hooks : public std::enable_shared_from_this<Hooks> {
- public:
-  void add(int64_t id, ::c10d::AbortHook hook) { put(abort_, id, std::move(hook)); }
-  void add(int64_t id, ::c10d::CompletionHook hook) {
-    put(completion_, id, std::move(hook));
-    any_.store(true);
-  }
-  void remove_abort(int64_t id) { put(abort_, id, {}); }
-  void remove_completion(int64_t id) { put(completion_, id, {}); }
-
-  void failed() {
-    Map<::c10d::AbortHook> hooks = all(abort_);
-    if (hooks.empty() || telling_.exchange(true)) return;
-    Callbacks::get().run([self = shared_from_this(), hooks = std::move(hooks)] {
-      for (const auto& [id, hook] : hooks) Callbacks::guard("an abort hook", *hook);
-      self->telling_.store(false);
-    });
-  }
-  void ended(uint64_t key) const {
-    if (!any_.load()) return;
-    for (const auto& [id, hook] : all(completion_)) {
-      Callbacks::guard("a completion hook", [&, &call = *hook] {
-        call({.completionKey = key, .duration_ms = std::nullopt});
-      });
-    }
-  }
-
- private:
-  // By pointer: to copy or delete a hook takes the interpreter's lock, not to be waited for here.
-  template <typename Hook>
-  using Map = std::map<int64_t, std::shared_ptr<Hook>>;
-  template <typename Hook>
-  void put(Map<Hook>& hooks, int64_t id, Hook hook) {
-    auto one = hook ? std::make_shared<Hook>(std::move(hook)) : nullptr;
-    std::lock_guard lock(mutex_);
-    hooks[id].swap(one);
-    if (hooks[id] == nullptr) hooks.erase(id);
-  }
-  template <typename Hook>
-  Map<Hook> all(const Map<Hook>& hooks) const {
-    std::lock_guard lock(mutex_);
-    return hooks;
-  }
-  mutable std::mutex mutex_;
-  Map<::c10d::AbortHook> abort_;
-  Map<::c10d::CompletionHook> completion_;
-  std::atomic<bool> any_{false};
-  std::atomic<bool> telling_{false};
-};
 
 // A communicator, which ends when its group has left it and no call is in flight any more.
 class Comm {
@@ -186,7 +52,8 @@ class Comm {
   int uses() const { return uses_.load(); }
 
   const std::shared_ptr<Hooks> hooks;
-  std::atomic<int> waiting{0};  // threads that advance this communicator by waiting
+  std::atomic<int> waiting{0};      // threads that advance this communicator by waiting
+  std::atomic<int> collectives{0};  // calls in flight that all ranks make
 
  private:
   void destroy() { baton_comm_destroy(comm_.exchange(nullptr)); }
@@ -207,6 +74,8 @@ class BatonWork : public ::c10d::Work {
       : Work(-1, type, title, inputs),
         comm_(std::move(comm)),
         outputs_(std::move(outputs)),
+        collective_(type != ::c10d::OpType::SEND && type != ::c10d::OpType::RECV &&
+                    type != ::c10d::OpType::RECVANYSOURCE),
         sequence_(sequence),
         timeout_(timeout) {}
 
@@ -227,6 +96,7 @@ class BatonWork : public ::c10d::Work {
       if (result != BATON_ERR_INVALID_PARAM) comm_->hooks->failed();
       check(result, error.text);
     }
+    if (collective_) comm_->collectives.fetch_add(1);
     numbers_.push_back(work);
   }
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
@@ -236,7 +106,14 @@ class BatonWork : public ::c10d::Work {
 
   // --- torch's -------------------------------------------------------------------------------
   bool wait(milliseconds timeout) override {
-    if (!is_over()) reap(timeout);
+    if (!is_over()) {
+      try {
+        reap(timeout);
+      } catch (...) {  // the call goes on, whatever becomes of this work
+        helped();
+        throw;
+      }
+    }
     if (failed_) std::rethrow_exception(exception_);
     return true;
   }
@@ -271,6 +148,8 @@ class BatonWork : public ::c10d::Work {
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   bool is_waited_for() const { return comm_->waiting.load() > 0; }
   bool has_future() const { return has_future_.load(); }
+  bool is_collective() const { return collective_; }
+  std::atomic<bool> has_helper{false};
   const Comm& comm() const { return *comm_; }
   // Advances without waiting, unless another thread does. True once it is over.
   bool poll() {
@@ -293,28 +172,32 @@ class BatonWork : public ::c10d::Work {
 
  private:
   void reap(milliseconds timeout) {
+    using Clock = std::chrono::steady_clock;
+    constexpr milliseconds kSlice{100};  // between two looks at Ctrl-C
     const bool forever = timeout <= milliseconds::zero();
-    const auto end = std::chrono::steady_clock::now() + timeout;
+    const auto end = Clock::now() + (forever ? kSlice : timeout);
+    const auto slice = [&]() -> std::chrono::nanoseconds {
+      if (forever) return kSlice;
+      return std::clamp<std::chrono::nanoseconds>(end - Clock::now(), milliseconds::zero(), kSlice);
+    };
+    const auto look_up = [&] {
+      if (!forever && Clock::now() >= end) throw_late(timeout);
+      if (getpid() != gettid() || Py_IsInitialized() == 0) return;
+      const pybind11::gil_scoped_acquire gil;  // signals are told in the main thread
+      if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    };
     std::unique_lock lock(reaping_, std::defer_lock);
-    if (forever) {
-      lock.lock();
-    } else if (!lock.try_lock_until(end)) {
-      throw_late(timeout);
-    }
+    while (!lock.try_lock_for(slice())) look_up();
     baton_error error = BATON_ERROR_INIT;
-    for (; next_ < numbers_.size(); told(error)) {
-      int64_t left = BATON_FOREVER;
-      if (!forever) {
-        const std::chrono::nanoseconds rest = end - std::chrono::steady_clock::now();
-        left = std::max<int64_t>(rest.count(), 0);
-      }
+    while (next_ < numbers_.size()) {
       comm_->waiting.fetch_add(1);
-      error.result = baton_work_wait(comm_->entered(), numbers_[next_], left, &error);
+      error.result = baton_work_wait(comm_->entered(), numbers_[next_], slice().count(), &error);
       comm_->waiting.fetch_sub(1);
-      if (error.result == BATON_ERR_TIMEOUT) throw_late(timeout);
+      error.result == BATON_ERR_TIMEOUT ? look_up() : told(error);
     }
     settle(true);
   }
+  void helped();  // by the helper
 
   [[noreturn]] static void throw_late(milliseconds timeout) {
     TORCH_CHECK_WITH(
@@ -328,6 +211,7 @@ class BatonWork : public ::c10d::Work {
       baton_work_source(comm_->entered(), numbers_[next_], &source_, nullptr);
     }
     ++next_;
+    if (collective_) comm_->collectives.fetch_sub(1);
     comm_->leave();
     if (error.result == BATON_OK || why_ != nullptr) return;
     try {
@@ -341,10 +225,13 @@ class BatonWork : public ::c10d::Work {
   // All calls have ended: the output gets its shape, and waiting threads are told.
   void settle(bool by_caller) {
     if (is_over()) return;
-    if (why_ == nullptr) {
+    if (why_ != nullptr) {
+      comm_->hooks->failed();
+    } else {
       try {
         const c10::InferenceMode any_tensor;  // also those that a program made in that mode
         for (const auto& unpack : unpack_) unpack();
+        comm_->hooks->ended(key_);
       } catch (...) {
         why_ = std::current_exception();
       }
@@ -352,7 +239,6 @@ class BatonWork : public ::c10d::Work {
     unpack_.clear();
     kept_.clear();
     failed_ = why_ != nullptr;
-    failed_ ? comm_->hooks->failed() : comm_->hooks->ended(key_);
     finish(why_);
     over_.store(true, std::memory_order_release);
     c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -385,6 +271,7 @@ class BatonWork : public ::c10d::Work {
   c10::SmallVector<at::Tensor, 2> kept_;
   std::vector<at::Tensor> outputs_;
   c10::SmallVector<std::function<void()>, 1> unpack_;
+  const bool collective_;
   const uint64_t sequence_;
   const uint64_t key_ = next_key();
   const milliseconds timeout_;
@@ -411,6 +298,7 @@ class Helper {
   static void forget() { instance().store(nullptr); }
 
   void add(WorkPtr work) {
+    if (work->has_helper.exchange(true)) return;
     std::lock_guard lock(mutex_);
     works_.push_back(std::move(work));
     if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { run(); });
@@ -433,11 +321,12 @@ class Helper {
     Callbacks::get().stop();
   }
 
-  // Until the library, which has 256, has room for another call of this communicator. `making`: the
-  // work that wants it, whose own calls may fill it.
+  // Until the library, which has 256 for collectives and 4,096 in all, has room for another call of
+  // this communicator. `making`: the work that wants it, whose own calls may fill it.
   void make_room(const Comm& comm, BatonWork& making) {
-    constexpr int kMost = 200;
-    while (comm.uses() >= kMost) {
+    constexpr int kMost = 4000, kMostCollectives = 200;
+    while (comm.uses() >= kMost ||
+           (making.is_collective() && comm.collectives >= kMostCollectives)) {
       making.tell_ended();
       std::vector<WorkPtr> mine;
       {
@@ -512,5 +401,7 @@ class Helper {
   std::atomic<baton_endpoint*> endpoint_{nullptr};
   std::thread thread_;
 };
+
+inline void BatonWork::helped() { Helper::get().add(WorkPtr::reclaim_copy(this)); }
 
 }  // namespace baton::c10d_backend

@@ -1,0 +1,144 @@
+// What belongs to the program: futures' callbacks and hooks, on threads that advance nothing.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Hooks.hpp>
+
+namespace baton::c10d_backend {
+
+// Runs what belongs to the program, on threads that advance nothing: it may wait for other calls.
+class Callbacks {
+ public:
+  static Callbacks& get() {
+    Callbacks* callbacks = instance().load();
+    if (callbacks != nullptr) return *callbacks;
+    auto* made = new Callbacks;  // never deleted: its threads may outlive static objects
+    return *(instance().compare_exchange_strong(callbacks, made) ? made : callbacks);
+  }
+  // In a forked child: the threads are the parent's.
+  static void forget() { instance().store(nullptr); }
+  void run(std::function<void()> task) {
+    std::lock_guard lock(mutex_);
+    if (stop_) return;
+    tasks_.push_back(std::move(task));
+    if (idle_ >= tasks_.size()) {
+      wakes_.notify_one();
+    } else {
+      threads_.emplace_back([this] { work(); });
+    }
+  }
+  // Before the interpreter ends. Waits for what runs.
+  void stop() {
+    std::vector<std::thread> threads;
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      wakes_.notify_all();
+      threads.swap(threads_);
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // Runs what belongs to the program, whose errors have no other way out.
+  template <typename Do>
+  static void guard(const char* what, Do&& action) {
+    try {
+      action();
+    } catch (const std::exception& why) {
+      TORCH_WARN("backend baton: ", what, " raised: ", why.what());
+    } catch (...) {
+      TORCH_WARN("backend baton: ", what, " raised something that is no std::exception");
+    }
+  }
+
+ private:
+  static std::atomic<Callbacks*>& instance() {
+    static std::atomic<Callbacks*> instance{nullptr};
+    return instance;
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      ++idle_;
+      wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
+      --idle_;
+      if (tasks_.empty()) return;
+      std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      guard("a callback", task);
+      task = nullptr;  // outside the lock: what it holds may need the interpreter's
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// What a group's users want to hear of. The error of a failed call does not wait for the hooks:
+// torch's own writes a trace, which takes seconds.
+class Hooks : public std::enable_shared_from_this<Hooks> {
+ public:
+  void add(int64_t id, ::c10d::AbortHook hook) { put(abort_, id, std::move(hook)); }
+  void add(int64_t id, ::c10d::CompletionHook hook) {
+    put(completion_, id, std::move(hook));
+    any_.store(true);
+  }
+  void remove_abort(int64_t id) { put(abort_, id, {}); }
+  void remove_completion(int64_t id) { put(completion_, id, {}); }
+
+  void failed() {
+    Map<::c10d::AbortHook> hooks = all(abort_);
+    if (hooks.empty() || telling_.exchange(true)) return;
+    Callbacks::get().run([self = shared_from_this(), hooks = std::move(hooks)] {
+      for (const auto& [id, hook] : hooks) Callbacks::guard("an abort hook", *hook);
+      self->telling_.store(false);
+    });
+  }
+  void ended(uint64_t key) const {
+    if (!any_.load()) return;
+    for (const auto& [id, hook] : all(completion_)) {
+      Callbacks::guard("a completion hook", [&, &call = *hook] {
+        call({.completionKey = key, .duration_ms = std::nullopt});
+      });
+    }
+  }
+
+ private:
+  // By pointer: to copy or delete a hook takes the interpreter's lock, not to be waited for here.
+  template <typename Hook>
+  using Map = std::map<int64_t, std::shared_ptr<Hook>>;
+  template <typename Hook>
+  void put(Map<Hook>& hooks, int64_t id, Hook hook) {
+    auto one = hook ? std::make_shared<Hook>(std::move(hook)) : nullptr;
+    std::lock_guard lock(mutex_);
+    hooks[id].swap(one);
+    if (hooks[id] == nullptr) hooks.erase(id);
+  }
+  template <typename Hook>
+  Map<Hook> all(const Map<Hook>& hooks) const {
+    std::lock_guard lock(mutex_);
+    return hooks;
+  }
+  mutable std::mutex mutex_;
+  Map<::c10d::AbortHook> abort_;
+  Map<::c10d::CompletionHook> completion_;
+  std::atomic<bool> any_{false};
+  std::atomic<bool> telling_{false};
+};
+
+}  // namespace baton::c10d_backend
