@@ -172,7 +172,7 @@ set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers and static libraries, to compile ag
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME baton-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "baton (= ${PROJECT_VERSION}), libabsl-dev, libhwy-dev, libssl-dev, \
-nlohmann-json3-dev, libspdlog-dev, libxxhash-dev, zlib1g-dev, libhwloc-dev")
+nlohmann-json3-dev, libspdlog-dev, libxxhash-dev, zlib1g-dev")
 set(CPACK_COMPONENT_PYTHON_DESCRIPTION "The Python package.")
 set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-baton)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_SECTION python)

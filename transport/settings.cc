@@ -17,49 +17,25 @@ namespace {
 
 // A worker's own.
 constexpr std::array kPeerSettings = {
-    Setting{
-        .name = "peer.answer_ms",
-        .unit = "ms",
-        .standard = "15000",
-        .least = 10,
-        .most = 3'600'000,
-        .meaning =
-            "time for a peer to report what arrived over a lost rail; after that the peer is lost",
-        .patience = true},
-    Setting{.name = "peer.failback_ms",
-            .unit = "ms",
-            .standard = "1000",
-            .least = 0,
-            .most = 3'600'000,
-            .meaning = "delay before a better provider than the current one is tried again for a "
-                       "peer; doubles each time, up to a minute; 0: never"},
-    Setting{.name = "peer.redial_ms",
-            .unit = "ms",
-            .standard = "15000",
-            .least = 0,
-            .most = 3'600'000,
-            .meaning = "how long to reconnect to a lost peer before giving it up; 0: not at all",
-            .patience = true},
-    Setting{.name = "staging.kernels",
-            .kind = Setting::Kind::kChoice,
-            .standard = "on",
-            .choices = "on off",
-            .meaning = "pack small pieces of device memory by a kernel where that is quicker; off: "
-                       "copy engines only, for programs whose kernels leave no room for another"},
-    Setting{.name = "staging.ring_mib",
-            .unit = "MiB",
-            .standard = "64",
-            .least = 16,
-            .most = 4096,
-            .meaning = "pinned memory for each device with registered memory; routes that move "
-                       "bytes by the CPU copy through it"},
-    Setting{.name = "staging.sums",
-            .kind = Setting::Kind::kChoice,
-            .standard = "auto",
-            .choices = "auto cpus kernel",
-            .meaning =
-                "where collectives on device memory sum; auto: by a kernel of the device or on "
-                "the CPU, whichever measured quicker; kernel: by a kernel wherever one exists"},
+    Setting::number(
+        "peer.answer_ms", "ms", "15000", 10, 3'600'000,
+        "time for a peer to report what arrived over a lost rail; after that the peer is lost",
+        true),
+    Setting::number("peer.failback_ms", "ms", "1000", 0, 3'600'000,
+                    "delay before a better provider than the current one is tried again for a "
+                    "peer; doubles each time, up to a minute; 0: never"),
+    Setting::number("peer.redial_ms", "ms", "15000", 0, 3'600'000,
+                    "how long to reconnect to a lost peer before giving it up; 0: not at all",
+                    true),
+    Setting::choice("staging.kernels", "on", "on off",
+                    "pack small pieces of device memory by a kernel where that is quicker; off: "
+                    "copy engines only, for programs whose kernels leave no room for another"),
+    Setting::number("staging.ring_mib", "MiB", "64", 16, 4096,
+                    "pinned memory for each device with registered memory; routes that move "
+                    "bytes by the CPU copy through it"),
+    Setting::choice("staging.sums", "auto", "auto cpus kernel",
+                    "where collectives on device memory sum; auto: by a kernel of the device or on "
+                    "the CPU, whichever measured quicker; kernel: by a kernel wherever one exists"),
 };
 
 std::vector<Setting>& table() {

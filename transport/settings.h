@@ -34,6 +34,20 @@ struct Setting {
   std::string_view meaning;  // for people: a line
   bool patience = false;     // how long others are waited for: the default is times BATON_PATIENCE
 
+  static constexpr Setting number(std::string_view name, std::string_view unit,
+                                  std::string_view standard, int64_t least, int64_t most,
+                                  std::string_view meaning, bool patience = false) {
+    return {name, Kind::kNumber, unit, standard, least, most, "", meaning, patience};
+  }
+  static constexpr Setting choice(std::string_view name, std::string_view standard,
+                                  std::string_view choices, std::string_view meaning) {
+    return {name, Kind::kChoice, "", standard, 0, 0, choices, meaning};
+  }
+  static constexpr Setting text(std::string_view name, std::string_view standard,
+                                std::string_view meaning) {
+    return {name, Kind::kText, "", standard, 0, 0, "", meaning};
+  }
+
   // "4 to 1048576", "auto, yes or no"; "" for a text.
   std::string range() const;
   // InvalidArgument: the value is none of these; names the setting, the value and what would do.

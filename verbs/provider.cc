@@ -76,7 +76,7 @@ absl::Status VerbsProvider::configure(const VerbsApi* api) {
     auto gid = choose_gid(port->gids, shared_.tuning.gid_index, 0xff);
     if (gid.ok()) absl::StrAppend(&text, " ", gid->reason);
     if (const int node = port->device->node(); node >= 0) {
-      absl::StrAppendFormat(&text, ", NUMA node %d (%s)", node, shared_.locality->source());
+      absl::StrAppendFormat(&text, ", NUMA node %d", node);
     }
     texts.push_back(std::move(text));
   }

@@ -1,4 +1,4 @@
-// Where devices and memory are, as sysfs and hwloc tell it, and that the near rail gets more.
+// Where devices and memory are, as sysfs tells it, and that the near rail gets more.
 #include "verbs/device/locality.h"
 
 #include <filesystem>
@@ -86,57 +86,6 @@ TEST(Locality, MemoryOfThisProcessIsOnSomeNodeOrUnknown) {
   EXPECT_NE(Locality::of_this_machine(), nullptr);
 }
 
-// Two packages with a node, a bridge, and a network adapter each, as hwloc writes them.
-constexpr const char* kTwoNodes = R"(<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE topology SYSTEM "hwloc2.dtd">
-<topology version="2.0">
- <object type="Machine" os_index="0" cpuset="0x3" complete_cpuset="0x3" allowed_cpuset="0x3" nodeset="0x3" complete_nodeset="0x3" allowed_nodeset="0x3" gp_index="1">
-  <object type="Package" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="2">
-   <object type="NUMANode" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="4" local_memory="1000000"/>
-   <object type="Core" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="6">
-    <object type="PU" os_index="0" cpuset="0x1" complete_cpuset="0x1" nodeset="0x1" complete_nodeset="0x1" gp_index="8"/>
-   </object>
-   <object type="Bridge" gp_index="10" bridge_type="0-1" depth="0" bridge_pci="0000:[00-02]">
-    <object type="PCIDev" gp_index="11" pci_busid="0000:01:00.0" pci_type="0207 [15b3:1021] [0000:0000] 00" pci_link_speed="0.0">
-     <object type="OSDev" gp_index="12" name="mlx5_0" osdev_type="3"/>
-    </object>
-   </object>
-  </object>
-  <object type="Package" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="3">
-   <object type="NUMANode" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="5" local_memory="1000000"/>
-   <object type="Core" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="7">
-    <object type="PU" os_index="1" cpuset="0x2" complete_cpuset="0x2" nodeset="0x2" complete_nodeset="0x2" gp_index="9"/>
-   </object>
-   <object type="Bridge" gp_index="13" bridge_type="0-1" depth="0" bridge_pci="0000:[80-82]">
-    <object type="PCIDev" gp_index="14" pci_busid="0000:81:00.0" pci_type="0207 [15b3:1021] [0000:0000] 00" pci_link_speed="0.0">
-     <object type="OSDev" gp_index="15" name="mlx5_1" osdev_type="3"/>
-    </object>
-   </object>
-  </object>
- </object>
- <distances2 type="NUMANode" nbobjs="2" kind="5" indexing="os" name="NUMALatency">
-  <indexes length="4">0 1 </indexes>
-  <u64values length="12">10 21 21 10 </u64values>
- </distances2>
-</topology>
-)";
-
-TEST(Locality, HwlocTellsTheSame) {
-  const auto locality = Locality::from_hwloc(kTwoNodes);
-  if (locality == nullptr) GTEST_SKIP() << "built without hwloc (libhwloc-dev)";
-  EXPECT_EQ(locality->device_node("mlx5_0"), 0);
-  EXPECT_EQ(locality->device_node("mlx5_1"), 1);
-  EXPECT_EQ(locality->device_node("none"), Locality::kUnknown);
-  EXPECT_DOUBLE_EQ(locality->distance(0, 1), 2.1);
-  EXPECT_DOUBLE_EQ(locality->distance(1, 1), 1);
-  EXPECT_DOUBLE_EQ(locality->distance(0, 9), 1);
-  EXPECT_STREQ(locality->source(), "hwloc");
-}
-
-TEST(Locality, HwlocRefusesWhatIsNoMachine) {
-  EXPECT_EQ(Locality::from_hwloc("<nonsense/>"), nullptr);
-}
-
 // fake0 on node 0, fake1 on node 1; all memory on `node`.
 class TwoNodes final : public Locality {
  public:
@@ -144,7 +93,6 @@ class TwoNodes final : public Locality {
   int device_node(const std::string& device) const override { return device == "fake1"; }
   int memory_node(const void*, size_t) const override { return node_; }
   double distance(int from, int to) const override { return from < 0 || from == to ? 1 : 3; }
-  const char* source() const override { return "a test"; }
 
  private:
   const int node_;

@@ -38,39 +38,21 @@ constexpr size_t kBudget = 1 << 20;  // bytes copied in one round, shared by the
 constexpr size_t kAlwaysHot = 16;    // so few connections are looked at in every round
 
 constexpr std::array kSettings = {
-    Setting{.name = "shm.memfd",
-            .kind = Setting::Kind::kChoice,
-            .standard = "on",
-            .choices = "on off",
-            .meaning = "off: the provider is not used"},
-    Setting{.name = "shm.fence_ms",
-            .unit = "ms",
-            .standard = "5000",
-            .least = 1,
-            .most = 3'600'000,
-            .meaning = "how long deregistering memory waits for a peer that is copying; a copy "
-                       "takes well under 1 ms, so a peer that takes longer is stopped",
-            .patience = true},
-    Setting{.name = "shm.cma",
-            .kind = Setting::Kind::kChoice,
-            .standard = "on",
-            .choices = "on off",
-            .meaning = "off: peers reach pool memory only, since process_vm_readv is not used"},
-    Setting{.name = "shm.populate",
-            .kind = Setting::Kind::kChoice,
-            .standard = "on",
-            .choices = "on off",
-            .meaning = "on: map the pages of all that a peer shares while nothing else moves, so "
-                       "that the first transfers to them take no page faults; off (the default of "
-                       "communicators): as they are touched, for programs with many peers"},
-    Setting{
-        .name = "shm.ptracer",
-        .kind = Setting::Kind::kChoice,
-        .standard = "on",
-        .choices = "on off",
-        .meaning =
-            "on: where kernel.yama.ptrace_scope is 1, let peers copy this process's memory "
-            "(PR_SET_PTRACER): a single peer by its pid; with several, all processes of this user"},
+    Setting::choice("shm.memfd", "on", "on off", "off: the provider is not used"),
+    Setting::number("shm.fence_ms", "ms", "5000", 1, 3'600'000,
+                    "how long deregistering memory waits for a peer that is copying; a copy "
+                    "takes well under 1 ms, so a peer that takes longer is stopped",
+                    true),
+    Setting::choice("shm.cma", "on", "on off",
+                    "off: peers reach pool memory only, since process_vm_readv is not used"),
+    Setting::choice("shm.populate", "on", "on off",
+                    "on: map the pages of all that a peer shares while nothing else moves, so "
+                    "that the first transfers to them take no page faults; off (the default of "
+                    "communicators): as they are touched, for programs with many peers"),
+    Setting::choice(
+        "shm.ptracer", "on", "on off",
+        "on: where kernel.yama.ptrace_scope is 1, let peers copy this process's memory "
+        "(PR_SET_PTRACER): a single peer by its pid; with several, all processes of this user"),
 };
 
 class ShmProvider final : public Provider {

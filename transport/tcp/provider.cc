@@ -14,63 +14,30 @@ namespace {
 constexpr int kRounds = 4;  // of moving bytes in one progress()
 
 constexpr std::array kSettings = {
-    Setting{.name = "tcp.sockets",
-            .least = 1,
-            .most = 64,
-            .meaning = "sockets per peer, spread over the NICs that lead to it; default: one per "
-                       "core, at least 2, at most 4"},
-    Setting{.name = "tcp.congestion",
-            .kind = Setting::Kind::kText,
-            .standard = "auto",
-            .meaning = "congestion control: auto (chosen by the network), system (the kernel's "
-                       "default), or a name that the kernel knows"},
-    Setting{.name = "tcp.slice_kib",
-            .unit = "KiB",
-            .standard = "1024",
-            .least = 4,
-            .most = 1 << 20,
-            .meaning = "size of a slice, the share of a transfer that one socket carries"},
-    Setting{.name = "tcp.buffer_kib",
-            .unit = "KiB",
-            .standard = "4096",
-            .least = 0,
-            .most = 1 << 20,
-            .meaning = "send and receive buffer of a socket; 0: the kernel decides"},
-    Setting{
-        .name = "tcp.ack_us",
-        .unit = "us",
-        .standard = "50",
-        .least = 0,
-        .most = 1'000'000,
-        .meaning =
-            "delay before the ACK of a small write is sent alone, where data usually follows; "
-            "values above the default say that no caller waits for ACKs (communicators set 2000)"},
-    Setting{.name = "tcp.stall_ms",
-            .unit = "ms",
-            .standard = "10000",
-            .least = 10,
-            .most = 3'600'000,
-            .meaning = "a socket with work that makes no progress for this long is lost",
-            .patience = true},
-    Setting{.name = "tcp.handshake_ms",
-            .unit = "ms",
-            .standard = "5000",
-            .least = 10,
-            .most = 3'600'000,
-            .meaning = "time limit for connecting to a peer and its handshake",
-            .patience = true},
-    Setting{.name = "tcp.integrity",
-            .kind = Setting::Kind::kChoice,
-            .standard = "off",
-            .choices = "off on",
-            .meaning =
-                "authenticate payload, as frame headers always are; on: refuse peers that cannot"},
-    Setting{
-        .name = "tcp.encrypt",
-        .kind = Setting::Kind::kChoice,
-        .standard = "off",
-        .choices = "off on",
-        .meaning = "encrypt frame headers and payload (AES-256-GCM); on: refuse peers that cannot"},
+    Setting::number("tcp.sockets", "", "", 1, 64,
+                    "sockets per peer, spread over the NICs that lead to it; default: one per "
+                    "core, at least 2, at most 4"),
+    Setting::text("tcp.congestion", "auto",
+                  "congestion control: auto (chosen by the network), system (the kernel's "
+                  "default), or a name that the kernel knows"),
+    Setting::number("tcp.slice_kib", "KiB", "1024", 4, 1 << 20,
+                    "size of a slice, the share of a transfer that one socket carries"),
+    Setting::number("tcp.buffer_kib", "KiB", "4096", 0, 1 << 20,
+                    "send and receive buffer of a socket; 0: the kernel decides"),
+    Setting::number(
+        "tcp.ack_us", "us", "50", 0, 1'000'000,
+        "delay before the ACK of a small write is sent alone, where data usually follows; "
+        "values above the default say that no caller waits for ACKs (communicators set 2000)"),
+    Setting::number("tcp.stall_ms", "ms", "10000", 10, 3'600'000,
+                    "a socket with work that makes no progress for this long is lost", true),
+    Setting::number("tcp.handshake_ms", "ms", "5000", 10, 3'600'000,
+                    "time limit for connecting to a peer and its handshake", true),
+    Setting::choice(
+        "tcp.integrity", "off", "off on",
+        "authenticate payload, as frame headers always are; on: refuse peers that cannot"),
+    Setting::choice(
+        "tcp.encrypt", "off", "off on",
+        "encrypt frame headers and payload (AES-256-GCM); on: refuse peers that cannot"),
 };
 
 }  // namespace

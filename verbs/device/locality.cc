@@ -1,4 +1,4 @@
-// NUMA nodes as sysfs, the kernel and hwloc tell them.
+// NUMA nodes as sysfs and the kernel tell them.
 #include "verbs/device/locality.h"
 
 #include <sys/syscall.h>
@@ -10,10 +10,6 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-
-#ifdef BATON_HWLOC
-#include <hwloc.h>
-#endif
 
 namespace baton::verbs {
 namespace {
@@ -90,7 +86,6 @@ class Sysfs final : public Locality {
                               base::pci_path(root_, address));
   }
 
-  const char* source() const override { return "sysfs"; }
   bool several_nodes() const {
     return access(absl::StrCat(root_, "/sys/devices/system/node/node1").c_str(), F_OK) == 0;
   }
@@ -99,129 +94,12 @@ class Sysfs final : public Locality {
   const std::string root_;
 };
 
-#ifdef BATON_HWLOC
-class Hwloc final : public Locality {
- public:
-  ~Hwloc() override {
-    if (topology_ != nullptr) hwloc_topology_destroy(topology_);
-  }
-
-  bool load(const std::string& xml) {
-    if (hwloc_topology_init(&topology_) != 0) return false;
-    hwloc_topology_set_io_types_filter(topology_, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-    if (!xml.empty() && hwloc_topology_set_xmlbuffer(topology_, xml.c_str(),
-                                                     static_cast<int>(xml.size()) + 1) != 0) {
-      return false;
-    }
-    return hwloc_topology_load(topology_) == 0;
-  }
-
-  int device_node(const std::string& device) const override {
-    hwloc_obj_t found = nullptr;
-    while ((found = hwloc_get_next_osdev(topology_, found)) != nullptr) {
-      if (found->name == nullptr || device != found->name) continue;
-      const hwloc_obj_t near = hwloc_get_non_io_ancestor_obj(topology_, found);
-      // A device at the root of the tree is near to every node, or to none that is known.
-      if (near == nullptr || hwloc_bitmap_weight(near->nodeset) != 1) return kUnknown;
-      return hwloc_bitmap_first(near->nodeset);
-    }
-    return kUnknown;
-  }
-
-  int memory_node(const void* base, size_t bytes) const override {
-    if (bytes == 0) return kUnknown;
-    std::map<int, int> counts;
-    const hwloc_bitmap_t nodes = hwloc_bitmap_alloc();
-    for (void* page : samples_of(base, bytes)) {
-      if (hwloc_get_area_memlocation(topology_, page, 1, nodes, HWLOC_MEMBIND_BYNODESET) == 0) {
-        ++counts[hwloc_bitmap_first(nodes)];
-      }
-    }
-    hwloc_bitmap_free(nodes);
-    return most_frequent(counts);
-  }
-
-  double distance(int from, int to) const override {
-    if (from < 0 || to < 0 || from == to) return 1;
-    unsigned count = 1;
-    hwloc_distances_s* matrix = nullptr;
-    if (hwloc_distances_get_by_type(topology_, HWLOC_OBJ_NUMANODE, &count, &matrix,
-                                    HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) != 0 ||
-        count == 0) {
-      return 1;
-    }
-    const hwloc_obj_t a =
-        hwloc_get_numanode_obj_by_os_index(topology_, static_cast<unsigned>(from));
-    const hwloc_obj_t b = hwloc_get_numanode_obj_by_os_index(topology_, static_cast<unsigned>(to));
-    uint64_t there = 0, back = 0;
-    double result = 1;
-    if (a != nullptr && b != nullptr &&
-        hwloc_distances_obj_pair_values(matrix, a, b, &there, &back) == 0) {
-      result = std::max(1.0, static_cast<double>(there) / kLocal);
-    }
-    hwloc_distances_release(topology_, matrix);
-    return result;
-  }
-
-  const char* source() const override { return "hwloc"; }
-
- private:
-  hwloc_topology_t topology_ = nullptr;
-};
-
-// hwloc first, sysfs for what it does not know (the interfaces under soft-RoCE).
-class Both final : public Locality {
- public:
-  Both(std::unique_ptr<Locality> first, std::unique_ptr<Locality> second)
-      : first_(std::move(first)), second_(std::move(second)) {}
-  int device_node(const std::string& device) const override {
-    const int node = first_->device_node(device);
-    return node >= 0 ? node : second_->device_node(device);
-  }
-  int memory_node(const void* base, size_t bytes) const override {
-    const int node = first_->memory_node(base, bytes);
-    return node >= 0 ? node : second_->memory_node(base, bytes);
-  }
-  double distance(int from, int to) const override {
-    return std::max(first_->distance(from, to), second_->distance(from, to));
-  }
-  base::PciDistance pci_distance(const std::string& device,
-                                 const std::string& address) const override {
-    return second_->pci_distance(device, address);
-  }
-  const char* source() const override { return first_->source(); }
-
- private:
-  std::unique_ptr<Locality> first_, second_;
-};
-#endif
-
 }  // namespace
 
 std::unique_ptr<Locality> Locality::from_sysfs(const std::string& root) {
   return std::make_unique<Sysfs>(root);
 }
 
-std::unique_ptr<Locality> Locality::from_hwloc(const std::string& xml) {
-#ifdef BATON_HWLOC
-  auto made = std::make_unique<Hwloc>();
-  if (made->load(xml)) return made;
-#endif
-  (void)xml;
-  return nullptr;
-}
-
-std::unique_ptr<Locality> Locality::of_this_machine() {
-  auto sysfs = std::make_unique<Sysfs>("");
-#ifdef BATON_HWLOC
-  // Reading the whole machine takes a while: only where there is something to choose.
-  if (sysfs->several_nodes()) {
-    if (auto hwloc = from_hwloc(""); hwloc != nullptr) {
-      return std::make_unique<Both>(std::move(hwloc), std::move(sysfs));
-    }
-  }
-#endif
-  return sysfs;
-}
+std::unique_ptr<Locality> Locality::of_this_machine() { return from_sysfs(""); }
 
 }  // namespace baton::verbs

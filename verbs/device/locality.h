@@ -1,8 +1,7 @@
 // Where devices and memory are: NUMA nodes, and how far those are from each other. A rail of a
 // device that is far from the memory it moves gets a smaller share of it.
 //
-// hwloc says, where it is built in and knows; sysfs otherwise. On a machine of one node nothing is
-// asked.
+// sysfs says. On a machine of one node nothing is asked.
 #pragma once
 
 #include <cstddef>
@@ -30,14 +29,10 @@ class Locality {
                                          const std::string& /*address*/) const {
     return base::PciDistance::kUnknown;
   }
-  virtual const char* source() const = 0;  // for people: "hwloc"
 
   static std::unique_ptr<Locality> of_this_machine();
   // What sysfs says, below `root`.
   static std::unique_ptr<Locality> from_sysfs(const std::string& root);
-  // What hwloc says of this machine, or of the one that `xml` describes; null where it is not built
-  // in or cannot.
-  static std::unique_ptr<Locality> from_hwloc(const std::string& xml);
 };
 
 }  // namespace baton::verbs
