@@ -65,11 +65,6 @@ class KvRequantisePlan {
   absl::Status run(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
                    absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
                    KvTokens layers = KvPlan::kAllLayers) const;
-  // The same, element by element as the definition above says, with no thought of speed.
-  absl::Status run_reference(size_t part, KvTokens tokens, const KvPages& source,
-                             const KvPages& target, absl::Span<const std::byte* const> from,
-                             absl::Span<std::byte* const> to,
-                             KvTokens layers = KvPlan::kAllLayers) const;
 
   // For conversion elsewhere: what run() would do, in place. Of `from` and `to` nothing is
   // touched.

@@ -26,9 +26,6 @@ struct Fp8Rows {
   size_t width;                                    // elements of a row
   size_t scales_of_row;                            // divides the width
   bool is_fp32;                                    // or bf16
-  // So far behind a row lies what will be converted soon, and comes into the caches meanwhile. It
-  // may not be mapped. 0: that is not known.
-  size_t ahead;
 };
 
 // The loops for one instruction set.
@@ -36,7 +33,6 @@ struct Fp8Loops {
   const char* name;
   void (*bf16)(const Fp8Rows& rows);
   void (*fp32)(const Fp8Rows& rows);
-  void (*transpose_eight)(const std::byte* from, size_t from_element, size_t width, std::byte* to);
 };
 // Those that this machine can run, the best first.
 std::span<const Fp8Loops> fp8_loops();

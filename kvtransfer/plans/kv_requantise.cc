@@ -47,17 +47,6 @@ uint8_t e4m3_of(float value) {
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80));
 }
 
-float element_at(const std::byte* at, bool is_fp32) {
-  if (is_fp32) {
-    float value;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return std::bit_cast<float>(uint32_t{bits} << 16);
-}
-
 absl::Status check_pair(const KvGroup& target, const KvField& from) {
   const KvField* to = find_role(target, from.role);
   const KvField* scale = find_role(target, scale_of(from.role));
@@ -103,8 +92,7 @@ absl::Status check_groups(const KvGroup& from, const KvGroup& to) {
 }
 
 // A box in rows that lie at equal distances.
-template <typename Convert>
-void for_rows(const KvRowBox& box, const Convert& convert) {
+void convert_box(const KvRowBox& box) {
   const KvField &field = *box.source, &value = *box.values, &scale = *box.scale;
   // Rows that lie next to each other follow each other: tokens of a head, or heads of a token.
   const bool by_tokens = box.heads == 1 || field.token_stride <= field.head_stride;
@@ -125,12 +113,9 @@ void for_rows(const KvRowBox& box, const Convert& convert) {
                   .scale_element = scale.element_stride,
                   .width = field.width,
                   .scales_of_row = scale.width,
-                  .is_fp32 = field.dtype == KvDtype::kFloat32,
-                  .ahead = by_tokens && box.heads > 1
-                               ? field.head_stride
-                               : 16 * (by_tokens ? field.token_stride : field.head_stride)};
+                  .is_fp32 = field.dtype == KvDtype::kFloat32};
   for (size_t left = box.tokens * box.heads;; left -= rows.rows) {
-    convert(rows);
+    rows_to_fp8(rows);
     if (left == rows.rows) return;
     rows.from += by_tokens ? field.head_stride : field.token_stride;
     rows.to += by_tokens ? value.head_stride : value.token_stride;
@@ -262,56 +247,12 @@ absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& 
   bool there = true;
   const absl::Status status =
       for_each_box(part, tokens, source, target, from, to, layers, [&there](const KvRowBox& box) {
-        there = there && base::guarded([&box] {
-                  for_rows(box, [](const Fp8Rows& rows) { rows_to_fp8(rows); });
-                });
+        there = there && base::guarded([&box] { convert_box(box); });
       });
   if (there) return status;
   return absl::FailedPreconditionError(
       "memory of a requantised cache is no longer mapped, or was never mapped for writing: keep "
       "memory mapped until it is deregistered");
-}
-
-absl::Status KvRequantisePlan::run_reference(size_t part, KvTokens tokens, const KvPages& source,
-                                             const KvPages& target,
-                                             absl::Span<const std::byte* const> from,
-                                             absl::Span<std::byte* const> to,
-                                             KvTokens layers) const {
-  const auto nearest = [](float value) -> uint8_t {
-    const uint8_t sign = std::signbit(value) ? 0x80 : 0;
-    if (!std::isfinite(value)) return sign | kNan;
-    const double magnitude = std::fabs(static_cast<double>(value));
-    uint8_t best = 0;
-    for (uint8_t code = 1; code < kNan; ++code) {
-      const double distance = std::fabs(magnitude - float_of_fp8_e4m3(code));
-      const double least = std::fabs(magnitude - float_of_fp8_e4m3(best));
-      if (distance < least || (distance == least && code % 2 == 0)) best = code;
-    }
-    return sign | best;
-  };
-  const auto convert_row = [&](const Fp8Rows& x, const std::byte* row, std::byte* codes,
-                               std::byte* scales) {
-    const size_t span = x.width / x.scales_of_row;
-    const auto element = [&](size_t i) { return element_at(row + i * x.from_element, x.is_fp32); };
-    for (size_t s = 0; s < x.scales_of_row; ++s) {
-      float largest = 0;
-      for (size_t i = s * span; i < (s + 1) * span; ++i) {
-        if (std::isfinite(element(i))) largest = std::max(largest, std::fabs(element(i)));
-      }
-      const float scale = scale_for(largest);
-      std::memcpy(scales + s * x.scale_element, &scale, sizeof scale);
-      for (size_t i = s * span; i < (s + 1) * span; ++i) {
-        codes[i * x.to_element] = static_cast<std::byte>(nearest(element(i) / scale));
-      }
-    }
-  };
-  const auto convert = [&](const Fp8Rows& x) {
-    for (size_t i = 0; i < x.rows; ++i) {
-      convert_row(x, x.from + i * x.from_step, x.to + i * x.to_step, x.scales + i * x.scales_step);
-    }
-  };
-  return for_each_box(part, tokens, source, target, from, to, layers,
-                      [&](const KvRowBox& box) { for_rows(box, convert); });
 }
 
 }  // namespace baton::kvtransfer

@@ -1,4 +1,4 @@
-// bf16 and fp32 into fp8 between two agents: every byte as KvRequantisePlan::run_reference() makes
+// bf16 and fp32 into fp8 between two agents: every byte as KvRequantisePlan::run() makes
 // it, over every provider; what is refused; and aborts, fences and ends in the middle.
 #include "kvtransfer/agent_kv.h"
 #include "kvtransfer/kv_requantise.h"
