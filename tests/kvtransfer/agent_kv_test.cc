@@ -1,5 +1,5 @@
 // KV plans over agents: placements, and transfers between two layouts over every provider. That
-// every byte is where it belongs for any pair of layouts is for kv_plan_test, kv_reshard_test and
+// every byte is where it belongs for any pair of layouts is for kv_plan_test and
 // tests/python/kv_plan_test.py.
 #include "kvtransfer/agent_kv.h"
 

@@ -1,5 +1,5 @@
 // Plans: what they move, for random pairs of layouts, against a walk over every element; what they
-// refuse; how far they coalesce. kv_reshard_test does the first again, against numpy.
+// refuse; how far they coalesce. tests/python/kv_plan_test.py does the first again, against numpy.
 #include "kvtransfer/kv_plan.h"
 
 #include "tests/sanitized.h"
