@@ -2,7 +2,6 @@
 backend, with and without "interface_v1"."""
 import dataclasses
 import hashlib
-import logging
 import pathlib
 import random
 import signal
@@ -11,7 +10,7 @@ import threading
 import unittest
 
 import sglang_fakes as fakes
-from store_process import PATIENCE, Between, Store, descriptors, until
+from store_process import PATIENCE, Between, WithStore, until
 
 fakes.install()
 from baton.kv_store.hicache import BatonHiCache  # noqa: E402: where SGLang would be
@@ -36,20 +35,7 @@ def places(*pages):
     return [page * STEP + token for page in pages for token in range(STEP)]
 
 
-class HiCache(unittest.TestCase):
-    def setUp(self):
-        logging.getLogger("baton.kv_store").setLevel(logging.CRITICAL)
-        self.before = descriptors(), threading.active_count()
-
-    def tearDown(self):
-        self.doCleanups()
-        self.assertEqual((descriptors(), threading.active_count()), self.before)
-
-    def store(self):
-        store = Store(128)
-        self.addCleanup(store.close)
-        return store
-
+class HiCache(WithStore):
     def backend(self, address, pool=None, names=None, silence=PATIENCE / 2, **config):
         extra = {"backend_name": "baton", "module_path": "baton.kv_store.hicache", "class_name": "BatonHiCache",
                  "interface_v1": 1, "store": address, "names": names or {"weights": "w"}, "silence": silence,

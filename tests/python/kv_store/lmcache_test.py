@@ -1,7 +1,6 @@
 """LMCache's native_plugin over a KV store, without LMCache: the calls that its NativeConnectorL2Adapter (0.5.6) makes, with
 keys as it writes them, and a thread that polls and drains as its does."""
 import hashlib
-import logging
 import random
 import select
 import signal
@@ -9,7 +8,7 @@ import threading
 import unittest
 
 from baton.kv_store.lmcache import BatonStore
-from store_process import PATIENCE, Between, Store, descriptors, until
+from store_process import PATIENCE, Between, WithStore, until
 
 MODELS = {"org/model": {"weights": "w1", "dtype": "bfloat16", "layout": "256 tokens"},
           "other": {"weights": "w2", "dtype": "bfloat16", "layout": "256 tokens"}}
@@ -80,19 +79,8 @@ class Adapter:
         self.client.close()
 
 
-class Plugin(unittest.TestCase):
-    def setUp(self):
-        logging.getLogger("baton.kv_store").setLevel(logging.CRITICAL)
-        self.before = descriptors(), threading.active_count()
-
-    def tearDown(self):
-        self.doCleanups()
-        self.assertEqual((descriptors(), threading.active_count()), self.before)
-
-    def store(self):
-        store = Store(256)
-        self.addCleanup(store.close)
-        return store
+class Plugin(WithStore):
+    MEMORY_MIB = 256
 
     def adapter(self, address, models=MODELS, silence=PATIENCE / 2, **how):
         client = BatonStore(address, models, silence=silence, timeout=PATIENCE, retry=0.02, **how)

@@ -1,6 +1,7 @@
 """`baton kv_store` in a process of its own, and somebody between it and its clients who changes what they say."""
 import contextlib
 import ctypes
+import logging
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest
 
 COMMAND = sys.argv.pop(1)  # of a test's command line: the command `baton`
 PATIENCE = 60  # s: no test takes so long unless it hangs
@@ -142,3 +144,22 @@ def until(condition):
 def descriptors():
     """How many this process has."""
     return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+
+class WithStore(unittest.TestCase):
+    """A test that leaves no descriptor and no thread behind."""
+
+    MEMORY_MIB = 128
+
+    def setUp(self):
+        logging.getLogger("baton.kv_store").setLevel(logging.CRITICAL)
+        self.before = descriptors(), threading.active_count()
+
+    def tearDown(self):
+        self.doCleanups()
+        self.assertEqual((descriptors(), threading.active_count()), self.before)
+
+    def store(self):
+        store = Store(self.MEMORY_MIB)
+        self.addCleanup(store.close)
+        return store

@@ -1,17 +1,15 @@
 """vLLM's tier over a KV store, without vLLM: the calls that its TieringOffloadingManager (0.32) makes, step by step."""
 import dataclasses
 import hashlib
-import logging
 import pathlib
 import random
 import signal
 import tempfile
-import threading
 import types
 import unittest
 
 import vllm_fakes as fakes
-from store_process import PATIENCE, Between, Store, descriptors, until
+from store_process import PATIENCE, Between, Store, WithStore, until
 
 fakes.install()
 from baton.kv_store.vllm_tier import BatonTier  # noqa: E402: where vLLM would be
@@ -87,20 +85,7 @@ class Engine:
         self.memory.clear()  # BufferError if the tier still held some of it
 
 
-class Tier(unittest.TestCase):
-    def setUp(self):
-        logging.getLogger("baton.kv_store").setLevel(logging.CRITICAL)
-        self.before = descriptors(), threading.active_count()
-
-    def tearDown(self):
-        self.doCleanups()
-        self.assertEqual((descriptors(), threading.active_count()), self.before)
-
-    def store(self):
-        store = Store(128)
-        self.addCleanup(store.close)
-        return store
-
+class Tier(WithStore):
     def engine(self, address, **how):
         engine = Engine(address, **how)
         self.addCleanup(engine.close)
