@@ -43,8 +43,7 @@ struct Options {
   bool wants(const char* bench) const { return only.empty() || only == bench; }
 };
 
-constexpr const char* kBenches[] = {"gemm", "gemm_bf16", "token", "decode_attention",
-                                    "prompt_attention"};
+constexpr const char* kBenches[] = {"gemm", "gemm_bf16", "token", "decode_attention"};
 
 // What a kernel reads whose floor is memory: twice the last cache, so that little of it is still
 // there when it is read again.
@@ -309,15 +308,14 @@ struct AttentionCase {
 
 // Sequences of one length over pages in no order.
 struct PagedSequences {
-  PagedSequences(const AttentionCase& of, size_t count, int query_tokens)
+  PagedSequences(const AttentionCase& of, size_t count)
       : c(of),
-        tokens(query_tokens),
         per_sequence(geometry.blocks_for(size_t(c.context))),
         memory(geometry.cache_bytes(count * per_sequence) / 2),
         cache(geometry, memory.data(), count * per_sequence),
         table(count * per_sequence),
         width(size_t(c.kv_heads) * c.group * c.head_dim),
-        q(count * size_t(tokens) * width),
+        q(count * width),
         out(q.size()) {
     std::minstd_rand random(3);
     for (size_t i = 0; i < memory.size(); ++i) {
@@ -327,26 +325,26 @@ struct PagedSequences {
     std::shuffle(table.begin(), table.end(), std::minstd_rand(4));
     fill(q.data(), q.size(), 5);
   }
-  // The last `tokens` tokens of a sequence, or `count` of them from `first` on.
-  AttentionCall call(size_t sequence, int head, int first, int count, float* to) const {
-    const size_t at = size_t(first) * width + size_t(head) * c.group * c.head_dim;
+  // The last token of a sequence.
+  AttentionCall call(size_t sequence, int head, float* to) const {
+    const size_t at = size_t(head) * c.group * c.head_dim;
     return {.cache = &cache,
             .layer = 0,
             .kv_head = head,
             .block_table = {table.data() + sequence * per_sequence, per_sequence},
-            .position = c.context - tokens + first,
-            .tokens = count,
+            .position = c.context - 1,
+            .tokens = 1,
             .group = c.group,
-            .q = q.data() + sequence * tokens * width + at,
+            .q = q.data() + sequence * width + at,
             .q_stride = width,
             .out = to + at,
             .out_stride = width};
   }
   // Whether a sequence's results are near the reference's.
   bool verified(size_t sequence) const {
-    AlignedArray<float> expected(size_t(tokens) * width);
+    AlignedArray<float> expected(width);
     for (int head = 0; head < c.kv_heads; ++head) {
-      reference_attention(call(sequence, head, 0, tokens, expected.data()));
+      reference_attention(call(sequence, head, expected.data()));
     }
     bool near = true;
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -356,7 +354,6 @@ struct PagedSequences {
   }
 
   AttentionCase c;
-  int tokens;  // queries of each
   KvGeometry geometry{.layers = 1, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
   size_t per_sequence;
   AlignedArray<uint16_t> memory;
@@ -366,57 +363,12 @@ struct PagedSequences {
   AlignedArray<float> q, out;
 };
 
-// A whole prompt, in pieces as the model makes them, against the multiply-add peak: what is above
-// the diagonal is not counted.
-void bench_prompt_attention(const AttentionCase& c, const Options& options, ComputePool& pool,
-                            Rows& rows) {
-  constexpr int kPiece = 32;
-  PagedSequences sequence(c, 1, c.context);
-  AlignedArray<float> scratch(kAttentionScratch * pool.size());
-  const int pieces = (c.context + kPiece - 1) / kPiece;
-  const double operations = 2.0 * c.context * (c.context + 1.0) * c.kv_heads * c.group * c.head_dim;
-  std::vector<double> peaks, times;
-  repeat(options, [&] {
-    peaks.push_back(measure_fma_peak(pool, 300'000));
-    times.push_back(timed([&] {
-      pool.parallel_for(int64_t{pieces} * c.kv_heads, [&](int64_t task, int thread) {
-        const int first = (pieces - 1 - static_cast<int>(task / c.kv_heads)) * kPiece;
-        paged_attention(sequence.call(0, static_cast<int>(task % c.kv_heads), first,
-                                      std::min(kPiece, c.context - first), sequence.out.data()),
-                        scratch.data() + size_t(thread) * kAttentionScratch);
-      });
-    }));
-  });
-  const double seconds = *std::min_element(times.begin(), times.end());
-  const double peak = *std::max_element(peaks.begin(), peaks.end());
-  const double rate = operations / seconds;
-  const bool verified = sequence.verified(0);
-  std::printf(
-      "prompt attention hd %3d kv %2d group %d tokens %5d %10.1f us %8.1f GFLOP/s  peak %8.1f  "
-      "ratio %.2f  %s\n",
-      c.head_dim, c.kv_heads, c.group, c.context, seconds * 1e6, rate * 1e-9, peak * 1e-9,
-      rate / peak, verified ? "verified" : "WRONG");
-  rows.add({{"bench", "prompt_attention"},
-            {"params",
-             {{"head_dim", c.head_dim},
-              {"kv_heads", c.kv_heads},
-              {"group", c.group},
-              {"tokens", c.context},
-              {"threads", pool.size()}}},
-            {"seconds", seconds},
-            {"seconds_median", base::median(times)},
-            {"GFLOP_per_s", rate * 1e-9},
-            {"floor", {{"name", "fma_peak"}, {"GFLOP_per_s", peak * 1e-9}}},
-            {"ratio_to_floor", rate / peak},
-            {"verified", verified}});
-}
-
 void bench_attention(const AttentionCase& c, const Options& options, ComputePool& pool,
                      Rows& rows) {
   const KvGeometry geometry{.layers = 1, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
   const size_t one = geometry.blocks_for(size_t(c.context)) * geometry.block_bytes();
   const size_t sequences = std::max<size_t>(1, beyond_caches(options) / one);
-  PagedSequences paged(c, sequences, 1);
+  PagedSequences paged(c, sequences);
   AlignedArray<float> scratch(kAttentionScratch * pool.size());
   std::vector<double> bandwidths, times;
   const auto bytes_view = std::as_bytes(std::span(paged.memory.data(), paged.memory.size()));
@@ -425,7 +377,7 @@ void bench_attention(const AttentionCase& c, const Options& options, ComputePool
     times.push_back(timed([&] {
       pool.parallel_for(int64_t(sequences) * c.kv_heads, [&](int64_t task, int thread) {
         const size_t sequence = size_t(task / c.kv_heads);
-        paged_attention(paged.call(sequence, static_cast<int>(task % c.kv_heads), 0, 1,
+        paged_attention(paged.call(sequence, static_cast<int>(task % c.kv_heads),
                                    paged.out.data() + sequence * paged.width),
                         scratch.data() + size_t(thread) * kAttentionScratch);
       });
@@ -507,10 +459,6 @@ int kernel_bench_main(int argc, char** argv) {
   const AttentionCase attentions[] = {{64, 4, 4, 2048}, {128, 8, 4, 4096}, {32, 3, 2, 1024}};
   for (const AttentionCase& c : attentions) {
     if (options.wants("decode_attention")) bench_attention(c, options, pool, rows);
-  }
-  const AttentionCase prompts[] = {{64, 3, 3, 482}, {128, 8, 4, 482}, {64, 3, 3, 2048}};
-  for (const AttentionCase& c : prompts) {
-    if (options.wants("prompt_attention")) bench_prompt_attention(c, options, pool, rows);
   }
   if (!options.json.empty()) {
     if (absl::Status status = write_file_atomically(options.json, rows.json); !status.ok()) {
