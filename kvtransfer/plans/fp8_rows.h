@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <span>
 
 namespace baton::kvtransfer {
 
@@ -28,16 +27,7 @@ struct Fp8Rows {
   bool is_fp32;                                    // or bf16
 };
 
-// The loops for one instruction set.
-struct Fp8Loops {
-  const char* name;
-  void (*bf16)(const Fp8Rows& rows);
-  void (*fp32)(const Fp8Rows& rows);
-};
-// Those that this machine can run, the best first.
-std::span<const Fp8Loops> fp8_loops();
-
-// `from` must not overlap what is written.
-void rows_to_fp8(const Fp8Rows& rows, const Fp8Loops& by = fp8_loops().front());
+// `from` must not overlap what is written. By the best instruction set that this machine has.
+void rows_to_fp8(const Fp8Rows& rows);
 
 }  // namespace baton::kvtransfer

@@ -70,7 +70,7 @@ Outcome run_apart(const Flow& flow, const Mutant& mutant) {
   return {said[0] == 'm', size > 1, said + 1};
 }
 
-// Promise(devices): Mistakes in how the driver is called are noticed without a GPU | 873 of 902
+// Promise(devices): Mistakes in how the driver is called are noticed without a GPU | 764 of 789
 //   mutants are found by the fake's rules
 TEST(Mutants, AreNoticed) {
   const char* const cases = std::getenv("BATON_CASES");

@@ -1,6 +1,7 @@
 // Requantising: the fast loop against the plain one, and the plain one against the definition.
 #include "kvtransfer/kv_requantise.h"
 
+#include "hwy/targets.h"
 #include "kvtransfer/plans/fp8_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "tests/kvtransfer/requantise/fp8_layout.h"
@@ -38,17 +39,32 @@ TEST(Fp8, HalfWayGoesToTheEvenCode) {
 }
 
 // Rows by vectors, for every instruction set of this machine, against one element after the other.
-class Fp8RowsOn : public ::testing::TestWithParam<Fp8Loops> {};
+class Fp8RowsOn : public ::testing::TestWithParam<int64_t> {
+ protected:
+  void SetUp() override { use(GetParam()); }
+  void TearDown() override { use(0); }
+  static void use(int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
 
-INSTANTIATE_TEST_SUITE_P(Requantise, Fp8RowsOn,
-                         ::testing::ValuesIn(fp8_loops().begin(), fp8_loops().end()),
-                         [](const auto& loops) {
-                           return absl::StrCat(loops.param.name, "_", loops.index);
-                         });
+// Those that the loop is compiled for.
+std::vector<int64_t> targets() {
+  std::vector<int64_t> out;
+  for (const int64_t target :
+       {int64_t{HWY_AVX3}, int64_t{HWY_AVX2}, int64_t{HWY_SSE4}, int64_t{HWY_STATIC_TARGET}}) {
+    if ((hwy::SupportedTargets() & target) != 0) out.push_back(target);
+  }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Requantise, Fp8RowsOn, ::testing::ValuesIn(targets()),
+                         [](const auto& target) { return hwy::TargetName(target.param); });
 
 // One row, one scale.
 template <typename T>
-void expect_row(const std::vector<T>& row, const Fp8Loops& by) {
+void expect_row(const std::vector<T>& row) {
   const auto value_of = [](T bits) {
     return std::bit_cast<float>(sizeof(T) == 2 ? uint32_t{bits} << 16 : uint32_t{bits});
   };
@@ -63,8 +79,7 @@ void expect_row(const std::vector<T>& row, const Fp8Loops& by) {
                .scale_element = 4,
                .width = row.size(),
                .scales_of_row = 1,
-               .is_fp32 = sizeof(T) == 4},
-              by);
+               .is_fp32 = sizeof(T) == 4});
   for (const T bits : row) {
     const float magnitude = std::fabs(value_of(bits));
     if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
@@ -89,7 +104,7 @@ TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
       for (int bits = 0; bits <= largest; ++bits) {
         row.push_back(static_cast<uint16_t>(bits | (bits * 7 & 0x40) << 9));
       }
-      ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << power << " " << digits;
+      ASSERT_NO_FATAL_FAILURE(expect_row(row)) << power << " " << digits;
     }
   }
 }
@@ -97,11 +112,10 @@ TEST_P(Fp8RowsOn, EveryBf16NumberByEveryScale) {
 TEST_P(Fp8RowsOn, NaNs) {
   std::vector<uint16_t> all(65536);
   std::iota(all.begin(), all.end(), uint16_t{0});
-  ASSERT_NO_FATAL_FAILURE(expect_row(all, GetParam()));
-  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint16_t>{0x7f80, 0xffc0, 0x7f81}, GetParam()));
-  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>(70, 0xff800000), GetParam()));
-  ASSERT_NO_FATAL_FAILURE(
-      expect_row(std::vector<uint32_t>{0x7f7fffff, 0x7f800001, 0, 0x80000001}, GetParam()));
+  ASSERT_NO_FATAL_FAILURE(expect_row(all));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint16_t>{0x7f80, 0xffc0, 0x7f81}));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>(70, 0xff800000)));
+  ASSERT_NO_FATAL_FAILURE(expect_row(std::vector<uint32_t>{0x7f7fffff, 0x7f800001, 0, 0x80000001}));
 }
 
 // fp32 next to where two codes are as near.
@@ -118,7 +132,7 @@ TEST_P(Fp8RowsOn, HalfWaysOfManyScales) {
         if (bits + i < row[0]) row.push_back((bits + i) | (i % 2) << 31);
       }
     }
-    ASSERT_NO_FATAL_FAILURE(expect_row(row, GetParam())) << largest;
+    ASSERT_NO_FATAL_FAILURE(expect_row(row)) << largest;
   }
 }
 
@@ -149,7 +163,7 @@ TEST_P(Fp8RowsOn, OddPlaces) {
         x.from = from.data() + 1;
         x.to = to.data() + 1;
         x.scales = kept.data() + 1;
-        rows_to_fp8(x, GetParam());
+        rows_to_fp8(x);
         for (size_t i = 0; i < rows * width; ++i) {
           const size_t row = i / width, at = i % width;
           float scale, value;
