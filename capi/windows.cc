@@ -73,13 +73,12 @@ int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32
     if (timeout != 0) options.timeout = baton::capi::timeout_of(timeout);
     auto made = data == nullptr ? Window::allocate(group, bytes, options)
                                 : Window::create(group, data, bytes, options);
-    if (made.ok()) {
-      auto handle = std::make_unique<baton_window>();
-      handle->comm = comm;
-      handle->window = *std::move(made);
-      *out = handle.release();
-    }
-    return result_of(ended(made.status()), error);
+    if (!made.ok()) return result_of(ended(made.status()), error);
+    auto handle = std::make_unique<baton_window>();
+    handle->comm = comm;
+    handle->window = *std::move(made);
+    *out = handle.release();
+    return result_of(absl::OkStatus(), error);
   });
 }
 

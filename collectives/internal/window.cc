@@ -13,6 +13,9 @@ namespace baton {
 using collectives::internal::Windows;
 
 struct Window::Made {
+  Made(Communicator::Impl& of, std::shared_ptr<Windows::Entry> made)
+      : impl(of), endpoint(of.endpoint), mutex(of.mutex), entry(std::move(made)) {}
+
   Communicator::Impl& impl;  // while `entry` has an owner
   const std::shared_ptr<Endpoint> endpoint;
   std::mutex& mutex;  // the endpoint's
@@ -74,8 +77,7 @@ absl::StatusOr<std::unique_ptr<Window>> Window::begin(Communicator& comm, void* 
   Communicator::Impl& impl = *comm.impl_;
   const auto entry = std::make_shared<Windows::Entry>();
   entry->signals = options.signals;
-  std::unique_ptr<Window> window(
-      new Window(std::unique_ptr<Made>(new Made{impl, impl.endpoint, impl.mutex, entry})));
+  std::unique_ptr<Window> window(new Window(std::make_unique<Made>(impl, entry)));
   Made& made = *window->made_;
   made.each = Windows::invitation_bytes(options.signals);
   {
