@@ -359,14 +359,16 @@ void FailureDetector::diagnose(const Blocked& blocked, Time now) {
           late ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
                : std::string());
       mark_lost(culprit);
-    } else if (collective && known.standing.entered < wanted) {
+    } else if (const uint32_t next = known.standing.waits_for;
+               collective && known.standing.entered < wanted &&
+               (next >= mesh_.ranks() || next == culprit || next == mesh_.rank())) {
       why = absl::StrFormat("%s is alive but has not made this call: its last is #%u", member.label,
                             known.standing.entered);
-    } else if (known.standing.waits_for >= mesh_.ranks() || known.standing.waits_for == culprit) {
+    } else if (next >= mesh_.ranks() || next == culprit) {
       why = absl::StrFormat("%s is alive and has made this call, but makes no progress",
                             member.label);
     } else {
-      culprit = known.standing.waits_for;
+      culprit = next;  // also of a rank that waits for it in a call before this one
     }
   }
   if (why.empty()) why = "ranks wait for each other in a circle";
