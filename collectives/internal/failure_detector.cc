@@ -369,8 +369,10 @@ void FailureDetector::diagnose(const Blocked& blocked, const executor::Call& lat
           behind ? absl::StrFormat("; it has not made this call (its last is #%u)", entered)
                  : std::string());
       lost = true;
-    } else if (known.standing.waits_for < mesh_.ranks() && known.standing.waits_for != culprit) {
-      culprit = known.standing.waits_for;  // in this call, or in one before it
+    } else if (const uint32_t next = known.standing.waits_for;
+               next < mesh_.ranks() && next != culprit &&
+               (next != mesh_.rank() || !collective || known.standing.entered >= wanted)) {
+      culprit = next;  // in this call, or in one before it
     } else if (collective && known.standing.entered < wanted) {
       why = absl::StrFormat("%s is alive but has not made this call: its last is #%u", member.label,
                             known.standing.entered);

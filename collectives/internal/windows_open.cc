@@ -44,19 +44,17 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
     return absl::InvalidArgumentError("its memory is null: Window::allocate() makes some");
   }
   entry.bytes = bytes;
-  const RemoteRegion* const granted =
-      bytes == 0 ? nullptr
-                 : needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data,
-                                              bytes, entry.offset);
-  if (granted != nullptr) {
-    entry.key = *granted;
-  } else if (bytes > 0) {
+  if (bytes > 0) {
+    entry.key = needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data, bytes,
+                                           entry.offset);
+  }
+  if (bytes > 0 && entry.key.empty()) {
     absl::StatusOr<MemoryRegion> region = worker.register_memory(entry.data, bytes);
     if (!region.ok()) return region.status();
     entry.region = *region;
     absl::StatusOr<RemoteRegion> key = worker.remote_region(*region);
     if (!key.ok()) return key.status();
-    entry.key = *key;
+    entry.key = key->encode();
     entry.offset = 0;
   }
   entry.peers.resize(needs_.mesh.ranks());
@@ -86,7 +84,7 @@ void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
   ours.offset = entry.offset;
   ours.code = static_cast<int32_t>(why.code());
   why.message().copy(ours.why, sizeof ours.why - 1);
-  entry.key.encode().copy(ours.region, sizeof ours.region);
+  entry.key.copy(ours.region, sizeof ours.region);
   std::memcpy(out, &ours, sizeof ours);
   for (uint32_t slot = 0; slot < entry.signals; ++slot) {
     Word word;
