@@ -1,6 +1,8 @@
 // The public calls: arguments put together, and handed to the implementation.
 #include "collectives/communicator.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
