@@ -1,6 +1,8 @@
 // The public calls: arguments put together, and handed to the implementation.
 #include "collectives/communicator.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -70,9 +72,6 @@ Communicator::~Communicator() {
   if (!impl_->core.usable().ok()) {
     (void)impl_.release();  // its threads are not here
   } else if (EndpointImpl::in_callback_of(impl_->calls.get())) {
-    // Whoever runs the callback still uses it.
-    static std::mutex mutex;
-    static std::vector<std::unique_ptr<Impl>>& kept = *new std::vector<std::unique_ptr<Impl>>;
     impl_->leave(true);
     const bool last = impl_->endpoint.use_count() == 1;
     base::log_event(
@@ -82,8 +81,7 @@ Communicator::~Communicator() {
         "when its callbacks have returned",
         rank(), name(), last ? ", and its endpoint" : "");
     if (!last) impl_->endpoint.reset();
-    const std::lock_guard lock(mutex);
-    kept.push_back(std::move(impl_));
+    Impl::keep(std::move(impl_));
   }
 }
 

@@ -139,6 +139,13 @@ void Communicator::Impl::leave(bool in_own_callback) {
   mesh.leave(failure.broken().ok() ? &lock : nullptr);
 }
 
+void Communicator::Impl::keep(std::unique_ptr<Impl> impl) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<Impl>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(impl));
+}
+
 Communicator::Impl::~Impl() {
   if (calls == nullptr) return;
   leave(false);

@@ -51,6 +51,8 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   ~Impl() override;
   // Ends the calls that are in flight, and leaves the group.
   void leave(bool in_own_callback);
+  // For good: whoever runs its callback still uses it.
+  static void keep(std::unique_ptr<Impl> impl);
   // Makes the group. `cost`: what links cost, where that is known. With `eager` the links to some
   // neighbours are made at once, and it is ready when they are there.
   absl::Status start(absl::Span<const Handle> handles, uint64_t uuid, bool eager,

@@ -13,9 +13,8 @@ using testing::HasSubstr;
 
 class Misuse : public testing::TestWithParam<std::string> {};
 
-// Promise(collectives): A rank that starts a group which another has left already hears so at once
-// |
-//   not when its start's time is over
+// Promise(collectives): A rank that starts a group which another has left hears so at once | not
+//   when its start's time is over
 TEST_P(Misuse, AGroupThatARankHasLeftBeforeFails) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
@@ -87,9 +86,8 @@ class IdleGroup final : public EndpointImpl::Group {
   int& asked_;
 };
 
-// Promise(collectives): Groups without calls cost a waiting thread nothing, however many there are
-// |
-//   calls of theirs counted
+// Promise(collectives): Groups without calls cost a waiting thread nothing, however many | what is
+//   asked of them is counted
 TEST(IdleGroups, AreNotAskedInEveryTurn) {
   ManualClock clock;
   EndpointOptions options = endpoint_options("shm");

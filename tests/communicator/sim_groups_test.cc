@@ -387,9 +387,8 @@ class Stopped : public Nodes {
   std::unique_ptr<Communicator> pair_;
 };
 
-// Promise(collectives): At a deadline the stopped rank is named at every survivor, not one that
-// waits
-//   for it in an earlier call, within 0.2 s | asked before the deadline, in virtual time
+// Promise(collectives): At a deadline every survivor names the stopped rank, not one that waits for
+//   it elsewhere, within 0.2 s | all are asked before the deadline; in virtual time
 TEST(SimGroups, AStoppedRankIsNamedAndNotOneThatWaitsForIt) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
   for (const bool elsewhere : {false, true}) Stopped().run(elsewhere);

@@ -216,7 +216,7 @@ TEST_P(DeviceCollectives, AnErrorAtAnyCallEndsItAtEveryRank) {
   EXPECT_GT(failed, 0u);
 }
 
-// Promise(gpudirect): Groups of one endpoint that sum on a device share its pinned memory: one that
+// Promise(devices): Groups of one endpoint that sum on a device share its pinned memory: one that
 //   ends takes nothing from the others | kernels of a second group, after the first has gone
 TEST_P(DeviceCollectives, AGroupThatEndsLeavesMemoryPinnedForOthers) {
   InstalledFake gpu({.memory_bytes = size_t{1} << 30});
