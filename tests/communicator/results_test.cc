@@ -103,9 +103,8 @@ TEST_P(Results, MemoryOfTheCommunicatorIsReachedInPlace) {
   });
 }
 
-// Promise(collectives): Over tcp and RDMA a rank keeps 1.2 MiB for a peer that it exchanges
-// messages
-//   with, whatever their size | large ones go to where their receiver has granted a place
+// Promise(collectives): Over tcp and RDMA a rank keeps 1.2 MiB for a peer that it talks to, however
+//   large the messages | large ones go to where their receiver has granted a place
 TEST_P(Results, LargeMessagesArriveWhereTheyAreWantedAndLinksHoldLittle) {
   run([](Communicator& comm) {
     if (provider() != "tcp") return;
