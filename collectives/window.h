@@ -20,7 +20,7 @@
 //
 // Failure. What breaks the communicator ends all works of its windows, as it ends calls. A put,
 // get or signal alone that fails, or whose timeout is over, ends alone. What it should have written
-// may be there or not; signals and flushes behind a failed put to that rank fail too, from then on:
+// may be there or not; behind a failed put every put, signal and flush to that rank fails too:
 // make another window.
 //
 // Threads and life: any function from any thread. A window goes before its communicator, whose end,

@@ -69,6 +69,10 @@ async def communicators() -> None:
         reveal_type(comm.split(1))  # is: "Union[baton.communicator.Communicator, None]"
         reveal_type(endpoint.handle)  # is: "bytes"
         comm.receive(bytearray(4), baton.ANY_RANK, tag=3)
+        window = baton.Window(comm, size=100)
+        reveal_type(window.put_async(b"", 1, add=1))  # is: "baton.communicator.Work"
+        reveal_type(window.signal_value(1))  # is: "int"
+        window.signal("1")  # wrong: incompatible type "str"; expected "int"
         comm.send(b"", to="1")  # wrong: incompatible type "str"; expected "int"
         comm.all_reduce(b"", op=5)  # wrong: incompatible type "int"; expected "str"
         baton.Communicator(0)  # wrong: Missing positional argument "ranks"
