@@ -157,7 +157,9 @@ class EndpointImpl {
   // The process behind a handle; the same object each time, as long as the endpoint lives.
   Process& process(const Handle& handle);
   // Its whole address, which spares asking for it.
-  void learn(const Handle& handle, std::string address) { process(handle).address = address; }
+  void learn(const Handle& handle, std::string address) {
+    process(handle).address = std::move(address);
+  }
   // Wants a connection: the lower uid calls, the other one waits a while for that first. What comes
   // of it is told by on_ready() or on_down().
   void want(Process& process);
