@@ -275,7 +275,7 @@ class EndpointImpl {
   uint32_t sleepers_ = 0;
   bool caller_has_fd_ = false;  // event_fd() was asked for
   bool caller_sleeps_ = false;  // the last progress() has made us a sleeper
-  Notification notification_;  // its memory is reused
+  Notification notification_;   // its memory is reused
 
   std::thread background_;
   bool stop_ = false;

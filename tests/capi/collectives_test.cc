@@ -596,8 +596,7 @@ TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
   });
 }
 
-// Promise(collectives): a program's own loop may sleep on an endpoint's event descriptor | calls that
-//   the other rank begins once this one sleeps end without a timeout of poll()
+// Promise(collectives): A loop may sleep on an endpoint's event descriptor | peers begin later
 TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
   std::atomic<int> asleep{0};
   run_members(2, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {

@@ -299,8 +299,9 @@ typedef struct baton_call {
   { sizeof(baton_call), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // `*work` is valid until its end was told, once, by baton_work_wait() or baton_work_test(); 256 of
-// calls that all ranks make may be so at a time, and 4,096 in all. BATON_ERR_INVALID_PARAM: an argument makes no sense, and the call did not begin.
-// NULL for `work`: only with BATON_CALL_DETACHED.
+// calls that all ranks make may be so at a time, and 4,096 in all. BATON_ERR_INVALID_PARAM: an
+// argument makes no sense, and the call did not begin. NULL for `work`: only with
+// BATON_CALL_DETACHED.
 int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* work,
                          baton_error* error);
 // How the call ended; BATON_ERR_TIMEOUT: it goes on. BATON_ERR_NOT_FOUND: its end was told already,
