@@ -16,7 +16,6 @@ namespace {
 using kvtransfer::KvLoad;
 using kvtransfer::KvRequestId;
 using nlohmann::json;
-using serve::RemotePrefill;
 
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
@@ -60,7 +59,7 @@ absl::Status Loads::check(const KvLoad& load) const {
 
 absl::Status Loads::start(KvLoad load) {
   if (absl::Status status = check(load); !status.ok()) return status;
-  RemotePrefill from = *std::move(load.transfer);
+  kvtransfer::KvTransfer from = *std::move(load.transfer);
   if (!is_text(from.transfer) || !is_text(from.agent)) {
     return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
@@ -74,7 +73,7 @@ absl::Status Loads::start(KvLoad load) {
   return absl::OkStatus();
 }
 
-void Loads::decline(const RemotePrefill& from) {
+void Loads::decline(const kvtransfer::KvTransfer& from) {
   const std::lock_guard lock(mutex_);
   if (closed_ || !is_text(from.transfer) || !is_text(from.agent)) return;
   orders_.push_back({from, std::nullopt});
@@ -188,7 +187,7 @@ absl::StatusOr<std::shared_ptr<Loads::Peer>> Loads::understand(
   }
   // Values are rounded where the types differ, so only one's own type is exact.
   peer->exact = member(message, "fingerprint") == core_.fingerprint &&
-                layout->dtype == ForeignDtype::kBfloat16;
+                layout->dtype == kvtransfer::KvDtype::kBfloat16;
   peer->layout = *std::move(layout);
   return peer;
 }

@@ -22,7 +22,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
-#include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
 #include "transport/base/threads/calls_beside.h"
 #include "transport/clock.h"
@@ -42,7 +41,7 @@ class Loads {
   absl::Status status(kvtransfer::KvRequestId id);
   bool end(kvtransfer::KvRequestId id);
   bool is_exact(kvtransfer::KvRequestId id);
-  void decline(const serve::RemotePrefill& from);
+  void decline(const kvtransfer::KvTransfer& from);
 
   // --- the service's
   // A layout, ready, alive or gone of `sender`'s. May throw what nlohmann::json throws.
@@ -57,7 +56,7 @@ class Loads {
  private:
   using Key = std::pair<std::string, std::string>;  // agent, transfer; or agent, address
   struct Order {
-    serve::RemotePrefill from;
+    kvtransfer::KvTransfer from;
     std::optional<kvtransfer::KvLoad> load;  // none: nothing is wanted
   };
   // What the engine sees of a load.
@@ -97,7 +96,7 @@ class Loads {
     std::string refused;
   };
   struct Load {
-    serve::RemotePrefill from;
+    kvtransfer::KvTransfer from;
     std::string agent;  // the name of prefill's
     std::optional<kvtransfer::KvLoad> wanted;
     Time started{}, heard{}, looked{};  // looked: whether prefill is there

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,6 +29,7 @@
 #include "kvtransfer/internal/agent_transfer.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
+#include "transport/base/threads/calls_beside.h"
 #include "transport/base/threads/forks.h"
 #include "transport/progress_thread.h"
 
@@ -156,11 +156,7 @@ class Agent::Impl {
   std::vector<Said> said;  // to listeners that were not met yet
   // The last agent whose metadata was asked for or given and did not come to be loaded, and why.
   std::pair<std::string, std::string> refused;
-  struct Calling {
-    std::string host_port;
-    std::future<absl::StatusOr<PeerId>> made;
-  };
-  Calling calling;                              // one of these, while its name is looked up
+  base::CallsBeside<std::string, absl::StatusOr<PeerId>> calls;  // by host:port; with `mutex`
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   std::map<uint64_t, std::string> unasked;      // agents that gave theirs unasked, each once
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;

@@ -1,8 +1,6 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
 #include <algorithm>
 #include <chrono>
-#include <future>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -297,25 +295,16 @@ void Agent::Impl::call_again(const std::string& host_port) {
   if (!asks_dns(host_port)) {
     const absl::StatusOr<PeerId> made = worker->connect(host_port);
     if (made.ok()) callers[host_port] = *made;
-  } else if (!calling.made.valid()) {
-    try {
-      calling.made =
-          std::async(std::launch::async, [this, host_port] { return worker->connect(host_port); });
-      calling.host_port = host_port;
-    } catch (const std::system_error&) {
-      // No thread can be had: later.
-    }
+  } else if (!calls.contains(host_port)) {  // where no thread can be had: later
+    (void)calls.begin(host_port, [this, host_port] { return worker->connect(host_port); });
   }
 }
 
 void Agent::Impl::take_called() {
-  if (!calling.made.valid() ||
-      calling.made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    return;
+  for (const auto& [host_port, made] : calls.take_ended()) {
+    PeerId& peer = callers[host_port];
+    if (made.ok() && !is_up(peer)) peer = *made;
   }
-  const absl::StatusOr<PeerId> made = calling.made.get();
-  PeerId& peer = callers[calling.host_port];
-  if (made.ok() && !is_up(peer)) peer = *made;
 }
 
 absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
