@@ -52,7 +52,6 @@ class Service : public HandOff {
     stop_ = true;
     thread_bell_.ring();
     if (thread_.joinable()) thread_.join();
-    loads_.stop_asking();
     core_.agent.reset();  // nothing reads the staging memory afterwards
     loads_.close();
     sends_.close();

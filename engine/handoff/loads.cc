@@ -348,17 +348,7 @@ absl::Status Loads::fetch(const Load& load, Peer& peer, Time now) {
   const auto last = peer.fetched.find(load.from.address);
   if (last != peer.fetched.end() && now - last->second < kAsk) return absl::OkStatus();
   peer.fetched[load.from.address] = now;
-  const Key key{load.agent, load.from.address};
-  const auto ask = [this, key] { return core_.agent->fetch_metadata(key.first, key.second); };
-  if (!kvtransfer::asks_dns(key.second)) return ask();
-  for (auto& [asked, status] : fetches_.take_ended()) fetched_[asked] = std::move(status);
-  if (const auto known = fetched_.extract(key); !known.empty()) return known.mapped();
-  if (fetches_.contains(key)) return absl::OkStatus();
-  // Whose load has ended meanwhile no engine asks for again.
-  if (fetches_.size() + fetched_.size() >= fetches_.kMostThreads) fetched_.clear();
-  // Where all threads have one, or none can be had: later.
-  if (fetches_.size() < fetches_.kMostThreads) (void)fetches_.begin(key, ask);
-  return absl::OkStatus();
+  return core_.agent->ask_metadata(load.agent, load.from.address);
 }
 
 // A question is a sign of life too. One at a time: those of ten thousand loads are many.

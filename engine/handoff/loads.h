@@ -23,7 +23,6 @@
 #include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
 #include "kvtransfer/kv_connector.h"
-#include "transport/base/threads/calls_beside.h"
 #include "transport/clock.h"
 
 namespace baton::engine::handoff {
@@ -48,13 +47,11 @@ class Loads {
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
-  // Before the agent is closed: asks no agent any more.
-  void stop_asking() { fetches_.close(); }
   // When the agent is closed and nothing moves any more: what was under way has failed.
   void close();
 
  private:
-  using Key = std::pair<std::string, std::string>;  // agent, transfer; or agent, address
+  using Key = std::pair<std::string, std::string>;  // agent, transfer
   struct Order {
     kvtransfer::KvTransfer from;
     std::optional<kvtransfer::KvLoad> load;  // none: nothing is wanted
@@ -139,8 +136,6 @@ class Loads {
   void release(const Read& read);
 
   const Core& core_;
-  base::CallsBeside<Key, absl::Status> fetches_;  // a name is looked up for as long as DNS takes
-  std::map<Key, absl::Status> fetched_;
   std::mutex mutex_;
   bool closed_ = false;
   std::deque<Order> orders_;

@@ -33,6 +33,7 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
+constexpr size_t kMostLookedUp = 64;
 // Not at once: of two that are started together, one is first.
 constexpr std::chrono::seconds kQuiet{3};
 
@@ -302,9 +303,26 @@ void Agent::Impl::call_again(const std::string& host_port) {
 
 void Agent::Impl::take_called() {
   for (const auto& [host_port, made] : calls.take_ended()) {
-    PeerId& peer = callers[host_port];
-    if (made.ok() && !is_up(peer)) peer = *made;
+    if (made.ok() && !is_up(callers[host_port])) callers[host_port] = *made;
+    if (const auto asked = looked_up.find(host_port); asked != looked_up.end()) {
+      asked->second = made;
+    }
   }
+}
+
+absl::StatusOr<PeerId> Agent::Impl::look_up(const std::string& host_port) {
+  std::lock_guard lock(mutex);
+  take_called();
+  if (const auto known = callers.find(host_port); known != callers.end() && is_up(known->second)) {
+    return known->second;
+  }
+  if (looked_up.size() >= kMostLookedUp) looked_up.clear();  // of callers that ask no more
+  const auto asked = looked_up.try_emplace(host_port, PeerId()).first;
+  if (!asked->second.ok() || asked->second->generation != 0) {
+    return looked_up.extract(asked).mapped();
+  }
+  call_again(host_port);
+  return PeerId();
 }
 
 absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
@@ -313,8 +331,7 @@ absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_vie
 }
 
 absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
-                              std::string_view payload) {
-  const absl::StatusOr<PeerId> peer = caller(host_port);
+                              std::string_view payload, const absl::StatusOr<PeerId>& peer) {
   {
     std::lock_guard lock(mutex);
     if (peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {

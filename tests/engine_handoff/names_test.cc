@@ -87,20 +87,20 @@ TEST_F(HandOffNames, ThatThereIsNoSuchHostIsSaid) {
   EXPECT_THAT(decode.why(1), testing::HasSubstr("no such host"));
 }
 
-TEST_F(HandOffNames, EachAgentAtEachAddressIsAskedForOnce) {
+TEST_F(HandOffNames, EachAddressIsLookedUpOnce) {
   for (uint64_t id = 1; id <= 6; id += 3) {
     ASSERT_TRUE(load(id, unknown(id, "one", 1), 5).ok());
     ASSERT_TRUE(load(id + 1, unknown(id + 1, "other", 1), 5).ok());
     ASSERT_TRUE(load(id + 2, unknown(id + 2, "one", 2), 5).ok());
   }
-  for (int i = 0; i < 3; ++i) until([&] { return dns_asked.try_acquire(); });
+  for (int i = 0; i < 2; ++i) until([&] { return dns_asked.try_acquire(); });
   for (int i = 0; i < 1'000; ++i) turn();  // a second of the clock's, in which it would ask again
   EXPECT_FALSE(dns_asked.try_acquire());
 }
 
 TEST_F(HandOffNames, EightAtATimeAndOthersLater) {
   for (uint64_t id = 1; id <= 9; ++id) {
-    ASSERT_TRUE(load(id, unknown(id, absl::StrCat("agent", id), 1), 5).ok());
+    ASSERT_TRUE(load(id, unknown(id, absl::StrCat("agent", id), static_cast<int>(id)), 5).ok());
   }
   for (int i = 0; i < 8; ++i) until([&] { return dns_asked.try_acquire(); });
   for (int i = 0; i < 100; ++i) turn();
