@@ -277,6 +277,13 @@ int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const
   });
 }
 
+int32_t baton_agent_ask_metadata(baton_agent* agent, const char* remote, const char* host_port,
+                                 baton_error* error) {
+  return guarded(agent, error, [&] {
+    return result_of(agent->agent->ask_metadata(view(remote), view(host_port)), error);
+  });
+}
+
 int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, const void* metadata,
                                   size_t size, baton_error* error) {
   if (metadata != nullptr && is_missing(metadata, size)) return missing(error);

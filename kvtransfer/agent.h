@@ -289,6 +289,10 @@ class Agent {
   // or messages() is called (or this agent has serve_metadata). fetch asks for the metadata of
   // `agent`; send gives ours (or `metadata`, partial); invalidate takes ours back there.
   absl::Status fetch_metadata(std::string_view agent, std::string_view host_port);
+  // fetch_metadata() that does not wait for DNS either, for a thread that serves others meanwhile:
+  // a name is looked up by another thread, and the call is made again, some times a second, until
+  // has_remote(). One of them says what failed in looking it up.
+  absl::Status ask_metadata(std::string_view agent, std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);
   // By AgentOptions::metadata_store; FailedPrecondition without one. All return at once, and what

@@ -38,11 +38,13 @@ struct KvPacking {
   struct Level {
     uint64_t count = 1;
     uint64_t stride = 0;  // in numbers
+    bool operator==(const Level&) const = default;
   };
   using Axis = std::vector<Level>;  // the innermost first; levels of one step are left out
   struct Places {
     uint64_t start = 0;
     Axis tokens, heads, elements;
+    bool operator==(const Places&) const = default;
   };
   uint32_t block_tokens = 0;
   uint64_t bytes = 0;                // of a block in a layer
@@ -50,14 +52,18 @@ struct KvPacking {
   KvDtype dtype = KvDtype::kByte;
   uint32_t heads = 0, total_heads = 0, first_head = 0, head_size = 0;
   Places key, value;
+  bool operator==(const KvPacking&) const = default;
 };
 
 // InvalidArgument: what is missing, out of range, or would lie outside of its block. Numbers may
 // still lie in one place.
 absl::StatusOr<KvPacking> read_packing(std::string_view packing);
 
-// The levels of an axis whose steps lie there, counted from the first; none: it has no such levels.
-std::optional<KvPacking::Axis> levels_of(absl::Span<const int64_t> steps);
+// What read_packing() reads.
+std::string write_packing(const KvPacking& packing);
+
+// Where each step of an axis lies, counted from the first.
+std::vector<uint64_t> steps_of(const KvPacking::Axis& axis);
 
 // A layout of one group, of blocks that are packed like this. `group`: its layers, blocks and
 // window; the rest is not read. `buffers`: of each layer, from the first byte of its block 0 to the

@@ -23,8 +23,8 @@
 #include "engine/commands/serve_flags.h"
 #include "engine/device/device_model.h"
 #include "engine/device/gpu.h"
-#include "engine/handoff/baton_hand_off.h"
 #include "engine/handoff/checkpoint_digest.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/http/http_server.h"
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
@@ -198,7 +198,7 @@ std::string event_metrics(const kv_events::EventPublisher* publisher) {
 
 // Metrics of the workers that move KV. Either may be null: not used.
 std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
-                              const handoff::BatonHandOff* hand_off) {
+                              const handoff::HandOff* hand_off) {
   std::vector<serve::NamedWorkerStats> workers;
   if (connector != nullptr) {
     workers.push_back({"connector", kvtransfer::worker_stats(*connector)});
@@ -208,8 +208,8 @@ std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
 }
 
 // Null where none was asked for.
-absl::StatusOr<std::unique_ptr<handoff::BatonHandOff>> make_hand_off(const ServeFlags& flags,
-                                                                     const Model& model) {
+absl::StatusOr<std::unique_ptr<handoff::HandOff>> make_hand_off(const ServeFlags& flags,
+                                                                const Model& model) {
   if (flags.kv_agent.empty()) return nullptr;
   handoff::HandOffOptions options;
   options.name = flags.kv_agent;
@@ -232,7 +232,7 @@ absl::StatusOr<std::unique_ptr<handoff::BatonHandOff>> make_hand_off(const Serve
     if (!digest.ok()) return digest.status();
     options.model = *std::move(digest);
   }
-  return handoff::BatonHandOff::create(std::move(options));
+  return handoff::HandOff::create(std::move(options));
 }
 
 http::HttpListenerOptions listener_options(const ServeFlags& flags) {

@@ -10,9 +10,24 @@
 namespace baton::engine::handoff {
 namespace {
 
-template <ForeignDtype kDtype>
+using kvtransfer::KvDtype;
+using kvtransfer::KvPacking;
+
+// Where the keys or the values of a block lie: number (head h, token t, element e) is at start +
+// heads[h] + tokens[t] + elements[e].
+struct Steps {
+  explicit Steps(const KvPacking::Places& places)
+      : start(places.start),
+        heads(steps_of(places.heads)),
+        tokens(steps_of(places.tokens)),
+        elements(steps_of(places.elements)) {}
+  uint64_t start;
+  std::vector<uint64_t> heads, tokens, elements;
+};
+
+template <KvDtype kDtype>
 uint16_t load(const std::byte* block, size_t at) {
-  if constexpr (kDtype == ForeignDtype::kBfloat16) {
+  if constexpr (kDtype == KvDtype::kBfloat16) {
     uint16_t bits = 0;
     std::memcpy(&bits, block + 2 * at, 2);
     return bits;
@@ -23,9 +38,9 @@ uint16_t load(const std::byte* block, size_t at) {
   }
 }
 
-template <ForeignDtype kDtype>
+template <KvDtype kDtype>
 void store(std::byte* block, size_t at, uint16_t bits) {
-  if constexpr (kDtype == ForeignDtype::kBfloat16) {
+  if constexpr (kDtype == KvDtype::kBfloat16) {
     std::memcpy(block + 2 * at, &bits, 2);
   } else {
     const float value = float_from_bf16(bits);
@@ -42,32 +57,31 @@ void for_each_number(const ForeignLayout& layout, size_t number, const KvCache& 
   const size_t begin = std::max(tokens.begin, first);
   const size_t end = std::min(tokens.end, first + layout.block_tokens);
   const auto size = static_cast<size_t>(cache.geometry().head_dim);
+  const Steps keys(layout.key), values(layout.value);
   for (size_t token = begin; token < end; ++token) {
     const uint32_t block = tokens.blocks[token / kBlockTokens - tokens.first_block];
     const size_t slot = token % kBlockTokens;
     for (uint32_t head = 0; head < layout.heads; ++head) {
       uint16_t* key = cache.key(layer, block, static_cast<int>(head)) + slot;
       uint16_t* value = cache.value(layer, block, static_cast<int>(head)) + slot * size;
-      const size_t key_at =
-          layout.key.start + layout.key.heads[head] + layout.key.tokens[token - first];
-      const size_t value_at =
-          layout.value.start + layout.value.heads[head] + layout.value.tokens[token - first];
+      const size_t key_at = keys.start + keys.heads[head] + keys.tokens[token - first];
+      const size_t value_at = values.start + values.heads[head] + values.tokens[token - first];
       for (size_t i = 0; i < size; ++i) {
-        move(key[i * kBlockTokens], key_at + layout.key.elements[i]);
-        move(value[i], value_at + layout.value.elements[i]);
+        move(key[i * kBlockTokens], key_at + keys.elements[i]);
+        move(value[i], value_at + values.elements[i]);
       }
     }
   }
 }
 
-template <ForeignDtype kDtype>
+template <KvDtype kDtype>
 void read_as(const ForeignLayout& layout, const std::byte* foreign, size_t number,
              const KvCache& cache, int layer, const OwnTokens& tokens) {
   for_each_number(layout, number, cache, layer, tokens,
                   [&](uint16_t& own, size_t at) { own = load<kDtype>(foreign, at); });
 }
 
-template <ForeignDtype kDtype>
+template <KvDtype kDtype>
 void write_as(const ForeignLayout& layout, std::byte* foreign, size_t number, const KvCache& cache,
               int layer, const OwnTokens& tokens) {
   for_each_number(layout, number, cache, layer, tokens,
@@ -78,8 +92,8 @@ void write_as(const ForeignLayout& layout, std::byte* foreign, size_t number, co
 
 void read_block(const ForeignLayout& layout, const std::byte* foreign, size_t number,
                 const KvCache& cache, int layer, const OwnTokens& tokens) {
-  const auto read = layout.dtype == ForeignDtype::kBfloat16 ? read_as<ForeignDtype::kBfloat16>
-                                                            : read_as<ForeignDtype::kFloat32>;
+  const auto read =
+      layout.dtype == KvDtype::kBfloat16 ? read_as<KvDtype::kBfloat16> : read_as<KvDtype::kFloat32>;
   read(layout, foreign, number, cache, layer, tokens);
 }
 
@@ -91,8 +105,8 @@ void write_block(const ForeignLayout& layout, std::byte* foreign, size_t number,
   if (!whole || numbers * bytes_of(layout.dtype) != layout.bytes) {
     std::memset(foreign, 0, layout.bytes);
   }
-  const auto write = layout.dtype == ForeignDtype::kBfloat16 ? write_as<ForeignDtype::kBfloat16>
-                                                             : write_as<ForeignDtype::kFloat32>;
+  const auto write = layout.dtype == KvDtype::kBfloat16 ? write_as<KvDtype::kBfloat16>
+                                                        : write_as<KvDtype::kFloat32>;
   write(layout, foreign, number, cache, layer, tokens);
 }
 

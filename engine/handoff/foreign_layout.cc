@@ -2,13 +2,10 @@
 #include "engine/handoff/foreign_layout.h"
 
 #include <algorithm>
-#include <optional>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/json_fields.h"
-#include "kvtransfer/kv_packing.h"
 
 namespace baton::engine::handoff {
 namespace {
@@ -20,37 +17,19 @@ using nlohmann::json;
 constexpr uint64_t kMaxBlockBytes = 1 << 28;
 constexpr int64_t kMaxLayers = 1 << 12;
 
-std::vector<uint32_t> counted(const KvPacking::Axis& levels) {
-  std::vector<uint32_t> places = {0};
-  for (const KvPacking::Level& level : levels) {
-    const size_t inner = places.size();
-    for (uint32_t i = 1; i < level.count; ++i) {
-      for (size_t j = 0; j < inner; ++j) {
-        places.push_back(places[j] + i * static_cast<uint32_t>(level.stride));
-      }
-    }
-  }
-  return places;
-}
-
-ForeignPlaces places_of(const KvPacking::Places& said) {
-  return {.start = static_cast<uint32_t>(said.start),
-          .heads = counted(said.heads),
-          .tokens = counted(said.tokens),
-          .elements = counted(said.elements)};
-}
-
 absl::Status wrong(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("its layout is not understood: ", what));
 }
 
-// Marks the places of a block that are used; false where one is beyond it, or used already.
-bool mark(const ForeignPlaces& places, std::vector<bool>* used) {
-  for (const uint64_t head : places.heads) {
-    for (const uint64_t token : places.tokens) {
-      for (const uint64_t element : places.elements) {
+// Marks the places of a block that are used; false where one is used already.
+bool mark(const KvPacking::Places& places, std::vector<bool>* used) {
+  const std::vector<uint64_t> tokens = steps_of(places.tokens);
+  const std::vector<uint64_t> elements = steps_of(places.elements);
+  for (const uint64_t head : steps_of(places.heads)) {
+    for (const uint64_t token : tokens) {
+      for (const uint64_t element : elements) {
         const uint64_t at = places.start + head + token + element;
-        if (at >= used->size() || (*used)[at]) return false;
+        if ((*used)[at]) return false;
         (*used)[at] = true;
       }
     }
@@ -58,23 +37,8 @@ bool mark(const ForeignPlaces& places, std::vector<bool>* used) {
   return true;
 }
 
-json say_places(const ForeignPlaces& places) {
-  json said = {{"start", places.start}};
-  for (const auto& [name, axis] :
-       {std::pair{"heads", &places.heads}, std::pair{"tokens", &places.tokens},
-        std::pair{"elements", &places.elements}}) {
-    said[name] = json::array();
-    const std::vector<int64_t> steps(axis->begin(), axis->end());
-    const std::optional<KvPacking::Axis> levels = kvtransfer::levels_of(steps);
-    for (const KvPacking::Level& level : *levels) {
-      said[name].push_back({level.count, level.stride});
-    }
-  }
-  return said;
-}
-
-std::string_view name_of(ForeignDtype dtype) {
-  return dtype == ForeignDtype::kBfloat16 ? "bfloat16" : "float32";
+KvPacking::Axis axis(uint64_t count, uint64_t stride) {
+  return count > 1 ? KvPacking::Axis{{count, stride}} : KvPacking::Axis{};
 }
 
 }  // namespace
@@ -82,20 +46,20 @@ std::string_view name_of(ForeignDtype dtype) {
 ForeignLayout ForeignLayout::own(const KvGeometry& geometry) {
   ForeignLayout layout;
   layout.block_tokens = static_cast<uint32_t>(geometry.block_tokens);
-  layout.heads = static_cast<uint32_t>(geometry.kv_heads);
+  layout.heads = layout.total_heads = static_cast<uint32_t>(geometry.kv_heads);
   layout.head_size = static_cast<uint32_t>(geometry.head_dim);
-  layout.bytes = static_cast<uint32_t>(geometry.block_bytes());
+  layout.bytes = geometry.block_bytes();
+  layout.dtype = KvDtype::kBfloat16;
   for (int i = 0; i < geometry.layers; ++i) layout.layers.push_back(static_cast<uint32_t>(i));
-  const uint32_t half = layout.block_tokens * layout.head_size;
-  const std::vector<uint32_t> heads = counted({{layout.heads, 2 * half}});
+  const uint64_t half = uint64_t{layout.block_tokens} * layout.head_size;
   layout.key = {.start = 0,
-                .heads = heads,
-                .tokens = counted({{layout.block_tokens, 1}}),
-                .elements = counted({{layout.head_size, layout.block_tokens}})};
+                .tokens = axis(layout.block_tokens, 1),
+                .heads = axis(layout.heads, 2 * half),
+                .elements = axis(layout.head_size, layout.block_tokens)};
   layout.value = {.start = half,
-                  .heads = heads,
-                  .tokens = counted({{layout.block_tokens, layout.head_size}}),
-                  .elements = counted({{layout.head_size, 1}})};
+                  .tokens = axis(layout.block_tokens, layout.head_size),
+                  .heads = layout.key.heads,
+                  .elements = axis(layout.head_size, 1)};
   return layout;
 }
 
@@ -105,34 +69,22 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
         absl::StrCat("its cache cannot be converted: ", said.get<std::string>()));
   }
   if (!said.is_object()) return wrong("it does not describe its cache");
-  const absl::StatusOr<KvPacking> packing = kvtransfer::read_packing(said.dump());
+  absl::StatusOr<KvPacking> packing = kvtransfer::read_packing(said.dump());
   if (!packing.ok()) return wrong(packing.status().message());
   if (packing->whole.has_value()) return wrong("it does not say where its numbers lie");
-  ForeignLayout layout;
-  switch (packing->dtype) {
-    case KvDtype::kBfloat16:
-      layout.dtype = ForeignDtype::kBfloat16;
-      break;
-    case KvDtype::kFloat32:
-      layout.dtype = ForeignDtype::kFloat32;
-      break;
-    default:
-      return absl::FailedPreconditionError(
-          absl::StrCat("its cache is of ", said["dtype"].get<std::string>(),
-                       ", and only bfloat16 and float32 are converted"));
+  if (packing->dtype != KvDtype::kBfloat16 && packing->dtype != KvDtype::kFloat32) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its cache is of ", said["dtype"].get<std::string>(),
+                     ", and only bfloat16 and float32 are converted"));
   }
   // Each step takes memory below.
+  const uint64_t room = packing->bytes / bytes_of(packing->dtype);
   const double numbers = 2.0 * packing->heads * packing->block_tokens * packing->head_size;
-  if (packing->bytes > kMaxBlockBytes || packing->bytes % bytes_of(layout.dtype) != 0 ||
-      numbers > static_cast<double>(packing->bytes / bytes_of(layout.dtype))) {
+  if (packing->bytes > kMaxBlockBytes || packing->bytes % bytes_of(packing->dtype) != 0 ||
+      numbers > static_cast<double>(room)) {
     return wrong(absl::StrCat(numbers, " numbers in blocks of ", packing->bytes, " bytes"));
   }
-  layout.block_tokens = packing->block_tokens;
-  layout.heads = packing->heads;
-  layout.head_size = packing->head_size;
-  layout.bytes = static_cast<uint32_t>(packing->bytes);
-  layout.key = places_of(packing->key);
-  layout.value = places_of(packing->value);
+  ForeignLayout layout{*std::move(packing), {}};
   const json& layers = member(said, "layers");
   if (!layers.is_array() || layers.empty() || layers.size() > size_t{kMaxLayers}) {
     return wrong("it does not list its layers");
@@ -143,22 +95,17 @@ absl::StatusOr<ForeignLayout> ForeignLayout::parse(const json& said) {
     }
     layout.layers.push_back(layer.get<uint32_t>());
   }
-  std::vector<bool> used(layout.bytes / bytes_of(layout.dtype));
+  std::vector<bool> used(room);
   if (!mark(layout.key, &used) || !mark(layout.value, &used)) {
-    return wrong("two of its numbers would overlap, or one would be outside its block");
+    return wrong("two of its numbers would overlap");
   }
   return layout;
 }
 
 json ForeignLayout::say() const {
-  return {{"block_tokens", block_tokens},
-          {"heads", heads},
-          {"head_size", head_size},
-          {"dtype", name_of(dtype)},
-          {"bytes", bytes},
-          {"layers", layers},
-          {"key", say_places(key)},
-          {"value", say_places(value)}};
+  json said = json::parse(write_packing(*this));
+  said["layers"] = layers;
+  return said;
 }
 
 absl::Status ForeignLayout::fits(const KvGeometry& geometry) const {

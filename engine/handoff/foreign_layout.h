@@ -10,40 +10,20 @@
 // said so says why, as a text.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/kernels/kv_cache.h"
+#include "kvtransfer/kv_packing.h"
 
 namespace baton::engine::handoff {
 
-enum class ForeignDtype : uint8_t { kBfloat16, kFloat32 };
-inline size_t bytes_of(ForeignDtype dtype) { return dtype == ForeignDtype::kBfloat16 ? 2 : 4; }
-
-// Where the keys or the values of a block lie: number (head h, token t, element e) is at start +
-// heads[h] + tokens[t] + elements[e].
-struct ForeignPlaces {
-  uint32_t start = 0;
-  std::vector<uint32_t> heads;
-  std::vector<uint32_t> tokens;
-  std::vector<uint32_t> elements;
-  bool operator==(const ForeignPlaces&) const = default;
-};
-
-struct ForeignLayout {
-  uint32_t block_tokens = 0;
-  uint32_t heads = 0;
-  uint32_t head_size = 0;
-  ForeignDtype dtype = ForeignDtype::kBfloat16;
-  uint32_t bytes = 0;            // of a block in a layer
+// Of bfloat16 or float32; never `whole`.
+struct ForeignLayout : kvtransfer::KvPacking {
   std::vector<uint32_t> layers;  // the model's numbers, in the order of the cache's rows
-  ForeignPlaces key;
-  ForeignPlaces value;
 
   // That of this engine's cache.
   static ForeignLayout own(const KvGeometry& geometry);

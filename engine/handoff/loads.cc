@@ -16,7 +16,6 @@ namespace {
 using kvtransfer::KvLoad;
 using kvtransfer::KvRequestId;
 using nlohmann::json;
-using serve::RemotePrefill;
 
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
@@ -60,7 +59,7 @@ absl::Status Loads::check(const KvLoad& load) const {
 
 absl::Status Loads::start(KvLoad load) {
   if (absl::Status status = check(load); !status.ok()) return status;
-  RemotePrefill from = *std::move(load.transfer);
+  kvtransfer::KvTransfer from = *std::move(load.transfer);
   if (!is_text(from.transfer) || !is_text(from.agent)) {
     return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
@@ -74,7 +73,7 @@ absl::Status Loads::start(KvLoad load) {
   return absl::OkStatus();
 }
 
-void Loads::decline(const RemotePrefill& from) {
+void Loads::decline(const kvtransfer::KvTransfer& from) {
   const std::lock_guard lock(mutex_);
   if (closed_ || !is_text(from.transfer) || !is_text(from.agent)) return;
   orders_.push_back({from, std::nullopt});
@@ -188,7 +187,7 @@ absl::StatusOr<std::shared_ptr<Loads::Peer>> Loads::understand(
   }
   // Values are rounded where the types differ, so only one's own type is exact.
   peer->exact = member(message, "fingerprint") == core_.fingerprint &&
-                layout->dtype == ForeignDtype::kBfloat16;
+                layout->dtype == kvtransfer::KvDtype::kBfloat16;
   peer->layout = *std::move(layout);
   return peer;
 }
@@ -349,17 +348,7 @@ absl::Status Loads::fetch(const Load& load, Peer& peer, Time now) {
   const auto last = peer.fetched.find(load.from.address);
   if (last != peer.fetched.end() && now - last->second < kAsk) return absl::OkStatus();
   peer.fetched[load.from.address] = now;
-  const Key key{load.agent, load.from.address};
-  const auto ask = [this, key] { return core_.agent->fetch_metadata(key.first, key.second); };
-  if (!kvtransfer::asks_dns(key.second)) return ask();
-  for (auto& [asked, status] : fetches_.take_ended()) fetched_[asked] = std::move(status);
-  if (const auto known = fetched_.extract(key); !known.empty()) return known.mapped();
-  if (fetches_.contains(key)) return absl::OkStatus();
-  // Whose load has ended meanwhile no engine asks for again.
-  if (fetches_.size() + fetched_.size() >= fetches_.kMostThreads) fetched_.clear();
-  // Where all threads have one, or none can be had: later.
-  if (fetches_.size() < fetches_.kMostThreads) (void)fetches_.begin(key, ask);
-  return absl::OkStatus();
+  return core_.agent->ask_metadata(load.agent, load.from.address);
 }
 
 // A question is a sign of life too. One at a time: those of ten thousand loads are many.

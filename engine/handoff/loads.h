@@ -22,9 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/handoff/core.h"
-#include "engine/serve/requests/request.h"
 #include "kvtransfer/kv_connector.h"
-#include "transport/base/threads/calls_beside.h"
 #include "transport/clock.h"
 
 namespace baton::engine::handoff {
@@ -42,22 +40,20 @@ class Loads {
   absl::Status status(kvtransfer::KvRequestId id);
   bool end(kvtransfer::KvRequestId id);
   bool is_exact(kvtransfer::KvRequestId id);
-  void decline(const serve::RemotePrefill& from);
+  void decline(const kvtransfer::KvTransfer& from);
 
   // --- the service's
   // A layout, ready, alive or gone of `sender`'s. May throw what nlohmann::json throws.
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
-  // Before the agent is closed: asks no agent any more.
-  void stop_asking() { fetches_.close(); }
   // When the agent is closed and nothing moves any more: what was under way has failed.
   void close();
 
  private:
-  using Key = std::pair<std::string, std::string>;  // agent, transfer; or agent, address
+  using Key = std::pair<std::string, std::string>;  // agent, transfer
   struct Order {
-    serve::RemotePrefill from;
+    kvtransfer::KvTransfer from;
     std::optional<kvtransfer::KvLoad> load;  // none: nothing is wanted
   };
   // What the engine sees of a load.
@@ -97,7 +93,7 @@ class Loads {
     std::string refused;
   };
   struct Load {
-    serve::RemotePrefill from;
+    kvtransfer::KvTransfer from;
     std::string agent;  // the name of prefill's
     std::optional<kvtransfer::KvLoad> wanted;
     Time started{}, heard{}, looked{};  // looked: whether prefill is there
@@ -140,8 +136,6 @@ class Loads {
   void release(const Read& read);
 
   const Core& core_;
-  base::CallsBeside<Key, absl::Status> fetches_;  // a name is looked up for as long as DNS takes
-  std::map<Key, absl::Status> fetched_;
   std::mutex mutex_;
   bool closed_ = false;
   std::deque<Order> orders_;

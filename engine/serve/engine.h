@@ -175,7 +175,7 @@ class Engine {
   // Of KV that is handed over by name: engine_hand_off.cc.
   absl::Status check_hand_off(const Request& request) const;
   void follow_hand_off();
-  std::optional<RemotePrefill> end_hand_off(Sequence& sequence, FinishReason reason);
+  std::optional<kvtransfer::KvTransfer> end_hand_off(Sequence& sequence, FinishReason reason);
 
   bool follow_jobs();
   bool follow_loads();

@@ -68,7 +68,8 @@ void Engine::follow_hand_off() {
 
 // Before a request gives its blocks up. What its client has to tell the engine that goes on with
 // it, if one may.
-std::optional<RemotePrefill> Engine::end_hand_off(Sequence& sequence, FinishReason reason) {
+std::optional<kvtransfer::KvTransfer> Engine::end_hand_off(Sequence& sequence,
+                                                           FinishReason reason) {
   if (options_.hand_off == nullptr) return std::nullopt;
   if (sequence.request.remote_prefill.has_value()) {  // it ended before it began
     options_.hand_off->decline(*std::exchange(sequence.request.remote_prefill, {}));

@@ -177,13 +177,24 @@ absl::Status Agent::wait_remote(std::string_view agent, absl::Span<const Descrip
   return absl::OkStatus();
 }
 
+absl::Status Agent::Impl::fetch(std::string_view agent, std::string_view host_port,
+                                const absl::StatusOr<PeerId>& peer) {
+  {
+    std::lock_guard lock(mutex);
+    fetching.emplace(agent);
+  }
+  return say(host_port, AgentFrameKind::kFetch, agent, peer);
+}
 absl::Status Agent::fetch_metadata(std::string_view agent, std::string_view host_port) {
   if (absl::Status good = usable(); !good.ok()) return good;
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->fetching.emplace(agent);
-  }
-  return impl_->say(host_port, AgentFrameKind::kFetch, agent);
+  return impl_->fetch(agent, host_port, impl_->caller(host_port));
+}
+absl::Status Agent::ask_metadata(std::string_view agent, std::string_view host_port) {
+  if (absl::Status good = usable(); !good.ok()) return good;
+  if (!asks_dns(host_port)) return fetch_metadata(agent, host_port);
+  const absl::StatusOr<PeerId> peer = impl_->look_up(std::string(host_port));
+  if (peer.ok() && peer->generation == 0) return absl::OkStatus();
+  return impl_->fetch(agent, host_port, peer);
 }
 absl::Status Agent::send_metadata(std::string_view host_port, std::string_view metadata) {
   if (absl::Status good = usable(); !good.ok()) return good;
@@ -192,11 +203,11 @@ absl::Status Agent::send_metadata(std::string_view host_port, std::string_view m
     std::lock_guard lock(impl_->mutex);
     mine = impl_->whole_metadata().encode(impl_->key);
   }
-  return impl_->say(host_port, AgentFrameKind::kMetadata, mine);
+  return impl_->say(host_port, AgentFrameKind::kMetadata, mine, impl_->caller(host_port));
 }
 absl::Status Agent::invalidate_metadata(std::string_view host_port) {
   if (absl::Status good = usable(); !good.ok()) return good;
-  return impl_->say(host_port, AgentFrameKind::kInvalidate, {});
+  return impl_->say(host_port, AgentFrameKind::kInvalidate, {}, impl_->caller(host_port));
 }
 
 absl::Status Agent::connect(std::string_view agent) {

@@ -91,8 +91,8 @@ Agent::Impl::~Impl() {
   files->stop();
   if (staging != nullptr) staging->stop();
   progress_thread = nullptr;
-  if (calling.made.valid()) calling.made.wait();  // it uses the worker
-  worker = nullptr;                               // ends what is open, and fences all memory
+  calls.close();     // they use the worker
+  worker = nullptr;  // ends what is open, and fences all memory
 }
 
 absl::Status Agent::Impl::usable() const {

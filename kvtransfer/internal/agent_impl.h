@@ -6,7 +6,6 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,6 +29,7 @@
 #include "kvtransfer/internal/agent_transfer.h"
 #include "kvtransfer/metadata/agent_metadata.h"
 #include "kvtransfer/metadata/metadata_keeper.h"
+#include "transport/base/threads/calls_beside.h"
 #include "transport/base/threads/forks.h"
 #include "transport/progress_thread.h"
 
@@ -110,8 +110,14 @@ class Agent::Impl {
   absl::StatusOr<PeerId> caller(std::string_view host_port);
   void call_again(const std::string& host_port);  // locked
   void take_called();                             // locked
+  // caller(), where DNS has to be asked, without waiting for it. Generation 0: call it again.
+  absl::StatusOr<PeerId> look_up(const std::string& host_port);
   absl::Status send(PeerId peer, AgentFrameKind kind, std::string_view payload);
-  absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload);
+  // `peer`: the listener there.
+  absl::Status say(std::string_view host_port, AgentFrameKind kind, std::string_view payload,
+                   const absl::StatusOr<PeerId>& peer);
+  absl::Status fetch(std::string_view agent, std::string_view host_port,
+                     const absl::StatusOr<PeerId>& peer);
   void say_again();  // what was said to an agent that was not there yet
 
   // agent_store.cc
@@ -156,11 +162,8 @@ class Agent::Impl {
   std::vector<Said> said;  // to listeners that were not met yet
   // The last agent whose metadata was asked for or given and did not come to be loaded, and why.
   std::pair<std::string, std::string> refused;
-  struct Calling {
-    std::string host_port;
-    std::future<absl::StatusOr<PeerId>> made;
-  };
-  Calling calling;                              // one of these, while its name is looked up
+  base::CallsBeside<std::string, absl::StatusOr<PeerId>> calls;  // by host:port; with `mutex`
+  std::map<std::string, absl::StatusOr<PeerId>> looked_up;       // what look_up() says next
   std::set<std::string, std::less<>> fetching;  // agents whose metadata was asked for
   std::map<uint64_t, std::string> unasked;      // agents that gave theirs unasked, each once
   absl::flat_hash_map<uint64_t, std::shared_ptr<const AgentList>> lists;

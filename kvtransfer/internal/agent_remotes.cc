@@ -1,8 +1,6 @@
 // Other agents: their metadata, how they are reached, what becomes of them when they go.
 #include <algorithm>
 #include <chrono>
-#include <future>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -35,6 +33,7 @@ RemoteRanges extended(const RemoteRanges& known, std::vector<RemoteRanges::Range
 // How long a listener that is not there is called, and how often.
 constexpr std::chrono::seconds kCallingTime{60};
 constexpr std::chrono::milliseconds kPause{50};
+constexpr size_t kMostLookedUp = 64;
 // Not at once: of two that are started together, one is first.
 constexpr std::chrono::seconds kQuiet{3};
 
@@ -297,25 +296,33 @@ void Agent::Impl::call_again(const std::string& host_port) {
   if (!asks_dns(host_port)) {
     const absl::StatusOr<PeerId> made = worker->connect(host_port);
     if (made.ok()) callers[host_port] = *made;
-  } else if (!calling.made.valid()) {
-    try {
-      calling.made =
-          std::async(std::launch::async, [this, host_port] { return worker->connect(host_port); });
-      calling.host_port = host_port;
-    } catch (const std::system_error&) {
-      // No thread can be had: later.
-    }
+  } else if (!calls.contains(host_port)) {  // where no thread can be had: later
+    (void)calls.begin(host_port, [this, host_port] { return worker->connect(host_port); });
   }
 }
 
 void Agent::Impl::take_called() {
-  if (!calling.made.valid() ||
-      calling.made.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    return;
+  for (const auto& [host_port, made] : calls.take_ended()) {
+    if (made.ok() && !is_up(callers[host_port])) callers[host_port] = *made;
+    if (const auto asked = looked_up.find(host_port); asked != looked_up.end()) {
+      asked->second = made;
+    }
   }
-  const absl::StatusOr<PeerId> made = calling.made.get();
-  PeerId& peer = callers[calling.host_port];
-  if (made.ok() && !is_up(peer)) peer = *made;
+}
+
+absl::StatusOr<PeerId> Agent::Impl::look_up(const std::string& host_port) {
+  std::lock_guard lock(mutex);
+  take_called();
+  if (const auto known = callers.find(host_port); known != callers.end() && is_up(known->second)) {
+    return known->second;
+  }
+  if (looked_up.size() >= kMostLookedUp) looked_up.clear();  // of callers that ask no more
+  const auto asked = looked_up.try_emplace(host_port, PeerId()).first;
+  if (!asked->second.ok() || asked->second->generation != 0) {
+    return looked_up.extract(asked).mapped();
+  }
+  call_again(host_port);
+  return PeerId();
 }
 
 absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_view payload) {
@@ -324,8 +331,7 @@ absl::Status Agent::Impl::send(PeerId peer, AgentFrameKind kind, std::string_vie
 }
 
 absl::Status Agent::Impl::say(std::string_view host_port, AgentFrameKind kind,
-                              std::string_view payload) {
-  const absl::StatusOr<PeerId> peer = caller(host_port);
+                              std::string_view payload, const absl::StatusOr<PeerId>& peer) {
   {
     std::lock_guard lock(mutex);
     if (peer.ok() && worker->peer_state(*peer) != PeerState::kUp) {

@@ -56,18 +56,19 @@ std::optional<KvPacking::Axis> axis_in(const json& said, const char* key, uint64
   return out;
 }
 
+constexpr std::array<std::pair<const char*, KvDtype>, 7> kDtypes = {
+    {{"uint8", KvDtype::kByte},
+     {"int8", KvDtype::kInt8},
+     {"float8_e4m3fn", KvDtype::kFloat8E4M3},
+     {"float8_e5m2", KvDtype::kFloat8E5M2},
+     {"float16", KvDtype::kFloat16},
+     {"bfloat16", KvDtype::kBfloat16},
+     {"float32", KvDtype::kFloat32}}};
+
 std::optional<KvDtype> dtype_in(const json& said) {
-  constexpr std::array<std::pair<const char*, KvDtype>, 7> kNames = {
-      {{"uint8", KvDtype::kByte},
-       {"int8", KvDtype::kInt8},
-       {"float8_e4m3fn", KvDtype::kFloat8E4M3},
-       {"float8_e5m2", KvDtype::kFloat8E5M2},
-       {"float16", KvDtype::kFloat16},
-       {"bfloat16", KvDtype::kBfloat16},
-       {"float32", KvDtype::kFloat32}}};
   const auto found = said.find("dtype");
   if (found == said.end()) return std::nullopt;
-  for (const auto& [name, dtype] : kNames) {
+  for (const auto& [name, dtype] : kDtypes) {
     if (*found == name) return dtype;
   }
   return std::nullopt;
@@ -193,6 +194,38 @@ absl::Status no_sum() {
   return bad_packing("the place of its numbers is not a sum of terms for token, head and element");
 }
 
+// The levels of an axis whose steps lie there; none: it has no such levels.
+std::optional<KvPacking::Axis> levels_of(absl::Span<const int64_t> at) {
+  KvPacking::Axis out;
+  for (size_t inner = 1; inner < at.size(); inner *= out.back().count) {
+    const int64_t stride = at[inner] - at[0];
+    // As many as follow at this stride. Where they do not divide what is left, it is no sum.
+    const size_t left = at.size() / inner;
+    size_t count = 1;
+    while (count < left && at[count * inner] - at[0] == static_cast<int64_t>(count) * stride) {
+      ++count;
+    }
+    if (count == 1 || stride < 0) return std::nullopt;
+    out.push_back({count, static_cast<uint64_t>(stride)});
+  }
+  const std::vector<uint64_t> steps = steps_of(out);
+  for (size_t i = 0; i < at.size(); ++i) {
+    if (static_cast<int64_t>(steps[i]) != at[i] - at[0]) return std::nullopt;
+  }
+  return out;
+}
+
+json said_of(const KvPacking::Places& places) {
+  json out = {{"start", places.start}};
+  for (const auto& [name, axis] : {std::pair("tokens", &places.tokens),
+                                   {"heads", &places.heads},
+                                   {"elements", &places.elements}}) {
+    out[name] = json::array();
+    for (const KvPacking::Level& level : *axis) out[name].push_back({level.count, level.stride});
+  }
+  return out;
+}
+
 }  // namespace
 
 absl::StatusOr<KvPacking> read_packing(std::string_view packing) {
@@ -232,29 +265,34 @@ absl::StatusOr<KvPacking> read_packing(std::string_view packing) {
   return out;
 }
 
-std::optional<KvPacking::Axis> levels_of(absl::Span<const int64_t> at) {
-  KvPacking::Axis out;
-  std::vector<int64_t> counted = {0};
-  while (counted.size() < at.size()) {
-    const size_t inner = counted.size();
-    const int64_t stride = at[inner] - at[0];
-    // As many as follow at this stride. Where they do not divide what is left, it is no sum.
-    const size_t left = at.size() / inner;
-    size_t count = 1;
-    while (count < left && at[count * inner] - at[0] == static_cast<int64_t>(count) * stride) {
-      ++count;
-    }
-    if (count == 1 || stride < 0) return std::nullopt;
-    out.push_back({count, static_cast<uint64_t>(stride)});
-    counted.resize(inner * count);
-    for (size_t i = inner; i < counted.size(); ++i) {
-      counted[i] = counted[i % inner] + static_cast<int64_t>(i / inner) * stride;
+std::string write_packing(const KvPacking& packing) {
+  json out = {{"block_tokens", packing.block_tokens}, {"bytes", packing.bytes}};
+  if (packing.whole.has_value()) {
+    out["whole"] = *packing.whole;
+    return out.dump();
+  }
+  out.update({{"heads", packing.heads},
+              {"head_size", packing.head_size},
+              {"key", said_of(packing.key)},
+              {"value", said_of(packing.value)}});
+  for (const auto& [name, dtype] : kDtypes) {
+    if (dtype == packing.dtype) out["dtype"] = name;
+  }
+  if (packing.total_heads != packing.heads || packing.first_head != 0) {
+    out.update({{"total_heads", packing.total_heads}, {"first_head", packing.first_head}});
+  }
+  return out.dump();
+}
+
+std::vector<uint64_t> steps_of(const KvPacking::Axis& axis) {
+  std::vector<uint64_t> places = {0};
+  for (const KvPacking::Level& level : axis) {
+    const size_t inner = places.size();
+    for (uint64_t i = 1; i < level.count; ++i) {
+      for (size_t j = 0; j < inner; ++j) places.push_back(places[j] + i * level.stride);
     }
   }
-  for (size_t i = 0; i < at.size(); ++i) {
-    if (counted[i] != at[i] - at[0]) return std::nullopt;
-  }
-  return out;
+  return places;
 }
 
 absl::StatusOr<KvPlacement> place_packed(std::string_view packing, const KvGroup& group,
@@ -325,16 +363,12 @@ absl::StatusOr<std::string> find_packing(absl::Span<const int64_t> block, uint32
                           by_element[n % elements] - 2 * places[0];
       if (places[n] != sum) return no_sum();
     }
-    json& said = out[half == 0 ? "key" : "value"];
-    said["start"] = places[0];
-    for (const auto& [name, along] : {std::pair("tokens", &by_token), std::pair("heads", &by_head),
-                                      std::pair("elements", &by_element)}) {
-      const std::optional<KvPacking::Axis> levels = levels_of(*along);
-      if (!levels) return no_sum();
-      said[name] = json::array();
-      for (const KvPacking::Level& level : *levels)
-        said[name].push_back({level.count, level.stride});
-    }
+    const auto at_token = levels_of(by_token);
+    const auto at_head = levels_of(by_head);
+    const auto at_element = levels_of(by_element);
+    if (!at_token || !at_head || !at_element) return no_sum();
+    out[half == 0 ? "key" : "value"] =
+        said_of({static_cast<uint64_t>(places[0]), *at_token, *at_head, *at_element});
   }
   return out.dump();
 }

@@ -182,6 +182,7 @@ _PROTOTYPES = {
     "agent_has_remote": (c_int, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t]),
     "agent_wait_remote": (c_int32, [_AGENT, c_char_p, c_int32, c_void_p, c_size_t, c_int64, _ERROR]),
     "agent_fetch_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, _ERROR]),
+    "agent_ask_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, _ERROR]),
     "agent_send_metadata": (c_int32, [_AGENT, c_char_p, c_char_p, c_size_t, _ERROR]),
     "agent_invalidate_metadata": (c_int32, [_AGENT, c_char_p, _ERROR]),
     "agent_publish_metadata": (c_int32, [_AGENT, c_char_p, c_size_t, c_char_p, _ERROR]),

@@ -385,6 +385,11 @@ class Agent:
         again for a minute when it is not there yet; so does has_remote()."""
         self._open.call(lib.agent_fetch_metadata, _name(agent), _text(host_port, "host_port"))
 
+    def ask_metadata(self, agent: Name, host_port: str) -> None:
+        """fetch_metadata() that does not wait for DNS: call it again, some times a second, until has_remote(). One of the
+        calls raises what failed in looking the name up."""
+        self._open.call(lib.agent_ask_metadata, _name(agent), _text(host_port, "host_port"))
+
     def send_metadata(self, host_port: str, metadata: Optional[bytes] = None) -> None:
         """Sends this agent's metadata, or this part of it, to the agent that listens there, with serve_metadata."""
         given = None if metadata is None else _bytes(metadata, "metadata")

@@ -54,4 +54,19 @@ TEST(NamesInC, NoCallOfAConnectorWaitsForDns) {
   baton_kv_layout_destroy(layout);
 }
 
+TEST(NamesInC, AskingForMetadataWaitsForNoDns) {
+  while (baton::dns_asked.try_acquire() || baton::dns_answered.try_acquire()) continue;
+  baton_error error = BATON_ERROR_INIT;
+  baton_agent* agent = nullptr;
+  ASSERT_EQ(baton_agent_open("names", &agent, &error), BATON_OK) << error.text;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(baton_agent_ask_metadata(agent, "other", "slow.example:1", &error), BATON_OK);
+  }
+  baton::dns_asked.acquire();
+  EXPECT_FALSE(baton::dns_asked.try_acquire()) << "it is looked up once";
+  baton::dns_answered.release();
+  baton_agent_destroy(agent);
+  EXPECT_LT(baton_agent_ask_metadata(nullptr, "other", "slow.example:1", &error), 0);
+}
+
 }  // namespace

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/escaping.h"
-#include "engine/handoff/baton_hand_off.h"
 #include "engine/handoff/foreign_layout.h"
+#include "engine/handoff/hand_off.h"
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/agent.h"
 #include "tests/manual_clock.h"
@@ -38,7 +38,7 @@ class Bare {
     options.worker.providers = bare_worker().providers;
     options.clock = &clock;
     options.start_thread = thread;
-    hand_off_ = *BatonHandOff::create(std::move(options));
+    hand_off_ = *HandOff::create(std::move(options));
     EXPECT_TRUE(hand_off_->use_cache(cache()).ok());
   }
   ~Bare() { hand_off_->close(); }
@@ -82,14 +82,14 @@ class Bare {
     load.silence = std::chrono::seconds(1);
     return load;
   }
-  absl::Status load(uint64_t id, const serve::RemotePrefill& from,
+  absl::Status load(uint64_t id, const kvtransfer::KvTransfer& from,
                     const std::vector<uint32_t>& blocks) {
     kvtransfer::KvLoad load = order(id, blocks);
     load.transfer = from;
     return hand_off_->start_load(std::move(load));
   }
-  serve::RemotePrefill at(const std::string& transfer, bool finished = false) const {
-    serve::RemotePrefill from = hand_off_->params_of(transfer);
+  kvtransfer::KvTransfer at(const std::string& transfer, bool finished = false) const {
+    kvtransfer::KvTransfer from = hand_off_->params_of(transfer);
     from.finished = finished;
     return from;
   }
@@ -111,14 +111,14 @@ class Bare {
     }
     return out + " ";
   }
-  BatonHandOff& operator*() { return *hand_off_; }
-  BatonHandOff* operator->() { return hand_off_.get(); }
+  HandOff& operator*() { return *hand_off_; }
+  HandOff* operator->() { return hand_off_.get(); }
 
  private:
   static constexpr size_t kAlignment = 64;
 
   std::vector<std::byte> memory_;
-  std::unique_ptr<BatonHandOff> hand_off_;
+  std::unique_ptr<HandOff> hand_off_;
 };
 
 // Speaks the messages of a prefill or a decode by hand. Takes nothing while nobody calls it.

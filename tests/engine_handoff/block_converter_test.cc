@@ -12,21 +12,17 @@ namespace {
 // three levels, and all levels get strides in a random order, so that they fill the block.
 ForeignLayout random_layout(const KvGeometry& geometry, uint32_t block_tokens,
                             std::mt19937_64& random) {
-  struct Level {
-    std::vector<uint32_t>* axis;
-    uint32_t count;
-    uint32_t stride;
-  };
+  using kvtransfer::KvPacking;
   ForeignLayout layout = ForeignLayout::own(geometry);
   layout.block_tokens = block_tokens;
   std::shuffle(layout.layers.begin(), layout.layers.end(), random);
   const auto half = layout.heads * block_tokens * layout.head_size;
-  for (ForeignPlaces* places : {&layout.key, &layout.value}) {
-    std::vector<Level> levels;
+  for (KvPacking::Places* places : {&layout.key, &layout.value}) {
+    std::vector<std::pair<KvPacking::Axis*, size_t>> levels;
     for (const auto& [axis, size] :
          {std::pair{&places->heads, layout.heads}, std::pair{&places->tokens, block_tokens},
           std::pair{&places->elements, layout.head_size}}) {
-      axis->assign(1, 0);
+      axis->clear();
       uint32_t left = size;
       while (left > 1) {
         uint32_t count = left;
@@ -35,30 +31,22 @@ ForeignLayout random_layout(const KvGeometry& geometry, uint32_t block_tokens,
             if (left % divisor == 0 && random() % 2 == 0) count = divisor;
           }
         }
-        levels.push_back({axis, count, 0});
+        levels.emplace_back(axis, axis->size());
+        axis->push_back({count, 0});
         left /= count;
       }
     }
-    std::vector<size_t> order(levels.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::shuffle(order.begin(), order.end(), random);
-    uint32_t stride = 1;
-    for (const size_t i : order) {
-      levels[i].stride = stride;
-      stride *= levels[i].count;
-    }
-    for (const Level& level : levels) {
-      const size_t inner = level.axis->size();
-      for (uint32_t i = 1; i < level.count; ++i) {
-        for (size_t j = 0; j < inner; ++j) {
-          level.axis->push_back((*level.axis)[j] + i * level.stride);
-        }
-      }
+    std::shuffle(levels.begin(), levels.end(), random);
+    uint64_t stride = 1;
+    for (const auto& [axis, number] : levels) {
+      KvPacking::Level& level = (*axis)[number];
+      level.stride = stride;
+      stride *= level.count;
     }
     places->start = places == &layout.key ? 0 : half;
   }
-  layout.dtype = random() % 2 == 0 ? ForeignDtype::kBfloat16 : ForeignDtype::kFloat32;
-  layout.bytes = static_cast<uint32_t>((2 * half + random() % 2 * 32) * bytes_of(layout.dtype));
+  layout.dtype = random() % 2 == 0 ? kvtransfer::KvDtype::kBfloat16 : kvtransfer::KvDtype::kFloat32;
+  layout.bytes = (2 * half + random() % 2 * 32) * bytes_of(layout.dtype);
   return layout;
 }
 
@@ -73,13 +61,22 @@ struct Cache {
 };
 
 // What the layout says of one number, without the converter.
-size_t place(const ForeignPlaces& places, size_t head, size_t token, size_t element) {
-  return size_t{places.start} + places.heads[head] + places.tokens[token] +
-         places.elements[element];
+size_t place(const kvtransfer::KvPacking::Places& places, size_t head, size_t token,
+             size_t element) {
+  const auto step = [](const kvtransfer::KvPacking::Axis& axis, size_t number) {
+    size_t at = 0;
+    for (const auto& [count, stride] : axis) {
+      at += number % count * stride;
+      number /= count;
+    }
+    return at;
+  };
+  return places.start + step(places.heads, head) + step(places.tokens, token) +
+         step(places.elements, element);
 }
 
 float number_at(const ForeignLayout& layout, const std::vector<std::byte>& block, size_t at) {
-  if (layout.dtype == ForeignDtype::kFloat32) {
+  if (layout.dtype == kvtransfer::KvDtype::kFloat32) {
     float value = 0;
     std::memcpy(&value, &block[4 * at], 4);
     return value;
@@ -164,7 +161,7 @@ TEST(BlockConverter, WritesWhatAPlainReorderDoes) {
 TEST(BlockConverter, RoundsAsTheEngineDoes) {
   const KvGeometry geometry{.layers = 1, .kv_heads = 1, .head_dim = 16};
   ForeignLayout layout = ForeignLayout::own(geometry);
-  layout.dtype = ForeignDtype::kFloat32;
+  layout.dtype = kvtransfer::KvDtype::kFloat32;
   layout.bytes *= 2;
   std::mt19937_64 random(1);
   std::vector<float> block(2 * 16 * 16);

@@ -8,6 +8,13 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
+// Of number (head, token, element), in numbers.
+uint64_t number_place(const kvtransfer::KvPacking::Places& places, size_t head, size_t token,
+                      size_t element) {
+  return places.start + steps_of(places.heads)[head] + steps_of(places.tokens)[token] +
+         steps_of(places.elements)[element];
+}
+
 constexpr KvGeometry kGeometry{.layers = 2, .kv_heads = 3, .head_dim = 32};
 
 // Blocks of 64 tokens as matrix units read them: groups of 16 tokens, pairs of elements.
@@ -36,13 +43,8 @@ TEST(ForeignLayout, IsReadAndSaidTheSame) {
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->say(), tiled());
   EXPECT_TRUE(layout->fits(kGeometry).ok());
-  // Number (head 1, token 17, element 5) of K, and of V.
-  EXPECT_EQ(
-      layout->key.start + layout->key.heads[1] + layout->key.tokens[17] + layout->key.elements[5],
-      1u * 4096 + 512 + 2 + 2 * 32 + 1);
-  EXPECT_EQ(layout->value.start + layout->value.heads[1] + layout->value.tokens[17] +
-                layout->value.elements[5],
-            2048u + 4096 + 8 * 32 + 1 + 5 * 2);
+  EXPECT_EQ(number_place(layout->key, 1, 17, 5), 1u * 4096 + 512 + 2 + 2 * 32 + 1);
+  EXPECT_EQ(number_place(layout->value, 1, 17, 5), 2048u + 4096 + 8 * 32 + 1 + 5 * 2);
 }
 
 TEST(ForeignLayout, ThisEnginesLayoutMatchesItsCache) {
@@ -56,12 +58,10 @@ TEST(ForeignLayout, ThisEnginesLayoutMatchesItsCache) {
     for (uint32_t token = 0; token < 16; ++token) {
       for (uint32_t i = 0; i < 32; ++i) {
         const auto h = static_cast<int>(head);
-        EXPECT_EQ(
-            cache.key(0, 0, h) + i * 16 + token - memory.data(),
-            own.key.start + own.key.heads[head] + own.key.tokens[token] + own.key.elements[i]);
+        EXPECT_EQ(cache.key(0, 0, h) + i * 16 + token - memory.data(),
+                  number_place(own.key, head, token, i));
         EXPECT_EQ(cache.value(0, 0, h) + token * 32 + i - memory.data(),
-                  own.value.start + own.value.heads[head] + own.value.tokens[token] +
-                      own.value.elements[i]);
+                  number_place(own.value, head, token, i));
       }
     }
   }

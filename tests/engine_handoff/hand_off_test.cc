@@ -1,6 +1,6 @@
 // Two engines that hand KV over by name, over real agents: the same tokens as one, and what is
 // promised when the other half is another, is silent, or is gone.
-#include "engine/handoff/baton_hand_off.h"
+#include "engine/handoff/hand_off.h"
 
 #include <nlohmann/json.hpp>
 
@@ -18,7 +18,6 @@ namespace {
 using serve::Engine;
 using serve::EngineOptions;
 using serve::Outcome;
-using serve::RemotePrefill;
 using serve::Request;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -37,7 +36,7 @@ class Half {
     more.worker.providers = {"tcp"};
     more.clock = &clock;
     more.start_thread = false;
-    hand_off_ = *BatonHandOff::create(std::move(more));
+    hand_off_ = *HandOff::create(std::move(more));
     options.hand_off = hand_off_.get();
     options.load_timeout = seconds(20);
     engine_ = *Engine::create(serve::test_model(), serve::test_tokenizer(), options);
@@ -79,24 +78,24 @@ class Half {
     return out;
   }
   Engine& engine() { return *engine_; }
-  BatonHandOff& hand_off() { return *hand_off_; }
+  HandOff& hand_off() { return *hand_off_; }
   Outcome& outcome(uint64_t id) { return outcomes_[id]; }
   const std::map<uint64_t, Outcome>& outcomes() const { return outcomes_; }
-  std::optional<RemotePrefill> handed_over(uint64_t id) const {
+  std::optional<kvtransfer::KvTransfer> handed_over(uint64_t id) const {
     const auto it = handed_over_.find(id);
     return it == handed_over_.end() ? std::nullopt : std::optional(it->second);
   }
-  RemotePrefill at(const std::string& transfer) const {
-    RemotePrefill params = hand_off_->params_of(transfer);
+  kvtransfer::KvTransfer at(const std::string& transfer) const {
+    kvtransfer::KvTransfer params = hand_off_->params_of(transfer);
     params.finished = false;
     return params;
   }
 
  private:
-  std::unique_ptr<BatonHandOff> hand_off_;
+  std::unique_ptr<HandOff> hand_off_;
   std::unique_ptr<Engine> engine_;
   std::map<uint64_t, Outcome> outcomes_;
-  std::map<uint64_t, RemotePrefill> handed_over_;
+  std::map<uint64_t, kvtransfer::KvTransfer> handed_over_;
 };
 
 Request request_of(uint64_t id, size_t tokens, int output = 8) {

@@ -11,7 +11,6 @@ namespace baton::engine::handoff {
 namespace {
 
 using nlohmann::json;
-using serve::RemotePrefill;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::ElementsAre;
@@ -78,7 +77,7 @@ class Misuse : public testing::Test {
     options.worker.max_transfers = 15;
     return options;
   }
-  static RemotePrefill from(Stranger& stranger, const std::string& transfer) {
+  static kvtransfer::KvTransfer from(Stranger& stranger, const std::string& transfer) {
     return {.transfer = transfer,
             .agent = "stranger",
             .address = absl::StrCat("127.0.0.1:", stranger.agent().port()),
@@ -162,7 +161,7 @@ TEST_F(Misuse, APrefillThatCannotBeCalledIsALoadThatFailedAtOnce) {
 TEST_F(Misuse, BinaryNamesMatchNoRequest) {
   EXPECT_EQ((*p_)->open("\xff", kBlockTokens), 0U);
   EXPECT_TRUE(absl::IsInvalidArgument(d_->load(1, p_->at("\xff"), {5})));
-  RemotePrefill nobody = p_->at("t");
+  kvtransfer::KvTransfer nobody = p_->at("t");
   nobody.agent = "\xff";
   EXPECT_TRUE(absl::IsInvalidArgument(d_->load(1, nobody, {5})));
   (*d_)->decline(nobody);
@@ -173,7 +172,7 @@ TEST_F(Misuse, BinaryNamesMatchNoRequest) {
 TEST_F(Misuse, AWrongAddressFailsThoseThatSayIt) {
   p_->fill(1, 3);
   p_->save("t", {1});
-  RemotePrefill wrong = p_->at("wrong");
+  kvtransfer::KvTransfer wrong = p_->at("wrong");
   wrong.address = "127.0.0.1:1";
   ASSERT_TRUE(d_->load(1, wrong, {6}).ok());
   d_->turn();
@@ -478,7 +477,7 @@ TEST_F(Misuse, ACacheIsUsedOnceAndBeforeAllElse) {
   options.name = "bare";
   options.model = "a checkpoint";
   options.worker = bare_worker();
-  const auto bare = *BatonHandOff::create(std::move(options));
+  const auto bare = *HandOff::create(std::move(options));
   EXPECT_TRUE(absl::IsFailedPrecondition(bare->start_load(Bare::order(1, {5}))));
   bare->close();
 }

@@ -54,6 +54,36 @@ TEST(AgentNames, ADnsLookupDelaysNoOtherPeer) {
   run_agents(*a, *there, [&] { return a->has_remote("server") && there->has_remote("alpha"); });
 }
 
+TEST(AgentNames, AskingWaitsForNoDns) {
+  while (dns_asked.try_acquire() || dns_answered.try_acquire()) continue;  // of the tests before
+  const auto a = make_agent(agent_options("alpha"));
+  const auto there = server();
+  const std::string where = "slow.example:" + std::to_string(there->port());
+  // Here DNS has not answered yet, and it is asked once.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(a->ask_metadata("server", where).ok());
+  dns_asked.acquire();
+  EXPECT_TRUE(a->ask_metadata("server", where).ok());
+  EXPECT_FALSE(dns_asked.try_acquire());
+  use(*a);
+  dns_answered.release();
+  run_agents(*a, *there, [&] {
+    EXPECT_TRUE(a->ask_metadata("server", where).ok());
+    return a->has_remote("server");
+  });
+  EXPECT_FALSE(dns_asked.try_acquire());
+}
+
+TEST(AgentNames, AskingSaysOnceThatThereIsNoSuchHost) {
+  const auto a = make_agent(agent_options("alpha"));
+  for (int i = 0; i < 2; ++i) {
+    absl::Status said;
+    until([&] { return !said.ok(); }, [&] { said = a->ask_metadata("server", "no such host:1"); });
+    EXPECT_THAT(std::string(said.message()), testing::HasSubstr("no such host"));
+    EXPECT_TRUE(a->ask_metadata("server", "no such host:1").ok()) << "it is looked up again";
+  }
+  EXPECT_FALSE(a->ask_metadata("server", "127.0.0.1").ok());
+}
+
 TEST(AgentNames, ASecondCallLooksUpInParallel) {
   const uint16_t port = quiet_port();  // nobody is there now
   const auto a = make_agent(agent_options("alpha"));

@@ -211,6 +211,10 @@ int32_t baton_agent_wait_remote(baton_agent* agent, const char* remote, int32_t 
                                 baton_error* error);
 int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                    baton_error* error);
+// The same, and no call waits for DNS: one that was given a name is made again, some times a
+// second, until baton_agent_has_remote(). One of them says what failed in looking the name up.
+int32_t baton_agent_ask_metadata(baton_agent* agent, const char* remote, const char* host_port,
+                                 baton_error* error);
 // `metadata` NULL: all of it.
 int32_t baton_agent_send_metadata(baton_agent* agent, const char* host_port, const void* metadata,
                                   size_t size, baton_error* error);

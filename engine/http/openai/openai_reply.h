@@ -66,7 +66,7 @@ class ApiReply {
   const Tokenizer& tokenizer_;
   const std::vector<size_t> prompt_lengths_;
   std::vector<Choice> choices_;
-  std::optional<serve::RemotePrefill> handed_over_;
+  std::optional<kvtransfer::KvTransfer> handed_over_;
   size_t unfinished_;
 };
 

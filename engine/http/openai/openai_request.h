@@ -55,7 +55,7 @@ struct ApiRequest {
   bool echo = false;                 // the prompt is the beginning of the answer
   std::vector<int32_t> resume_tokens;
   std::string prefill_address;
-  std::optional<serve::RemotePrefill> remote_prefill;
+  std::optional<kvtransfer::KvTransfer> remote_prefill;
   std::optional<std::string> hand_over;  // by this name; "": one is made up
   serve::SamplingParams sampling;  // a chat without a limit has INT32_MAX: to the context's end
   bool has_seed = false;

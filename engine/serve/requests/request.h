@@ -51,9 +51,6 @@ struct RequestMetrics {
   }
 };
 
-// Where the KV of a prompt can be had, as kv_transfer_params say it.
-using RemotePrefill = kvtransfer::KvTransfer;
-
 // One token, the end, or both at once.
 struct OutputEvent {
   uint64_t id = 0;
@@ -68,7 +65,7 @@ struct OutputEvent {
   // first one has no log probability. Valid during the call.
   const std::vector<TokenChoice>* prompt = nullptr;
   // With `finished`, of a request whose KV is held for another engine: what that is to be told.
-  std::optional<RemotePrefill> handed_over;
+  std::optional<kvtransfer::KvTransfer> handed_over;
 };
 
 struct Request {
@@ -82,7 +79,7 @@ struct Request {
   // A prefill worker that can be asked for the prompt's KV; "": computed here.
   std::string prefill_address;
   // ... or an engine that hands it over by the name of a transfer (engine/handoff/hand_off.h).
-  std::optional<RemotePrefill> remote_prefill;
+  std::optional<kvtransfer::KvTransfer> remote_prefill;
   // The KV of the prompt is for another engine, by this name. Not with one of the two above.
   std::optional<std::string> hand_over;
   // Called on the engine's thread; must not call the engine. The last event has `finished` set.

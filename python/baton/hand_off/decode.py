@@ -241,7 +241,7 @@ class Loads(End):
     def _fetch(self, source: _Source, peer: _Peer, now: float) -> None:
         if now - peer.fetched.get(source.address, -1e9) >= self.limits.ask:
             peer.fetched[source.address] = now
-            self.agent.fetch_metadata(source.name, source.address)
+            self.agent.ask_metadata(source.name, source.address)
 
     def _passages(self, sender: str, message: Dict[str, Any]) -> List[_Passage]:
         """Raises an error that says why, if the two do not fit."""

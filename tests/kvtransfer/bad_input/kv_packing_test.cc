@@ -105,6 +105,22 @@ TEST(KvPacking, IsReadAsItIsSaid) {
   }
 }
 
+TEST(KvPacking, IsWrittenAsItWasRead) {
+  const json whole = {{"block_tokens", 4}, {"bytes", 128}, {"whole", "a test's"}};
+  for (const json& said :
+       {good(), tiles(), with(good(), {{"/total_heads", 6}, {"/first_head", 4}}),
+        with(good(), {{"/dtype", "float8_e5m2"}, {"/key/tokens", {{2, 4}, {2, 8}}}}), whole}) {
+    const auto packing = read_packing(said.dump());
+    ASSERT_TRUE(packing.ok()) << packing.status();
+    EXPECT_EQ(json::parse(write_packing(*packing)), said);
+  }
+}
+
+TEST(KvPacking, EachStepOfAnAxisHasAPlace) {
+  EXPECT_EQ(steps_of({}), std::vector<uint64_t>{0});
+  EXPECT_EQ(steps_of({{2, 1}, {3, 8}}), (std::vector<uint64_t>{0, 1, 8, 9, 16, 17}));
+}
+
 TEST(KvPacking, OneTokenHeadOrElementNeedsNoStride) {
   json one = with(good(), {{"/block_tokens", 1}, {"/heads", 1}, {"/head_size", 1}, {"/bytes", 4}});
   for (const char* half : {"/key", "/value"}) {

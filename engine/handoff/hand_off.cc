@@ -1,5 +1,5 @@
 // The service: an agent, the two ends, and the thread that serves them while the engine computes.
-#include "engine/handoff/baton_hand_off.h"
+#include "engine/handoff/hand_off.h"
 
 #include <poll.h>
 #include <zlib.h>
@@ -24,7 +24,6 @@ namespace {
 using kvtransfer::KvLoad;
 using kvtransfer::KvRequestId;
 using nlohmann::json;
-using serve::RemotePrefill;
 
 constexpr int kNapMs = 20;  // how often deadlines are looked at while something is under way
 
@@ -32,7 +31,7 @@ int milliseconds(Time time) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
 }
 
-class Service : public BatonHandOff {
+class Service : public HandOff {
  public:
   Service(HandOffOptions options, Core core)
       : name_(std::move(options.name)),
@@ -53,7 +52,6 @@ class Service : public BatonHandOff {
     stop_ = true;
     thread_bell_.ring();
     if (thread_.joinable()) thread_.join();
-    loads_.stop_asking();
     core_.agent.reset();  // nothing reads the staging memory afterwards
     loads_.close();
     sends_.close();
@@ -83,14 +81,14 @@ class Service : public BatonHandOff {
   void hold(uint64_t send) override { sends_.hold(send); }
   void drop(uint64_t send) override { sends_.drop(send); }
   std::vector<uint64_t> released() override { return sends_.released(); }
-  RemotePrefill params_of(absl::string_view transfer) const override {
+  kvtransfer::KvTransfer params_of(absl::string_view transfer) const override {
     return {
         .transfer = std::string(transfer), .agent = name_, .address = address_, .finished = true};
   }
 
   absl::Status start_load(KvLoad load) override { return loads_.start(std::move(load)); }
   bool is_exact(KvRequestId id) override { return loads_.is_exact(id); }
-  void decline(const RemotePrefill& from) override { loads_.decline(from); }
+  void decline(const kvtransfer::KvTransfer& from) override { loads_.decline(from); }
   uint32_t layers_loaded(KvRequestId id) override { return loads_.layers_loaded(id); }
   absl::Status load_status(KvRequestId id) override { return loads_.status(id); }
   bool end_load(KvRequestId id) override { return loads_.end(id); }
@@ -192,7 +190,7 @@ uint32_t block_checksum(const std::byte* block, size_t bytes) {
   return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const unsigned char*>(block), bytes));
 }
 
-absl::StatusOr<std::unique_ptr<BatonHandOff>> BatonHandOff::create(HandOffOptions options) {
+absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options) {
   if (options.name.empty() || options.model.empty()) {
     return absl::InvalidArgumentError(
         "handing KV over needs a name for the agent and one for its checkpoint");
