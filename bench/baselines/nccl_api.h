@@ -51,9 +51,11 @@ using NcclStream = void*;  // CUDA's streams
   F(ncclRecv, (void* out, size_t count, NcclType type, int peer, NcclComm comm, NcclStream stream))
 
 struct NcclApi {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator and its parameters
 #define BATON_NCCL_MEMBER(name, arguments) NcclResult(*name) arguments = nullptr;
   BATON_NCCL_CALLS(BATON_NCCL_MEMBER)
 #undef BATON_NCCL_MEMBER
+  // NOLINTNEXTLINE(readability-identifier-naming): as in NCCL
   const char* (*ncclGetErrorString)(NcclResult result) = nullptr;
 
   // NotFound: there is no such library, with what to do about it; or it lacks a call. It stays

@@ -461,7 +461,8 @@ double DeviceExchange::predicted(const Call& call) const {
   const double transfer = kGuessedStart + copies_->seconds((ranks_ - 1) * part);
   const double piece =
       copies_->seconds((ranks_ - 1) * part) + 2 * transfer + sum + copies_->seconds(ranks_ * part);
-  return piece * static_cast<double>((job.pieces + kSlots - 1) / kSlots);
+  const size_t rounds = (job.pieces + kSlots - 1) / kSlots;
+  return piece * static_cast<double>(rounds);
 }
 
 void DeviceExchange::took(const Call& call, double seconds) {

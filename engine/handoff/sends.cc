@@ -33,7 +33,8 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
   if (closed_ || !is_text(std::string(transfer))) return 0;
   Send& send = entry(std::string(transfer));
   if (send.number != 0) {
-    refuse(lock, sends_[send.transfer]);
+    const std::shared_ptr<Send> first = sends_[send.transfer];  // kept while the lock is open
+    refuse(lock, *first);
     return 0;
   }
   --awaited_;
@@ -46,15 +47,15 @@ uint64_t Sends::open(absl::string_view transfer, size_t tokens) {
 
 // Decode would take the blocks of one request for those of the other: neither has them, and who
 // asks hears so until neither of the two can be meant any more.
-void Sends::refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send) {
+void Sends::refuse(std::unique_lock<std::mutex>& lock, Send& send) {
   base::log_event(base::LogLevel::kWarning,
                   "two requests have the transfer_id \"%s\": the KV of neither is handed over",
-                  send->transfer);
-  send->expires = core_.clock->now() + lease_;
-  if (std::exchange(send->refused, true)) return;
-  numbers_.erase(send->number);
-  wait_for_converting(lock, *send);
-  if (send->held) release_blocks(*send);
+                  send.transfer);
+  send.expires = core_.clock->now() + lease_;
+  if (std::exchange(send.refused, true)) return;
+  numbers_.erase(send.number);
+  wait_for_converting(lock, send);
+  if (send.held) release_blocks(send);
   core_.wake_thread();
 }
 

@@ -82,7 +82,7 @@ class Sends {
   Reader& meet(const std::string& sender, const nlohmann::json& message);
   void wanted(const std::string& sender, const nlohmann::json& message);
   Send& entry(const std::string& transfer);
-  void refuse(std::unique_lock<std::mutex>& lock, std::shared_ptr<Send> send);
+  void refuse(std::unique_lock<std::mutex>& lock, Send& send);
   void assign(Send& send, const std::string& sender, const Layout& layout);
   bool make_room(Send& send) const;
   bool too_long(const Send& send) const;

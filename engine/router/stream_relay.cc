@@ -20,7 +20,8 @@ std::string dump(const json& value) {
 }
 
 bool says_nothing(const json& value) {
-  return value.is_null() || value == "" || (value.is_structured() && value.empty());
+  return value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty()) ||
+         (value.is_structured() && value.empty());
 }
 
 // A choice of an event has something of the answer, which may be more than text; of a chat's delta,

@@ -188,7 +188,7 @@ struct Workers {
           PickBy by, ExpectedWait expected)
       : prefill("prefill", std::move(prefill_urls), by),
         decode("decode", std::move(decode_urls), by),
-        waits(expected) {}
+        waits(std::move(expected)) {}
 
   WorkerGroup prefill, decode;
   ExpectedWait waits;
