@@ -135,10 +135,11 @@ class Flight:
             return self.future
 
 
+_pack_call: Callable[..., None] = struct.Struct("@NiiiiPPNPPPPqPiIPP").pack_into  # of a baton_call
+
+
 class _Request:
     """A call's arguments as the library takes them, and what it answers: a thread's, for one call after the other."""
-
-    _PACK = struct.Struct("@NiiiiPPNPPPPqPiIPP").pack_into
 
     def __init__(self) -> None:
         self.memory, self.number = _library.Call(), ctypes.c_uint64()
@@ -149,7 +150,7 @@ class _Request:
 
     def fill(self, kind: int, dtype: int, op: int, peer: int, source: int, out: int, count: int, lists: Iterable[int],
              timeout: int, tag: int) -> None:
-        self._PACK(self.memory, 0, self._size, kind, dtype, op, peer, source, out, count, *lists, timeout, 0, tag, 0, 0, 0)
+        _pack_call(self.memory, 0, self._size, kind, dtype, op, peer, source, out, count, *lists, timeout, 0, tag, 0, 0, 0)
 
     def text(self) -> str:
         return bytes(self._error.text).decode(errors="replace")
