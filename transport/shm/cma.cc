@@ -135,7 +135,7 @@ absl::StatusOr<Gate> Gate::create() {
   const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const auto end = reinterpret_cast<uint64_t>(&bytes);  // stacks are near the end of all addresses
 #ifdef ABSL_HAVE_THREAD_SANITIZER
-  const uint64_t begin = end - (uint64_t{1} << 40);  // it ends programs that map anything below
+  const uint64_t begin = uint64_t{0x7e8} << 36;  // it ends programs that map anything below
 #else
   const uint64_t begin = 0;
 #endif
