@@ -200,7 +200,8 @@ int32_t baton_comm_flight_record(const baton_comm* comm, baton_bytes* out, baton
 typedef struct baton_comm_stats {
   size_t size;  // sizeof(baton_comm_stats)
   uint64_t calls, messages, bytes_sent;
-  uint64_t direct_bytes;  // received without a copy of its own: read in a peer's memory, or written to its place
+  uint64_t direct_bytes;  // received without a copy of its own: read in a peer's memory, or written
+                          // to its place
   uint64_t sleeps;        // times that a waiting rank went to sleep
   uint64_t staged_calls, staged_bytes;  // on memory of devices
 } baton_comm_stats;
