@@ -9,7 +9,7 @@ namespace {
 constexpr uint32_t kMagic = 0x31534b42;  // its bytes spell BKS1
 
 template <typename Message>
-absl::StatusOr<StoreMessage> whole(base::FieldReader in) {
+absl::StatusOr<StoreMessage> whole(base::FieldReader& in) {
   Message message;
   in(message);
   if (in.finished()) return StoreMessage(std::move(message));

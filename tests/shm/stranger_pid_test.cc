@@ -122,8 +122,8 @@ Outcome copy_to_a_stranger(Op op, bool between, bool same_gate) {
     stranger = Process::start(number, [&] {
       std::memset(data, 2, kStrangerBytes);
       if (same_gate) {
-        mmap(reinterpret_cast<void*>(target.gate), 4096, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        static_cast<void>(mmap(reinterpret_cast<void*>(target.gate), 4096, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
       }
       return std::array<uint8_t, 24>{1};
     });
