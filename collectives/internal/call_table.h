@@ -129,7 +129,7 @@ class CallTable {
   std::condition_variable& ended() { return ended_; }
 
  private:
-  Slot& slot_of(uint64_t id) const { return *slots_[id % slots_.size()]; }
+  Slot& slot_of(uint64_t id) const { return *slots_[id & (slots_.size() - 1)]; }
   void grow();
   Slot& take_slot(bool collective);
   // `whole`: the all_to_all_v that it belongs to; null: none.

@@ -170,8 +170,7 @@ bool Windows::has_left(int rank) const {
   return member.bye && (member.ended || !member.up());
 }
 
-bool Windows::advance() {
-  if (ops_.empty()) return false;
+bool Windows::advance_open() {
   bool moved = false;
   unlanded_.assign(needs_.mesh.ranks(), false);
   open_.assign(needs_.mesh.ranks(), false);

@@ -84,7 +84,7 @@ class Windows {
   absl::StatusOr<RemoteView> view(const Entry& entry, int rank) const;
 
   // Advances what is under way; false: nothing happened.
-  bool advance();
+  bool advance() { return !ops_.empty() && advance_open(); }
   bool under_way() const { return transfers_ > 0; }  // the worker has to advance
   bool any() const { return !entries_.empty() || !ops_.empty(); }
   // As the same of Mesh, for the accesses to one rank.
@@ -110,6 +110,7 @@ class Windows {
     Block copied;             // what stands for its local memory; data null: nothing
   };
 
+  bool advance_open();
   static void on_end(void* context, TransferId id, const absl::Status& status);
   absl::Status check(const Entry& entry, const Access& access) const;
   absl::Status check_slot(const Entry& entry, const Access& access) const;
