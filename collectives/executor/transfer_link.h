@@ -44,8 +44,8 @@ class TransferLink final : public Link {
   static constexpr uint32_t kSlots = 4;  // of a lane
   static_assert(kSlots >= schedules::kMessagesAhead + 1, "slots come back two by two");
 
-  // Messages of up to so many bytes go through slots.
-  static constexpr size_t kMostSlotBytes = 32 << 10;
+  // Messages of up to so many bytes, and half of the largest, go through slots.
+  static constexpr size_t kMostSlotBytes = 64 << 10;
   // Messages of up to so many bytes are copied when they are sent.
   static constexpr size_t kEagerBytes = 4096;
   // Sends of up to so many bytes go with their first packet.
@@ -182,7 +182,7 @@ class TransferLink final : public Link {
       : worker_(worker),
         memory_(memory),
         peer_(peer),
-        slot_bytes_(std::min(most, kMostSlotBytes)),
+        slot_bytes_(std::min((most + 1) / 2, kMostSlotBytes)),
         group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
   static void on_written(void* context, TransferId id, const absl::Status& status);

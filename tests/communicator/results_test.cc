@@ -103,7 +103,7 @@ TEST_P(Results, MemoryOfTheCommunicatorIsReachedInPlace) {
   });
 }
 
-// Promise(collectives): Over tcp and RDMA a rank keeps 1.2 MiB for a peer that it talks to, however
+// Promise(collectives): Over tcp and RDMA a rank keeps 2.2 MiB for a peer that it talks to, however
 //   large the messages | large ones go to where their receiver has granted a place
 TEST_P(Results, LargeMessagesArriveWhereTheyAreWantedAndLinksHoldLittle) {
   run([](Communicator& comm) {
@@ -124,13 +124,13 @@ TEST_P(Results, LargeMessagesArriveWhereTheyAreWantedAndLinksHoldLittle) {
       }
     }
     EXPECT_EQ(comm.stats().direct_bytes, peers * block * sizeof(float));
-    EXPECT_LE(comm.stats().link_bytes, peers * 1200 * 1024);
+    EXPECT_LE(comm.stats().link_bytes, peers * 2200 * 1024);
     // Neither input nor output can be reached: what messages wait in is given back.
     std::vector<float> data(block, 1), sum(block);
     ASSERT_EQ(comm.all_reduce(data.data(), sum.data(), block, DataType::kF32, ReduceOp::kSum),
               absl::OkStatus());
     EXPECT_EQ(sum, std::vector<float>(block, static_cast<float>(comm.ranks())));
-    EXPECT_LE(comm.stats().link_bytes, peers * 1200 * 1024);
+    EXPECT_LE(comm.stats().link_bytes, peers * 2200 * 1024);
     comm.free(*in);
     comm.free(*out);
   });
