@@ -89,8 +89,7 @@ struct SmallLanes {
     const auto magnitude = hn::And(code, hn::Set(U(), kMagnitude));
     auto bits = hn::Add(hn::ShiftLeft<kCut>(magnitude), hn::Set(U(), kRebias));
     // Infinities and NaN.
-    const auto special =
-        hn::Gt(magnitude, hn::Set(U(), kInfinity == kNaN ? kNaN - 1 : kInfinity - 1));
+    const auto special = hn::Gt(magnitude, hn::Set(U(), kInfinity - 1));
     bits = hn::IfThenElse(
         special,
         kInfinity == kNaN ? hn::Set(U(), 0x7FC00000) : hn::Add(bits, hn::Set(U(), kRebias)), bits);

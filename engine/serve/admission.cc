@@ -80,7 +80,8 @@ std::vector<Pending> Admission::fresh_queue(const Backlog& backlog) const {
 
 size_t Admission::followers_of(const Pending& choice, size_t choices, const StepSizes& sizes,
                                Time limit) const {
-  const auto others = static_cast<size_t>(arrived_ - static_cast<double>(choices) + 0.5);
+  const auto others =
+      static_cast<size_t>(std::llround(std::max(arrived_ - static_cast<double>(choices), 0.0)));
   size_t count = std::min({std::max<size_t>(sizes.places, 1) - 1, kMostFollowers, others});
   for (; count > 0; count -= std::max<size_t>(count / 4, 1)) {
     const std::vector<Pending> alike(choices + count, choice);
