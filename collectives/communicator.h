@@ -117,8 +117,8 @@ struct CommunicatorStats {
   uint64_t calls = 0;
   uint64_t messages = 0;
   uint64_t bytes_sent = 0;
-  // Of bytes received: combined or copied straight from a peer's buffer, or written by the peer to
-  // where the call wants them.
+  // Bytes received that were combined or copied straight from a peer's buffer, or that the peer
+  // wrote to where the call wants them.
   uint64_t direct_bytes = 0;
   uint64_t sleeps = 0;        // times a waiting rank went to sleep
   uint64_t staged_calls = 0;  // on memory of devices

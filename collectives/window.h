@@ -59,8 +59,9 @@ class Window {
   // ranks of this machine.
   static absl::StatusOr<std::unique_ptr<Window>> allocate(Communicator& comm, size_t bytes,
                                                           WindowOptions options = {});
-  // Of this rank alone, and blocks until no peer touches its memory any more. Works in flight end
-  // with Aborted; accesses of others fail from then on. So ranks agree first, by a barrier say.
+  // Not collective: closes this rank's window, and blocks until no peer touches its memory. Works
+  // in flight end with Aborted; accesses by other ranks fail from then on. So agree first, by a
+  // barrier for example.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;

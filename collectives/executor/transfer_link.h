@@ -108,7 +108,7 @@ class TransferLink final : public Link {
   // Whether anything is on its way: a small message may be, though its call has ended.
   bool unsettled() const { return open_.load(std::memory_order_acquire) != 0; }
 
-  // Of messages received: what came straight to where it was wanted.
+  // Bytes received that came straight to where they were wanted.
   uint64_t in_place_bytes() const { return in_place_bytes_; }
   // Memory that messages wait in, at this side.
   size_t held_bytes() const { return slots_.size + eager_.size + staged_bytes_; }

@@ -21,7 +21,7 @@
 
 namespace baton::engine::handoff {
 
-// Of bfloat16 or float32; never `whole`.
+// Its numbers are bfloat16 or float32; it is never `whole`.
 struct ForeignLayout : kvtransfer::KvPacking {
   std::vector<uint32_t> layers;  // the model's numbers, in the order of the cache's rows
 

@@ -8,7 +8,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-// Of number (head, token, element), in numbers.
+// Where the number (head, token, element) lies, counted in numbers.
 uint64_t number_place(const kvtransfer::KvPacking::Places& places, size_t head, size_t token,
                       size_t element) {
   return places.start + steps_of(places.heads)[head] + steps_of(places.tokens)[token] +

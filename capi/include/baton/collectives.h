@@ -328,8 +328,8 @@ typedef struct baton_window baton_window;
 // communicator goes on. Destroy a window before its communicator.
 int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32_t signals,
                             int64_t timeout, baton_window** out, baton_error* error);
-// Of this rank alone. Its works end with BATON_ERR_CANCELED, accesses of others fail from then on,
-// and its memory is touched no more when this returns. NULL: nothing.
+// Destroys this rank's window: not collective. Its works end with BATON_ERR_CANCELED, accesses by
+// other ranks fail from then on, and no peer touches its memory when this returns. NULL: nothing.
 void baton_window_destroy(baton_window* window);
 
 typedef enum baton_access_kind {
