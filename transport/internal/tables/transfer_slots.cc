@@ -92,18 +92,8 @@ bool TransferSlots::release(TransferId id) {
   return true;
 }
 
-bool TransferSlots::has_submitted() const {
-  return taken_ != TransferSlot::kNone ||
-         submitted_head_.load(std::memory_order_seq_cst) != TransferSlot::kNone;
-}
-
 uint32_t TransferSlots::pop_submitted() {
   if (taken_ == TransferSlot::kNone) {
-    // Mostly there is none, which a look tells more cheaply than an exchange; one that is missed
-    // now is found in the next round, or by has_submitted() before sleeping.
-    if (submitted_head_.load(std::memory_order_relaxed) == TransferSlot::kNone) {
-      return TransferSlot::kNone;
-    }
     // Take the whole stack and turn it round: oldest first.
     uint32_t index = submitted_head_.exchange(TransferSlot::kNone, std::memory_order_seq_cst);
     while (index != TransferSlot::kNone) {

@@ -146,7 +146,11 @@ class TransferSlots {
 
   // Progress thread: the oldest submitted slot, or kNone. FIFO per submitting thread.
   uint32_t pop_submitted();
-  bool has_submitted() const;
+  // Mostly there is none: each round of progress asks.
+  bool has_submitted() const {
+    return taken_ != TransferSlot::kNone ||
+           submitted_head_.load(std::memory_order_seq_cst) != TransferSlot::kNone;
+  }
 
   TransferSlot& operator[](uint32_t index) { return slots_[index]; }
   uint32_t capacity() const { return capacity_; }

@@ -426,10 +426,12 @@ absl::Status Dispatcher::admit(TransferSlot& slot, Peer& peer) {
                           d.remote.owner.hex(), peer.name, peer.uid.hex()));
     }
     if (!staged) {
-      absl::Status status = peer.rails.front().rail->reaches(d.remote);
-      if (absl::IsUnavailable(status)) return status;
-      slot.passes = !status.ok();
-      if (slot.passes && peer.reaching(d.remote) == nullptr) return absl::OkStatus();
+      slot.passes = false;
+      if (absl::Status status = peer.rails.front().rail->reaches(d.remote); !status.ok()) {
+        if (absl::IsUnavailable(status)) return status;
+        slot.passes = true;
+        if (peer.reaching(d.remote) == nullptr) return absl::OkStatus();
+      }
     }
   }
   if (d.counter.generation != 0 && d.counter.owner != peer.uid) {

@@ -226,7 +226,7 @@ bool WorkerCore::progress() {
   bool any = wakeups.begin_round();
   // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
   // them: what they would find is looked at here, without a call.
-  any |= transfers.take_submissions();
+  if (slots.has_submitted()) any |= transfers.take_submissions();
   if (outbox.due()) any |= transfers.flush_control_messages();
   if (transfers.any_cancels()) any |= transfers.take_cancels();
   if (transfers.any_deadlines()) any |= transfers.expire(clock.now());

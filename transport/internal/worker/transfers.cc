@@ -287,7 +287,7 @@ Peer* Transfers::peer_without_queue(PeerId id) {
 absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, Op op) {
   absl::StatusOr<RegionEntry*> entry = needs_.regions.find(region);
   if (entry.ok() && op == Op::kRead && !(*entry)->writable) {
-    return absl::InvalidArgumentError(
+    entry = absl::InvalidArgumentError(
         "a read into memory that was mapped read-only when it was registered: map it with "
         "PROT_WRITE first, or read into other memory");
   }
@@ -296,7 +296,7 @@ absl::StatusOr<RegionEntry*> Transfers::local_entry(const MemoryRegion& region, 
 
 bool Transfers::take_submissions() {
   bool any = false;
-  for (uint32_t index; (index = needs_.slots.pop_submitted()) != kNone; any = true) activate(index);
+  for (; needs_.slots.has_submitted(); any = true) activate(needs_.slots.pop_submitted());
   return any;
 }
 

@@ -55,12 +55,6 @@ absl::Status Wakeups::watch(int fd) {
   return absl::OkStatus();
 }
 
-bool Wakeups::begin_round() {
-  sleeping_.store(false, std::memory_order_relaxed);
-  bell_.silence();
-  return look_again_.load(std::memory_order_relaxed) && look_again_.exchange(false);
-}
-
 void Wakeups::not_armed() {
   if (asleep_.empty()) sleeping_.store(false, std::memory_order_relaxed);
 }

@@ -46,7 +46,12 @@ class Wakeups {
   absl::Status watch(int fd);
 
   // --- of a round of progress ---
-  bool begin_round();  // rouse_all() was called since the last one
+  // Whether rouse_all() was called since the last one.
+  bool begin_round() {
+    sleeping_.store(false, std::memory_order_relaxed);
+    bell_.silence();
+    return look_again_.load(std::memory_order_relaxed) && look_again_.exchange(false);
+  }
   // Call it before looking for work: wake() either sees this or comes before that look.
   void about_to_sleep() { sleeping_.store(true, std::memory_order_seq_cst); }
   bool look_again() const { return look_again_.load(); }
