@@ -52,7 +52,7 @@ ANY_RANK = -1  # as the source of a receive
 _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
 _SPINS, _NAP = 20, 0.01  # of a task that awaits a call: looks, before it sleeps, and for how many seconds at most
-_KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and before the oldest is waited for
+_KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and of all ranks' calls before the oldest is waited for
 
 OnEnd = Callable[["Work", Optional[BatonError]], None]
 _awaited: Dict[int, Tuple["Work", OnEnd]] = {}  # whose end the library tells by _told()
@@ -714,18 +714,18 @@ class Communicator:
         return work
 
     def _make_room(self) -> None:
-        """Forgets calls that have ended and that nothing has waited for: the library has room for 256. A rank that is so far ahead
-        of the others waits for the oldest call that all make."""
+        """Forgets calls that have ended and that nothing has waited for: the library has room for 256 that all make, and thousands
+        of others. A rank that is so far ahead of the others waits for the oldest call that all make."""
         works = list(self._running.values())
         with contextlib.suppress(BatonError):  # its wait() raises it
             for work in works:
                 work.done()
-        self._most = min(max(2 * len(self._running), _KEPT), _MOST)
-        if len(self._running) >= _MOST:
-            oldest = next((work for work in works if work.name in _KINDS and work.name not in ("send", "receive")), None)
-            if oldest is not None:
-                with contextlib.suppress(BatonError):
-                    oldest.wait()
+        of_all = [work for work in self._running.values() if work.name in _KINDS and work.name not in ("send", "receive")]
+        count = len(self._running)
+        self._most = max(_KEPT, count + min(count, max(_MOST - len(of_all), 0)))
+        if len(of_all) >= _MOST:
+            with contextlib.suppress(BatonError):
+                of_all[0].wait()
 
     def _type_of(self, name: str, one: Elements) -> Tuple[int, int]:
         """The library's number of a type, and how many of those an element is."""

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -336,6 +337,19 @@ def works(comm):
     assert waits.wait()[0] == (comm.rank - 1) % comm.ranks and "done" in repr(waits)
 
 
+def many_sends(comm):
+    """Each start of one more looks at a few of those that are in flight, and not at all of them."""
+    count, looks, done = 1000, [], baton.communicator.Work.done
+    if comm.rank == 0:
+        with unittest.mock.patch.object(baton.communicator.Work, "done", lambda work: looks.append(work) or done(work)):
+            sends = [comm.send_async(np.full(3, i), 1, tag=i) for i in range(count)]
+        assert len(looks) < 10 * count, len(looks)
+        assert all(work.wait() is None for work in sends)
+    else:
+        for i in reversed(range(count)):
+            check(comm.receive(np.empty(3, int), 0, tag=i), np.full(3, i), "one of many")
+
+
 def awaited(comm):
     async def main():
         first = await comm.all_reduce_async(np.ones(2))
@@ -525,6 +539,11 @@ class CommunicatorTest(unittest.TestCase):
 
     def test_works(self):
         ranks(works)
+
+    # Promise(python): Calls between two ranks that have not ended do not slow down the start of more of them | how often
+    #   they are looked at is counted
+    def test_many_sends(self):
+        ranks(many_sends, 2)
 
     def test_works_are_awaited(self):
         ranks(awaited)
