@@ -232,8 +232,12 @@ bool Windows::step(Running& op) {
     end(op, absl::OkStatus());
     return true;
   }
-  // Puts before this one are under way: its signal waits for their acknowledgements.
-  if (op.moved && unlanded_[static_cast<size_t>(op.access.rank)]) return landed;
+  // Puts before this one are under way: its signal waits for their acknowledgements, until its time
+  // is over or one of them has failed.
+  const auto rank = static_cast<size_t>(op.access.rank);
+  if (op.moved && unlanded_[rank] && now_ < op.deadline && op.entry->peers[rank].failed.ok()) {
+    return landed;
+  }
   return submit(op) || landed;
 }
 

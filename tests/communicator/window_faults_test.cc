@@ -85,7 +85,7 @@ TEST_P(WindowFaults, APutThatComesTooLateFailsWhatComesBehindIt) {
 //   its target answers nothing, and the group goes on | over the network as soon as this rank's
 //   memory is its own again
 TEST_P(WindowFaults, ATargetThatDoesNotAnswerHoldsNobodyUp) {
-  constexpr size_t kMuch = 64 << 20;
+  constexpr size_t kMuch = 32 << 20;
   ManualClock clock;
   CommunicatorOptions own = options();
   own.worker.clock = &clock;
@@ -102,7 +102,8 @@ TEST_P(WindowFaults, ATargetThatDoesNotAnswerHoldsNobodyUp) {
         hasty.timeout = std::chrono::seconds(1);
         std::vector<Work> works;
         for (const auto& work : {window->put(data.data(), kMuch, 1, 0, hasty),
-                                 window->get(out.data(), kMuch, 1, 0, hasty)}) {
+                                 window->get(out.data(), kMuch, 1, 0, hasty),
+                                 window->signal(1, 0, 1, hasty), window->flush(1, hasty)}) {
           ASSERT_TRUE(work.ok()) << work.status();
           works.push_back(*work);
         }
