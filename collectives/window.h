@@ -19,9 +19,9 @@
 // progress too: in a call, by progress(), or by its endpoint's background thread.
 //
 // Failure. What breaks the communicator ends all works of its windows, as it ends calls. A put,
-// get or signal alone that fails, or whose timeout is over, ends alone. What it should have written
-// may be there or not; behind a failed put every put, signal and flush to that rank fails too:
-// make another window.
+// get or signal alone that fails, or whose timeout is over, ends alone, whatever its target does.
+// What it should have written may be there or not, or come later; behind a failed put or signal
+// every put, signal and flush to that rank fails too: make another window.
 //
 // Threads and life: any function from any thread. A window goes before its communicator, whose end,
 // or reconfigure(), leaves it without use. Memory of a window must not be given back before the
@@ -61,7 +61,9 @@ class Window {
                                                           WindowOptions options = {});
   // Not collective: closes this rank's window, and blocks until no peer touches its memory. Works
   // in flight end with Aborted; accesses by other ranks fail from then on. So agree first, by a
-  // barrier for example.
+  // barrier for example. Where a process of this machine stands still in the middle of a copy it
+  // gives up after shm.fence_ms, and the log says that the memory is not to be used again before
+  // that process has ended; memory of allocate() is not.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
@@ -71,7 +73,8 @@ class Window {
   size_t bytes(int rank) const;  // 0 where there is no such rank
   uint32_t signals() const;
 
-  // InvalidArgument: no such rank or slot, or bytes outside of that rank's memory. Unavailable: it
+  // InvalidArgument: no such rank or slot, bytes outside of that rank's memory, or more added to a
+  // counter than it can be. Unavailable: it
   // has left the group. Local memory must stay untouched (get: unread) until the work has ended;
   // memory from allocate(), and in this window, is neither copied nor registered for the call.
   absl::StatusOr<Work> put(const void* from, size_t bytes, int to, size_t offset,
@@ -87,7 +90,7 @@ class Window {
   absl::StatusOr<Work> wait_signal(int from, uint32_t slot, uint64_t value,
                                    const CallOptions& options = {});
   // Ends when all earlier puts, gets and signals of this rank to `to` (kAnyRank: to all) have, and
-  // says whether they went well, detached ones too.
+  // says whether they went well, detached ones too; of a get that failed the first flush says so.
   absl::StatusOr<Work> flush(int to = kAnyRank, const CallOptions& options = {});
   // The counter as it is now. Does not advance anything.
   absl::StatusOr<uint64_t> signal_value(int from, uint32_t slot) const;

@@ -78,12 +78,14 @@ std::string_view Memory::grant(uint64_t group, std::byte* data, size_t bytes, ui
   return grants_.back().key;
 }
 
-void Memory::revoke_grants(uint64_t group) {
+absl::Status Memory::revoke_grants(uint64_t group) {
+  absl::Status status;
   std::erase_if(grants_, [&](const Grant& grant) {
     if (grant.group != group) return false;
-    worker_.deregister_memory(grant.region).IgnoreError();
+    status.Update(worker_.deregister_memory(grant.region));
     return true;
   });
+  return status;
 }
 
 }  // namespace baton::collectives::executor

@@ -50,9 +50,9 @@ class Memory {
   // bytes) until revoke_grants(), and how far behind its beginning they lie. Empty: they are no
   // memory of ours, or cannot be registered. Valid until revoke_grants().
   std::string_view grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
-  // When this returns no grant to that group is worth anything, and no byte is written by one any
-  // more.
-  void revoke_grants(uint64_t group);
+  // When this returns no grant to that group is worth anything, and, if it is OK, no byte is
+  // written by one any more: Worker::deregister_memory().
+  absl::Status revoke_grants(uint64_t group);
   // In the order in which they came up; only grows.
   const std::vector<Region>& regions() const { return regions_; }
 

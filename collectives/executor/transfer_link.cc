@@ -92,7 +92,7 @@ TransferLink::~TransferLink() {
 }
 
 void TransferLink::begin_cancel() {
-  memory_.revoke_grants(group_);
+  memory_.revoke_grants(group_).IgnoreError();
   if (!unsettled()) return;
   for (auto& lane : outgoing_) {
     for (Outgoing& outgoing : lane) {

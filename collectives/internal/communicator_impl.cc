@@ -69,7 +69,7 @@ constexpr size_t kLeastSlot = 64 << 10;
 size_t slot_bytes_for(size_t ranks, size_t wanted) {
   using collectives::executor::TransferLink;
   const size_t slots = TransferLink::kSlots * collectives::executor::kLanes;
-  while (wanted > kLeastSlot && (ranks - 1) * wanted * slots > kSlotBudget) {
+  while (wanted > kLeastSlot && wanted > kSlotBudget / slots / std::max<size_t>(ranks - 1, 1)) {
     wanted = std::max(kLeastSlot, wanted / 2 / 4096 * 4096);
   }
   return wanted;

@@ -258,8 +258,8 @@ void EndpointImpl::call(Process& process) {
     const std::string address = address_of(process.handle);
     if (address.empty()) {
       return absl::FailedPreconditionError(
-          "it has no provider that this process can reach it by: both need tcp, or, on one "
-          "machine, shm");
+          "it has no provider that this process can reach it by: both need tcp, or, on one machine "
+          "and in the same network and process (pid) namespaces, shm");
     }
     return worker_->connect(address);
   }();

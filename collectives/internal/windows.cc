@@ -62,9 +62,13 @@ absl::Status Windows::check_slot(const Entry& entry, const Access& access) const
     return absl::InvalidArgumentError(absl::StrFormat(
         "there are %u signals: WindowOptions::signals says how many", entry.signals));
   }
-  if (access.value <= CounterTable::kMaxValue) return absl::OkStatus();
+  const uint64_t before = access.kind == Kind::kWait
+                              ? 0
+                              : entry.peers[static_cast<size_t>(access.rank)].added[access.slot];
+  if (access.value <= CounterTable::kMaxValue - before) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrFormat("%u is more than a signal can be: 2^48 - 1", access.value));
+      absl::StrFormat("%u, and %u that this rank has added, is more than a signal can be: 2^48 - 1",
+                      access.value, before));
 }
 
 absl::Status Windows::check(const Entry& entry, const Access& access) const {
@@ -98,6 +102,9 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
   if (absl::Status status = check(*entry, access); !status.ok()) return status;
   absl::StatusOr<Work> work = needs_.calls.start_plain(&options);
   if (!work.ok()) return work;
+  if (access.kind == Kind::kPut || access.kind == Kind::kSignal) {
+    entry->peers[static_cast<size_t>(access.rank)].added[access.slot] += access.value;
+  }
   if (access.rank == static_cast<int>(needs_.mesh.rank()) && access.kind != Kind::kWait &&
       access.kind != Kind::kFlush) {
     access_own(*entry, access);
@@ -124,12 +131,11 @@ void Windows::access_own(Entry& entry, const Access& access) {
   } else if (access.bytes > 0) {
     std::memmove(access.local, place, access.bytes);
   }
-  if (access.value > 0) entry.peers[needs_.mesh.rank()].own[access.slot] += access.value;
 }
 
 uint64_t Windows::value(const Entry& entry, int from, uint32_t slot) const {
   const Entry::Peer& peer = entry.peers[static_cast<size_t>(from)];
-  return peer.own.empty() ? needs_.mesh.worker().counter_value(peer.ours[slot]) : peer.own[slot];
+  return peer.ours.empty() ? peer.added[slot] : needs_.mesh.worker().counter_value(peer.ours[slot]);
 }
 
 absl::StatusOr<uint64_t> Windows::signal_value(const Entry& entry, int from, uint32_t slot) const {
@@ -175,6 +181,7 @@ bool Windows::advance_open() {
   unlanded_.assign(needs_.mesh.ranks(), false);
   open_.assign(needs_.mesh.ranks(), false);
   any_open_ = false;
+  now_ = needs_.mesh.now();
   size_t kept = 0;
   for (size_t i = 0; i < ops_.size(); ++i) {
     Running& op = *ops_[i];
@@ -186,7 +193,8 @@ bool Windows::advance_open() {
     if (op.access.kind != Kind::kWait && op.access.kind != Kind::kFlush) {
       const auto rank = static_cast<size_t>(op.access.rank);
       unlanded_[rank] = unlanded_[rank] || (op.access.kind == Kind::kPut && !op.moved);
-      open_[rank] = any_open_ = true;
+      open_[rank] = open_[rank] || !op.given_up;
+      any_open_ = any_open_ || !op.given_up;
     }
     std::swap(ops_[kept++], ops_[i]);
   }
@@ -204,11 +212,7 @@ bool Windows::step(Running& op) {
   }
   if (op.given_up) return landed;
   if (landed && !op.result.ok()) {
-    const absl::Status why = about(op.access, op.result);
-    if (op.access.kind != Kind::kGet) {
-      op.entry->peers[static_cast<size_t>(op.access.rank)].failed.Update(why);
-    }
-    end(op, why);
+    fail(op, op.result);
     return true;
   }
   if (landed) {
@@ -218,13 +222,22 @@ bool Windows::step(Running& op) {
     op.moved = true;
   }
   if (op.access.kind == Kind::kWait || op.access.kind == Kind::kFlush) return step_waiting(op);
-  if (op.transfer) return false;
+  if (op.transfer) {
+    // Whoever does not answer then has no say in when this rank's memory is its own again.
+    if (now_ < op.deadline || !needs_.mesh.worker().local_free(op.id).value_or(false)) return false;
+    fail(op, absl::DeadlineExceededError("the deadline has passed"));
+    return true;
+  }
   if (op.moved && op.signalled) {
     end(op, absl::OkStatus());
     return true;
   }
-  // Puts before this one are under way: its signal waits for their acknowledgements.
-  if (op.moved && unlanded_[static_cast<size_t>(op.access.rank)]) return landed;
+  // Puts before this one are under way: its signal waits for their acknowledgements, until its time
+  // is over or one of them has failed.
+  const auto rank = static_cast<size_t>(op.access.rank);
+  if (op.moved && unlanded_[rank] && now_ < op.deadline && op.entry->peers[rank].failed.ok()) {
+    return landed;
+  }
   return submit(op) || landed;
 }
 
@@ -236,7 +249,9 @@ bool Windows::step_waiting(Running& op) {
     over = access.rank == kAnyRank ? !any_open_ : !open_[static_cast<size_t>(access.rank)];
     for (size_t rank = 0; rank < op.entry->peers.size(); ++rank) {
       if (access.rank != kAnyRank && access.rank != static_cast<int>(rank)) continue;
-      result.Update(op.entry->peers[rank].failed);
+      Entry::Peer& peer = op.entry->peers[rank];
+      result.Update(peer.failed);
+      if (over) result.Update(std::exchange(peer.failed_get, absl::OkStatus()));
     }
   } else {
     const bool left = has_left(access.rank);  // before the last look at what it did
@@ -246,7 +261,7 @@ bool Windows::step_waiting(Running& op) {
       result = about(access, absl::UnavailableError("that rank has left the group"));
     }
   }
-  if (!over && needs_.mesh.now() >= op.deadline) {
+  if (!over && now_ >= op.deadline) {
     over = true;
     result = about(access, absl::DeadlineExceededError(
                                access.kind == Kind::kFlush
@@ -270,7 +285,7 @@ bool Windows::submit(Running& op) {
                           absl::StrCat("an earlier access has failed: ", peer.failed.message()));
   } else if (member.bye) {
     status = absl::UnavailableError("that rank has left the group");
-  } else if (needs_.mesh.now() >= op.deadline) {
+  } else if (now_ >= op.deadline) {
     status = absl::DeadlineExceededError("the deadline has passed");
   }
   TransferRequest request;
@@ -280,7 +295,7 @@ bool Windows::submit(Running& op) {
   }
   if (status.ok() && !op.moved) status = choose_local(op, request);
   if (!status.ok()) {
-    end(op, about(access, status));
+    fail(op, status);
     return true;
   }
   request.op = access.kind == Kind::kGet ? Op::kRead : Op::kWrite;
@@ -294,7 +309,7 @@ bool Windows::submit(Running& op) {
     request.counter = peer.theirs[access.slot];
     request.increment = access.value;
   }
-  request.timeout = op.deadline == kNever ? kNever : op.deadline - needs_.mesh.now();
+  request.timeout = op.deadline == kNever ? kNever : op.deadline - now_;
   request.on_end = &Windows::on_end;
   request.context = &op;
   request.detached = true;
@@ -302,7 +317,7 @@ bool Windows::submit(Running& op) {
   absl::StatusOr<TransferId> id = needs_.mesh.worker().submit(request);
   if (absl::IsResourceExhausted(id.status())) return false;
   if (!id.ok()) {
-    end(op, about(access, id.status()));
+    fail(op, id.status());
     return true;
   }
   op.id = *id;
@@ -352,6 +367,14 @@ void Windows::on_end(void* context, TransferId, const absl::Status& status) {
   auto& op = *static_cast<Running*>(context);
   op.result = status;
   op.landed.store(true, std::memory_order_release);
+}
+
+// What comes behind it to that rank hears of it.
+void Windows::fail(Running& op, const absl::Status& why) {
+  Entry::Peer& peer = op.entry->peers[static_cast<size_t>(op.access.rank)];
+  const absl::Status said = about(op.access, why);
+  (op.access.kind == Kind::kGet ? peer.failed_get : peer.failed).Update(said);
+  end(op, said);
 }
 
 void Windows::end(Running& op, const absl::Status& result) {

@@ -37,9 +37,10 @@ class Windows {
       uint64_t bytes = 0, offset = 0;  // of its memory in `region`
       RemoteRegion region;
       std::vector<RemoteCounter> theirs;  // our signals' there
-      std::vector<CounterId> ours;        // its signals' here
-      std::vector<uint64_t> own;          // in their place for this rank itself
-      absl::Status failed;                // OK, or how the first put that failed has ended
+      std::vector<uint64_t> added;        // to them; of this rank itself: what they are
+      std::vector<CounterId> ours;        // its signals' here; of this rank itself: none
+      absl::Status failed;      // OK, or how the first put or signal that failed has ended
+      absl::Status failed_get;  // likewise, since a flush said so
     };
     Windows* owner = nullptr;  // null: the window is closed, and why
     absl::Status closed;
@@ -73,9 +74,9 @@ class Windows {
   static size_t invitation_bytes(uint32_t signals);
   void invite(const Entry& entry, uint32_t to, const absl::Status& why, std::byte* out) const;
   absl::Status accept(Entry& entry, uint32_t from, const std::byte* invitation);
-  // Ends its accesses; no byte of its memory moves when this returns.
+  // Ends its accesses; no byte of its memory, nor of theirs here, moves when this returns.
   void close(Entry& entry, const absl::Status& why);
-  // All of them, before the group is left.
+  // All of them, before the group is left. Then nothing is under way.
   void close_all(const absl::Status& why);
 
   absl::StatusOr<Work> start(const std::shared_ptr<Entry>& entry, const Access& access,
@@ -123,6 +124,7 @@ class Windows {
   bool submit(Running& op);
   absl::Status choose_local(Running& op, TransferRequest& request);
   void took_place(Running& op);
+  void fail(Running& op, const absl::Status& why);
   void end(Running& op, const absl::Status& result);
   void release(Running& op);
   bool has_left(int rank) const;
@@ -131,11 +133,11 @@ class Windows {
 
   const Needs needs_;
   std::vector<Entry*> entries_;
-  std::vector<std::unique_ptr<Running>> ops_;    // open, in the order in which they were started
-  std::vector<std::unique_ptr<Running>> spare_;  // their memory is reused
+  std::vector<std::unique_ptr<Running>> ops_;  // open, in the order in which they were started
   std::vector<bool> unlanded_;  // by rank, while ops_ is gone through: an earlier put is under way
   std::vector<bool> open_;      // or any earlier access
   bool any_open_ = false;
+  Time now_{};  // likewise
   size_t transfers_ = 0;
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collectives/internal/windows.h"
+#include "transport/base/log.h"
 
 namespace baton::collectives::internal {
 namespace {
@@ -60,11 +61,8 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
   entry.peers.resize(needs_.mesh.ranks());
   for (uint32_t rank = 0; rank < needs_.mesh.ranks(); ++rank) {
     Entry::Peer& peer = entry.peers[rank];
-    if (rank == needs_.mesh.rank()) {
-      peer.own.resize(entry.signals);
-      continue;
-    }
-    for (uint32_t slot = 0; slot < entry.signals; ++slot) {
+    peer.added.resize(entry.signals);
+    for (uint32_t slot = 0; slot < entry.signals && rank != needs_.mesh.rank(); ++slot) {
       absl::StatusOr<CounterId> counter = worker.allocate_counter();
       if (!counter.ok()) return counter.status();
       peer.ours.push_back(*counter);
@@ -121,6 +119,10 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
     absl::StatusOr<RemoteRegion> region =
         RemoteRegion::decode(std::string_view(theirs.region, sizeof theirs.region));
     if (!region.ok()) return region.status();
+    if (theirs.offset > region->size || theirs.bytes > region->size - theirs.offset) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(label(static_cast<int>(from)), " named bytes outside of its memory"));
+    }
     peer.region = *region;
   }
   const WorkerUid owner = EndpointImpl::uid_of(needs_.mesh.handles()[from]);
@@ -132,12 +134,14 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte is read or written for accesses of this window when it returns; null: of any.
+// No byte of this rank's memory is read or written for accesses of this window when it returns;
+// null: all transfers have ended.
 void Windows::wait_for_transfers(const Entry* of) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
-  const auto moves = [of](const Running& op) {
-    return (of == nullptr || op.entry.get() == of) && op.transfer &&
-           !op.landed.load(std::memory_order_acquire);
+  const auto moves = [&](const Running& op) {
+    if (!op.transfer || op.landed.load(std::memory_order_acquire)) return false;
+    return of == nullptr ||
+           (op.entry.get() == of && !endpoint.worker().local_free(op.id).value_or(true));
   };
   const auto over = [&] {
     return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) { return moves(*op); });
@@ -167,25 +171,33 @@ void Windows::close(Entry& entry, const absl::Status& why) {
   wait_for_transfers(&entry);
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
-    if (op.entry.get() != &entry) {
+    if (op.entry.get() == &entry) {
+      end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
+      release(op);
+    }
+    // One that waits for its target's word alone will hear it.
+    if (op.entry.get() != &entry || (op.transfer && !op.landed.load(std::memory_order_acquire))) {
       ++i;
       continue;
     }
-    end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
-    if (std::exchange(op.transfer, false)) --transfers_;
-    release(op);
+    if (op.transfer) --transfers_;
     ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
   }
   Worker& worker = needs_.mesh.worker();
-  if (entry.region.generation != 0) {
-    worker.deregister_memory(entry.region).IgnoreError();
-  } else {
-    needs_.mesh.memory().revoke_grants(~reinterpret_cast<uintptr_t>(&entry));
-  }
+  const absl::Status fenced =
+      entry.region.generation != 0
+          ? worker.deregister_memory(entry.region)
+          : needs_.mesh.memory().revoke_grants(~reinterpret_cast<uintptr_t>(&entry));
   for (const Entry::Peer& peer : entry.peers) {
     for (const CounterId counter : peer.ours) worker.free_counter(counter).IgnoreError();
   }
-  if (entry.allocated.data != nullptr) needs_.mesh.endpoint().free(entry.allocated);
+  if (!fenced.ok()) {
+    base::log_event(base::LogLevel::kWarning,
+                    "collectives: %u bytes of a window at %p may still be written to: %s",
+                    entry.bytes, static_cast<void*>(entry.data), fenced.message());
+  } else if (entry.allocated.data != nullptr) {
+    needs_.mesh.endpoint().free(entry.allocated);
+  }
   std::erase(entries_, &entry);
   entry.owner = nullptr;
   entry.closed = absl::FailedPreconditionError(
@@ -193,7 +205,10 @@ void Windows::close(Entry& entry, const absl::Status& why) {
 }
 
 void Windows::close_all(const absl::Status& why) {
+  if (transfers_ > 0) wait_for_transfers(nullptr);
   while (!entries_.empty()) close(*entries_.back(), why);
+  ops_.clear();
+  transfers_ = 0;
 }
 
 }  // namespace baton::collectives::internal

@@ -98,6 +98,8 @@ def elements_of(thing: Any, what: str, writes: bool) -> Elements:
             raise InvalidParamError(f"{what} is not contiguous: pass numpy.ascontiguousarray({what})")
         if writes and not thing.flags.writeable:
             raise InvalidParamError(f"{what} is read-only: pass a copy")
+        if thing.dtype.hasobject:
+            raise InvalidParamError(f"{what} holds Python objects, which mean nothing elsewhere: pickle them")
         return Elements(thing.__array_interface__["data"][0], thing.size, _name_of(thing.dtype), thing.itemsize, thing)
     if hasattr(thing, "__dlpack__"):
         try:
@@ -134,10 +136,12 @@ _names: Dict[Any, str] = {}  # to find one takes numpy some microseconds
 
 
 def _name_of(dtype: Any) -> str:
-    """Numpy's name of a type of numpy's or of torch's."""
+    """Numpy's name of a type of numpy's or of torch's; of one of another byte order, its letters."""
     name = _names.get(dtype)
     if name is None:
-        name = _names[dtype] = getattr(dtype, "name", None) or str(dtype)[len("torch."):]
+        native = getattr(dtype, "isnative", True)
+        name = str(getattr(dtype, "name" if native else "str", None) or str(dtype)[len("torch."):])
+        _names[dtype] = name
     return name
 
 

@@ -29,7 +29,6 @@ import ctypes
 import itertools
 import sys
 import threading
-import types
 import weakref
 from typing import Any, Callable, Coroutine, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -53,7 +52,7 @@ ANY_RANK = -1  # as the source of a receive
 _BYTE = _TYPES["uint8"]
 _ORDERED, _UNORDERED = 1, 2
 _SPINS, _NAP = 20, 0.01  # of a task that awaits a call: looks, before it sleeps, and for how many seconds at most
-_KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and before the oldest is waited for
+_KEPT, _MOST = 64, 240  # calls in flight, before those that have ended are looked for, and of all ranks' calls before the oldest is waited for
 
 OnEnd = Callable[["Work", Optional[BatonError]], None]
 _awaited: Dict[int, Tuple["Work", OnEnd]] = {}  # whose end the library tells by _told()
@@ -63,12 +62,8 @@ _keys = itertools.count(1)
 def _told(key: int, number: int, result: int, text: bytes) -> None:
     """On whichever thread finds out that a call has ended."""
     work, on_end = _awaited.pop(key)
-    try:
-        on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
-    except BaseException as why:  # there is no caller to raise it to
-        sys.unraisablehook(types.SimpleNamespace(  # type: ignore[arg-type]
-            exc_type=type(why), exc_value=why, exc_traceback=why.__traceback__, object=on_end,
-            err_msg=f"Exception ignored in on_end of {work.name}"))
+    # What it raises has no caller to go to: ctypes hands it to sys.unraisablehook.
+    on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
 
 
 _TOLD = _library.OnEnd(_told)
@@ -320,6 +315,13 @@ def _nanoseconds(timeout: Optional[float], what: str) -> int:
     return max(int(timeout * 1e9), 1)
 
 
+def _in_word(number: int, what: str) -> int:
+    """As _within(), of a signed place of 32 bits."""
+    if not -2 ** 31 <= number < 2 ** 31:
+        raise InvalidParamError(f"{what} is {number}: it has 32 bits, one for the sign")
+    return number
+
+
 def _comm_options(name: str, uuid: int, start_timeout: Optional[float], timeout: Optional[float], ordered: bool,
                   tune: bool) -> _library.CommOptions:
     options = _library.CommOptions()
@@ -400,14 +402,14 @@ class Communicator:
         a color below 0. Connections are shared."""
         options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
         handle = ctypes.c_void_p()
-        self._open.call(lib.comm_split, color, key, ctypes.byref(options), ctypes.byref(handle))
+        self._open.call(lib.comm_split, _in_word(color, "color"), _in_word(key, "key"), ctypes.byref(options), ctypes.byref(handle))
         return self._part(handle, name) if handle.value else None
 
     def subgroup(self, ranks: Sequence[int], *, name: str = "group", start_timeout: Optional[float] = None,
                  timeout: Optional[float] = None, ordered: bool = False, tune: bool = True) -> "Communicator":
         """The group of these ranks, in this order; a call of its members alone."""
         options = _comm_options(name, 0, start_timeout, timeout, ordered, tune)
-        handle, row = ctypes.c_void_p(), (ctypes.c_int32 * len(ranks))(*ranks)
+        handle, row = ctypes.c_void_p(), (ctypes.c_int32 * len(ranks))(*[_in_word(rank, "rank") for rank in ranks])
         self._open.call(lib.comm_subgroup, row, len(ranks), ctypes.byref(options), ctypes.byref(handle))
         return self._part(handle, name)
 
@@ -424,8 +426,8 @@ class Communicator:
         """Other members in place of the present ones, also after a failure or abort(): fewer, more, or all new. Those that come anew
         are made with from_handles(). `rank` and `ranks` are the new ones at once; the Work ends when all are there."""
         number = ctypes.c_uint64()
-        self._open.call(lib.comm_reconfigure, *_row(handles), uuid, _nanoseconds(timeout, "timeout") or -1,
-                        ctypes.byref(number))
+        self._open.call(lib.comm_reconfigure, *_row(handles), _within(uuid, 2 ** 64 - 1, "uuid"),
+                        _nanoseconds(timeout, "timeout") or -1, ctypes.byref(number))
         self._count_ranks()
         work = Work(self, "reconfigure", None, None)
         work.number = number.value
@@ -653,6 +655,8 @@ class Communicator:
         source = None if data is None else elements_of(data, "data", writes and in_place)
         target = source if in_place else None if out is None else elements_of(out, "out", True)
         one = source or target
+        if one is None and name != "barrier":
+            raise InvalidParamError(f"{name}: pass an array, not None")
         count, kind, scale = 0, _BYTE, 1
         if one is not None:
             if source is not None and target is not None and source.dtype != target.dtype:
@@ -710,18 +714,18 @@ class Communicator:
         return work
 
     def _make_room(self) -> None:
-        """Forgets calls that have ended and that nothing has waited for: the library has room for 256. A rank that is so far ahead
-        of the others waits for the oldest call that all make."""
+        """Forgets calls that have ended and that nothing has waited for: the library has room for 256 that all make, and thousands
+        of others. A rank that is so far ahead of the others waits for the oldest call that all make."""
         works = list(self._running.values())
         with contextlib.suppress(BatonError):  # its wait() raises it
             for work in works:
                 work.done()
-        self._most = min(max(2 * len(self._running), _KEPT), _MOST)
-        if len(self._running) >= _MOST:
-            oldest = next((work for work in works if work.name in _KINDS and work.name not in ("send", "receive")), None)
-            if oldest is not None:
-                with contextlib.suppress(BatonError):
-                    oldest.wait()
+        of_all = [work for work in self._running.values() if work.name in _KINDS and work.name not in ("send", "receive")]
+        count = len(self._running)
+        self._most = max(_KEPT, count + min(count, max(_MOST - len(of_all), 0)))
+        if len(of_all) >= _MOST:
+            with contextlib.suppress(BatonError):
+                of_all[0].wait()
 
     def _type_of(self, name: str, one: Elements) -> Tuple[int, int]:
         """The library's number of a type, and how many of those an element is."""

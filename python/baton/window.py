@@ -91,20 +91,20 @@ class Window:
     def signal_value(self, source: int, slot: int = 0) -> int:
         """What the counter `slot` of that rank is here."""
         out = ctypes.c_uint64()
-        self._open.call(lib.window_signal_value, source, _within(slot, 2 ** 32 - 1, "slot"), ctypes.byref(out))
+        self._open.call(lib.window_signal_value, _rank(source), _within(slot, 2 ** 32 - 1, "slot"), ctypes.byref(out))
         return out.value
 
     def size(self, rank: int) -> int:
         """Bytes of that rank's memory."""
         out = ctypes.c_uint64()
-        self._open.call(lib.window_bytes, rank, ctypes.byref(out))
+        self._open.call(lib.window_bytes, _rank(rank), ctypes.byref(out))
         return out.value
 
     def view(self, rank: int) -> memoryview:
         """That rank's memory, read in place: a read-only buffer. NotSupportedError, and why: it cannot be mapped here, or it did
         not come from `size`."""
         data, size = ctypes.c_void_p(), ctypes.c_uint64()
-        self._open.call(lib.window_view, rank, ctypes.byref(data), ctypes.byref(size))
+        self._open.call(lib.window_view, _rank(rank), ctypes.byref(data), ctypes.byref(size))
         memory = (ctypes.c_char * size.value).from_address(data.value or 0) if size.value else (ctypes.c_char * 0)()
         self._views += 1
         weakref.finalize(memory, self._view_gone)  # which keeps the window
@@ -129,10 +129,15 @@ class Window:
     def _start(self, name: str, rank: int, data: Any, offset: int, value: int = 0, slot: int = 0, *,
                timeout: Optional[float] = None, on_end: Optional[OnEnd] = None) -> Work:
         one = None if data is None else elements_of(data, "out" if name == "get" else "data", name == "get")
-        if not -2 ** 31 <= rank < 2 ** 31:
-            raise InvalidParamError(f"{name}: {rank} is no rank")
-        access = _library.Access(ctypes.sizeof(_library.Access), _KINDS[name], rank, one.address if one else None,
+        access = _library.Access(ctypes.sizeof(_library.Access), _KINDS[name], _rank(rank), one.address if one else None,
                                  one.count * one.itemsize if one else 0, _within(offset, 2 ** 64 - 1, "offset"),
                                  _within(value, 2 ** 64 - 1, "value"), _within(slot, 2 ** 32 - 1, "slot"))
         work = Work(self.comm, name, (self, one), data if name == "get" else None)
         return self.comm._begin(work, access, self._open, lib.window_start, timeout, on_end)
+
+
+def _rank(rank: int) -> int:
+    """ctypes would take what is left of a number of more than 32 bits."""
+    if not -2 ** 31 <= rank < 2 ** 31:
+        raise InvalidParamError(f"{rank} is no rank")
+    return rank

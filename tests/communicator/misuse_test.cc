@@ -29,6 +29,23 @@ TEST_P(Misuse, AGroupThatARankHasLeftBeforeFails) {
   EXPECT_THAT(text((*comm)->status()), AllOf(HasSubstr("rank 1"), HasSubstr("left")));
 }
 
+// As many as nothing can have are cut down like any that are too many for the group's size.
+TEST_P(Misuse, SlotsOfAnySizeAreCutToWhatTheGroupMayHave) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  uint64_t uuid = 10;
+  for (const size_t bytes :
+       {size_t{1} << 30, size_t{1} << 58, size_t{1} << 59, size_t{1} << 62, ~size_t{4095}}) {
+    GroupOptions group = group_options(++uuid);
+    group.slot_bytes = bytes;
+    on_threads(2, [&](int rank) {
+      auto comm = Communicator::create(endpoints[rank], handles, group);
+      ASSERT_TRUE(comm.ok()) << comm.status();
+      EXPECT_EQ(sum_of(**comm, 1, 3 << 20), 3) << "slots of " << bytes;
+    });
+  }
+}
+
 struct Owner {
   std::unique_ptr<Communicator> comm;
   std::atomic<bool> gone{false};

@@ -1,10 +1,9 @@
 // Windows over every provider: what is put is there, a signal is behind it, and whatever goes wrong
 // ends in one clear error.
-#include "collectives/window.h"
-
 #include <numeric>
 
 #include "tests/communicator/over_providers.h"
+#include "tests/communicator/windows.h"
 #include "tests/test.h"
 #include "tests/until.h"
 
@@ -15,15 +14,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 class Windows : public OverProviders {};
-
-absl::Status ended(Communicator& comm, const absl::StatusOr<Work>& work) {
-  return work.ok() ? comm.wait(*work) : work.status();
-}
-std::unique_ptr<Window> window_of(Communicator& comm, size_t bytes, uint32_t signals = 1) {
-  auto window = Window::allocate(comm, bytes, {.signals = signals});
-  EXPECT_TRUE(window.ok()) << "rank " << comm.rank() << ": " << window.status();
-  return window.ok() ? *std::move(window) : nullptr;
-}
 
 // --- against a model -----------------------------------------------------------------------------
 
