@@ -86,7 +86,8 @@ foreach(header IN LISTS BATON_PUBLIC_HEADERS)
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton/${folder})
 endforeach()
-install(FILES capi/include/baton/baton.h capi/include/baton/collectives.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton)
+install(FILES capi/include/baton/baton.h capi/include/baton/collectives.h
+        capi/include/baton/experts.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/baton)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/baton)
 install(EXPORT baton_targets NAMESPACE baton:: FILE baton-targets.cmake DESTINATION ${package_dir})
 configure_package_config_file(cmake/baton-config.cmake.in baton-config.cmake

@@ -35,6 +35,7 @@ set(BATON_PUBLIC_HEADERS
   collectives/endpoint.h
   collectives/communicator.h
   collectives/window.h
+  collectives/experts.h
   collectives/types.h
   collectives/launch.h
   collectives/rendezvous.h)

@@ -60,6 +60,7 @@ struct CommunicatorOptions {
   bool calibrate = true;    // measure links when starting (under 100 ms)
   size_t slot_bytes = 512 << 10;  // the largest message
   uint32_t node_size = 0;         // ranks per node; 0: found from the hosts they run on
+  bool mask_lost = false;         // as of GroupOptions
   // Null: one of its own is opened with `worker` and `background`, which count for nothing else.
   std::shared_ptr<Endpoint> endpoint;
 };
@@ -75,6 +76,10 @@ struct GroupOptions {
   bool ordered = false;                              // the default of CallOptions::ordered
   bool tune = true;  // try the candidates on the first calls of each size, keep the fastest
   size_t slot_bytes = 512 << 10;  // the largest message
+  // A rank that dies breaks its own windows and not the group: accesses to them, and waits for its
+  // signals, end with Unavailable, and lost_ranks() has it. A call that is under way then, or
+  // begins later, breaks the group as it does without.
+  bool mask_lost = false;
 };
 
 // kBroken: see status(). reconfigure() leads from there to kStarting.

@@ -45,6 +45,14 @@ struct WindowOptions {
   Time timeout = Time::zero();  // until all ranks have made theirs; zero: the communicator's
 };
 
+// Rows that lie apart. Row i of `from.size()` lies from[i] * from_stride bytes behind where the put
+// begins here, and goes to[i] * to_stride bytes behind its offset there; with an empty `to`, they
+// go behind one another. The lists stay untouched until the work has ended.
+struct WindowRows {
+  absl::Span<const uint32_t> from, to;
+  size_t row_bytes = 0, from_stride = 0, to_stride = 0;
+};
+
 class Window {
  public:
   static constexpr uint32_t kMostSignals = 64;
@@ -82,6 +90,9 @@ class Window {
   // And then adds `add`, at least 1, to this rank's counter `slot` at `to`.
   absl::StatusOr<Work> put_signal(const void* from, size_t bytes, int to, size_t offset,
                                   uint32_t slot, uint64_t add, const CallOptions& options = {});
+  // As put_signal(), for rows; `add` 0: no signal. InvalidArgument also: lists of two lengths.
+  absl::StatusOr<Work> put_rows(const void* from, const WindowRows& rows, int to, size_t offset,
+                                uint32_t slot, uint64_t add, const CallOptions& options = {});
   absl::StatusOr<Work> get(void* out, size_t bytes, int from, size_t offset,
                            const CallOptions& options = {});
   absl::StatusOr<Work> signal(int to, uint32_t slot, uint64_t add, const CallOptions& options = {});
@@ -102,6 +113,7 @@ class Window {
 
  private:
   struct Made;
+  friend class Experts;        // which is made in steps, too
   friend class SteppedWindow;  // of tests in virtual time, where nothing may block
   explicit Window(std::unique_ptr<Made> made);
   static absl::StatusOr<std::unique_ptr<Window>> make(Communicator& comm, void* data, size_t bytes,

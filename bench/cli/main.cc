@@ -6,6 +6,7 @@
 #include "bench/doctor/doctor.h"
 #include "bench/doctor/info.h"
 #include "bench/kv/kv_bw.h"
+#include "bench/moe/moe_perf.h"
 #include "bench/nccl_tests/collective_perf.h"
 #include "bench/perftest/perf_options.h"
 #include "engine/commands/serve_cli.h"
@@ -43,6 +44,8 @@ int main(int argc, char** argv) {
       Command{"gather_perf", "", baton::bench::gather_perf_main},
       Command{"scatter_perf", "", baton::bench::scatter_perf_main},
       Command{"hypercube_perf", "", baton::bench::hypercube_perf_main},
+      Command{"moe_perf", "dispatch and combine of experts, with the flags of DeepEP's tests",
+              baton::bench::moe_perf_main},
       Command{"executor_bench", "what a step of a schedule costs, with links that do nothing",
               baton::bench::executor_bench_main},
       Command{"write_bw", "perftest's flags and columns; and read_bw, send_bw, *_lat",

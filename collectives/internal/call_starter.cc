@@ -61,7 +61,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
       !status.ok()) {
     return status;
   }
-  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
   Request request = asked;
   DeviceCalls::StagedPtr staged;
@@ -188,7 +188,7 @@ absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, s
   absl::Status status = check_point_to_point(sends, data, count, type, other, needs_.mesh.rank(),
                                              needs_.mesh.ranks());
   if (!status.ok()) return status;
-  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
   auto staged = fetch(needs_.devices.stage_point_to_point(sends, data, count * size_of(type)),
                       Collective::kSendReceive, call_options, lock);
   if (!staged.ok()) return staged.status();
@@ -207,7 +207,7 @@ absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Block
   absl::Status status =
       check_all_to_all_v(in, send, out, receive, type, needs_.mesh.rank(), needs_.mesh.ranks());
   if (!status.ok()) return status;
-  if (!needs_.failure.broken().ok()) return needs_.failure.broken();
+  if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
   auto staged = fetch(needs_.devices.stage_all_to_all_v(in, send, out, receive, size_of(type)),
                       Collective::kAllToAll, call_options, lock);
   if (!staged.ok()) return staged.status();

@@ -23,6 +23,7 @@ CommunicatorOptions options_of(GroupOptions options) {
   out.ordered = options.ordered;
   out.tune = options.tune;
   out.slot_bytes = options.slot_bytes;
+  out.mask_lost = options.mask_lost;
   return out;
 }
 
@@ -102,7 +103,7 @@ Communicator::Impl::Impl(CommunicatorOptions communicator_options,
       core(of_core),
       mutex(core.mutex()),
       mesh(core, options, *this),
-      failure(options.name, mesh, recorder),
+      failure(options, mesh, recorder),
       survivors(options, mesh, failure) {}
 
 void Communicator::Impl::leave(bool in_own_callback) {

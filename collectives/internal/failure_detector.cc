@@ -111,11 +111,21 @@ void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
   mark_lost(rank);
   recorder_.record(
       {.at = mesh_.now(), .kind = executor::FlightEvent::Kind::kPeerLost, .peer = rank});
+  if (masks_lost_ && executor_ != nullptr && executor_->idle() && !calls_->any_on_devices()) return;
   const Blocked blocked = this->blocked();
   fail(absl::UnavailableError(absl::StrFormat(
            "%s is gone: %s%s", mesh_.member(rank).label, std::string(why.message()),
            blocked.call != nullptr ? absl::StrCat("; ", where(blocked)) : std::string())),
        rank);
+}
+
+const absl::Status& FailureDetector::begin_call() {
+  const auto lost = std::find(lost_.begin(), lost_.end(), true);
+  if (masks_lost_ && broken_.ok() && lost != lost_.end()) {
+    const auto rank = static_cast<uint32_t>(lost - lost_.begin());
+    fail(absl::UnavailableError(absl::StrCat(mesh_.member(rank).label, " is gone")), rank);
+  }
+  return broken_;
 }
 
 Blocked FailureDetector::blocked() const {

@@ -21,14 +21,17 @@ namespace baton::collectives::internal {
 // Everything under the communicator's lock, except is_broken().
 class FailureDetector {
  public:
-  // `group`: its name, for the file that the flight record is written to. All outlive this.
-  FailureDetector(const std::string& group, Mesh& mesh, executor::FlightRecorder& recorder)
-      : group_(group), mesh_(mesh), recorder_(recorder) {}
+  // All outlive this. The group's name is for the file that the flight record is written to.
+  FailureDetector(const CommunicatorOptions& options, Mesh& mesh,
+                  executor::FlightRecorder& recorder)
+      : group_(options.name), masks_lost_(options.mask_lost), mesh_(mesh), recorder_(recorder) {}
   // For a group that begins: nothing has failed.
   void watch(executor::Executor& executor, CallTable& calls);
 
   // OK, or why everything fails.
   const absl::Status& broken() const { return broken_; }
+  // A call is about to begin: as broken(), and a rank that is lost breaks the group now.
+  const absl::Status& begin_call();
   bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
   // Ranks that are dead or stopped.
   const std::vector<bool>& lost() const { return lost_; }
@@ -80,6 +83,7 @@ class FailureDetector {
   std::string where(const executor::Blocked& blocked) const;
 
   const std::string group_;
+  const bool masks_lost_;
   Mesh& mesh_;
   executor::FlightRecorder& recorder_;
   executor::Executor* executor_ = nullptr;

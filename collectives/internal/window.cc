@@ -143,6 +143,20 @@ absl::StatusOr<Work> Window::put_signal(const void* from, size_t bytes, int to, 
   return made_->start({Windows::Access::Kind::kPut, local, bytes, to, offset, slot, add}, options);
 }
 
+absl::StatusOr<Work> Window::put_rows(const void* from, const WindowRows& rows, int to,
+                                      size_t offset, uint32_t slot, uint64_t add,
+                                      const CallOptions& options) {
+  if (!rows.to.empty() && rows.to.size() != rows.from.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("put_rows: ", rows.from.size(), " rows have ", rows.to.size(), " places"));
+  }
+  auto* const local = static_cast<std::byte*>(const_cast<void*>(from));
+  Windows::Access access{
+      Windows::Access::Kind::kPut, local, rows.from.size() * rows.row_bytes, to, offset, slot, add};
+  if (access.bytes > 0) access.rows = rows;
+  return made_->start(access, options);
+}
+
 absl::StatusOr<Work> Window::get(void* out, size_t bytes, int from, size_t offset,
                                  const CallOptions& options) {
   return made_->start(

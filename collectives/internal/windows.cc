@@ -25,6 +25,28 @@ bool on_device(const void* data, size_t bytes) {
 
 }  // namespace
 
+size_t Windows::Access::reach() const {
+  if (rows.from.empty()) return bytes;
+  const size_t last = *std::max_element(rows.from.begin(), rows.from.end());
+  return last * rows.from_stride + rows.row_bytes;
+}
+
+size_t Windows::Access::remote_reach() const {
+  if (rows.to.empty()) return bytes;
+  const size_t last = *std::max_element(rows.to.begin(), rows.to.end());
+  return last * rows.to_stride + rows.row_bytes;
+}
+
+Layout Windows::Access::local_layout(size_t base) const {
+  if (rows.from.empty()) return Layout::contiguous(base, bytes);
+  return Layout::paged(base, rows.from, rows.from_stride, rows.row_bytes);
+}
+
+Layout Windows::Access::remote_layout(size_t base) const {
+  if (rows.to.empty()) return Layout::contiguous(base, bytes);
+  return Layout::paged(base, rows.to, rows.to_stride, rows.row_bytes);
+}
+
 // --- starting ------------------------------------------------------------------------------------
 
 std::string Windows::label(int rank) const {
@@ -80,7 +102,8 @@ absl::Status Windows::check(const Entry& entry, const Access& access) const {
   absl::Status status;
   if (access.kind != Kind::kFlush && access.kind != Kind::kGet) status = check_slot(entry, access);
   const Entry::Peer& peer = entry.peers[static_cast<size_t>(access.rank)];
-  if (access.bytes > peer.bytes || access.offset > peer.bytes - access.bytes) {
+  const size_t reach = access.remote_reach();
+  if (reach > peer.bytes || access.offset > peer.bytes - reach) {
     status =
         absl::InvalidArgumentError(absl::StrFormat("that rank's window has %u bytes", peer.bytes));
   } else if (access.bytes > 0 && access.local == nullptr) {
@@ -126,7 +149,13 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
 
 void Windows::access_own(Entry& entry, const Access& access) {
   std::byte* const place = entry.data + access.offset;
-  if (access.bytes > 0 && access.kind == Kind::kPut) {
+  if (!access.rows.from.empty()) {
+    const WindowRows& rows = access.rows;
+    for (size_t i = 0; i < rows.from.size(); ++i) {
+      std::memmove(place + (rows.to.empty() ? i * rows.row_bytes : rows.to[i] * rows.to_stride),
+                   access.local + rows.from[i] * rows.from_stride, rows.row_bytes);
+    }
+  } else if (access.bytes > 0 && access.kind == Kind::kPut) {
     std::memmove(place, access.local, access.bytes);
   } else if (access.bytes > 0) {
     std::memmove(access.local, place, access.bytes);
@@ -173,7 +202,8 @@ absl::StatusOr<RemoteView> Windows::view(const Entry& entry, int rank) const {
 bool Windows::has_left(int rank) const {
   if (rank == static_cast<int>(needs_.mesh.rank())) return false;
   const Mesh::Member& member = needs_.mesh.member(static_cast<uint32_t>(rank));
-  return member.bye && (member.ended || !member.up());
+  return needs_.failure.lost()[static_cast<size_t>(rank)] ||
+         (member.bye && (member.ended || !member.up()));
 }
 
 bool Windows::advance_open() {
@@ -258,7 +288,7 @@ bool Windows::step_waiting(Running& op) {
     over = value(*op.entry, access.rank, access.slot) >= access.value;
     if (!over && left) {
       over = true;
-      result = about(access, absl::UnavailableError("that rank has left the group"));
+      result = about(access, absl::UnavailableError("that rank has left the group, or is gone"));
     }
   }
   if (!over && now_ >= op.deadline) {
@@ -283,8 +313,9 @@ bool Windows::submit(Running& op) {
   if (access.kind != Kind::kGet && !peer.failed.ok()) {
     status = absl::Status(peer.failed.code(),
                           absl::StrCat("an earlier access has failed: ", peer.failed.message()));
-  } else if (member.bye) {
-    status = absl::UnavailableError("that rank has left the group");
+  } else if (member.bye || needs_.failure.lost()[rank]) {
+    status =
+        absl::UnavailableError(member.bye ? "that rank has left the group" : "that rank is gone");
   } else if (now_ >= op.deadline) {
     status = absl::DeadlineExceededError("the deadline has passed");
   }
@@ -302,7 +333,7 @@ bool Windows::submit(Running& op) {
   request.peer = member.peer();
   if (!op.moved) {
     request.remote = peer.region;
-    request.remote_layout = Layout::contiguous(peer.offset + access.offset, access.bytes);
+    request.remote_layout = access.remote_layout(peer.offset + access.offset);
   }
   const bool signals = !op.signalled && !unlanded_[rank];
   if (signals) {
@@ -330,20 +361,20 @@ bool Windows::submit(Running& op) {
 // Where the wire takes the bytes from, or brings them to.
 absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
   const Access& access = op.access;
+  const size_t reach = access.reach();
   const auto lie_in = [&](const MemoryRegion& region) {
     if (region.generation == 0 || access.local < region.base ||
-        access.local + access.bytes > region.base + region.size) {
+        access.local + reach > region.base + region.size) {
       return false;
     }
     request.local = region;
-    request.local_layout =
-        Layout::contiguous(static_cast<size_t>(access.local - region.base), access.bytes);
+    request.local_layout = access.local_layout(static_cast<size_t>(access.local - region.base));
     return true;
   };
-  const auto* region = needs_.mesh.memory().find({access.local, access.bytes, 1, 0});
+  const auto* region = needs_.mesh.memory().find({access.local, reach, 1, 0});
   if (region != nullptr && lie_in(region->local)) return absl::OkStatus();
   if (lie_in(op.entry->region) || lie_in(op.registered)) return absl::OkStatus();
-  if (op.copied.data == nullptr && access.bytes <= kMostCopied &&
+  if (op.copied.data == nullptr && access.rows.from.empty() && access.bytes <= kMostCopied &&
       !on_device(access.local, access.bytes)) {
     absl::StatusOr<Block> block = needs_.mesh.memory().allocate(access.bytes);
     if (!block.ok()) return block.status();
@@ -356,7 +387,7 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
     return absl::OkStatus();
   }
   absl::StatusOr<MemoryRegion> registered =
-      needs_.mesh.worker().register_memory(access.local, access.bytes, baton::Access::kLocal);
+      needs_.mesh.worker().register_memory(access.local, reach, baton::Access::kLocal);
   if (!registered.ok()) return registered.status();
   op.registered = *registered;
   lie_in(op.registered);

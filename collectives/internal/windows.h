@@ -62,6 +62,13 @@ class Windows {
     size_t offset = 0;
     uint32_t slot = 0;
     uint64_t value = 0;  // of a put: 0 for no signal
+    WindowRows rows;     // of a put; no rows: its bytes lie in one run
+
+    size_t reach() const;         // bytes from `local` to the end of what is touched here
+    size_t remote_reach() const;  // and from `offset` there
+    // `base`: of where they begin, in their regions.
+    Layout local_layout(size_t base) const;
+    Layout remote_layout(size_t base) const;
   };
 
   explicit Windows(const Needs& needs) : needs_(needs) {}

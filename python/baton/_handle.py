@@ -14,7 +14,8 @@ from .errors import InvalidParamError, error_of
 
 # What the library's functions of a handle begin with, and the one that ends it.
 _PREFIXES = {"agent": ("agent", "destroy"), "connector": ("kv_connector", "destroy"), "endpoint": ("endpoint", "close"),
-             "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy"), "window": ("window", "destroy")}
+             "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy"), "window": ("window", "destroy"),
+             "experts": ("experts", "destroy")}
 
 
 class Handle:

@@ -147,6 +147,22 @@ class Access(ctypes.Structure):
                 ("on_end", OnEnd), ("context", c_void_p)]
 
 
+class ExpertsOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("experts", c_int32), ("top_k", c_int32), ("hidden", c_int32), ("max_tokens", c_int32),
+                ("type", c_int32), ("fp8", c_int32), ("capacity", c_int32), ("in_flight", c_int32), ("mode", c_int32),
+                ("unused", c_int32), ("rank_timeout", c_int64)]
+
+
+class ExpertGroup(ctypes.Structure):
+    _fields_ = [("expert", c_int32), ("first", c_int32), ("count", c_int32)]
+
+
+class ExpertRows(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("groups", POINTER(ExpertGroup)), ("group_count", c_uint64), ("row_of", c_void_p),
+                ("slots", c_uint64), ("rows", c_void_p), ("row_stride", c_uint64), ("scales_offset", c_uint64),
+                ("outputs", c_void_p), ("output_stride", c_uint64)]
+
+
 _ERROR = POINTER(Error)
 _AGENT = c_void_p
 _LAYOUT = c_void_p
@@ -154,6 +170,7 @@ _PLAN = c_void_p
 _CHECKSUMS = c_void_p
 _CONNECTOR = c_void_p
 _ENDPOINT = c_void_p
+_EXPERTS = c_void_p
 _RENDEZVOUS = c_void_p
 _COMM = c_void_p
 _WINDOW = c_void_p
@@ -297,6 +314,15 @@ _PROTOTYPES = {
     "work_wait": (c_int32, [_COMM, c_uint64, c_int64, _ERROR]),
     "work_test": (c_int32, [_COMM, c_uint64, _ERROR]),
     "work_source": (c_int32, [_COMM, c_uint64, POINTER(c_int32), _ERROR]),
+    "experts_create": (c_int32, [_COMM, POINTER(ExpertsOptions), POINTER(_EXPERTS), _ERROR]),
+    "experts_destroy": (None, [_EXPERTS]),
+    "experts_dispatch": (c_int32, [_EXPERTS, c_void_p, c_int32, c_void_p, c_uint64, POINTER(c_uint64), _ERROR]),
+    "experts_received": (c_int32, [_EXPERTS, c_uint64, POINTER(ExpertRows), _ERROR]),
+    "experts_combine": (c_int32, [_EXPERTS, c_uint64, c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64), _ERROR]),
+    "experts_wait": (c_int32, [_EXPERTS, c_uint64, c_int64, _ERROR]),
+    "experts_test": (c_int32, [_EXPERTS, c_uint64, _ERROR]),
+    "experts_missing": (c_int32, [_EXPERTS, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_size_t), _ERROR]),
+    "experts_dequantise": (None, [c_void_p, c_void_p, c_uint64, c_void_p]),
     "window_create": (c_int32, [_COMM, c_void_p, c_uint64, c_uint32, c_int64, POINTER(_WINDOW), _ERROR]),
     "window_destroy": (None, [_WINDOW]),
     "window_start": (c_int32, [_WINDOW, POINTER(Access), POINTER(c_uint64), _ERROR]),

@@ -13,6 +13,7 @@
 //   write this file anew.
 #include <baton/baton.h>
 #include <baton/collectives.h>
+#include <baton/experts.h>
 
 #include <stddef.h>
 #include <stdint.h>
@@ -387,6 +388,38 @@ FIELD(baton_access, flags, 52, 4);
 FIELD(baton_access, timeout, 56, 8);
 FIELD(baton_access, on_end, 64, 8);
 FIELD(baton_access, context, 72, 8);
+
+SIZE(baton_experts_options, 56);
+FIELD(baton_experts_options, size, 0, 8);
+FIELD(baton_experts_options, experts, 8, 4);
+FIELD(baton_experts_options, top_k, 12, 4);
+FIELD(baton_experts_options, hidden, 16, 4);
+FIELD(baton_experts_options, max_tokens, 20, 4);
+FIELD(baton_experts_options, type, 24, 4);
+FIELD(baton_experts_options, fp8, 28, 4);
+FIELD(baton_experts_options, capacity, 32, 4);
+FIELD(baton_experts_options, in_flight, 36, 4);
+FIELD(baton_experts_options, mode, 40, 4);
+FIELD(baton_experts_options, unused, 44, 4);
+FIELD(baton_experts_options, rank_timeout, 48, 8);
+SIZE(baton_expert_group, 12);
+FIELD(baton_expert_group, expert, 0, 4);
+FIELD(baton_expert_group, first, 4, 4);
+FIELD(baton_expert_group, count, 8, 4);
+SIZE(baton_expert_rows, 80);
+FIELD(baton_expert_rows, size, 0, 8);
+FIELD(baton_expert_rows, groups, 8, 8);
+FIELD(baton_expert_rows, group_count, 16, 8);
+FIELD(baton_expert_rows, row_of, 24, 8);
+FIELD(baton_expert_rows, slots, 32, 8);
+FIELD(baton_expert_rows, rows, 40, 8);
+FIELD(baton_expert_rows, row_stride, 48, 8);
+FIELD(baton_expert_rows, scales_offset, 56, 8);
+FIELD(baton_expert_rows, outputs, 64, 8);
+FIELD(baton_expert_rows, output_stride, 72, 8);
+NUMBER(BATON_EXPERTS_AUTO, 0);
+NUMBER(BATON_EXPERTS_LOW_LATENCY, 1);
+NUMBER(BATON_EXPERTS_THROUGHPUT, 2);
 
 #endif
 

@@ -28,7 +28,7 @@ endif()
 # The headers: all of the list, and no other.
 file(GLOB_RECURSE installed RELATIVE ${prefix}/include/baton ${prefix}/include/*)
 string(REPLACE "," ";" public "${HEADERS}")
-list(APPEND public baton.h collectives.h)
+list(APPEND public baton.h collectives.h experts.h)
 list(SORT installed)
 list(SORT public)
 if(NOT installed STREQUAL public)

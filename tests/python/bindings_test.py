@@ -17,7 +17,9 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "kv_request": _library.KvRequest, "kv_connector_options": _library.KvConnectorOptions,
            "kv_connector_stats": _library.KvConnectorStats, "kv_load": _library.KvLoad, "kv_job": _library.KvJob,
            "kv_binding": _library.KvBinding, "endpoint_options": _library.EndpointOptions, "place": _library.Place,
-           "comm_options": _library.CommOptions, "comm_stats": _library.CommStats, "call": _library.Call}
+           "comm_options": _library.CommOptions, "comm_stats": _library.CommStats, "call": _library.Call,
+           "experts_options": _library.ExpertsOptions, "expert_group": _library.ExpertGroup,
+           "expert_rows": _library.ExpertRows}
 complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
 for each, (_, types) in _library._PROTOTYPES.items():
     if len(types) != len(DECLARED.get(each, types)):

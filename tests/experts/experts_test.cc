@@ -1,0 +1,188 @@
+// Experts over every provider: what comes back has the bits that one rank gives which has all
+// experts.
+#include "collectives/experts.h"
+
+#include "engine/kernels/expert_table.h"
+#include "tests/communicator/over_providers.h"
+#include "tests/experts/mixture.h"
+#include "tests/sanitized.h"
+#include "tests/seeds.h"
+
+namespace baton {
+namespace {
+
+class ExpertsOf : public OverProviders {};
+
+std::unique_ptr<Experts> experts_of(Communicator& comm, const ExpertsOptions& options) {
+  auto experts = Experts::create(comm, options);
+  EXPECT_TRUE(experts.ok()) << "rank " << comm.rank() << ": " << experts.status();
+  return experts.ok() ? *std::move(experts) : nullptr;
+}
+
+// Rounds of one rank, as many open at a time as may be.
+void run_rounds(Experts& experts, const Mixture& mixture, uint64_t seed, int rounds) {
+  std::mt19937_64 random(seed * 100 + static_cast<uint64_t>(experts.rank()));
+  struct Open {
+    Tokens tokens;
+    Work work;
+  };
+  std::deque<Open> open;
+  for (int round = 0; round < rounds || !open.empty(); ++round) {
+    if (round < rounds) {
+      Open& one = open.emplace_back();
+      one.tokens = mixture.tokens(random);
+      const auto work =
+          experts.dispatch_async(one.tokens.rows.data(), one.tokens.count, one.tokens.chosen);
+      ASSERT_TRUE(work.ok()) << work.status();
+      one.work = *work;
+      if (open.size() < static_cast<size_t>(mixture.options().in_flight) && round + 1 < rounds) {
+        continue;
+      }
+    }
+    Open& oldest = open.front();
+    ASSERT_EQ(experts.wait(oldest.work), absl::OkStatus());
+    const auto rows = experts.received(oldest.work);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    mixture.answer(*rows);
+    std::vector<std::byte> out(oldest.tokens.wanted.size(), std::byte{0x5a});
+    const auto work =
+        experts.combine_async(oldest.work, oldest.tokens.weights, out.data(), out.size());
+    ASSERT_TRUE(work.ok()) << work.status();
+    ASSERT_EQ(experts.wait(*work), absl::OkStatus());
+    ASSERT_TRUE(same_bits(out, oldest.tokens.wanted))
+        << "round " << round << " of rank " << experts.rank() << ": " << experts.explain();
+    ASSERT_TRUE(experts.missing(*work).empty());
+    ASSERT_TRUE(experts.missing(oldest.work).empty());
+    open.pop_front();
+  }
+}
+
+// Promise(collectives): Experts on any number of ranks give a token the bits that the engine's own
+//   mixture gives on one, over every provider, from rows of f32, bf16, f16 or e4m3 | random
+//   mixtures and routings, exact and with a capacity, several rounds at a time
+TEST_P(ExpertsOf, RandomRoundsHaveTheBitsOfOneRank) {
+  const Seeds seeds(kSanitized ? 2 : 8);
+  for (uint64_t seed = seeds.begin; seed < seeds.end && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+    std::mt19937_64 random(seed);
+    const int ranks = 1 + static_cast<int>(seed % 4);
+    const Mixture mixture(random_options(random, ranks), ranks);
+    run_group(ranks, options(), [&](Communicator& comm) {
+      const auto experts = experts_of(comm, mixture.options());
+      if (experts != nullptr) run_rounds(*experts, mixture, seed, 12);
+    });
+  }
+}
+
+// Rows of many pages, which are put from where they are.
+TEST_P(ExpertsOf, LargeRowsGoFromWhereTheyAre) {
+  for (const ExpertsMode mode : {ExpertsMode::kThroughput, ExpertsMode::kLowLatency}) {
+    ExpertsOptions large{.experts = 8, .top_k = 3, .hidden = 4099, .max_tokens = 40};
+    large.type = DataType::kF32;
+    large.mode = mode;
+    const Mixture mixture(large, 2);
+    run_group(2, options(), [&](Communicator& comm) {
+      const auto experts = experts_of(comm, large);
+      if (experts != nullptr) run_rounds(*experts, mixture, 5, 3);
+    });
+  }
+}
+
+// The tokens of all ranks at the engine's table are at the slots that ranks have together.
+TEST_P(ExpertsOf, SlotsAreThoseOfTheEnginesTable) {
+  constexpr int kRanks = 3, kExperts = 12, kTopK = 4, kTokens = 9, kHidden = 32;
+  std::mt19937_64 random(3);
+  std::normal_distribution<float> normal;
+  engine::ExpertTable table(kExperts, kTopK, true, kRanks * kTokens, 1);
+  std::vector<float> rows(size_t{kRanks} * kTokens * kHidden);
+  for (float& x : rows) x = normal(random);
+  for (int token = 0; token < kRanks * kTokens; ++token) {
+    float* const logits = table.logits() + static_cast<size_t>(token) * table.stride();
+    for (int e = 0; e < kExperts; ++e) logits[e] = normal(random);
+    table.choose(token, 0);
+  }
+  table.group(kRanks * kTokens);
+  // As engine/model/feed_forward.cc has it.
+  std::vector<float> says(static_cast<size_t>(table.slots()) * kHidden), wanted = says;
+  std::vector<int32_t> chosen;
+  std::vector<float> weights;
+  std::vector<int> expert_of(static_cast<size_t>(table.slots()));
+  for (const auto& group : table.groups()) {
+    for (int slot = group.first; slot < group.first + group.count; ++slot) {
+      expert_of[static_cast<size_t>(slot)] = group.expert;
+      for (int e = 0; e < kHidden; ++e) {
+        says[static_cast<size_t>(slot * kHidden + e)] =
+            said(group.expert, rows[static_cast<size_t>(table.slot(slot).token * kHidden + e)]);
+      }
+    }
+  }
+  for (int token = 0; token < kRanks * kTokens; ++token) {
+    float* const first = says.data() + static_cast<ptrdiff_t>(table.place(token, 0)) * kHidden;
+    for (int i = 0; i < kTopK; ++i) {
+      const int slot = table.place(token, i);
+      chosen.push_back(expert_of[static_cast<size_t>(slot)]);
+      weights.push_back(table.slot(slot).weight);
+      float* const row = says.data() + static_cast<ptrdiff_t>(slot) * kHidden;
+      if (i == 0) {
+        engine::scale(row, weights.back(), kHidden);
+      } else {
+        engine::add_scaled(row, weights.back(), first, kHidden);
+      }
+    }
+    std::copy_n(first, kHidden, wanted.begin() + static_cast<ptrdiff_t>(token) * kHidden);
+  }
+  run_group(kRanks, options(), [&](Communicator& comm) {
+    ExpertsOptions options{
+        .experts = kExperts, .top_k = kTopK, .hidden = kHidden, .max_tokens = kTokens};
+    options.type = DataType::kF32;
+    const auto experts = experts_of(comm, options);
+    const auto begin = static_cast<size_t>(comm.rank()) * kTokens;
+    const absl::Span<const int32_t> mine =
+        absl::MakeSpan(chosen).subspan(begin * kTopK, size_t{kTokens} * kTopK);
+    const auto received = experts->dispatch(rows.data() + begin * kHidden, kTokens, mine);
+    ASSERT_TRUE(received.ok()) << received.status();
+    const Mixture mixture(options, kRanks);
+    mixture.answer(*received);
+    const auto& groups = table.groups();
+    int before = -1;
+    for (const ExpertGroup& group : received->groups) {
+      const auto same = std::find_if(groups.begin(), groups.end(),
+                                     [&](const auto& g) { return g.expert == group.expert; });
+      ASSERT_EQ(group.count, same == groups.end() ? 0 : same->count) << "expert " << group.expert;
+      if (group.count == 0) continue;
+      if (before < 0) before = same->first;
+      EXPECT_EQ(group.first, same->first - before);
+      for (int i = 0; i < group.count; ++i) {
+        const int token = table.slot(same->first + i).token;
+        ASSERT_EQ(std::memcmp(received->row(group.first + i), rows.data() + token * kHidden,
+                              kHidden * sizeof(float)),
+                  0);
+      }
+    }
+    std::vector<float> out(size_t{kTokens} * kHidden);
+    const absl::Span<const float> weigh =
+        absl::MakeSpan(weights).subspan(begin * kTopK, size_t{kTokens} * kTopK);
+    ASSERT_EQ(experts->combine(*received, weigh, out.data(), out.size() * sizeof(float)),
+              absl::OkStatus());
+    EXPECT_EQ(std::memcmp(out.data(), wanted.data() + begin * kHidden, out.size() * sizeof(float)),
+              0);
+  });
+}
+
+TEST_P(ExpertsOf, ItsGroupOutlivesTheCommunicator) {
+  const Mixture mixture({.experts = 4, .top_k = 2, .hidden = 8, .max_tokens = 4}, 2);
+  run_group(2, options(), [&](Communicator& comm) {
+    auto own = comm.split(0, comm.rank());
+    ASSERT_TRUE(own.ok()) << own.status();
+    const auto experts = experts_of(**own, mixture.options());
+    (*own)->abort(absl::CancelledError("the trainer goes another way"));
+    own->reset();
+    if (experts != nullptr) run_rounds(*experts, mixture, 1, 5);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, ExpertsOf, testing::Values("shm", "tcp", "verbs_fake"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,83 @@
+// A rank that is killed in the midst of rounds is masked, and all else stays exact.
+#include "collectives/experts.h"
+#include "tests/communicator/processes.h"
+#include "tests/experts/mixture.h"
+
+namespace baton {
+namespace {
+
+class ExpertsFailure : public testing::TestWithParam<std::string> {};
+
+// When rank 1 dies, in round kLast.
+enum class Dies { kBeforeDispatch, kInDispatch, kBeforeCombine, kInCombine, kAfterIt };
+constexpr int kDies = 5, kLast = 3, kRounds = 8;
+
+// What is wrong, or nothing.
+std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_t seed) {
+  auto made = Experts::create(comm, mixture.options());
+  if (!made.ok()) return made.status().ToString();
+  Experts& experts = **made;
+  std::mt19937_64 random(seed * 10 + static_cast<uint64_t>(comm.rank()));
+  const auto at = [&](int round, Dies when) {
+    if (comm.rank() == 1 && round == kLast && when == dies) raise(SIGKILL);
+  };
+  const std::vector<int> none, gone = {1};
+  for (int round = 0; round < kRounds; ++round) {
+    at(round, Dies::kBeforeDispatch);
+    Tokens tokens = mixture.tokens(random);
+    const auto dispatch = experts.dispatch_async(tokens.rows.data(), tokens.count, tokens.chosen);
+    if (!dispatch.ok()) return dispatch.status().ToString();
+    at(round, Dies::kInDispatch);
+    const Time began = Clock::steady().now();
+    if (absl::Status status = experts.wait(*dispatch); !status.ok()) return status.ToString();
+    at(round, Dies::kBeforeCombine);
+    const auto received = experts.received(*dispatch);
+    if (!received.ok()) return received.status().ToString();
+    mixture.answer(*received);
+    std::vector<std::byte> out(tokens.wanted.size());
+    const auto combine = experts.combine_async(*dispatch, tokens.weights, out.data(), out.size());
+    if (!combine.ok()) return combine.status().ToString();
+    at(round, Dies::kInCombine);
+    if (absl::Status status = experts.wait(*combine); !status.ok()) return status.ToString();
+    at(round, Dies::kAfterIt);
+    const std::vector<int> missing = experts.missing(*combine);
+    const std::vector<int> masked = experts.masked();
+    if (masked == gone && missing == gone && round <= kLast + 1) {
+      std::printf("rank %d: round %d took %.1f ms\n", comm.rank(), round,
+                  seconds_of(Clock::steady().now() - began) * 1e3);
+    }
+    if (missing != none && missing != gone) return "missing() has more than rank 1";
+    if (round < kLast && missing == gone) return "rank 1 is missing before it has died";
+    if (round > kLast + 1 && missing != gone) return "rank 1 is not masked";
+    if (missing == gone) mixture.expect(tokens, gone);
+    if (out != tokens.wanted) return absl::StrCat("round ", round, " is not exact");
+    // Its rows, if they came, are whole: answer() has read them all.
+  }
+  // A collective of the communicator fails, as ever.
+  return comm.barrier().ok() ? "the communicator does not notice" : "";
+}
+
+// Promise(collectives): A rank that is killed in the midst of a round of Experts is masked and
+// named
+//   by the others, whose tokens are exact without its experts in that round and in those that
+//   follow | killed before, between and in dispatch and combine
+TEST_P(ExpertsFailure, AKilledRankIsMaskedAndTheRestStaysExact) {
+  for (int dies = 0; dies < kDies && !HasFailure(); ++dies) {
+    for (const int hidden : {9, 3000}) {
+      SCOPED_TRACE(testing::Message() << "moment " << dies << ", hidden " << hidden);
+      ExpertsOptions options{.experts = 9, .top_k = 3, .hidden = hidden, .max_tokens = 20};
+      options.mode = hidden > 9 ? ExpertsMode::kThroughput : ExpertsMode::kAuto;
+      const Mixture mixture(options, 3);
+      run_processes(
+          3, test_options(GetParam()),
+          [&](Communicator& comm) { return go_on(comm, mixture, static_cast<Dies>(dies), 7); },
+          {1});
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, ExpertsFailure, testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,144 @@
+// What experts refuse: one clear error, and the call can be made again.
+#include "collectives/experts.h"
+#include "tests/communicator/over_providers.h"
+#include "tests/experts/mixture.h"
+
+namespace baton {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class ExpertsMisuse : public OverProviders {};
+
+ExpertsOptions small() {
+  ExpertsOptions options{.experts = 4, .top_k = 2, .hidden = 8, .max_tokens = 4};
+  options.type = DataType::kF32;
+  return options;
+}
+
+TEST_P(ExpertsMisuse, OptionsThatNoRankCanHave) {
+  run_group(2, options(), [](Communicator& comm) {
+    const auto refused = [&](const std::function<void(ExpertsOptions&)>& change,
+                             const std::string& what) {
+      ExpertsOptions changed = small();
+      if (comm.rank() == 1) change(changed);
+      const absl::Status status = Experts::create(comm, changed).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << what << ": " << status;
+      EXPECT_THAT(text(status), AllOf(HasSubstr(what), HasSubstr("rank 1")));
+    };
+    refused([](auto& o) { o.experts = 5; }, "experts is 5");
+    refused([](auto& o) { o.experts = -2; }, "experts is -2");
+    refused([](auto& o) { o.top_k = 0; }, "top_k is 0");
+    refused([](auto& o) { o.top_k = 5; }, "top_k is 5");
+    refused([](auto& o) { o.hidden = -1; }, "hidden is -1");
+    refused([](auto& o) { o.max_tokens = 0; }, "max_tokens is 0");
+    refused([](auto& o) { o.type = DataType::kI32; }, "type is i32");
+    refused([](auto& o) { o.capacity = -1; }, "capacity is -1");
+    refused([](auto& o) { o.in_flight = 5; }, "in_flight is 5");
+    refused([](auto& o) { o.max_tokens = INT_MAX; }, "more than memory can hold");
+    // And what differs.
+    refused([](auto& o) { o.experts = 8; }, "experts is 4 at rank 0 and 8 at rank 1");
+    refused([](auto& o) { o.top_k = 1; }, "top_k is 2 at rank 0 and 1 at rank 1");
+    refused([](auto& o) { o.hidden = 16; }, "hidden is 8 at rank 0 and 16 at rank 1");
+    refused([](auto& o) { o.type = DataType::kBF16; }, "type is f32 at rank 0 and bf16 at rank 1");
+    refused([](auto& o) { o.fp8 = true; }, "fp8 is 0 at rank 0 and 1 at rank 1");
+    EXPECT_EQ(comm.barrier(), absl::OkStatus()) << "the communicator goes on";
+  });
+}
+
+TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
+  run_group(2, options(), [](Communicator& comm) {
+    ExpertsOptions options = small();
+    options.capacity = 2;
+    auto made = Experts::create(comm, options);
+    ASSERT_TRUE(made.ok()) << made.status();
+    Experts& experts = **made;
+    const std::vector<float> rows(4 * 8, 1);
+    const std::vector<float> weights(4 * 2, 0.5f);
+    std::vector<float> out(4 * 8);
+    const auto refused = [&](const void* data, int tokens, std::vector<int32_t> chosen,
+                             absl::StatusCode code, const std::string& what) {
+      const absl::Status status = experts.dispatch(data, tokens, chosen).status();
+      EXPECT_EQ(status.code(), code) << status;
+      EXPECT_THAT(text(status), HasSubstr(what));
+    };
+    using Code = absl::StatusCode;
+    refused(rows.data(), -1, {}, Code::kInvalidArgument, "dispatch of -1 tokens");
+    refused(rows.data(), 5, std::vector<int32_t>(10), Code::kInvalidArgument, "0 to 4");
+    refused(rows.data(), 1, {0}, Code::kInvalidArgument, "1 choices: there are 2");
+    refused(rows.data(), 1, {0, 4}, Code::kInvalidArgument, "choice 1 of token 0 is expert 4");
+    refused(rows.data(), 1, {0, -2}, Code::kInvalidArgument, "expert -2");
+    refused(rows.data(), 1, {3, 3}, Code::kInvalidArgument, "names expert 3 twice");
+    refused(nullptr, 1, {0, 1}, Code::kInvalidArgument, "rows is null");
+    refused(rows.data(), 3, {0, 1, 1, 2, 3, 1}, Code::kResourceExhausted, "expert 1 has more than");
+    EXPECT_EQ(experts.wait(Work{}).code(), Code::kInvalidArgument);
+    EXPECT_EQ(experts.wait(Work{1}).code(), Code::kInvalidArgument);
+    EXPECT_EQ(experts.combine({}, weights, out.data(), out.size() * 4).code(),
+              Code::kFailedPrecondition);
+
+    // The round that follows is as if none of that had been.
+    const std::vector<int32_t> chosen = {0, 3, 2, 1, -1, 3, -1, -1};
+    const auto received = experts.dispatch(rows.data(), 4, chosen);
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(experts.dispatch(rows.data(), 4, chosen).status().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(experts.wait(received->work).code(), Code::kInvalidArgument) << "it is over";
+    for (const ExpertGroup& group : received->groups) {
+      for (int slot = group.first; slot < group.first + group.count; ++slot) {
+        std::fill_n(reinterpret_cast<float*>(received->output(slot)), 8, float(group.expert));
+      }
+    }
+    const auto combine = [&](size_t some, size_t bytes) {
+      return experts.combine(*received, absl::MakeSpan(weights).first(some), out.data(), bytes);
+    };
+    EXPECT_EQ(combine(7, out.size() * 4).code(), Code::kInvalidArgument);
+    EXPECT_EQ(combine(8, out.size() * 4 - 1).code(), Code::kInvalidArgument);
+    EXPECT_EQ(experts.combine(*received, weights, nullptr, out.size() * 4).code(),
+              Code::kInvalidArgument);
+    EXPECT_EQ(combine(8, out.size() * 4), absl::OkStatus());
+    EXPECT_EQ(combine(8, out.size() * 4).code(), Code::kFailedPrecondition) << "a second time";
+    EXPECT_EQ(out[0], 1.5f);
+    EXPECT_EQ(out[8], 1.5f);
+    EXPECT_EQ(out[16], 1.5f);
+    EXPECT_EQ(out[24], 0.0f);
+  });
+}
+
+// Promise(collectives): A rank that leaves its Experts is masked by the others, which go on | its
+//   tokens do not come, its experts add nothing, and missing() names it
+TEST_P(ExpertsMisuse, ARankThatLeavesIsMissing) {
+  ExpertsOptions three = small();
+  three.experts = 6;
+  const Mixture mixture(three, 3);
+  run_group(3, options(), [&](Communicator& comm) {
+    auto experts = Experts::create(comm, mixture.options());
+    ASSERT_TRUE(experts.ok()) << experts.status();
+    std::mt19937_64 random(static_cast<uint64_t>(comm.rank()));
+    for (int round = 0; round < 6; ++round) {
+      const bool alone = round >= 2;
+      if (alone && comm.rank() == 1) break;
+      Tokens tokens = mixture.tokens(random);
+      if (alone) mixture.expect(tokens, {1});
+      const std::vector<int> gone = alone ? std::vector<int>{1} : std::vector<int>{};
+      const auto received = (*experts)->dispatch(tokens.rows.data(), tokens.count, tokens.chosen);
+      ASSERT_TRUE(received.ok()) << received.status();
+      EXPECT_EQ((*experts)->missing(received->work), gone);
+      mixture.answer(*received);
+      std::vector<std::byte> out(tokens.wanted.size());
+      const auto work =
+          (*experts)->combine_async(received->work, tokens.weights, out.data(), out.size());
+      ASSERT_TRUE(work.ok()) << work.status();
+      ASSERT_EQ((*experts)->wait(*work), absl::OkStatus());
+      EXPECT_EQ((*experts)->missing(*work), gone);
+      EXPECT_TRUE(same_bits(out, tokens.wanted)) << "round " << round;
+    }
+    *experts = nullptr;
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, ExpertsMisuse, testing::Values("shm", "tcp", "verbs_fake"),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace baton
