@@ -24,6 +24,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "collectives/communicator.h"
 #include "collectives/endpoint.h"
 #include "collectives/executor/control_block.h"
 #include "collectives/executor/memory.h"
