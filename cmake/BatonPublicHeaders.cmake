@@ -30,6 +30,7 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/agent_kv.h
   kvtransfer/kv_packing.h
   kvtransfer/kv_checksums.h
+  kvtransfer/kv_session.h
   kvtransfer/baton_connector.h
   # Collectives, and starting their ranks.
   collectives/endpoint.h

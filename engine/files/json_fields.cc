@@ -5,40 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/files/utf8.h"
+#include "transport/base/json_depth.h"
 
 namespace baton::engine {
-namespace {
-
-constexpr int kMaxDepth = 64;
-
-bool nested_too_deep(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      if (++depth > kMaxDepth) return true;
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return false;
-}
-
-}  // namespace
 
 absl::StatusOr<nlohmann::json> parse_json(std::string_view text, std::string_view what) {
-  if (nested_too_deep(text)) {
+  if (base::json_too_deep(text)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(view(what), " is nested more than ", kMaxDepth, " deep"));
+        absl::StrCat(view(what), " is nested more than ", base::kMaxJsonDepth, " deep"));
   }
   nlohmann::json value = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
   if (value.is_discarded()) {

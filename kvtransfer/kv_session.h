@@ -1,0 +1,140 @@
+// KvSession: KV of requests that goes from the engine that computes a prompt (prefill) to the one
+// that continues it (decode), by the name of a transfer. Prefill offers, decode reads, a lease
+// bounds what either waits for. Nothing is ever written into another engine.
+//
+//   decode                                        prefill
+//                                                 open("t1", tokens)
+//   start_load({.transfer = {"t1", ...}})
+//                           --- want -->
+//                           <-- layout, alive --  for each chunk, for each layer:
+//                           <-- ready ----------    computed(send, layer, tokens, blocks)
+//   layers_loaded(id) grows --- reads -->         hold(send)
+//   end_load(id)            --- done -->          released(): the blocks are free again
+//
+// Either may be first. A name is one request's: two that have it get neither's KV. Each want renews
+// the lease; what no reader asks for is released when the lease is over. A prefill that says
+// nothing for a load's `silence` has failed, and so has a load that is older than its `timeout`:
+// the engine computes the prompt then. A load is over when no byte of it moves any more.
+//
+// What the caches look like is a mover's (kvtransfer/session/kv_mover.h): it lays blocks out for a
+// reader, checks what was read by its checksums and puts it into place.
+//
+// Messages are JSON objects between agents. From decode: want (also a sign of life) and done. To
+// decode: layout, ready, alive and gone. docs/vllm.md is the manual of what they are for.
+//
+// Threads: one engine thread calls everything but params_of() and stats(); a thread of the
+// session's own moves everything on. The engine's calls hold a lock for moments; restart(), drop()
+// and open() may wait for a block that is being read.
+//
+// Errors: those of KvSource. InvalidArgument: a load without KvLoad::transfer, or one that makes no
+// sense. AlreadyExists: its id is in use. FailedPrecondition: the session has no mover yet.
+// Unavailable: it is closed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kvtransfer/agent.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/kv_plan.h"
+#include "transport/clock.h"
+#include "transport/worker.h"
+
+namespace baton::kvtransfer {
+
+namespace session {
+class KvMover;
+}  // namespace session
+
+struct KvSessionOptions {
+  std::string name;                // unique among engines that meet; its agent is name/0
+  std::string host = "127.0.0.1";  // where others reach it
+  uint16_t port = 0;               // what it listens on; 0: any
+  // How long blocks stay that no engine asks for.
+  Time lease = patient(std::chrono::seconds(60));
+  // Key, providers, settings and listen_host; its name and port are made of what is above.
+  WorkerOptions worker;
+  const Clock* clock = nullptr;  // default: Clock::steady()
+  bool start_thread = true;      // false: nothing moves but by turn(), for tests
+};
+
+// Blocks of one group of layers: blocks[i] is number first_block + i of the sequence, and `tokens`
+// those that are wanted of them.
+struct KvRun {
+  uint64_t first_block = 0;
+  std::vector<uint32_t> blocks;
+  KvTokens tokens;
+};
+
+class KvSession : public KvSource {
+ public:
+  // What Agent::create() says.
+  static absl::StatusOr<std::unique_ptr<KvSession>> create(KvSessionOptions options);
+  ~KvSession() override;
+
+  // Before all else; the session's thread starts. FailedPrecondition: it has one.
+  absl::Status use(std::unique_ptr<session::KvMover> mover);
+  // After all else: nothing touches the cache then, loads have failed, what was held is released().
+  void close();
+  // Of the session; null when it is closed.
+  Agent* agent();
+  // Readable when loads got on or blocks are free again: wait for it beside other descriptors, then
+  // call progress().
+  int event_fd() const;
+  // Statistics of the worker that moves the bytes. Any thread, until close().
+  WorkerStats stats() const;
+  // Host and port, as decode has to be told.
+  const std::string& address() const;
+  // Hands out what came and moves everything on. Whether anything is under way. Of the thread that
+  // serves, or in its place.
+  bool turn();
+
+  // --- prefill -----------------------------------------------------------------------------------
+  // A request of `tokens` tokens of prompt whose KV is for another engine. Its number here; 0:
+  // another request has this name, so that for a lease neither's is handed over.
+  uint64_t open(absl::string_view transfer, size_t tokens);
+  // `layer` of the request's first `tokens` tokens is computed; they lie in `blocks`, and stay as
+  // they are until one of the next four calls.
+  void computed(uint64_t send, uint32_t layer, size_t tokens, absl::Span<const uint32_t> blocks);
+  // The engine takes the blocks away and will compute the request again. Nothing reads them when
+  // this returns.
+  void restart(uint64_t send);
+  // The request has ended; its blocks stay as they are until released() names it.
+  void hold(uint64_t send);
+  // It has ended otherwise: nothing more is handed over. Nothing reads its blocks when this
+  // returns.
+  void drop(uint64_t send);
+  // Held requests whose blocks became free since the last call.
+  std::vector<uint64_t> released();
+  // What decode has to be told, for a transfer of this name. Of any thread.
+  KvTransfer params_of(absl::string_view transfer) const;
+
+  // --- decode: the calls of KvSource, and --------------------------------------------------------
+  absl::Status start_load(KvLoad load) override;
+  uint32_t layers_loaded(KvRequestId id) override;
+  absl::Status load_status(KvRequestId id) override;
+  bool is_exact(KvRequestId id) override;
+  bool end_load(KvRequestId id) override;
+  void progress() override;
+  void wait(Time timeout, int fd) override;
+  // The KV is not wanted: prefill may have its blocks back.
+  void decline(const KvTransfer& from);
+
+ protected:
+  KvSession(KvSession&& other) noexcept;
+
+ private:
+  struct Inside;
+  explicit KvSession(std::unique_ptr<Inside> inside);
+
+  std::unique_ptr<Inside> inside_;
+};
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,40 @@
+// What both ends of a session share: the agent, the mover, the clock, and how to wake a thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kvtransfer/agent.h"
+#include "kvtransfer/session/kv_mover.h"
+#include "transport/clock.h"
+
+namespace baton::kvtransfer::session {
+
+struct Core {
+  std::unique_ptr<KvMover> mover;  // outlives the agent, which reads its memory
+  std::unique_ptr<Agent> agent;
+  const Clock* clock = nullptr;
+  std::function<void()> wake_thread;
+  std::function<void()> wake_engine;
+
+  // ResourceExhausted: not now, for it does not take what was sent. Another error: it is gone.
+  absl::Status tell(const std::string& whom, const nlohmann::json& message) const {
+    return agent->notify(whom,
+                         message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+};
+
+// Whether it can be said in a message: it is UTF-8.
+inline bool is_text(const std::string& name) {
+  try {
+    (void)nlohmann::json(name).dump();
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace baton::kvtransfer::session

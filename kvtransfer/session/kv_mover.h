@@ -1,0 +1,124 @@
+// What a session leaves to those who know how blocks lie. The session has names, leases, messages,
+// and who is alive; a mover has layouts, checksums and memory.
+//
+// At prefill a Kept is one transfer's blocks, and an Outgoing what a reader sees of them: in place,
+// or copied for it. At decode a Source is a prefill's cache, and an Incoming one load of it.
+//
+// Threads: all is called by the session's thread, but for keep() and what says "engine". Calls of a
+// Kept, and those of an Outgoing that say "locked", are under the session's lock.
+//
+// What a peer says may make nlohmann::json throw: the session takes it for nonsense.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kvtransfer/agent.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/kv_session.h"
+
+namespace baton::kvtransfer::session {
+
+class KvMover {
+ public:
+  // A reader's cache.
+  struct Reader {
+    virtual ~Reader() = default;
+  };
+  // Rows are those of the layout that the reader is told of. Blocks are numbered as in the
+  // sequence.
+  class Outgoing {
+   public:
+    virtual ~Outgoing() = default;
+    // Why it will never be ready, and the remedy.
+    virtual absl::Status fits() const { return absl::OkStatus(); }
+    // Takes room for all of it or for nothing: two that each had half would wait for each other.
+    // False: there is none at present.
+    virtual bool make_room() { return true; }
+    // How many bytes there are to copy next; 0: what is computed is ready. Locked.
+    virtual size_t next() { return 0; }
+    // Copies them. Not locked: the engine leaves its blocks as they are meanwhile.
+    virtual void work() {}
+    // All of the prompt is copied: it needs the engine's blocks no more.
+    virtual bool whole() const { return false; }
+    virtual size_t rows() const = 0;
+    // Blocks of a row that are ready, counted from the first. Locked.
+    virtual size_t ready(size_t row) const = 0;
+    // [block, checksum] of one of these. Locked.
+    virtual nlohmann::json block(size_t row, size_t number) const = 0;
+  };
+  class Kept {
+   public:
+    virtual ~Kept() = default;
+    // See KvSession. Engine. False: these are other blocks than those of before.
+    virtual bool computed(uint32_t layer, uint64_t first_block, size_t tokens,
+                          absl::Span<const uint32_t> blocks) = 0;
+    virtual void restart() = 0;
+    // For a reader whose cache is like another's, what that one has. `there`: the engine still has
+    // the blocks. Null: nothing can be shown.
+    virtual std::shared_ptr<Outgoing> show(const std::shared_ptr<const Reader>& reader,
+                                           bool there) = 0;
+  };
+  struct Source {
+    virtual ~Source() = default;
+    std::vector<Descriptor> spans;  // the memory that is read
+  };
+  struct Posted {
+    AgentTransferId transfer;
+    size_t from = 0;  // which source
+  };
+  class Incoming {
+   public:
+    virtual ~Incoming() = default;
+    // What the blocks of source number `from` are is known.
+    virtual void join(size_t from, std::shared_ptr<const Source> source) = 0;
+    // It says that these are ready: [[row, first number, [[block, checksum], ...]], ...]. A block
+    // may be said again.
+    virtual absl::Status ready(size_t from, const nlohmann::json& parts) = 0;
+    // Posts reads of what is ready, as far as there is room.
+    virtual absl::Status read(std::vector<Posted>* posted) = 0;
+    // One of them has ended, and is released. Not `wanted`: what it brought is not looked at.
+    virtual absl::Status landed(AgentTransferId read, bool wanted) = 0;
+    // How many layers are here, from the first.
+    virtual uint32_t layers() const = 0;
+    virtual bool complete() const = 0;
+    // What is here is to the bit what this engine would have computed.
+    virtual bool exact() const = 0;
+  };
+
+  virtual ~KvMover() = default;
+  // Of the model.
+  virtual size_t layers() const = 0;
+
+  // --- prefill
+  // A reader's cache, by its want. An error: it cannot be served, and why.
+  virtual absl::StatusOr<std::shared_ptr<const Reader>> meet(const nlohmann::json& want) = 0;
+  // What it is told of this cache.
+  virtual nlohmann::json layout(const nlohmann::json& want,
+                                const absl::StatusOr<std::shared_ptr<const Reader>>& reader) = 0;
+  // A request's blocks, of so many tokens of prompt. Engine.
+  virtual std::unique_ptr<Kept> keep(size_t tokens) = 0;
+
+  // --- decode
+  // What a want says of this cache.
+  virtual nlohmann::json about() const = 0;
+  // What a load wants. InvalidArgument: it makes no sense. Engine.
+  virtual absl::StatusOr<std::vector<KvRun>> runs_of(const KvLoad& load) const = 0;
+  // A prefill's cache, by its layout. An error: it cannot be read, and why.
+  virtual absl::StatusOr<std::shared_ptr<Source>> understand(const nlohmann::json& layout) = 0;
+  // Its memory is known. `before`: what this prefill said until now, or null. Where the two are
+  // alike that is returned, and loads of it go on.
+  virtual absl::StatusOr<std::shared_ptr<Source>> reach(const std::string& prefill,
+                                                        std::shared_ptr<Source> source,
+                                                        const std::shared_ptr<Source>& before) = 0;
+  virtual std::unique_ptr<Incoming> begin(std::vector<KvRun> runs, size_t sources) = 0;
+};
+
+}  // namespace baton::kvtransfer::session

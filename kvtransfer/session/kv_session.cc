@@ -1,0 +1,167 @@
+// The session: an agent, the two ends, and the thread that serves them while the engine computes.
+#include "kvtransfer/kv_session.h"
+
+#include <poll.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvtransfer/session/core.h"
+#include "kvtransfer/session/loads.h"
+#include "kvtransfer/session/sends.h"
+#include "transport/base/json_depth.h"
+#include "transport/base/limits/event_fd.h"
+#include "transport/base/log.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kNapMs = 20;  // how often deadlines are looked at while something is under way
+
+int milliseconds(Time time) {
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
+}
+
+}  // namespace
+
+struct KvSession::Inside {
+  explicit Inside(const KvSessionOptions& options)
+      : name(options.name), start_thread(options.start_thread), sends(core, options.lease) {
+    core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
+    core.wake_thread = [this] { thread_bell.ring(); };
+    core.wake_engine = [this] { engine_bell.ring(); };
+  }
+
+  bool turn() {
+    if (core.agent == nullptr) return false;  // it is closed
+    for (const AgentMessage& message : core.agent->messages()) hear(message.agent, message.payload);
+    const bool sending = sends.step();
+    return loads.step() || sending;
+  }
+
+  // Whatever a peer says, the thread lives.
+  void hear(const std::string& sender, const std::string& text) {
+    std::string why = "it is nested too deep";
+    try {
+      if (!base::json_too_deep(text)) {
+        const json message = json::parse(text);
+        const std::string kind = message.at("kind").get<std::string>();
+        const bool of_decode = kind == "want" || kind == "done";
+        return of_decode ? sends.heard(sender, message) : loads.heard(sender, message);
+      }
+    } catch (const json::exception& error) {
+      why = error.what();
+    }
+    base::log_event(base::LogLevel::kWarning, "cannot parse a message from %s: %s", sender, why);
+  }
+
+  void serve() {
+    while (!stop) {
+      const bool busy = turn();
+      std::array<pollfd, 2> entries = {pollfd{core.agent->event_fd(), POLLIN, 0},
+                                       pollfd{thread_bell.fd(), POLLIN, 0}};
+      poll(entries.data(), entries.size(), sends.more() ? 0 : busy ? kNapMs : -1);
+      for (const pollfd& entry : entries) {
+        if (entry.revents != 0) base::EventFd::silence(entry.fd);
+      }
+    }
+  }
+
+  const std::string name;
+  const bool start_thread;
+  std::string address;
+  session::Core core;
+  session::Sends sends;
+  session::Loads loads{core};
+  base::EventFd thread_bell;
+  base::EventFd engine_bell;
+  std::atomic<bool> stop{false};
+  std::thread thread;
+};
+
+absl::StatusOr<std::unique_ptr<KvSession>> KvSession::create(KvSessionOptions options) {
+  AgentOptions agent_options;
+  agent_options.name = absl::StrCat(options.name, "/0");  // as workers of an engine are numbered
+  agent_options.worker = options.worker;
+  agent_options.worker.listen_port = options.port;
+  agent_options.serve_metadata = true;
+  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::create(std::move(agent_options));
+  if (!agent.ok()) return agent.status();
+  if ((*agent)->event_fd() < 0) return base::refused("eventfd", errno);
+  auto inside = std::make_unique<Inside>(options);
+  for (const base::EventFd* bell : {&inside->thread_bell, &inside->engine_bell}) {
+    if (!bell->status().ok()) return bell->status();
+  }
+  inside->address = absl::StrCat(options.host, ":", (*agent)->port());
+  inside->core.agent = *std::move(agent);
+  return std::unique_ptr<KvSession>(new KvSession(std::move(inside)));
+}
+
+KvSession::KvSession(std::unique_ptr<Inside> inside) : inside_(std::move(inside)) {}
+KvSession::KvSession(KvSession&& other) noexcept = default;
+KvSession::~KvSession() { close(); }
+
+absl::Status KvSession::use(std::unique_ptr<session::KvMover> mover) {
+  if (inside_->core.mover != nullptr) {
+    return absl::FailedPreconditionError("it already has a cache");
+  }
+  inside_->core.mover = std::move(mover);
+  if (inside_->start_thread) inside_->thread = std::thread([in = inside_.get()] { in->serve(); });
+  return absl::OkStatus();
+}
+
+void KvSession::close() {
+  if (inside_ == nullptr) return;  // it was moved from
+  inside_->stop = true;
+  inside_->thread_bell.ring();
+  if (inside_->thread.joinable()) inside_->thread.join();
+  inside_->core.agent.reset();  // nothing reads the mover's memory afterwards
+  inside_->loads.close();
+  inside_->sends.close();
+}
+
+Agent* KvSession::agent() { return inside_->core.agent.get(); }
+int KvSession::event_fd() const { return inside_->engine_bell.fd(); }
+WorkerStats KvSession::stats() const {
+  const Agent* const agent = inside_->core.agent.get();
+  return agent == nullptr ? WorkerStats{} : agent->stats().worker;
+}
+const std::string& KvSession::address() const { return inside_->address; }
+bool KvSession::turn() { return inside_->turn(); }
+
+uint64_t KvSession::open(absl::string_view transfer, size_t tokens) {
+  return inside_->sends.open(transfer, tokens);
+}
+void KvSession::computed(uint64_t send, uint32_t layer, size_t tokens,
+                         absl::Span<const uint32_t> blocks) {
+  inside_->sends.computed(send, layer, 0, tokens, blocks);
+}
+void KvSession::restart(uint64_t send) { inside_->sends.restart(send); }
+void KvSession::hold(uint64_t send) { inside_->sends.hold(send); }
+void KvSession::drop(uint64_t send) { inside_->sends.drop(send); }
+std::vector<uint64_t> KvSession::released() { return inside_->sends.released(); }
+KvTransfer KvSession::params_of(absl::string_view transfer) const {
+  return {.transfer = std::string(transfer),
+          .agent = inside_->name,
+          .address = inside_->address,
+          .finished = true};
+}
+
+absl::Status KvSession::start_load(KvLoad load) { return inside_->loads.start(std::move(load)); }
+uint32_t KvSession::layers_loaded(KvRequestId id) { return inside_->loads.layers_loaded(id); }
+absl::Status KvSession::load_status(KvRequestId id) { return inside_->loads.status(id); }
+bool KvSession::is_exact(KvRequestId id) { return inside_->loads.is_exact(id); }
+bool KvSession::end_load(KvRequestId id) { return inside_->loads.end(id); }
+void KvSession::decline(const KvTransfer& from) { inside_->loads.decline(from); }
+void KvSession::progress() { inside_->engine_bell.silence(); }
+void KvSession::wait(Time timeout, int fd) {
+  std::array<pollfd, 2> entries = {pollfd{event_fd(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};
+  poll(entries.data(), entries.size(), milliseconds(timeout));
+}
+
+}  // namespace baton::kvtransfer

@@ -1,0 +1,130 @@
+// The end that wants KV: asks prefill for the blocks of a prompt, reads them as they become ready,
+// and hands them to the mover, which checks them. What does not come in time has failed, and the
+// engine computes it. The messages are those of sends.h.
+//
+// A load is over when nothing of it moves any more: then its blocks are the engine's alone.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "kvtransfer/kv_connector.h"
+#include "kvtransfer/session/core.h"
+#include "kvtransfer/session/kv_mover.h"
+#include "transport/clock.h"
+
+namespace baton::kvtransfer::session {
+
+class Loads {
+ public:
+  // `core` must outlive this object.
+  explicit Loads(const Core& core) : core_(core) {}
+
+  // --- the engine's thread: see KvSource and KvSession
+  absl::Status start(KvLoad load);
+  uint32_t layers_loaded(KvRequestId id);
+  absl::Status status(KvRequestId id);
+  bool end(KvRequestId id);
+  bool is_exact(KvRequestId id);
+  void decline(const KvTransfer& from);
+
+  // --- the session's
+  // A layout, ready, alive or gone of `sender`'s. May throw what nlohmann::json throws.
+  void heard(const std::string& sender, const nlohmann::json& message);
+  // Moves everything on. Whether anything is under way.
+  bool step();
+  // When the agent is closed and nothing moves any more: what was under way has failed.
+  void close();
+
+ private:
+  using Key = std::pair<std::string, std::string>;  // agent, transfer
+  struct Order {
+    KvTransfer from{};
+    bool wanted = false;  // else prefill may have its blocks back
+    KvRequestId id = 0;
+    std::vector<KvRun> runs{};
+    Time timeout{}, silence{};
+  };
+  // What the engine sees of a load.
+  struct View {
+    uint32_t layers = 0;  // that are here, from the first
+    absl::Status status;
+    bool over = false;
+    bool unwanted = false;  // by the engine
+    bool exact = false;
+  };
+  // A prefill's agent, as long as it is one and the same.
+  struct Peer {
+    std::map<std::string, Time> fetched;  // from which address, and when
+    bool told = false;                    // it has our metadata
+    Time heard{};
+    bool there = false;  // as of the step `looked`
+    uint64_t looked = 0;
+    uint64_t full = 0;                        // the step in which it took no more messages
+    std::optional<nlohmann::json> said;       // of its cache, not understood yet
+    std::shared_ptr<KvMover::Source> source;  // its cache, once its memory is known
+    std::string refused;
+  };
+  // A prefill's agent, in a load.
+  struct Asked {
+    std::string agent;
+    std::string address;
+    Time heard{}, looked{};  // looked: whether prefill is there
+    std::optional<Time> asked;
+    bool answered = true;                     // what was asked last
+    std::shared_ptr<KvMover::Source> source;  // whose blocks are read
+    std::vector<nlohmann::json> unknown;      // said to be ready before that
+    size_t unknown_blocks = 0;                // in these, and their parts
+  };
+  struct Load {
+    Order order;
+    Time started{};
+    std::vector<Asked> sources;
+    std::unique_ptr<KvMover::Incoming> incoming;  // of a load that is wanted
+    std::vector<KvMover::Posted> reads;
+    absl::Status why;  // it has failed
+  };
+
+  void begin(Order order, Time now);
+  void learn(Asked& asked, Peer& peer, Time now);
+  // Asks who is at a source's address, or says what came of asking before: OK is no more than that
+  // nothing has failed yet.
+  absl::Status fetch(const Asked& asked, Peer& peer, Time now);
+  void move(Load& load);
+  absl::Status move(Load& load, size_t number, Time now);
+  absl::Status look(Load& load, Asked& asked, Time now);
+  void ask(const Load& load, Asked& asked, Peer& peer, Time now);
+  void follow_reads(Load& load);
+  bool is_there(const std::string& agent, Peer& peer);
+  void forget_who_went();
+  bool say_done(const Key& whom);
+  bool end_if_over(Load& load);
+  void report(KvRequestId id, const absl::Status& status);
+
+  const Core& core_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::deque<Order> orders_;
+  absl::flat_hash_map<KvRequestId, View> views_;
+  // The session's alone:
+  std::list<Load> loads_;  // the oldest first
+  std::map<Key, Load*> by_key_;
+  std::vector<Key> unsaid_;  // whom to tell that all of which transfer is read
+  std::map<std::string, std::shared_ptr<Peer>> peers_;
+  uint64_t steps_ = 0;
+  std::optional<Time> stepped_;
+};
+
+}  // namespace baton::kvtransfer::session
