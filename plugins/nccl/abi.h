@@ -31,6 +31,8 @@ using Logger = void (*)(LogLevel level, unsigned long subsystems, const char* fi
 using ProfilerCallback = Result (*)(void** event, int type, void* parent, int64_t plugin,
                                     void* data);
 
+inline constexpr const char* kPluginName = "Baton";  // of every door
+
 inline constexpr size_t kHandleBytes = 128;  // NCCL_NET_HANDLE_MAXSIZE
 
 // What memory is (`type` of registrations) and what a device can reach (ptrSupport).

@@ -40,7 +40,7 @@ struct PropertiesV8 {
   int device_version;
 };
 static_assert(sizeof(PropertiesV8) == 64);
-static_assert(offsetof(PropertiesV8, speed) == 32 && offsetof(PropertiesV8, device_version) == 60);
+static_assert(offsetof(PropertiesV8, speed) == 32 && offsetof(PropertiesV8, device_version) == 56);
 
 // v9 and v10; v11 is longer by what is behind it.
 struct PropertiesV9 {
