@@ -16,6 +16,13 @@ namespace {
 // Local memory of so few bytes is copied: to register it for one access would take longer.
 constexpr size_t kMostCopied = 4096;
 
+// The body of kAdd.
+struct WordAdd {
+  uint32_t window = 0, unused = 0;
+  uint64_t offset = 0, value = 0;
+};
+static_assert(sizeof(WordAdd) == 24);
+
 bool on_device(const void* data, size_t bytes) {
   const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();
   if (devices == nullptr || bytes == 0) return false;
@@ -67,6 +74,25 @@ absl::Status Windows::check_slot(const Entry& entry, const Access& access) const
       absl::StrFormat("%u is more than a signal can be: 2^48 - 1", access.value));
 }
 
+absl::Status Windows::check_word(const Access& access) const {
+  if (access.words == nullptr || access.words->owner != this) {
+    return absl::InvalidArgumentError("the window of the word is not one of this communicator");
+  }
+  const Entry::Peer& peer = access.words->peers[static_cast<size_t>(access.rank)];
+  if (peer.bytes < sizeof(uint64_t) || access.word_offset > peer.bytes - sizeof(uint64_t)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "there is no word at %u: that rank's window has %u bytes", access.word_offset, peer.bytes));
+  }
+  if (access.word_offset % sizeof(uint64_t) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the word at %u is not aligned to 8", access.word_offset));
+  }
+  if (peer.words) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "that rank cannot add to words of that window: it was made without WindowOptions::words, or "
+      "its memory there is a device's or not aligned to 8");
+}
+
 absl::Status Windows::check(const Entry& entry, const Access& access) const {
   if (access.kind == Kind::kFlush && access.rank == kAnyRank) return absl::OkStatus();
   if (access.rank < 0 || access.rank >= static_cast<int>(needs_.mesh.ranks())) {
@@ -74,7 +100,12 @@ absl::Status Windows::check(const Entry& entry, const Access& access) const {
         absl::StrFormat("rank %d: there are %u ranks", access.rank, needs_.mesh.ranks()));
   }
   absl::Status status;
-  if (access.kind != Kind::kFlush && access.kind != Kind::kGet) status = check_slot(entry, access);
+  if (access.adds) {
+    status = check_word(access);
+  } else if (access.kind == Kind::kPut ? access.value > 0
+                                       : access.kind != Kind::kFlush && access.kind != Kind::kGet) {
+    status = check_slot(entry, access);
+  }
   const Entry::Peer& peer = entry.peers[static_cast<size_t>(access.rank)];
   if (access.bytes > peer.bytes || access.offset > peer.bytes - access.bytes) {
     status =
@@ -112,7 +143,13 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
                                                              ? needs_.options.timeout
                                                              : options.timeout);
   op->moved = access.bytes == 0;
-  op->signalled = access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0);
+  op->signalled =
+      access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0 && !access.adds);
+  if (access.adds) op->access.slot = access.words->peers[static_cast<size_t>(access.rank)].window;
+  auto& way = ways_[static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
+                    static_cast<uint32_t>(options.tag)];
+  if (way == nullptr) way = std::make_unique<Way>();
+  op->way = way.get();
   ops_.push_back(std::move(op));
   return work;
 }
@@ -124,7 +161,38 @@ void Windows::access_own(Entry& entry, const Access& access) {
   } else if (access.bytes > 0) {
     std::memmove(access.local, place, access.bytes);
   }
-  if (access.value > 0) entry.peers[needs_.mesh.rank()].own[access.slot] += access.value;
+  if (access.adds) {
+    add(*access.words, access.word_offset, access.value);
+  } else if (access.value > 0) {
+    entry.peers[needs_.mesh.rank()].own[access.slot] += access.value;
+  }
+}
+
+void Windows::add(Entry& entry, size_t offset, uint64_t value) {
+  auto& word = *reinterpret_cast<uint64_t*>(entry.data + offset);
+  std::atomic_ref<uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
+}
+
+absl::Status Windows::on_add(std::string_view body) {
+  WordAdd add_to;
+  if (body.size() != sizeof add_to) {
+    return absl::InvalidArgumentError("a message that adds to a word has a wrong size");
+  }
+  std::memcpy(&add_to, body.data(), sizeof add_to);
+  const auto found =
+      std::lower_bound(entries_.begin(), entries_.end(), add_to.window,
+                       [](const Entry* entry, uint32_t number) { return entry->number < number; });
+  // Destroyed here while the message was on its way.
+  if (found == entries_.end() || (*found)->number != add_to.window) return absl::OkStatus();
+  Entry& entry = **found;
+  if (!takes_words(entry) || add_to.offset % sizeof(uint64_t) != 0 ||
+      entry.bytes < sizeof(uint64_t) || add_to.offset > entry.bytes - sizeof(uint64_t)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("it adds to a word at %u of a window with %u bytes and %s", add_to.offset,
+                        entry.bytes, takes_words(entry) ? "words" : "no words"));
+  }
+  add(entry, add_to.offset, add_to.value);
+  return absl::OkStatus();
 }
 
 uint64_t Windows::value(const Entry& entry, int from, uint32_t slot) const {
@@ -172,7 +240,7 @@ bool Windows::has_left(int rank) const {
 
 bool Windows::advance_open() {
   bool moved = false;
-  unlanded_.assign(needs_.mesh.ranks(), false);
+  ++round_;
   open_.assign(needs_.mesh.ranks(), false);
   any_open_ = false;
   size_t kept = 0;
@@ -184,9 +252,8 @@ bool Windows::advance_open() {
       continue;
     }
     if (op.access.kind != Kind::kWait && op.access.kind != Kind::kFlush) {
-      const auto rank = static_cast<size_t>(op.access.rank);
-      unlanded_[rank] = unlanded_[rank] || (op.access.kind == Kind::kPut && !op.moved);
-      open_[rank] = any_open_ = true;
+      if (op.access.kind == Kind::kPut && !op.moved) op.way->unlanded_in = round_;
+      open_[static_cast<size_t>(op.access.rank)] = any_open_ = true;
     }
     std::swap(ops_[kept++], ops_[i]);
   }
@@ -207,6 +274,7 @@ bool Windows::step(Running& op) {
     const absl::Status why = about(op.access, op.result);
     if (op.access.kind != Kind::kGet) {
       op.entry->peers[static_cast<size_t>(op.access.rank)].failed.Update(why);
+      op.way->failed.Update(why);
     }
     end(op, why);
     return true;
@@ -224,8 +292,12 @@ bool Windows::step(Running& op) {
     return true;
   }
   // Puts before this one are under way: its signal waits for their acknowledgements.
-  if (op.moved && unlanded_[static_cast<size_t>(op.access.rank)]) return landed;
+  if (op.moved && !may_signal(op)) return landed;
   return submit(op) || landed;
+}
+
+bool Windows::may_signal(const Running& op) const {
+  return !op.access.behind_puts || op.way->unlanded_in != round_;
 }
 
 bool Windows::step_waiting(Running& op) {
@@ -265,9 +337,12 @@ bool Windows::submit(Running& op) {
   Entry::Peer& peer = op.entry->peers[rank];
   const Mesh::Member& member = needs_.mesh.member(rank);
   absl::Status status;
-  if (access.kind != Kind::kGet && !peer.failed.ok()) {
-    status = absl::Status(peer.failed.code(),
-                          absl::StrCat("an earlier access has failed: ", peer.failed.message()));
+  absl::Status failed;
+  if (access.kind != Kind::kGet) failed = peer.failed;
+  if (access.adds && access.behind_puts) failed.Update(op.way->failed);
+  if (!failed.ok()) {
+    status = absl::Status(failed.code(),
+                          absl::StrCat("an earlier access has failed: ", failed.message()));
   } else if (member.bye) {
     status = absl::UnavailableError("that rank has left the group");
   } else if (needs_.mesh.now() >= op.deadline) {
@@ -289,8 +364,14 @@ bool Windows::submit(Running& op) {
     request.remote = peer.region;
     request.remote_layout = Layout::contiguous(peer.offset + access.offset, access.bytes);
   }
-  const bool signals = !op.signalled && !unlanded_[rank];
-  if (signals) {
+  const bool signals = !op.signalled && may_signal(op);
+  std::array<char, EndpointImpl::kHeadBytes + sizeof(WordAdd)> message;
+  if (signals && access.adds) {
+    const WordAdd body{.window = access.slot, .offset = access.word_offset, .value = access.value};
+    EndpointImpl::write_head(needs_.mesh.id(), ControlMessage::kAdd, message.data());
+    std::memcpy(message.data() + EndpointImpl::kHeadBytes, &body, sizeof body);
+    request.notify = {message.data(), message.size()};
+  } else if (signals) {
     request.counter = peer.theirs[access.slot];
     request.increment = access.value;
   }
@@ -327,7 +408,12 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
   };
   const auto* region = needs_.mesh.memory().find({access.local, access.bytes, 1, 0});
   if (region != nullptr && lie_in(region->local)) return absl::OkStatus();
-  if (lie_in(op.entry->region) || lie_in(op.registered)) return absl::OkStatus();
+  for (const Entry* entry : entries_) {
+    if (!lie_in(entry->region)) continue;
+    op.local = entry;
+    return absl::OkStatus();
+  }
+  if (lie_in(op.registered)) return absl::OkStatus();
   if (op.copied.data == nullptr && access.bytes <= kMostCopied &&
       !on_device(access.local, access.bytes)) {
     absl::StatusOr<Block> block = needs_.mesh.memory().allocate(access.bytes);

@@ -11,14 +11,16 @@ namespace {
 
 // For cancelled transfers to end, before the connection has to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
-constexpr uint64_t kOfWindows = 0x77696e646f773031;
+constexpr uint64_t kOfWindows = 0x77696e646f773032;
+
+constexpr uint32_t kWords = uint32_t{1} << 31;
 
 // What a rank tells each other one of its window; a CounterId for each signal follows.
 struct Invitation {
   uint64_t magic = kOfWindows;
   uint64_t bytes = 0, offset = 0;
-  int32_t code = 0;  // of what it failed with; 0: it did not
-  uint32_t unused = 0;
+  int32_t code = 0;     // of what it failed with; 0: it did not
+  uint32_t window = 0;  // its number; with kWords if it takes kAdd
   char region[RemoteRegion::kEncodedBytes] = {};
   char why[176] = {};
 };
@@ -31,7 +33,9 @@ struct Word {
 
 absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate) {
   entry.owner = this;
+  entry.number = next_number_++;
   entries_.push_back(&entry);
+  if (entry.words) ++with_words_;
   Worker& worker = needs_.mesh.worker();
   entry.data = static_cast<std::byte*>(data);
   if (allocate) {
@@ -44,12 +48,13 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
     return absl::InvalidArgumentError("its memory is null: Window::allocate() makes some");
   }
   entry.bytes = bytes;
-  if (bytes > 0) {
+  if (bytes > 0 && entry.file.fd < 0) {
     entry.key = needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data, bytes,
                                            entry.offset);
   }
   if (bytes > 0 && entry.key.empty()) {
-    absl::StatusOr<MemoryRegion> region = worker.register_memory(entry.data, bytes);
+    absl::StatusOr<MemoryRegion> region =
+        worker.register_memory(entry.data, bytes, baton::Access::kRemoteReadWrite, entry.file);
     if (!region.ok()) return region.status();
     entry.region = *region;
     absl::StatusOr<RemoteRegion> key = worker.remote_region(*region);
@@ -73,6 +78,11 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
   return absl::OkStatus();
 }
 
+bool Windows::takes_words(const Entry& entry) {
+  return entry.words && reinterpret_cast<uintptr_t>(entry.data) % alignof(uint64_t) == 0 &&
+         entry.region.place.kind == MemoryKind::kHost;
+}
+
 size_t Windows::invitation_bytes(uint32_t signals) {
   return sizeof(Invitation) + signals * sizeof(Word);
 }
@@ -83,6 +93,7 @@ void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
   ours.bytes = entry.bytes;
   ours.offset = entry.offset;
   ours.code = static_cast<int32_t>(why.code());
+  ours.window = entry.number | (takes_words(entry) ? kWords : 0);
   why.message().copy(ours.why, sizeof ours.why - 1);
   entry.key.copy(ours.region, sizeof ours.region);
   std::memcpy(out, &ours, sizeof ours);
@@ -115,6 +126,8 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   Entry::Peer& peer = entry.peers[from];
   peer.bytes = theirs.bytes;
   peer.offset = theirs.offset;
+  peer.window = theirs.window & ~kWords;
+  peer.words = (theirs.window & kWords) != 0;
   if (from == needs_.mesh.rank() || theirs.bytes == 0) {
     peer.region = RemoteRegion{};
   } else {
@@ -132,11 +145,11 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte is read or written for accesses of this window when it returns; null: of any.
-void Windows::wait_for_transfers(const Entry* of) {
+// No byte is read or written for accesses of this window, or out of and into it, when it returns.
+void Windows::wait_for_transfers(const Entry& of) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
-  const auto moves = [of](const Running& op) {
-    return (of == nullptr || op.entry.get() == of) && op.transfer &&
+  const auto moves = [&of](const Running& op) {
+    return (op.entry.get() == &of || op.local == &of) && op.transfer &&
            !op.landed.load(std::memory_order_acquire);
   };
   const auto over = [&] {
@@ -164,10 +177,10 @@ void Windows::wait_for_transfers(const Entry* of) {
 
 void Windows::close(Entry& entry, const absl::Status& why) {
   if (entry.owner == nullptr) return;
-  wait_for_transfers(&entry);
+  wait_for_transfers(entry);
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
-    if (op.entry.get() != &entry) {
+    if (op.entry.get() != &entry && op.local != &entry) {
       ++i;
       continue;
     }
@@ -187,6 +200,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
   }
   if (entry.allocated.data != nullptr) needs_.mesh.endpoint().free(entry.allocated);
   std::erase(entries_, &entry);
+  if (entry.words) --with_words_;
   entry.owner = nullptr;
   entry.closed = absl::FailedPreconditionError(
       absl::StrCat("the window is of no use any more: ", why.message()));
