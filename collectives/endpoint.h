@@ -56,6 +56,13 @@ class Handle {
   // For people: "node7, pid 4711".
   std::string label() const;
 
+  // That of any worker, for programs that talk to workers themselves.
+  static Handle of(const Worker& worker);
+  // What Worker::connect() takes to reach it from here. "": there is no way: both need tcp, or, on
+  // one machine, shm.
+  std::string address() const;
+  WorkerUid uid() const;
+
   bool operator==(const Handle&) const = default;
   // Any order, equal everywhere: for groups whose members are given as a set.
   bool operator<(const Handle& other) const {

@@ -41,6 +41,7 @@ class PeerProcess {
     kill(pid_, SIGSTOP);
     waitpid(pid_, nullptr, WUNTRACED);
   }
+  void go_on() const { kill(pid_, SIGCONT); }
   void kill_it() {
     if (pid_ <= 0) return;
     kill(pid_, SIGKILL);

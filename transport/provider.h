@@ -51,6 +51,7 @@ struct TransferDescriptor {
   size_t bytes = 0;  // of the whole transfer
   RemoteCounter counter;
   uint64_t increment = 0;
+  bool polled = false;
   std::string_view notify;
 };
 

@@ -101,6 +101,13 @@ struct TransferRequest {
   Layout remote_layout;
   RemoteCounter counter;   // writes only: incremented at the target when all bytes are there
   uint64_t increment = 1;  // at most CounterTable::kMaxValue
+  // Writes only: somebody looks at the target's bytes before the counter rises, as NCCL's LL and
+  // LL128 do, and takes a line of 128 bytes for whole when its last word is there. Over shm, into
+  // memory that is mapped, bytes then become visible in the order of their addresses. Elsewhere
+  // they come as the kernel (tcp, shm's other memory) or the adapter writes them, which is upwards
+  // in a line wherever that was looked at; PCIe's relaxed ordering promises less
+  // (verbs.relaxed_ordering).
+  bool polled = false;
   // Writes only: delivered at the target when all bytes are there. A peer's inbox takes 4 MiB of
   // them from one sender (each counts 64 bytes more than it has): a transfer with the next one
   // stays active until the application there has read some with next_notification(), and counts

@@ -82,7 +82,8 @@ absl::Status EndpointImpl::start() {
   if (!block.ok()) return block.status();
   table_memory_ = *block;
   table_ = reinterpret_cast<RegionTable*>(table_memory_.data);
-  make_handle();
+  handle_ = Handle::of(*worker_);
+  uid_ = handle_.uid();
   if (options_.background) background_ = std::thread([this] { run_background(); });
   return absl::OkStatus();
 }
@@ -172,10 +173,10 @@ absl::Status EndpointImpl::publish_new_regions() {
 // --- processes -----------------------------------------------------------------------------------
 
 Process& EndpointImpl::process(const Handle& handle) {
-  std::unique_ptr<Process>& process = processes_[uid_of(handle).bytes];
+  std::unique_ptr<Process>& process = processes_[handle.uid().bytes];
   if (process == nullptr) {
     process = std::make_unique<Process>();
-    process->uid = uid_of(handle);
+    process->uid = handle.uid();
   }
   if (!process->has_handle) {
     process->handle = handle;
@@ -255,7 +256,7 @@ void EndpointImpl::call(Process& process) {
   const auto called = [&]() -> absl::StatusOr<PeerId> {
     if (!process.address.empty()) return worker_->connect(process.address);
     if (!process.has_handle) return absl::NotFoundError("its handle is not known here");
-    const std::string address = address_of(process.handle);
+    const std::string address = process.handle.address();
     if (address.empty()) {
       return absl::FailedPreconditionError(
           "it has no provider that this process can reach it by: both need tcp, or, on one "

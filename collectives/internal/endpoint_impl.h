@@ -25,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "collectives/communicator.h"
 #include "collectives/endpoint.h"
 #include "collectives/executor/control_block.h"
 #include "collectives/executor/memory.h"
@@ -136,7 +137,6 @@ class EndpointImpl {
   static const std::array<char, Handle::kBytes>& bytes_of(const Handle& handle) {
     return handle.bytes_;
   }
-  static WorkerUid uid_of(const Handle& handle);
   static std::string host_of(const Handle& handle);  // equal: one machine, one user
   static std::string host_name_of(const Handle& handle);
   static uint32_t pid_of(const Handle& handle);
@@ -234,8 +234,6 @@ class EndpointImpl {
 
   explicit EndpointImpl(EndpointOptions options) : options_(std::move(options)) {}
   absl::Status start();
-  void make_handle();
-  std::string address_of(const Handle& handle) const;
   void run_background();
   void set_sleepers(uint32_t sleepers);
   absl::Status publish_new_regions();

@@ -84,15 +84,7 @@ std::string host_port_of(const Fields& fields) {
 
 uint64_t this_host() { return hash_of(this_host_id()); }
 
-}  // namespace
-
-std::string host_name() {
-  char name[256] = "";
-  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
-  return name;
-}
-
-void EndpointImpl::make_handle() {
+Fields fields_for(const Worker& worker) {
   Fields fields{};
   fields.magic = kMagic;
   fields.version = static_cast<uint8_t>(kCollectivesVersion);
@@ -101,10 +93,9 @@ void EndpointImpl::make_handle() {
   std::memcpy(fields.name, name.data(), std::min(name.size(), sizeof fields.name));
   const uint64_t host = this_host();
   std::memcpy(fields.host, &host, sizeof host);
-  if (const auto address = Address::decode(worker_->address()); address.ok()) {
-    uid_ = address->uid;
-    std::memcpy(fields.uid, uid_.bytes.data(), sizeof fields.uid);
-    const std::string port = absl::StrCat(":", worker_->port());
+  if (const auto address = Address::decode(worker.address()); address.ok()) {
+    std::memcpy(fields.uid, address->uid.bytes.data(), sizeof fields.uid);
+    const std::string port = absl::StrCat(":", worker.port());
     for (const auto& [provider, where] : address->providers) {
       if (provider == "shm" && where.starts_with(kShmPrefix)) {
         const std::string local = absl::HexStringToBytes(where.substr(kShmPrefix.size()));
@@ -121,18 +112,15 @@ void EndpointImpl::make_handle() {
                             : provider == "ucx"   ? kUcx
                                                   : kOther;
         const std::string first = where.substr(0, where.find(','));
-        if (worker_->port() != 0 && first.ends_with(port)) set_address(fields, first);
+        if (worker.port() != 0 && first.ends_with(port)) set_address(fields, first);
       }
     }
   }
-  std::array<char, Handle::kBytes>& bytes = handle_.bytes_;
-  std::memcpy(bytes.data(), &fields, sizeof fields);
-  fields.check = check_of(bytes);
-  std::memcpy(bytes.data(), &fields, sizeof fields);
+  return fields;
 }
 
 // An encoded address where nothing has to be asked for, else "host:port"; empty: there is no way.
-std::string EndpointImpl::address_of(const Handle& handle) const {
+std::string address_of(const Handle& handle) {
   const Fields fields = fields_of(handle);
   const uint64_t host = this_host();
   const bool same_host = std::memcmp(fields.host, &host, sizeof host) == 0;
@@ -158,10 +146,12 @@ std::string EndpointImpl::address_of(const Handle& handle) const {
   return address.providers.empty() ? "" : address.encode();
 }
 
-WorkerUid EndpointImpl::uid_of(const Handle& handle) {
-  WorkerUid uid;
-  std::memcpy(uid.bytes.data(), fields_of(handle).uid, uid.bytes.size());
-  return uid;
+}  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
+  return name;
 }
 
 std::string EndpointImpl::host_of(const Handle& handle) {
@@ -202,7 +192,25 @@ absl::Status EndpointImpl::check(const Handle& handle) {
 
 namespace baton {
 
-using collectives::internal::EndpointImpl;
+namespace inside = collectives::internal;
+using inside::EndpointImpl;
+
+Handle Handle::of(const Worker& worker) {
+  inside::Fields fields = inside::fields_for(worker);
+  Handle handle;
+  std::memcpy(handle.bytes_.data(), &fields, sizeof fields);
+  fields.check = inside::check_of(handle.bytes_);
+  std::memcpy(handle.bytes_.data(), &fields, sizeof fields);
+  return handle;
+}
+
+std::string Handle::address() const { return inside::address_of(*this); }
+
+WorkerUid Handle::uid() const {
+  WorkerUid uid;
+  std::memcpy(uid.bytes.data(), inside::fields_of(*this).uid, uid.bytes.size());
+  return uid;
+}
 
 absl::StatusOr<Handle> Handle::decode(std::string_view bytes) {
   if (bytes.size() != kBytes) {

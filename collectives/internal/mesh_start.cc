@@ -82,7 +82,7 @@ absl::Status Mesh::check(absl::Span<const Handle> handles, uint64_t id, uint32_t
     if (absl::Status status = EndpointImpl::check(handles[r]); !status.ok()) {
       return absl::Status(status.code(), absl::StrFormat("rank %u: %s", r, status.message()));
     }
-    const WorkerUid uid = EndpointImpl::uid_of(handles[r]);
+    const WorkerUid uid = handles[r].uid();
     const auto [found, fresh] = places.emplace(uid.bytes, r);
     if (!fresh) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -157,7 +157,7 @@ void Mesh::count_neighbours() {
 uint64_t Mesh::digest() const {
   uint64_t hash = 14695981039346656037u;
   for (const Handle& handle : state_->handles) {
-    for (const uint8_t byte : EndpointImpl::uid_of(handle).bytes) {
+    for (const uint8_t byte : handle.uid().bytes) {
       hash = (hash ^ byte) * 1099511628211u;
     }
   }

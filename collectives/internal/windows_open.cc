@@ -136,7 +136,7 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
     if (!region.ok()) return region.status();
     peer.region = *region;
   }
-  const WorkerUid owner = EndpointImpl::uid_of(needs_.mesh.handles()[from]);
+  const WorkerUid owner = needs_.mesh.handles()[from].uid();
   for (uint32_t slot = 0; slot < entry.signals; ++slot) {
     Word word;
     std::memcpy(&word, invitation + sizeof theirs + slot * sizeof word, sizeof word);

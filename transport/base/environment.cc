@@ -66,6 +66,10 @@ constexpr std::array kVariables = {
         "BATON_LOG", "warning",
         "least severe level that is logged to stderr: trace, debug, info, warning, error or off"},
     EnvironmentVariable{"BATON_LOG_FORMAT", "text", "json: each line of the log is an object"},
+    EnvironmentVariable{"BATON_NCCL_PROVIDERS", "all that both sides have",
+                        "providers of NCCL's plugin, as in shm,tcp"},
+    EnvironmentVariable{"BATON_NCCL_SET", "none",
+                        "settings of NCCL's plugin, as in tcp.sockets=4,verbs.qps=2"},
     EnvironmentVariable{"BATON_PATIENCE", "1",
                         "multiplies default timeouts, for debuggers, sanitizers and emulators; "
                         "explicit timeouts stay as given"},

@@ -210,7 +210,8 @@ size_t SliceRunner::copy_mapped(Active& active, size_t limit) {
   const bool write = transfer.op == Op::kWrite;
   std::byte* const target = write ? active.target.mapped : transfer.local_base;
   const std::byte* const source = write ? transfer.local_base : active.target.mapped;
-  const bool stream = active.slice.end - active.slice.begin >= base::kStreamFrom;
+  const bool polled = write && transfer.polled;
+  const bool stream = !polled && active.slice.end - active.slice.begin >= base::kStreamFrom;
   size_t left = limit;
   size_t pieces = 0;
   std::array<Piece, kLookAhead> batch;
@@ -231,6 +232,8 @@ size_t SliceRunner::copy_mapped(Active& active, size_t limit) {
       }
       if (stream && piece.bytes >= kSmallestStreamedPiece) {
         base::stream_copy(to, from, piece.bytes);
+      } else if (polled) {
+        base::ordered_copy(to, from, piece.bytes);
       } else {
         std::memcpy(to, from, piece.bytes);
       }

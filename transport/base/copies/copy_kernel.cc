@@ -2,6 +2,7 @@
 #include "transport/base/copies/copy_kernel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -91,6 +92,28 @@ void stream_copy(std::byte* to, const std::byte* from, size_t bytes) {
   const size_t before = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % kLine);
   if (before != 0) std::memcpy(to, from, before);
   kChoice.kernel(to + before, from + before, bytes - before);
+}
+
+void ordered_copy(std::byte* to, const std::byte* from, size_t bytes) {
+  using Pair [[gnu::vector_size(16)]] = uint64_t;
+  const auto store = [&]<typename Word>(const Word&) {
+    Word word;
+    std::memcpy(&word, from, sizeof word);
+#if defined(__x86_64__)
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // its stores are seen in their order
+#else
+    std::atomic_thread_fence(std::memory_order_release);
+#endif
+    std::memcpy(to, &word, sizeof word);
+    to += sizeof word, from += sizeof word, bytes -= sizeof word;
+  };
+  while (bytes != 0 && reinterpret_cast<uintptr_t>(to) % sizeof(uint64_t) != 0) store(uint8_t{});
+  if (bytes >= sizeof(uint64_t) && reinterpret_cast<uintptr_t>(to) % sizeof(Pair) != 0) {
+    store(uint64_t{});
+  }
+  while (bytes >= sizeof(Pair)) store(Pair{});
+  while (bytes >= sizeof(uint64_t)) store(uint64_t{});
+  while (bytes != 0) store(uint8_t{});
 }
 
 void stream_fence() {

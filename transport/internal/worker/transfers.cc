@@ -185,6 +185,7 @@ void Transfers::fill(TransferId id, const TransferRequest& request) {
   d.remote_layout = request.remote_layout;
   d.counter = request.counter;
   d.increment = request.increment;
+  d.polled = request.polled;
   char* copy = slot.notify_inline.data();
   if (request.notify.size() > slot.notify_inline.size()) {
     slot.notify_heap.resize(request.notify.size());

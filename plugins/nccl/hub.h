@@ -1,0 +1,109 @@
+// A hub: one worker, the peers that it talks to, and pool memory of it. All comms of a device, of
+// every door, share one.
+//
+// Threads: every function may be called from any thread. poll() never waits; it moves bytes unless
+// another thread does, and hands on what peers have said every now and then.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "collectives/endpoint.h"
+#include "transport/pool.h"
+#include "transport/progress_thread.h"
+#include "transport/worker.h"
+
+namespace baton::nccl {
+
+// A connection to another hub. Lives as long as the hub. Two hubs may have two of them: each has
+// called the other.
+struct HubPeer {
+  PeerId id;
+  WorkerUid uid;
+  std::atomic<bool> up{false};
+  std::atomic<bool> down{false};
+};
+
+// Which door a message is for: its first byte.
+enum class Door : char { kNet = 'n', kRma = 'r' };
+
+// What outlives a comm that was closed: transfers that have not ended yet. Destroyed when over.
+class Remains {
+ public:
+  virtual ~Remains() = default;
+  virtual bool over() = 0;
+};
+
+class Hub {
+ public:
+  // `thread`: a thread of its own drives the worker while no caller does.
+  static absl::StatusOr<std::unique_ptr<Hub>> create(std::unique_ptr<Worker> worker, bool thread);
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+
+  Worker& worker() { return *worker_; }
+  const Handle& handle() const { return handle_; }  // how others reach it
+
+  // The connection to the hub behind a handle; begun, if there is none: `up` and `down` say what
+  // has come of it. Of one that went down the next call begins another.
+  absl::StatusOr<HubPeer*> call(const Handle& handle);
+  // Unavailable, and why: it is down. OK: it is not.
+  absl::Status status(const HubPeer& peer) const;
+
+  // Messages are delivered once, in no order with transfers.
+  absl::Status tell(const HubPeer& peer, Door door, std::string_view message);
+  // Called by listen() and poll(), one at a time, without a lock that functions of the hub take.
+  // Before the first of them.
+  using OnMessage = std::function<void(HubPeer& from, std::string_view message)>;
+  void on_message(Door door, OnMessage call) { doors_[door] = std::move(call); }
+
+  // Moves bytes, and every now and then hands on what came. Cheap enough for test().
+  bool poll();
+  // Moves bytes and hands on what came: for connect() and accept().
+  void listen();
+
+  // Memory of a pool: peers on this machine map it.
+  absl::StatusOr<Block> allocate(size_t bytes);
+  void free(const Block& block);
+  // A block's region under a key of its own: who deregisters that fences the peers that have it.
+  absl::StatusOr<MemoryRegion> register_again(const Block& block);
+
+  // Keeps it until it is over.
+  void leave(std::unique_ptr<Remains> remains);
+  // Polls until it is over, for so long of real time at most. False: it is not.
+  bool settle(const std::function<bool()>& over, std::chrono::milliseconds longest);
+
+ private:
+  explicit Hub(std::unique_ptr<Worker> worker)
+      : worker_(std::move(worker)), handle_(Handle::of(*worker_)) {}
+  void drain();
+  HubPeer* peer_of(PeerId id, const WorkerUid* uid);
+
+  const std::unique_ptr<Worker> worker_;
+  const Handle handle_;
+  std::map<Door, OnMessage> doors_;
+  std::mutex mutex_;  // guards what follows
+  std::unique_ptr<MemoryPool> pool_;
+  std::vector<std::unique_ptr<HubPeer>> peers_;
+  std::map<std::pair<uint32_t, uint32_t>, HubPeer*> by_id_;
+  std::map<std::array<uint8_t, 16>, HubPeer*> called_;
+  std::vector<std::unique_ptr<Remains>> remains_;
+  std::mutex draining_;  // held while what came is handed on
+  Notification notification_;
+  std::atomic<uint32_t> polls_{0};
+  std::unique_ptr<ProgressThread> thread_;
+};
+
+}  // namespace baton::nccl

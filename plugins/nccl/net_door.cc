@@ -1,0 +1,158 @@
+// The functions of the net door: what NCCL passes is looked at here, and what went wrong is said.
+#include "plugins/nccl/net.h"
+
+#include "absl/strings/str_format.h"
+
+namespace baton::nccl {
+namespace {
+
+constexpr uint32_t kComms = 1 << 16;
+
+// Comms by number; 0 is none. Read by test() without a lock.
+std::array<std::atomic<NetComm*>, kComms> comms;
+std::mutex numbers_mutex;
+uint32_t last_number = 0;
+
+// Requests: number of the comm, generation and index of the place.
+constexpr int kNumberShift = 32, kGenerationShift = 16;
+
+template <typename Comm>
+Comm* comm_of(void* pointer, bool sends) {
+  auto* const comm = static_cast<NetComm*>(pointer);
+  if (comm == nullptr || comm->magic != NetComm::kMagic || comm->sends != sends) return nullptr;
+  return static_cast<Comm*>(comm);
+}
+
+// Of a comm that can be used no more: told once.
+Result broken(NetComm& comm, const char* call, const absl::Status& status) {
+  if (comm.said.exchange(true)) return result_of(status);
+  return fail(call, status);
+}
+
+// What is left of a comm whose transfers had not ended when it was closed.
+class ClosedComm final : public Remains {
+ public:
+  explicit ClosedComm(std::unique_ptr<NetComm> comm) : comm_(std::move(comm)) {}
+  bool over() override { return comm_->open.load(std::memory_order_acquire) == 0; }
+
+ private:
+  const std::unique_ptr<NetComm> comm_;
+};
+
+void close(std::unique_ptr<NetComm> comm) {
+  net_door::strike(*comm);
+  Hub& hub = comm->hub;
+  comm->revoke();
+  const bool quiet =
+      hub.settle([&] { return comm->open.load(std::memory_order_acquire) == 0; }, kMostClosing);
+  comm->tell_end();
+  comm->remove_all();
+  if (!quiet) hub.leave(std::make_unique<ClosedComm>(std::move(comm)));
+}
+
+absl::Status no_comm() {
+  return absl::InvalidArgumentError("not a comm of this direction that connect() or accept() gave");
+}
+
+}  // namespace
+
+bool net_door::enlist(NetComm& comm) {
+  const std::lock_guard lock(numbers_mutex);
+  for (uint32_t tries = 1; tries < kComms; ++tries) {
+    const uint32_t number = (last_number + tries) % kComms;
+    if (number == 0 || comms[number].load(std::memory_order_relaxed) != nullptr) continue;
+    comms[number].store(&comm, std::memory_order_release);
+    comm.number = last_number = number;
+    return true;
+  }
+  return false;
+}
+
+void net_door::strike(NetComm& comm) {
+  if (comm.number != 0) comms[comm.number].store(nullptr, std::memory_order_release);
+  comm.number = 0;
+}
+
+void* net_door::request_of(const NetComm& comm, uint32_t index, uint16_t generation) {
+  return reinterpret_cast<void*>(uintptr_t{comm.number} << kNumberShift |
+                                 uintptr_t{generation} << kGenerationShift | index);
+}
+
+Result net_door::register_memory(void* comm, void* data, size_t size, int type, uint64_t offset,
+                                 int fd, void** memory) {
+  auto* const to = static_cast<NetComm*>(comm);
+  if (to == nullptr || to->magic != NetComm::kMagic || memory == nullptr) {
+    return fail("regMr", no_comm());
+  }
+  *memory = nullptr;
+  if ((type != kHostPointer && type != kCudaPointer) || size > kMostBytes ||
+      (data == nullptr && size != 0)) {
+    return fail("regMr", absl::InvalidArgumentError(absl::StrFormat(
+                             "%u bytes at %p of type %d: types are host (1) and CUDA (2), sizes up "
+                             "to 1 TiB",
+                             size, data, type)));
+  }
+  const absl::StatusOr<NetMemory*> added = to->add(data, size, offset, fd);
+  if (!added.ok()) return fail("regMr", added.status());
+  *memory = *added;
+  return Result::kSuccess;
+}
+
+Result net_door::deregister(void* comm, void* memory) {
+  auto* const from = static_cast<NetComm*>(comm);
+  if (from == nullptr || from->magic != NetComm::kMagic) return fail("deregMr", no_comm());
+  if (memory == nullptr) return Result::kSuccess;
+  const absl::Status status = from->remove(static_cast<NetMemory*>(memory));
+  return status.ok() ? Result::kSuccess : fail("deregMr", status);
+}
+
+Result net_door::send(void* comm, void* data, size_t size, int tag, void* memory, void** request) {
+  auto* const to = comm_of<SendComm>(comm, true);
+  if (to == nullptr || request == nullptr) return fail("isend", no_comm());
+  *request = nullptr;
+  const absl::Status status = to->send(data, size, tag, static_cast<NetMemory*>(memory), request);
+  return status.ok() ? Result::kSuccess : broken(*to, "isend", status);
+}
+
+Result net_door::receive(void* comm, int count, void** data, const size_t* sizes, const int* tags,
+                         void** memory, bool polled, void** request) {
+  auto* const to = comm_of<ReceiveComm>(comm, false);
+  if (to == nullptr || request == nullptr) return fail("irecv", no_comm());
+  *request = nullptr;
+  const absl::Status status = to->receive(count, data, sizes, tags, memory, polled, request);
+  return status.ok() ? Result::kSuccess : broken(*to, "irecv", status);
+}
+
+Result net_door::test(void* request, int* done, int* sizes) {
+  const auto bits = reinterpret_cast<uintptr_t>(request);
+  const uintptr_t number = bits >> kNumberShift;
+  NetComm* const comm = number < kComms ? comms[number].load(std::memory_order_acquire) : nullptr;
+  if (comm == nullptr || done == nullptr) {
+    return fail("test", absl::InvalidArgumentError("not a request, or its comm is closed"));
+  }
+  *done = 0;
+  const auto index = static_cast<uint32_t>(bits & 0xffff);
+  const auto generation = static_cast<uint16_t>(bits >> kGenerationShift);
+  const absl::StatusOr<bool> over =
+      comm->sends ? static_cast<SendComm*>(comm)->test(index, generation, sizes)
+                  : static_cast<ReceiveComm*>(comm)->test(index, generation, sizes);
+  if (!over.ok()) return broken(*comm, "test", over.status());
+  *done = *over ? 1 : 0;
+  return Result::kSuccess;
+}
+
+Result net_door::close_send(void* comm) {
+  auto* const gone = comm_of<SendComm>(comm, true);
+  if (gone == nullptr) return fail("closeSend", no_comm());
+  close(std::unique_ptr<NetComm>(gone));
+  return Result::kSuccess;
+}
+
+Result net_door::close_receive(void* comm) {
+  auto* const gone = comm_of<ReceiveComm>(comm, false);
+  if (gone == nullptr) return fail("closeRecv", no_comm());
+  close(std::unique_ptr<NetComm>(gone));
+  return Result::kSuccess;
+}
+
+}  // namespace baton::nccl
