@@ -97,8 +97,12 @@ struct CallOptions {
   uint32_t channels = 0;        // 0: chosen
   size_t chunk_bytes = 0;       // 0: chosen
   Time timeout = Time::zero();  // zero: the communicator's
-  // For send() and receive(): a receive takes a message of its own tag only. Any value.
+  // For send() and receive(): a receive takes a message of its own tag only. For windows: a signal
+  // stands behind puts of its own tag only. Any value.
   int32_t tag = 0;
+  // For windows: another access follows at once, and this one may begin with it. Begins with any
+  // progress otherwise.
+  bool more = false;
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
   // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end

@@ -11,9 +11,15 @@
 // `detached` apply.
 //
 // Order. Nothing is ordered but this: a signal is seen only when all bytes of every earlier put of
-// the same origin to the same target, in any window of that communicator, are there. A put has
-// ended when its bytes are there; flush() ends when all before it have. So a get() sees what was
-// put before if the put has ended, and what two ranks write to one place at a time is undefined.
+// the same origin to the same target, in any window of that communicator and with the same
+// CallOptions::tag, are there. A put has ended when its bytes are there; flush() ends when all
+// before it have, whatever their tag. So a get() sees what was put before if the put has ended, and
+// what two ranks write to one place at a time is undefined.
+//
+// Words. put_add() adds to 8 bytes in a window of the target's, where put_signal() raises a counter
+// beside it: there may be any number of words, each for all ranks, and their owner may read them
+// without a call and set them back while no rank adds. The target adds when it makes progress, over
+// shm too; the work of the origin has ended when the target has been told, which may be before.
 //
 // Progress. Over shm the origin moves the bytes. Over other providers the target has to make
 // progress too: in a call, by progress(), or by its endpoint's background thread.
@@ -41,7 +47,10 @@ namespace baton {
 struct WindowOptions {
   // Counters that each rank has at each other one, for signals: equal at all ranks, 1 to
   // Window::kMostSignals. A target has ranks() times as many of its endpoint's million.
+  // None only where there are words.
   uint32_t signals = 1;
+  bool words = false;  // equal at all ranks: this window's memory can be named by put_add()
+  BackingFile file;    // of create(): as of Worker::register_memory()
   Time timeout = Time::zero();  // until all ranks have made theirs; zero: the communicator's
 };
 
@@ -51,6 +60,18 @@ struct WindowOptions {
 struct WindowRows {
   absl::Span<const uint32_t> from, to;
   size_t row_bytes = 0, from_stride = 0, to_stride = 0;
+};
+
+class Window;
+
+// What put_add() adds to: 8 bytes of the host's memory at `offset` in `window` at the target,
+// aligned to 8 there.
+struct WindowWord {
+  const Window& window;  // of the same communicator, made with `words`
+  size_t offset = 0;
+  uint64_t add = 1;  // any, modulo 2^64
+  // False: it may be seen before what was put earlier, but never before this put's own bytes.
+  bool behind_earlier_puts = true;
 };
 
 class Window {
@@ -84,7 +105,8 @@ class Window {
   // InvalidArgument: no such rank or slot, bytes outside of that rank's memory, or more added to a
   // counter than it can be. Unavailable: it
   // has left the group. Local memory must stay untouched (get: unread) until the work has ended;
-  // memory from allocate(), and in this window, is neither copied nor registered for the call.
+  // memory from allocate(), and in a window of this communicator, is neither copied nor registered
+  // for the call.
   absl::StatusOr<Work> put(const void* from, size_t bytes, int to, size_t offset,
                            const CallOptions& options = {});
   // And then adds `add`, at least 1, to this rank's counter `slot` at `to`.
@@ -93,6 +115,10 @@ class Window {
   // As put_signal(), for rows; `add` 0: no signal. InvalidArgument also: lists of two lengths.
   absl::StatusOr<Work> put_rows(const void* from, const WindowRows& rows, int to, size_t offset,
                                 uint32_t slot, uint64_t add, const CallOptions& options = {});
+  // And then adds to a word at `to`. FailedPrecondition: that window has no `words`, or there its
+  // memory is a device's.
+  absl::StatusOr<Work> put_add(const void* from, size_t bytes, int to, size_t offset,
+                               const WindowWord& word, const CallOptions& options = {});
   absl::StatusOr<Work> get(void* out, size_t bytes, int from, size_t offset,
                            const CallOptions& options = {});
   absl::StatusOr<Work> signal(int to, uint32_t slot, uint64_t add, const CallOptions& options = {});

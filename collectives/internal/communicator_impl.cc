@@ -237,6 +237,8 @@ void Communicator::Impl::on_control_message(uint32_t from, ControlMessage kind,
                                             std::string_view body) {
   if (kind == ControlMessage::kBallot) {
     survivors.on_ballot(from, body);
+  } else if (kind == ControlMessage::kAdd) {
+    if (absl::Status status = windows->on_add(body); !status.ok()) failure.fail(status, from);
   } else {
     failure.on_control_message(from, kind, body);
   }

@@ -51,7 +51,8 @@ bool Driver::advance() {
     }
     any |= *moved;
   }
-  const bool any_transfer = needs_.mesh.any_transfer() || on_devices || needs_.windows.under_way();
+  const bool any_transfer =
+      needs_.mesh.any_transfer() || on_devices || needs_.windows.needs_worker();
   // A call that has ended and has nothing to send leaves the worker in peace: a round of progress
   // costs system calls.
   const bool over = needs_.calls.any_done();

@@ -315,8 +315,8 @@ void EndpointImpl::on_events() {
 void EndpointImpl::tell(Process& process, uint64_t group, ControlMessage kind,
                         std::string_view body) {
   if (!process.up) return;
-  std::string text(reinterpret_cast<const char*>(&group), sizeof group);
-  text += static_cast<char>(kind);
+  std::string text(kHeadBytes, 0);
+  write_head(group, kind, text.data());
   text += body;
   if (process.unsent.empty() && send(process, text)) return;
   process.unsent.push_back(std::move(text));

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -44,6 +45,7 @@ enum class ControlMessage : char {
   kLinked = 'l',    // my link to you is made
   kCall = 'c',      // TransferLink::Announcement: what I called
   kPacket = 'p',    // of a send or a receive: executor/link.h
+  kAdd = 'a',       // to a word of a window of yours: windows.cc
   kBye = 'b',       // I leave the group, in order, or have left it
   kEnded = 'e',     // no byte of mine moves in this group any more
   kAbort = 'x',     // it is over, and why: see failure_detector.cc
@@ -184,6 +186,12 @@ class EndpointImpl {
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
+  // What every message between ranks begins with.
+  static constexpr size_t kHeadBytes = sizeof(uint64_t) + 1;
+  static void write_head(uint64_t group, ControlMessage kind, char* out) {
+    std::memcpy(out, &group, sizeof group);
+    out[sizeof group] = static_cast<char>(kind);
+  }
   // Goes out at the end of tick(), drain() or deliver_kept() at the latest, for the caller may
   // compute for a while after that; later, and in order, where the worker has no transfer left.
   void tell(Process& process, uint64_t group, ControlMessage kind, std::string_view body);

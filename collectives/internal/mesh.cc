@@ -128,6 +128,7 @@ void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_vi
                                    {reinterpret_cast<const char*>(&*call), sizeof *call});
       return;
     }
+    case ControlMessage::kAdd:
     case ControlMessage::kAbort:
     case ControlMessage::kQuery:
     case ControlMessage::kStanding:

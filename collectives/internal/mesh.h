@@ -34,8 +34,8 @@ class Mesh {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Called for the kinds that the mesh does not handle itself: kCall, kAbort, kQuery, kStanding,
-    // kBallot.
+    // Called for the kinds that the mesh does not handle itself: kAdd, kCall, kAbort, kQuery,
+    // kStanding, kBallot.
     virtual void on_control_message(uint32_t from, ControlMessage kind, std::string_view body) = 0;
     virtual void on_down(uint32_t rank, const absl::Status& why) = 0;
     // The group cannot go on, and `culprit` is to blame.

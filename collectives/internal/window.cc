@@ -40,7 +40,7 @@ struct Window::Made {
   absl::StatusOr<Work> start(const Windows::Access& access, const CallOptions& options) const {
     return with([&](Windows& windows) {
       absl::StatusOr<Work> work = windows.start(entry, access, options);
-      if (work.ok()) impl.driver->call_started();
+      if (work.ok() && !options.more) impl.driver->call_started();
       return work;
     });
   }
@@ -70,13 +70,16 @@ absl::StatusOr<std::unique_ptr<Window>> Window::allocate(Communicator& comm, siz
 absl::StatusOr<std::unique_ptr<Window>> Window::begin(Communicator& comm, void* data, size_t bytes,
                                                       bool allocate, const WindowOptions& options,
                                                       Work& work) {
-  if (options.signals < 1 || options.signals > kMostSignals) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a window has 1 to ", kMostSignals, " signals from each rank, not ", options.signals));
+  if (options.signals > kMostSignals || (options.signals == 0 && !options.words)) {
+    return absl::InvalidArgumentError(absl::StrCat("a window has 1 to ", kMostSignals,
+                                                   " signals from each rank, or words, not ",
+                                                   options.signals));
   }
   Communicator::Impl& impl = *comm.impl_;
   const auto entry = std::make_shared<Windows::Entry>();
   entry->signals = options.signals;
+  entry->words = options.words;
+  entry->file = options.file;
   std::unique_ptr<Window> window(new Window(std::make_unique<Made>(impl, entry)));
   Made& made = *window->made_;
   made.each = Windows::invitation_bytes(options.signals);
@@ -154,6 +157,18 @@ absl::StatusOr<Work> Window::put_rows(const void* from, const WindowRows& rows, 
   Windows::Access access{
       Windows::Access::Kind::kPut, local, rows.from.size() * rows.row_bytes, to, offset, slot, add};
   if (access.bytes > 0) access.rows = rows;
+  return made_->start(access, options);
+}
+
+absl::StatusOr<Work> Window::put_add(const void* from, size_t bytes, int to, size_t offset,
+                                     const WindowWord& word, const CallOptions& options) {
+  Windows::Access access{Windows::Access::Kind::kPut,
+                         static_cast<std::byte*>(const_cast<void*>(from)), bytes, to, offset};
+  access.value = word.add;
+  access.words = word.window.made_->entry.get();
+  access.word_offset = word.offset;
+  access.adds = true;
+  access.behind_puts = word.behind_earlier_puts;
   return made_->start(access, options);
 }
 

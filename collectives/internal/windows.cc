@@ -16,6 +16,13 @@ namespace {
 // Local memory of so few bytes is copied: to register it for one access would take longer.
 constexpr size_t kMostCopied = 4096;
 
+// The body of kAdd.
+struct WordAdd {
+  uint32_t window = 0, unused = 0;
+  uint64_t offset = 0, value = 0;
+};
+static_assert(sizeof(WordAdd) == 24);
+
 bool on_device(const void* data, size_t bytes) {
   const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();
   if (devices == nullptr || bytes == 0) return false;
@@ -93,6 +100,25 @@ absl::Status Windows::check_slot(const Entry& entry, const Access& access) const
                       access.value, before));
 }
 
+absl::Status Windows::check_word(const Access& access) const {
+  if (access.words == nullptr || access.words->owner != this) {
+    return absl::InvalidArgumentError("the window of the word is not one of this communicator");
+  }
+  const Entry::Peer& peer = access.words->peers[static_cast<size_t>(access.rank)];
+  if (peer.bytes < sizeof(uint64_t) || access.word_offset > peer.bytes - sizeof(uint64_t)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "there is no word at %u: that rank's window has %u bytes", access.word_offset, peer.bytes));
+  }
+  if (access.word_offset % sizeof(uint64_t) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the word at %u is not aligned to 8", access.word_offset));
+  }
+  if (peer.words) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "that rank cannot add to words of that window: it was made without WindowOptions::words, or "
+      "its memory there is a device's or not aligned to 8");
+}
+
 absl::Status Windows::check(const Entry& entry, const Access& access) const {
   if (access.kind == Kind::kFlush && access.rank == kAnyRank) return absl::OkStatus();
   if (access.rank < 0 || access.rank >= static_cast<int>(needs_.mesh.ranks())) {
@@ -100,7 +126,12 @@ absl::Status Windows::check(const Entry& entry, const Access& access) const {
         absl::StrFormat("rank %d: there are %u ranks", access.rank, needs_.mesh.ranks()));
   }
   absl::Status status;
-  if (access.kind != Kind::kFlush && access.kind != Kind::kGet) status = check_slot(entry, access);
+  if (access.adds) {
+    status = check_word(access);
+  } else if (access.kind == Kind::kPut ? access.value > 0
+                                       : access.kind != Kind::kFlush && access.kind != Kind::kGet) {
+    status = check_slot(entry, access);
+  }
   const Entry::Peer& peer = entry.peers[static_cast<size_t>(access.rank)];
   const size_t reach = access.remote_reach();
   if (reach > peer.bytes || access.offset > peer.bytes - reach) {
@@ -125,7 +156,8 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
   if (absl::Status status = check(*entry, access); !status.ok()) return status;
   absl::StatusOr<Work> work = needs_.calls.start_plain(&options);
   if (!work.ok()) return work;
-  if (access.kind == Kind::kPut || access.kind == Kind::kSignal) {
+  if ((access.kind == Kind::kPut || access.kind == Kind::kSignal) && !access.adds &&
+      access.value > 0) {
     entry->peers[static_cast<size_t>(access.rank)].added[access.slot] += access.value;
   }
   if (access.rank == static_cast<int>(needs_.mesh.rank()) && access.kind != Kind::kWait &&
@@ -142,7 +174,13 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
                                                              ? needs_.options.timeout
                                                              : options.timeout);
   op->moved = access.bytes == 0;
-  op->signalled = access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0);
+  op->signalled =
+      access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0 && !access.adds);
+  if (access.adds) op->access.slot = access.words->peers[static_cast<size_t>(access.rank)].window;
+  auto& way = ways_[static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
+                    static_cast<uint32_t>(options.tag)];
+  if (way == nullptr) way = std::make_unique<Way>();
+  op->way = way.get();
   ops_.push_back(std::move(op));
   return work;
 }
@@ -160,6 +198,34 @@ void Windows::access_own(Entry& entry, const Access& access) {
   } else if (access.bytes > 0) {
     std::memmove(access.local, place, access.bytes);
   }
+  if (access.adds) add(*access.words, access.word_offset, access.value);
+}
+
+void Windows::add(Entry& entry, size_t offset, uint64_t value) {
+  auto& word = *reinterpret_cast<uint64_t*>(entry.data + offset);
+  std::atomic_ref<uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
+}
+
+absl::Status Windows::on_add(std::string_view body) {
+  WordAdd add_to;
+  if (body.size() != sizeof add_to) {
+    return absl::InvalidArgumentError("a message that adds to a word has a wrong size");
+  }
+  std::memcpy(&add_to, body.data(), sizeof add_to);
+  const auto found =
+      std::lower_bound(entries_.begin(), entries_.end(), add_to.window,
+                       [](const Entry* entry, uint32_t number) { return entry->number < number; });
+  // Destroyed here while the message was on its way.
+  if (found == entries_.end() || (*found)->number != add_to.window) return absl::OkStatus();
+  Entry& entry = **found;
+  if (!takes_words(entry) || add_to.offset % sizeof(uint64_t) != 0 ||
+      entry.bytes < sizeof(uint64_t) || add_to.offset > entry.bytes - sizeof(uint64_t)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("it adds to a word at %u of a window with %u bytes and %s", add_to.offset,
+                        entry.bytes, takes_words(entry) ? "words" : "no words"));
+  }
+  add(entry, add_to.offset, add_to.value);
+  return absl::OkStatus();
 }
 
 uint64_t Windows::value(const Entry& entry, int from, uint32_t slot) const {
@@ -208,7 +274,7 @@ bool Windows::has_left(int rank) const {
 
 bool Windows::advance_open() {
   bool moved = false;
-  unlanded_.assign(needs_.mesh.ranks(), false);
+  ++round_;
   open_.assign(needs_.mesh.ranks(), false);
   any_open_ = false;
   now_ = needs_.mesh.now();
@@ -221,8 +287,8 @@ bool Windows::advance_open() {
       continue;
     }
     if (op.access.kind != Kind::kWait && op.access.kind != Kind::kFlush) {
+      if (op.access.kind == Kind::kPut && !op.moved) op.way->unlanded_in = round_;
       const auto rank = static_cast<size_t>(op.access.rank);
-      unlanded_[rank] = unlanded_[rank] || (op.access.kind == Kind::kPut && !op.moved);
       open_[rank] = open_[rank] || !op.given_up;
       any_open_ = any_open_ || !op.given_up;
     }
@@ -264,11 +330,20 @@ bool Windows::step(Running& op) {
   }
   // Puts before this one are under way: its signal waits for their acknowledgements, until its time
   // is over or one of them has failed.
-  const auto rank = static_cast<size_t>(op.access.rank);
-  if (op.moved && unlanded_[rank] && now_ < op.deadline && op.entry->peers[rank].failed.ok()) {
-    return landed;
-  }
+  if (op.moved && !may_signal(op) && now_ < op.deadline && failed_before(op).ok()) return landed;
   return submit(op) || landed;
+}
+
+bool Windows::may_signal(const Running& op) const {
+  return !op.access.behind_puts || op.way->unlanded_in != round_;
+}
+
+// How an access that this one comes behind has failed.
+absl::Status Windows::failed_before(const Running& op) const {
+  if (op.access.kind == Kind::kGet) return absl::OkStatus();
+  absl::Status failed = op.entry->peers[static_cast<size_t>(op.access.rank)].failed;
+  if (op.access.adds && op.access.behind_puts) failed.Update(op.way->failed);
+  return failed;
 }
 
 bool Windows::step_waiting(Running& op) {
@@ -310,9 +385,9 @@ bool Windows::submit(Running& op) {
   Entry::Peer& peer = op.entry->peers[rank];
   const Mesh::Member& member = needs_.mesh.member(rank);
   absl::Status status;
-  if (access.kind != Kind::kGet && !peer.failed.ok()) {
-    status = absl::Status(peer.failed.code(),
-                          absl::StrCat("an earlier access has failed: ", peer.failed.message()));
+  if (absl::Status failed = failed_before(op); !failed.ok()) {
+    status = absl::Status(failed.code(),
+                          absl::StrCat("an earlier access has failed: ", failed.message()));
   } else if (member.bye || needs_.failure.lost()[rank]) {
     status =
         absl::UnavailableError(member.bye ? "that rank has left the group" : "that rank is gone");
@@ -335,8 +410,14 @@ bool Windows::submit(Running& op) {
     request.remote = peer.region;
     request.remote_layout = access.remote_layout(peer.offset + access.offset);
   }
-  const bool signals = !op.signalled && !unlanded_[rank];
-  if (signals) {
+  const bool signals = !op.signalled && may_signal(op);
+  std::array<char, EndpointImpl::kHeadBytes + sizeof(WordAdd)> message;
+  if (signals && access.adds) {
+    const WordAdd body{.window = access.slot, .offset = access.word_offset, .value = access.value};
+    EndpointImpl::write_head(needs_.mesh.id(), ControlMessage::kAdd, message.data());
+    std::memcpy(message.data() + EndpointImpl::kHeadBytes, &body, sizeof body);
+    request.notify = {message.data(), message.size()};
+  } else if (signals) {
     request.counter = peer.theirs[access.slot];
     request.increment = access.value;
   }
@@ -374,6 +455,11 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
   const auto* region = needs_.mesh.memory().find({access.local, reach, 1, 0});
   if (region != nullptr && lie_in(region->local)) return absl::OkStatus();
   if (lie_in(op.entry->region) || lie_in(op.registered)) return absl::OkStatus();
+  for (const Entry* entry : entries_) {
+    if (!lie_in(entry->region)) continue;
+    op.local = entry;
+    return absl::OkStatus();
+  }
   if (op.copied.data == nullptr && access.rows.from.empty() && access.bytes <= kMostCopied &&
       !on_device(access.local, access.bytes)) {
     absl::StatusOr<Block> block = needs_.mesh.memory().allocate(access.bytes);
@@ -405,6 +491,7 @@ void Windows::fail(Running& op, const absl::Status& why) {
   Entry::Peer& peer = op.entry->peers[static_cast<size_t>(op.access.rank)];
   const absl::Status said = about(op.access, why);
   (op.access.kind == Kind::kGet ? peer.failed_get : peer.failed).Update(said);
+  if (op.access.kind != Kind::kGet) op.way->failed.Update(said);
   end(op, said);
 }
 

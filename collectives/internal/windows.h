@@ -2,7 +2,8 @@
 //
 // An access is a transfer of the worker. A signal raises a counter at its target; it goes with the
 // bytes of its put where no earlier put to that rank is under way, else alone, when those before it
-// were acknowledged. That is the whole of the order that window.h promises.
+// were acknowledged. That is the whole of the order that window.h promises. A word is added to by
+// its owner, for a message (kAdd) that goes as the increment of a counter does.
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -35,6 +37,8 @@ class Windows {
   struct Entry {
     struct Peer {
       uint64_t bytes = 0, offset = 0;  // of its memory in `region`
+      uint32_t window = 0;             // its number for it
+      bool words = false;              // it takes kAdd
       RemoteRegion region;
       std::vector<RemoteCounter> theirs;  // our signals' there
       std::vector<uint64_t> added;        // to them; of this rank itself: what they are
@@ -47,6 +51,9 @@ class Windows {
     std::byte* data = nullptr;
     uint64_t bytes = 0;
     uint32_t signals = 0;
+    bool words = false;
+    BackingFile file;      // behind memory of the caller's
+    uint32_t number = 0;   // among the communicator's
     CommBuffer allocated;  // data null: the memory is the caller's
     MemoryRegion region;   // generation 0: it lies in the endpoint's memory, and peers have a grant
     std::string key;       // of its RemoteRegion for peers, encoded
@@ -69,6 +76,10 @@ class Windows {
     // `base`: of where they begin, in their regions.
     Layout local_layout(size_t base) const;
     Layout remote_layout(size_t base) const;
+    // Of a put that adds to a word; `words` is used by start() only.
+    Entry* words = nullptr;
+    size_t word_offset = 0;
+    bool adds = false, behind_puts = true;
   };
 
   explicit Windows(const Needs& needs) : needs_(needs) {}
@@ -91,9 +102,13 @@ class Windows {
   absl::StatusOr<uint64_t> signal_value(const Entry& entry, int from, uint32_t slot) const;
   absl::StatusOr<RemoteView> view(const Entry& entry, int rank) const;
 
+  // The body of kAdd; an error for one that no rank of ours would send.
+  absl::Status on_add(std::string_view body);
+
   // Advances what is under way; false: nothing happened.
   bool advance() { return !ops_.empty() && advance_open(); }
-  bool under_way() const { return transfers_ > 0; }  // the worker has to advance
+  // The worker has to advance: for accesses that are under way, or for kAdd, which may come.
+  bool needs_worker() const { return transfers_ > 0 || with_words_ > 0; }
   bool any() const { return !entries_.empty() || !ops_.empty(); }
   // As the same of Mesh, for the accesses to one rank.
   void cancel();
@@ -101,10 +116,16 @@ class Windows {
 
  private:
   using Kind = Access::Kind;
+  // The accesses to one rank with one tag.
+  struct Way {
+    uint64_t unlanded_in = 0;  // the advance_open() in which a put of it was found under way
+    absl::Status failed;       // OK, or how the first put of it that failed has ended
+  };
   // An access that has not ended. Its transfer's end is told on whatever thread drives the worker.
   struct Running {
     std::shared_ptr<Entry> entry;
     Access access;
+    Way* way = nullptr;
     Work work;
     Time deadline{};
     bool moved = false;      // a put's or a get's bytes are there
@@ -114,18 +135,24 @@ class Windows {
     std::atomic<bool> landed{false};
     absl::Status result;  // of the transfer, before `landed`
     TransferId id;
-    MemoryRegion registered;  // for this access
-    Block copied;             // what stands for its local memory; data null: nothing
+    const Entry* local = nullptr;  // the window that its local memory lies in
+    MemoryRegion registered;       // for this access
+    Block copied;                  // what stands for its local memory; data null: nothing
   };
 
   bool advance_open();
   static void on_end(void* context, TransferId id, const absl::Status& status);
   absl::Status check(const Entry& entry, const Access& access) const;
   absl::Status check_slot(const Entry& entry, const Access& access) const;
+  absl::Status check_word(const Access& access) const;
   std::string label(int rank) const;
   std::string name(const Access& access) const;
   absl::Status about(const Access& access, const absl::Status& why) const;
   void access_own(Entry& entry, const Access& access);
+  static bool takes_words(const Entry& entry);
+  static void add(Entry& entry, size_t offset, uint64_t value);
+  absl::Status failed_before(const Running& op) const;
+  bool may_signal(const Running& op) const;  // while ops_ is gone through
   bool step(Running& op);
   bool step_waiting(Running& op);
   bool submit(Running& op);
@@ -139,10 +166,13 @@ class Windows {
   void wait_for_transfers(const Entry* of);
 
   const Needs needs_;
-  std::vector<Entry*> entries_;
+  std::vector<Entry*> entries_;  // by number
+  uint32_t next_number_ = 1;
+  size_t with_words_ = 0;                      // of entries_
   std::vector<std::unique_ptr<Running>> ops_;  // open, in the order in which they were started
-  std::vector<bool> unlanded_;  // by rank, while ops_ is gone through: an earlier put is under way
-  std::vector<bool> open_;      // or any earlier access
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Way>> ways_;  // by rank and tag
+  uint64_t round_ = 0;                                        // of advance_open()
+  std::vector<bool> open_;  // by rank, while ops_ is gone through: an earlier access is open
   bool any_open_ = false;
   Time now_{};  // likewise
   size_t transfers_ = 0;

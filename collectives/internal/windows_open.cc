@@ -12,14 +12,16 @@ namespace {
 
 // For cancelled transfers to end, before the connection has to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
-constexpr uint64_t kOfWindows = 0x77696e646f773031;
+constexpr uint64_t kOfWindows = 0x77696e646f773032;
+
+constexpr uint32_t kWords = uint32_t{1} << 31;
 
 // What a rank tells each other one of its window; a CounterId for each signal follows.
 struct Invitation {
   uint64_t magic = kOfWindows;
   uint64_t bytes = 0, offset = 0;
-  int32_t code = 0;  // of what it failed with; 0: it did not
-  uint32_t unused = 0;
+  int32_t code = 0;     // of what it failed with; 0: it did not
+  uint32_t window = 0;  // its number; with kWords if it takes kAdd
   char region[RemoteRegion::kEncodedBytes] = {};
   char why[176] = {};
 };
@@ -32,7 +34,9 @@ struct Word {
 
 absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate) {
   entry.owner = this;
+  entry.number = next_number_++;
   entries_.push_back(&entry);
+  if (entry.words) ++with_words_;
   Worker& worker = needs_.mesh.worker();
   entry.data = static_cast<std::byte*>(data);
   if (allocate) {
@@ -45,12 +49,13 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
     return absl::InvalidArgumentError("its memory is null: Window::allocate() makes some");
   }
   entry.bytes = bytes;
-  if (bytes > 0) {
+  if (bytes > 0 && entry.file.fd < 0) {
     entry.key = needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data, bytes,
                                            entry.offset);
   }
   if (bytes > 0 && entry.key.empty()) {
-    absl::StatusOr<MemoryRegion> region = worker.register_memory(entry.data, bytes);
+    absl::StatusOr<MemoryRegion> region =
+        worker.register_memory(entry.data, bytes, baton::Access::kRemoteReadWrite, entry.file);
     if (!region.ok()) return region.status();
     entry.region = *region;
     absl::StatusOr<RemoteRegion> key = worker.remote_region(*region);
@@ -71,6 +76,11 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
   return absl::OkStatus();
 }
 
+bool Windows::takes_words(const Entry& entry) {
+  return entry.words && reinterpret_cast<uintptr_t>(entry.data) % alignof(uint64_t) == 0 &&
+         entry.region.place.kind == MemoryKind::kHost;
+}
+
 size_t Windows::invitation_bytes(uint32_t signals) {
   return sizeof(Invitation) + signals * sizeof(Word);
 }
@@ -81,6 +91,7 @@ void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
   ours.bytes = entry.bytes;
   ours.offset = entry.offset;
   ours.code = static_cast<int32_t>(why.code());
+  ours.window = entry.number | (takes_words(entry) ? kWords : 0);
   why.message().copy(ours.why, sizeof ours.why - 1);
   entry.key.copy(ours.region, sizeof ours.region);
   std::memcpy(out, &ours, sizeof ours);
@@ -113,6 +124,8 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   Entry::Peer& peer = entry.peers[from];
   peer.bytes = theirs.bytes;
   peer.offset = theirs.offset;
+  peer.window = theirs.window & ~kWords;
+  peer.words = (theirs.window & kWords) != 0;
   if (from == needs_.mesh.rank() || theirs.bytes == 0) {
     peer.region = RemoteRegion{};
   } else {
@@ -134,14 +147,14 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte of this rank's memory is read or written for accesses of this window when it returns;
-// null: all transfers have ended.
+// No byte of this rank's memory is read or written for accesses of this window, or out of and into
+// it, when it returns; null: all transfers have ended.
 void Windows::wait_for_transfers(const Entry* of) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
   const auto moves = [&](const Running& op) {
     if (!op.transfer || op.landed.load(std::memory_order_acquire)) return false;
-    return of == nullptr ||
-           (op.entry.get() == of && !endpoint.worker().local_free(op.id).value_or(true));
+    return of == nullptr || ((op.entry.get() == of || op.local == of) &&
+                             !endpoint.worker().local_free(op.id).value_or(true));
   };
   const auto over = [&] {
     return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) { return moves(*op); });
@@ -171,12 +184,14 @@ void Windows::close(Entry& entry, const absl::Status& why) {
   wait_for_transfers(&entry);
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
-    if (op.entry.get() == &entry) {
+    const bool of_it = op.entry.get() == &entry || op.local == &entry;
+    if (of_it) {
       end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
       release(op);
+      op.local = nullptr;
     }
     // One that waits for its target's word alone will hear it.
-    if (op.entry.get() != &entry || (op.transfer && !op.landed.load(std::memory_order_acquire))) {
+    if (!of_it || (op.transfer && !op.landed.load(std::memory_order_acquire))) {
       ++i;
       continue;
     }
@@ -199,6 +214,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
     needs_.mesh.endpoint().free(entry.allocated);
   }
   std::erase(entries_, &entry);
+  if (entry.words) --with_words_;
   entry.owner = nullptr;
   entry.closed = absl::FailedPreconditionError(
       absl::StrCat("the window is of no use any more: ", why.message()));

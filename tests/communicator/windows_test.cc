@@ -215,6 +215,43 @@ TEST_P(Windows, ATargetThatDoesNotCallIsServedByItsBackgroundThread) {
   });
 }
 
+// Promise(collectives): What a put adds to a word is there behind its bytes, once | three ranks add
+//   to words of each other's and of their own memory, over every provider
+TEST_P(Windows, HaveWordsThatPutsAddTo) {
+  constexpr size_t kShare = 100'000;  // of each rank's part, behind three words
+  constexpr size_t kWordBytes = 3 * sizeof(uint64_t);
+  run_group(3, options(), [](Communicator& comm) {
+    std::vector<uint64_t> own((kWordBytes + 3 * kShare) / sizeof(uint64_t));
+    auto* const bytes = reinterpret_cast<std::byte*>(own.data());
+    auto window = Window::create(comm, own.data(), own.size() * sizeof(uint64_t),
+                                 {.signals = 0, .words = true});
+    ASSERT_TRUE(window.ok()) << window.status();
+    const auto rank = static_cast<size_t>(comm.rank());
+    const std::vector<std::byte> sent(kShare, static_cast<std::byte>(rank + 1));
+    const WindowWord word{.window = **window, .offset = rank * sizeof(uint64_t), .add = rank + 5};
+    std::vector<Work> works;
+    for (int to = 0; to < 3; ++to) {
+      CallOptions options;
+      options.more = to == 1;
+      const auto put =
+          (*window)->put_add(sent.data(), kShare, to, kWordBytes + rank * kShare, word, options);
+      const auto signal = (*window)->put_add(nullptr, 0, to, 0, word);
+      ASSERT_TRUE(put.ok() && signal.ok()) << put.status() << signal.status();
+      works.insert(works.end(), {*put, *signal});
+    }
+    for (size_t from = 0; from < 3; ++from) {
+      const std::atomic_ref<uint64_t> now(own[from]);
+      until([&] { return now.load() == 2 * (from + 5); }, [&] { comm.progress(); });
+      const std::byte* const part = bytes + kWordBytes + from * kShare;
+      EXPECT_TRUE(std::all_of(part, part + kShare, [&](std::byte one) {
+        return one == static_cast<std::byte>(from + 1);
+      }));
+    }
+    for (const Work& work : works) EXPECT_EQ(comm.wait(work), absl::OkStatus());
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+  });
+}
+
 TEST_P(Windows, AreReadInPlaceWhereTheyCanBeMapped) {
   run_group(2, options(), [&](Communicator& comm) {
     auto window = window_of(comm, 1000);
@@ -278,6 +315,16 @@ TEST_P(Windows, RefuseWhatMakesNoSense) {
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << c.says << ": " << status;
       EXPECT_THAT(text(status), HasSubstr(c.says));
     }
+    auto words = Window::allocate(comm, 16, {.signals = 0, .words = true});
+    ASSERT_TRUE(words.ok()) << words.status();
+    const auto add = [&](const Window& to, size_t offset) {
+      return w.put_add(data, 1, 1 - comm.rank(), 0, {.window = to, .offset = offset}).status();
+    };
+    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, 9)));
+    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, 16)));
+    EXPECT_TRUE(absl::IsInvalidArgument(add(**words, SIZE_MAX - 7)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(add(w, 0)));
+    EXPECT_TRUE(absl::IsInvalidArgument((*words)->signal(0, 0, 1).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(w.signal_value(5, 0).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(w.view(5).status()));
     for (const uint32_t signals : {0U, Window::kMostSignals + 1}) {
