@@ -10,6 +10,7 @@
 
 #include "bench/baselines/baseline_job.h"
 #include "bench/moe/moe_job.h"
+#include "transport/base/quantile.h"
 
 namespace baton::baselines {
 namespace {
@@ -25,11 +26,6 @@ struct Blocks {
     }
   }
 };
-
-double median(std::vector<double> us) {
-  std::sort(us.begin(), us.end());
-  return us[us.size() / 2];
-}
 
 int run(bench::MoeJob job, int element, int iterations, int warmup) {
   int rank = 0;
@@ -65,7 +61,7 @@ int run(bench::MoeJob job, int element, int iterations, int warmup) {
     dispatch.push_back(there - began);
     combine.push_back(now_us() - there);
   }
-  double mean[2] = {median(dispatch), median(combine)}, sum[2];
+  double mean[2] = {base::median(dispatch), base::median(combine)}, sum[2];
   MPI_Reduce(mean, sum, 2, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
   if (rank == 0) {
     std::printf("{\"dispatch_us\": %.3f, \"combine_us\": %.3f}\n", sum[0] / job.ranks,

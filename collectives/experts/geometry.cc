@@ -1,3 +1,4 @@
+// Sizes and places in the windows of an Experts.
 #include "collectives/experts/geometry.h"
 
 #include "collectives/reduce/weighted.h"

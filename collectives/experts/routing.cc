@@ -1,3 +1,4 @@
+// Choices as lists, and lists as slots.
 #include "collectives/experts/routing.h"
 
 #include <algorithm>

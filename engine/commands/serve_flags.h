@@ -24,7 +24,8 @@ namespace baton::engine::commands {
 
 // The ranks of `baton serve --tensor-parallel-size N`: where they run, and how they meet.
 struct RankFlags {
-  int size = 1;         // ranks of the model
+  int size = 1;  // ranks of the model
+  bool expert_parallel = false;
   double timeout = 60;  // seconds that a rank may keep the others waiting in a step
 };
 

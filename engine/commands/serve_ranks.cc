@@ -23,7 +23,8 @@ absl::Status check_size(const RankFlags& flags, const std::string& directory) {
   const absl::StatusOr<std::string> text = read_file(directory + "/config.json", kMaxConfig);
   if (!text.ok()) return absl::OkStatus();  // loading it says more
   const absl::StatusOr<ModelConfig> config = parse_model_config(*text);
-  return config.ok() ? check_shard(*config, {0, flags.size}) : absl::OkStatus();
+  return config.ok() ? check_shard(*config, {0, flags.size, flags.expert_parallel})
+                     : absl::OkStatus();
 }
 
 absl::StatusOr<ClusterKey> key_of(const std::string& key_file) {
@@ -39,6 +40,9 @@ void add_rank_flags(CLI::App& app, RankFlags* flags) {
                  "BATON_RENDEZVOUS=HOST:PORT; it divides the model's KV heads")
       ->check(command_line::whole_number(1, 256))
       ->capture_default_str();
+  app.add_flag("--enable-expert-parallel", flags->expert_parallel,
+               "these processes share out the model's experts, each of which one has whole, "
+               "instead of having columns of all");
   app.add_option("--tensor-parallel-timeout", flags->timeout,
                  "seconds that one rank may delay the others in a step before the server exits")
       ->check(command_line::real_number(0.1, 86400))
@@ -111,7 +115,7 @@ absl::StatusOr<std::unique_ptr<shard::Group>> meet(const RankFlags& flags,
   options.worker.settings = settings;
   options.start_timeout = std::chrono::minutes(5);
   options.timeout = std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.timeout));
-  return shard::Group::meet(std::move(options));
+  return shard::Group::meet(std::move(options), flags.expert_parallel);
 }
 
 }  // namespace baton::engine::commands

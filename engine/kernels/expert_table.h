@@ -52,6 +52,9 @@ class ExpertTable {
                    static_cast<size_t>(number)];
   }
   int per_token() const { return per_token_; }
+  // That number's choice of a token that has chosen.
+  int expert(int token, int number) const { return choice(token, number).expert; }
+  float weight(int token, int number) const { return choice(token, number).weight; }
   int slots() const { return static_cast<int>(slots_.size()); }  // per_token of each token
 
   size_t bytes() const;
@@ -61,6 +64,10 @@ class ExpertTable {
     int expert;
     float weight;
   };
+  const Choice& choice(int token, int number) const {
+    return choices_.data()[static_cast<size_t>(token) * static_cast<size_t>(per_token_) +
+                           static_cast<size_t>(number)];
+  }
   int experts_ = 0;
   int per_token_ = 0;
   bool normalise_ = false;

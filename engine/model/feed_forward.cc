@@ -14,6 +14,9 @@ absl::Status Model::Impl::feed_forward(const Layer& layer, int tokens, Workspace
     rms_norm(w.x.data() + row * d, layer.post_norm.data(), w.normed.data() + row * d,
              config.hidden_size, static_cast<float>(config.rms_norm_eps));
   });
+  if (layer.router.n > 0 && shard.expert_parallel && !shard.whole()) {
+    return ask_experts_of_ranks(layer, tokens, w);
+  }
   if (layer.router.n > 0) return ask_experts(layer, tokens, w);
   // For few tokens, reading the weights dominates, whichever way it is done.
   if (arithmetic == Arithmetic::kBf16 && shard.whole() && layer.gate_up_bias.empty() &&
@@ -53,7 +56,8 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
   });
   const int own = slice_of(config.expert_size, shard).size();
   const size_t width = 2 * static_cast<size_t>(own);
-  multiply_experts(w, w.expert_rows.data(), d, layer.gate_up, w.gate_up.data(), width);
+  multiply_experts(w, table.groups(), w.expert_rows.data(), d, layer.gate_up, w.gate_up.data(),
+                   width);
   for_rows(*w.pool, table.slots(), [&](size_t slot) {
     float* gate = w.gate_up.data() + slot * width;
     swiglu(gate, gate + own, gate, own);
@@ -70,7 +74,7 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
 
   const int columns = of_x().size();
   const size_t part = static_cast<size_t>(columns);
-  multiply_experts(w, hidden, stride, layer.down, w.expert_rows.data(), part);
+  multiply_experts(w, table.groups(), hidden, stride, layer.down, w.expert_rows.data(), part);
   // What the experts say of a token is added up, in the place of the first, then to the residual
   // stream.
   float* x = w.x.data() + of_x().begin;
@@ -87,6 +91,57 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
     add_scaled(says(0), 1.0f, x + row * d, columns);
   });
   return shard.whole() ? absl::OkStatus() : gather(w, tokens, x, d, config.hidden_size, w.x.data());
+}
+
+// The same with whole experts at each rank: this one asks for its share of the tokens, and answers
+// for its experts whoever asks.
+absl::Status Model::Impl::ask_experts_of_ranks(const Layer& layer, int tokens,
+                                               Workspace::Impl& w) const {
+  const size_t d = static_cast<size_t>(config.hidden_size);
+  ExpertTable& table = w.experts;
+  const Slice mine = share_of(tokens, shard);
+  const float* const rows = w.normed.data() + static_cast<size_t>(mine.begin) * d;
+  if (mine.size() > 0) {
+    multiply(w, mine.size(), rows, d, layer.router.view(), table.logits(), table.stride(), false);
+  }
+  for_rows(*w.pool, mine.size(),
+           [&](size_t row, int thread) { table.choose(static_cast<int>(row), thread); });
+  w.chosen.clear();
+  w.weights.clear();
+  for (int token = 0; token < mine.size(); ++token) {
+    for (int i = 0; i < table.per_token(); ++i) {
+      w.chosen.push_back(table.expert(token, i));
+      w.weights.push_back(table.weight(token, i));
+    }
+  }
+  absl::StatusOr<ShardExchange::Asked> asked = w.exchange->ask_experts(rows, mine.size(), w.chosen);
+  if (!asked.ok()) return asked.status();
+  const int slots = static_cast<int>(asked->rows.size());
+  for_rows(*w.pool, slots, [&](size_t slot) {
+    std::copy_n(asked->rows[slot], d, w.expert_rows.data() + slot * d);
+  });
+  w.groups.clear();
+  for (const auto& [expert, first, count] : asked->groups) {
+    w.groups.push_back({expert, first, count});
+  }
+  const int own = config.expert_size;
+  const size_t width = 2 * static_cast<size_t>(own);
+  multiply_experts(w, w.groups, w.expert_rows.data(), d, layer.gate_up, w.gate_up.data(), width);
+  for_rows(*w.pool, slots, [&](size_t slot) {
+    float* gate = w.gate_up.data() + slot * width;
+    swiglu(gate, gate + own, gate, own);
+  });
+  multiply_experts(w, w.groups, w.gate_up.data(), width, layer.down, asked->answers, d);
+  const size_t part = static_cast<size_t>(tokens_of_rank(tokens, shard.ranks)) * d;
+  absl::Status status =
+      w.exchange->sum_answers(w.weights, w.exchanged + static_cast<size_t>(shard.rank) * part,
+                              static_cast<size_t>(mine.size()) * d);
+  if (status.ok()) status = w.exchange->all_gather(w.exchanged, part);
+  if (!status.ok()) return status;
+  for_rows(*w.pool, tokens, [&](size_t row) {
+    add_scaled(w.exchanged + row * d, 1.0f, w.x.data() + row * d, config.hidden_size);
+  });
+  return absl::OkStatus();
 }
 
 }  // namespace baton::engine

@@ -69,8 +69,9 @@ struct Model::Impl {
   static void multiply(Workspace::Impl& w, int rows, const float* a, size_t lda,
                        const WeightView& weight, float* out, size_t ldc, bool accumulate);
   // The same for the rows of each expert that has some: [slots][n] = [slots][k] times its weight.
-  static void multiply_experts(Workspace::Impl& w, const float* a, size_t lda,
-                               const PackedWeight& weight, float* out, size_t ldc);
+  static void multiply_experts(Workspace::Impl& w, std::span<const ExpertTable::Group> groups,
+                               const float* a, size_t lda, const PackedWeight& weight, float* out,
+                               size_t ldc);
   // Puts the ranks' slices of a result of `columns` columns together: from `own` (row stride
   // `stride`) here, into `out` [rows][columns], where the own one may be already.
   absl::Status gather(Workspace::Impl& w, int rows, const float* own, size_t stride, int columns,
@@ -88,6 +89,7 @@ struct Model::Impl {
               Workspace::Impl& w) const;
   absl::Status feed_forward(const Layer& layer, int tokens, Workspace::Impl& w) const;
   absl::Status ask_experts(const Layer& layer, int tokens, Workspace::Impl& w) const;
+  absl::Status ask_experts_of_ranks(const Layer& layer, int tokens, Workspace::Impl& w) const;
   // Logits [rows][vocab] of the first rows of `normed`; valid until the next call.
   absl::StatusOr<const float*> rate(int rows, Workspace::Impl& w) const;
   absl::Status predict(Workspace::Impl& w, float* logits) const;

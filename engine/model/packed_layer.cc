@@ -89,15 +89,20 @@ std::vector<float> widen_if_there(const Checkpoint& checkpoint, int l, const Mod
   return values;
 }
 
-// The router and all experts.
+// The router and the experts.
 void add_experts(const Checkpoint& checkpoint, int l, Arithmetic arithmetic,
                  const ModelShard& shard, Layer& layer) {
   layer.router = pack(Arithmetic::kFp32, ModelShard{}, {&checkpoint.layer(l, kRouter)});
   const std::span<const Weight> first = checkpoint.experts(l);
-  const int count = checkpoint.config.num_experts;
-  Packer gate_up(arithmetic, shard, {&first[kExpertGate], &first[kExpertUp]}, count);
-  Packer down(arithmetic, shard, {&first[kExpertDown]}, count);
-  for (size_t at = 0; at < first.size(); at += kPerExpert) {
+  // Columns of every expert, or some experts whole.
+  const ModelShard columns = shard.expert_parallel ? ModelShard{} : shard;
+  const int count = checkpoint.config.num_experts / (shard.expert_parallel ? shard.ranks : 1);
+  const size_t begin =
+      shard.expert_parallel ? static_cast<size_t>(shard.rank * count) * kPerExpert : 0;
+  const size_t end = begin + static_cast<size_t>(count) * kPerExpert;
+  Packer gate_up(arithmetic, columns, {&first[kExpertGate], &first[kExpertUp]}, count);
+  Packer down(arithmetic, columns, {&first[kExpertDown]}, count);
+  for (size_t at = begin; at < end; at += kPerExpert) {
     gate_up.add({&first[at + kExpertGate], &first[at + kExpertUp]});
     down.add({&first[at + kExpertDown]});
   }

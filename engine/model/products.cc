@@ -15,10 +15,11 @@ void Model::Impl::multiply(Workspace::Impl& w, int rows, const float* a, size_t 
   }
 }
 
-void Model::Impl::multiply_experts(Workspace::Impl& w, const float* a, size_t lda,
-                                   const PackedWeight& weight, float* out, size_t ldc) {
+void Model::Impl::multiply_experts(Workspace::Impl& w, std::span<const ExpertTable::Group> groups,
+                                   const float* a, size_t lda, const PackedWeight& weight,
+                                   float* out, size_t ldc) {
   w.products.clear();
-  for (const ExpertTable::Group& group : w.experts.groups()) {
+  for (const ExpertTable::Group& group : groups) {
     const size_t first = static_cast<size_t>(group.first);
     const WeightView expert = weight.view(group.expert);
     if (weight.arithmetic == Arithmetic::kBf16) {

@@ -16,6 +16,11 @@ absl::Status check_shard(const ModelConfig& config, const ModelShard& shard) {
         absl::StrCat("a tensor-parallel size of ", shard.ranks, " does not divide the model's ",
                      config.num_kv_heads, " KV heads: use one that does"));
   }
+  if (shard.expert_parallel && (config.num_experts == 0 || config.num_experts % shard.ranks != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has ", config.num_experts, " experts, which ", shard.ranks,
+                     " ranks cannot share evenly: leave out --enable-expert-parallel"));
+  }
   return absl::OkStatus();
 }
 

@@ -6,6 +6,10 @@
 // the bits that one rank alone gives it. (Splitting the sums of every second product instead would
 // halve the number of exchanges, and change the bits with the number of ranks.)
 //
+// With `expert_parallel` a rank holds instead of its columns of every expert some experts whole, as
+// many as each other rank. Each rank then has a share of a step's tokens, whose rows it sends to
+// the ranks of their experts (collectives/experts.h).
+//
 // A rank holds the query, key and value heads of its share, and of every other product the columns
 // of its slice, of every expert too; routers, norms, embeddings and the residual stream are whole
 // at every rank. Of the KV cache it holds its own heads.
@@ -13,6 +17,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,6 +31,7 @@ struct ModelConfig;
 struct ModelShard {
   int rank = 0;
   int ranks = 1;
+  bool expert_parallel = false;
   constexpr bool whole() const { return ranks == 1; }
   friend bool operator==(const ModelShard&, const ModelShard&) = default;
 };
@@ -48,7 +56,16 @@ constexpr Slice slice_of(int columns, const ModelShard& shard) {
   return {begin, std::min(columns, begin + width)};
 }
 
-// InvalidArgument unless `ranks` divides the model's KV heads and the rank is one of them.
+// The tokens of a step whose experts a rank asks.
+constexpr int tokens_of_rank(int tokens, int ranks) { return (tokens + ranks - 1) / ranks; }
+constexpr Slice share_of(int tokens, const ModelShard& shard) {
+  const int width = tokens_of_rank(tokens, shard.ranks);
+  const int begin = std::min(tokens, shard.rank * width);
+  return {begin, std::min(tokens, begin + width)};
+}
+
+// InvalidArgument unless `ranks` divides the model's KV heads, with `expert_parallel` its experts
+// too, and the rank is one of them.
 absl::Status check_shard(const ModelConfig& config, const ModelShard& shard);
 
 // How the ranks of one model talk during a forward pass. One thread at a time.
@@ -60,6 +77,35 @@ class ShardExchange {
   // `all` is [ranks][count], from allocate(). Every rank has filled its own part, and has all parts
   // afterwards. All ranks make the same calls. After an error nothing works any more.
   virtual absl::Status all_gather(float* all, size_t count) = 0;
+
+  // --- with expert_parallel: as collectives/experts.h, in f32, round by round ---
+  struct ExpertShape {
+    int experts = 0;
+    int per_token = 0;
+    int hidden = 0;
+    int max_tokens = 0;  // of one rank
+  };
+  struct Asked {
+    struct Group {
+      int expert = 0;  // of this rank's, from 0
+      int first = 0;
+      int count = 0;
+    };
+    std::vector<Group> groups;       // that have tokens, in ascending number
+    std::vector<const float*> rows;  // [slots]
+    float* answers = nullptr;        // [slots][hidden]
+  };
+  // Before the first round; all ranks expect the same.
+  virtual void expect_experts(const ExpertShape& /*shape*/) {}
+  virtual absl::StatusOr<Asked> ask_experts(const float* /*rows*/, int /*tokens*/,
+                                            std::span<const int32_t> /*chosen*/) {
+    return absl::UnimplementedError("these ranks do not share experts");
+  }
+  // out: [tokens][hidden].
+  virtual absl::Status sum_answers(std::span<const float> /*weights*/, float* /*out*/,
+                                   size_t /*floats*/) {
+    return absl::UnimplementedError("these ranks do not share experts");
+  }
 };
 
 }  // namespace baton::engine

@@ -24,8 +24,10 @@ Workspace::Impl::Impl(const ModelConfig& config, Arithmetic arithmetic, const Mo
   qkv = AlignedArray<float>(tokens * (own(q) + 2 * own(kv)));
   attended = AlignedArray<float>(tokens * own(q));
   const size_t slots = tokens * static_cast<size_t>(config.experts_per_token);
+  const size_t expert_size =
+      shard.expert_parallel ? static_cast<size_t>(config.expert_size) : own(config.expert_size);
   gate_up = AlignedArray<float>(
-      2 * std::max(tokens * own(config.intermediate_size), slots * own(config.expert_size)));
+      2 * std::max(tokens * own(config.intermediate_size), slots * expert_size));
   if (config.num_experts > 0) {
     experts = ExpertTable(config.num_experts, config.experts_per_token, config.norm_topk_prob,
                           limits.max_tokens, threads.size());
@@ -61,7 +63,13 @@ absl::Status Workspace::Impl::use(ShardExchange* ranks, const ModelConfig& confi
   const size_t slots = tokens * static_cast<size_t>(config.experts_per_token);
   exchanged_floats = static_cast<size_t>(shard.ranks) *
                      std::max({tokens * slice(widest), slots * slice(config.expert_size),
-                               chunks * slice(config.vocab_size)});
+                               chunks * slice(config.vocab_size),
+                               size_t(tokens_of_rank(limits.max_tokens, shard.ranks)) *
+                                   size_t(config.hidden_size)});
+  if (shard.expert_parallel) {
+    ranks->expect_experts({config.num_experts, config.experts_per_token, config.hidden_size,
+                           tokens_of_rank(limits.max_tokens, shard.ranks)});
+  }
   absl::StatusOr<float*> memory = ranks->allocate(exchanged_floats);
   if (!memory.ok()) return memory.status();
   exchange = ranks;

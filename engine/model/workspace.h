@@ -60,6 +60,10 @@ struct Workspace::Impl {
   // With experts:
   ExpertTable experts;
   AlignedArray<float> expert_rows;  // [slots][d]: what experts are asked, then what they say
+  // With whole experts at each rank: what this rank asks, and who is asked here.
+  std::vector<int32_t> chosen;
+  std::vector<float> weights;
+  std::vector<ExpertTable::Group> groups;
   std::vector<GroupedProduct> products;
 
   // With several ranks:

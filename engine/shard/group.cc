@@ -21,11 +21,13 @@ constexpr CallOptions kPatient{.timeout = kNever};
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Group>> Group::meet(CommunicatorOptions options) {
+absl::StatusOr<std::unique_ptr<Group>> Group::meet(CommunicatorOptions options,
+                                                   bool expert_parallel) {
+  const Time timeout = options.timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> communicator =
       Communicator::create(std::move(options));
   if (!communicator.ok()) return communicator.status();
-  return std::unique_ptr<Group>(new Group(*std::move(communicator)));
+  return std::unique_ptr<Group>(new Group(*std::move(communicator), expert_parallel, timeout));
 }
 
 absl::StatusOr<std::vector<std::string>> Group::agree(const Settings& settings,
@@ -135,6 +137,53 @@ absl::StatusOr<float*> Group::allocate(size_t floats) {
 absl::Status Group::all_gather(float* all, size_t count) {
   return communicator_->all_gather(all + static_cast<size_t>(communicator_->rank()) * count, all,
                                    count, DataType::kF32);
+}
+
+// The parts of a model cannot do without one another.
+absl::Status Group::none_missing(Work work) const {
+  const std::vector<int> missing = experts_->missing(work);
+  if (missing.empty()) return absl::OkStatus();
+  communicator_->progress();
+  if (absl::Status status = communicator_->status(); !status.ok()) return status;
+  return absl::UnavailableError(
+      absl::StrCat("rank ", missing[0], " does not answer for its experts"));
+}
+
+absl::StatusOr<ShardExchange::Asked> Group::ask_experts(const float* rows, int tokens,
+                                                        std::span<const int32_t> chosen) {
+  if (experts_ == nullptr) {
+    ExpertsOptions options{.experts = shape_.experts,
+                           .top_k = shape_.per_token,
+                           .hidden = shape_.hidden,
+                           .max_tokens = shape_.max_tokens};
+    options.type = DataType::kF32;
+    options.rank_timeout = timeout_;
+    auto made = Experts::create(*communicator_, options);
+    if (!made.ok()) return made.status();
+    experts_ = *std::move(made);
+  }
+  const auto received = experts_->dispatch(rows, tokens, {chosen.data(), chosen.size()});
+  if (!received.ok()) return received.status();
+  asked_ = received->work;
+  if (absl::Status status = none_missing(asked_); !status.ok()) return status;
+  Asked asked;
+  for (const ExpertGroup& group : received->groups) {
+    if (group.count == 0) continue;
+    asked.groups.push_back({group.expert - experts_->first_expert(), group.first, group.count});
+  }
+  for (size_t slot = 0; slot < received->row_of.size(); ++slot) {
+    asked.rows.push_back(reinterpret_cast<const float*>(received->row(static_cast<int>(slot))));
+  }
+  asked.answers = reinterpret_cast<float*>(received->outputs);
+  return asked;
+}
+
+absl::Status Group::sum_answers(std::span<const float> weights, float* out, size_t floats) {
+  const auto work = experts_->combine_async(asked_, {weights.data(), weights.size()}, out,
+                                            floats * sizeof(float));
+  if (!work.ok()) return work.status();
+  const absl::Status status = experts_->wait(*work);
+  return status.ok() ? none_missing(*work) : status;
 }
 
 absl::Status Group::look() {

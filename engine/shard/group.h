@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "collectives/communicator.h"
+#include "collectives/experts.h"
 #include "engine/model/shard.h"
 
 namespace baton::engine::shard {
@@ -37,9 +38,13 @@ class Group final : public ShardExchange {
  public:
   // As Communicator::create(), whose errors it passes on. `timeout` is how long a rank may keep the
   // others waiting in the middle of a step; between steps they wait for rank 0 without limit.
-  static absl::StatusOr<std::unique_ptr<Group>> meet(CommunicatorOptions options);
+  // `expert_parallel`: the ranks share out the model's experts.
+  static absl::StatusOr<std::unique_ptr<Group>> meet(CommunicatorOptions options,
+                                                     bool expert_parallel = false);
 
-  ModelShard shard() const { return {communicator_->rank(), communicator_->ranks()}; }
+  ModelShard shard() const {
+    return {communicator_->rank(), communicator_->ranks(), expert_parallel_};
+  }
 
   // Every rank calls it, once it is ready; however long that takes the others. Returns what each
   // rank says of itself (at most 4 KiB), in their order. FailedPrecondition, at every rank, where
@@ -57,6 +62,10 @@ class Group final : public ShardExchange {
 
   absl::StatusOr<float*> allocate(size_t floats) override;
   absl::Status all_gather(float* all, size_t count) override;
+  void expect_experts(const ExpertShape& shape) override { shape_ = shape; }
+  absl::StatusOr<Asked> ask_experts(const float* rows, int tokens,
+                                    std::span<const int32_t> chosen) override;
+  absl::Status sum_answers(std::span<const float> weights, float* out, size_t floats) override;
 
   // Lets the group notice that a rank is gone, while there is nothing to do.
   absl::Status look();
@@ -66,10 +75,18 @@ class Group final : public ShardExchange {
   Communicator& communicator() { return *communicator_; }
 
  private:
-  explicit Group(std::unique_ptr<Communicator> communicator)
-      : communicator_(std::move(communicator)) {}
+  Group(std::unique_ptr<Communicator> communicator, bool expert_parallel, Time timeout)
+      : communicator_(std::move(communicator)),
+        expert_parallel_(expert_parallel),
+        timeout_(timeout) {}
+  absl::Status none_missing(Work work) const;
 
   const std::unique_ptr<Communicator> communicator_;
+  const bool expert_parallel_;
+  const Time timeout_;
+  ExpertShape shape_;
+  std::unique_ptr<Experts> experts_;  // from the first round on
+  Work asked_;
   std::string message_;
   std::string answers_;
 };

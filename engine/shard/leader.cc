@@ -42,6 +42,7 @@ Settings settings_of(const Model& model, const StepLimits& limits, std::string_v
   return {{"the version of Baton's commands between ranks", absl::StrCat(kCommandsVersion)},
           {"the model (weights and arithmetic)", model.fingerprint()},
           {"--tensor-parallel-size", absl::StrCat(model.shard().ranks)},
+          {"--enable-expert-parallel", model.shard().expert_parallel ? "yes" : "no"},
           {"--blocks", absl::StrCat(limits.blocks)},
           {"--token-budget", absl::StrCat(limits.token_budget)},
           {"--max-seqs", absl::StrCat(limits.max_sequences)},

@@ -4,6 +4,8 @@ everybody when a rank dies.
 
 usage: serve_ranks_test.py BATON MODELS
 """
+# Promise(serving): A mixture served with its experts shared out to two processes gives the tokens of one | dispatch and combine
+#   of every layer, whose sums have the bits of one rank
 import http.client
 import json
 import os
@@ -48,7 +50,7 @@ def free_port():
     return probe.getsockname()[1]
 
 
-def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
+def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4)), more=()):
     for arithmetic in ("fp32", "bf16", "int8"):
         alone = serve(model, "--arithmetic", arithmetic)
         expected = answers(alone)
@@ -56,7 +58,7 @@ def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
             check(alone.complete(model=model.name, **request) == expected[i], "one at a time", i, arithmetic)
         stop(alone)
         for flags in degrees:
-            ranks = serve(model, "--arithmetic", arithmetic, *flags)
+            ranks = serve(model, "--arithmetic", arithmetic, *flags, *more)
             got = answers(ranks)
             check(got == expected, flags, arithmetic, "\n", expected, "\n", got)
             check(len(ranks.children()) == flags[1], "ranks of", flags, ranks.children())
@@ -66,6 +68,12 @@ def same_answers(model, degrees=(("--tensor-parallel-size", 2), ("-tp", 4))):
 def same_answers_of_experts(model):
     write_model(model.parent / "experts", 2, experts=True)
     same_answers(model.parent / "experts", (("-tp", 2),))
+
+
+def same_answers_of_experts_apart(model):
+    same_answers(model.parent / "experts", (("-tp", 2),), ("--enable-expert-parallel",))
+    gone = Server("--model", model.parent / "experts", "-tp", 4, "--enable-expert-parallel")
+    check(gone.wait() != 0 and "6 experts, which 4 ranks cannot share evenly" in gone.said, gone.said)
 
 
 def by_hand(model):
@@ -146,6 +154,6 @@ def refusals(model):
 with tempfile.TemporaryDirectory() as folder:
     model = pathlib.Path(folder) / "random"
     write_model(model, 1)
-    for test in (refusals, same_answers, same_answers_of_experts, by_hand, dead_ranks):
+    for test in (refusals, same_answers, same_answers_of_experts, same_answers_of_experts_apart, by_hand, dead_ranks):
         test(model)
         print(test.__name__, "ok", flush=True)

@@ -57,10 +57,9 @@ std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_
   return comm.barrier().ok() ? "the communicator does not notice" : "";
 }
 
-// Promise(collectives): A rank that is killed in the midst of a round of Experts is masked and
-// named
-//   by the others, whose tokens are exact without its experts in that round and in those that
-//   follow | killed before, between and in dispatch and combine
+// Promise(collectives): A rank that is killed in a round of Experts is masked and named by the
+//   others, whose tokens are exact without its experts then and in the rounds that follow | killed
+//   before, between and in dispatch and combine
 TEST_P(ExpertsFailure, AKilledRankIsMaskedAndTheRestStaysExact) {
   for (int dies = 0; dies < kDies && !HasFailure(); ++dies) {
     for (const int hidden : {9, 3000}) {
