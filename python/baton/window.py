@@ -85,7 +85,7 @@ class Window:
         return self._start("flush", to, None, 0, **how)
 
     def flush(self, to: int = ANY_RANK, **how: Any) -> None:
-        """Waits until all earlier accesses of this rank, to one or all, have ended; raises the error of a put that failed."""
+        """Waits until all earlier accesses of this rank, to one or all, have ended; raises the error of one that failed."""
         self.flush_async(to, **how).wait()
 
     def signal_value(self, source: int, slot: int = 0) -> int:
