@@ -9,7 +9,7 @@
 namespace baton::collectives::internal {
 namespace {
 
-// For cancelled transfers to end, before the connection has to.
+// For cancelled transfers to let go of memory, before they are made to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
 constexpr uint64_t kOfWindows = 0x77696e646f773031;
 
@@ -132,39 +132,37 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte is read or written for accesses of this window when it returns; null: of any.
-void Windows::wait_for_transfers(const Entry* of) {
+// No byte is read or written here for accesses of this window when it returns. What still lands at
+// peers lands in windows of theirs, which they close themselves.
+void Windows::take_back(const Entry& of) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
-  const auto moves = [of](const Running& op) {
-    return (of == nullptr || op.entry.get() == of) && op.transfer &&
-           !op.landed.load(std::memory_order_acquire);
-  };
-  const auto over = [&] {
-    return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) { return moves(*op); });
-  };
+  const auto held = [&](const auto& op) { return op->entry.get() == &of && holds(*op); };
+  const auto any = [&] { return std::any_of(ops_.begin(), ops_.end(), held); };
   for (const auto& op : ops_) {
-    if (moves(*op)) endpoint.worker().cancel(op->id).IgnoreError();
+    if (op->entry.get() == &of && op->transfer) endpoint.worker().cancel(op->id).IgnoreError();
   }
   // By the machine's clock: a test's may stand still.
   const Time end = Clock::steady().now() + kMostClosing;
-  while (!over() && Clock::steady().now() < end) {
+  while (any() && Clock::steady().now() < end) {
     const uint64_t ticket = endpoint.nap_ticket();
     if (!endpoint.worker().progress()) endpoint.nap(std::chrono::milliseconds(1), ticket);
   }
-  // The wire does not let go of them: the connection must, without a fence. What still lands lands
-  // in windows of the peer's, which it closes itself.
   for (const auto& op : ops_) {
-    if (!moves(*op)) continue;
+    if (held(op)) endpoint.worker().withdraw(op->id).IgnoreError();
+  }
+  // A device that still copies: the connection must let go of it.
+  for (const auto& op : ops_) {
+    if (!held(op)) continue;
     Mesh::Member& member = needs_.mesh.member(static_cast<uint32_t>(op->access.rank));
     member.process->parted = true;
     endpoint.worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }
-  while (!over()) endpoint.worker().progress();  // of a device: until its copy ends
+  while (any()) endpoint.worker().progress();
 }
 
 void Windows::close(Entry& entry, const absl::Status& why) {
   if (entry.owner == nullptr) return;
-  wait_for_transfers(&entry);
+  take_back(entry);
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
     if (op.entry.get() != &entry) {
@@ -172,8 +170,9 @@ void Windows::close(Entry& entry, const absl::Status& why) {
       continue;
     }
     end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
-    if (std::exchange(op.transfer, false)) --transfers_;
     release(op);
+    transfers_ -= op.transfer ? 1 : 0;
+    leave(std::move(ops_[i]));
     ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
   }
   Worker& worker = needs_.mesh.worker();
