@@ -15,9 +15,11 @@
 //
 // Nothing hangs silently. A rank that died, stopped, is late or called something else, and abort()
 // from any thread, end every call at every survivor within the deadline with an error that names
-// the rank, the call and its sequence number, the chunk and the link. After an error the
-// communicator only fails, until reconfigure() gives it other members, or the same ones anew;
-// shrink() makes a new one of the survivors.
+// the rank, the call and its sequence number, the chunk and the link. Ranks that call something
+// else (another root, count, type, operation) all hear of it in that call; one that only sends in
+// it, as a broadcast's root does, may have ended it, and hears of it in one of its next. After an
+// error the communicator only fails, until reconfigure() gives it other members, or the same ones
+// anew; shrink() makes a new one of the survivors.
 //
 // Communicators of one process share an Endpoint (collectives/endpoint.h). The first create() below
 // opens one and finds the others at a rendezvous; the second is for members that something else has
@@ -333,6 +335,7 @@ class Communicator {
 
  private:
   friend class Window;
+  friend class SteppedSplit;  // of tests in virtual time, where nothing may block
   class Impl;
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

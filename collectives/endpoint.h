@@ -15,11 +15,11 @@
 //
 // Life: communicators hold the endpoint. It closes its connections when the last of them and the
 // last shared_ptr to it are gone, and says goodbye before, so that no peer takes that for a death.
-// Groups share a connection: where one ends by abort(), a deadline or its destructor and the wire
-// does not let go of what it has sent, its end of the connection is closed, and all groups of these
-// two processes fail with Unavailable. On this side no rank counts as lost for that; the other side
-// sees a peer that is gone. The next group of the two connects them again.
-// In a forked child it does nothing, and every function of it fails: a child opens one of its own.
+// Groups share a connection. Where one ends by abort(), a deadline or its destructor, and the wire
+// does not let go of what it has sent, the connection is made anew: calls of other groups go on
+// over it and notice a pause at most. Only a window's access to memory of a device that does not
+// end ends the connection for all groups of the two processes, with Unavailable. In a forked child
+// it does nothing, and every function of it fails: a child opens one of its own.
 #pragma once
 
 #include <array>

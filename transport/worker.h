@@ -216,6 +216,12 @@ class Worker {
   absl::Status status(TransferId id) const;
   // Asks for the end. The transfer has ended only when state() says so; it may still end as done.
   absl::Status cancel(TransferId id);
+  // As cancel(), for memory that cannot wait for the wire: where a path to the peer still reads or
+  // writes the transfer's local memory, that path is closed as one that was lost, and called again;
+  // the peer's other transfers go on over what is left or made anew. When this returns local_free()
+  // holds; for memory of a device it does when its copies end. The peer goes down where
+  // peer.redial_ms is 0 and no other path is left. Not from an EndCallback.
+  absl::Status withdraw(TransferId id);
   // Whether the transfer's local memory may be used for something else, or deregistered: it has
   // ended, or it is kEnding and waits for nothing but its target's word, while no byte of that
   // memory is read or written for it any more. Over tcp and ucx that is as soon as it is kEnding;

@@ -12,8 +12,11 @@ namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
                                                                    PeerId peer, size_t most,
-                                                                   uint64_t group) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, most, group));
+                                                                   uint64_t group, uint32_t ranks) {
+  constexpr size_t kPage = 4096;
+  const size_t fair = kSlotBudget / (std::max(2u, ranks) - 1) / kSlots / kLanes / kPage * kPage;
+  const size_t slot_bytes = std::min({(most + 1) / 2, kMostSlotBytes, std::max(kPage, fair)});
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
     if (!counter.ok()) return counter.status();
@@ -27,7 +30,7 @@ absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worke
 }
 
 absl::Status TransferLink::make_slots() {
-  absl::StatusOr<Block> slots = memory_.allocate(slot_bytes_ * kSlots * kLanes);
+  absl::StatusOr<Block> slots = memory_.stage(slot_bytes_ * kSlots * kLanes);
   if (!slots.ok()) return slots.status();
   slots_ = *slots;
   for (auto& lane : arrived_) {
@@ -64,7 +67,7 @@ void TransferLink::answer() {
 
 bool TransferLink::make_eager() {
   if (eager_.data != nullptr) return true;
-  absl::StatusOr<Block> eager = memory_.allocate(kEagerBytes * kSlots * kLanes);
+  absl::StatusOr<Block> eager = memory_.stage(kEagerBytes * kSlots * kLanes);
   if (!eager.ok()) return false;
   eager_ = *eager;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -102,23 +105,29 @@ void TransferLink::begin_cancel() {
   for (Write& write : writes_) worker_.cancel(write.id).IgnoreError();
 }
 
-bool TransferLink::sources_free() const {
-  if (!unsettled()) return true;
-  const auto is_free = [this](TransferId id) {
+TransferId TransferLink::held() const {
+  if (!unsettled()) return {};
+  const auto holds = [this](TransferId id) {
     const absl::StatusOr<bool> free = worker_.local_free(id);
-    return !free.ok() || *free;
+    return free.ok() && !*free;
   };
   for (const auto& lane : outgoing_) {
     for (const Outgoing& outgoing : lane) {
-      if (outgoing.copied || outgoing.done.load(std::memory_order_acquire) == outgoing.number) {
-        continue;
-      }
-      if (!is_free(outgoing.id)) return false;
+      const bool ours = outgoing.copied || outgoing.staging.data != nullptr;
+      if (ours || outgoing.done.load(std::memory_order_acquire) == outgoing.number) continue;
+      if (holds(outgoing.id)) return outgoing.id;
     }
   }
-  return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
-    return !write.under_way.load(std::memory_order_acquire) || is_free(write.id);
-  });
+  for (const Write& write : writes_) {
+    if (write.under_way.load(std::memory_order_acquire) && holds(write.id)) return write.id;
+  }
+  return {};
+}
+
+void TransferLink::withdraw() {
+  for (size_t i = 0; i < kLanes * kSlots + kWrites && !sources_free(); ++i) {
+    worker_.withdraw(held()).IgnoreError();
+  }
 }
 
 void TransferLink::cancel() {

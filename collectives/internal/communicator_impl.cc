@@ -359,41 +359,47 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::make(
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::split(int color, int key,
                                                                         GroupOptions of_group) {
-  if (absl::Status status = core.usable(); !status.ok()) return status;
-  const std::array<int32_t, 2> mine = {color, key};
-  std::vector<std::array<int32_t, 2>> all;
-  std::vector<Handle> handles;
-  absl::StatusOr<Work> work;
-  uint64_t uuid = 0;
-  {
-    Lock lock(mutex);
-    starter->await_turn(lock);
-    // Another thread's reconfigure() may change the group from here on.
-    handles = mesh.handles();
-    all.resize(handles.size());
-    work = starter->begin({Collective::kAllGather,
-                           mine.data(),
-                           all.data(),
-                           sizeof mine,
-                           DataType::kU8,
-                           ReduceOp::kSum,
-                           0,
-                           {}},
-                          lock);
-    if (!work.ok()) return work.status();
-    uuid = Uuid(mesh.id()).add("split").add(++splits_).add(static_cast<uint32_t>(color)).value();
-  }
+  Splitting split;
+  const absl::StatusOr<Work> work = begin_split(color, key, split);
+  if (!work.ok()) return work.status();
   if (absl::Status status = driver->wait(*work); !status.ok()) return status;
-  if (color < 0) return nullptr;
+  return finish_split(split, std::move(of_group));
+}
+
+absl::StatusOr<Work> Communicator::Impl::begin_split(int color, int key, Splitting& split) {
+  if (absl::Status status = core.usable(); !status.ok()) return status;
+  Lock lock(mutex);
+  starter->await_turn(lock);
+  // Another thread's reconfigure() may change the group from here on.
+  split.handles = mesh.handles();
+  split.mine = {color, key};
+  split.all.resize(split.handles.size());
+  CallOptions plain;
+  // Whom it talks to is connected, and its cost is not compared with that of longer programs.
+  plain.algorithm = Algorithm::kRecursiveDoubling;
+  absl::StatusOr<Work> work =
+      starter->begin({Collective::kAllGather, split.mine.data(), split.all.data(),
+                      sizeof split.mine, DataType::kU8, ReduceOp::kSum, 0, plain},
+                     lock);
+  if (!work.ok()) return work;
+  split.uuid =
+      Uuid(mesh.id()).add("split").add(++splits_).add(static_cast<uint32_t>(color)).value();
+  return work;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::finish_split(
+    const Splitting& split, GroupOptions of_group) {
+  const auto& all = split.all;
+  if (split.mine[0] < 0) return nullptr;
   std::vector<size_t> order;
   for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r][0] == color) order.push_back(r);
+    if (all[r][0] == split.mine[0]) order.push_back(r);
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return all[a][1] < all[b][1]; });
   std::vector<Handle> members;
-  for (const size_t member : order) members.push_back(handles[member]);
-  return make(members, uuid, std::move(of_group));
+  for (const size_t member : order) members.push_back(split.handles[member]);
+  return make(members, split.uuid, std::move(of_group));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Impl::subgroup(

@@ -12,6 +12,7 @@
 //   Survivors        going on after a failure
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -65,6 +66,17 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   void abort(const absl::Status& why);
   absl::StatusOr<std::unique_ptr<Communicator>> shrink();
   absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key, GroupOptions of_group);
+  // split() in two steps: what the ranks tell each other, in place until the work has ended, and
+  // then the group of those of this color.
+  struct Splitting {
+    std::array<int32_t, 2> mine{};  // color, key
+    std::vector<std::array<int32_t, 2>> all;
+    std::vector<Handle> handles;
+    uint64_t uuid = 0;
+  };
+  absl::StatusOr<Work> begin_split(int color, int key, Splitting& split);
+  absl::StatusOr<std::unique_ptr<Communicator>> finish_split(const Splitting& split,
+                                                             GroupOptions of_group);
   absl::StatusOr<std::unique_ptr<Communicator>> subgroup(absl::Span<const int> ranks,
                                                          GroupOptions of_group);
   absl::StatusOr<Work> reconfigure(absl::Span<const Handle> handles, uint64_t uuid, Time timeout);
@@ -115,6 +127,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   void on_link(uint32_t rank, collectives::executor::Link& link) override;
   void cancel_accesses() override { windows->cancel(); }
   bool accesses_free(uint32_t of) const override { return windows->sources_free(of); }
+  void withdraw_accesses(uint32_t of) override { windows->withdraw(of); }
 
   void on_control_message(Process& from, ControlMessage kind, std::string_view body) override {
     mesh.on_control_message(from, kind, body);

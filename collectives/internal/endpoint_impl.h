@@ -80,8 +80,8 @@ struct Process {
   uint64_t table_offset = 0;
   int can_view = -1;  // whether it can map our memory; -1: not told yet
   int we_can_view = -1;
-  RemoteView view;                 // of its RegionTable
-  std::deque<std::string> unsent;  // told, and the worker had no transfer left for it
+  RemoteView view;                  // of its RegionTable
+  std::vector<std::string> unsent;  // told, and the worker had no transfer left for it
 
   bool ready() const { return up && can_view >= 0 && we_can_view >= 0; }
   bool direct() const { return can_view == 1 && we_can_view == 1; }

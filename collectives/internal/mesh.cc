@@ -216,10 +216,14 @@ bool Mesh::quiet() const {
                      [this](const Member& member) { return lets_go(member); });
 }
 
-// Without a fence: what still lands at the peer lands in memory that it keeps for this link.
+// Without a fence: what still lands at the peer lands in memory that it keeps for this link, or
+// that it grants no more.
 void Mesh::force_quiet() {
   for (Member& member : state_->members) {
     if (lets_go(member)) continue;
+    if (member.transfer != nullptr) member.transfer->withdraw();
+    listener_.withdraw_accesses(rank_of(member));
+    if (lets_go(member)) continue;  // else a device still copies
     member.process->parted = true;
     worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }

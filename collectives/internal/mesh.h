@@ -46,6 +46,7 @@ class Mesh {
     // `rank` have let go of this rank's memory.
     virtual void cancel_accesses() = 0;
     virtual bool accesses_free(uint32_t rank) const = 0;
+    virtual void withdraw_accesses(uint32_t rank) = 0;  // makes it so, but for memory of devices
   };
 
   // In the place of a link that is not there yet: asks for it when it is used.
@@ -180,7 +181,8 @@ class Mesh {
   // takes what it has read out of our memory for a message.
   void end_transfers();
   bool quiet() const;
-  // Makes it so, by parting with who does not let go.
+  // Makes it so: paths to who does not let go are closed and made anew, which other groups do not
+  // notice.
   void force_quiet();
 
   // --- what the endpoint tells, passed on by the communicator ---

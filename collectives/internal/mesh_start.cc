@@ -234,7 +234,7 @@ absl::Status Mesh::join(Member& member) {
     tail += region->encode();
   } else {
     absl::StatusOr<std::unique_ptr<TransferLink>> link =
-        TransferLink::create(worker(), memory(), member.peer(), options_.slot_bytes, id_);
+        TransferLink::create(worker(), memory(), member.peer(), options_.slot_bytes, id_, ranks_);
     if (!link.ok()) return link.status();
     member.transfer = link->get();
     member.link = *std::move(link);

@@ -299,7 +299,7 @@ bool Windows::advance_open() {
 }
 
 bool Windows::step(Running& op) {
-  const bool landed = op.transfer && op.landed.load(std::memory_order_acquire);
+  const bool landed = op.transfer && op.landed();
   if (landed) {
     op.transfer = false;
     --transfers_;
@@ -425,7 +425,7 @@ bool Windows::submit(Running& op) {
   request.on_end = &Windows::on_end;
   request.context = &op;
   request.detached = true;
-  op.landed.store(false, std::memory_order_relaxed);
+  op.fate.store(Running::Fate::kUnderWay, std::memory_order_relaxed);
   absl::StatusOr<TransferId> id = needs_.mesh.worker().submit(request);
   if (absl::IsResourceExhausted(id.status())) return false;
   if (!id.ok()) {
@@ -483,7 +483,14 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
 void Windows::on_end(void* context, TransferId, const absl::Status& status) {
   auto& op = *static_cast<Running*>(context);
   op.result = status;
-  op.landed.store(true, std::memory_order_release);
+  if (op.fate.exchange(Running::Fate::kLanded) == Running::Fate::kLeft) delete &op;
+}
+
+void Windows::leave(std::unique_ptr<Running> op) {
+  Running* const left = op.release();
+  if (!left->transfer || left->fate.exchange(Running::Fate::kLeft) == Running::Fate::kLanded) {
+    delete left;
+  }
 }
 
 // What comes behind it to that rank hears of it.
@@ -517,15 +524,24 @@ void Windows::cancel() {
   }
 }
 
+// Local memory is read or written for it.
+bool Windows::holds(const Running& op) const {
+  if (!op.transfer || op.landed()) return false;
+  const absl::StatusOr<bool> free = needs_.mesh.worker().local_free(op.id);
+  return free.ok() && !*free;
+}
+
 bool Windows::sources_free(uint32_t rank) const {
   return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) {
-    if (op->access.rank != static_cast<int>(rank) || !op->transfer ||
-        op->landed.load(std::memory_order_acquire)) {
-      return false;
-    }
-    const absl::StatusOr<bool> free = needs_.mesh.worker().local_free(op->id);
-    return free.ok() && !*free;
+    return op->access.rank == static_cast<int>(rank) && holds(*op);
   });
+}
+
+void Windows::withdraw(uint32_t rank) {
+  for (const auto& op : ops_) {
+    if (op->access.rank != static_cast<int>(rank) || !holds(*op)) continue;
+    needs_.mesh.worker().withdraw(op->id).IgnoreError();
+  }
 }
 
 }  // namespace baton::collectives::internal

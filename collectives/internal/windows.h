@@ -113,6 +113,7 @@ class Windows {
   // As the same of Mesh, for the accesses to one rank.
   void cancel();
   bool sources_free(uint32_t rank) const;
+  void withdraw(uint32_t rank);
 
  private:
   using Kind = Access::Kind;
@@ -123,6 +124,8 @@ class Windows {
   };
   // An access that has not ended. Its transfer's end is told on whatever thread drives the worker.
   struct Running {
+    // Of its transfer. One that is left by its window while under way goes with its end.
+    enum class Fate : uint8_t { kUnderWay, kLanded, kLeft };
     std::shared_ptr<Entry> entry;
     Access access;
     Way* way = nullptr;
@@ -132,12 +135,14 @@ class Windows {
     bool signalled = false;  // or there is nothing to signal
     bool transfer = false;   // one is under way
     bool given_up = false;   // its work has ended
-    std::atomic<bool> landed{false};
-    absl::Status result;  // of the transfer, before `landed`
+    std::atomic<Fate> fate{Fate::kUnderWay};
+    absl::Status result;  // of the transfer, before it is kLanded
     TransferId id;
     const Entry* local = nullptr;  // the window that its local memory lies in
     MemoryRegion registered;       // for this access
     Block copied;                  // what stands for its local memory; data null: nothing
+
+    bool landed() const { return fate.load(std::memory_order_acquire) == Fate::kLanded; }
   };
 
   bool advance_open();
@@ -163,7 +168,9 @@ class Windows {
   void release(Running& op);
   bool has_left(int rank) const;
   uint64_t value(const Entry& entry, int from, uint32_t slot) const;
-  void wait_for_transfers(const Entry* of);
+  bool holds(const Running& op) const;
+  void take_back(const Entry& of);
+  static void leave(std::unique_ptr<Running> op);
 
   const Needs needs_;
   std::vector<Entry*> entries_;  // by number

@@ -10,7 +10,7 @@
 namespace baton::collectives::internal {
 namespace {
 
-// For cancelled transfers to end, before the connection has to.
+// For cancelled transfers to let go of memory, before they are made to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
 constexpr uint64_t kOfWindows = 0x77696e646f773032;
 
@@ -147,55 +147,50 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte of this rank's memory is read or written for accesses of this window, or out of and into
-// it, when it returns; null: all transfers have ended.
-void Windows::wait_for_transfers(const Entry* of) {
+// No byte is read or written here for accesses of this window, or out of and into it, when it
+// returns. What still lands at peers lands in windows of theirs, which they close themselves.
+void Windows::take_back(const Entry& of) {
   EndpointImpl& endpoint = needs_.mesh.endpoint();
-  const auto moves = [&](const Running& op) {
-    if (!op.transfer || op.landed.load(std::memory_order_acquire)) return false;
-    return of == nullptr || ((op.entry.get() == of || op.local == of) &&
-                             !endpoint.worker().local_free(op.id).value_or(true));
+  const auto held = [&](const auto& op) {
+    return (op->entry.get() == &of || op->local == &of) && holds(*op);
   };
-  const auto over = [&] {
-    return std::none_of(ops_.begin(), ops_.end(), [&](const auto& op) { return moves(*op); });
-  };
+  const auto any = [&] { return std::any_of(ops_.begin(), ops_.end(), held); };
   for (const auto& op : ops_) {
-    if (moves(*op)) endpoint.worker().cancel(op->id).IgnoreError();
+    if ((op->entry.get() == &of || op->local == &of) && op->transfer)
+      endpoint.worker().cancel(op->id).IgnoreError();
   }
   // By the machine's clock: a test's may stand still.
   const Time end = Clock::steady().now() + kMostClosing;
-  while (!over() && Clock::steady().now() < end) {
+  while (any() && Clock::steady().now() < end) {
     const uint64_t ticket = endpoint.nap_ticket();
     if (!endpoint.worker().progress()) endpoint.nap(std::chrono::milliseconds(1), ticket);
   }
-  // The wire does not let go of them: the connection must, without a fence. What still lands lands
-  // in windows of the peer's, which it closes itself.
   for (const auto& op : ops_) {
-    if (!moves(*op)) continue;
+    if (held(op)) endpoint.worker().withdraw(op->id).IgnoreError();
+  }
+  // A device that still copies: the connection must let go of it.
+  for (const auto& op : ops_) {
+    if (!held(op)) continue;
     Mesh::Member& member = needs_.mesh.member(static_cast<uint32_t>(op->access.rank));
     member.process->parted = true;
     endpoint.worker().disconnect(member.peer(), Time::zero()).IgnoreError();
   }
-  while (!over()) endpoint.worker().progress();  // of a device: until its copy ends
+  while (any()) endpoint.worker().progress();
 }
 
 void Windows::close(Entry& entry, const absl::Status& why) {
   if (entry.owner == nullptr) return;
-  wait_for_transfers(&entry);
+  take_back(entry);
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
-    const bool of_it = op.entry.get() == &entry || op.local == &entry;
-    if (of_it) {
-      end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
-      release(op);
-      op.local = nullptr;
-    }
-    // One that waits for its target's word alone will hear it.
-    if (!of_it || (op.transfer && !op.landed.load(std::memory_order_acquire))) {
+    if (op.entry.get() != &entry && op.local != &entry) {
       ++i;
       continue;
     }
-    if (op.transfer) --transfers_;
+    end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
+    release(op);
+    transfers_ -= op.transfer ? 1 : 0;
+    leave(std::move(ops_[i]));
     ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
   }
   Worker& worker = needs_.mesh.worker();
@@ -221,10 +216,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
 }
 
 void Windows::close_all(const absl::Status& why) {
-  if (transfers_ > 0) wait_for_transfers(nullptr);
   while (!entries_.empty()) close(*entries_.back(), why);
-  ops_.clear();
-  transfers_ = 0;
 }
 
 }  // namespace baton::collectives::internal

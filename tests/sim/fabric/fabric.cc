@@ -34,6 +34,10 @@ void SimFabric::detach(Worker& worker) {
                  workers_.end());
 }
 
+const SimLink& SimFabric::link(size_t a, size_t b, size_t rail) const {
+  return network_->link(a, b, rail).spec;
+}
+
 void SimFabric::set_link(size_t a, size_t b, size_t rail, const SimLink& link) {
   network_->link(a, b, rail).spec = link;
 }

@@ -96,6 +96,7 @@ class SimFabric {
   void attach(Worker& worker, size_t node);
   void detach(Worker& worker);
 
+  const SimLink& link(size_t a, size_t b, size_t rail) const;
   // Changes a link, from now on.
   void set_link(size_t a, size_t b, size_t rail, const SimLink& link);
   // The link drops everything in [down_at, up_at).

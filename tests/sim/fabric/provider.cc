@@ -79,7 +79,7 @@ void SimProvider::report_arrival(const SimRail& rail, const Arrival& arrival) {
 void SimProvider::rail_lost(SimRail& rail, const absl::Status& why, bool closed) {
   ++network_.stats().rails_lost;
   add_entry(Entry::Kind::kDown, &rail).status = why;
-  say_goodbye(rail, closed && !absl::IsUnavailable(why), why);
+  say_goodbye(rail, closed, why);
   const auto session = sessions_.find(rail.session());
   if (!rail.dialled() || session == sessions_.end()) return;
   if (live_rails(rail.session(), nullptr, true) == 0) {

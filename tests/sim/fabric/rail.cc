@@ -87,8 +87,11 @@ void SimRail::abort(TransferId transfer, EventSink&) {
 }
 
 bool SimRail::let_go(TransferId transfer) const {
-  for (size_t i = 0; i < posted_.size(); ++i) {
-    if (posted_[i].transfer->id == transfer) return false;
+  // Those that wait had been posted, and come again behind a refused access.
+  for (const base::Ring<Slice>* queue : {&posted_, &flushed_, &waiting_}) {
+    for (size_t i = 0; i < queue->size(); ++i) {
+      if ((*queue)[i].transfer->id == transfer) return false;
+    }
   }
   return true;
 }
@@ -143,7 +146,8 @@ void SimRail::broken(const absl::Status& cause, Break how) {
     }
     queue->clear();
   }
-  provider_.rail_lost(*this, cause, closed_);
+  // What is closed as unavailable comes back, as what was lost does.
+  provider_.rail_lost(*this, cause, closed_ && !absl::IsUnavailable(cause));
 }
 
 }  // namespace baton::sim

@@ -52,6 +52,7 @@ class WorkerCore : public EventSink {
   absl::Status wait_until(const std::function<bool()>& ready, Time timeout);
 
   Peer* find_peer(PeerId id) { return peers.find(id); }
+  void withdraw(TransferId id);
   // `missing`: why it has no dma-buf, and no ring.
   absl::Status add_region(RegionEntry& row, std::initializer_list<absl::Status> missing);
 

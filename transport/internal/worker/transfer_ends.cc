@@ -36,6 +36,17 @@ void Transfers::stop(uint32_t index, TransferState verdict, absl::Status why) {
   maybe_finish(index);
 }
 
+const TransferSlot* Transfers::withdraw(TransferId id) {
+  take_submissions();
+  TransferSlot* slot = needs_.slots.find(id);
+  if (slot == nullptr || slot->live != id.generation) return nullptr;
+  stop(id.slot, TransferState::kCancelled, absl::CancelledError("the transfer was withdrawn here"));
+  if (slot->outstanding > 0) let_go(*slot);
+  const bool held = slot->outstanding > 0 && !slot->staged &&
+                    slot->free_generation.load(std::memory_order_relaxed) != id.generation;
+  return held ? slot : nullptr;
+}
+
 // Although the target has not answered.
 void Transfers::let_go(TransferSlot& slot) {
   const uint32_t generation = slot.descriptor.id.generation;

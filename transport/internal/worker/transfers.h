@@ -60,6 +60,8 @@ class Transfers {
 
   void activate(uint32_t index);
   void stop(uint32_t index, TransferState verdict, absl::Status why);
+  // Stops it if it has not ended. Its slot as long as rails hold its local memory; else null.
+  const TransferSlot* withdraw(TransferId id);
   // All transfers of the peer, or those with slices that are not posted yet.
   void stop_all(const Peer& peer, const absl::Status& why);
   void stop_waiting(const Peer& peer, const absl::Status& why);

@@ -307,6 +307,33 @@ absl::Status Worker::cancel(TransferId id) {
   return absl::OkStatus();
 }
 
+absl::Status Worker::withdraw(TransferId id) {
+  if (absl::Status good = impl_->usable(); !good.ok()) return good;
+  if (impl_->slots.find(id) == nullptr) return stale_id();
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->withdraw(id);
+  }
+  impl_->wakeups.tell_waiters();
+  return absl::OkStatus();
+}
+
+void internal::WorkerCore::withdraw(TransferId id) {
+  if (const TransferSlot* slot = transfers.withdraw(id); slot != nullptr) {
+    const Peer* peer = peers.find(slot->peer);
+    for (size_t i = 0; peer != nullptr && i < peer->rails.size(); ++i) {
+      const RailState& state = peer->rails[i];
+      if (state.outstanding == 0 || state.rail->let_go(id)) continue;
+      closing.close_later(peer->id(), state.rail.get(),
+                          absl::UnavailableError("memory of a transfer on it was taken back"));
+    }
+    closing.run();
+  }
+  transfers.finish_stopped();
+  wakeups.rouse();
+  wakeups.wake();
+}
+
 absl::StatusOr<StreamOutcome> Worker::outcome(TransferId id) const {
   if (impl_->slots.find(id) == nullptr) return stale_id();
   return impl_->transfers.order().outcome(id);
