@@ -16,7 +16,6 @@ using baton::capi::invalid;
 using baton::capi::result_of;
 
 struct baton_window {
-  const baton::base::MadeHere made_here;
   const baton_comm* comm = nullptr;  // used only by what the library starts: it knows its end
   std::unique_ptr<Window> window;
   std::mutex mutex;
@@ -30,10 +29,6 @@ template <typename Body>
 int32_t with_window(const baton_window* handle, baton_error* error, Body&& body) {
   if (handle == nullptr) {
     return invalid("window is NULL: pass what baton_window_create() made", error);
-  }
-  if (handle->made_here.elsewhere()) {
-    return invalid("the window belongs to the process that this one was forked from: make another",
-                   error);
   }
   return baton::capi::caught(error, [&] { return body(*handle->window); });
 }

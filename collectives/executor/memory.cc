@@ -63,19 +63,20 @@ Memory::~Memory() {
   for (const Grant& grant : grants_) worker_.deregister_memory(grant.region).IgnoreError();
 }
 
-std::string_view Memory::grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset) {
+const Memory::Grant* Memory::grant(uint64_t group, std::byte* data, size_t bytes,
+                                   uint64_t& offset) {
   const Region* region = find({data, bytes, 1, 0});
-  if (region == nullptr) return {};
+  if (region == nullptr) return nullptr;
   offset = static_cast<uint64_t>(data - region->local.base);
   for (const Grant& grant : grants_) {
-    if (grant.group == group && grant.number == region->number) return grant.key;
+    if (grant.group == group && grant.number == region->number) return &grant;
   }
   absl::StatusOr<MemoryRegion> again = pool_->register_again(region->local);
-  if (!again.ok()) return {};
-  absl::StatusOr<RemoteRegion> key = worker_.remote_region(*again);
-  if (!key.ok()) return {};
-  grants_.push_back({group, region->number, *again, key->encode()});
-  return grants_.back().key;
+  if (!again.ok()) return nullptr;
+  absl::StatusOr<RemoteRegion> remote = worker_.remote_region(*again);
+  if (!remote.ok()) return nullptr;
+  grants_.push_back({group, region->number, *again, *remote, remote->encode()});
+  return &grants_.back();
 }
 
 absl::Status Memory::revoke_grants(uint64_t group) {

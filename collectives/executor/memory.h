@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -46,10 +45,18 @@ class Memory {
   };
   // The region that holds all of `place`; null if none does.
   const Region* find(const Segments& place) const;
-  // The encoded key of the RemoteRegion by which peers in this group may write to [data, data +
-  // bytes) until revoke_grants(), and how far behind its beginning they lie. Empty: they are no
-  // memory of ours, or cannot be registered. Valid until revoke_grants().
-  std::string_view grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
+  // A region once more, under a key of its own.
+  struct Grant {
+    uint64_t group = 0;
+    uint32_t number = 0;  // of the region
+    MemoryRegion region;
+    RemoteRegion remote;  // for the peers
+    std::string encoded;  // the same
+  };
+  // By what peers in this group may write to [data, data + bytes) until revoke_grants(), and how
+  // far behind its beginning they lie. Null: they are no memory of ours, or cannot be registered.
+  // Valid until the next grant.
+  const Grant* grant(uint64_t group, std::byte* data, size_t bytes, uint64_t& offset);
   // When this returns no grant to that group is worth anything, and, if it is OK, no byte is
   // written by one any more: Worker::deregister_memory().
   absl::Status revoke_grants(uint64_t group);
@@ -59,13 +66,6 @@ class Memory {
  private:
   Memory(Worker& worker, std::unique_ptr<MemoryPool> pool, const Limits& limits)
       : limits_(limits), worker_(worker), pool_(std::move(pool)) {}
-  // A region once more, under a key of its own.
-  struct Grant {
-    uint64_t group = 0;
-    uint32_t number = 0;  // of the region
-    MemoryRegion region;
-    std::string key;
-  };
   bool list_region(const Block& block, size_t most);
   const Limits limits_;
   Worker& worker_;

@@ -30,8 +30,7 @@ void TransferLink::tell_grants() {
   packet.kind = Packet::Kind::kPlaces;
   while (!untold_.empty()) {
     std::array<std::byte, kKey + kMost * sizeof(Grant)> text{};
-    const std::string_view region(reinterpret_cast<const char*>(text.data()), kKey);  // of all
-    bool any = false;
+    uint64_t region = 0;  // of all, by its key
     size_t told = 0;
     for (; told < std::min(untold_.size(), kMost); ++told) {
       const auto& [lane, number] = untold_[told];
@@ -41,14 +40,13 @@ void TransferLink::tell_grants() {
       grant.number = static_cast<uint16_t>(number);
       grant.lane = static_cast<uint16_t>(lane);
       if (granted.bytes > 0) {
-        const std::string_view key =
-            memory_.grant(group_, granted.data, granted.bytes, grant.offset);
-        if (key.empty()) {
+        const Memory::Grant* one = memory_.grant(group_, granted.data, granted.bytes, grant.offset);
+        if (one == nullptr) {
           return fail(absl::InternalError("memory of ours cannot be granted to the peer"));
         }
-        if (any && region != key) break;
-        std::memcpy(text.data(), key.data(), kKey);
-        any = true;
+        if (region != 0 && region != one->remote.key) break;
+        region = one->remote.key;
+        std::memcpy(text.data(), one->encoded.data(), kKey);
       }
       std::memcpy(text.data() + kKey + told * sizeof grant, &grant, sizeof grant);
     }
@@ -160,12 +158,12 @@ void TransferLink::heard() {
 
 bool TransferLink::grant(std::byte* data, size_t bytes, Place& place) {
   uint64_t offset = 0;
-  const std::string_view key = memory_.grant(group_, data, bytes, offset);
-  if (key.empty()) return false;
+  const Memory::Grant* granted = memory_.grant(group_, data, bytes, offset);
+  if (granted == nullptr) return false;
   static_assert(RemoteRegion::kEncodedBytes + sizeof offset <= sizeof place.bytes);
   place.size = RemoteRegion::kEncodedBytes + sizeof offset;
-  std::memcpy(place.bytes.data(), key.data(), key.size());
-  std::memcpy(place.bytes.data() + key.size(), &offset, sizeof offset);
+  std::memcpy(place.bytes.data(), granted->encoded.data(), granted->encoded.size());
+  std::memcpy(place.bytes.data() + RemoteRegion::kEncodedBytes, &offset, sizeof offset);
   return true;
 }
 

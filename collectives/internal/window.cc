@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "collectives/internal/communicator_impl.h"
+#include "transport/base/threads/forks.h"
 
 namespace baton {
 
@@ -20,7 +21,7 @@ struct Window::Made {
   const std::shared_ptr<Endpoint> endpoint;
   std::mutex& mutex;  // the endpoint's
   const std::shared_ptr<Windows::Entry> entry;
-  const pid_t made_in = getpid();
+  const base::MadeHere made_here;
   // While it is made: how this rank's part went, and what all tell each other.
   absl::Status own;
   size_t each = 0;
@@ -29,7 +30,7 @@ struct Window::Made {
   // body(windows), under the lock, or why there is no use in it.
   template <typename Body>
   std::invoke_result_t<Body, Windows&> with(Body&& body) const {
-    if (made_in != getpid()) {
+    if (made_here.elsewhere()) {
       return absl::InvalidArgumentError(
           "the window belongs to the process that this one was forked from: make another one");
     }

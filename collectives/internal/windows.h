@@ -56,7 +56,7 @@ class Windows {
     uint32_t number = 0;   // among the communicator's
     CommBuffer allocated;  // data null: the memory is the caller's
     MemoryRegion region;   // generation 0: it lies in the endpoint's memory, and peers have a grant
-    std::string key;       // of its RemoteRegion for peers, encoded
+    RemoteRegion shown;    // to peers
     uint64_t offset = 0;   // in it
     std::vector<Peer> peers;
   };

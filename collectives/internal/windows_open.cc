@@ -49,18 +49,21 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
     return absl::InvalidArgumentError("its memory is null: Window::allocate() makes some");
   }
   entry.bytes = bytes;
-  if (bytes > 0 && entry.file.fd < 0) {
-    entry.key = needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data, bytes,
-                                           entry.offset);
-  }
-  if (bytes > 0 && entry.key.empty()) {
+  const executor::Memory::Grant* granted =
+      bytes == 0 || entry.file.fd >= 0
+          ? nullptr
+          : needs_.mesh.memory().grant(~reinterpret_cast<uintptr_t>(&entry), entry.data, bytes,
+                                       entry.offset);
+  if (granted != nullptr) {
+    entry.shown = granted->remote;
+  } else if (bytes > 0) {
     absl::StatusOr<MemoryRegion> region =
         worker.register_memory(entry.data, bytes, baton::Access::kRemoteReadWrite, entry.file);
     if (!region.ok()) return region.status();
     entry.region = *region;
-    absl::StatusOr<RemoteRegion> key = worker.remote_region(*region);
-    if (!key.ok()) return key.status();
-    entry.key = key->encode();
+    absl::StatusOr<RemoteRegion> remote = worker.remote_region(*region);
+    if (!remote.ok()) return remote.status();
+    entry.shown = *remote;
     entry.offset = 0;
   }
   entry.peers.resize(needs_.mesh.ranks());
@@ -93,7 +96,7 @@ void Windows::invite(const Entry& entry, uint32_t to, const absl::Status& why,
   ours.code = static_cast<int32_t>(why.code());
   ours.window = entry.number | (takes_words(entry) ? kWords : 0);
   why.message().copy(ours.why, sizeof ours.why - 1);
-  entry.key.copy(ours.region, sizeof ours.region);
+  if (entry.bytes > 0) entry.shown.encode().copy(ours.region, sizeof ours.region);
   std::memcpy(out, &ours, sizeof ours);
   for (uint32_t slot = 0; slot < entry.signals; ++slot) {
     Word word;
