@@ -11,19 +11,31 @@ namespace {
 constexpr size_t kSlabBytes = 1 << 20;
 // News need not be looked for in each of NCCL's polls, of which there are millions in a second.
 constexpr uint32_t kPollsBetweenNews = 256;
+constexpr std::chrono::milliseconds kWatch{20};
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Hub>> Hub::create(std::unique_ptr<Worker> worker, bool thread) {
+absl::StatusOr<std::unique_ptr<Hub>> Hub::create(std::unique_ptr<Worker> worker, bool threads) {
   std::unique_ptr<Hub> hub(new Hub(std::move(worker)));
   auto pool = MemoryPool::create(*hub->worker_, {.slab_bytes = kSlabBytes, .huge_pages = false});
   if (!pool.ok()) return pool.status();
   hub->pool_ = *std::move(pool);
-  if (thread) hub->thread_ = std::make_unique<ProgressThread>(*hub->worker_);
+  if (threads) {
+    hub->thread_ = std::make_unique<ProgressThread>(*hub->worker_);
+    hub->watcher_ = std::thread([of = hub.get()] { of->watch(); });
+  }
   return hub;
 }
 
 Hub::~Hub() {
+  if (watcher_.joinable()) {
+    {
+      const std::lock_guard lock(stop_mutex_);
+      stop_ = true;
+    }
+    stopped_.notify_one();
+    watcher_.join();
+  }
   thread_.reset();
   for (const auto& peer : peers_) {
     if (!peer->down) worker_->disconnect(peer->id, Time::zero()).IgnoreError();
@@ -94,6 +106,16 @@ bool Hub::poll() {
 void Hub::listen() {
   worker_->help();
   drain();
+}
+
+// Peers that call are answered, and closed comms forgotten, though NCCL has no comm to poll.
+void Hub::watch() {
+  std::unique_lock lock(stop_mutex_);
+  while (!stopped_.wait_for(lock, kWatch, [this] { return stop_; })) {
+    lock.unlock();
+    drain();
+    lock.lock();
+  }
 }
 
 void Hub::drain() {

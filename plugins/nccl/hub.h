@@ -7,6 +7,8 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,8 +50,8 @@ class Remains {
 
 class Hub {
  public:
-  // `thread`: a thread of its own drives the worker while no caller does.
-  static absl::StatusOr<std::unique_ptr<Hub>> create(std::unique_ptr<Worker> worker, bool thread);
+  // `threads`: a thread drives the worker while no caller does, and one hands on what came.
+  static absl::StatusOr<std::unique_ptr<Hub>> create(std::unique_ptr<Worker> worker, bool threads);
   ~Hub();
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
@@ -89,6 +92,7 @@ class Hub {
   explicit Hub(std::unique_ptr<Worker> worker)
       : worker_(std::move(worker)), handle_(Handle::of(*worker_)) {}
   void drain();
+  void watch();
   HubPeer* peer_of(PeerId id, const WorkerUid* uid);
 
   const std::unique_ptr<Worker> worker_;
@@ -104,6 +108,10 @@ class Hub {
   Notification notification_;
   std::atomic<uint32_t> polls_{0};
   std::unique_ptr<ProgressThread> thread_;
+  std::mutex stop_mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
+  std::thread watcher_;
 };
 
 }  // namespace baton::nccl

@@ -123,7 +123,12 @@ absl::Status NetComm::status() {
 void NetComm::fail(const absl::Status& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (why_.ok()) why_ = why;
+    if (why_.ok()) {
+      why_ = absl::IsNotFound(why)
+                 ? absl::UnavailableError("the other side has taken its memory back: " +
+                                          std::string(why.message()))
+                 : why;
+    }
   }
   failed.store(true, std::memory_order_release);
   tell_end();

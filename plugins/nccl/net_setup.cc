@@ -257,6 +257,8 @@ Result net_door::connect(int device, void* handle, void** comm) {
   *comm = nullptr;
   absl::StatusOr<ListenHandle> read = read_handle(handle);
   if (!read.ok()) return fail("connect", read.status());
+  const absl::StatusOr<Hub*> hub = Plugin::get().hub(device);
+  if (!hub.ok()) return fail("connect", hub.status());
   if (read->connecting == 0) {
     absl::StatusOr<std::unique_ptr<SendComm>> begun = begin(device, *read);
     if (!begun.ok()) return fail("connect", begun.status());
@@ -276,6 +278,7 @@ Result net_door::connect(int device, void* handle, void** comm) {
     return fail("connect", absl::InvalidArgumentError(
                                "the handle's buffer has been changed between two calls"));
   }
+  (*hub)->listen();  // of a call to this process itself, the side that answers
   const absl::StatusOr<bool> done = advance(*found);
   if (done.ok() && !*done) return Result::kSuccess;
   static_cast<ListenHandle*>(handle)->connecting = 0;

@@ -1,0 +1,421 @@
+// Messages: every size, group and order, and each byte looked at.
+#include "tests/nccl_net/rig.h"
+
+namespace baton::nccl {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Nets, Contract, testing::ValuesIn(contract_setups()), name_of);
+INSTANTIATE_TEST_SUITE_P(Nets, BatonNet, testing::ValuesIn(baton_setups()), name_of);
+
+constexpr size_t kSizes[] = {0,    1,      7,      8,      64,      127,     128,     129,    4095,
+                             4096, 65'535, 65'536, 65'537, 262'143, 262'144, 600'000, 1 << 20};
+
+// Promise(NCCL): A message arrives whole, whatever its size | each size over every provider, each
+// byte and the size that test() tells looked at; the harness runs over other plugins too
+TEST_P(Contract, EverySize) {
+  Lane lane(rig, 1 << 20);
+  for (const size_t bytes : kSizes) {
+    lane.wipe();
+    const Slot slot{0, bytes, 3};
+    void* const receive = lane.receive({slot});
+    void* const send = lane.send(slot);
+    int sent = -1, received = -1;
+    lane.finish(send, &sent, receive, &received);
+    EXPECT_EQ(sent, static_cast<int>(bytes));
+    EXPECT_EQ(received, static_cast<int>(bytes));
+    lane.expect(slot, 0);
+    EXPECT_TRUE(bytes == lane.in.size() || lane.in.data()[bytes] == std::byte{0xee}) << bytes;
+  }
+}
+
+TEST_P(Contract, UnalignedPlaces) {
+  Lane lane(rig, 300'000);
+  for (const size_t at : {size_t{1}, size_t{3}, size_t{63}, size_t{4097}}) {
+    lane.wipe();
+    const Slot slot{at, 270'001, 0};
+    lane.exchange(slot, at + 2);
+    lane.expect(slot, at + 2);
+    EXPECT_EQ(lane.in.data()[at - 1], std::byte{0xee});
+  }
+}
+
+TEST_P(Contract, LargeMessage) {
+  if (kSanitized && GetParam().provider == "sim") GTEST_SKIP() << "too slow with a sanitizer";
+  const size_t bytes = GetParam().provider == "sim" ? 8 << 20 : 64 << 20;
+  Lane lane(rig, bytes);
+  lane.exchange({0, bytes, 0}, 0);
+  lane.expect({0, bytes, 0}, 0);
+}
+
+TEST_P(Contract, SmallerThanTheSlot) {
+  Lane lane(rig, 10'000);
+  void* const receive = lane.receive({{0, 10'000, 0}});
+  int received = -1;
+  lane.finish(lane.send({0, 1'234, 0}), nullptr, receive, &received);
+  EXPECT_EQ(received, 1'234);
+  lane.expect({0, 1'234, 0}, 0);
+  EXPECT_EQ(lane.in.data()[1'234], std::byte{0xee});
+}
+
+// As NCCL's IB has it: what the receiver has no room for is left out.
+TEST_P(BatonNet, LargerThanTheSlot) {
+  Lane lane(rig, 10'000);
+  void* const receive = lane.receive({{100, 1'000, 0}});
+  int sent = -1, received = -1;
+  lane.finish(lane.send({0, 5'000, 0}), &sent);
+  lane.finish(receive, &received);
+  EXPECT_EQ(sent, 1'000);
+  EXPECT_EQ(received, 1'000);
+  lane.expect({100, 1'000, 0}, 0);
+  EXPECT_EQ(lane.in.data()[1'100], std::byte{0xee});
+}
+
+// NCCL posts receives ahead, and may send first: then it asks again.
+TEST_P(BatonNet, SendGivesNullUntilAReceiveIsPosted) {
+  Lane lane(rig, 4'096);
+  for (int i = 0; i < 10'000; ++i) ASSERT_EQ(lane.try_send({0, 4'096, 1}), nullptr);
+  void* const receive = lane.receive({{0, 4'096, 1}});
+  lane.finish(lane.send({0, 4'096, 1}));
+  lane.finish(receive);
+  lane.expect({0, 4'096, 1}, 0);
+}
+
+// Promise(NCCL): 32 groups are in flight on a comm, and the next one is NULL, not an error | 33
+// receives are posted, then served in order
+TEST_P(BatonNet, ThirtyTwoInFlight) {
+  Lane lane(rig, 32 * 512);
+  std::vector<void*> receives, sends;
+  for (size_t i = 0; i < 32; ++i) receives.push_back(lane.receive({{i * 512, 512, 0}}));
+  EXPECT_EQ(lane.try_receive({{0, 512, 0}}), nullptr);
+  for (size_t i = 0; i < 32; ++i) sends.push_back(lane.send({(31 - i) * 512, 512, 0}));
+  EXPECT_EQ(lane.try_send({0, 512, 0}), nullptr);
+  for (void* const request : sends) lane.finish(request);
+  for (void* const request : receives) lane.finish(request);
+  for (size_t i = 0; i < 32; ++i) lane.expect({i * 512, 512, 0}, (31 - i) * 512);
+  void* const again = lane.receive({{0, 512, 0}});
+  lane.finish(lane.send({0, 512, 0}));
+  lane.finish(again);
+}
+
+TEST_P(BatonNet, FullGroupsInFlight) {
+  Lane lane(rig, 32 * 8 * 64);
+  std::vector<void*> receives, sends;
+  for (size_t g = 0; g < 32; ++g) {
+    std::vector<Slot> slots;
+    for (size_t i = 0; i < 8; ++i) slots.push_back({(g * 8 + i) * 64, 64, static_cast<int>(i)});
+    receives.push_back(lane.receive(slots));
+  }
+  for (size_t m = 0; m < 256; ++m)
+    sends.push_back(lane.send({m * 64, 64, static_cast<int>(m % 8)}));
+  for (void* const request : sends) lane.finish(request);
+  for (void* const request : receives) lane.finish(request);
+  lane.expect({0, 32 * 8 * 64, 0}, 0);
+}
+
+// Requests are tested from the first, from the last, and in no order.
+class TestOrder : public BatonNet {
+ protected:
+  void exchange(const std::function<void(std::vector<size_t>&)>& arrange) {
+    Lane lane(rig, 16 * 3'000);
+    std::vector<void*> receives, sends;
+    for (size_t i = 0; i < 16; ++i) receives.push_back(lane.receive({{i * 3'000, 3'000, 0}}));
+    for (size_t i = 0; i < 16; ++i) sends.push_back(lane.send({i * 3'000, i * 150, 0}));
+    std::vector<size_t> order(16);
+    std::iota(order.begin(), order.end(), 0);
+    arrange(order);
+    for (const size_t i : order) {
+      int size = -1;
+      lane.finish(receives[i], &size);
+      EXPECT_EQ(size, static_cast<int>(i * 150));
+    }
+    arrange(order);
+    for (const size_t i : order) lane.finish(sends[i]);
+    for (size_t i = 0; i < 16; ++i) lane.expect({i * 3'000, i * 150, 0}, i * 3'000);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Nets, TestOrder, testing::ValuesIn(baton_setups()), name_of);
+
+TEST_P(TestOrder, Forwards) {
+  exchange([](auto& /*order*/) {});
+}
+TEST_P(TestOrder, Backwards) {
+  exchange([](auto& order) { std::reverse(order.begin(), order.end()); });
+}
+TEST_P(TestOrder, Shuffled) {
+  std::mt19937 random(5);
+  exchange([&](auto& order) { std::shuffle(order.begin(), order.end(), random); });
+}
+
+// Groups of n receives, whose tags come in every order.
+class Groups : public testing::TestWithParam<std::tuple<Setup, int>> {
+ protected:
+  void SetUp() override {
+    NetLog::forget();
+    rig.start(std::get<0>(GetParam()));
+  }
+  void TearDown() override { rig.stop(); }
+  NetRig rig;
+};
+INSTANTIATE_TEST_SUITE_P(Nets, Groups,
+                         testing::Combine(testing::ValuesIn(baton_setups()), testing::Range(1, 9)),
+                         [](const auto& of) {
+                           return absl::StrCat(std::get<0>(of.param).name, "_",
+                                               std::get<1>(of.param));
+                         });
+
+// Promise(NCCL): Receives are grouped by up to eight, and tags find their slot in any order | every
+// group size, tags permuted, sends smaller than, equal to and larger than their slots
+TEST_P(Groups, PermutedTags) {
+  const int n = std::get<1>(GetParam());
+  constexpr size_t kRoom = 9'000;
+  Lane lane(rig, 8 * kRoom);
+  std::mt19937 random(n);
+  std::vector<int> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  for (int round = 0; round < 12; ++round) {
+    lane.wipe();
+    std::vector<Slot> slots;
+    for (int i = 0; i < n; ++i) slots.push_back({i * kRoom, 8'000, 100 + i});
+    std::shuffle(slots.begin(), slots.end(), random);
+    std::shuffle(order.begin(), order.end(), random);
+    void* const receive = lane.receive(slots);
+    std::vector<void*> sends;
+    const auto bytes_of = [&](int i) { return size_t{7'000} + (i + round) % 3 * 1'000; };
+    for (const int i : order) sends.push_back(lane.send({i * kRoom, bytes_of(i), 100 + i}));
+    for (void* const request : sends) lane.finish(request);
+    std::array<int, 8> sizes{};
+    lane.finish(receive, sizes.data());
+    for (int s = 0; s < n; ++s) {
+      const int i = slots[s].tag - 100;
+      const size_t arrived = std::min<size_t>(bytes_of(i), 8'000);
+      EXPECT_EQ(sizes[s], static_cast<int>(arrived));
+      lane.expect({i * kRoom, arrived, 0}, i * kRoom);
+      EXPECT_EQ(lane.in.data()[i * kRoom + arrived], std::byte{0xee});
+    }
+  }
+}
+
+// A group is done when all of it is there, and not before.
+TEST_P(BatonNet, AGroupIsDoneWhenItsLastMessageIs) {
+  Lane lane(rig, 4'000);
+  void* const receive = lane.receive({{0, 1'000, 1}, {1'000, 1'000, 2}, {2'000, 1'000, 3}});
+  lane.finish(lane.send({2'000, 1'000, 3}));
+  lane.finish(lane.send({0, 0, 1}));
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_FALSE(lane.tested(receive));
+    rig.turn();
+  }
+  lane.finish(lane.send({1'000, 1'000, 2}));
+  std::array<int, 8> sizes{};
+  lane.finish(receive, sizes.data());
+  EXPECT_EQ(sizes[0], 0);
+  EXPECT_EQ(sizes[1], 1'000);
+  lane.expect({1'000, 2'000, 0}, 1'000);
+}
+
+TEST_P(BatonNet, EqualTagsAreMatchedInOrder) {
+  Lane lane(rig, 3'000);
+  void* const first = lane.receive({{0, 500, 9}, {500, 500, 9}});
+  void* const second = lane.receive({{1'000, 500, 9}});
+  std::vector<void*> sends;
+  for (const size_t from : {2'000, 2'100, 2'200}) sends.push_back(lane.send({from, 100, 9}));
+  for (void* const request : sends) lane.finish(request);
+  lane.finish(first);
+  lane.finish(second);
+  lane.expect({0, 100, 0}, 2'000);
+  lane.expect({500, 100, 0}, 2'100);
+  lane.expect({1'000, 100, 0}, 2'200);
+}
+
+TEST_P(BatonNet, ATagThatNobodyHasPostedIsNull) {
+  Lane lane(rig, 1'000);
+  void* const receive = lane.receive({{0, 1'000, 4}});
+  for (int i = 0; i < 2'000; ++i) ASSERT_EQ(lane.try_send({0, 1'000, 5}), nullptr);
+  lane.finish(lane.send({0, 1'000, 4}));
+  lane.finish(receive);
+  void* const other = lane.receive({{0, 1'000, 5}});
+  lane.finish(lane.send({0, 1'000, 5}));
+  lane.finish(other);
+}
+
+TEST_P(Contract, BothDirections) {
+  Lane there(rig, 100'000, 1), back(rig, 100'000, 2);
+  for (int round = 0; round < 20; ++round) {
+    void* const a = there.receive({{0, 100'000, 0}});
+    void* const b = back.receive({{0, 50'000, 0}});
+    void* const c = back.send({0, 50'000, 0});
+    void* const d = there.send({0, 100'000, 0});
+    back.finish(c, nullptr, b, nullptr);
+    there.finish(d, nullptr, a, nullptr);
+  }
+  there.expect({0, 100'000, 0}, 0);
+  back.expect({0, 50'000, 0}, 0);
+}
+
+// What NCCL's two progress threads do: eight steps in flight, the oldest tested.
+TEST_P(Contract, SixtyFourKibSteps) {
+  constexpr size_t kStep = 64 << 10;
+  Lane lane(rig, 16 * kStep);
+  std::vector<Slot> sends;
+  std::vector<std::vector<Slot>> receives;
+  const size_t steps = kSanitized ? 200 : 2'000;
+  for (size_t i = 0; i < steps; ++i) {
+    sends.push_back({i % 16 * kStep, kStep, 0});
+    receives.push_back({{i % 16 * kStep, kStep, 0}});
+  }
+  SendProxy sender(lane, sends);
+  ReceiveProxy receiver(lane, receives);
+  receiver.on_done = [&](size_t step, const int* sizes) {
+    ASSERT_EQ(sizes[0], static_cast<int>(kStep));
+    lane.expect({step % 16 * kStep, kStep, 0}, step % 16 * kStep);
+  };
+  run(rig, {&sender}, {&receiver});
+}
+
+TEST_P(Contract, RandomSizesInOrder) {
+  constexpr size_t kRoom = 100'000;
+  Lane lane(rig, 32 * kRoom);
+  std::mt19937 random(11);
+  std::vector<Slot> sends;
+  std::vector<std::vector<Slot>> receives;
+  for (size_t i = 0; i < 600; ++i) {
+    const size_t bytes = random() % 3 == 0 ? random() % 200 : random() % kRoom;
+    sends.push_back({i % 32 * kRoom, bytes, 0});
+    receives.push_back({{i % 32 * kRoom, kRoom, 0}});
+  }
+  SendProxy sender(lane, sends);
+  ReceiveProxy receiver(lane, receives);
+  receiver.on_done = [&](size_t step, const int* sizes) {
+    ASSERT_EQ(sizes[0], static_cast<int>(sends[step].bytes)) << "step " << step;
+    lane.expect({sends[step].offset, sends[step].bytes, 0}, sends[step].offset);
+  };
+  run(rig, {&sender}, {&receiver});
+}
+
+TEST_P(BatonNet, RandomGroupsWithTagsInAnyOrder) {
+  constexpr size_t kRoom = 5'000;
+  Lane lane(rig, 8 * 8 * kRoom);
+  std::mt19937 random(13);
+  std::vector<Slot> sends;
+  std::vector<std::vector<Slot>> receives;
+  std::vector<std::vector<size_t>> bytes;
+  for (size_t g = 0; g < 400; ++g) {
+    const size_t n = 1 + random() % 8;
+    std::vector<Slot> group, messages;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t at = (g % 8 * 8 + i) * kRoom;
+      group.push_back({at, kRoom, static_cast<int>(i)});
+      messages.push_back({at, random() % kRoom, static_cast<int>(i)});
+    }
+    bytes.emplace_back();
+    for (const Slot& message : messages) bytes.back().push_back(message.bytes);
+    std::shuffle(messages.begin(), messages.end(), random);
+    sends.insert(sends.end(), messages.begin(), messages.end());
+    receives.push_back(group);
+  }
+  SendProxy sender(lane, sends, 32);
+  ReceiveProxy receiver(lane, receives);
+  receiver.on_done = [&](size_t step, const int* sizes) {
+    for (size_t i = 0; i < bytes[step].size(); ++i) {
+      ASSERT_EQ(sizes[i], static_cast<int>(bytes[step][i])) << "group " << step << ", " << i;
+      const size_t at = receives[step][i].offset;
+      lane.expect({at, bytes[step][i], 0}, at);
+    }
+  };
+  run(rig, {&sender}, {&receiver});
+}
+
+// --- lines that the receiver looks at before anything is done ------------------------------------
+
+// LL: words of 8 bytes, half of each a flag, come whole.
+TEST_P(BatonNet, PolledWordsAreNeverTorn) {
+  constexpr size_t kWords = 64 << 10;
+  Lane lane(rig, kWords * 8);
+  auto* const out = reinterpret_cast<uint64_t*>(lane.out.data());
+  auto* const in = reinterpret_cast<volatile uint64_t*>(lane.in.data());
+  std::fill(lane.in.data(), lane.in.data() + lane.in.size(), std::byte{0});
+  for (uint32_t flag = 1; flag <= 20; ++flag) {
+    for (size_t i = 0; i < kWords; ++i) out[i] = uint64_t{flag} << 32 | (flag * 77 + i % 1000);
+    void* const receive = lane.receive({{0, kWords * 8, 0}}, true);
+    void* const send = lane.send({0, kWords * 8, 0});
+    size_t seen = 0;
+    bool sent = false;
+    until([&] {
+      for (; seen < kWords; ++seen) {
+        const uint64_t word = in[seen];
+        if (word >> 32 != flag) break;
+        EXPECT_EQ(static_cast<uint32_t>(word), flag * 77 + seen % 1000);
+      }
+      sent = sent || lane.tested(send);  // drives what needs to be driven
+      return seen == kWords || HasFailure();
+    });
+    if (!sent) lane.finish(send);
+    lane.finish(receive);
+    if (HasFailure()) return;
+  }
+}
+
+// LL128: of a line of 128 bytes the last word comes last. Looked at by another thread, in memory
+// that the kernel copies to; polled_test.cc looks at memory that is mapped.
+TEST_P(BatonNet, PolledLinesAreWholeWhenTheirFlagIs) {
+  if (!rig.threads()) GTEST_SKIP() << "there is one thread, which cannot look meanwhile";
+  if (GetParam().provider != "shm") {
+    GTEST_SKIP() << "the kernel copies: upwards, by instructions that promise no order";
+  }
+  constexpr size_t kLine = 16;  // words
+  constexpr size_t kLines = 600'000 / 128;
+  Lane lane(rig, kLines * 128);
+  auto* const out = reinterpret_cast<uint64_t*>(lane.out.data());
+  auto* const in = reinterpret_cast<std::atomic<uint64_t>*>(lane.in.data());
+  std::fill(lane.in.data(), lane.in.data() + lane.in.size(), std::byte{0});
+  std::atomic<uint64_t> round{0}, looked{0};
+  std::atomic<bool> stop{false};
+  std::string torn;
+  std::thread looker([&] {
+    for (uint64_t want = 1; !stop;) {
+      if (round.load() != want) continue;
+      for (size_t line = 0; line < kLines && !stop; ++line) {
+        auto* const words = in + line * kLine;
+        while (words[kLine - 1].load(std::memory_order_acquire) != want && !stop) {
+        }
+        for (size_t w = 0; w + 1 < kLine && !stop; ++w) {
+          const uint64_t value = words[w].load(std::memory_order_relaxed);
+          if (value != want * 1'000'003 + line * kLine + w) {
+            torn = absl::StrFormat("round %d line %d word %d is %d", want, line, w, value);
+            looked = UINT64_MAX;
+            return;
+          }
+        }
+      }
+      looked = want++;
+    }
+  });
+  for (uint64_t now = 1; now <= (kSanitized ? 10u : 60u) && torn.empty(); ++now) {
+    for (size_t i = 0; i < kLines * kLine; ++i) {
+      out[i] = i % kLine == kLine - 1 ? now : now * 1'000'003 + i;
+    }
+    round = now;
+    void* const receive = lane.receive({{0, kLines * 128, 0}}, true);
+    lane.finish(lane.send({0, kLines * 128, 0}));
+    lane.finish(receive);
+    until([&] { return looked >= now; });
+    if (looked == UINT64_MAX) break;
+  }
+  stop = true;
+  looker.join();
+  EXPECT_EQ(torn, "");
+}
+
+TEST_P(Contract, FlushOfHostMemoryIsDoneAtOnce) {
+  Lane lane(rig, 1'000);
+  lane.exchange({0, 1'000, 0}, 0);
+  void* data = lane.in.data();
+  int size = 1'000;
+  void* request = nullptr;
+  ASSERT_EQ(net().flush(lane.ends.receive, 1, &data, &size, &lane.in_memory, &request),
+            Result::kSuccess);
+  if (request != nullptr) lane.finish(request);
+}
+
+}  // namespace
+}  // namespace baton::nccl

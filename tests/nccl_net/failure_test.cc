@@ -1,0 +1,257 @@
+// Ends that come early: aborts, comms that fail, threads that share the plugin.
+#include "plugins/nccl/plugin.h"
+#include "tests/nccl_net/rig.h"
+
+namespace baton::nccl {
+namespace {
+
+TEST_P(BatonNet, StaleRequestsAreErrors) {
+  Lane lane(rig, 1'000);
+  void* const receive = lane.receive({{0, 1'000, 0}});
+  void* const send = lane.send({0, 1'000, 0});
+  lane.finish(send);
+  lane.finish(receive);
+  int done = 0;
+  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().test(reinterpret_cast<void*>(uintptr_t{0x1234567812345678}), &done, nullptr),
+            Result::kInvalidArgument);
+  lane.close();
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+}
+
+TEST_P(BatonNet, CommsOfTheWrongDirectionAreErrors) {
+  Lane lane(rig, 1'000);
+  void* request = nullptr;
+  EXPECT_EQ(net().send(lane.ends.receive, lane.out.data(), 10, 0, lane.out_memory, &request),
+            Result::kInvalidArgument);
+  EXPECT_EQ(net().close_send(lane.ends.receive), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_receive(lane.ends.send), Result::kInvalidArgument);
+}
+
+// Promise(NCCL): A comm that is closed with receives posted is closed at once, and no byte of it
+// moves afterwards; the other side gets an error | receives are posted, the receiver closes, then
+// the sender sends
+TEST_P(BatonNet, AReceiverThatClosesIsAnErrorAtTheSender) {
+  Lane lane(rig, 64 << 10);
+  for (int i = 0; i < 4; ++i) lane.receive({{0, 64 << 10, 0}});
+  lane.close_receive();
+  Result result = Result::kSuccess;
+  until([&] {
+    void* request = nullptr;
+    result = net().send(lane.ends.send, lane.out.data(), 64 << 10, 0, lane.out_memory, &request);
+    if (result == Result::kSuccess && request != nullptr) result = lane.fails(request);
+    return result != Result::kSuccess;
+  });
+  EXPECT_TRUE(std::all_of(lane.in.data(), lane.in.data() + (64 << 10),
+                          [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_EQ(NetLog::lines(LogLevel::kWarn).size(), 1u) << "one line, not one for each call";
+}
+
+TEST_P(BatonNet, ASenderThatClosesIsAnErrorAtTheReceiver) {
+  Lane lane(rig, 1'000);
+  void* const first = lane.receive({{0, 1'000, 0}});
+  void* const second = lane.receive({{0, 1'000, 0}});
+  lane.finish(lane.send({0, 1'000, 0}));
+  lane.close_send();
+  lane.finish(first);  // it had come before
+  EXPECT_EQ(lane.fails(second), Result::kRemoteError);
+  EXPECT_THAT(NetLog::lines(LogLevel::kWarn), testing::SizeIs(1));
+}
+
+TEST_P(BatonNet, ReceivesBehindAClosedSenderAreErrors) {
+  Lane lane(rig, 1'000);
+  lane.close_send();
+  Result result = Result::kSuccess;
+  until([&] {
+    void* request = nullptr;
+    void* data = lane.in.data();
+    size_t size = 10;
+    int tag = 0;
+    result = net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &request);
+    if (request != nullptr) result = lane.fails(request);
+    return result != Result::kSuccess;
+  });
+  EXPECT_EQ(result, Result::kRemoteError);
+}
+
+// NCCL aborts: everything is in flight, memory is deregistered, both ends are closed.
+TEST_P(BatonNet, AbortWithEverythingInFlight) {
+  for (int round = 0; round < 5; ++round) {
+    Lane lane(rig, 8 << 20, round);
+    for (int i = 0; i < 8; ++i) lane.receive({{size_t(i) << 20, 1 << 20, 0}});
+    std::vector<void*> sends;
+    for (int i = 0; i < 8 - round; ++i) sends.push_back(lane.send({size_t(i) << 20, 1 << 20, 0}));
+    if (round % 2 == 0) {
+      lane.close();
+    } else {  // without a word about memory
+      lane.close_receive();
+      lane.close_send();
+    }
+  }
+  Lane lane(rig, 1'000);
+  lane.exchange({0, 1'000, 0}, 0);
+  lane.expect({0, 1'000, 0}, 0);
+}
+
+TEST_P(BatonNet, SendsInFlightThatAreClosed) {
+  Lane lane(rig, 4 << 20);
+  for (int i = 0; i < 4; ++i) lane.receive({{size_t(i) << 20, 1 << 20, 0}});
+  for (int i = 0; i < 4; ++i) lane.send({size_t(i) << 20, 1 << 20, 0});
+  lane.close_send();
+  lane.close_receive();
+}
+
+TEST_P(BatonNet, OneCommFailsAndOthersGoOn) {
+  Lane bad(rig, 1'000), good(rig, 50'000);
+  bad.receive({{0, 1'000, 0}});
+  bad.close_receive();
+  for (int i = 0; i < 20; ++i) {
+    void* const receive = good.receive({{0, 50'000, 0}});
+    void* request = nullptr;
+    (void)net().send(bad.ends.send, bad.out.data(), 1'000, 0, bad.out_memory, &request);
+    good.finish(good.send({0, 50'000, 0}));
+    good.finish(receive);
+    good.expect({0, 50'000, 0}, 0);
+  }
+}
+
+// Two channels of a communicator have a progress thread each; so have two communicators.
+TEST_P(BatonNet, TwoPairsOfProxies) {
+  constexpr size_t kStep = 30'000;
+  Lane a(rig, 8 * kStep, 1), b(rig, 8 * kStep, 2);
+  std::vector<Slot> sends;
+  std::vector<std::vector<Slot>> receives;
+  for (size_t i = 0; i < (kSanitized ? 200 : 1'000); ++i) {
+    sends.push_back({i % 8 * kStep, kStep - i % 100, 0});
+    receives.push_back({{i % 8 * kStep, kStep, 0}});
+  }
+  SendProxy sa(a, sends), sb(b, sends);
+  ReceiveProxy ra(a, receives), rb(b, receives);
+  ra.on_done = [&](size_t step, const int* sizes) {
+    ASSERT_EQ(sizes[0], static_cast<int>(sends[step].bytes));
+    a.expect({sends[step].offset, sends[step].bytes, 0}, sends[step].offset);
+  };
+  rb.on_done = [&](size_t step, const int* sizes) {
+    ASSERT_EQ(sizes[0], static_cast<int>(sends[step].bytes));
+    b.expect({sends[step].offset, sends[step].bytes, 0}, sends[step].offset);
+  };
+  run(rig, {&sa, &sb}, {&ra, &rb});
+}
+
+// Comms are opened and closed while another pair of proxies works.
+TEST_P(BatonNet, CommsComeAndGoUnderTraffic) {
+  if (!rig.threads()) GTEST_SKIP() << "one thread: CommsComeAndGo and TwoPairsOfProxies";
+  constexpr size_t kStep = 30'000;
+  Lane lane(rig, 8 * kStep);
+  std::vector<Slot> sends;
+  std::vector<std::vector<Slot>> receives;
+  for (size_t i = 0; i < (kSanitized ? 300 : 2'000); ++i) {
+    sends.push_back({i % 8 * kStep, kStep, 0});
+    receives.push_back({{i % 8 * kStep, kStep, 0}});
+  }
+  SendProxy sender(lane, sends);
+  ReceiveProxy receiver(lane, receives);
+  std::atomic<bool> stop{false};
+  std::thread service([&] {
+    while (!stop) {
+      Lane other(rig, 3'000);
+      void* const receive = other.receive({{0, 3'000, 0}});
+      other.finish(other.send({0, 3'000, 0}));
+      other.finish(receive);
+    }
+  });
+  run(rig, {&sender}, {&receiver});
+  stop = true;
+  service.join();
+}
+
+// --- the environment -----------------------------------------------------------------------------
+
+class NetEnvironment : public testing::Test {
+ protected:
+  void SetUp() override {
+    NetLog::forget();
+    Plugin::get().reset();
+    Plugin::get().make_workers_by(nullptr, true);
+  }
+  void TearDown() override {
+    for (const char* name : {"NCCL_SOCKET_IFNAME", "BATON_NCCL_PROVIDERS", "BATON_NCCL_SET",
+                             "NCCL_IB_GID_INDEX", "NCCL_IB_DISABLE"}) {
+      unsetenv(name);
+    }
+    Plugin::get().reset();
+  }
+  static absl::Status open() { return Plugin::get().open(NetLog::logger()); }
+};
+
+// Promise(NCCL): No address to listen on, an unknown provider or a wrong setting: init() fails, and
+// says what to change; NCCL then takes another network | each is tried
+TEST_F(NetEnvironment, AnInterfaceThatIsNotThere) {
+  setenv("NCCL_SOCKET_IFNAME", "nosuchinterface", 1);
+  const absl::Status status = open();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("nosuchinterface"));
+  EXPECT_THAT(Plugin::get().devices(), testing::IsEmpty());
+  EXPECT_FALSE(Plugin::get().hub(0).ok());
+}
+
+TEST_F(NetEnvironment, AProviderThatIsNotThere) {
+  setenv("BATON_NCCL_PROVIDERS", "shm,tpc", 1);
+  EXPECT_EQ(open().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(NetEnvironment, ASettingThatIsNotThere) {
+  setenv("BATON_NCCL_SET", "tcp.sockets=4,tcp.sokets=4", 1);
+  EXPECT_EQ(open().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(NetEnvironment, TheLoopbackInterface) {
+  setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
+  ASSERT_TRUE(open().ok()) << open();
+  ASSERT_EQ(Plugin::get().devices().size(), 1u);
+  EXPECT_EQ(Plugin::get().devices()[0].name, "lo");
+}
+
+// Promise(NCCL): NICs are numbered by their PCI addresses, at every door | a made-up sysfs with
+// adapters whose names sort otherwise
+TEST_F(NetEnvironment, AdaptersAreSortedByPciAddress) {
+  char folder[] = "/tmp/baton-nics-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  namespace fs = std::filesystem;
+  const fs::path root(folder);
+  const auto write = [](const fs::path& path, const std::string& text) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  };
+  const std::pair<const char*, const char*> adapters[] = {
+      {"mlx5_2", "0000:05:00.0"}, {"mlx5_0", "0000:9a:00.0"}, {"mlx5_1", "0000:1b:00.0"}};
+  for (const auto& [name, at] : adapters) {
+    const fs::path device = root / "sys/devices/pci0000:00" / at;
+    fs::create_directories(device);
+    const fs::path self = root / "sys/class/infiniband" / name;
+    write(self / "node_guid", "0c42:a103:0012:3456");
+    write(self / "ports/1/state", "4: ACTIVE");
+    write(self / "ports/1/rate", "400 Gb/sec (4X NDR)");
+    write(self / "ports/2/state", "1: DOWN");
+    fs::create_symlink(device, self / "device");
+  }
+  const auto names = [&](const char* wanted) {
+    std::vector<std::string> out;
+    for (const Device& device : find_devices(root, wanted, true, "lo")) out.push_back(device.name);
+    return out;
+  };
+  EXPECT_THAT(names(""), testing::ElementsAre("mlx5_2:1", "mlx5_1:1", "mlx5_0:1"));
+  EXPECT_THAT(names("=mlx5_0,mlx5_1:1"), testing::ElementsAre("mlx5_1:1", "mlx5_0:1"));
+  EXPECT_THAT(names("^mlx5_1"), testing::ElementsAre("mlx5_2:1", "mlx5_0:1"));
+  EXPECT_THAT(names("mlx5_2:2"), testing::ElementsAre("lo"));
+  const Device first = find_devices(root, "", true, "lo").front();
+  EXPECT_THAT(first.pci_path, testing::EndsWith("/sys/devices/pci0000:00/0000:05:00.0"));
+  EXPECT_EQ(first.speed, 400'000);
+  EXPECT_EQ(first.guid, 0x0c42a10300123456u);
+  EXPECT_TRUE(first.rdma);
+  fs::remove_all(root);
+}
+
+}  // namespace
+}  // namespace baton::nccl

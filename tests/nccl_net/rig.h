@@ -1,0 +1,171 @@
+// The fixture of the harness: a plugin, what carries its bytes, and both ends of a comm in one
+// process. A case asks for what NCCL's proxy threads do and looks at every byte.
+//
+// NCCL_NET_UNDER_TEST=/path/libnccl-net-x.so runs the cases of the contract (Contract) over that.
+#pragma once
+
+#include "tests/conformance/harness.h"
+#include "tests/nccl_net/any_net.h"
+#include "tests/sim/fabric/fabric.h"
+#include "tests/test.h"
+#include "tests/until.h"
+
+namespace baton::nccl {
+
+// What a case runs over.
+struct Setup {
+  std::string name;
+  std::string provider;  // of Baton; "": `library`
+  int version = 12;
+  std::string library;
+};
+std::ostream& operator<<(std::ostream& out, const Setup& setup);
+std::vector<Setup> baton_setups();     // every provider, and every version
+std::vector<Setup> contract_setups();  // the reference and a rival too
+std::string name_of(const testing::TestParamInfo<Setup>& info);
+
+class NetRig {
+ public:
+  void start(const Setup& setup);  // may skip
+  void stop();
+  AnyNet& net() { return *net_; }
+  // Whether several threads may call the plugin: sim and the fake of verbs have one.
+  bool threads() const { return threads_; }
+  // Lets what is under way go on.
+  void turn();
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) {
+    baton::until(
+        fact, [this] { turn(); },
+        [] { return testing::PrintToString(NetLog::lines(LogLevel::kWarn)); }, from);
+  }
+
+  struct Ends {
+    void* send = nullptr;
+    void* receive = nullptr;
+  };
+  // Listens, connects, accepts and closes the listener, as NCCL does.
+  Ends connect();
+
+ private:
+  std::optional<AnyNet> net_;
+  bool threads_ = true;
+  bool own_ = false;
+  std::optional<sim::SimFabric> fabric_;
+  std::vector<Worker*> workers_;
+  std::unique_ptr<Surroundings> verbs_;
+};
+
+// Memory that is no pool's: what NCCL registers.
+class Pages {
+ public:
+  explicit Pages(size_t bytes);
+  ~Pages();
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  void drop();  // unmapped: a buffer that is freed though it is registered
+
+ private:
+  std::byte* data_;
+  size_t size_;
+};
+
+struct Slot {
+  size_t offset = 0;
+  size_t bytes = 0;
+  int tag = 0;
+};
+
+// A comm with memory at both ends. Sent bytes follow from their place.
+class Lane {
+ public:
+  Lane(NetRig& rig, size_t bytes, uint64_t seed = 1);
+  ~Lane() { close(); }
+
+  AnyNet& net() { return rig_.net(); }
+  // One call; null: ask again.
+  void* try_send(const Slot& slot);
+  void* try_receive(const std::vector<Slot>& slots, bool optional = false);
+  // Until it is taken.
+  void* send(const Slot& slot);
+  void* receive(const std::vector<Slot>& slots, bool optional = false);
+  bool tested(void* request, int* sizes = nullptr);
+  void finish(void* request, int* sizes = nullptr, CallSite from = CallSite::here());
+  // A send and its receive, tested in turns: some plugins move bytes only then.
+  void finish(void* send, int* sent, void* receive, int* received,
+              CallSite from = CallSite::here());
+  void exchange(const Slot& slot, size_t from);
+  // Of an operation that must fail: what test() says in the end.
+  Result fails(void* request, CallSite from = CallSite::here());
+  // The bytes of the receiver's slot are those that were sent from `from`; nothing else moved.
+  void expect(const Slot& slot, size_t sent_from);
+  void wipe();
+
+  void close_send();
+  void close_receive();
+  void close();
+
+  NetRig& rig() { return rig_; }
+  NetRig::Ends ends;
+  Pages out, in;
+  void* out_memory = nullptr;
+  void* in_memory = nullptr;
+
+ private:
+  NetRig& rig_;
+};
+
+// What NCCL's progress thread does for one comm: up to `depth` steps in flight, and only the oldest
+// is tested.
+class SendProxy {
+ public:
+  SendProxy(Lane& lane, std::vector<Slot> plan, size_t depth = 8)
+      : lane_(lane), plan_(std::move(plan)), depth_(depth) {}
+  bool done() const { return tested_ == plan_.size(); }
+  void step();
+
+ private:
+  Lane& lane_;
+  const std::vector<Slot> plan_;
+  const size_t depth_;
+  size_t posted_ = 0, tested_ = 0;
+  std::deque<void*> requests_;
+};
+class ReceiveProxy {
+ public:
+  ReceiveProxy(Lane& lane, std::vector<std::vector<Slot>> plan, size_t depth = 8)
+      : lane_(lane), plan_(std::move(plan)), depth_(depth) {}
+  bool done() const { return tested_ == plan_.size(); }
+  void step();
+  // Called with what a request of the plan has brought.
+  std::function<void(size_t step, const int* sizes)> on_done;
+
+ private:
+  Lane& lane_;
+  const std::vector<std::vector<Slot>> plan_;
+  const size_t depth_;
+  size_t posted_ = 0, tested_ = 0;
+  std::deque<void*> requests_;
+};
+// Both, on threads of their own where the rig has them.
+void run(NetRig& rig, std::vector<SendProxy*> senders, std::vector<ReceiveProxy*> receivers);
+
+class NetTest : public testing::TestWithParam<Setup> {
+ protected:
+  void SetUp() override {
+    NetLog::forget();
+    rig.start(GetParam());
+  }
+  void TearDown() override { rig.stop(); }
+  AnyNet& net() { return rig.net(); }
+  void until(const std::function<bool()>& fact, CallSite from = CallSite::here()) {
+    rig.until(fact, from);
+  }
+  NetRig rig;
+};
+// What any plugin has to do, and what Baton's does beyond.
+class Contract : public NetTest {};
+class BatonNet : public NetTest {};
+
+}  // namespace baton::nccl

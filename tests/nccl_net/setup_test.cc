@@ -1,0 +1,253 @@
+// Coming up: handles, connecting, accepting, closing, in every order.
+#include "tests/nccl_net/rig.h"
+
+namespace baton::nccl {
+namespace {
+
+using HandleBuffer = std::array<char, kHandleBytes>;
+
+TEST_P(Contract, DevicesHaveProperties) {
+  int count = 0;
+  ASSERT_EQ(net().devices(&count), Result::kSuccess);
+  for (int i = 0; i < count; ++i) {
+    PropertiesV12 properties;
+    ASSERT_EQ(net().properties(i, &properties), Result::kSuccess);
+    EXPECT_STRNE(properties.name, "");
+    EXPECT_GT(properties.speed, 0);
+    EXPECT_GE(properties.max_comms, 1024);
+    EXPECT_GE(properties.max_receives, 1);
+    EXPECT_NE(properties.pointers & kHostPointer, 0);
+    EXPECT_EQ(properties.device_type, 0);
+    EXPECT_GE(properties.max_p2p_bytes, size_t{1} << 30);
+  }
+}
+
+TEST_P(BatonNet, AsksForNoDeviceThatIsNotThere) {
+  PropertiesV12 properties;
+  EXPECT_NE(net().properties(1'000, &properties), Result::kSuccess);
+  EXPECT_NE(net().properties(-1, &properties), Result::kSuccess);
+  HandleBuffer handle{};
+  void* comm = nullptr;
+  EXPECT_EQ(net().listen(1'000, handle.data(), &comm), Result::kInvalidArgument);
+  EXPECT_EQ(comm, nullptr);
+  EXPECT_THAT(NetLog::lines(LogLevel::kWarn), testing::Not(testing::IsEmpty()));
+}
+
+TEST_P(BatonNet, SaysInALineWhatItChose) {
+  const auto lines = NetLog::lines(LogLevel::kInfo);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], testing::HasSubstr("NET/Baton : using ["));
+}
+
+TEST_P(BatonNet, IsOpenedForEveryCommunicator) {
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(net().init(), Result::kSuccess);
+  EXPECT_EQ(NetLog::lines(LogLevel::kInfo).size(), 1u);
+  EXPECT_EQ(net().finalize(), Result::kSuccess);
+  Lane lane(rig, 100);
+  lane.exchange({0, 100, 0}, 0);
+}
+
+// Promise(NCCL): connect and accept never wait: there is no comm until there is one | each is
+// called alone first, and comes back with none
+TEST_P(BatonNet, ConnectAndAcceptComeBackWithNothing) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr, *receive = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_EQ(net().accept(listener, &receive), Result::kSuccess);
+    ASSERT_EQ(receive, nullptr);
+  }
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
+    ASSERT_EQ(send, nullptr) << "nobody has accepted";
+    rig.turn();
+  }
+  until([&] {
+    if (send == nullptr) {
+      EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
+    }
+    if (receive == nullptr) {
+      EXPECT_EQ(net().accept(listener, &receive), Result::kSuccess);
+    }
+    return send != nullptr && receive != nullptr;
+  });
+  EXPECT_EQ(net().close_send(send), Result::kSuccess);
+  EXPECT_EQ(net().close_receive(receive), Result::kSuccess);
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+}
+
+// NCCL closes the listener as soon as it has accepted: Lane does, in every case.
+TEST_P(Contract, CommsOutliveTheirListener) {
+  Lane lane(rig, 1'000);
+  lane.exchange({0, 1'000, 0}, 0);
+  lane.expect({0, 1'000, 0}, 0);
+}
+
+TEST_P(BatonNet, AListenerThatIsClosedRefuses) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  ASSERT_EQ(net().close_listen(listener), Result::kSuccess);
+  Result result = Result::kSuccess;
+  until([&] {
+    result = net().connect(0, handle.data(), &send);
+    return result != Result::kSuccess;
+  });
+  EXPECT_EQ(result, Result::kRemoteError);
+  EXPECT_EQ(send, nullptr);
+  ASSERT_EQ(NetLog::lines(LogLevel::kWarn).size(), 1u);
+  EXPECT_THAT(NetLog::lines(LogLevel::kWarn)[0], testing::HasSubstr("nothing listens there"));
+}
+
+TEST_P(BatonNet, AListenerClosedUnderACallRefuses) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  for (int i = 0; i < 2'000; ++i) {
+    ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
+    rig.turn();
+  }
+  ASSERT_EQ(net().close_listen(listener), Result::kSuccess);
+  Result result = Result::kSuccess;
+  until([&] {
+    result = net().connect(0, handle.data(), &send);
+    return result != Result::kSuccess;
+  });
+  EXPECT_EQ(result, Result::kRemoteError);
+}
+
+TEST_P(BatonNet, AListenerTakesSeveral) {
+  HandleBuffer handle{};
+  void* listener = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  std::array<HandleBuffer, 5> copies;
+  copies.fill(handle);
+  std::array<void*, 5> sends{};
+  std::vector<void*> receives;
+  until([&] {
+    bool all = true;
+    for (size_t i = 0; i < sends.size(); ++i) {
+      if (sends[i] == nullptr) {
+        EXPECT_EQ(net().connect(0, copies[i].data(), &sends[i]), Result::kSuccess);
+      }
+      all &= sends[i] != nullptr;
+    }
+    void* receive = nullptr;
+    EXPECT_EQ(net().accept(listener, &receive), Result::kSuccess);
+    if (receive != nullptr) receives.push_back(receive);
+    return (all && receives.size() == sends.size()) || HasFailure();
+  });
+  for (void* const send : sends) EXPECT_EQ(net().close_send(send), Result::kSuccess);
+  for (void* const receive : receives) EXPECT_EQ(net().close_receive(receive), Result::kSuccess);
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+}
+
+TEST_P(BatonNet, ManyComms) {
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (size_t i = 0; i < 40; ++i) lanes.push_back(std::make_unique<Lane>(rig, 2'000, i));
+  std::vector<void*> receives, sends;
+  for (const auto& lane : lanes) receives.push_back(lane->receive({{0, 2'000, 0}}));
+  for (const auto& lane : lanes) sends.push_back(lane->send({0, 2'000, 0}));
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    lanes[i]->finish(sends[i]);
+    lanes[i]->finish(receives[i]);
+    lanes[i]->expect({0, 2'000, 0}, 0);
+  }
+}
+
+// --- bad input -----------------------------------------------------------------------------------
+
+TEST_P(BatonNet, AHandleThatIsNoneIsRefused) {
+  HandleBuffer handle{};
+  void* send = nullptr;
+  EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kInvalidArgument);
+  handle.fill(char(0x5a));
+  EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kInvalidArgument);
+  EXPECT_EQ(send, nullptr);
+  EXPECT_EQ(NetLog::lines(LogLevel::kWarn).size(), 2u);
+}
+
+// Promise(NCCL): A handle of another build, or one that was damaged, is an error that says so |
+// each byte of a handle is changed in turn, and the version
+TEST_P(BatonNet, ADamagedHandleIsRefused) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  for (size_t i = 0; i < 104; ++i) {
+    HandleBuffer damaged = handle;
+    damaged[i] = static_cast<char>(damaged[i] ^ 0x41);
+    ASSERT_NE(net().connect(0, damaged.data(), &send), Result::kSuccess) << "byte " << i;
+  }
+  HandleBuffer other = handle;
+  other[100] = static_cast<char>(other[100] + 1);  // of the version
+  EXPECT_EQ(net().connect(0, other.data(), &send), Result::kInvalidUsage);
+  EXPECT_THAT(NetLog::lines(LogLevel::kWarn).back(),
+              testing::HasSubstr("install the same Baton everywhere"));
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+}
+
+TEST_P(BatonNet, ABufferThatWasChangedBetweenCallsIsRefused) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);
+  handle[113] = static_cast<char>(handle[113] ^ 1);  // of what connect() keeps there
+  EXPECT_EQ(net().connect(0, handle.data(), &send), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+}
+
+TEST_P(BatonNet, NullsAreErrors) {
+  HandleBuffer handle{};
+  void* comm = nullptr;
+  int done = 0;
+  EXPECT_EQ(net().listen(0, nullptr, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().listen(0, handle.data(), nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().connect(0, nullptr, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().accept(nullptr, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().register_memory(nullptr, &done, 4, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().deregister(nullptr, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().send(nullptr, nullptr, 0, 0, nullptr, &comm), Result::kInvalidArgument);
+  size_t size = 0;
+  int tag = 0;
+  void* data = nullptr;
+  EXPECT_EQ(net().receive(nullptr, 1, &data, &size, &tag, &data, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(net().test(nullptr, &done, nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_send(nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_receive(nullptr), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_listen(nullptr), Result::kInvalidArgument);
+}
+
+// --- closing in each state -----------------------------------------------------------------------
+
+TEST_P(BatonNet, ACallThatIsGivenUpLeavesNothingInTheWay) {
+  HandleBuffer handle{};
+  void *listener = nullptr, *send = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  ASSERT_EQ(net().connect(0, handle.data(), &send), Result::kSuccess);  // and never again
+  Lane lane(rig, 1'000);
+  lane.exchange({0, 1'000, 0}, 0);
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+}
+
+TEST_P(Contract, CommsThatWereNeverUsedAreClosed) {
+  const NetRig::Ends ends = rig.connect();
+  EXPECT_EQ(net().close_send(ends.send), Result::kSuccess);
+  EXPECT_EQ(net().close_receive(ends.receive), Result::kSuccess);
+}
+
+TEST_P(Contract, TheReceiverMayCloseFirst) {
+  const NetRig::Ends ends = rig.connect();
+  EXPECT_EQ(net().close_receive(ends.receive), Result::kSuccess);
+  EXPECT_EQ(net().close_send(ends.send), Result::kSuccess);
+}
+
+TEST_P(BatonNet, CommsComeAndGo) {
+  for (size_t i = 0; i < 60; ++i) {
+    Lane lane(rig, 500, i);
+    lane.exchange({0, 500, 0}, 0);
+    lane.expect({0, 500, 0}, 0);
+  }
+}
+
+}  // namespace
+}  // namespace baton::nccl
