@@ -166,18 +166,29 @@ absl::Status Plugin::open(Logger log, int traffic_class) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Hub*> Plugin::hub(int device, Role role) {
+absl::Status Plugin::check(int device) const {
   if (made_here_.elsewhere()) {
     return absl::FailedPreconditionError(
         "the plugin belongs to the process that this one was forked from: start processes that use "
         "NCCL before it is initialised, or by exec");
   }
-  const std::lock_guard lock(mutex_);
   if (!status_.ok()) return status_;
   if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("there is no device %d: there are %u, from 0", device, devices_.size()));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<WorkerOptions> Plugin::worker_options(int device) {
+  const std::lock_guard lock(mutex_);
+  if (absl::Status status = check(device); !status.ok()) return status;
+  return options_for(devices_[device]);
+}
+
+absl::StatusOr<Hub*> Plugin::hub(int device, Role role) {
+  const std::lock_guard lock(mutex_);
+  if (absl::Status status = check(device); !status.ok()) return status;
   std::unique_ptr<Hub>& hub = hubs_[device][role];
   if (hub == nullptr) {
     absl::StatusOr<std::unique_ptr<Hub>> made = make_hub(devices_[device], role);
@@ -187,17 +198,22 @@ absl::StatusOr<Hub*> Plugin::hub(int device, Role role) {
   return hub.get();
 }
 
-absl::StatusOr<std::unique_ptr<Hub>> Plugin::make_hub(const Device& device, Role role) {
-  WorkerOptions options{
-      .name = absl::StrCat("nccl-", device.name, role == kCallsItself ? "-self" : ""),
-      .providers = settings_.providers,
-      .listen_host = "*",
-      .advertise = settings_.advertise,
-      .max_transfers = 16384,
-      .settings = settings_.values};
+WorkerOptions Plugin::options_for(const Device& device) const {
+  WorkerOptions options{.name = absl::StrCat("nccl-", device.name),
+                        .providers = settings_.providers,
+                        .listen_host = "*",
+                        .advertise = settings_.advertise,
+                        .max_transfers = 16384,
+                        .settings = settings_.values};
   if (device.rdma && !given(options.settings, "verbs.devices")) {
     options.settings.emplace_back("verbs.devices", device.name);
   }
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Hub>> Plugin::make_hub(const Device& device, Role role) {
+  WorkerOptions options = options_for(device);
+  if (role == kCallsItself) options.name += "-self";
   absl::StatusOr<std::unique_ptr<Worker>> worker =
       make_ ? make_(std::move(options), role) : Worker::create(std::move(options));
   if (!worker.ok()) return worker.status();

@@ -65,6 +65,8 @@ class Plugin {
   // Makes the device's worker when it is first used. InvalidArgument: there is no such device.
   // FailedPrecondition: this process was forked from the one that opened the plugin.
   absl::StatusOr<Hub*> hub(int device) { return hub(device, kListens); }
+  // What the device's workers are made with, for a door that makes its own. Errors as of hub().
+  absl::StatusOr<WorkerOptions> worker_options(int device);
   // For calls of this process to itself: a second worker, for none calls itself.
   absl::StatusOr<Hub*> calling_hub(int device) { return hub(device, kCallsItself); }
 
@@ -84,6 +86,8 @@ class Plugin {
   void reset();
 
  private:
+  absl::Status check(int device) const;  // under the lock
+  WorkerOptions options_for(const Device& device) const;
   absl::StatusOr<Hub*> hub(int device, Role role);
   absl::StatusOr<std::unique_ptr<Hub>> make_hub(const Device& device, Role role);
 

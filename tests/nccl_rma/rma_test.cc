@@ -1,0 +1,284 @@
+// The RMA plugin beyond RCCL's list: every version, a rank's puts to itself, more requests than
+// there is room for, who leaves, and bad input.
+#include "tests/nccl_rma/rma_rig.h"
+
+namespace baton::nccl {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+constexpr size_t kSize = 4096;
+
+// What every test here begins with: memory to put from, to put to, and for signals.
+template <typename Table>
+struct Memory {
+  explicit Memory(RmaRank<Table>& self, size_t size = kSize)
+      : from(size),
+        to(size),
+        words(64),
+        source(self.add(from)),
+        target(self.add(to)),
+        signals(self.add(words)) {
+    fill(from.data(), size, 7);
+    self.barrier();
+  }
+  Bytes from, to, words;
+  void* const source;
+  void* const target;
+  void* const signals;
+};
+
+template <typename Table>
+void put_signal_and_get(const char* symbol) {
+  run_ranks<Table>(symbol, 3, 2, [](RmaRank<Table>& self) {
+    Memory<Table> memory(self);
+    const int to = (self.rank + 1) % 3;
+    self.finish(self.put_signal(
+        1, 0, memory.source, kSize, 0, memory.target, to,
+        {.words = memory.signals, .value = 5, .operation = kSignalAdd, .strong = true}));
+    EXPECT_EQ(self.wait_word(memory.words, 1), 5u);
+    EXPECT_TRUE(filled(memory.to.data(), kSize, 7));
+    std::fill(memory.from.begin(), memory.from.end(), std::byte{});
+    self.finish(self.put(0, 0, memory.source, 0, 0, memory.target, to));  // no bytes
+    self.finish(self.get(0, 8, memory.target, 100, 16, memory.source, to));
+    self.finish(self.flush(0, memory.target, to));
+    EXPECT_TRUE(filled(memory.from.data() + 16, 100, 7 + 8));
+    bool failed = true;
+    EXPECT_EQ(self.table.query_last_error(self.context, &failed), Result::kSuccess);
+    EXPECT_FALSE(failed);
+    self.barrier();
+  });
+}
+
+// Promise(NCCL): Every version of NCCL's RMA interface does the same | v13 under both of its names,
+//   v14, v15 and v16, three ranks of one process
+TEST(Rma, EveryVersionPutsSignalsAndGets) {
+  put_signal_and_get<RmaV13>("ncclGinPlugin_v13");
+  put_signal_and_get<RmaV13>("ncclRmaPlugin_v13");
+  put_signal_and_get<RmaV14>("ncclRmaPlugin_v14");
+  put_signal_and_get<RmaV15>("ncclRmaPlugin_v15");
+  put_signal_and_get<RmaV16>("ncclRmaPlugin_v16");
+}
+
+TEST(Rma, SaysWhatDevicesItHas) {
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 1, 1, [](RmaRank<RmaV16>& self) {
+    PropertiesV12 properties{};
+    ASSERT_EQ(self.table.properties(0, &properties), Result::kSuccess);
+    EXPECT_EQ(properties.device_type, kHostDevice);
+    EXPECT_NE(properties.pointers & kHostPointer, 0);
+    EXPECT_GE(properties.max_receives, 1);
+    RmaPropertiesV16 rma{true};
+    ASSERT_EQ(self.table.rma_properties(self.comm, &rma), Result::kSuccess);
+    EXPECT_FALSE(rma.any_signal_flushes_all);
+    const auto* v13 = table_of<RmaV13>("ncclGinPlugin_v13");
+    ASSERT_EQ(v13->properties(0, &properties), Result::kSuccess);
+    EXPECT_EQ(properties.device_type, kGinProxyDevice);  // or NCCL refuses it
+  });
+}
+
+// NCCL flushes by putting 8 bytes to its own rank.
+TEST(Rma, ARankPutsToItself) {
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [](RmaRank<RmaV16>& self) {
+    Memory memory(self);
+    self.finish(self.put_signal(0, 1, memory.source, 8, 9, memory.target, self.rank,
+                                {.words = memory.signals, .offset = 8}));
+    EXPECT_TRUE(filled(memory.to.data() + 9, 8, 7 + 1));
+    EXPECT_EQ(self.wait_word(memory.words, 1, 8), 1u);
+    self.finish(self.get(0, 9, memory.target, 8, 100, memory.source, self.rank));
+    EXPECT_TRUE(filled(memory.from.data() + 100, 8, 7 + 1));
+    self.barrier();
+  });
+}
+
+// Promise(NCCL): An RMA request is never NULL | 6,000 puts that none has tested, more than a group
+//   has works
+TEST(Rma, MoreRequestsThanThereIsRoomFor) {
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [](RmaRank<RmaV16>& self) {
+    Memory memory(self, size_t{6000} * 8);
+    std::vector<void*> requests;
+    for (size_t i = 0; i < 6000 && self.rank == 0; ++i) {
+      void* request = nullptr;
+      // All but the last say that more follows.
+      ASSERT_EQ(self.table.put_signal(self.context, 0, i * 8, memory.source, 8, i * 8,
+                                      memory.target, 1, 0, memory.signals, 0, kSignalInc, true,
+                                      i < 5999 ? kAggregate : 0, &request),
+                Result::kSuccess);
+      ASSERT_NE(request, nullptr);
+      requests.push_back(request);
+    }
+    for (auto request = requests.rbegin(); request != requests.rend(); ++request) {
+      self.finish(*request);
+    }
+    if (self.rank == 1) {
+      EXPECT_EQ(self.wait_word(memory.words, 6000), 6000u);
+      EXPECT_TRUE(filled(memory.to.data(), memory.to.size(), 7));
+    }
+    self.barrier();
+  });
+}
+
+// Words are numbers modulo 2^64, and may be set back between signals.
+TEST(Rma, WordsWrapAndAreSetBack) {
+  run_ranks<RmaV14>("ncclRmaPlugin_v14", 2, 1, [](RmaRank<RmaV14>& self) {
+    Memory memory(self);
+    auto& word = *reinterpret_cast<uint64_t*>(memory.words.data());
+    for (const uint64_t add : {uint64_t{1} << 63, ~uint64_t{0}, uint64_t{3}}) {
+      if (self.rank == 0) {
+        self.finish(
+            self.put_signal(0, 0, nullptr, 0, 0, nullptr, 1,
+                            {.words = memory.signals, .value = add, .operation = kSignalAdd}));
+      } else {
+        EXPECT_EQ(self.wait_word(memory.words, 1), add);
+        std::atomic_ref<uint64_t>(word).store(0);
+      }
+      self.barrier();
+    }
+    if (self.rank == 0) {
+      for (const uint64_t add : {~uint64_t{0}, uint64_t{5}}) {
+        self.finish(
+            self.put_signal(0, 0, nullptr, 0, 0, nullptr, 1,
+                            {.words = memory.signals, .value = add, .operation = kSignalAdd}));
+      }
+    } else {
+      const std::atomic_ref<uint64_t> now(word);
+      until([&] { return now.load() == 4; }, [&] { self.progress(); });
+    }
+    self.barrier();
+  });
+}
+
+// --- what goes wrong -----------------------------------------------------------------------------
+
+// Promise(NCCL): RMA calls that make no sense get NCCL's error code, and break nothing | bounds,
+//   ranks, contexts, handles and types, each refused before a byte moves
+TEST(Rma, RefusesWhatMakesNoSense) {
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 2, [](RmaRank<RmaV16>& self) {
+    Memory memory(self);
+    const RmaV16& t = self.table;
+    void* const context = self.context;
+    void* const from = memory.source;
+    void* const to = memory.target;
+    void* const words = memory.signals;
+    void* request = nullptr;
+    const auto put = [&](int number, uint64_t from_offset, void* a, size_t size, uint64_t to_offset,
+                         void* b, uint32_t rank) {
+      return t.put(context, number, from_offset, a, size, to_offset, b, rank, 0, &request);
+    };
+    const auto signal = [&](uint64_t offset, void* w, uint32_t rank) {
+      return t.put_signal(context, 0, 0, from, 8, 0, to, rank, offset, w, 0, kSignalInc, true, 0,
+                          &request);
+    };
+    struct Case {
+      const char* what;
+      Result result;
+    };
+    char other[kHandleBytes] = {};
+    char* handles[] = {other, other};
+    void* out = nullptr;
+    int done = 0;
+    const Case cases[] = {
+        {"context 2", put(2, 0, from, 8, 0, to, 1)},
+        {"context -1", put(-1, 0, from, 8, 0, to, 1)},
+        {"rank 2", put(0, 0, from, 8, 0, to, 2)},
+        {"a huge rank", put(0, 0, from, 8, 0, to, ~uint32_t{0})},
+        {"too many bytes", put(0, 0, from, kSize + 1, 0, to, 1)},
+        {"a huge size", put(0, 8, from, ~size_t{0}, 0, to, 1)},
+        {"outside of the source", put(0, kSize - 7, from, 8, 0, to, 1)},
+        {"outside of the target", put(0, 0, from, 8, kSize - 7, to, 1)},
+        {"a huge offset", put(0, 0, from, 8, ~uint64_t{0}, to, 1)},
+        {"no source", put(0, 0, nullptr, 8, 0, to, 1)},
+        {"no target", put(0, 0, from, 8, 0, nullptr, 1)},
+        {"no context", t.put(nullptr, 0, 0, from, 8, 0, to, 1, 0, &request)},
+        {"no request", t.put(context, 0, 0, from, 8, 0, to, 1, 0, nullptr)},
+        {"no words", signal(0, nullptr, 1)},
+        {"outside of the words", signal(60, words, 1)},
+        {"a huge word", signal(~uint64_t{0} - 3, words, 1)},
+        {"a word that is not aligned", signal(4, words, 1)},
+        {"a word of rank 2", signal(0, words, 2)},
+        {"get out of nothing", t.get(context, 0, 0, nullptr, 8, 0, from, 1, 0, &request)},
+        {"get outside", t.get(context, 0, kSize, to, 8, 0, from, 1, 0, &request)},
+        {"flush to rank 2", t.flush(context, 0, to, 2, &request)},
+        {"test of nothing", t.test(self.comm, nullptr, &done)},
+        {"memory of no type", t.register_memory(self.comm, other, 8, 77, 0, &out)},
+        {"a foreign handle", t.deregister(self.comm, other)},
+        {"no comm", t.register_memory(nullptr, other, 8, kHostPointer, 0, &out)},
+        {"no handles", t.connect(nullptr, nullptr, 2, 0, &out, &out)},
+        {"no listener", t.connect(nullptr, reinterpret_cast<void**>(handles), 2, 0, nullptr, &out)},
+        {"no device", t.listen(self.instance(), 99, other, &out)},
+    };
+    for (const Case& c : cases) EXPECT_EQ(c.result, Result::kInvalidArgument) << c.what;
+    EXPECT_EQ(request, nullptr);
+    RmaConfigV14 none{.contexts = 0};
+    EXPECT_EQ(t.create_context(self.comm, &none, &out), Result::kInvalidArgument);
+    self.barrier();
+    // And all goes on.
+    self.finish(self.put_signal(0, 0, from, 8, 0, to, 1 - self.rank, {.words = words}));
+    EXPECT_EQ(self.wait_word(memory.words, 1), 1u);
+    self.barrier();
+  });
+}
+
+TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
+  const auto* table = table_of<RmaV16>("ncclRmaPlugin_v16");
+  void* instance = nullptr;
+  void* listener = nullptr;
+  void* comm = nullptr;
+  char own[kHandleBytes], other[kHandleBytes] = "of another plugin";
+  ASSERT_EQ(table->init(&instance, 77, nullptr), Result::kSuccess);
+  ASSERT_EQ(table->listen(instance, 0, own, &listener), Result::kSuccess);
+  void* handles[] = {own, other};
+  EXPECT_EQ(table->connect(instance, handles, 2, 0, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->connect(instance, handles, 2, 1, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->connect(instance, handles, 2, 2, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->connect(instance, handles, 0, 0, listener, &comm), Result::kInvalidArgument);
+  // Listening for nothing is no fault.
+  EXPECT_EQ(table->close_listen(listener), Result::kSuccess);
+  EXPECT_EQ(table->finalize(instance), Result::kSuccess);
+  EXPECT_EQ(table->finalize(nullptr), Result::kSuccess);
+}
+
+// A rank that closes its comm is an error to who puts to it then, and no hang.
+TEST(Rma, WhoLeftIsARemoteError) {
+  const auto* table = table_of<RmaV16>("ncclRmaPlugin_v16");
+  RmaRanks ranks(2);
+  std::atomic<bool> left{false};
+  std::thread other([&] {
+    RmaRank<RmaV16> self(*table, ranks, 1);
+    self.connect();
+    self.make_context(1);
+    Memory memory(self);
+    self.barrier();
+    self.leave();
+    left = true;
+  });
+  {
+    RmaRank<RmaV16> self(*table, ranks, 0);
+    self.connect();
+    self.make_context(1);
+    Memory memory(self);
+    self.barrier();
+    until([&] { return left.load(); }, [&] { table->progress(self.context); });
+    Result result = Result::kSuccess;
+    until(
+        [&] {
+          void* request = nullptr;
+          int done = 0;
+          result =
+              table->put(self.context, 0, 0, memory.source, 8, 0, memory.target, 1, 0, &request);
+          until(
+              [&] {
+                return result != Result::kSuccess ||
+                       (result = table->test(self.comm, request, &done)) != Result::kSuccess ||
+                       done != 0;
+              },
+              [] {});
+          return result != Result::kSuccess;
+        },
+        [] {});
+    EXPECT_EQ(result, Result::kRemoteError);
+    self.leave();
+  }
+  other.join();
+}
+
+}  // namespace
+}  // namespace baton::nccl
