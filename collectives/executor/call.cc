@@ -39,8 +39,7 @@ std::string CallDescriptor::to_string() const {
     absl::StrAppendFormat(&out, " (%s)", std::string(name_of(static_cast<ReduceOp>(op))));
   }
   if (of_v != 0) absl::StrAppendFormat(&out, " in blocks of lengths [%08x]", lengths());
-  if (what == Collective::kBroadcast || what == Collective::kReduce ||
-      what == Collective::kGather || what == Collective::kScatter) {
+  if (schedules::rooted(what)) {
     absl::StrAppendFormat(&out, ", root %u", root);
   }
   absl::StrAppendFormat(&out, ", %s%s", std::string(name_of(static_cast<Algorithm>(algorithm))),

@@ -154,6 +154,12 @@ bool DirectLink::peek(uint32_t lane, size_t, const CallTag& tag, Segments& messa
   return true;
 }
 
+bool DirectLink::stray(uint32_t lane, uint64_t sequence) const {
+  const uint64_t number = taken_[lane] + 1;
+  const DirectMessage& entry = in_.messages[lane][number % kMessages];
+  return entry.number.load(std::memory_order_acquire) == number && entry.sequence <= sequence;
+}
+
 bool DirectLink::consume(uint32_t lane) {
   const uint64_t number = taken_[lane] + 1;
   const DirectMessage& entry = in_.messages[lane][number % kMessages];

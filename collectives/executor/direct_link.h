@@ -44,6 +44,7 @@ class DirectLink final : public Link {
   bool delivered(uint32_t lane, uint64_t number) override;
   bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
             absl::Status& error) override;
+  bool stray(uint32_t lane, uint64_t sequence) const override;
   bool consume(uint32_t lane) override;
   size_t most_behind() const override { return DirectPacket::kPayload; }
   bool tell(const Packet& packet, absl::Span<const std::byte> behind) override;

@@ -37,6 +37,11 @@ void copy_streamed(const Segments& to, const Segments& from) {
   base::stream_fence();
 }
 
+absl::Status stray() {
+  return absl::FailedPreconditionError(
+      "a rank has sent what this one does not expect in its call: all must name the same root");
+}
+
 // Walks three places of equal length together.
 template <typename Run>
 void walk3(const Segments& t, const Segments& a, const Segments& b, Run&& run) {
@@ -97,6 +102,10 @@ void Executor::set_link(uint32_t peer, Link* link) {
 }
 
 void Executor::start(Call& call) {
+  if (rooted_ != 0) {
+    strayed_ |= any_stray_of_last();
+    rooted_ = 0;
+  }
   now_ = call.began;
   call.pieces_done = 0;
   if (call.programs == nullptr) {
@@ -109,6 +118,7 @@ void Executor::start(Call& call) {
 
 absl::StatusOr<bool> Executor::advance() {
   if (idle()) return false;
+  if (strayed_) return stray();
   bool any = false;
   for (Lane& lane : lanes_) {
     if (lane.task >= next_task_) continue;
@@ -143,6 +153,10 @@ absl::StatusOr<bool> Executor::run(Lane& lane) {
     }
     if (lane.step == lane.program->steps.size()) {
       if (!all_delivered(lane)) return any;
+      if (schedules::rooted(lane.call->geometry.collective) &&
+          any_stray(lane.number, lane.call->descriptor.sequence)) {
+        return stray();
+      }
       end_piece(lane);
       any = true;
       continue;
@@ -266,9 +280,29 @@ void Executor::end_piece(Lane& lane) {
   lane.call = nullptr;
   lane.task += kLanes;
   if (++call.pieces_done < call.pieces) return;
-  calls_.erase(std::find_if(calls_.begin(), calls_.end(),
-                            [&](const Active& active) { return active.call == &call; }));
+  const auto ended = std::find_if(calls_.begin(), calls_.end(),
+                                  [&](const Active& active) { return active.call == &call; });
+  if (schedules::rooted(call.geometry.collective)) {
+    rooted_ = call.descriptor.sequence;
+    rooted_task_ = ended->first_task;
+    rooted_pieces_ = call.pieces;
+  }
+  calls_.erase(ended);
   if (call.on_done != nullptr) call.on_done(call, call.context);
+}
+
+bool Executor::any_stray(uint32_t lane, uint64_t sequence) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const Link* link) {
+    return link != nullptr && link->stray(lane, sequence);
+  });
+}
+
+bool Executor::any_stray_of_last() const {
+  const uint64_t pieces = std::min<uint64_t>(rooted_pieces_, kLanes);
+  for (uint64_t task = rooted_task_; task < rooted_task_ + pieces; ++task) {
+    if (any_stray(task % kLanes, rooted_)) return true;
+  }
+  return false;
 }
 
 // True if the step is done, false if it has to wait.

@@ -129,6 +129,8 @@ class Executor {
   bool hazards_clear(Lane& lane, uint32_t step);
   bool all_delivered(Lane& lane);
   void end_piece(Lane& lane);
+  bool any_stray(uint32_t lane, uint64_t sequence) const;
+  bool any_stray_of_last() const;
   Segments locate(const Lane& lane, const schedules::Place& place, uint32_t parts) const;
   // These two: false: a kernel is at it, ask again.
   absl::StatusOr<bool> combine(Lane& lane, const schedules::Step& step, const Segments& target,
@@ -152,6 +154,12 @@ class Executor {
   PointToPoint point_to_point_;
   uint64_t next_task_ = 0;     // of the next collective's first piece
   std::vector<Active> calls_;  // in order
+  // The last call with a root that has ended. A rank that only sends in it hears of no other root
+  // that ranks have named but by what they send it: looked at once more when the next call begins.
+  uint64_t rooted_ = 0;  // its sequence; 0: it was looked at
+  uint64_t rooted_task_ = 0;
+  uint64_t rooted_pieces_ = 0;
+  bool strayed_ = false;  // and what was found then
   std::vector<const void*> fold_sources_;
   Time now_{};
   size_t moved_ = 0;        // bytes since the last look at the clock

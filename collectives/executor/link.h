@@ -86,6 +86,10 @@ class Link {
   // The next message of `lane` that has no grant may come. It comes straight to `place` if that can
   // be reached, and peek() then returns that place. Of `place.data` null: to memory of the link's.
   virtual void grant_next(uint32_t, const Segments&) {}
+  // A message of call `sequence`, or of one before it, lies here unread in this lane, where this
+  // rank expects no more of them: its sender has called something else. Over a TransferLink what it
+  // has called is known otherwise.
+  virtual bool stray(uint32_t, uint64_t) const { return false; }
   // The caller has read that message. False: it has not been consumed, and what was read means
   // nothing; peek() again.
   [[nodiscard]] virtual bool consume(uint32_t lane) = 0;

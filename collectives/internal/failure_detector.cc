@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,6 +17,8 @@ using executor::ControlBlock;
 namespace {
 
 constexpr Time kLook = std::chrono::milliseconds(1);
+// A call that waits for so long tells the rank that it waits for what it is.
+constexpr Time kTellCallAfter = std::chrono::milliseconds(20);
 // How long before a call's deadline ranks are asked where they stand: a rank that has a core
 // answers at once, one that has to share it may need longer.
 constexpr Time kMostPatience = std::chrono::seconds(1);
@@ -47,6 +50,7 @@ void FailureDetector::watch(executor::Executor& executor, CallTable& calls) {
   lost_.assign(mesh_.ranks(), false);
   known_.assign(mesh_.ranks(), Known{});
   diagnosing_ = Time::zero();
+  told_call_ = 0;
   ending_ = false;
 }
 
@@ -61,15 +65,26 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
     if (theirs.collective == static_cast<uint8_t>(Collective::kSendReceive)) {
       theirs = whole_of(theirs);
     }
-    known.announced[theirs.sequence % ControlBlock::kCalls] = theirs;
-    if (calls_ != nullptr && theirs.sequence != 0 && theirs.sequence <= calls_->sequence()) {
-      compare_calls(theirs.sequence, theirs.sequence);
-    }
+    on_call(from, theirs);
   } else if (kind == ControlMessage::kQuery || kind == ControlMessage::kStanding) {
     if (!read(body, known.standing)) return;
     known.answered = known.fresh = true;
     if (kind == ControlMessage::kQuery)
       mesh_.tell(from, ControlMessage::kStanding, bytes_of(standing()));
+    const CallDescriptor stands_in = known.standing.call;
+    if (stands_in.collective != static_cast<uint8_t>(Collective::kSendReceive)) {
+      on_call(from, stands_in);
+    }
+  }
+}
+
+// What another rank has called, by its own word.
+void FailureDetector::on_call(uint32_t from, const CallDescriptor& theirs) {
+  if (theirs.sequence == 0) return;
+  known_[from].announced.resize(ControlBlock::kCalls);
+  known_[from].announced[theirs.sequence % ControlBlock::kCalls] = theirs;
+  if (calls_ != nullptr && theirs.sequence <= calls_->sequence()) {
+    compare_calls(theirs.sequence, theirs.sequence);
   }
 }
 
@@ -192,7 +207,7 @@ void FailureDetector::on_executor_error(const absl::Status& error) {
     return fail(ours, mesh_.rank());
   }
   const Blocked blocked = executor_->blocked();
-  const bool calls_differ = absl::IsFailedPrecondition(error) && blocked.call != nullptr;
+  const bool calls_differ = absl::IsFailedPrecondition(error);
   if (calls_differ) compare_calls();
   if (!broken_.ok()) return;
   fail(absl::Status(calls_differ ? absl::StatusCode::kInvalidArgument : error.code(),
@@ -219,11 +234,13 @@ void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
   const uint32_t rank = mesh_.rank();
   for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
     const Mesh::Member& member = mesh_.member(r);
-    if (r == rank || (member.direct == nullptr && member.transfer == nullptr)) continue;
+    if (r == rank || (member.direct == nullptr && known_[r].announced.empty())) continue;
     for (uint64_t s = first; s <= last; ++s) {
       const CallDescriptor& ours = mesh_.control().calls[s % ControlBlock::kCalls];
-      CallDescriptor theirs = known_[r].announced[s % ControlBlock::kCalls];
-      if (member.direct != nullptr) {
+      CallDescriptor theirs;
+      if (member.direct == nullptr) {
+        theirs = known_[r].announced[s % ControlBlock::kCalls];
+      } else {
         const ControlBlock& block = member.block();
         if (block.entered.load(std::memory_order_acquire) < s) break;
         theirs = block.calls[s % ControlBlock::kCalls];
@@ -313,6 +330,13 @@ void FailureDetector::check_deadlines(Time now) {
                       absl::StrCat(where(blocked), ": ", peer.link->status().message())),
          blocked.peer);
     return;
+  }
+  // Where all wait for another's root nothing is sent that would say what was called.
+  if (blocked.call->programs != nullptr && peer.transfer != nullptr &&
+      now - blocked.call->began >= kTellCallAfter &&
+      std::exchange(told_call_, blocked.call->descriptor.sequence) !=
+          blocked.call->descriptor.sequence) {
+    mesh_.tell(blocked.peer, ControlMessage::kStanding, bytes_of(standing()));
   }
   for (const CallTable::Slot* slot : calls_->in_flight()) {
     const executor::Call& call = slot->call;

@@ -4,7 +4,6 @@
 // fail(): every call ends with an error that names the rank, and the others are told.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <string>
 #include <string_view>
@@ -64,8 +63,8 @@ class FailureDetector {
     uint32_t waits_for = UINT32_MAX;
   };
   struct Known {  // of another rank
-    // What it announced, by sequence % kCalls; sequence 0: nothing.
-    std::array<executor::CallDescriptor, executor::ControlBlock::kCalls> announced{};
+    // What it announced, by sequence % kCalls; sequence 0: nothing. Empty: nothing ever.
+    std::vector<executor::CallDescriptor> announced;
     Standing standing;
     bool answered = false;  // `standing` is of this diagnosis
     bool fresh = false;     // and an answer to the last question
@@ -73,6 +72,7 @@ class FailureDetector {
   };
 
   void on_abort(uint32_t from, std::string_view body);
+  void on_call(uint32_t from, const executor::CallDescriptor& theirs);
   void check_deadlines(Time now);
   bool settled();
   void diagnose(const executor::Blocked& blocked, const executor::Call& late, Time now);
@@ -92,9 +92,10 @@ class FailureDetector {
   std::atomic<bool> is_broken_{false};
   std::vector<bool> lost_;
   std::vector<Known> known_;
-  Time diagnosing_{};    // when all were asked last; zero: no call is late
-  Time answers_by_{};    // until then answers are awaited
-  bool ending_ = false;  // calls have yet to end
+  Time diagnosing_{};       // when all were asked last; zero: no call is late
+  Time answers_by_{};       // until then answers are awaited
+  uint64_t told_call_ = 0;  // the last call that a rank was told of for that it waits
+  bool ending_ = false;     // calls have yet to end
   Time end_by_ = kNever;
   Time next_look_{};
 };

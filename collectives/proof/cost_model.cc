@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
@@ -86,10 +87,23 @@ struct CostModel::Memory {
     const ShapeKey key = key_of(spec, node_size);
     if (const auto at = shapes.find(key); at != shapes.end()) return &at->second;
     if (absl::Status status = schedules::validate(spec); !status.ok()) return status;
-    absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
+    absl::StatusOr<ScheduleShape> counted = counted_once(key, node_size);
     if (!counted.ok()) return counted.status();
     if (shapes.size() >= kMostShapes) shapes.clear();
     return &shapes.emplace(key, *std::move(counted)).first->second;
+  }
+
+  // For all models of the process: its groups, and its ranks where it has several, count alike.
+  static absl::StatusOr<ScheduleShape> counted_once(const ShapeKey& key, uint32_t node_size) {
+    static std::mutex mutex;
+    static auto& of_all = *new decltype(shapes);
+    const std::lock_guard lock(mutex);
+    if (const auto at = of_all.find(key); at != of_all.end()) return at->second;
+    absl::StatusOr<ScheduleShape> counted = count_shape(key.spec, node_size);
+    if (!counted.ok()) return counted;
+    if (of_all.size() >= kMostShapes) of_all.clear();
+    of_all.emplace(key, *counted);
+    return counted;
   }
 };
 

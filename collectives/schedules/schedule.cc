@@ -20,11 +20,6 @@ bool reduces(Collective collective) {
          collective == Collective::kReduce;
 }
 
-bool rooted(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kGather || collective == Collective::kScatter;
-}
-
 bool folds(const ScheduleSpec& spec) { return spec.ordered && reduces(spec.collective); }
 
 Shape shape_of(const ScheduleSpec& spec) {
@@ -58,6 +53,11 @@ Shape shape_of(const ScheduleSpec& spec) {
 }
 
 }  // namespace
+
+bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
 
 std::string ScheduleSpec::to_string() const {
   std::string text = absl::StrFormat("%s %s n=%d", std::string(name_of(collective)),

@@ -107,6 +107,9 @@ std::vector<Algorithm> algorithms_for(Collective collective);
 // reduce_scatter_v): a message is one part, and scratch holds parts of the rank's own block alone.
 bool takes_uneven_blocks(const ScheduleSpec& spec);
 
+// One rank of it is its root.
+bool rooted(Collective collective);
+
 // How many parts a piece has. At least 1, of barriers too.
 uint32_t parts_of(const ScheduleSpec& spec);
 

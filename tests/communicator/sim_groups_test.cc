@@ -28,17 +28,6 @@ TEST(SimGroups, EveryCallEndsAndWhoIsLeftGoesOn) {
   EXPECT_EQ(seen.times.size(), 19u) << "something never happened";
 }
 
-// Promise(collectives): Groups that come and go, well or not, leave nothing behind in their
-//   endpoints | descriptors, after many acts of one schedule
-TEST(SimGroups, LongLivesLeaveNothingBehind) {
-  setenv("BATON_FLIGHT_RECORDER", "none", 1);
-  Seen seen;
-  for (const uint64_t seed : {1, 2, 3}) {
-    std::make_unique<Lives>(seed, seen)->run(kSanitized ? 12 : 60, true);
-    if (testing::Test::HasFailure()) return;
-  }
-}
-
 // Two groups of two ranks whose link is so slow that what one group has sent holds up its end.
 class Parting : public SimNodes {
  public:

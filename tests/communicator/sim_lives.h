@@ -3,8 +3,6 @@
 // whoever is left goes on in place, with others or without.
 #pragma once
 
-#include <filesystem>
-
 #include "tests/communicator/sim_calls.h"
 #include "tests/communicator/sim_nodes.h"
 
@@ -21,11 +19,6 @@ inline GroupOptions sim_group(uint64_t uuid, Time timeout) {
   options.timeout = timeout;
   options.start_timeout = timeout;
   return options;
-}
-
-inline size_t count_descriptors() {
-  using Entries = std::filesystem::directory_iterator;
-  return static_cast<size_t>(std::distance(Entries("/proc/self/fd"), Entries()));
 }
 
 // What happened, over all schedules.
@@ -50,10 +43,7 @@ class Lives : public SimNodes {
     leaving_.clear();
   }
 
-  // `gentle`: no process dies.
-  void run(size_t acts, bool gentle = false) {
-    gentle_ = gentle;
-    size_t descriptors = 0;
+  void run(size_t acts) {
     for (size_t act = 0; act < acts && !testing::Test::HasFailure(); ++act) {
       SCOPED_TRACE(testing::Message() << "act " << act << " at " << seconds_of(now()) << " s");
       next_world();
@@ -64,10 +54,6 @@ class Lives : public SimNodes {
       for (size_t faults = pick(3); faults > 0; --faults) break_something();
       finish_calls();
       if (testing::Test::HasFailure()) return;
-      if (act == acts / 3) descriptors = count_descriptors();
-    }
-    if (gentle) {
-      EXPECT_LE(count_descriptors(), descriptors + 2) << "something leaks";
     }
     for (const std::string& violation : fabric_.violations()) ADD_FAILURE() << violation;
   }
@@ -214,7 +200,7 @@ class Lives : public SimNodes {
   bool disturb_start(const std::vector<size_t>& members) {
     const size_t victim = members[pick(members.size())];
     const Time when = now() + microseconds(pick(3000));
-    if (!gentle_ && chance(3)) {
+    if (chance(3)) {
       if (living().size() < 3) return false;
       ++seen_["deaths at a start"];
       fabric_.kill(places_[victim], when);
@@ -409,7 +395,7 @@ class Lives : public SimNodes {
         return;
       }
       case 3:
-        if (gentle_ || living().size() < 3) return;
+        if (living().size() < 3) return;
         ++seen_["deaths"];
         hurt(with_victim);
         fabric_.kill(places_[victim], when);
@@ -469,7 +455,6 @@ class Lives : public SimNodes {
   Seen& seen_;
   std::mt19937_64 random_;
   uint64_t uuids_ = 0;
-  bool gentle_ = false;
   Time healed_at_{};  // nothing is stopped or cut off any more
   Group world_;
   std::vector<std::unique_ptr<Group>> groups_;  // ever
