@@ -12,8 +12,11 @@ namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
                                                                    PeerId peer, size_t most,
-                                                                   uint64_t group) {
-  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, most, group));
+                                                                   uint64_t group, uint32_t ranks) {
+  constexpr size_t kPage = 4096;
+  const size_t fair = kSlotBudget / (std::max(2u, ranks) - 1) / kSlots / kLanes / kPage * kPage;
+  const size_t slot_bytes = std::min({(most + 1) / 2, kMostSlotBytes, std::max(kPage, fair)});
+  std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
     if (!counter.ok()) return counter.status();
@@ -27,7 +30,7 @@ absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worke
 }
 
 absl::Status TransferLink::make_slots() {
-  absl::StatusOr<Block> slots = memory_.allocate(slot_bytes_ * kSlots * kLanes);
+  absl::StatusOr<Block> slots = memory_.stage(slot_bytes_ * kSlots * kLanes);
   if (!slots.ok()) return slots.status();
   slots_ = *slots;
   for (auto& lane : arrived_) {
@@ -64,7 +67,7 @@ void TransferLink::answer() {
 
 bool TransferLink::make_eager() {
   if (eager_.data != nullptr) return true;
-  absl::StatusOr<Block> eager = memory_.allocate(kEagerBytes * kSlots * kLanes);
+  absl::StatusOr<Block> eager = memory_.stage(kEagerBytes * kSlots * kLanes);
   if (!eager.ok()) return false;
   eager_ = *eager;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {

@@ -44,8 +44,10 @@ class TransferLink final : public Link {
   static constexpr uint32_t kSlots = 4;  // of a lane
   static_assert(kSlots >= schedules::kMessagesAhead + 1, "slots come back two by two");
 
-  // Messages of up to so many bytes, and half of the largest, go through slots.
+  // Messages of up to so many bytes, and half of the largest, go through slots. Fewer in large
+  // groups: the slots of a rank together stay below kSlotBudget, were all its links used.
   static constexpr size_t kMostSlotBytes = 64 << 10;
+  static constexpr size_t kSlotBudget = 16 << 20;
   // Messages of up to so many bytes are copied when they are sent.
   static constexpr size_t kEagerBytes = 4096;
   // Sends of up to so many bytes go with their first packet.
@@ -91,10 +93,11 @@ class TransferLink final : public Link {
   };
 
   // `most`: bytes of the largest message. `group`: its id, which all that is told to the peer
-  // begins with.
+  // begins with. `ranks`: of the group.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
                                                               PeerId peer, size_t most,
-                                                              uint64_t group = 0);
+                                                              uint64_t group = 0,
+                                                              uint32_t ranks = 2);
   ~TransferLink() override;
   Offer offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
@@ -178,12 +181,8 @@ class TransferLink final : public Link {
   };
   static constexpr size_t kHead = sizeof(uint64_t) + 1 + sizeof(Packet);  // of a notification
 
-  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t most, uint64_t group)
-      : worker_(worker),
-        memory_(memory),
-        peer_(peer),
-        slot_bytes_(std::min((most + 1) / 2, kMostSlotBytes)),
-        group_(group) {}
+  TransferLink(Worker& worker, Memory& memory, PeerId peer, size_t slot_bytes, uint64_t group)
+      : worker_(worker), memory_(memory), peer_(peer), slot_bytes_(slot_bytes), group_(group) {}
   static void on_end(void* context, TransferId id, const absl::Status& status);
   static void on_written(void* context, TransferId id, const absl::Status& status);
   void fail(const absl::Status& why);
