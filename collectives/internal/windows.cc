@@ -104,15 +104,18 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
     needs_.calls.end_plain(*work, absl::OkStatus());
     return work;
   }
-  auto op = std::make_unique<Running>();
+  if (spare_.empty()) spare_.push_back(std::make_unique<Running>());
+  std::unique_ptr<Running> op = std::move(spare_.back());
+  spare_.pop_back();
   op->entry = entry;
   op->access = access;
   op->work = *work;
-  op->deadline = base::deadline_after(needs_.mesh.now(), options.timeout == Time::zero()
-                                                             ? needs_.options.timeout
-                                                             : options.timeout);
+  op->deadline = base::deadline_after(needs_.calls.began(*work), options.timeout == Time::zero()
+                                                                     ? needs_.options.timeout
+                                                                     : options.timeout);
   op->moved = access.bytes == 0;
   op->signalled = access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0);
+  op->transfer = op->given_up = false;
   ops_.push_back(std::move(op));
   return work;
 }
@@ -175,12 +178,15 @@ bool Windows::advance_open() {
   unlanded_.assign(needs_.mesh.ranks(), false);
   open_.assign(needs_.mesh.ranks(), false);
   any_open_ = false;
+  now_ = needs_.mesh.now();
   size_t kept = 0;
   for (size_t i = 0; i < ops_.size(); ++i) {
     Running& op = *ops_[i];
     moved |= step(op);
     if (op.given_up && !op.transfer) {
       release(op);
+      op.entry.reset();
+      spare_.push_back(std::move(ops_[i]));
       continue;
     }
     if (op.access.kind != Kind::kWait && op.access.kind != Kind::kFlush) {
@@ -246,7 +252,7 @@ bool Windows::step_waiting(Running& op) {
       result = about(access, absl::UnavailableError("that rank has left the group"));
     }
   }
-  if (!over && needs_.mesh.now() >= op.deadline) {
+  if (!over && now_ >= op.deadline) {
     over = true;
     result = about(access, absl::DeadlineExceededError(
                                access.kind == Kind::kFlush
@@ -270,7 +276,7 @@ bool Windows::submit(Running& op) {
                           absl::StrCat("an earlier access has failed: ", peer.failed.message()));
   } else if (member.bye) {
     status = absl::UnavailableError("that rank has left the group");
-  } else if (needs_.mesh.now() >= op.deadline) {
+  } else if (now_ >= op.deadline) {
     status = absl::DeadlineExceededError("the deadline has passed");
   }
   TransferRequest request;
@@ -294,7 +300,7 @@ bool Windows::submit(Running& op) {
     request.counter = peer.theirs[access.slot];
     request.increment = access.value;
   }
-  request.timeout = op.deadline == kNever ? kNever : op.deadline - needs_.mesh.now();
+  request.timeout = op.deadline == kNever ? kNever : op.deadline - now_;
   request.on_end = &Windows::on_end;
   request.context = &op;
   request.detached = true;

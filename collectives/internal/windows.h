@@ -136,6 +136,7 @@ class Windows {
   std::vector<bool> unlanded_;  // by rank, while ops_ is gone through: an earlier put is under way
   std::vector<bool> open_;      // or any earlier access
   bool any_open_ = false;
+  Time now_{};  // likewise
   size_t transfers_ = 0;
 };
 
