@@ -682,9 +682,8 @@ size_t resident_bytes() {
   return resident * 4096;
 }
 
-// Promise(collectives): One more group of the same ranks takes no socket, and 1 MiB of memory of
-// each
-//   over shared memory, elsewhere 2.3 MiB for each that it talks to | counted after its first calls
+// Promise(collectives): One more group takes no socket, and 1 MiB of memory of each of 4 ranks at
+//   most over shared memory, 2.3 MiB for each peer elsewhere | counted after its first calls
 TEST_P(Groups, OneMoreGroupTakesLittleMemoryAndNoSocket) {
   constexpr int kRanks = 4, kGroups = 16;
   if (kSanitized) GTEST_SKIP() << "a sanitizer's own memory counts";
