@@ -107,13 +107,12 @@ absl::StatusOr<MemoryPool::Slab> MemoryPool::make_slab(size_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("mapping a slab of %u bytes failed: %s", slab.size, strerror(why)));
   }
-  // No transfer shall meet a page fault. More pages than the machine has would end the process, so
-  // fault_in() asks.
+  // More pages than the machine has would end the process, so these two ask. Blocks that share a
+  // slab are faulted in one by one: what is never handed out takes no memory.
   absl::Status touched;
-  if (huge) {
-    base::fault_in(slab.base, slab.size);
-  } else {
-    touched = base::fault_in("a slab", slab.base, slab.size);
+  if (!huge) {
+    touched = bytes > options_.slab_bytes ? base::fault_in("a slab", slab.base, slab.size)
+                                          : base::memory_fits("a slab", slab.size);
   }
   const BackingFile file{slab.fd, 0};
   auto region = touched.ok() ? worker_.register_memory(slab.base, slab.size, options_.access, file)
@@ -157,6 +156,9 @@ absl::StatusOr<Block> MemoryPool::allocate(size_t bytes) {
   if (!slab.ok()) return slab.status();
   Slab& from = **slab;
   const size_t offset = round_up(from.used, alignment);
+  // No transfer shall meet a page fault: whole pages, from the first that no block has yet.
+  const size_t fresh = round_up(from.used, kPage), end = round_up(offset + take, kPage);
+  if (fresh < end) base::fault_in(from.base + fresh, end - fresh);
   from.used = offset + take;
   return Block{from.base + offset, bytes, from.region, offset, size_class.index};
 }

@@ -68,6 +68,7 @@ std::vector<Json> house_rows(const CollectivePerfOptions& options, int ranks,
     if (!options.link.empty()) json["params"]["link"] = options.link;
     for (const auto& [key, value] : options.settings) json["params"][key] = value;
     if (options.plain_memory) json["params"]["malloc"] = true;
+    if (options.window) json["params"]["window"] = true;
     json["params"]["memory_kind"] = memory_kind(options.cuda);
     json["params"]["path"] = options.cuda ? "staged" : "direct";
     if (options.cpu_time) json["params"]["time"] = "cpu";

@@ -103,6 +103,9 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
   if (options.cuda && options.plain_memory) {
     return absl::InvalidArgumentError("--malloc uses host memory: leave out --memory");
   }
+  if (options.cuda && options.window) {
+    return absl::InvalidArgumentError("--window uses host memory: leave out --memory");
+  }
   return absl::OkStatus();
 }
 
@@ -216,6 +219,10 @@ CollectivePerfCommand parse_collective_perf(Measured collective, int argc,
   bool ordered = false;
   app.add_flag("--ordered", ordered, "bit-identical results whatever the algorithm");
   app.add_flag("--malloc", options.plain_memory, "use buffers that peers cannot reach directly");
+  if (collective == Measured::kSendReceive) {
+    app.add_flag("--window", options.window,
+                 "put into a window of the next rank, with a signal, instead of a send");
+  }
   app.add_option("--memory", texts.memory,
                  "memory of the buffers: host (default), cuda or cuda:N, at every rank")
       ->type_name("KIND");

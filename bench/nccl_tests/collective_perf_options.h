@@ -51,6 +51,7 @@ struct CollectivePerfOptions {
   std::string link;
   CallOptions call;
   bool plain_memory = false;
+  bool window = false;      // of send and receive: a put with a signal instead
   std::optional<int> cuda;  // memory of this CUDA device
   bool explain = false;
   bool baselines = false;

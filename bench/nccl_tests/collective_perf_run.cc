@@ -9,6 +9,7 @@
 
 #include "bench/nccl_tests/collective_check.h"
 #include "bench/report/bench_memory.h"
+#include "collectives/window.h"
 #include "transport/base/limits/memory_left.h"
 #include "transport/clock.h"
 #include "transport/internal/device_memory.h"
@@ -120,7 +121,10 @@ class Measurement {
     if (!out.ok()) return out.status();
     in_ = *std::move(in);
     out_ = *std::move(out);
-    return absl::OkStatus();
+    if (!options_.window) return absl::OkStatus();
+    auto window = Window::create(group_, out_->data(), out_stride_ * copies);
+    if (window.ok()) window_ = *std::move(window);
+    return window.status();
   }
 
   absl::StatusOr<PerfRow> row(const CollectivePoint& point) {
@@ -188,6 +192,15 @@ class Measurement {
         return keep(group_.all_to_all_async(from, to, count, type, call));
       case Measured::kSendReceive: {
         const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
+        if (window_ != nullptr) {
+          const auto place = static_cast<size_t>(out(slot) - out_->data());
+          absl::Status status =
+              keep(window_->put_signal(from, count * size_of(type), after, place, 0, 1, call));
+          ++signals_;
+          // The last signal comes behind the bytes of all.
+          if (!status.ok() || slot + 1 < options_.aggregated) return status;
+          return keep(window_->wait_signal(before, 0, signals_, call));
+        }
         absl::Status status = keep(group_.send_async(from, count, type, after, call));
         if (!status.ok()) return status;
         return keep(group_.receive_async(to, count, type, before, call));
@@ -305,6 +318,8 @@ class Measurement {
     }
     absl::Status status = in_->load(in_stride_ * copies());
     status.Update(out_->load(out_stride_ * copies()));
+    // What the others put comes into outputs that were looked at and prepared.
+    if (status.ok() && window_ != nullptr) status = group_.barrier();
     return status;
   }
 
@@ -418,6 +433,8 @@ class Measurement {
   size_t out_stride_ = 0;
   std::unique_ptr<Buffer> in_;
   std::unique_ptr<Buffer> out_;
+  std::unique_ptr<Window> window_;  // on out_; null: none
+  uint64_t signals_ = 0;            // that this rank has sent, and waited for
   CollectivePoint point_;
   std::array<std::byte, sizeof(double)> factor_{};  // of premulsum
   bool in_place_ = false;

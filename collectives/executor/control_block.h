@@ -77,6 +77,16 @@ struct Outbox {
   alignas(64) std::atomic<uint64_t> heard;             // packets of the other
   DirectMessage messages[kLanes][schedules::kMessagesAhead];
   DirectPacket packets[kPackets];
+
+  // Nothing has been sent. What messages carried before is left.
+  void clear() {
+    for (auto& count : consumed) count.store(0, std::memory_order_relaxed);
+    heard.store(0, std::memory_order_relaxed);
+    for (auto& lane : messages) {
+      for (DirectMessage& message : lane) message.number.store(0, std::memory_order_relaxed);
+    }
+    for (DirectPacket& packet : packets) packet.number.store(0, std::memory_order_relaxed);
+  }
 };
 
 // Memory of a process that peers may read in place. Only grows.

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -106,16 +107,20 @@ int open_own(const std::string& path) {
 
 // `version` is 2 * (n + 1) when the n-th event lies here, and one less while it is being written.
 struct FlightRecorder::Slot {
-  std::atomic<uint64_t> version{0};
-  std::array<std::atomic<uint64_t>, kWords> words{};
+  std::atomic<uint64_t> version;
+  std::array<std::atomic<uint64_t>, kWords> words;
 };
 
 FlightRecorder::FlightRecorder(uint32_t rank, size_t capacity)
     : rank_(rank),
       capacity_(std::max<size_t>(capacity, 1)),
-      slots_(std::make_unique<Slot[]>(capacity_)) {}
+      slots_(static_cast<Slot*>(std::calloc(capacity_, sizeof(Slot)))) {
+  if (slots_ == nullptr) throw std::bad_alloc();
+}
 
 FlightRecorder::~FlightRecorder() = default;
+
+void FlightRecorder::Free::operator()(Slot* slots) const { std::free(slots); }
 
 void FlightRecorder::record(const FlightEvent& event) {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);

@@ -55,7 +55,10 @@ class FlightRecorder {
   std::atomic<uint32_t> rank_;
   const size_t capacity_;
   std::atomic<uint64_t> next_{0};
-  std::unique_ptr<Slot[]> slots_;
+  struct Free {
+    void operator()(Slot* slots) const;
+  };
+  std::unique_ptr<Slot[], Free> slots_;  // zeroed by the kernel: unused ones take no memory
 };
 
 // The file of one rank of a group. $BATON_FLIGHT_RECORDER gives everything before ".<rank>.json";

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "collectives/proof/cost_model_shape.h"
 #include "collectives/reduce/reduce.h"
 #include "transport/base/copies/copy_kernel.h"
 #include "transport/base/quantile.h"
@@ -15,9 +16,13 @@ using proof::CostParameters;
 
 namespace {
 
+// Of large groups, whose ranks mostly share cores, each once for every kFewer.
+constexpr uint32_t kLargeGroup = 8;
+constexpr int kFewer = 4;
 constexpr int kPings = 24;
 constexpr int kLarge = 16;
 constexpr int kPasses = 8;
+constexpr int kSums = 8;
 constexpr size_t kReduceBytes = 256 << 10;
 constexpr size_t kRewriteBytes = 64 << 10;
 constexpr int kRewrites = 16;     // half of them streamed
@@ -54,7 +59,7 @@ class Measurement {
     std::byte* const sent = data_ + kRewriteBytes;
     std::byte* const other = data_ + 2 * kRewriteBytes;
     std::vector<double> took[2];
-    for (int i = 0; i < kRewrites; ++i) {
+    for (int i = 0; i < times(kRewrites); ++i) {
       const bool first = with_.rank < neighbour;
       for (bool sends : {first, !first}) {
         absl::Status status = with_.exchange(sends, sends ? sent : data_, kRewriteBytes, neighbour);
@@ -74,6 +79,44 @@ class Measurement {
     return base::median(took[1]) < kClearly * base::median(took[0]);
   }
 
+  // Where ranks share cores a schedule takes what its messages wait for each other and the work of
+  // all ranks. Two that have different shares of these tell what either costs.
+  absl::Status shared_step(CostParameters& cost) {
+    double rounds[2], steps[2], seconds[2];
+    for (const int i : {0, 1}) {
+      const Algorithm algorithm = i == 0 ? Algorithm::kRecursiveDoubling : Algorithm::kTree;
+      const auto shape = proof::count_shape(
+          {.collective = Collective::kAllReduce, .algorithm = algorithm, .ranks = with_.ranks},
+          with_.node_size);
+      if (!shape.ok()) return shape.status();
+      rounds[i] = 0;
+      for (const proof::Amounts& chain : shape->chains) {
+        rounds[i] = std::max(rounds[i], chain[proof::kLocalAlpha] + chain[proof::kRemoteAlpha]);
+      }
+      steps[i] = shape->mean_steps;
+      std::vector<double> took;
+      for (int sum = 0; sum <= times(kSums); ++sum) {
+        const Time begin = with_.clock->now();
+        if (absl::Status status = with_.sum(algorithm); !status.ok()) return status;
+        if (sum > 0) took.push_back(seconds_since(begin));
+      }
+      seconds[i] = base::median(took);
+    }
+    if (!with_.shares_cores) return absl::OkStatus();
+    const double both = rounds[0] * steps[1] - rounds[1] * steps[0];
+    double round = (seconds[0] * steps[1] - seconds[1] * steps[0]) / both;
+    double step = (rounds[0] * seconds[1] - rounds[1] * seconds[0]) / both;
+    if (!(round > 0)) {
+      round = 0;
+      step = (seconds[0] / steps[0] + seconds[1] / steps[1]) / 2;
+    }
+    cost.shared_step = std::max(0.0, step);
+    if (with_.node_size >= with_.ranks) {
+      cost.local.alpha = cost.remote.alpha = round + cost.shared_step;
+    }
+    return absl::OkStatus();
+  }
+
   double seconds_per_reduced_byte() {
     const size_t count = kReduceBytes / sizeof(float);
     auto* a = reinterpret_cast<float*>(data_);
@@ -88,6 +131,8 @@ class Measurement {
   }
 
  private:
+  int times(int count) const { return with_.ranks > kLargeGroup ? count / kFewer : count; }
+
   double seconds_since(Time begin) const {
     return std::chrono::duration<double>(with_.clock->now() - begin).count();
   }
@@ -105,7 +150,7 @@ class Measurement {
   // Seconds for one message, out of `rounds` there and back.
   absl::StatusOr<double> message(uint32_t other, size_t bytes, int rounds) {
     std::vector<double> took;
-    for (int i = 0; i < rounds; ++i) {
+    for (int i = 0; i < times(rounds); ++i) {
       const Time begin = with_.clock->now();
       // The lower rank sends first; both directions are timed together.
       const bool first = with_.rank < other;
@@ -145,6 +190,7 @@ absl::StatusOr<MeasuredCosts> measure_costs(const Calibration& with, const CostP
   Measurement measurement(with, block->data);
   CostParameters cost = before;
   absl::Status status = with.ranks > 1 ? measurement.links(cost) : absl::OkStatus();
+  if (status.ok() && with.ranks > 2) status = measurement.shared_step(cost);
   absl::StatusOr<bool> stream_over_read = false;
   if (status.ok()) stream_over_read = measurement.stream_over_read();
   if (status.ok()) status = stream_over_read.status();

@@ -18,10 +18,13 @@ struct Calibration {
   uint32_t ranks = 1;
   uint32_t node_size = 1;
   size_t slot_bytes = 0;
+  bool shares_cores = false;  // with other ranks, here; need not be equal everywhere
   executor::Memory* memory = nullptr;
   const Clock* clock = nullptr;
   // Sends to `other` or receives from it, and waits.
   std::function<absl::Status(bool sends, std::byte* data, size_t bytes, uint32_t other)> exchange;
+  // Sums a few bytes by this algorithm, and waits.
+  std::function<absl::Status(Algorithm)> sum;
   // Gathers `mine` of all ranks, in their order, in `all`.
   std::function<absl::Status(const std::string& mine, char* all)> gather;
 };

@@ -98,6 +98,7 @@ class CallTable {
   // with all others in fail_all(). `options` may be null; whoever ends it keeps the deadline.
   absl::StatusOr<Work> start_plain(const CallOptions* options = nullptr);
   void end_plain(Work work, const absl::Status& result);
+  Time began(Work work) const { return slot_of(work.sequence).call.began; }  // of an open one
   void set_outlives(Work work, bool outlives);
   // Callbacks that have not returned yet.
   size_t callbacks_due() const { return callbacks_due_; }

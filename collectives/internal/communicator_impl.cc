@@ -212,11 +212,20 @@ absl::Status Communicator::Impl::calibrate() {
   with.ranks = mesh.ranks();
   with.node_size = mesh.node_size();
   with.slot_bytes = options.slot_bytes;
+  with.shares_cores = mesh.crowded();
   with.memory = &mesh.memory();
   with.clock = &mesh.worker().clock();
   with.exchange = [&](bool sends, std::byte* data, size_t bytes, uint32_t other) {
     return wait(starter->begin_point_to_point(sends, data, bytes, DataType::kU8,
                                               static_cast<int>(other), CallOptions{}));
+  };
+  with.sum = [&](Algorithm algorithm) {
+    std::array<float, 2> data{};
+    CallOptions plain;
+    plain.algorithm = algorithm;
+    plain.ordered = false;
+    return wait(starter->begin({Collective::kAllReduce, data.data(), data.data(), data.size(),
+                                DataType::kF32, ReduceOp::kSum, 0, plain}));
   };
   with.gather = [&](const std::string& mine, char* all) {
     CallOptions plain;

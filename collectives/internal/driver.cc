@@ -56,8 +56,10 @@ bool Driver::advance() {
   // A call that has ended and has nothing to send leaves the worker in peace: a round of progress
   // costs system calls.
   const bool over = needs_.calls.any_done();
+  const bool accesses = needs_.windows.under_way();
   if (any_transfer ? needs_.mesh.submitted() || !over : !any && ++turns_ % kTurnsPerTick == 0) {
     any |= tick();
+    if (accesses) any |= needs_.windows.advance();  // over shm they have landed
   }
   if (absl::Status status = needs_.mesh.publish_regions(); !status.ok()) {
     needs_.failure.fail(status, needs_.mesh.rank());
@@ -154,6 +156,8 @@ absl::Status Driver::drive(Work work, Time timeout, bool callbacks) {
     const Time idle = time - idle_since;
     if (idle > kYield) {
       doze(std::min(kLongestSleep, deadline - time));
+      // What has woken it may come again at once: to sleep and be woken costs more than to look.
+      idle_since = needs_.mesh.now() - kYield + kSpin;
     } else if (crowded || idle > kSpin) {
       std::this_thread::yield();
     }

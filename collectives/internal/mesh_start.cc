@@ -224,8 +224,9 @@ absl::Status Mesh::join(Member& member) {
   if (!control.ok()) return control.status();
   std::string tail = control->encode();
   if (direct) {
-    absl::StatusOr<Block> outbox = memory().allocate(sizeof(Outbox));
+    absl::StatusOr<Block> outbox = memory().stage(sizeof(Outbox));
     if (!outbox.ok()) return outbox.status();
+    reinterpret_cast<Outbox*>(outbox->data)->clear();
     member.our_outbox = *outbox;
     if (absl::Status status = publish_regions(); !status.ok()) return status;
     absl::StatusOr<RemoteRegion> region = worker().remote_region(outbox->region);

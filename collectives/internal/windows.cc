@@ -166,16 +166,20 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
     needs_.calls.end_plain(*work, absl::OkStatus());
     return work;
   }
-  auto op = std::make_unique<Running>();
+  if (spare_.empty()) spare_.push_back(std::make_unique<Running>());
+  std::unique_ptr<Running> op = std::move(spare_.back());
+  spare_.pop_back();
   op->entry = entry;
   op->access = access;
   op->work = *work;
-  op->deadline = base::deadline_after(needs_.mesh.now(), options.timeout == Time::zero()
-                                                             ? needs_.options.timeout
-                                                             : options.timeout);
+  op->deadline = base::deadline_after(needs_.calls.began(*work), options.timeout == Time::zero()
+                                                                     ? needs_.options.timeout
+                                                                     : options.timeout);
   op->moved = access.bytes == 0;
   op->signalled =
       access.kind == Kind::kGet || (access.kind == Kind::kPut && access.value == 0 && !access.adds);
+  op->transfer = op->given_up = false;
+  op->local = nullptr;
   if (access.adds) op->access.slot = access.words->peers[static_cast<size_t>(access.rank)].window;
   auto& way = ways_[static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
                     static_cast<uint32_t>(options.tag)];
@@ -284,6 +288,8 @@ bool Windows::advance_open() {
     moved |= step(op);
     if (op.given_up && !op.transfer) {
       release(op);
+      op.entry.reset();
+      spare_.push_back(std::move(ops_[i]));
       continue;
     }
     if (op.access.kind != Kind::kWait && op.access.kind != Kind::kFlush) {

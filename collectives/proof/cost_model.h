@@ -90,7 +90,7 @@ CostParameters agree(absl::Span<const CostParameters> measured);
 
 // For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else and
 // for values that are no costs.
-inline constexpr size_t kEncodedCostBytes = 56;
+inline constexpr size_t kEncodedCostBytes = 64;
 std::string encode(const CostParameters& parameters);
 absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes);
 

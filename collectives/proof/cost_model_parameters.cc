@@ -11,7 +11,7 @@
 namespace baton::collectives::proof {
 namespace {
 
-constexpr uint32_t kMagic = 0x31504342;  // "BCP1"
+constexpr uint32_t kMagic = 0x32504342;  // "BCP2"
 constexpr double kMostSeconds = 1e6;     // more is no measurement
 
 using Field = double& (*)(CostParameters&);
@@ -22,6 +22,7 @@ constexpr Field kFields[] = {
     [](CostParameters& p) -> double& { return p.remote.beta; },
     [](CostParameters& p) -> double& { return p.gamma; },
     [](CostParameters& p) -> double& { return p.step; },
+    [](CostParameters& p) -> double& { return p.shared_step; },
 };
 
 bool is_cost(double seconds) {
@@ -78,7 +79,7 @@ absl::StatusOr<CostParameters> decode_cost_parameters(std::string_view bytes) {
   }
   if (!reader.finished() || magic != kMagic) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%d bytes are not the encoded costs of a machine: those are %d bytes and begin with BCP1",
+        "%d bytes are not the encoded costs of a machine: those are %d bytes and begin with BCP2",
         bytes.size(), kEncodedCostBytes));
   }
   if (!sound || parameters.node_size == 0) {

@@ -163,7 +163,12 @@ bool same(const Program& a, const Program& b) {
 
 }  // namespace
 
-PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, double part_bytes) {
+PieceSeconds price(const ScheduleShape& shape, const CostParameters& given, double part_bytes) {
+  // The steps of all ranks take turns on the cores, whatever they wait for meanwhile.
+  CostParameters cost = given;
+  cost.local.alpha = std::max(0.0, given.local.alpha - given.shared_step);
+  cost.remote.alpha = std::max(0.0, given.remote.alpha - given.shared_step);
+  const double shared = shape.mean_steps * given.shared_step;
   PieceSeconds out;
   double two = 0;
   for (const Amounts& chain : shape.chains) {
@@ -172,7 +177,9 @@ PieceSeconds price(const ScheduleShape& shape, const CostParameters& cost, doubl
   for (const Amounts& chain : shape.chains_of_two) {
     two = std::max(two, seconds(chain, cost, part_bytes));
   }
-  out.next = std::max(0.0, two - out.alone);
+  out.next = std::max(0.0, two - out.alone) + shared;
+  out.alone += shared;
+  out.busy = shared;
   for (const std::vector<Amounts>* kind : {&shape.loads, &shape.received}) {
     for (const Amounts& amounts : *kind) {
       const double core =
@@ -200,6 +207,7 @@ absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, u
   const bool sampled = steps > kMostStepsOfARank || steps * spec.ranks > kMostSimulatedSteps;
 
   const uint32_t stride = sampled ? std::max(1u, spec.ranks / kSampledRanks) : 1;
+  uint32_t counted = 0;
   for (uint32_t rank = 0; rank < spec.ranks; rank += stride) {
     RankLoad load(rank, node_size);
     absl::StatusOr<Program> first_channel;
@@ -216,6 +224,7 @@ absl::StatusOr<ScheduleShape> count_shape(const schedules::ScheduleSpec& spec, u
     load.finish(spec.ranks);
     keep(shape.loads, load.load());
     keep(shape.received, load.received());
+    shape.mean_steps += (load.load()[kSteps] - shape.mean_steps) / ++counted;
     if (!sampled) continue;
     Amounts chain = load.chain();
     keep(shape.chains, chain);

@@ -27,6 +27,7 @@ struct ScheduleShape {
   // together queue for it. Of the ranks that have most of something.
   std::vector<Amounts> loads;
   std::vector<Amounts> received;
+  double mean_steps = 0;  // that a rank does
 };
 
 // What a schedule takes with parts of so many bytes, in seconds.

@@ -31,7 +31,10 @@ struct CostParameters {
   LinkCost remote;          // between nodes
   double gamma = 1 / 10e9;  // seconds per byte combined by one rank
   double step = 0.5e-6;     // seconds of CPU per step of a program
-  uint32_t node_size = 1;   // ranks [k * node_size, ...) are on one node: `local` links
+  // Where ranks share cores: seconds until each of them has done one step, which every `alpha` has
+  // in it once. 0: a rank has a core of its own. The simulator's ranks always do.
+  double shared_step = 0;
+  uint32_t node_size = 1;  // ranks [k * node_size, ...) are on one node: `local` links
   // Bytes on local links are moved by the ranks' own cores (shared memory, loopback), which have no
   // time for anything else meanwhile. Not measured: known from the kind of link.
   bool cores_move_local = false;

@@ -77,6 +77,17 @@ TEST(CollectivePerf, EveryCollectiveIsRightInAndOutOfPlace) {
   }
 }
 
+TEST(CollectivePerf, PutsIntoAWindowAreRight) {
+  for (const char* provider : {"shm", "tcp"}) {
+    const Ran ran = run(sendrecv_perf_main,
+                        {"--ranks", "3", "-b", "8", "-e", "100000", "-f", "100", "-n", "5", "-m",
+                         "3", "-c", "3", "--no-pin", "--window", "--provider", provider});
+    EXPECT_EQ(ran.status, 0) << ran.out;
+    ASSERT_EQ(ran.rows.size(), 3u) << ran.out;
+    for (const auto& row : ran.rows) EXPECT_EQ(row[8], "0") << ran.out;
+  }
+}
+
 TEST(CollectivePerf, GatherScatterAndHypercubeAreRightByAllRootsAndOptions) {
   const std::vector<std::string> variants[] = {{"-m", "3"}, {"--malloc", "-u", "3"}, {"-d", "all"}};
   for (const Main command : {gather_perf_main, scatter_perf_main, hypercube_perf_main}) {

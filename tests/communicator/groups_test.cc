@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "tests/communicator/endpoints.h"
+#include "tests/sanitized.h"
 #include "transport/base/child.h"
 
 namespace baton {
@@ -662,6 +663,61 @@ TEST_P(Groups, AHundredGroupsLeaveNothingBehind) {
   EXPECT_LE(during->descriptors, before->descriptors + 10);
   EXPECT_EQ(during->threads, before->threads);
   EXPECT_LE(during->shared_bytes, before->shared_bytes + (size_t{20} << 20));
+}
+
+size_t sockets() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the iteration's own
+    const auto target = std::filesystem::read_symlink(entry.path(), gone);
+    count += !gone && target.string().starts_with("socket:") ? 1 : 0;
+  }
+  return count;
+}
+
+// What is mapped twice, by its owner and by a peer, counts once.
+size_t resident_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string word;
+  size_t kib = 0;
+  while (file >> word && word != "Pss:") {
+  }
+  file >> kib;
+  return kib * 1024;
+}
+
+// Promise(collectives): One more group takes no socket, and 1 MiB of memory of each of 4 ranks at
+//   most over shared memory, 2.3 MiB for each peer elsewhere | counted after its first calls
+TEST_P(Groups, OneMoreGroupTakesLittleMemoryAndNoSocket) {
+  constexpr int kRanks = 4, kGroups = 16;
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own memory counts";
+  const auto endpoints = open_endpoints(kRanks, GetParam());
+  size_t more_sockets = 0, more_bytes = 0;
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    std::vector<std::unique_ptr<Communicator>> groups;
+    const auto make = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        groups.push_back(*comm.subgroup({0, 1, 2, 3}, group_options(0)));
+        for (int call = 0; call < 20; ++call) {
+          ASSERT_EQ(sum_of(*groups.back()), expected_sum(kRanks));
+        }
+      }
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    };
+    make(4);
+    const size_t sockets_before = sockets(), bytes_before = resident_bytes();
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    make(kGroups);
+    if (comm.rank() == 0) {
+      more_sockets = sockets() - sockets_before;
+      more_bytes = resident_bytes() - bytes_before;
+    }
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+  });
+  EXPECT_EQ(more_sockets, 0u);
+  const double each = GetParam() == "shm" ? 1 : (kRanks - 1) * 2.3;
+  EXPECT_LE(static_cast<double>(more_bytes), each * kGroups * kRanks * (1 << 20));
+  RecordProperty("bytes_of_a_group_at_a_rank", static_cast<int>(more_bytes / kGroups / kRanks));
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, Groups, testing::Values("shm", "tcp"),

@@ -36,6 +36,36 @@ TEST(CostModel, SmallCallsTakeFewRounds) {
   }
 }
 
+// What a message takes, and a step of all ranks, in us, as measured on two cores.
+TEST(CostModel, WhereRanksShareCoresTheWorkOfAllCounts) {
+  struct Machine {
+    uint32_t ranks;
+    double alpha, shared_step;
+    Algorithm best;
+  };
+  for (const Machine& machine :
+       {Machine{4, 2, 0.85, Algorithm::kRecursiveDoubling},  // over shm
+        Machine{16, 14, 3.4, Algorithm::kRecursiveDoubling}, Machine{64, 110, 75, Algorithm::kTree},
+        Machine{16, 103, 103, Algorithm::kTree},  // over tcp
+        Machine{64, 770, 770, Algorithm::kTree}}) {
+    CostParameters cost;
+    cost.local.alpha = machine.alpha * 1e-6;
+    cost.shared_step = machine.shared_step * 1e-6;
+    cost.node_size = machine.ranks;
+    const auto all =
+        CostModel(cost, kSlot, kLanes).candidates({.ranks = machine.ranks, .bytes = 8});
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(all->front().spec.algorithm, machine.best) << machine.ranks << " ranks";
+    const auto direct = std::find_if(all->begin(), all->end(), [](const Choice& choice) {
+      return choice.spec.algorithm == Algorithm::kDirect;
+    });
+    ASSERT_NE(direct, all->end());
+    if (machine.ranks >= 64) {
+      EXPECT_GT(direct->seconds, 5 * all->front().seconds);
+    }
+  }
+}
+
 TEST(CostModel, LargeCallsSendFewBytes) {
   for (uint32_t ranks : {3, 8, 64}) {
     const Choice choice = choose(flat_model(), {.ranks = ranks, .bytes = 256 << 20});
@@ -221,6 +251,7 @@ TEST(CostParameters, AgreesOnTheMiddle) {
 TEST(CostParameters, SurviveTheWireAndNothingElseDoes) {
   CostParameters cost;
   cost.local = {1.25e-6, 3e-11};
+  cost.shared_step = 7e-6;
   cost.node_size = 8;
   const std::string bytes = encode(cost);
   ASSERT_EQ(bytes.size(), kEncodedCostBytes);
