@@ -23,9 +23,9 @@ Comm* comm_of(void* pointer, bool sends) {
   return static_cast<Comm*>(comm);
 }
 
-// Of a comm that can be used no more: told once.
+// Why a comm can be used no more is told once.
 Result broken(NetComm& comm, const char* call, const absl::Status& status) {
-  if (comm.said.exchange(true)) return result_of(status);
+  if (!absl::IsInvalidArgument(status) && comm.said.exchange(true)) return result_of(status);
   return fail(call, status);
 }
 

@@ -92,8 +92,10 @@ absl::Status NetComm::remove(NetMemory* memory) {
 
 void NetComm::remove_all() {
   const std::lock_guard lock(memory_mutex_);
-  for (auto& [range, memory] : memory_) forget(hub.worker(), *memory).IgnoreError();
-  memory_.clear();
+  // What transfers of ours still use is tried again when they have ended.
+  std::erase_if(memory_, [this](auto& entry) {
+    return !absl::IsFailedPrecondition(forget(hub.worker(), *entry.second));
+  });
 }
 
 absl::StatusOr<size_t> NetComm::offset_in(const NetMemory* memory, const void* data, size_t bytes) {

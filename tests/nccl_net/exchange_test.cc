@@ -10,8 +10,8 @@ INSTANTIATE_TEST_SUITE_P(Nets, BatonNet, testing::ValuesIn(baton_setups()), name
 constexpr size_t kSizes[] = {0,    1,      7,      8,      64,      127,     128,     129,    4095,
                              4096, 65'535, 65'536, 65'537, 262'143, 262'144, 600'000, 1 << 20};
 
-// Promise(NCCL): A message arrives whole, whatever its size | each size over every provider, each
-// byte and the size that test() tells looked at; the harness runs over other plugins too
+// Promise(nccl): A message arrives whole, whatever its size | each size over every provider, each
+//   byte and the size that test() tells looked at; the harness runs over other plugins too
 TEST_P(Contract, EverySize) {
   Lane lane(rig, 1 << 20);
   for (const size_t bytes : kSizes) {
@@ -80,8 +80,8 @@ TEST_P(BatonNet, SendGivesNullUntilAReceiveIsPosted) {
   lane.expect({0, 4'096, 1}, 0);
 }
 
-// Promise(NCCL): 32 groups are in flight on a comm, and the next one is NULL, not an error | 33
-// receives are posted, then served in order
+// Promise(nccl): 32 groups are in flight on a comm, and the next one is NULL, not an error | 33
+//   receives are posted, then served in order
 TEST_P(BatonNet, ThirtyTwoInFlight) {
   Lane lane(rig, 32 * 512);
   std::vector<void*> receives, sends;
@@ -163,8 +163,8 @@ INSTANTIATE_TEST_SUITE_P(Nets, Groups,
                                                std::get<1>(of.param));
                          });
 
-// Promise(NCCL): Receives are grouped by up to eight, and tags find their slot in any order | every
-// group size, tags permuted, sends smaller than, equal to and larger than their slots
+// Promise(nccl): Receives are grouped by up to eight, and tags find their slot in any order | every
+//   group size, tags permuted, sends smaller than, equal to and larger than their slots
 TEST_P(Groups, PermutedTags) {
   const int n = std::get<1>(GetParam());
   constexpr size_t kRoom = 9'000;

@@ -29,9 +29,9 @@ TEST_P(BatonNet, CommsOfTheWrongDirectionAreErrors) {
   EXPECT_EQ(net().close_receive(lane.ends.send), Result::kInvalidArgument);
 }
 
-// Promise(NCCL): A comm that is closed with receives posted is closed at once, and no byte of it
-// moves afterwards; the other side gets an error | receives are posted, the receiver closes, then
-// the sender sends
+// Promise(nccl): A comm that is closed with receives posted is closed at once, and no byte of it
+//   moves afterwards; the other side gets an error | receives are posted, the receiver closes, then
+//   the sender sends
 TEST_P(BatonNet, AReceiverThatClosesIsAnErrorAtTheSender) {
   Lane lane(rig, 64 << 10);
   for (int i = 0; i < 4; ++i) lane.receive({{0, 64 << 10, 0}});
@@ -185,8 +185,8 @@ class NetEnvironment : public testing::Test {
   static absl::Status open() { return Plugin::get().open(NetLog::logger()); }
 };
 
-// Promise(NCCL): No address to listen on, an unknown provider or a wrong setting: init() fails, and
-// says what to change; NCCL then takes another network | each is tried
+// Promise(nccl): No address to listen on, an unknown provider or a wrong setting: init() fails, and
+//   says what to change; NCCL then takes another network | each is tried
 TEST_F(NetEnvironment, AnInterfaceThatIsNotThere) {
   setenv("NCCL_SOCKET_IFNAME", "nosuchinterface", 1);
   const absl::Status status = open();
@@ -213,8 +213,8 @@ TEST_F(NetEnvironment, TheLoopbackInterface) {
   EXPECT_EQ(Plugin::get().devices()[0].name, "lo");
 }
 
-// Promise(NCCL): NICs are numbered by their PCI addresses, at every door | a made-up sysfs with
-// adapters whose names sort otherwise
+// Promise(nccl): NICs are numbered by their PCI addresses, at every door | a made-up sysfs with
+//   adapters whose names sort otherwise
 TEST_F(NetEnvironment, AdaptersAreSortedByPciAddress) {
   char folder[] = "/tmp/baton-nics-XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);

@@ -15,8 +15,8 @@ std::string output_of(const std::string& command) {
   return out;
 }
 
-// Promise(NCCL): The library shows NCCL's doors and nothing else, and links no CUDA | its dynamic
-// symbols and needed libraries are read
+// Promise(nccl): The library shows NCCL's doors and nothing else, and links no CUDA | its dynamic
+//   symbols and needed libraries are read
 TEST(NcclLibrary, ShowsNothingButItsDoors) {
   std::set<std::string> shown;
   std::istringstream lines(output_of("nm -D --defined-only " BATON_NCCL_PLUGIN));
@@ -80,8 +80,8 @@ std::string installed_nccl() {
   return "";
 }
 
-// Promise(NCCL): The installed NCCL opens the library as its environment | ncclGetUniqueId, which
-// needs no GPU, in a process of its own; what NCCL logs is read
+// Promise(nccl): The installed NCCL opens the library as its environment | ncclGetUniqueId, which
+//   needs no GPU, in a process of its own; what NCCL logs is read
 TEST(NcclLibrary, TheInstalledNcclOpensItsEnvironment) {
   const std::string nccl = installed_nccl();
   if (nccl.empty()) {

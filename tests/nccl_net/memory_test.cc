@@ -78,7 +78,7 @@ TEST_P(BatonNet, GroupsOfNoneOrNineAreErrors) {
   }
 }
 
-// Promise(NCCL): Negative and huge sizes are errors | through v8's ints and through the others
+// Promise(nccl): Negative and huge sizes are errors | through v8's ints and through the others
 TEST_P(BatonNet, NegativeAndHugeSizesAreErrors) {
   Lane lane(rig, 1'000);
   void* request = nullptr;
@@ -185,9 +185,9 @@ TEST_P(BatonNet, ADescriptorThatIsNoneIsAnError) {
   EXPECT_EQ(memory, nullptr);
 }
 
-// Promise(NCCL): A buffer that is freed while it is registered costs its comm an error and nothing
-// else | what a send reads from and a receive lands in is unmapped; both ends hear of it, others go
-// on
+// Promise(nccl): A buffer that is freed while it is registered costs its comm an error and nothing
+//   else | what a send reads from and a receive lands in is unmapped; both ends hear of it, others
+//   go on
 TEST_P(BatonNet, ASourceThatWasFreedIsAnErrorAtBothEnds) {
   if (GetParam().provider == "sim" || GetParam().provider == "verbs_fake") {
     GTEST_SKIP() << "an adapter pins what is registered; this one is simulated by memcpy";

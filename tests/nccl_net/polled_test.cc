@@ -25,8 +25,8 @@ TEST(Polled, OrderedCopyCopiesEveryByte) {
   }
 }
 
-// Promise(NCCL): A line that a device polls is never seen before its bytes are | a thread reads
-// lines of 128 bytes while transfers of 600 KB, which shm would stream past the caches, arrive
+// Promise(nccl): A line that a device polls is never seen before its bytes are | a thread reads
+//   lines of 128 bytes while transfers of 600 KB, which shm would stream past the caches, arrive
 TEST(Polled, LinesAreWholeWhenTheirFlagIs) {
   const auto make = [](const char* name) {
     return Worker::create({.name = name,

@@ -113,8 +113,8 @@ TEST_P(Processes, BytesComeFromAnotherProcess) {
                           [](std::byte b) { return b == std::byte{0x77}; }));
 }
 
-// Promise(NCCL): A rank that is killed is ncclRemoteError at the other, with one line of the log |
-// a peer is killed while receives are posted, over shm and tcp
+// Promise(nccl): A rank that is killed is ncclRemoteError at the other, with one line of the log |
+//   a peer is killed while receives are posted, over shm and tcp
 TEST_P(Processes, APeerThatIsKilled) {
   take(5);
   void* request = nullptr;
@@ -164,8 +164,8 @@ TEST_P(Processes, APeerThatIsStoppedAndGoesOn) {
   take(20);
 }
 
-// Promise(NCCL): A comm is closed in any state within 50 ms, whatever its peer does | the peer is
-// stopped with 32 receives posted; another comm is opened afterwards
+// Promise(nccl): A comm is closed in any state within 50 ms, whatever its peer does | the peer is
+//   stopped with 32 receives posted; another comm is opened afterwards
 TEST_P(Processes, AStoppedPeerHoldsUpNoClose) {
   take(3);
   peer->stop();

@@ -47,8 +47,8 @@ TEST_P(BatonNet, IsOpenedForEveryCommunicator) {
   lane.exchange({0, 100, 0}, 0);
 }
 
-// Promise(NCCL): connect and accept never wait: there is no comm until there is one | each is
-// called alone first, and comes back with none
+// Promise(nccl): connect and accept never wait: there is no comm until there is one | each is
+//   called alone first, and comes back with none
 TEST_P(BatonNet, ConnectAndAcceptComeBackWithNothing) {
   HandleBuffer handle{};
   void *listener = nullptr, *send = nullptr, *receive = nullptr;
@@ -167,8 +167,8 @@ TEST_P(BatonNet, AHandleThatIsNoneIsRefused) {
   EXPECT_EQ(NetLog::lines(LogLevel::kWarn).size(), 2u);
 }
 
-// Promise(NCCL): A handle of another build, or one that was damaged, is an error that says so |
-// each byte of a handle is changed in turn, and the version
+// Promise(nccl): A handle of another build, or one that was damaged, is an error that says so |
+//   each byte of a handle is changed in turn, and the version
 TEST_P(BatonNet, ADamagedHandleIsRefused) {
   HandleBuffer handle{};
   void *listener = nullptr, *send = nullptr;

@@ -47,7 +47,7 @@ Choice choose(const TunerV6& tuner, void* context, int collective, size_t bytes,
   return choice;
 }
 
-// Promise(NCCL): The tuner leaves NCCL's choice alone but for what the user's file says |
+// Promise(nccl): The tuner leaves NCCL's choice alone but for what the user's file says |
 //   costs that NCCL gives, with and without BATON_NCCL_TUNING
 TEST_F(Tools, TheTunerSaysWhatTheUserHasMeasured) {
   const auto* v6 = table_of<TunerV6>("ncclTunerPlugin_v6");
@@ -126,7 +126,7 @@ TEST_F(Tools, ATuningFileThatMakesNoSenseIsRefusedByItsLine) {
   EXPECT_THAT(said, testing::HasSubstr("/nowhere cannot be read"));
 }
 
-// Promise(NCCL): NCCL's events become a timeline, and cost nothing where none is asked for | events
+// Promise(nccl): NCCL's events become a timeline, and cost nothing where none is asked for | events
 //   of a collective, its proxy and its steps, read back as JSON
 TEST_F(Tools, TheProfilerWritesATimeline) {
   for (const char* name : {"ncclProfiler_v5", "ncclProfiler_v6", "ncclProfiler_v7"}) {
