@@ -109,9 +109,9 @@ TEST_F(Tools, ATuningFileThatMakesNoSenseIsRefusedByItsLine) {
       {"\nallsum 0 1 tree ll128 4 -\n", "line 2: there is no collective allsum"},
       {"allreduce 0 1 star ll128 4 -\n", "there is no algorithm star"},
       {"allreduce 0 1 tree ll64 4 -\n", "there is no protocol ll64"},
-      {"allreduce 2 1 tree ll128 4 -\n", "a number makes no sense"},
-      {"allreduce -1 1 tree ll128 4 -\n", "a number makes no sense"},
-      {"allreduce 0 1 tree ll128 4000000000 -\n", "a number makes no sense"},
+      {"allreduce 2 1 tree ll128 4 -\n", "a number is out of range"},
+      {"allreduce -1 1 tree ll128 4 -\n", "a number is out of range"},
+      {"allreduce 0 1 tree ll128 4000000000 -\n", "a number is out of range"},
   };
   for (const auto& [text, reason] : cases) {
     tuning(text);
