@@ -80,7 +80,7 @@ absl::StatusOr<Row> parse(const std::vector<std::string>& words) {
   uint64_t channels = 0;
   if (!read(words[1], row.from) || !read(words[2], row.to) || !read(words[5], channels) ||
       !read(words[6], row.chunk) || row.from > row.to || channels > 1024) {
-    return absl::InvalidArgumentError("a number makes no sense");
+    return absl::InvalidArgumentError("a number is out of range");
   }
   if (channels > 0) row.channels = static_cast<int>(channels);
   return row;

@@ -73,7 +73,7 @@ class RmaLitmus final : public Litmus {
   std::array<void*, kNodes> contexts_{};
 };
 
-// Promise(NCCL): A strong signal is never seen before a byte of an earlier put of its context |
+// Promise(nccl): A strong signal is never seen before a byte of an earlier put of its context |
 //   random puts and signals through the RMA plugin's functions, over a network that loses, repeats
 //   and overtakes, in virtual time; 10^6 of them by BATON_SEEDS=470
 TEST(RmaLitmus, NoStrongSignalOvertakesAPut) {

@@ -49,7 +49,7 @@ void put_signal_and_get(const char* symbol) {
   });
 }
 
-// Promise(NCCL): Every version of NCCL's RMA interface does the same | v13 under both of its names,
+// Promise(nccl): Every version of NCCL's RMA interface does the same | v13 under both of its names,
 //   v14, v15 and v16, three ranks of one process
 TEST(Rma, EveryVersionPutsSignalsAndGets) {
   put_signal_and_get<RmaV13>("ncclGinPlugin_v13");
@@ -89,7 +89,7 @@ TEST(Rma, ARankPutsToItself) {
   });
 }
 
-// Promise(NCCL): An RMA request is never NULL | 6,000 puts that none has tested, more than a group
+// Promise(nccl): An RMA request is never NULL | 6,000 puts that none has tested, more than a group
 //   has works
 TEST(Rma, MoreRequestsThanThereIsRoomFor) {
   run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [](RmaRank<RmaV16>& self) {
@@ -148,7 +148,7 @@ TEST(Rma, WordsWrapAndAreSetBack) {
 
 // --- what goes wrong -----------------------------------------------------------------------------
 
-// Promise(NCCL): RMA calls that make no sense get NCCL's error code, and break nothing | bounds,
+// Promise(nccl): RMA calls that make no sense get NCCL's error code, and break nothing | bounds,
 //   ranks, contexts, handles and types, each refused before a byte moves
 TEST(Rma, RefusesWhatMakesNoSense) {
   run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 2, [](RmaRank<RmaV16>& self) {

@@ -47,7 +47,7 @@ Choice choose(const TunerV6& tuner, void* context, int collective, size_t bytes,
   return choice;
 }
 
-// Promise(NCCL): The tuner leaves NCCL's choice alone but for what the user's file says |
+// Promise(nccl): The tuner leaves NCCL's choice alone but for what the user's file says |
 //   costs that NCCL gives, with and without BATON_NCCL_TUNING
 TEST_F(Tools, TheTunerSaysWhatTheUserHasMeasured) {
   const auto* v6 = table_of<TunerV6>("ncclTunerPlugin_v6");
@@ -109,9 +109,9 @@ TEST_F(Tools, ATuningFileThatMakesNoSenseIsRefusedByItsLine) {
       {"\nallsum 0 1 tree ll128 4 -\n", "line 2: there is no collective allsum"},
       {"allreduce 0 1 star ll128 4 -\n", "there is no algorithm star"},
       {"allreduce 0 1 tree ll64 4 -\n", "there is no protocol ll64"},
-      {"allreduce 2 1 tree ll128 4 -\n", "a number makes no sense"},
-      {"allreduce -1 1 tree ll128 4 -\n", "a number makes no sense"},
-      {"allreduce 0 1 tree ll128 4000000000 -\n", "a number makes no sense"},
+      {"allreduce 2 1 tree ll128 4 -\n", "a number is out of range"},
+      {"allreduce -1 1 tree ll128 4 -\n", "a number is out of range"},
+      {"allreduce 0 1 tree ll128 4000000000 -\n", "a number is out of range"},
   };
   for (const auto& [text, reason] : cases) {
     tuning(text);
@@ -126,7 +126,7 @@ TEST_F(Tools, ATuningFileThatMakesNoSenseIsRefusedByItsLine) {
   EXPECT_THAT(said, testing::HasSubstr("/nowhere cannot be read"));
 }
 
-// Promise(NCCL): NCCL's events become a timeline, and cost nothing where none is asked for | events
+// Promise(nccl): NCCL's events become a timeline, and cost nothing where none is asked for | events
 //   of a collective, its proxy and its steps, read back as JSON
 TEST_F(Tools, TheProfilerWritesATimeline) {
   for (const char* name : {"ncclProfiler_v5", "ncclProfiler_v6", "ncclProfiler_v7"}) {
