@@ -32,6 +32,11 @@ int32_t foreign(baton_work work, baton_error* error) {
                    error);
 }
 
+absl::StatusOr<Work> no_group(baton_work group) {
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%d is no group of this communicator: baton_comm_group_begin() gives them", group));
+}
+
 absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
                            const CallOptions& options) {
   const auto ranks = static_cast<size_t>(group.ranks());
@@ -175,6 +180,13 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
       }
       options.tag = all.tag;
       options.factor = all.factor;
+      if (all.after != nullptr) options.after = {all.after->device, all.after->handle};
+      if (all.release != nullptr) options.release = {all.release->device, all.release->handle};
+      if (all.group != 0) {
+        const auto known = work_of(*comm, all.group);
+        if (!known) return no_group(all.group);
+        options.group = *known;
+      }
       return start(group, all, options);
     });
   });
@@ -188,6 +200,33 @@ int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, bato
     const bool runs =
         absl::IsDeadlineExceeded(result) && absl::StrContains(result.message(), "still runs");
     return result_of(runs ? result : ended(result), error);
+  });
+}
+
+int32_t baton_comm_group_begin(baton_comm* comm, baton_work* group, baton_error* error) {
+  if (group == nullptr) return invalid("group is NULL: pass the address for the number", error);
+  *group = 0;
+  return with(comm, error, [&](Communicator& of) {
+    const auto begun = of.group_begin();
+    if (begun.ok()) *group = number_of(*comm, *begun);
+    return result_of(ended(begun.status()), error);
+  });
+}
+
+int32_t baton_comm_group_end(baton_comm* comm, baton_work group, baton_error* error) {
+  return with(comm, error, [&](Communicator& of) {
+    const auto known = work_of(*comm, group);
+    return result_of(known ? of.group_end(*known) : no_group(group).status(), error);
+  });
+}
+
+int32_t baton_work_hold(baton_comm* comm, baton_work work, const baton_stream* stream,
+                        baton_error* error) {
+  if (stream == nullptr) return invalid("stream is NULL: pass what the device's stream is", error);
+  return with(comm, error, [&](Communicator& group) {
+    const auto known = work_of(*comm, work);
+    if (!known) return foreign(work, error);
+    return result_of(ended(group.hold(*known, {stream->device, stream->handle})), error);
   });
 }
 

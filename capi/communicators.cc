@@ -485,8 +485,11 @@ int32_t baton_comm_flight_record(const baton_comm* comm, baton_bytes* out, baton
 int32_t baton_comm_get_stats(const baton_comm* comm, baton_comm_stats* out, baton_error* error) {
   return with(comm, error, [&](baton::Communicator& group) {
     const baton::CommunicatorStats now = group.stats();
-    const baton_comm_stats all{sizeof all,       now.calls,  now.messages,     now.bytes_sent,
-                               now.direct_bytes, now.sleeps, now.staged_calls, now.staged_bytes};
+    // A counter that is added there has to be added here, and in python/baton/_library.py.
+    const auto& [calls, messages, bytes_sent, direct_bytes, sleeps, staged_calls, staged_bytes,
+                 link_bytes] = now;
+    const baton_comm_stats all{sizeof all, calls,        messages,     bytes_sent, direct_bytes,
+                               sleeps,     staged_calls, staged_bytes, link_bytes};
     if (!write_sized(all, out)) {
       return invalid("out: set its size to sizeof(baton_comm_stats)", error);
     }

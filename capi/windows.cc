@@ -66,8 +66,8 @@ int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32
     baton::WindowOptions options;
     options.signals = signals;
     if (timeout != 0) options.timeout = baton::capi::timeout_of(timeout);
-    auto made = data == nullptr ? Window::allocate(group, bytes, options)
-                                : Window::create(group, data, bytes, options);
+    auto made = data == nullptr && bytes > 0 ? Window::allocate(group, bytes, options)
+                                             : Window::create(group, data, bytes, options);
     if (!made.ok()) return result_of(ended(made.status()), error);
     auto handle = std::make_unique<baton_window>();
     handle->comm = comm;

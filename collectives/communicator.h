@@ -119,6 +119,14 @@ struct CallOptions {
   // For kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
+  // What group_begin() gave: the call ends with the others of that group. It begins at once; wait()
+  // and test() must not name it, but the group's Work.
+  Work group;
+  // Order with streams of CUDA devices (DeviceStream in transport/transfer.h), for memory of theirs
+  // or of the host's. No thread waits for them, and so beginning a call does not block; but they
+  // need a timeout of the call, for nothing else ends a stream's wait.
+  DeviceStream after;    // the call reads and writes nothing before all that is on it now has run
+  DeviceStream release;  // as hold(), from the call's beginning on
 };
 
 // As the source of a receive: whichever rank sends first.
@@ -188,7 +196,7 @@ class Communicator {
   // and gives the same bits. Copy engines move it through pinned memory. The CPU sums or a kernel
   // of the device, whichever costs less by what was measured, or as the setting staging.sums says;
   // what only moves bytes launches no kernel. Beginning a call blocks until its input has left the
-  // device; what makes the input must have ended before.
+  // device, and what makes the input must have ended before; with CallOptions::after neither.
   // InvalidArgument for managed or freed memory and for a buffer in several allocations. A device
   // that fails or is lost ends the call, and the communicator, at every rank.
   void free(const CommBuffer& buffer);
@@ -286,6 +294,23 @@ class Communicator {
   absl::Status receive(void* out, size_t count, DataType type, int from,
                        const CallOptions& options = {});
   absl::Status barrier(const CallOptions& options = {});
+
+  // Several calls of one or more threads that are waited for as one: pass what group_begin()
+  // returns to each as CallOptions::group, and then to group_end(). From then on it is a Work that
+  // ends when all of them have, with the first error that one of them ended with; until then wait()
+  // and test() refuse it (FailedPrecondition). Each rank groups its calls as it likes: other ranks
+  // see no difference. group_begin(): ResourceExhausted as for a call. group_end(), and a call of a
+  // group that is not open: InvalidArgument. A call that is refused is in no group.
+  absl::StatusOr<Work> group_begin();
+  absl::Status group_end(Work group);
+
+  // What is put on the stream from now on runs when the call, or all of a group, has ended, or at
+  // its timeout: so it runs also if the call failed, which the next call and wait() tell. Nothing
+  // is held for a call that has ended, and how it ended is returned. Whoever drives this
+  // communicator ends the stream's wait: call nothing that waits for the stream on that thread
+  // (TransferRequest::release has the rest). NotFound: the call's end was told already.
+  // InvalidArgument: the call has no timeout, or this is no stream that can wait.
+  absl::Status hold(Work work, DeviceStream stream);
 
   // Blocks until the call has ended and returns how. Polls at first, then sleeps. DeadlineExceeded
   // with "still runs" in its text: not within `timeout`; the call runs on and can be waited for

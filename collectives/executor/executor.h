@@ -66,6 +66,7 @@ struct Blocked {
   bool to_send = false;    // for room at the peer, or for the peer to take what was sent
   bool combining = false;  // for a device of its own: `peer` is the rank itself
   bool from_any = false;   // for whichever rank sends: `peer` is the rank itself
+  bool on_stream = false;  // for a stream of a device, or for the input to leave it: likewise
 };
 
 class Executor {

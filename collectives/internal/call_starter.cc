@@ -35,14 +35,21 @@ proof::CallShape CallStarter::shape_of(const Request& request) const {
   return shape;
 }
 
+absl::Status CallStarter::usable(const CallOptions& options) const {
+  absl::Status status = needs_.mesh.endpoint().usable();
+  status.Update(needs_.calls.prepare(options.after));
+  status.Update(needs_.calls.prepare(options.release));
+  return status;
+}
+
 absl::StatusOr<Work> CallStarter::begin(const Request& request) {
-  if (absl::Status status = usable(); !status.ok()) return status;
+  if (absl::Status status = usable(request.options); !status.ok()) return status;
   Lock lock(needs_.mutex);
   return begin(request, lock);
 }
 
 absl::Status CallStarter::run(const Request& request) {
-  if (absl::Status status = usable(); !status.ok()) return status;
+  if (absl::Status status = usable(request.options); !status.ok()) return status;
   absl::StatusOr<Work> work;
   {
     Lock lock(needs_.mutex);
@@ -74,7 +81,15 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
     if (!copied.ok()) return copied.status();
     staged = *std::move(copied);
   }
-  if (DeviceCalls::wants_own_input(request, needs_.mesh.ranks())) {
+  const bool gated = request.options.after.device >= 0;
+  const bool own_input = DeviceCalls::wants_own_input(request, needs_.mesh.ranks());
+  if (own_input && gated && !DeviceCalls::reads(staged)) {
+    return refuse(
+        request.collective,
+        "the host's memory is made into another input when the call begins, and so cannot "
+        "wait for a stream: synchronise that, and leave out `after`");
+  }
+  if (own_input && !gated) {
     absl::Status status = needs_.devices.own_input(request, staged, in_place);
     if (!status.ok()) return end_with(request.collective, status);
   }
@@ -103,7 +118,9 @@ absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
     return refuse(what, std::string(staged.status().message()));
   }
   absl::Status status = staged.status();
-  if (status.ok()) {
+  if (status.ok() && options.after.device >= 0) {
+    needs_.devices.begin_copy_in(**staged);
+  } else if (status.ok()) {
     const Time timeout = options.timeout == Time::zero() ? needs_.options.timeout : options.timeout;
     const Time deadline = base::deadline_after(needs_.mesh.now(), timeout);
     ++beginning_;
@@ -132,7 +149,9 @@ absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& en
                                         DeviceCalls::StagedPtr staged, bool on_device) {
   // A call that is refused must not count in the tuner: other ranks may have had room for it.
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
+  if (absl::Status status = needs_.calls.note(request.options); !status.ok()) return status;
   absl::StatusOr<Tuner::Pick> pick = needs_.tuner.take(entry, in_place);
+  if (!pick.ok()) needs_.calls.drop();
   if (!pick.ok()) return pick.status();
   absl::StatusOr<Work> work =
       needs_.calls.start(request, *pick, std::move(staged), on_device, in_place);
@@ -183,7 +202,7 @@ absl::Status CallStarter::await_vote(Tuner::Entry& entry, Lock& lock) {
 absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, size_t count,
                                                        DataType type, int other,
                                                        const CallOptions& call_options) {
-  if (absl::Status status = usable(); !status.ok()) return status;
+  if (absl::Status status = usable(call_options); !status.ok()) return status;
   Lock lock(needs_.mutex);
   absl::Status status = check_point_to_point(sends, data, count, type, other, needs_.mesh.rank(),
                                              needs_.mesh.ranks());
@@ -201,7 +220,7 @@ absl::StatusOr<Work> CallStarter::begin_point_to_point(bool sends, void* data, s
 absl::StatusOr<Work> CallStarter::begin_all_to_all_v(const void* in, const Blocks& send, void* out,
                                                      const Blocks& receive, DataType type,
                                                      const CallOptions& call_options) {
-  if (absl::Status status = usable(); !status.ok()) return status;
+  if (absl::Status status = usable(call_options); !status.ok()) return status;
   Lock lock(needs_.mutex);
   await_turn(lock);
   absl::Status status =

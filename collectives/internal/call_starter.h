@@ -65,7 +65,8 @@ class CallStarter {
   absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
                                                Collective what, const CallOptions& options,
                                                Lock& lock);
-  absl::Status usable() const { return needs_.mesh.endpoint().usable(); }
+  // Without the lock: also what the call's streams take is there.
+  absl::Status usable(const CallOptions& options) const;
   absl::Status end_with(Collective what, const absl::Status& why);
   absl::Status prepare_vote(Tuner::Entry& entry);
   absl::Status await_vote(Tuner::Entry& entry, Lock& lock);

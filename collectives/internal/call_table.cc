@@ -1,9 +1,8 @@
 // The slots of calls; starting collective calls and ending all calls.
 #include "collectives/internal/call_table.h"
 
-#include <sched.h>
-
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "absl/strings/str_format.h"
@@ -88,6 +87,10 @@ CallTable::Slot& CallTable::take_slot(bool collective) {
   slot.on_end = nullptr;
   slot.detached = slot.outlives = false;
   slot.on_device = false;
+  slot.streams = slot.gated = slot.fetching = slot.own_input = false;
+  slot.in_parts = slot.grouping = false;
+  slot.own_bytes = slot.members = 0;
+  slot.group = 0;
   slot.call = Call{};
   slot.call.on_done = &CallTable::on_done;
   slot.call.context = &slot;
@@ -100,6 +103,7 @@ CallTable::Slot& CallTable::take_slot(bool collective) {
 }
 
 void CallTable::free_slot(Slot& slot) {
+  if (slot.streams) streams_.forget(ticket_of(slot.id));
   slot.id = 0;
   slot.staged.reset();
   ++free_;
@@ -115,10 +119,23 @@ void CallTable::take_options(Slot& slot, const CallOptions& options) const {
   slot.on_end = options.on_end;
   slot.context = options.context;
   slot.detached = options.detached;
+  slot.streams = options.after.device >= 0 || options.release.device >= 0;
+  slot.gated = options.after.device >= 0;
+  if (options.group.sequence == 0) return;
+  slot.group = options.group.sequence;
+  slot.detached = true;
+  ++slot_of(slot.group).members;
 }
 
 absl::StatusOr<Work> CallTable::start_plain(const CallOptions* options) {
   if (absl::Status status = room_for(0, 1); !status.ok()) return status;
+  if (options != nullptr && options->after.device >= 0) {
+    return absl::InvalidArgumentError(
+        "accesses to windows wait for no stream: synchronise it, and leave out `after`");
+  }
+  if (options != nullptr) {
+    if (absl::Status status = note(*options); !status.ok()) return status;
+  }
   Slot& slot = take_slot(false);
   if (options != nullptr) take_options(slot, *options);
   slot.call.deadline = kNever;
@@ -195,80 +212,19 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
                           .sequence = sequence_,
                           .bytes = call.descriptor.count * element});
   slot.on_device = on_device;
-  if (on_device) {
+  slot.fetching = slot.gated && slot.staged != nullptr;
+  slot.own_input = slot.gated && DeviceCalls::wants_own_input(request, ranks_);
+  if (on_device || slot.own_input) {
     slot.request = request;
     slot.in_place = in_place;
-  }
-  // The executor has calls in the same order at all ranks.
-  if (on_device || !undecided_.empty()) {
-    undecided_.push_back(&slot);
-  } else {
-    needs_.executor.start(call);
-  }
-  return Work{slot.id};
-}
-
-bool CallTable::any_on_devices() const {
-  return !undecided_.empty() ||
-         (needs_.devices != nullptr && needs_.devices->exchange() != nullptr &&
-          !needs_.devices->exchange()->idle());
-}
-
-bool CallTable::any_under_way_on_devices() const {
-  return any_on_devices() && needs_.devices->exchange()->on_device();
-}
-
-absl::StatusOr<bool> CallTable::advance_devices() {
-  bool any = false;
-  while (!undecided_.empty()) {
-    Slot& slot = *undecided_.front();
-    const std::optional<bool> exchange =
-        slot.on_device ? needs_.devices->all_can(slot.call.descriptor.sequence) : false;
-    if (!exchange.has_value()) break;
-    undecided_.pop_front();
-    any = true;
-    if (absl::Status status = decide(slot, *exchange); !status.ok()) return status;
-  }
-  const absl::StatusOr<bool> moved = needs_.devices->exchange()->advance();
-  if (!moved.ok()) return moved;
-  return any || *moved;
-}
-
-absl::Status CallTable::decide(Slot& slot, bool exchange) {
-  Call& call = slot.call;
-  if (exchange) {
-    slot.entry = UINT32_MAX;  // what it takes says nothing of a schedule
-    slot.predicted = needs_.devices->exchange(call);
-    return absl::OkStatus();
-  }
-  if (slot.on_device) {
-    slot.on_device = false;
-    auto staged = needs_.devices->stage(slot.request, slot.in_place);
-    absl::Status status = staged.status();
-    if (status.ok()) {
-      slot.staged = *std::move(staged);
-      status = needs_.devices->copy_in(*slot.staged, call.deadline, [] {
-        sched_yield();
-        return absl::OkStatus();
-      });
+    if (request.uneven) slot.request.blocks = {slot.lengths, slot.starts};
+    if (slot.own_input && request.options.factor != nullptr) {
+      std::memcpy(slot.factor.data(), request.options.factor, element);
+      slot.request.options.factor = slot.factor.data();
     }
-    if (!status.ok()) return status;
-    call.in = static_cast<std::byte*>(const_cast<void*>(slot.request.in));
-    call.out = static_cast<std::byte*>(slot.request.out);
-    needs_.devices->choose_sums(*slot.staged, call);
   }
-  needs_.executor.start(call);
-  return absl::OkStatus();
-}
-
-executor::Blocked CallTable::blocked_on_devices() const {
-  if (!any_on_devices()) return {};
-  executor::Blocked blocked = needs_.devices->exchange()->blocked();
-  if (blocked.call != nullptr || undecided_.empty()) return blocked;
-  const Call& call = undecided_.front()->call;
-  uint32_t waits_for = rank_;
-  needs_.devices->all_can(call.descriptor.sequence, &waits_for);
-  return {.call = &call, .peer = waits_for};
+  launch_or_wait(slot);
+  return Work{slot.id};
 }
 
 // For the others to compare with what they call.
@@ -282,6 +238,9 @@ std::optional<absl::Status> CallTable::reap(Work work) {
   Slot& slot = slot_of(work.sequence);
   if (work.sequence == 0 || slot.id != work.sequence) {
     return absl::NotFoundError("there is no such call: its result was already reported");
+  }
+  if (slot.grouping && !slot.done) {
+    return absl::FailedPreconditionError("calls may be added to this group yet: group_end() it");
   }
   if (!slot.done || slot.callback_due) return std::nullopt;
   absl::Status result = std::move(slot.result);
@@ -330,7 +289,7 @@ void CallTable::fail_all(const absl::Status& why) {
   if (needs_.devices != nullptr) needs_.devices->stop();
   const std::vector<Slot*> open = in_flight_;
   for (auto slot = open.rbegin(); slot != open.rend(); ++slot) {
-    if (!(*slot)->outlives) end(**slot, why);
+    if (!(*slot)->outlives && !(*slot)->done) end(**slot, why);  // a group ends with its last
   }
   ended_.notify_all();
 }
@@ -363,6 +322,14 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
   }
   slot.result = result;
   slot.done = true;
+  if (slot.streams) streams_.ended(ticket_of(slot.id), result.ok());
+  if (slot.group != 0) {
+    Slot& group = slot_of(slot.group);
+    group.result.Update(result);
+    if (--group.members == 0 && !group.grouping && !group.done) {
+      end(group, absl::Status(group.result));
+    }
+  }
   if (slot.on_end != nullptr && needs_.endpoint != nullptr) {
     slot.callback_due = true;
     ++callbacks_due_;

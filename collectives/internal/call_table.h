@@ -1,9 +1,9 @@
 // The call table: calls from their start to the moment when the caller has heard how they ended.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -19,6 +19,7 @@
 #include "collectives/internal/device_calls.h"
 #include "collectives/internal/endpoint_impl.h"
 #include "collectives/internal/tuner.h"
+#include "transport/internal/stream_order.h"
 
 namespace baton::collectives::internal {
 
@@ -48,13 +49,25 @@ class CallTable {
     bool collective = false;
     bool outlives = false;  // fail_all(): it stands for what comes after a failure
     CallTable* owner = nullptr;
-    std::vector<Part> parts;  // of an all_to_all_v
+    bool in_parts = false;    // an all_to_all_v
+    std::vector<Part> parts;  // its sends and receives
     size_t parts_left = 0;
+    const std::byte* own_in = nullptr;  // what it moves within this rank
+    std::byte* own_out = nullptr;
+    size_t own_bytes = 0;
+    uint64_t group = 0;                          // the work that it ends with; 0: its own
+    bool grouping = false;                       // such a work, to which calls are still added
+    size_t members = 0;                          // that have yet to end
     uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
     DeviceCalls::StagedPtr staged;               // of a call on memory of devices
     bool on_device = false;                      // of one that may go from device to device
     double predicted = 0;                        // what that one takes, in seconds
-    Request request;                             // of that one
+    bool streams = false;                        // some wait for it, or it for one
+    bool gated = false;                          // it still waits for one
+    bool fetching = false;                       // its input has yet to leave the device
+    bool own_input = false;                      // and is then made into another
+    std::array<std::byte, 8> factor;             // of that
+    Request request;                             // of one that may change on its way
     bool in_place = false;                       // that one
     std::vector<size_t> lengths, starts;         // of blocks of different lengths
   };
@@ -78,6 +91,12 @@ class CallTable {
 
   // OK, or ResourceExhausted: so many calls more would be too many, `collectives` of all ranks.
   absl::Status room_for(size_t collectives, size_t others = 0) const;
+  // Without the lock: makes what waits for these streams take, where that is not there yet.
+  absl::Status prepare(const DeviceStream& stream) { return streams_.prepare(stream.device); }
+  // Right before a call is started: notes the streams that it waits for and that wait for it, and
+  // that its group is open. After an error there is nothing to be started; drop(): nor was there.
+  absl::Status note(const CallOptions& options);
+  void drop() { streams_.forget(ticket_of(next_work_)); }
 
   // Starts a call for which there is room, and whose arguments have been checked.
   // `on_device`: nothing of it is staged, and it goes from device to device if all ranks can.
@@ -99,6 +118,10 @@ class CallTable {
   absl::StatusOr<Work> start_plain(const CallOptions* options = nullptr);
   void end_plain(Work work, const absl::Status& result);
   Time began(Work work) const { return slot_of(work.sequence).call.began; }  // of an open one
+  // As Communicator's.
+  absl::StatusOr<Work> group_begin();
+  absl::Status group_end(Work group);
+  absl::Status hold(Work work, DeviceStream stream);
   void set_outlives(Work work, bool outlives);
   // Callbacks that have not returned yet.
   size_t callbacks_due() const { return callbacks_due_; }
@@ -112,8 +135,9 @@ class CallTable {
   // breaks the communicator.
   bool any_leaving() const { return !leaving_.empty(); }
   absl::Status copy_out();
-  // Calls that wait for others' word on where their memory is, those behind them, and calls that go
-  // from device to device: advance_devices() advances them. An error breaks the communicator.
+  // Calls that wait for a stream, for their input to leave a device or for others' word on where
+  // their memory is, those behind them, and calls that go from device to device: advance_devices()
+  // advances them. An error breaks the communicator.
   bool any_on_devices() const;
   absl::StatusOr<bool> advance_devices();
   // Something of theirs is on a device, which wakes no thread up.
@@ -134,11 +158,22 @@ class CallTable {
   void grow();
   Slot& take_slot(bool collective);
   // `whole`: the all_to_all_v that it belongs to; null: none.
-  void start_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
-                            DataType type, uint32_t other, int32_t tag,
-                            const executor::CallDescriptor* whole = nullptr);
+  void prepare_point_to_point(executor::Call& call, bool sends, std::byte* data, size_t count,
+                              DataType type, uint32_t other, int32_t tag,
+                              const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
-  absl::Status decide(Slot& slot, bool exchange);
+  // Begins a call that is complete, unless it has to wait.
+  void launch_or_wait(Slot& slot);
+  void launch(Slot& slot);
+  // Whether a call has been launched, or goes from device to device; false: it still waits.
+  absl::StatusOr<bool> decide(Slot& slot);
+  // Matched in the order in which they begin.
+  static bool in_order(const Slot& first, const Slot& second);
+  bool waits_for_others(const Slot& slot) const;
+  // What the streams know a work by.
+  static TransferId ticket_of(uint64_t id) {
+    return {static_cast<uint32_t>(id % kMost), static_cast<uint32_t>(id / kMost) + 1};
+  }
   void take_options(Slot& slot, const CallOptions& options) const;
   static void on_returned(void* table, uint64_t work);
   static void on_done(executor::Call& call, void* context);
@@ -147,6 +182,7 @@ class CallTable {
   void free_slot(Slot& slot);
 
   const Needs needs_;
+  baton::internal::StreamOrder streams_{kMost};
   uint32_t rank_, ranks_;
   executor::ControlBlock* control_;
   std::vector<std::unique_ptr<Slot>> slots_;  // by Work::sequence % size, a power of two
@@ -165,7 +201,7 @@ class CallTable {
   std::vector<Source> sources_;  // by Work::sequence % size
   std::vector<Slot*> done_;
   std::vector<Slot*> leaving_;
-  std::deque<Slot*> undecided_;  // in order: one that may go so, and what was begun after it
+  std::vector<Slot*> undecided_;  // begun, in order, and not launched yet
   std::vector<Slot*> in_flight_;
   std::vector<std::vector<Part>> spare_parts_;  // their memory is reused
   std::condition_variable ended_;

@@ -340,6 +340,24 @@ absl::Status Communicator::barrier(const CallOptions& options) {
       {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
 }
 
+absl::StatusOr<Work> Communicator::group_begin() {
+  if (absl::Status usable = impl_->core.usable(); !usable.ok()) return usable;
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->failure.broken().ok()) return impl_->failure.broken();
+  return impl_->calls->group_begin();
+}
+absl::Status Communicator::group_end(Work group) {
+  if (absl::Status usable = impl_->core.usable(); !usable.ok()) return usable;
+  std::lock_guard lock(impl_->mutex);
+  return impl_->calls->group_end(group);
+}
+absl::Status Communicator::hold(Work work, DeviceStream stream) {
+  if (absl::Status usable = impl_->core.usable(); !usable.ok()) return usable;
+  if (absl::Status status = impl_->calls->prepare(stream); !status.ok()) return status;
+  std::lock_guard lock(impl_->mutex);
+  return impl_->calls->hold(work, stream);
+}
+
 absl::Status Communicator::wait(Work work, Time timeout) {
   const absl::Status usable = impl_->core.usable();
   return usable.ok() ? impl_->driver->wait(work, timeout) : usable;

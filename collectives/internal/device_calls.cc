@@ -446,11 +446,21 @@ void DeviceCalls::collect(Ring& ring) {
   });
 }
 
+void DeviceCalls::begin_copy_in(Staged& staged) {
+  ++calls_;
+  staged.run_ = staged.at_ = 0;
+  staged.status_ = absl::OkStatus();
+}
+
+std::optional<absl::Status> DeviceCalls::copied_in(Staged& staged) {
+  if (!staged.reads_.empty() && step(staged, CopyDirection::kToHost)) return std::nullopt;
+  return staged.status_;
+}
+
 absl::Status DeviceCalls::copy_in(Staged& staged, Time deadline,
                                   const std::function<absl::Status()>& pause) {
-  ++calls_;
-  if (staged.reads_.empty()) return absl::OkStatus();
-  while (step(staged, CopyDirection::kToHost)) {
+  begin_copy_in(staged);
+  while (!copied_in(staged).has_value()) {
     if (staged.status_.ok() && mesh_.now() > deadline) {
       staged.status_ = absl::DeadlineExceededError(absl::StrFormat(
           "CUDA device %d did not copy the call's input in time", staged.reads_from_));

@@ -59,6 +59,10 @@ class DeviceCalls {
     absl::Status status_;
   };
   using StagedPtr = std::unique_ptr<Staged>;
+  // Whether its input is on a device.
+  static bool reads(const StagedPtr& staged) {
+    return staged != nullptr && !staged->reads_.empty();
+  }
 
   // Where to combine: staging.sums.
   enum class Sums : uint8_t { kAuto, kCpus, kKernel };
@@ -108,6 +112,10 @@ class DeviceCalls {
   // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
   void choose_sums(const Staged& staged, executor::Call& call);
 
+  // Begins to copy what the call reads, and advances that: nothing while it runs, then how it
+  // ended.
+  void begin_copy_in(Staged& staged);
+  std::optional<absl::Status> copied_in(Staged& staged);
   // Copies what the call reads. Blocks until it is there; not longer than until `deadline`, or
   // until pause(), which it calls meanwhile, returns an error.
   absl::Status copy_in(Staged& staged, Time deadline, const std::function<absl::Status()>& pause);

@@ -158,6 +158,10 @@ std::string FailureDetector::where(const Blocked& blocked) const {
         blocked.call->descriptor.to_string(), mesh_.rank(), blocked.piece + 1, blocked.call->pieces,
         blocked.step);
   }
+  if (blocked.on_stream) {
+    return absl::StrFormat("%s: rank %u waits for the stream or the device that its input is on",
+                           blocked.call->descriptor.to_string(), mesh_.rank());
+  }
   return absl::StrFormat("%s: rank %u waits for %s%s at chunk %u of %u, step %u, over %s",
                          blocked.call->descriptor.to_string(), mesh_.rank(),
                          blocked.from_any               ? "any rank"
@@ -387,9 +391,9 @@ void FailureDetector::diagnose(const Blocked& blocked, const executor::Call& lat
       return;
     }
     if (culprit == mesh_.rank()) {
-      why = blocked.combining  ? "The device makes no progress"
-            : blocked.from_any ? "No rank has sent a message with this tag"
-                               : "all ranks wait for each other";
+      why = blocked.combining || blocked.on_stream ? "The device makes no progress"
+            : blocked.from_any                     ? "No rank has sent a message with this tag"
+                                                   : "all ranks wait for each other";
     } else if (!known.answered) {
       uint64_t entered = UINT64_MAX;
       if (member.direct != nullptr) {

@@ -1,6 +1,4 @@
 // Starting calls between two ranks, and all_to_all_v, which is made of them.
-#include <cstring>
-
 #include "absl/strings/str_format.h"
 #include "collectives/internal/arguments.h"
 #include "collectives/internal/call_table.h"
@@ -10,9 +8,9 @@ namespace baton::collectives::internal {
 using executor::Call;
 
 // `call.began`, its deadline and whom it tells of its end are set.
-void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
-                                     DataType type, uint32_t other, int32_t tag,
-                                     const executor::CallDescriptor* whole) {
+void CallTable::prepare_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
+                                       DataType type, uint32_t other, int32_t tag,
+                                       const executor::CallDescriptor* whole) {
   const size_t element = size_of(type);
   const bool from_any = other == executor::PointToPoint::kAnyPeer;
   const uint64_t number = sends ? ++sent_[other] : ++received_[from_any ? ranks_ : other];
@@ -39,7 +37,6 @@ void CallTable::start_point_to_point(Call& call, bool sends, std::byte* data, si
                           .peer = other,
                           .sequence = number,
                           .bytes = count * element});
-  needs_.executor.start(call);
 }
 
 absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, size_t count,
@@ -47,13 +44,16 @@ absl::StatusOr<Work> CallTable::start_point_to_point(bool sends, void* data, siz
                                                      const CallOptions& options,
                                                      DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(0, 1); !status.ok()) return status;
+  if (absl::Status status = note(options); !status.ok()) return status;
   Slot& slot = take_slot(false);
   slot.staged = std::move(staged);
   take_options(slot, options);
-  start_point_to_point(
+  slot.fetching = slot.gated && slot.staged != nullptr;
+  prepare_point_to_point(
       slot.call, sends, static_cast<std::byte*>(data), count, type,
       other == kAnyRank ? executor::PointToPoint::kAnyPeer : static_cast<uint32_t>(other),
       options.tag);
+  launch_or_wait(slot);
   return Work{slot.id};
 }
 
@@ -62,8 +62,10 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
                                                    DataType type, const CallOptions& options,
                                                    DeviceCalls::StagedPtr staged) {
   if (absl::Status status = room_for(1); !status.ok()) return status;
+  if (absl::Status status = note(options); !status.ok()) return status;
   Slot& slot = take_slot(true);
   slot.staged = std::move(staged);
+  slot.in_parts = true;
   const size_t element = size_of(type);
   // What is equal at all ranks: counts are each rank's own.
   slot.call.descriptor = {.sequence = ++sequence_,
@@ -73,15 +75,11 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
   publish(slot.call.descriptor);
   slot.call.geometry.collective = Collective::kAllToAll;
   take_options(slot, options);
-  if (send.counts[rank_] > 0) {
-    std::memmove(out + receive.offsets[rank_] * element, in + send.offsets[rank_] * element,
-                 send.counts[rank_] * element);
-  }
-  if (ranks_ == 1) {
-    done_.push_back(&slot);
-    return Work{slot.id};
-  }
-  if (!spare_parts_.empty()) {
+  slot.fetching = slot.gated && slot.staged != nullptr;
+  slot.own_in = in + send.offsets[rank_] * element;
+  slot.own_out = out + receive.offsets[rank_] * element;
+  slot.own_bytes = send.counts[rank_] * element;
+  if (ranks_ > 1 && !spare_parts_.empty()) {
     slot.parts = std::move(spare_parts_.back());
     spare_parts_.pop_back();
   }
@@ -101,11 +99,12 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
       const uint32_t other = (rank_ + (sends ? distance : ranks_ - distance)) % ranks_;
       std::byte* data = sends ? const_cast<std::byte*>(in) + send.offsets[other] * element
                               : out + receive.offsets[other] * element;
-      start_point_to_point(part.call, sends, data,
-                           sends ? send.counts[other] : receive.counts[other], type, other, 0,
-                           &slot.call.descriptor);
+      prepare_point_to_point(part.call, sends, data,
+                             sends ? send.counts[other] : receive.counts[other], type, other, 0,
+                             &slot.call.descriptor);
     }
   }
+  launch_or_wait(slot);
   return Work{slot.id};
 }
 

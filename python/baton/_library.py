@@ -128,17 +128,22 @@ class CommOptions(ctypes.Structure):
 
 class CommStats(ctypes.Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
-        "calls", "messages", "bytes_sent", "direct_bytes", "sleeps", "staged_calls", "staged_bytes")]
+        "calls", "messages", "bytes_sent", "direct_bytes", "sleeps", "staged_calls", "staged_bytes", "link_bytes")]
 
 
 OnEnd = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_int32, c_char_p)
+
+
+class Stream(ctypes.Structure):
+    _fields_ = [("device", c_int32), ("handle", c_void_p)]
 
 
 class Call(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("kind", c_int32), ("type", c_int32), ("op", c_int32), ("peer", c_int32),
                 ("in", c_void_p), ("out", c_void_p), ("count", c_size_t), ("in_counts", c_void_p),
                 ("in_offsets", c_void_p), ("out_counts", c_void_p), ("out_offsets", c_void_p), ("timeout", c_int64),
-                ("factor", c_void_p), ("tag", c_int32), ("flags", c_uint32), ("on_end", OnEnd), ("context", c_void_p)]
+                ("factor", c_void_p), ("tag", c_int32), ("flags", c_uint32), ("on_end", OnEnd), ("context", c_void_p),
+                ("group", c_uint64), ("after", c_void_p), ("release", c_void_p)]
 
 
 class Access(ctypes.Structure):
@@ -311,6 +316,9 @@ _PROTOTYPES = {
     "comm_get_stats": (c_int32, [_COMM, POINTER(CommStats), _ERROR]),
     "comm_destroy": (None, [_COMM]),
     "comm_start": (c_int32, [_COMM, POINTER(Call), POINTER(c_uint64), _ERROR]),
+    "comm_group_begin": (c_int32, [_COMM, POINTER(c_uint64), _ERROR]),
+    "comm_group_end": (c_int32, [_COMM, c_uint64, _ERROR]),
+    "work_hold": (c_int32, [_COMM, c_uint64, POINTER(Stream), _ERROR]),
     "work_wait": (c_int32, [_COMM, c_uint64, c_int64, _ERROR]),
     "work_test": (c_int32, [_COMM, c_uint64, _ERROR]),
     "work_source": (c_int32, [_COMM, c_uint64, POINTER(c_int32), _ERROR]),

@@ -22,7 +22,8 @@ from ._handle import Handle
 from ._library import lib
 from .agent import _within
 from .buffers import Elements, elements_of
-from .communicator import _TYPES, Communicator, _nanoseconds
+from ._requests import TYPES, nanoseconds
+from .communicator import Communicator
 from .errors import InvalidParamError
 
 _MODES = {"auto": 0, "low_latency": 1, "throughput": 2}
@@ -94,8 +95,8 @@ class Experts:
             raise InvalidParamError(f"mode {mode!r}: there are {', '.join(_MODES)}")
         numbers = {"experts": experts, "top_k": top_k, "hidden": hidden, "max_tokens": max_tokens, "capacity": capacity,
                    "in_flight": in_flight}
-        options = _library.ExpertsOptions(ctypes.sizeof(_library.ExpertsOptions), type=_TYPES[dtype], fp8=bool(fp8),
-                                          mode=_MODES[mode], rank_timeout=_nanoseconds(rank_timeout, "rank_timeout"),
+        options = _library.ExpertsOptions(ctypes.sizeof(_library.ExpertsOptions), type=TYPES[dtype], fp8=bool(fp8),
+                                          mode=_MODES[mode], rank_timeout=nanoseconds(rank_timeout, "rank_timeout"),
                                           **{name: _within(value, _INT, name) for name, value in numbers.items()})
         self.comm, self.top_k, self.hidden, self.dtype, self.fp8 = comm, top_k, hidden, dtype, bool(fp8)
         self._element = 4 if dtype == "float32" else 2
@@ -158,7 +159,7 @@ class Experts:
         self.close()
 
     def _wait(self, work: int, timeout: Optional[float]) -> None:
-        self._open.call(lib.experts_wait, work, _nanoseconds(timeout, "timeout") or -1)
+        self._open.call(lib.experts_wait, work, nanoseconds(timeout, "timeout") or -1)
 
     def _array(self, thing: Any, what: str, dtype: str, count: Optional[int], writes: bool) -> Elements:
         one = elements_of(thing, what, writes)

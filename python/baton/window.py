@@ -19,10 +19,12 @@ from typing import Any, Optional
 from . import _library
 from ._handle import Handle
 from ._library import lib
+from ._requests import nanoseconds
 from .agent import _within
 from .buffers import elements_of
-from .communicator import ANY_RANK, Communicator, OnEnd, Work, _nanoseconds
+from .communicator import ANY_RANK, Communicator
 from .errors import InvalidParamError
+from .work import OnEnd, Work
 
 _KINDS = {name: number for number, name in enumerate(("put", "get", "signal", "wait_signal", "flush"))}
 
@@ -38,12 +40,12 @@ class Window:
         if memory is not None and size:
             raise InvalidParamError("pass `memory` or `size`, not both")
         self.comm, self.signals, self._views = comm, signals, 0
-        self.memory = memory if memory is not None else comm.endpoint.allocate(size)
+        self.memory = memory if memory is not None else comm.endpoint.allocate(size) if size else bytearray()
         self._mine = elements_of(self.memory, "memory", True)
         self._open = Handle(None, "window")
         handle = ctypes.c_void_p()
         comm._open.call(lib.window_create, self._mine.address, self._mine.count * self._mine.itemsize,
-                        _within(signals, 2 ** 32 - 1, "signals"), _nanoseconds(timeout, "timeout"), ctypes.byref(handle))
+                        _within(signals, 2 ** 32 - 1, "signals"), nanoseconds(timeout, "timeout"), ctypes.byref(handle))
         self._open.value = handle.value
         # The memory stays until no peer writes to it any more.
         weakref.finalize(self, lambda window, kept: window.destroy(), self._open, self._mine)

@@ -345,7 +345,7 @@ FIELD(baton_comm_options, timeout, 32, 8);
 FIELD(baton_comm_options, ordered, 40, 1);
 FIELD(baton_comm_options, tune, 41, 1);
 
-SIZE(baton_comm_stats, 64);
+SIZE(baton_comm_stats, 72);
 FIELD(baton_comm_stats, size, 0, 8);
 FIELD(baton_comm_stats, calls, 8, 8);
 FIELD(baton_comm_stats, messages, 16, 8);
@@ -354,8 +354,13 @@ FIELD(baton_comm_stats, direct_bytes, 32, 8);
 FIELD(baton_comm_stats, sleeps, 40, 8);
 FIELD(baton_comm_stats, staged_calls, 48, 8);
 FIELD(baton_comm_stats, staged_bytes, 56, 8);
+FIELD(baton_comm_stats, link_bytes, 64, 8);
 
-SIZE(baton_call, 120);
+SIZE(baton_stream, 16);
+FIELD(baton_stream, device, 0, 4);
+FIELD(baton_stream, handle, 8, 8);
+
+SIZE(baton_call, 144);
 FIELD(baton_call, size, 0, 8);
 FIELD(baton_call, kind, 8, 4);
 FIELD(baton_call, type, 12, 4);
@@ -374,6 +379,9 @@ FIELD(baton_call, tag, 96, 4);
 FIELD(baton_call, flags, 100, 4);
 FIELD(baton_call, on_end, 104, 8);
 FIELD(baton_call, context, 112, 8);
+FIELD(baton_call, group, 120, 8);
+FIELD(baton_call, after, 128, 8);
+FIELD(baton_call, release, 136, 8);
 
 SIZE(baton_access, 80);
 FIELD(baton_access, size, 0, 8);

@@ -247,6 +247,101 @@ TEST_P(CollectivesInC, WindowsPutGetAndSignal) {
       GetParam());
 }
 
+TEST_P(CollectivesInC, AnEmptyWindowNeedsNoMemory) {
+  run_ranks(
+      2,
+      [](Rank& self) {
+        baton_error& error = self.error;
+        const bool none = self.rank == 1;
+        std::vector<int32_t> mine(4, 7), got(4);
+        baton_window* window = nullptr;
+        ASSERT_EQ(baton_window_create(self.comm, none ? nullptr : mine.data(), none ? 0 : 16, 1,
+                                      kLong, &window, &error),
+                  BATON_OK)
+            << error.text;
+        uint64_t bytes = 77;
+        EXPECT_EQ(baton_window_bytes(window, 1, &bytes, &error), BATON_OK);
+        EXPECT_EQ(bytes, 0u);
+        baton_access access = BATON_ACCESS_INIT;
+        access.kind = BATON_GET;
+        access.rank = 1 - self.rank;
+        access.data = got.data();
+        access.bytes = 16;
+        baton_work work = 0;
+        const int32_t started = baton_window_start(window, &access, &work, &error);
+        EXPECT_EQ(started, none ? BATON_OK : BATON_ERR_INVALID_PARAM) << error.text;
+        if (none) {
+          EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &error), BATON_OK) << error.text;
+          EXPECT_EQ(got, mine = std::vector<int32_t>(4, 7));
+        }
+        EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK);
+        baton_window_destroy(window);
+      },
+      GetParam());
+}
+
+// Promise(collectives): A program in C waits for several calls as one | as
+//   Communicator::group_begin(), with the numbers and errors of the library
+TEST_P(CollectivesInC, AGroupOfCallsIsOneWork) {
+  run_ranks(
+      3,
+      [](Rank& self) {
+        baton_error& error = self.error;
+        const int32_t right = (self.rank + 1) % 3, left = (self.rank + 2) % 3;
+        const std::vector<int32_t> mine(1000, self.rank);
+        std::vector<int32_t> theirs(1000, -1);
+        baton_work group = 0, joined = 0, receiving = 0;
+        ASSERT_EQ(baton_comm_group_begin(self.comm, &group, &error), BATON_OK) << error.text;
+        ASSERT_NE(group, 0u);
+        baton_call send = call_of(BATON_SEND, mine.data(), nullptr, 1000, right);
+        baton_call receive = call_of(BATON_RECEIVE, nullptr, theirs.data(), 1000, BATON_ANY_RANK);
+        send.group = receive.group = group;
+        joined = self.start(send);
+        receiving = self.start(receive);
+        EXPECT_EQ(baton_work_test(self.comm, group, &error), BATON_ERR_NOT_ALLOWED) << error.text;
+        ASSERT_EQ(baton_comm_group_end(self.comm, group, &error), BATON_OK) << error.text;
+        EXPECT_EQ(baton_work_wait(self.comm, group, kLong, &error), BATON_OK) << error.text;
+        EXPECT_EQ(theirs, std::vector<int32_t>(1000, left));
+        int32_t source = -1;
+        EXPECT_EQ(baton_work_source(self.comm, receiving, &source, &error), BATON_OK) << error.text;
+        EXPECT_EQ(source, left);
+        EXPECT_EQ(baton_work_wait(self.comm, joined, kLong, &error), BATON_ERR_NOT_FOUND);
+        // What makes no sense, and breaks nothing.
+        send.group = group + 1000;
+        baton_stream stream = {0, nullptr};
+        for (const int32_t bad : {baton_comm_start(self.comm, &send, &joined, &error),
+                                  baton_comm_group_end(self.comm, group, &error),
+                                  baton_comm_group_end(self.comm, 0, &error),
+                                  baton_comm_group_begin(self.comm, nullptr, &error),
+                                  baton_comm_group_begin(nullptr, &group, &error),
+                                  baton_work_hold(self.comm, group, nullptr, &error)}) {
+          EXPECT_EQ(bad, BATON_ERR_INVALID_PARAM) << error.text;
+        }
+        EXPECT_LT(baton_work_hold(self.comm, group, &stream, &error), 0);
+        EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << error.text;
+      },
+      GetParam());
+}
+
+TEST_P(CollectivesInC, StatsSayAllThatTheLibraryCounts) {
+  run_ranks(
+      2,
+      [](Rank& self) {
+        std::vector<int32_t> data(100'000, 1);
+        EXPECT_EQ(self.run(call_of(BATON_ALL_REDUCE, data.data(), data.data(), data.size())),
+                  BATON_OK)
+            << self.error.text;
+        baton_comm_stats stats{};
+        stats.size = sizeof stats;
+        ASSERT_EQ(baton_comm_get_stats(self.comm, &stats, &self.error), BATON_OK);
+        EXPECT_GE(stats.calls, 1u);
+        EXPECT_GT(stats.messages, 0u);
+        EXPECT_EQ(stats.link_bytes > 0, std::string(GetParam()) == "tcp") << stats.link_bytes;
+        EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK);
+      },
+      GetParam());
+}
+
 TEST(CollectivesOfC, FactorsTagsAndSources) {
   run_ranks(2, [](Rank& self) {
     const float own[2] = {1, 2}, factor = self.rank == 0 ? 10.0f : 0.5f;

@@ -4,7 +4,7 @@ of the same fields."""
 import re
 import sys
 
-from baton import _library, communicator
+from baton import _library, _requests
 
 HEADER = re.sub(r"//[^\n]*", "", "".join(open(name, encoding="utf8").read() for name in sys.argv[1:]))
 DECLARED = {name: [] if arguments.strip() == "void" else arguments.split(",")
@@ -19,7 +19,7 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "kv_binding": _library.KvBinding, "endpoint_options": _library.EndpointOptions, "place": _library.Place,
            "comm_options": _library.CommOptions, "comm_stats": _library.CommStats, "call": _library.Call,
            "experts_options": _library.ExpertsOptions, "expert_group": _library.ExpertGroup,
-           "expert_rows": _library.ExpertRows}
+           "expert_rows": _library.ExpertRows, "stream": _library.Stream, "access": _library.Access}
 complaints = [f"{name}: in one of the two only" for name in set(DECLARED) ^ set(_library._PROTOTYPES)]
 for each, (_, types) in _library._PROTOTYPES.items():
     if len(types) != len(DECLARED.get(each, types)):
@@ -33,7 +33,7 @@ for each in ("IN_PROGRESS", "ERR_NOT_FOUND", "ERR_TIMEOUT"):
     number = int(re.search(r"BATON_%s = (-?\d+)" % each, HEADER).group(1))
     if number != getattr(_library, each.replace("ERR_", "")):
         complaints.append(f"{each} is {number} in the header")
-for prefix, table in (("type", communicator._TYPES), ("reduction", communicator._OPS), ("call_kind", communicator._KINDS)):
+for prefix, table in (("type", _requests.TYPES), ("reduction", _requests.OPS), ("call_kind", _requests.KINDS)):
     body = re.search(r"typedef enum baton_%s \{(.*?)\}" % prefix, HEADER, re.DOTALL).group(1)
     numbers = [int(number) for number in re.findall(r"= (\d+)", body)]
     if sorted(table.values()) != numbers:

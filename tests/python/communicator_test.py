@@ -136,6 +136,30 @@ def reductions(comm):
     check(comm.all_reduce(np.empty((0, 3))), np.empty((0, 3)), "nothing")
 
 
+def groups_of_calls(comm):
+    n, r = comm.ranks, comm.rank
+    for turn in range(20):
+        mine, theirs, sums = np.full(1000, r), np.empty(1000, int), np.ones(5)
+        with comm.group() as both:
+            sent = comm.send_async(mine, (r + 1) % n)
+            got = comm.receive_async(theirs)
+            refuses(baton.NotAllowedError, "group", both.wait)
+            refuses(baton.NotAllowedError, "group", got.wait)
+            refuses(baton.InvalidParamError, "rank", comm.send_async, mine, n)
+        summed = comm.all_reduce_async(sums)  # behind it: in no group
+        if turn % 2:
+            assert got.wait() is theirs and sent.wait() is None
+        assert both.wait()[1] is theirs and got.done()
+        check(theirs, np.full(1000, (r - 1) % n), "what the left one sent")
+        assert got.source == (r - 1) % n
+        check(summed.wait(), np.full(5, n, float), "beside it")
+    with comm.group() as none:
+        pass
+    assert none.wait() == []
+    assert comm.stats()["link_bytes"] >= 0
+    comm.barrier()
+
+
 def moves(comm):
     n, r = comm.ranks, comm.rank
     for seed, dtype in enumerate(TYPES + MOVED):
@@ -513,6 +537,10 @@ class CommunicatorTest(unittest.TestCase):
 
     def test_moves_are_numpys(self):
         ranks(moves)
+
+    # Promise(python): Calls inside `with comm.group()` are waited for as one | by all of them, or by any one
+    def test_groups_of_calls(self):
+        ranks(groups_of_calls)
 
     def test_one_rank(self):
         with baton.Communicator(0, 1) as comm:

@@ -42,14 +42,26 @@ absl::Status StreamOrder::note(Entry& entry, const TransferRequest& request, Tim
     entry.before[1] = {gates, *gate};
   }
   // Last: on the stream of `after`, that must not wait for itself.
-  if (request.release.device >= 0) {
-    TransferGates* const gates = devices_.at(request.release.device).get();
-    const auto hold = gates->hold(request.release.handle, deadline);
-    if (!hold.ok()) return hold.status();
-    entry.held = {gates, hold->gate};
-    entry.outcome = hold->outcome;
-  }
+  if (request.release.device >= 0) return hold(entry, request.release, deadline);
   return absl::OkStatus();
+}
+
+absl::Status StreamOrder::hold(Entry& entry, const DeviceStream& stream, Time deadline) {
+  TransferGates* const gates = devices_.at(stream.device).get();
+  const auto hold = gates->hold(stream.handle, deadline);
+  if (!hold.ok()) return hold.status();
+  if (entry.held.empty()) entry.outcome = hold->outcome;
+  entry.held.push_back({gates, hold->gate});
+  return absl::OkStatus();
+}
+
+absl::Status StreamOrder::hold(TransferId id, const DeviceStream& stream, Time deadline) {
+  if (stream.device < 0) return absl::InvalidArgumentError("the stream names no device");
+  if (absl::Status status = prepare(stream.device); !status.ok()) return status;
+  const std::lock_guard lock(mutex_);
+  if (entries_.empty()) entries_.resize(slots_);
+  entries_[id.slot].generation = id.generation;
+  return hold(entries_[id.slot], stream, deadline);
 }
 
 void StreamOrder::close(Wait& wait) {
@@ -59,7 +71,8 @@ void StreamOrder::close(Wait& wait) {
 
 void StreamOrder::close(Entry& entry) {
   for (Wait& wait : entry.before) close(wait);
-  close(entry.held);
+  for (Wait& wait : entry.held) close(wait);
+  entry.held.clear();
   entry.generation = 0;
 }
 
@@ -103,7 +116,7 @@ void StreamOrder::ended(TransferId id, bool delivered) {
   Entry* const entry = find(id);
   if (entry == nullptr) return;
   for (Wait& wait : entry->before) close(wait);
-  if (entry->held.of != nullptr) entry->held.of->end(entry->held.gate, delivered);
+  for (const Wait& wait : entry->held) wait.of->end(wait.gate, delivered);
 }
 
 void StreamOrder::forget(TransferId id) {
@@ -114,7 +127,7 @@ void StreamOrder::forget(TransferId id) {
 absl::StatusOr<StreamOutcome> StreamOrder::outcome(TransferId id) {
   const std::lock_guard lock(mutex_);
   const Entry* const entry = find(id);
-  if (entry == nullptr || entry->held.of == nullptr) {
+  if (entry == nullptr || entry->held.empty()) {
     return absl::FailedPreconditionError(
         "no stream waits for this transfer: name one in TransferRequest::release");
   }

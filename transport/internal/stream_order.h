@@ -5,7 +5,9 @@
 // that submit() returns. The transfer is then taken up like any other, but stands aside until its
 // streams have come so far: the progress thread asks, and no thread blocks.
 //
-// Internal to the worker.
+// Calls of communicators keep order with streams in the same way, by numbers of their own.
+//
+// Internal to the worker and to communicators.
 #pragma once
 
 #include <array>
@@ -41,6 +43,8 @@ class StreamOrder {
   // Notes the waits of a transfer. Blocks where prepare() does, for a device that it was not called
   // for. After an error nothing waits for anything.
   absl::Status begin(TransferId id, const TransferRequest& request, Time deadline);
+  // Has one more stream wait for a transfer that has not ended, from here on.
+  absl::Status hold(TransferId id, const DeviceStream& stream, Time deadline);
   // Whether the streams have come so far: nothing as long as they have not; then OK, or why they
   // never will. To be asked until it answers.
   std::optional<absl::Status> may_begin(TransferId id, Time now);
@@ -61,11 +65,12 @@ class StreamOrder {
   struct Entry {
     uint32_t generation = 0;  // of the transfer in the slot; 0: it has no waits
     std::array<Wait, 2> before;
-    Wait held;
-    StreamOutcome outcome;
+    std::vector<Wait> held;
+    StreamOutcome outcome;  // of the first
   };
   TransferGates* gates_of(int device);
   absl::Status note(Entry& entry, const TransferRequest& request, Time deadline);
+  absl::Status hold(Entry& entry, const DeviceStream& stream, Time deadline);
   static void close(Wait& wait);
   static void close(Entry& entry);
   Entry* find(TransferId id);

@@ -204,6 +204,7 @@ typedef struct baton_comm_stats {
                           // to its place
   uint64_t sleeps;        // times that a waiting rank went to sleep
   uint64_t staged_calls, staged_bytes;  // on memory of devices
+  uint64_t link_bytes;  // of memory that links other than shared memory hold for messages now
 } baton_comm_stats;
 int32_t baton_comm_get_stats(const baton_comm* comm, baton_comm_stats* out, baton_error* error);
 
@@ -276,6 +277,12 @@ typedef enum baton_call_flag {
 // anything.
 typedef void (*baton_on_end)(void* context, baton_work work, int32_t result, const char* text);
 
+// A stream of a CUDA device (CUstream or cudaStream_t; NULL: the device's legacy stream).
+typedef struct baton_stream {
+  int32_t device;
+  void* handle;
+} baton_stream;
+
 typedef struct baton_call {
   size_t size;     // sizeof(baton_call)
   int32_t kind;    // a baton_call_kind
@@ -295,9 +302,13 @@ typedef struct baton_call {
   uint32_t flags;       // baton_call_flags
   baton_on_end on_end;  // NULL: none
   void* context;        // its first argument
+  baton_work group;     // what baton_comm_group_begin() gave; 0: none
+  // Order with streams, for memory of devices or of the host: no thread waits. NULL: none.
+  const baton_stream* after;    // the call reads and writes nothing before all on it now has run
+  const baton_stream* release;  // as baton_work_hold(), from the call's beginning on
 } baton_call;
 #define BATON_CALL_INIT \
-  { sizeof(baton_call), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(baton_call), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 // `*work` is valid until its end was told, once, by baton_work_wait() or baton_work_test(); 256 of
 // calls that all ranks make may be so at a time, and 4,096 in all. BATON_ERR_INVALID_PARAM: an
@@ -305,6 +316,17 @@ typedef struct baton_call {
 // BATON_CALL_DETACHED.
 int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* work,
                          baton_error* error);
+// Several calls that are waited for as one: pass `*group` to each as baton_call.group, and then to
+// baton_comm_group_end(). From then on it is a work that ends when all of them have, with the first
+// error; until then baton_work_wait() and baton_work_test() give BATON_ERR_NOT_ALLOWED. The calls
+// begin at once, and their own numbers are good for baton_work_source() alone.
+int32_t baton_comm_group_begin(baton_comm* comm, baton_work* group, baton_error* error);
+int32_t baton_comm_group_end(baton_comm* comm, baton_work group, baton_error* error);
+// What is put on the stream from now on runs when the call, or all of a group, has ended, well or
+// not, or at its timeout. Of a call that has ended: how, and nothing is held. Whoever drives the
+// endpoint ends the stream's wait, and calls nothing that waits for the stream on that thread.
+int32_t baton_work_hold(baton_comm* comm, baton_work work, const baton_stream* stream,
+                        baton_error* error);
 // How the call ended; BATON_ERR_TIMEOUT: it goes on. BATON_ERR_NOT_FOUND: its end was told already,
 // or the number is of another communicator.
 int32_t baton_work_wait(baton_comm* comm, baton_work work, int64_t timeout, baton_error* error);
@@ -321,11 +343,11 @@ int32_t baton_work_source(const baton_comm* comm, baton_work work, int32_t* rank
 // behind what was written: as Window in collectives/window.h, which has the rules.
 typedef struct baton_window baton_window;
 
-// A call of all ranks, which blocks. Each brings as many bytes as it likes, also none; `data` NULL:
-// memory of Baton's, zeroed, which ranks of this machine can map. `signals`: how many counters each
-// rank has at each other one, 1 to 64, equal at all. `timeout`: until all are there; 0: the
-// communicator's; -1: none. BATON_ERR_INVALID_PARAM: some rank's memory is of no use, and the
-// communicator goes on. Destroy a window before its communicator.
+// A call of all ranks, which blocks. Each brings as many bytes as it likes, also none; `data` NULL,
+// and `bytes` not 0: memory of Baton's, zeroed, which ranks of this machine can map. `signals`: how
+// many counters each rank has at each other one, 1 to 64, equal at all. `timeout`: until all are
+// there; 0: the communicator's; -1: none. BATON_ERR_INVALID_PARAM: some rank's memory is of no use,
+// and the communicator goes on. Destroy a window before its communicator.
 int32_t baton_window_create(baton_comm* comm, void* data, uint64_t bytes, uint32_t signals,
                             int64_t timeout, baton_window** out, baton_error* error);
 // Destroys this rank's window: not collective. Its works end with BATON_ERR_CANCELED, accesses by

@@ -3,7 +3,7 @@
     import baton.torch
     torch.distributed.init_process_group("baton")             # or "cpu:baton,cuda:nccl"
 
-Moves tensors of the CPU: over shared memory between processes of a machine, over TCP or RDMA between machines. The backend is
+Moves tensors of the CPU and of CUDA devices: over shared memory between processes of a machine, over TCP or RDMA between machines. The backend is
 compiled once for the torch that is there (half a minute; `python3 -m baton.torch` does it ahead); where that cannot be done it
 is pure Python, slower, and a warning says why. BATON_TORCH=cpp or =python takes one of them for sure. How it differs from Gloo:
 docs/pytorch.md.
@@ -27,7 +27,7 @@ from torch._C import _distributed_c10d as c10d
 
 from .. import _library
 from .._library import call, lib
-from ..communicator import Endpoint
+from ..endpoint import Endpoint
 from . import _build, _rare
 
 __all__ = ["Options", "implementation", "register"]
@@ -49,7 +49,9 @@ _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
-_met: Set[int] = set()  # the uuids of groups that this process has been in
+_met: Set[Tuple[int, int]] = set()  # groups that ranks of this process have been in: uuid, rank
+_more: List[Endpoint] = []  # of ranks that are threads of one process, behind the first of a group
+_lock = threading.RLock()  # of all these
 
 
 def implementation() -> str:
@@ -58,18 +60,28 @@ def implementation() -> str:
 
 
 def _module() -> Any:
+    if _chosen is None:
+        with _lock:
+            _choose()
+    return _chosen
+
+
+def _choose() -> None:
     global _chosen
     if _chosen is not None:
-        return _chosen
+        return
     wanted = os.environ.get("BATON_TORCH", "")
     if wanted not in ("", "cpp", "python"):
         raise ValueError(f"BATON_TORCH is cpp, python or nothing, not {wanted!r}")
     if wanted != "python":
         try:
-            _chosen = _build.load()
-            _chosen.does_rare_calls(_rare)
-            atexit.register(_chosen.stop)
-            return _chosen
+            module = _build.load()
+            module.does_rare_calls(_rare)
+            if torch.version.cuda:
+                module.is_cuda("cuda")
+            atexit.register(module.stop)
+            _chosen = module
+            return
         except _build.CannotBuild as why:
             if wanted == "cpp":
                 raise
@@ -78,7 +90,6 @@ def _module() -> Any:
     from . import _python
 
     _chosen = _python
-    return _chosen
 
 
 def _settings(options: Any) -> Tuple[bool, bool]:
@@ -96,14 +107,24 @@ def _is_local(store: Any) -> bool:
 def endpoint() -> Endpoint:
     """What all groups of this process share."""
     global _endpoint
-    if _endpoint is None:
-        _endpoint = Endpoint(listen_host=_place[0], require=_place[1])
-        _module().use(_endpoint._open.value)
-        thread = threading.Thread(target=_advance, args=(_endpoint, _stop), daemon=True, name="baton progress")
-        thread.start()
-        atexit.register(thread.join)
-        atexit.register(_stop.set)
+    with _lock:
+        if _endpoint is None:
+            made = Endpoint(listen_host=_place[0], require=_place[1])
+            _module().use(made._open.value)
+            thread = threading.Thread(target=_advance, args=(made, _stop), daemon=True, name="baton progress")
+            thread.start()
+            atexit.register(thread.join)
+            atexit.register(_stop.set)
+            _endpoint = made
     return _endpoint
+
+
+def _endpoint_of(turn: int) -> Endpoint:
+    """Of a rank behind which so many of its group are threads of this process as well."""
+    with _lock:
+        while len(_more) < turn:
+            _more.append(Endpoint(listen_host=_place[0], require=_place[1], background=True))
+    return _more[turn - 1] if turn else endpoint()
 
 
 def _advance(of: Endpoint, stop: threading.Event) -> None:
@@ -112,7 +133,8 @@ def _advance(of: Endpoint, stop: threading.Event) -> None:
         of.progress()
 
 
-def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, settings: Tuple[bool, bool]) -> int:
+def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, settings: Tuple[bool, bool],
+          turn: int = 0) -> int:
     """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
     adopt."""
     wanted = _library.CommOptions()
@@ -121,7 +143,7 @@ def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name
     wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
     wanted.ordered, wanted.tune = settings
     comm = ctypes.c_void_p()
-    endpoint()._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
+    _endpoint_of(turn)._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
         call(lib.comm_wait_ready, comm, within)
         # Ready is what this rank is. When all are, any may leave again.
@@ -153,13 +175,13 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
                                   f"join: {missing}") from why
     told = [store.get(key).decode() for key in keys]
-    while int(told[0]) in _met:  # of a group before this one, in the same store
+    while (int(told[0]), rank) in _met:  # of a group before this one, in the same store
         if time.monotonic() > end:
             raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for rank 0 to begin another group in a store "
                                       "that has had one: did it call init_process_group() again?")
         time.sleep(0.005)
         told = [store.get(key).decode() for key in keys]
-    _met.add(int(told[0]))
+    _met.add((int(told[0]), rank))
     kinds: Dict[str, List[int]] = {}
     for other, one in enumerate(told[1:]):
         kinds.setdefault(one.split()[1], []).append(other)
@@ -167,7 +189,13 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         raise RuntimeError(f"group {name}: ranks {kinds['cpp']} have the compiled backend, and ranks {kinds['python']} the one "
                            "in Python, whose calls differ: set BATON_TORCH=python at all ranks, or let `python3 -m baton.torch` "
                            "say why it could not be compiled at the latter")
-    return _join([bytes.fromhex(one.split()[0]) for one in told[1:]], int(told[0]), timeout, name, _settings(options))
+    handles = [one.split()[0] for one in told[1:]]
+    turns = [handles[:other].count(handle) for other, handle in enumerate(handles)]
+    if turns[rank]:
+        store.set(f"handle/{rank}/{told[0]}", _endpoint_of(turns[rank]).handle.hex())
+    for other in (other for other, turn in enumerate(turns) if turn):
+        handles[other] = store.get(f"handle/{other}/{told[0]}").decode()
+    return _join([bytes.fromhex(one) for one in handles], int(told[0]), timeout, name, _settings(options), turns[rank])
 
 
 def _new_uuid() -> int:
@@ -175,8 +203,9 @@ def _new_uuid() -> int:
 
 
 def _forget() -> None:
-    global _endpoint, _stop
-    _endpoint, _stop = None, threading.Event()  # those are the parent's
+    global _endpoint, _stop, _lock
+    _endpoint, _stop, _lock = None, threading.Event(), threading.RLock()  # those are the parent's
+    _more.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -212,7 +241,8 @@ def _make(opts: Any, options: Any) -> Any:
 def register() -> None:
     """Makes the backend known to torch. Importing this module does that."""
     if "BATON" not in dist.Backend._plugins:
-        dist.Backend.register_backend("baton", _make, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend("baton", _make, extended_api=True,
+                                      devices=["cpu", "cuda"] if torch.version.cuda else ["cpu"])
 
 
 register()

@@ -26,7 +26,7 @@ from typing import List
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-SOURCES = ("backend.cc", "calls.h", "elements.h", "hooks.h", "window.h", "work.h")
+SOURCES = ("backend.cc", "calls.h", "device.h", "elements.h", "hooks.h", "window.h", "work.h")
 NAME = "baton_c10d"
 OPTIONS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", f"-DTORCH_EXTENSION_NAME={NAME}",
            "-DTORCH_API_INCLUDE_EXTENSION_H", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",

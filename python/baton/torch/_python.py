@@ -32,8 +32,9 @@ def _dense(tensor: torch.Tensor, call: str) -> torch.Tensor:
     if tensor.is_cpu and tensor.layout is torch.strided:
         return tensor
     if not tensor.is_cpu:
-        raise RuntimeError(f"backend baton: {call} got a tensor on {tensor.device}, and moves those of the CPU. For CUDA "
-                           'tensors: init_process_group("cpu:baton,cuda:nccl")')
+        raise RuntimeError(f"backend baton: {call} got a tensor on {tensor.device}, and in Python moves those of the CPU: the "
+                           "compiled backend moves CUDA tensors (`python3 -m baton.torch` says why it could not be compiled), or another "
+                           'backend beside this one, init_process_group("cpu:baton,cuda:nccl")')
     raise RuntimeError(f"backend baton: {call} takes dense tensors, and this one is {tensor.layout}")
 
 

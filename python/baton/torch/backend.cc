@@ -412,8 +412,11 @@ class BatonBackend : public CallMaker {
   c10::intrusive_ptr<Work> launch(const WorkPtr& work, bool background,
                                   c10::ArrayRef<baton_call> calls) {
     try {
+      baton_stream after{};
+      if (work->device.has_value()) after = stream_of(current_stream(*work->device));
       for (baton_call call : calls) {
         Helper::get().make_room(*comm_, *work);
+        if (work->device.has_value()) call.after = &after;
         call.timeout = std::chrono::nanoseconds(work->getTimeout()).count();
         work->start(call);
       }
@@ -421,7 +424,8 @@ class BatonBackend : public CallMaker {
       if (work->has_started()) Helper::get().add(work);  // it has the buffers of its calls
       throw;
     }
-    if (background && !calls.empty()) Helper::get().add(work);
+    // No thread waits for those of a device.
+    if ((background || work->device.has_value()) && !calls.empty()) Helper::get().add(work);
     if (calls.empty()) work->poll();
     return work;
   }
@@ -476,6 +480,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     ours(backend).adopt(comm, rank, size);
   });
   module.def("address", [](Backend& backend) { return ours(backend).address(); });
+  module.def("is_cuda", [](const std::string& type) {
+    types_of_cuda().fetch_or(uint64_t{1} << static_cast<int>(c10::Device(type).type()));
+  });
   module.def("does_rare_calls", [](py::object functions) { rare() = std::move(functions); });
   module.def("use", [](uintptr_t endpoint) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr)

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "device.h"
 #include "elements.h"
 #include "work.h"
 
@@ -19,9 +20,10 @@ inline at::Tensor& one(Tensors& tensors, const char* call) {
 }
 
 inline void check_dense(const at::Tensor& tensor, const char* call) {
-  TORCH_CHECK(tensor.device().is_cpu(), "backend baton: ", call, " got a tensor on ",
-              tensor.device(), ", and moves those of the CPU. For CUDA tensors: ",
-              "init_process_group(\"cpu:baton,cuda:nccl\")");
+  TORCH_CHECK(tensor.device().is_cpu() || is_of_cuda(tensor.device()), "backend baton: ", call,
+              " got a tensor on ", tensor.device(), ", and moves those of the CPU and of CUDA ",
+              "devices. Another backend for those beside this one: ",
+              "init_process_group(\"cpu:baton,xpu:xccl\"), say");
   TORCH_CHECK(!tensor.is_sparse() && tensor.layout() == at::kStrided, "backend baton: ", call,
               " takes dense tensors, and this one is ", tensor.layout());
 }
@@ -46,7 +48,8 @@ struct Row {
       next = data + tensor.nbytes();
     }
     const std::array<int64_t, 1> all{static_cast<int64_t>(total)}, step{1};
-    memory = apart || !memory.defined() ? at::empty(all, at::TensorOptions().dtype(type))
+    const auto like = tensors.empty() ? at::TensorOptions() : tensors[0].options();
+    memory = apart || !memory.defined() ? at::empty(all, like.dtype(type))
                                         : memory.as_strided(all, step, memory.storage_offset());
   }
   void fill() const {
@@ -188,6 +191,7 @@ class CallMaker : public ::c10d::Backend {
                       outputs[rank_].numel());
     auto row = std::make_shared<Row>(outputs, "all_gather", input.scalar_type());
     row->scale(moved(input.scalar_type()).each);
+    work->keep(row->memory);
     call.out = row->memory.data_ptr();
     call.out_counts = row->counts.data();
     call.out_offsets = row->offsets.data();
@@ -229,6 +233,8 @@ class CallMaker : public ::c10d::Backend {
     auto to = std::make_shared<Row>(outputs, name, outputs[0].scalar_type());
     auto from = std::make_shared<Row>(inputs, name, outputs[0].scalar_type());
     from->fill();
+    work->keep(to->memory);
+    work->keep(from->memory);
     const Moved how = moved(outputs[0].scalar_type());
     to->scale(how.each);
     from->scale(how.each);

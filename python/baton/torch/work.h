@@ -8,6 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "device.h"
 #include "hooks.h"
 
 namespace baton::c10d_backend {
@@ -18,6 +19,9 @@ using std::chrono::milliseconds;
 inline void check(int32_t result, const std::string& text) {
   if (result == BATON_OK) return;
   if (result == BATON_ERR_INVALID_PARAM) TORCH_CHECK_VALUE(false, text);
+  if (result == BATON_ERR_REMOTE_DISCONNECT) {  // in the words of Gloo, which programs look for
+    TORCH_CHECK_WITH(DistBackendError, false, "Connection closed by peer: ", text);
+  }
   TORCH_CHECK_WITH(DistBackendError, false, text);
 }
 
@@ -72,12 +76,15 @@ class BatonWork : public ::c10d::Work {
             const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
             uint64_t sequence, milliseconds timeout)
       : Work(-1, type, title, inputs),
+        device(device_of(inputs, outputs)),
         comm_(std::move(comm)),
         outputs_(std::move(outputs)),
         collective_(type != ::c10d::OpType::SEND && type != ::c10d::OpType::RECV &&
                     type != ::c10d::OpType::RECVANYSOURCE),
         sequence_(sequence),
         timeout_(timeout) {}
+
+  const std::optional<c10::Device> device;  // of its tensors; nullopt: the CPU
 
   // --- while it is made ---------------------------------------------------------------------
   void start(const baton_call& call) {
@@ -106,7 +113,9 @@ class BatonWork : public ::c10d::Work {
 
   // --- torch's -------------------------------------------------------------------------------
   bool wait(milliseconds timeout) override {
-    if (!is_over()) {
+    if (device.has_value()) {
+      order(current_stream(*device));
+    } else if (!is_over()) {
       try {
         reap(timeout);
       } catch (...) {  // the call goes on, whatever becomes of this work
@@ -114,7 +123,7 @@ class BatonWork : public ::c10d::Work {
         throw;
       }
     }
-    if (failed_) std::rethrow_exception(exception_);
+    if (is_over() && failed_) std::rethrow_exception(exception_);
     return true;
   }
   bool isCompleted() override { return poll(); }
@@ -134,6 +143,7 @@ class BatonWork : public ::c10d::Work {
   uint64_t getCompletionKey() const override { return key_; }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    if (device.has_value()) return device_future();
     std::lock_guard lock(future_mutex_);
     if (future_ == nullptr) {
       has_future_.store(true);
@@ -229,15 +239,14 @@ class BatonWork : public ::c10d::Work {
       comm_->hooks->failed();
     } else {
       try {
-        const c10::InferenceMode any_tensor;  // also those that a program made in that mode
-        for (const auto& unpack : unpack_) unpack();
+        if (!device.has_value()) unpack();
         comm_->hooks->ended(key_);
       } catch (...) {
         why_ = std::current_exception();
       }
     }
-    unpack_.clear();
-    kept_.clear();
+    if (why_ != nullptr) unpack_.clear();
+    if (unpack_.empty()) kept_.clear();  // else order() has a use for them
     failed_ = why_ != nullptr;
     finish(why_);
     over_.store(true, std::memory_order_release);
@@ -255,9 +264,61 @@ class BatonWork : public ::c10d::Work {
     }
   }
 
+  void unpack() {
+    const c10::InferenceMode any_tensor;  // also those that a program made in that mode
+    for (const auto& one : std::exchange(unpack_, {})) one();
+  }
+
+  // Has a stream of the device wait for the calls, and put their output where it belongs, once.
+  void order(const c10::Stream& stream) {
+    std::optional<pybind11::gil_scoped_release> released;
+    if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+    std::unique_lock lock(reaping_);
+    baton_error error = BATON_ERROR_INIT;
+    const baton_stream theirs = stream_of(stream);
+    for (size_t i = next_; i < numbers_.size(); ++i) {
+      if (baton_work_hold(comm_->entered(), numbers_[i], &theirs, &error) == BATON_OK) continue;
+      // It has failed, which is told below; or the stream cannot wait, so this thread does.
+      if (!tell_ended()) {
+        lock.unlock();
+        reap(kNoTimeout);
+        lock.lock();
+      }
+      break;
+    }
+    if (next_ == numbers_.size()) settle(false);
+    if (is_over() && failed_) return;
+    if (unpacked_.has_value()) return unpacked_->block(stream);
+    if (unpack_.empty()) return;
+    const c10::StreamGuard guard(stream);
+    unpack();
+    const c10::impl::VirtualGuardImpl streams(device->type());
+    for (const at::Tensor& tensor : kept_) {
+      streams.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    }
+    unpacked_.emplace(device->type());
+    unpacked_->record(stream);
+    if (is_over()) kept_.clear();
+  }
+
+  // It is complete at once: whoever waits for it has a stream wait for the one that is held here.
+  c10::intrusive_ptr<c10::ivalue::Future> device_future() {
+    const c10::Stream side =
+        c10::impl::VirtualGuardImpl(device->type()).getStreamFromGlobalPool(*device);
+    order(side);
+    std::lock_guard lock(future_mutex_);
+    if (future_ == nullptr) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{*device});
+      const c10::StreamGuard guard(side);
+      complete(*future_);
+    }
+    return future_;
+  }
+
   void complete(c10::ivalue::Future& future) {
     if (future.completed()) return;
-    failed_ ? future.setError(why_) : future.markCompleted(c10::IValue(outputs_));
+    is_over() && failed_ ? future.setError(why_) : future.markCompleted(c10::IValue(outputs_));
   }
 
   static uint64_t next_key() {
@@ -271,6 +332,7 @@ class BatonWork : public ::c10d::Work {
   c10::SmallVector<at::Tensor, 2> kept_;
   std::vector<at::Tensor> outputs_;
   c10::SmallVector<std::function<void()>, 1> unpack_;
+  std::optional<c10::Event> unpacked_;  // of a device, on the stream that did it
   const bool collective_;
   const uint64_t sequence_;
   const uint64_t key_ = next_key();

@@ -62,7 +62,7 @@ async def communicators() -> None:
         reveal_type(comm)  # is: "baton.communicator.Communicator"
         reveal_type(comm.rank)  # is: "int"
         work = comm.all_reduce_async(bytearray(4), op="or")
-        reveal_type(work)  # is: "baton.communicator.Work"
+        reveal_type(work)  # is: "baton.work.Work"
         reveal_type(work.done())  # is: "bool"
         await work
         reveal_type(asyncio.create_task(work))  # is: Task[Any]
@@ -70,7 +70,7 @@ async def communicators() -> None:
         reveal_type(endpoint.handle)  # is: "bytes"
         comm.receive(bytearray(4), baton.ANY_RANK, tag=3)
         window = baton.Window(comm, size=100)
-        reveal_type(window.put_async(b"", 1, add=1))  # is: "baton.communicator.Work"
+        reveal_type(window.put_async(b"", 1, add=1))  # is: "baton.work.Work"
         reveal_type(window.signal_value(1))  # is: "int"
         window.signal("1")  # wrong: incompatible type "str"; expected "int"
         comm.send(b"", to="1")  # wrong: incompatible type "str"; expected "int"

@@ -1,0 +1,122 @@
+// Several calls that are waited for as one: Communicator::group_begin(), group_end().
+#include "tests/communicator/group.h"
+#include "tests/test.h"
+#include "tests/until.h"
+
+namespace baton {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kRanks = 3;
+
+class CallGroups : public testing::TestWithParam<const char*> {
+ public:
+  static void SetUpTestSuite() { setenv("BATON_FLIGHT_RECORDER", "none", 1); }
+};
+INSTANTIATE_TEST_SUITE_P(Over, CallGroups, testing::Values("shm", "tcp"),
+                         [](const auto& test) { return std::string(test.param); });
+
+absl::StatusOr<Work> sum(Communicator& comm, std::vector<int32_t>& data, Work group = {}) {
+  return comm.all_reduce_async(data.data(), data.data(), data.size(), DataType::kI32,
+                               ReduceOp::kSum, {.group = group});
+}
+
+// Promise(collectives): Calls of a group are waited for by one Work, which ends when all of them
+//   have | calls of several kinds and from two threads, at ranks that group them otherwise
+TEST_P(CallGroups, OneWorkEndsWithAllOfThem) {
+  run_group(kRanks, test_options(GetParam()), [](Communicator& comm) {
+    const int rank = comm.rank(), right = (rank + 1) % kRanks, left = (rank + kRanks - 1) % kRanks;
+    for (int turn = 0; turn < 50; ++turn) {
+      std::vector<int32_t> mine(1000, rank), theirs(1000, -1), sums(70'000, 1), none(3, rank);
+      const auto group = comm.group_begin();
+      ASSERT_TRUE(group.ok()) << group.status();
+      const CallOptions in_it{.group = *group};
+      // Rank 0 has the sum in no group.
+      const auto summed = sum(comm, sums, rank == 0 ? Work{} : *group);
+      ASSERT_TRUE(summed.ok()) << summed.status();
+      const auto from_any =
+          comm.receive_async(theirs.data(), 1000, DataType::kI32, kAnyRank, in_it);
+      ASSERT_TRUE(from_any.ok()) << from_any.status();
+      std::thread([&] {
+        const auto sent = comm.send_async(mine.data(), 1000, DataType::kI32, right, in_it);
+        EXPECT_TRUE(sent.ok()) << sent.status();
+      }).join();
+      EXPECT_TRUE(absl::IsFailedPrecondition(comm.wait(*group))) << "it may yet get calls";
+      EXPECT_TRUE(comm.group_end(*group).ok());
+      const absl::Status over = comm.wait(*group);
+      EXPECT_TRUE(over.ok()) << over;
+      EXPECT_EQ(theirs, std::vector<int32_t>(1000, left));
+      EXPECT_EQ(comm.source_of(*from_any), left);
+      if (rank == 0) {
+        EXPECT_TRUE(comm.wait(*summed).ok());
+      }
+      EXPECT_EQ(sums, std::vector<int32_t>(70'000, kRanks));
+      EXPECT_TRUE(absl::IsNotFound(comm.wait(*group))) << "its end was told";
+      EXPECT_TRUE(comm.barrier().ok());
+    }
+  });
+}
+
+TEST_P(CallGroups, WithoutCallsItEndsAtOnce) {
+  run_group(1, test_options(GetParam()), [](Communicator& comm) {
+    const auto group = comm.group_begin();
+    ASSERT_TRUE(group.ok());
+    ASSERT_TRUE(comm.group_end(*group).ok());
+    const auto over = comm.test(*group);
+    ASSERT_TRUE(over.has_value());
+    EXPECT_TRUE(over->ok()) << *over;
+  });
+}
+
+TEST_P(CallGroups, WhatIsRefusedIsInNoGroupAndBreaksNothing) {
+  run_group(2, test_options(GetParam()), [](Communicator& comm) {
+    std::vector<int32_t> data(10, 1);
+    const auto group = comm.group_begin();
+    ASSERT_TRUE(group.ok());
+    const auto bad =
+        comm.send_async(nullptr, 10, DataType::kI32, 1 - comm.rank(), {.group = *group});
+    EXPECT_TRUE(absl::IsInvalidArgument(bad.status())) << bad.status();
+    ASSERT_TRUE(comm.group_end(*group).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(*group))) << "twice";
+    EXPECT_TRUE(absl::IsInvalidArgument(comm.group_end(Work{}))) << "none";
+    for (const Work closed : {*group, Work{group->sequence + 1000}}) {
+      const auto late = sum(comm, data, closed);
+      EXPECT_TRUE(absl::IsInvalidArgument(late.status())) << late.status();
+      EXPECT_THAT(text(late.status()), HasSubstr("no open group"));
+      const auto send =
+          comm.send_async(data.data(), 10, DataType::kI32, 1 - comm.rank(), {.group = closed});
+      EXPECT_TRUE(absl::IsInvalidArgument(send.status())) << send.status();
+    }
+    EXPECT_TRUE(comm.wait(*group).ok());
+    const auto after = sum(comm, data);
+    ASSERT_TRUE(after.ok()) << after.status();
+    EXPECT_TRUE(comm.wait(*after).ok());
+    EXPECT_EQ(data, std::vector<int32_t>(10, 2));
+  });
+}
+
+TEST_P(CallGroups, EndWithTheErrorOfTheirCalls) {
+  run_group(2, test_options(GetParam()), [](Communicator& comm) {
+    std::vector<int32_t> data(10, 1);
+    const auto open = comm.group_begin(), ended = comm.group_begin();
+    ASSERT_TRUE(open.ok() && ended.ok());
+    for (const Work group : {*open, *ended}) {
+      // Which the other rank never sends.
+      const auto work = comm.receive_async(data.data(), 10, DataType::kI32, 1 - comm.rank(),
+                                           {.tag = 7, .group = group});
+      ASSERT_TRUE(work.ok()) << work.status();
+    }
+    ASSERT_TRUE(comm.group_end(*ended).ok());
+    EXPECT_FALSE(comm.test(*ended).has_value());
+    if (comm.rank() == 0) comm.abort(absl::CancelledError("enough of this"));
+    const absl::Status why = comm.wait(*ended);
+    EXPECT_THAT(text(why), HasSubstr("enough of this"));
+    EXPECT_TRUE(comm.group_end(*open).ok());
+    EXPECT_THAT(text(comm.wait(*open)), HasSubstr("enough of this"));
+    EXPECT_FALSE(comm.group_begin().ok());
+  });
+}
+
+}  // namespace
+}  // namespace baton
