@@ -129,6 +129,53 @@ TEST_P(Failure, AKilledRankEndsWhatIsUnderWayInWindows) {
                 {1});
 }
 
+// Promise(collectives): A group with mask_lost goes on with its windows when a rank is killed, and
+//   breaks when a call that needs all ranks begins | accesses to that rank alone end
+TEST_P(Failure, AGroupThatMasksLostRanksGoesOnWithItsWindows) {
+  run_processes(
+      3, options(),
+      [](Communicator& comm) -> std::string {
+        GroupOptions masks;
+        masks.mask_lost = true;
+        const auto group = comm.subgroup({0, 1, 2}, masks);
+        if (!group.ok()) return group.status().ToString();
+        const auto window = Window::allocate(**group, 64);
+        if (!window.ok()) return window.status().ToString();
+        const auto ended = [&](const absl::StatusOr<Work>& work) {
+          return work.ok() ? (*group)->wait(*work) : work.status();
+        };
+        // It dies when the others have their windows.
+        if (comm.rank() == 1) {
+          for (const int other : {0, 2}) ended((*window)->wait_signal(other, 0, 1)).IgnoreError();
+          raise(SIGKILL);
+        }
+        ended((*window)->signal(1, 0, 1)).IgnoreError();  // it may die before it says thanks
+        const absl::Status gone = ended((*window)->wait_signal(1, 0, 1));
+        if (!absl::IsUnavailable(gone)) return "not Unavailable: " + gone.ToString();
+        if (!(*group)->status().ok()) return "broken: " + (*group)->status().ToString();
+        if ((*group)->lost_ranks() != std::vector<int>{1}) return "lost_ranks() is wrong";
+        const uint64_t word = 7;
+        const int other = 2 - comm.rank();
+        for (const absl::Status& status : {ended((*window)->put_signal(&word, 8, other, 0, 0, 1)),
+                                           ended((*window)->wait_signal(other, 0, 1))}) {
+          if (!status.ok()) return status.ToString();
+        }
+        if ((*window)->data()[0] != std::byte{7}) return "nothing was put";
+        // What breaks the group ends accesses of others: they come first.
+        if (comm.rank() == 2) {
+          ended((*window)->signal(0, 0, 1))
+              .IgnoreError();  // the group may be broken before its end
+          return "";
+        }
+        const absl::Status last = ended((*window)->wait_signal(2, 0, 2));
+        if (!last.ok()) return last.ToString();
+        const absl::Status all = (*group)->barrier();
+        if (!absl::IsUnavailable(all)) return "a barrier: " + all.ToString();
+        return (*group)->status().ok() ? "the group is not broken" : "";
+      },
+      {1});
+}
+
 TEST_P(Failure, AReceiveFromAnyRankEndsWhenOneIsKilled) {
   run_processes(3, options(),
                 [](Communicator& comm) -> std::string {
