@@ -16,7 +16,7 @@ namespace {
 TEST(SimGroups, EveryCallEndsAndWhoIsLeftGoesOn) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
   const Seeds seeds(kSanitized ? 60 : 2000);
-  Seen seen;
+  Tally seen;
   for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     std::make_unique<Lives>(seed, seen)->run(3);

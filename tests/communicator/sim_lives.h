@@ -22,7 +22,7 @@ inline GroupOptions sim_group(uint64_t uuid, Time timeout) {
 }
 
 // What happened, over all schedules.
-struct Seen {
+struct Tally {
   std::map<std::string, uint64_t> times;
   uint64_t& operator[](const std::string& what) { return times[what]; }
 };
@@ -34,7 +34,7 @@ class Lives : public SimNodes {
   static constexpr Time kTimeout = seconds(4);
   static constexpr Time kHealed = seconds(6);  // whatever stops or is cut off is back before
 
-  Lives(uint64_t seed, Seen& seen) : Lives(seed, seen, std::mt19937_64(seed * 7919 + 1)) {}
+  Lives(uint64_t seed, Tally& seen) : Lives(seed, seen, std::mt19937_64(seed * 7919 + 1)) {}
   ~Lives() {
     calls_.clear();
     for (size_t node = 0; node < nodes_; ++node) leave(world_, node);
@@ -75,7 +75,7 @@ class Lives : public SimNodes {
     std::unique_ptr<SimCall> call;
   };
 
-  Lives(uint64_t seed, Seen& seen, std::mt19937_64 random)
+  Lives(uint64_t seed, Tally& seen, std::mt19937_64 random)
       : SimNodes({.seed = seed,
                   .nodes = 2 + random() % 4,
                   .rails = 1 + random() % 2,
@@ -452,7 +452,7 @@ class Lives : public SimNodes {
     fabric_.set_link(places_[a], places_[b], rail, link);
   }
 
-  Seen& seen_;
+  Tally& seen_;
   std::mt19937_64 random_;
   uint64_t uuids_ = 0;
   Time healed_at_{};  // nothing is stopped or cut off any more
