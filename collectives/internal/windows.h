@@ -175,8 +175,8 @@ class Windows {
   const Needs needs_;
   std::vector<Entry*> entries_;  // by number
   uint32_t next_number_ = 1;
-  size_t with_words_ = 0;                      // of entries_
-  std::vector<std::unique_ptr<Running>> ops_;  // open, in the order in which they were started
+  size_t with_words_ = 0;                        // of entries_
+  std::vector<std::unique_ptr<Running>> ops_;    // open, in the order in which they were started
   std::vector<std::unique_ptr<Running>> spare_;  // their memory is reused
   absl::flat_hash_map<uint64_t, std::unique_ptr<Way>> ways_;  // by rank and tag
   uint64_t round_ = 0;                                        // of advance_open()
