@@ -109,6 +109,7 @@ class Windows {
   bool advance() { return !ops_.empty() && advance_open(); }
   // The worker has to advance: for accesses that are under way, or for kAdd, which may come.
   bool needs_worker() const { return transfers_ > 0 || with_words_ > 0; }
+  bool under_way() const { return transfers_ > 0; }
   bool any() const { return !entries_.empty() || !ops_.empty(); }
   // As the same of Mesh, for the accesses to one rank.
   void cancel();

@@ -676,7 +676,7 @@ size_t sockets() {
 }
 
 // What is mapped twice, by its owner and by a peer, counts once.
-size_t resident_bytes() {
+size_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   std::string word;
   size_t kib = 0;
@@ -705,12 +705,12 @@ TEST_P(Groups, OneMoreGroupTakesLittleMemoryAndNoSocket) {
       ASSERT_EQ(comm.barrier(), absl::OkStatus());
     };
     make(4);
-    const size_t sockets_before = sockets(), bytes_before = resident_bytes();
+    const size_t sockets_before = sockets(), bytes_before = proportional_bytes();
     ASSERT_EQ(comm.barrier(), absl::OkStatus());
     make(kGroups);
     if (comm.rank() == 0) {
       more_sockets = sockets() - sockets_before;
-      more_bytes = resident_bytes() - bytes_before;
+      more_bytes = proportional_bytes() - bytes_before;
     }
     ASSERT_EQ(comm.barrier(), absl::OkStatus());
   });
