@@ -153,7 +153,7 @@ absl::StatusOr<bool> Executor::run(Lane& lane) {
     }
     if (lane.step == lane.program->steps.size()) {
       if (!all_delivered(lane)) return any;
-      if (schedules::rooted(lane.call->geometry.collective) &&
+      if (schedules::rooted(lane.call->geometry.collective) && last_piece(lane) &&
           any_stray(lane.number, lane.call->descriptor.sequence)) {
         return stray();
       }
@@ -289,6 +289,13 @@ void Executor::end_piece(Lane& lane) {
   }
   calls_.erase(ended);
   if (call.on_done != nullptr) call.on_done(call, call.context);
+}
+
+// Whether the lane has no other piece of its call to come: what comes next there is another call's.
+bool Executor::last_piece(const Lane& lane) const {
+  const auto active = std::find_if(calls_.begin(), calls_.end(),
+                                   [&](const Active& each) { return each.call == lane.call; });
+  return lane.task + kLanes >= active->first_task + lane.call->pieces;
 }
 
 bool Executor::any_stray(uint32_t lane, uint64_t sequence) const {

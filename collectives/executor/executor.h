@@ -130,6 +130,7 @@ class Executor {
   bool hazards_clear(Lane& lane, uint32_t step);
   bool all_delivered(Lane& lane);
   void end_piece(Lane& lane);
+  bool last_piece(const Lane& lane) const;
   bool any_stray(uint32_t lane, uint64_t sequence) const;
   bool any_stray_of_last() const;
   Segments locate(const Lane& lane, const schedules::Place& place, uint32_t parts) const;

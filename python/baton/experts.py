@@ -35,7 +35,7 @@ class ExpertGroup(NamedTuple):
 
     expert: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class Received:

@@ -132,7 +132,7 @@ TEST_P(WindowFaults, ATargetThatDoesNotAnswerHoldsNobodyUp) {
 
 // What a window's ranks tell each other, as windows_open.cc has it.
 struct ForgedInvitation {
-  uint64_t magic = 0x77696e646f773031;
+  uint64_t magic = 0x77696e646f773032;
   uint64_t bytes = 0, offset = 0;
   int32_t code = 0;
   uint32_t unused = 0;

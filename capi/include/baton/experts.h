@@ -18,7 +18,7 @@
 #ifndef BATON_EXPERTS_H
 #define BATON_EXPERTS_H
 
-#include <baton/collectives.h>
+#include "collectives.h"  // beside this file, whichever folder the include path names
 
 #ifdef __cplusplus
 extern "C" {
