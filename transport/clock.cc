@@ -9,11 +9,12 @@ class SteadyClock final : public Clock {
   Time now() const override { return std::chrono::steady_clock::now().time_since_epoch(); }
 };
 
+// There before any code runs: a child that is forked while another thread makes it at its first use
+// would wait for that thread for ever.
+constinit const SteadyClock kSteady;
+
 }  // namespace
 
-const Clock& Clock::steady() {
-  static const SteadyClock clock;
-  return clock;
-}
+const Clock& Clock::steady() { return kSteady; }
 
 }  // namespace baton

@@ -332,11 +332,11 @@ bool EndpointImpl::send(const Process& process, std::string_view text) {
 
 void EndpointImpl::flush() {
   if (std::exchange(unsent_, false)) {
-    for (auto& [uid, process] : processes_) {
-      std::vector<std::string>& unsent = process->unsent;
-      const auto rest = std::find_if(unsent.begin(), unsent.end(), [&](const std::string& text) {
-        return !send(*process, text);
-      });
+    for (auto& each : processes_) {
+      Process& process = *each.second;
+      std::vector<std::string>& unsent = process.unsent;
+      const auto rest = std::find_if(unsent.begin(), unsent.end(),
+                                     [&](const std::string& text) { return !send(process, text); });
       unsent.erase(unsent.begin(), rest);
       unsent_ |= !unsent.empty();
     }

@@ -217,6 +217,7 @@ Result finalize(void*) { return Result::kSuccess; }
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 extern "C" const NetV12 ncclNetPlugin_v12 = {.name = "SocketReference",
                                              .init = init,
                                              .devices = devices,

@@ -41,7 +41,7 @@ struct Memory {
 };
 
 class BadInputInC : public ::testing::TestWithParam<const char*> {
- protected:
+ public:
   void SetUp() override { a = make("a"); }
   void TearDown() override {
     for (baton_agent* agent : agents) baton_agent_destroy(agent);
@@ -272,7 +272,7 @@ TEST_P(BadInputInC, AnyThreadMayCall) {
 
 // The peer is a process that dies.
 class DeathInC : public BadInputInC {
- protected:
+ public:
   void SetUp() override {
     BadInputInC::SetUp();
     own(a, mine);
