@@ -31,7 +31,7 @@ std::vector<fs::path> shipped() {
     if (entry.path().extension() == ".md") out.push_back(entry.path());
   }
   for (const char* room : {"bench", "collectives", "docs", "engine", "examples", "gpudirect",
-                           "kvtransfer", "scripts", "transport", "verbs"}) {
+                           "kvtransfer", "plugins", "scripts", "transport", "verbs"}) {
     for (const auto& entry : fs::recursive_directory_iterator(root / room)) {
       const std::string kind = entry.path().extension();
       if (entry.is_regular_file() &&

@@ -70,6 +70,10 @@ constexpr std::array kVariables = {
                         "providers of NCCL's plugin, as in shm,tcp"},
     EnvironmentVariable{"BATON_NCCL_SET", "none",
                         "settings of NCCL's plugin, as in tcp.sockets=4,verbs.qps=2"},
+    EnvironmentVariable{"BATON_NCCL_TIMELINE", "none",
+                        "file to which NCCL's plugin writes a timeline of each process"},
+    EnvironmentVariable{"BATON_NCCL_TUNING", "none",
+                        "file with rows for the tuner of NCCL's plugin"},
     EnvironmentVariable{"BATON_PATIENCE", "1",
                         "multiplies default timeouts, for debuggers, sanitizers and emulators; "
                         "explicit timeouts stay as given"},
