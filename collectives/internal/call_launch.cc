@@ -93,12 +93,6 @@ void CallTable::launch(Slot& slot) {
   for (Part& part : slot.parts) needs_.executor.start(part.call);
 }
 
-bool CallTable::any_on_devices() const {
-  return !undecided_.empty() ||
-         (needs_.devices != nullptr && needs_.devices->exchange() != nullptr &&
-          !needs_.devices->exchange()->idle());
-}
-
 bool CallTable::any_under_way_on_devices() const {
   if (!any_on_devices()) return false;
   const auto* const exchange = needs_.devices == nullptr ? nullptr : needs_.devices->exchange();

@@ -37,8 +37,8 @@ proof::CallShape CallStarter::shape_of(const Request& request) const {
 
 absl::Status CallStarter::usable(const CallOptions& options) const {
   absl::Status status = needs_.mesh.endpoint().usable();
-  status.Update(needs_.calls.prepare(options.after));
-  status.Update(needs_.calls.prepare(options.release));
+  if (options.after.device >= 0) status.Update(needs_.calls.prepare(options.after));
+  if (options.release.device >= 0) status.Update(needs_.calls.prepare(options.release));
   return status;
 }
 

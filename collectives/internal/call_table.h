@@ -138,7 +138,10 @@ class CallTable {
   // Calls that wait for a stream, for their input to leave a device or for others' word on where
   // their memory is, those behind them, and calls that go from device to device: advance_devices()
   // advances them. An error breaks the communicator.
-  bool any_on_devices() const;
+  bool any_on_devices() const {  // asked in every turn
+    const auto* const exchange = needs_.devices == nullptr ? nullptr : needs_.devices->exchange();
+    return !undecided_.empty() || (exchange != nullptr && !exchange->idle());
+  }
   absl::StatusOr<bool> advance_devices();
   // Something of theirs is on a device, which wakes no thread up.
   bool any_under_way_on_devices() const;

@@ -134,9 +134,9 @@ void FailureDetector::on_down(uint32_t rank, const absl::Status& why) {
        rank);
 }
 
-const absl::Status& FailureDetector::begin_call() {
+const absl::Status& FailureDetector::begin_call_masking() {
   const auto lost = std::find(lost_.begin(), lost_.end(), true);
-  if (masks_lost_ && broken_.ok() && lost != lost_.end()) {
+  if (broken_.ok() && lost != lost_.end()) {
     const auto rank = static_cast<uint32_t>(lost - lost_.begin());
     fail(absl::UnavailableError(absl::StrCat(mesh_.member(rank).label, " is gone")), rank);
   }

@@ -30,7 +30,7 @@ class FailureDetector {
   // OK, or why everything fails.
   const absl::Status& broken() const { return broken_; }
   // A call is about to begin: as broken(), and a rank that is lost breaks the group now.
-  const absl::Status& begin_call();
+  const absl::Status& begin_call() { return masks_lost_ ? begin_call_masking() : broken_; }
   bool is_broken() const { return is_broken_.load(std::memory_order_acquire); }
   // Ranks that are dead or stopped.
   const std::vector<bool>& lost() const { return lost_; }
@@ -55,6 +55,7 @@ class FailureDetector {
   Time next_look() const { return next_look_; }
 
  private:
+  const absl::Status& begin_call_masking();
   void compare_calls(uint64_t first, uint64_t last);
   // Where a rank stands, told when calls take too long.
   struct Standing {
