@@ -123,8 +123,9 @@ class Measurement {
     out_ = *std::move(out);
     if (!options_.window) return absl::OkStatus();
     auto window = Window::create(group_, out_->data(), out_stride_ * copies);
-    if (window.ok()) window_ = *std::move(window);
-    return window.status();
+    if (!window.ok()) return window.status();
+    window_ = *std::move(window);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<PerfRow> row(const CollectivePoint& point) {

@@ -154,9 +154,8 @@ TEST_P(ExpertsOf, SlotsAreThoseOfTheEnginesTable) {
       EXPECT_EQ(group.first, same->first - before);
       for (int i = 0; i < group.count; ++i) {
         const int token = table.slot(same->first + i).token;
-        ASSERT_EQ(std::memcmp(received->row(group.first + i), rows.data() + token * kHidden,
-                              kHidden * sizeof(float)),
-                  0);
+        const auto* const row = reinterpret_cast<const float*>(received->row(group.first + i));
+        ASSERT_TRUE(std::equal(row, row + kHidden, rows.data() + token * kHidden));
       }
     }
     std::vector<float> out(size_t{kTokens} * kHidden);

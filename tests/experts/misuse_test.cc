@@ -57,7 +57,7 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
     const std::vector<float> rows(4 * 8, 1);
     const std::vector<float> weights(4 * 2, 0.5f);
     std::vector<float> out(4 * 8);
-    const auto refused = [&](const void* data, int tokens, std::vector<int32_t> chosen,
+    const auto refused = [&](const void* data, int tokens, const std::vector<int32_t>& chosen,
                              absl::StatusCode code, const std::string& what) {
       const absl::Status status = experts.dispatch(data, tokens, chosen).status();
       EXPECT_EQ(status.code(), code) << status;

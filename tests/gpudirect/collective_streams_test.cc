@@ -88,7 +88,7 @@ void advance(Communicator& comm, InstalledFake& gpu) {
 }
 
 class CollectiveStreams : public testing::TestWithParam<const char*> {
- protected:
+ public:
   static void SetUpTestSuite() { setenv("BATON_FLIGHT_RECORDER", "none", 1); }
   // body(comm, user)
   template <typename Body>

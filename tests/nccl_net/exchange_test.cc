@@ -114,7 +114,7 @@ TEST_P(BatonNet, FullGroupsInFlight) {
 
 // Requests are tested from the first, from the last, and in no order.
 class TestOrder : public BatonNet {
- protected:
+ public:
   void exchange(const std::function<void(std::vector<size_t>&)>& arrange) {
     Lane lane(rig, 16 * 3'000);
     std::vector<void*> receives, sends;
@@ -148,7 +148,7 @@ TEST_P(TestOrder, Shuffled) {
 
 // Groups of n receives, whose tags come in every order.
 class Groups : public testing::TestWithParam<std::tuple<Setup, int>> {
- protected:
+ public:
   void SetUp() override {
     NetLog::forget();
     rig.start(std::get<0>(GetParam()));

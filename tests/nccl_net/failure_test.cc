@@ -169,7 +169,7 @@ TEST_P(BatonNet, CommsComeAndGoUnderTraffic) {
 // --- the environment -----------------------------------------------------------------------------
 
 class NetEnvironment : public testing::Test {
- protected:
+ public:
   void SetUp() override {
     NetLog::forget();
     Plugin::get().reset();

@@ -51,7 +51,7 @@ int send_for_ever(const std::string& provider, const std::string& hex) {
 }
 
 class Processes : public testing::TestWithParam<std::string> {
- protected:
+ public:
   void SetUp() override {
     NetLog::forget();
     start_over(rig, GetParam());

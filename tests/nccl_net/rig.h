@@ -152,7 +152,7 @@ class ReceiveProxy {
 void run(NetRig& rig, std::vector<SendProxy*> senders, std::vector<ReceiveProxy*> receivers);
 
 class NetTest : public testing::TestWithParam<Setup> {
- protected:
+ public:
   void SetUp() override {
     NetLog::forget();
     rig.start(GetParam());

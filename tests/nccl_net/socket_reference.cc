@@ -217,7 +217,6 @@ Result finalize(void*) { return Result::kSuccess; }
 
 }  // namespace
 
-// NOLINTNEXTLINE(readability-identifier-naming): NCCL's name
 extern "C" const NetV12 ncclNetPlugin_v12 = {.name = "SocketReference",
                                              .init = init,
                                              .devices = devices,

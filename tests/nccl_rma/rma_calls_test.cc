@@ -13,7 +13,7 @@ constexpr size_t kSignalBytes = 64;
 constexpr int kInFlight = 16;
 
 class RmaCalls : public testing::TestWithParam<std::tuple<int, size_t>> {
- protected:
+ public:
   static int contexts() { return std::get<0>(GetParam()); }
   static size_t size() { return std::get<1>(GetParam()); }
   template <typename Body>

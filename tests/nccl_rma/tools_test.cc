@@ -11,7 +11,7 @@ namespace baton::nccl {
 namespace {
 
 class Tools : public testing::Test {
- protected:
+ public:
   void TearDown() override {
     for (const char* name :
          {"BATON_NCCL_TUNING", "BATON_NCCL_TIMELINE", "NCCL_PROFILE_EVENT_MASK"}) {
