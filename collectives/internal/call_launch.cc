@@ -79,7 +79,7 @@ bool CallTable::waits_for_others(const Slot& slot) const {
 
 void CallTable::launch_or_wait(Slot& slot) {
   // The executor has collectives in the same order at all ranks.
-  if (slot.on_device || slot.gated || waits_for_others(slot)) {
+  if (slot.on_device || slot.gated || (!undecided_.empty() && waits_for_others(slot))) {
     undecided_.push_back(&slot);
   } else {
     launch(slot);

@@ -36,40 +36,40 @@ class CallTable {
     executor::Call call;
     Slot* whole = nullptr;
   };
-  // A call in flight, and what the caller will hear of it.
+  // A call in flight, and what the caller will hear of it. What every call touches comes first.
   struct Slot {
     executor::Call call;
-    uint64_t id = 0;  // Work::sequence; 0: free
-    bool done = false;
-    absl::Status result;
+    uint64_t id = 0;     // Work::sequence; 0: free
+    uint64_t group = 0;  // the work that it ends with; 0: its own
+    size_t members = 0;  // that have yet to end, of such a work
+    size_t own_bytes = 0;
     void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;
     void* context = nullptr;
+    uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
+    bool done = false;
     bool callback_due = false;  // it has yet to return
     bool detached = false;
     bool collective = false;
-    bool outlives = false;  // fail_all(): it stands for what comes after a failure
+    bool outlives = false;   // fail_all(): it stands for what comes after a failure
+    bool in_parts = false;   // an all_to_all_v
+    bool grouping = false;   // a work to which calls are still added
+    bool on_device = false;  // of one that may go from device to device
+    bool streams = false;    // some wait for it, or it for one
+    bool gated = false;      // it still waits for one
+    bool fetching = false;   // its input has yet to leave the device
+    bool own_input = false;  // and is then made into another
+    bool in_place = false;   // `request`
+    absl::Status result;
     CallTable* owner = nullptr;
-    bool in_parts = false;    // an all_to_all_v
-    std::vector<Part> parts;  // its sends and receives
+    DeviceCalls::StagedPtr staged;  // of a call on memory of devices
+    std::vector<Part> parts;        // of an all_to_all_v: its sends and receives
     size_t parts_left = 0;
-    const std::byte* own_in = nullptr;  // what it moves within this rank
+    const std::byte* own_in = nullptr;  // what it moves within this rank: own_bytes
     std::byte* own_out = nullptr;
-    size_t own_bytes = 0;
-    uint64_t group = 0;                          // the work that it ends with; 0: its own
-    bool grouping = false;                       // such a work, to which calls are still added
-    size_t members = 0;                          // that have yet to end
-    uint32_t entry = UINT32_MAX, candidate = 0;  // of the tuner
-    DeviceCalls::StagedPtr staged;               // of a call on memory of devices
-    bool on_device = false;                      // of one that may go from device to device
-    double predicted = 0;                        // what that one takes, in seconds
-    bool streams = false;                        // some wait for it, or it for one
-    bool gated = false;                          // it still waits for one
-    bool fetching = false;                       // its input has yet to leave the device
-    bool own_input = false;                      // and is then made into another
-    std::array<std::byte, 8> factor;             // of that
-    Request request;                             // of one that may change on its way
-    bool in_place = false;                       // that one
-    std::vector<size_t> lengths, starts;         // of blocks of different lengths
+    double predicted = 0;                 // what a call from device to device takes, in seconds
+    std::array<std::byte, 8> factor;      // of an input that is made
+    Request request;                      // of one that may change on its way
+    std::vector<size_t> lengths, starts;  // of blocks of different lengths
   };
 
   // All outlive the table.
