@@ -83,7 +83,7 @@ class KvSession : public KvSource {
   absl::Status use(std::unique_ptr<session::KvMover> mover);
   // After all else: nothing touches the cache then, loads have failed, what was held is released().
   void close();
-  // Of the session; null when it is closed.
+  // The session's agent; null when the session is closed.
   Agent* agent();
   // Readable when loads got on or blocks are free again: wait for it beside other descriptors, then
   // call progress().

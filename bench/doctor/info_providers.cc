@@ -24,7 +24,7 @@
 namespace baton::bench {
 namespace {
 
-// Of Baton, but only in programs that were built with their libraries.
+// Providers that only programs have which were built with their libraries.
 struct Optional {
   const char* name;
   const char* packages;

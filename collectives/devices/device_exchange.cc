@@ -116,7 +116,7 @@ bool DeviceExchange::read_offer(uint32_t rank) {
 
 namespace {
 
-// Of `other` among all ranks but `owner`.
+// The number of `other` among all ranks but `owner`.
 size_t number_among(uint32_t owner, uint32_t other) { return other > owner ? other - 1 : other; }
 
 }  // namespace

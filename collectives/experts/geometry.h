@@ -42,7 +42,7 @@ class Geometry {
   size_t rows_at(uint32_t place, uint32_t source) const {
     return received(place) + (source * region_rows_ + list_rows_) * row_stride;
   }
-  // Of row `i` of a source, among all received rows of a place.
+  // The number of a source's row `i` among all received rows of a place.
   uint32_t row_number(uint32_t source, size_t i) const {
     return static_cast<uint32_t>(source * region_rows_ + list_rows_ + i);
   }

@@ -49,7 +49,7 @@ absl::Status check_memory(const void* data, size_t bytes, const char* what) {
   return absl::OkStatus();
 }
 
-// Of a word of `masks`, in this rank's window or in a mapped one.
+// A rank's word of `masks`, which lie in this rank's window or in a mapped one.
 std::atomic_ref<uint32_t> word_of(const std::byte* masks, uint32_t rank) {
   auto* const words = reinterpret_cast<uint32_t*>(const_cast<std::byte*>(masks));
   return std::atomic_ref<uint32_t>(words[rank]);

@@ -25,7 +25,7 @@ class Routing {
                    absl::Span<const int32_t> chosen);
 
   size_t tokens() const { return tokens_; }
-  // Of a token, in ascending number of the expert.
+  // A token's choices, in ascending number of the expert.
   absl::Span<const Choice> of(size_t token) const {
     return {choices_.data() + begins_[token], begins_[token + 1] - begins_[token]};
   }
@@ -56,7 +56,7 @@ class Slots {
 
   const std::vector<ExpertGroup>& groups() const { return groups_; }
   const std::vector<uint32_t>& row_of() const { return row_of_; }
-  // Of a source's pairs, in their order: the slot here, and the place at their owner.
+  // For each pair of a source, in their order: the slot here, and the place at their owner.
   absl::Span<const uint32_t> slots(uint32_t source) const {
     return absl::Span<const uint32_t>(slot_of_).subspan(begins_[source], pairs(source));
   }

@@ -16,7 +16,7 @@ using proof::CostParameters;
 
 namespace {
 
-// Of large groups, whose ranks mostly share cores, each once for every kFewer.
+// Ranks of large groups mostly share cores: there each measurement is made once for every kFewer.
 constexpr uint32_t kLargeGroup = 8;
 constexpr int kFewer = 4;
 constexpr int kPings = 24;

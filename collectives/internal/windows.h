@@ -76,7 +76,7 @@ class Windows {
     // `base`: of where they begin, in their regions.
     Layout local_layout(size_t base) const;
     Layout remote_layout(size_t base) const;
-    // Of a put that adds to a word; `words` is used by start() only.
+    // For a put that adds to a word; `words` is used by start() only.
     Entry* words = nullptr;
     size_t word_offset = 0;
     bool adds = false, behind_puts = true;
@@ -125,7 +125,8 @@ class Windows {
   };
   // An access that has not ended. Its transfer's end is told on whatever thread drives the worker.
   struct Running {
-    // Of its transfer. One that is left by its window while under way goes with its end.
+    // What became of its transfer. kLeft: the window was closed meanwhile, and the transfer's end
+    // deletes this.
     enum class Fate : uint8_t { kUnderWay, kLanded, kLeft };
     std::shared_ptr<Entry> entry;
     Access access;

@@ -220,6 +220,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
 
 void Windows::close_all(const absl::Status& why) {
   while (!entries_.empty()) close(*entries_.back(), why);
+  ways_.clear();  // the next group may number other ranks so
 }
 
 }  // namespace baton::collectives::internal

@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace baton::collectives::reduce {
 namespace HWY_NAMESPACE {
 
-// Of the last vector, which may be shorter than a vector: a copy, filled up with zeros.
+// A copy of the last elements, fewer than a vector has perhaps, filled up with zeros.
 template <class Lanes>
 class LastVector {
  public:

@@ -172,7 +172,7 @@ class Engine {
   absl::Status start_hand_off();
   absl::Status start_tiers();
 
-  // Of KV that is handed over by name: engine_hand_off.cc.
+  // KV that is handed over by name: engine_hand_off.cc.
   absl::Status check_hand_off(const Request& request) const;
   void follow_hand_off();
   std::optional<kvtransfer::KvTransfer> end_hand_off(Sequence& sequence, FinishReason reason);

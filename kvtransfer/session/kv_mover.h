@@ -94,7 +94,7 @@ class KvMover {
   };
 
   virtual ~KvMover() = default;
-  // Of the model.
+  // How many layers the model has.
   virtual size_t layers() const = 0;
 
   // --- prefill

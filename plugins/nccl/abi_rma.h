@@ -26,7 +26,7 @@ inline constexpr int kHostDevice = 0, kGinProxyDevice = 2;
 
 // What a signal does to its word.
 inline constexpr uint32_t kSignalInc = 1, kSignalAdd = 2;
-// Of one operation, since v15: others follow at once.
+// A flag of an operation, since v15: others follow at once.
 inline constexpr uint32_t kAggregate = 1;
 
 struct GinConfigV13 {

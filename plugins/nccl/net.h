@@ -67,7 +67,7 @@ class NetComm {
   NetComm(const NetComm&) = delete;
   NetComm& operator=(const NetComm&) = delete;
 
-  // Of a comm that is closed: asks its transfers to end, and takes back what it has granted.
+  // Before a comm is closed: asks its transfers to end, and takes back what it has granted.
   virtual void revoke() = 0;
 
   absl::StatusOr<NetMemory*> add(void* data, size_t size, uint64_t offset, int fd);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kGroupBytes = kMostReceives * sizeof(Grant);
 constexpr size_t kRingBytes = kGroups * kGroupBytes;
-// Of calls that find nothing: how many come before the worker is helped, or looked at for errors.
+// So many calls find nothing before the worker is helped, or looked at for errors.
 constexpr uint32_t kIdlePolls = 16;
 constexpr Time kNoMatch = std::chrono::seconds(10);
 

@@ -21,7 +21,7 @@ struct ListenHandle {
   std::array<char, 4> magic;
   uint32_t version;
   uint64_t listener;  // random
-  // Of the copy that connect() is given: which connect it is. 0: none yet.
+  // In the copy that connect() is given: which connect it is. 0: none yet.
   uint64_t connecting;
   uint64_t unused;
 };

@@ -82,7 +82,7 @@ struct RmaAccess {
   uint64_t local_offset = 0, remote_offset = 0;
   size_t size = 0;
   uint32_t rank = 0;
-  // Of a put with a signal.
+  // What a put with a signal adds to.
   RmaMemory* words = nullptr;
   uint64_t word_offset = 0, value = 0;
   uint32_t operation = 0;

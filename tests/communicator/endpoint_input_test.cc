@@ -134,7 +134,7 @@ TEST_P(EndpointInput, ATableOutsideOfItsRegionIsNotRead) {
 //   memory | the oldest groups' messages, and of one group the latest, are dropped
 TEST_P(EndpointInput, WhatIsKeptForGroupsToComeIsBounded) {
   auto comm = make(1 << 20);
-  // Of 1,025 groups all but the first are kept, and of each 4,096 messages.
+  // All but the first of 1,025 groups are kept, and 4,096 messages of each.
   for (uint64_t group = 1; group <= 1025; ++group) {
     for (int i = 0; i < (group == 3 ? 4096 : 0); ++i) {
       say(group, ControlMessage::kLinked, "");

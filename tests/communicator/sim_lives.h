@@ -282,7 +282,7 @@ class Lives : public SimNodes {
         kTimeout + kHealed);
     ASSERT_TRUE(over) << "a split() hangs";
     for (auto& [color, members] : wanted) {
-      // Of equal keys the lower rank comes first.
+      // Where keys are equal the lower rank comes first.
       std::stable_sort(members.begin(), members.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
       auto group = std::make_unique<Group>();

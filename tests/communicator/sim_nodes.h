@@ -45,7 +45,7 @@ class SimNodes {
       opened.emplace_back((*endpoint)->handle(), place);
       endpoints.push_back(*std::move(endpoint));
     }
-    // Of two the one with the lower handle calls the other: in this order, all follows from the
+    // The one with the lower handle calls the other: in this order, all follows from the
     // seed.
     std::sort(opened.begin(), opened.end());
     for (const auto& [handle, place] : opened) {

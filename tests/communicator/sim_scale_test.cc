@@ -54,7 +54,7 @@ class Many : public SimNodes {
     if (testing::Test::HasFatalFailure()) return;
     split();
     if (testing::Test::HasFatalFailure()) return;
-    // Of the odd ones, the even ones: each gives one more than its rank in the world.
+    // The odd ones, then the even ones: each gives one more than its rank in the world.
     reduce(parts_, [&](size_t node) { return count / 2 * (count / 2 + (node % 2 == 0 ? 0 : 1)); });
   }
 

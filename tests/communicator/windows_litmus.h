@@ -295,7 +295,7 @@ class Litmus {
 struct Seen {
   uint64_t signals = 0, early = 0;
 };
-// Of so many seeds, or as tests/seeds.h says.
+// Sums over so many seeds, or as many as tests/seeds.h says.
 template <typename Kind>
 Seen signals_of(Signals signals, uint64_t usually) {
   const Seeds seeds(kSanitized ? (usually + 4) / 5 : usually);

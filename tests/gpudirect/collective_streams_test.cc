@@ -215,7 +215,7 @@ TEST_P(CollectiveStreams, CallsBehindOneThatWaitsKeepTheirOrderAndOthersGoAhead)
     const auto first =
         comm.all_reduce_async(data, data, kCount, DataType::kI32, ReduceOp::kSum, gated);
     ASSERT_TRUE(first.ok()) << first.status();
-    // Of other memory, and all the same behind it: as at a rank where the first does not wait.
+    // In other memory, and behind it all the same: as at a rank where the first does not wait.
     const auto second =
         comm.all_reduce_async(host.data(), host.data(), kCount, DataType::kI32, ReduceOp::kMax);
     ASSERT_TRUE(second.ok()) << second.status();

@@ -96,7 +96,7 @@ class Lane {
   void finish(void* send, int* sent, void* receive, int* received,
               CallSite from = CallSite::here());
   void exchange(const Slot& slot, size_t from);
-  // Of an operation that must fail: what test() says in the end.
+  // What test() says in the end of an operation that must fail.
   Result fails(void* request, CallSite from = CallSite::here());
   // The bytes of the receiver's slot are those that were sent from `from`; nothing else moved.
   void expect(const Slot& slot, size_t sent_from);
