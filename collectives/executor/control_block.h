@@ -75,6 +75,7 @@ struct Outbox {
 
   alignas(64) std::atomic<uint64_t> consumed[kLanes];  // messages of the other, by lane
   alignas(64) std::atomic<uint64_t> heard;             // packets of the other
+  std::byte apart[1920];
   DirectMessage messages[kLanes][schedules::kMessagesAhead];
   DirectPacket packets[kPackets];
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
 #include <utility>
 
@@ -19,6 +20,9 @@ namespace {
 
 // Steps that a lane runs before it is another lane's turn.
 constexpr int kStepsInARow = 4;
+
+// At the message that a small call waits for: a whole turn takes as long as its way does.
+constexpr int kLooks = 1;
 
 // Bytes that move between two looks at the clock.
 constexpr size_t kMovedPerLook = 64 << 10;
@@ -113,18 +117,24 @@ void Executor::start(Call& call) {
     return;
   }
   calls_.push_back({&call, next_task_});
+  for (uint32_t i = 0; i < std::min<size_t>(call.pieces, kLanes); ++i) {
+    open_lanes_ |= 1u << ((next_task_ + i) % kLanes);
+  }
   next_task_ += call.pieces;
 }
 
-absl::StatusOr<bool> Executor::advance() {
-  if (idle()) return false;
+Executor::Turn Executor::fail(absl::Status why) {
+  error_ = std::move(why);
+  return Turn::kFailed;
+}
+
+absl::StatusOr<bool> Executor::advance_open() {
   if (strayed_) return stray();
   bool any = false;
-  for (Lane& lane : lanes_) {
-    if (lane.task >= next_task_) continue;
-    absl::StatusOr<bool> moved = run(lane);
-    if (!moved.ok()) return moved;
-    any |= *moved;
+  for (uint32_t left = open_lanes_; left != 0; left &= left - 1) {
+    const Turn turn = run(lanes_[std::countr_zero(left)]);
+    if (turn == Turn::kFailed) return error_;
+    any |= turn == Turn::kMoved;
   }
   if (!point_to_point_.idle()) {
     absl::StatusOr<bool> moved = point_to_point_.advance(now_);
@@ -142,63 +152,65 @@ absl::StatusOr<bool> Executor::advance() {
   return any;
 }
 
-// Runs a lane for a while; true if it moved.
-absl::StatusOr<bool> Executor::run(Lane& lane) {
-  bool any = false;
+// Runs a lane for a while.
+Executor::Turn Executor::run(Lane& lane) {
+  Turn all = Turn::kWaits;
   for (int i = 0; i < kStepsInARow; ++i) {
     if (lane.program == nullptr) {
-      absl::StatusOr<bool> begun = begin_piece(lane);
-      if (!begun.ok()) return begun;
-      if (!*begun) return any;
+      const Turn begun = begin_piece(lane);
+      if (begun != Turn::kMoved) return begun == Turn::kFailed ? begun : all;
     }
     if (lane.step == lane.program->steps.size()) {
-      if (!all_delivered(lane)) return any;
+      if (!all_delivered(lane)) return all;
       if (schedules::rooted(lane.call->geometry.collective) && last_piece(lane) &&
           any_stray(lane.number, lane.call->descriptor.sequence)) {
-        return stray();
+        return fail(stray());
       }
       end_piece(lane);
-      any = true;
+      all = Turn::kMoved;
       continue;
     }
-    absl::StatusOr<bool> moved = run_step(lane);
-    if (!moved.ok()) return moved;
-    if (!*moved) return any;
+    const Turn turn = run_step(lane);
+    if (turn != Turn::kMoved) return turn == Turn::kFailed ? turn : all;
     ++steps_;
-    const uint32_t next = lane.program->next_grant[lane.step++];
-    if (lane.grants && next != PreparedProgram::kNoStep) grant(lane, next);
-    any = true;
+    const uint32_t step = lane.step++;
+    if (lane.grants && lane.program->next_grant[step] != PreparedProgram::kNoStep) {
+      grant(lane, lane.program->next_grant[step]);
+    }
+    all = Turn::kMoved;
   }
-  return any;
+  return all;
 }
 
-absl::StatusOr<bool> Executor::begin_piece(Lane& lane) {
+Executor::Turn Executor::begin_piece(Lane& lane) {
   const Active* active = nullptr;
   for (const Active& candidate : calls_) {
     if (lane.task >= candidate.first_task + candidate.call->pieces) continue;
     active = &candidate;
     break;
   }
-  if (active == nullptr || lane.task < active->first_task) return false;
+  if (active == nullptr || lane.task < active->first_task) return Turn::kWaits;
   lane.call = active->call;
   lane.piece = lane.task - active->first_task;
   const auto& programs = *lane.call->programs;
-  lane.program = &programs[lane.piece % programs.size()];
+  lane.program = programs.size() == 1 ? &programs[0] : &programs[lane.piece % programs.size()];
   lane.step = 0;
   lane.delivered = 0;
   lane.combined = 0;
   if (lane.numbers.size() < lane.program->steps.size()) {
     lane.numbers.resize(lane.program->steps.size());
   }
-  const size_t scratch = lane.call->geometry.scratch_bytes(lane.program->scratch_parts);
-  if (absl::Status status = ensure_scratch(lane, scratch); !status.ok()) return status;
   const Geometry& geometry = lane.call->geometry;
-  lane.grants = lane.program->max_message_parts * geometry.part_elements * geometry.element_bytes >
-                kSmallStep;
+  lane.part_bytes = geometry.part_elements * geometry.element_bytes;
+  if (lane.program->scratch_parts * lane.part_bytes > lane.scratch.size) {
+    absl::Status status = grow_scratch(lane, lane.program->scratch_parts * lane.part_bytes);
+    if (!status.ok()) return fail(std::move(status));
+  }
+  lane.grants = lane.program->max_message_parts * lane.part_bytes > kSmallStep;
   if (lane.grants) {
     for (uint32_t step : lane.program->first_grants) grant(lane, step);
   }
-  return true;
+  return Turn::kMoved;
 }
 
 // Lets the message of a receive come: to where this step wants it if nothing else needs that place
@@ -217,14 +229,7 @@ void Executor::grant(Lane& lane, uint32_t number) {
   touched_ = true;
 }
 
-CallTag Executor::tag(const Lane& lane, const Step& step) const {
-  const Geometry& geometry = lane.call->geometry;
-  return {&lane.call->descriptor, lane.call->fingerprint,
-          step.parts * geometry.part_elements * geometry.element_bytes};
-}
-
-absl::Status Executor::ensure_scratch(Lane& lane, size_t bytes) {
-  if (bytes <= lane.scratch.size) return absl::OkStatus();
+absl::Status Executor::grow_scratch(Lane& lane, size_t bytes) {
   if (lane.scratch.data != nullptr) memory_->free(lane.scratch);
   lane.scratch = Block{};
   absl::StatusOr<Block> block = memory_->allocate(bytes);
@@ -279,6 +284,7 @@ void Executor::end_piece(Lane& lane) {
   lane.program = nullptr;
   lane.call = nullptr;
   lane.task += kLanes;
+  if (lane.task >= next_task_) open_lanes_ &= ~(1u << lane.number);
   if (++call.pieces_done < call.pieces) return;
   const auto ended = std::find_if(calls_.begin(), calls_.end(),
                                   [&](const Active& active) { return active.call == &call; });
@@ -312,21 +318,20 @@ bool Executor::any_stray_of_last() const {
   return false;
 }
 
-// True if the step is done, false if it has to wait.
-absl::StatusOr<bool> Executor::run_step(Lane& lane) {
+Executor::Turn Executor::run_step(Lane& lane) {
   const Step& step = lane.program->steps[lane.step];
   switch (step.kind) {
     case Step::Kind::kSend: {
       Link& link = *links_[step.peer];
       const Segments source = locate(lane, step.source, step.parts);
       const uint64_t number = link.send(lane.number, source, tag(lane, step));
-      if (number == 0) return false;
+      if (number == 0) return Turn::kWaits;
       lane.numbers[lane.step] = number;
       ++messages_;
       bytes_sent_ += source.total();
       touched_ = true;
       record(FlightEvent::Kind::kSend, lane, step.peer, source.total());
-      return true;
+      return Turn::kMoved;
     }
     case Step::Kind::kReceive:
     case Step::Kind::kReceiveReduce:
@@ -334,50 +339,51 @@ absl::StatusOr<bool> Executor::run_step(Lane& lane) {
     case Step::Kind::kCopy: {
       const Segments source = locate(lane, step.source, step.parts);
       const Segments target = locate(lane, step.target, step.parts);
-      if (source.data == target.data) return true;  // in place: nothing is written
-      if (!hazards_clear(lane, lane.step)) return false;
+      if (source.data == target.data) return Turn::kMoved;  // in place: nothing is written
+      if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
       streams(lane, target.total()) ? copy_streamed(target, source) : copy(target, source);
-      return true;
+      return Turn::kMoved;
     }
     case Step::Kind::kReduce: {
-      if (!hazards_clear(lane, lane.step)) return false;
+      if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
       const Segments target = locate(lane, step.target, step.parts);
       return combine(lane, step, target, target, locate(lane, step.source, step.parts));
     }
     case Step::Kind::kFold:
-      if (!hazards_clear(lane, lane.step)) return false;
+      if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
       return fold_step(lane, step);
   }
-  return absl::InternalError("a program has a step of an unknown kind");
+  return fail(absl::InternalError("a program has a step of an unknown kind"));
 }
 
-absl::StatusOr<bool> Executor::receive(Lane& lane, const Step& step) {
+Executor::Turn Executor::receive(Lane& lane, const Step& step) {
   Link& link = *links_[step.peer];
   const Segments target = locate(lane, step.target, step.parts);
   Segments message;
   absl::Status error;
-  if (!link.peek(lane.number, target.total(), tag(lane, step), message, error)) {
-    if (error.ok()) return false;
-    return error;
+  const CallTag tag = this->tag(lane, step);
+  for (int looks = lane.call->pieces == 1 ? kLooks : 1;
+       !link.peek(lane.number, target.total(), tag, message, error);) {
+    if (!error.ok()) return fail(std::move(error));
+    if (--looks == 0) return Turn::kWaits;
   }
-  if (!hazards_clear(lane, lane.step)) return false;
+  if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
   if (step.kind == Step::Kind::kReceive && message.data == target.data) {
     // It was granted that place.
   } else if (step.kind == Step::Kind::kReceive) {
     streams(lane, target.total()) ? copy_streamed(target, message) : copy(target, message);
   } else {
-    const absl::StatusOr<bool> done =
-        combine(lane, step, target, locate(lane, step.source, step.parts), message);
-    if (!done.ok() || !*done) return done;
+    const Turn done = combine(lane, step, target, locate(lane, step.source, step.parts), message);
+    if (done != Turn::kMoved) return done;
   }
-  if (!link.consume(lane.number)) return false;
+  if (!link.consume(lane.number)) return Turn::kWaits;
   touched_ = true;
   record(FlightEvent::Kind::kReceive, lane, step.peer, target.total());
-  return true;
+  return Turn::kMoved;
 }
 
-absl::StatusOr<bool> Executor::combine(Lane& lane, const Step& step, const Segments& target,
-                                       const Segments& a, const Segments& b) {
+Executor::Turn Executor::combine(Lane& lane, const Step& step, const Segments& target,
+                                 const Segments& a, const Segments& b) {
   const Call& call = *lane.call;
   const size_t element = call.geometry.element_bytes;
   const uint32_t divide_by =
@@ -397,20 +403,20 @@ absl::StatusOr<bool> Executor::combine(Lane& lane, const Step& step, const Segme
       }
     });
     if (streamed) base::stream_fence();
-    return true;
+    return Turn::kMoved;
   }
-  absl::StatusOr<bool> done = true;
+  Turn done = Turn::kMoved;
   size_t run = 0;
   walk3(target, a, b, [&](std::byte* t, const std::byte* x, const std::byte* y, size_t bytes) {
-    if (!done.ok() || !*done || run++ < lane.combined) return;
+    if (done != Turn::kMoved || run++ < lane.combined) return;
     const std::array<const void*, 2> sources = {x, y};
     done = combine_on_device(lane, t, sources, bytes, divide_by, SIZE_MAX);
   });
-  if (done.ok() && *done) lane.combined = 0;
+  if (done == Turn::kMoved) lane.combined = 0;
   return done;
 }
 
-absl::StatusOr<bool> Executor::fold_step(Lane& lane, const Step& step) {
+Executor::Turn Executor::fold_step(Lane& lane, const Step& step) {
   const Call& call = *lane.call;
   const Segments target = locate(lane, step.target, 1);
   for (uint32_t i = 0; i < fold_sources_.size(); ++i) {
@@ -422,37 +428,35 @@ absl::StatusOr<bool> Executor::fold_step(Lane& lane, const Step& step) {
       step.final && call.op == ReduceOp::kAvg ? static_cast<uint32_t>(links_.size()) : 1;
   if (call.sums != nullptr) {
     // Our own contribution is what the call has read: no step has written there yet.
-    const absl::StatusOr<bool> done =
+    const Turn done =
         combine_on_device(lane, target.data, fold_sources_, target.bytes, divide_by, rank_);
-    if (done.ok() && *done) lane.combined = 0;
+    if (done == Turn::kMoved) lane.combined = 0;
     return done;
   }
   reduce::fold(call.type, call.op, target.data, fold_sources_,
                target.bytes / call.geometry.element_bytes, divide_by);
-  return true;
+  return Turn::kMoved;
 }
 
-absl::StatusOr<bool> Executor::combine_on_device(Lane& lane, std::byte* target,
-                                                 absl::Span<const void* const> sources,
-                                                 size_t bytes, uint32_t divide_by,
-                                                 size_t original) {
+Executor::Turn Executor::combine_on_device(Lane& lane, std::byte* target,
+                                           absl::Span<const void* const> sources, size_t bytes,
+                                           uint32_t divide_by, size_t original) {
   const Call& call = *lane.call;
   if (!lane.combining) {
     device_error_ =
         call.sums->begin(lane.number, call.type, call.op, target, sources,
                          bytes / call.geometry.element_bytes, divide_by, call.input, original);
-    if (!device_error_.ok()) return device_error_;
+    if (!device_error_.ok()) return fail(device_error_);
     lane.combining = true;
     ++combining_;
   }
   const std::optional<absl::Status> ended = call.sums->ended(lane.number);
-  if (!ended.has_value()) return false;
+  if (!ended.has_value()) return Turn::kWaits;
   lane.combining = false;
   --combining_;
   ++lane.combined;
   device_error_ = *ended;
-  if (!ended->ok()) return *ended;
-  return true;
+  return ended->ok() ? Turn::kMoved : fail(*ended);
 }
 
 Blocked Executor::blocked() const {

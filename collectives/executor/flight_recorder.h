@@ -35,8 +35,9 @@ struct FlightEvent {
   uint64_t bytes = 0;
 };
 
-// A ring of the last `capacity` events. record() is wait-free, allocates nothing and may be called
-// from any thread; reading while others write gives whole events, at worst without the oldest.
+// A ring of the last `capacity` events, rounded up to a power of two. record() is wait-free and
+// allocates nothing; one thread at a time may call it. Any thread may read meanwhile, and gets
+// whole events, at worst without the oldest.
 class FlightRecorder {
  public:
   explicit FlightRecorder(uint32_t rank = 0, size_t capacity = 4096);

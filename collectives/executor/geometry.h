@@ -24,24 +24,23 @@ struct Geometry {
 
   // Data comes in one block per rank, and every piece takes the same range of each.
   bool blocks() const {
-    return collective == Collective::kReduceScatter || collective == Collective::kAllGather ||
-           collective == Collective::kAllToAll || collective == Collective::kGather ||
-           collective == Collective::kScatter;
+    constexpr auto bit = [](Collective each) { return uint32_t{1} << static_cast<int>(each); };
+    constexpr uint32_t kWithBlocks = bit(Collective::kReduceScatter) | bit(Collective::kAllGather) |
+                                     bit(Collective::kAllToAll) | bit(Collective::kGather) |
+                                     bit(Collective::kScatter);
+    return (kWithBlocks >> static_cast<int>(collective) & 1) != 0;
   }
   size_t piece_elements() const { return blocks() ? part_elements : part_elements * parts; }
   // At least one: an empty call is one empty piece, and is matched like any other.
   size_t pieces() const {
     const size_t each = piece_elements();
-    return std::max<size_t>(1, (count + each - 1) / each);
+    return count <= each ? 1 : (count + each - 1) / each;
   }
   // The buffer holds the blocks of all ranks, not only our own.
   bool holds_all_blocks(schedules::BufferName buffer) const {
     return buffer == schedules::BufferName::kInput
                ? collective != Collective::kAllGather && collective != Collective::kGather
                : collective != Collective::kReduceScatter && collective != Collective::kScatter;
-  }
-  size_t scratch_bytes(uint32_t scratch_parts) const {
-    return scratch_parts * part_elements * element_bytes;
   }
 
   // `base` is where the buffer starts. Parts at the end of the data are short or empty. Scratch

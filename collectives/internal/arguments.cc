@@ -88,7 +88,7 @@ absl::Status check_combination(const Request& request) {
                                             ? "use sum, prod, min, max, and, or or xor"
                                             : "and, or and xor are of integers and bool"));
   }
-  if (request.op == ReduceOp::kPreMulSum && request.options.factor == nullptr) {
+  if (request.op == ReduceOp::kPreMulSum && request.options->factor == nullptr) {
     return refuse(what, "premulsum without CallOptions::factor, which must point to one element");
   }
   return absl::OkStatus();
@@ -113,12 +113,9 @@ absl::Status check_blocks(const Request& request, uint32_t rank, uint32_t ranks)
                                       rank, request.count, blocks.counts[rank]));
 }
 
-}  // namespace
-
-absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place) {
+// All but the pointers.
+absl::Status check_kind(const Request& request, uint32_t rank, uint32_t ranks) {
   const Collective what = request.collective;
-  in_place = false;
-  if (what == Collective::kBarrier) return absl::OkStatus();
   if (static_cast<int>(request.type) >= kDataTypes) return refuse(what, "unknown element type");
   if (request.reduces()) {
     if (absl::Status s = check_combination(request); !s.ok()) return s;
@@ -127,14 +124,26 @@ absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks
     return refuse(what,
                   absl::StrFormat("root %d is not a rank: there are %u", request.root, ranks));
   }
-  const size_t element = size_of(request.type);
-  if (request.uneven) {
-    if (absl::Status s = check_blocks(request, rank, ranks); !s.ok()) return s;
-  } else if (request.count > SIZE_MAX / 4 / ranks / element) {
+  if (request.uneven) return check_blocks(request, rank, ranks);
+  if (request.count > SIZE_MAX / 4 / ranks / size_of(request.type)) {
     return refuse(what, absl::StrFormat("a count of %u is too large", request.count));
   }
-  const size_t in_count = in_elements(request, rank, ranks);
-  const size_t out_count = out_elements(request, rank, ranks);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place,
+                           Extents& extents, bool known) {
+  const Collective what = request.collective;
+  in_place = false;
+  if (what == Collective::kBarrier) return absl::OkStatus();
+  if (!known) {
+    if (absl::Status s = check_kind(request, rank, ranks); !s.ok()) return s;
+    extents = {in_elements(request, rank, ranks), out_elements(request, rank, ranks)};
+  }
+  const size_t element = size_of(request.type);
+  const size_t in_count = extents.in, out_count = extents.out;
   if (absl::Status s = check_pointer(what, "in", request.in, in_count, element); !s.ok()) return s;
   if (absl::Status s = check_pointer(what, "out", request.out, out_count, element); !s.ok()) {
     return s;

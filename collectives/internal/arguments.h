@@ -26,7 +26,9 @@ struct Request {
   DataType type = DataType::kF32;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  CallOptions options;
+  // The caller's. Copied, they would be read in wider words than they were just written in: a
+  // processor then waits until those are in its cache, behind all that is on its way to a peer.
+  const CallOptions* options = nullptr;
   // An all_gather_v or a reduce_scatter_v: the blocks of its larger buffer. `count` is that of this
   // rank's.
   bool uneven = false;
@@ -52,7 +54,13 @@ absl::Status check_pointer(Collective collective, const char* name, const void* 
                            size_t count, size_t element);
 
 // Whether `request` makes sense at `rank` of `ranks`, and whether it is in place.
-absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place);
+// `extents`: as in_elements() and out_elements(). `known`: a request like this one has passed, but
+// for its memory, and `extents` are its.
+struct Extents {
+  size_t in = 0, out = 0;
+};
+absl::Status check_request(const Request& request, uint32_t rank, uint32_t ranks, bool& in_place,
+                           Extents& extents, bool known = false);
 
 // The same for a call between `rank` and `other`, and for one with counts and offsets of each rank.
 absl::Status check_point_to_point(bool sends, const void* data, size_t count, DataType type,

@@ -42,7 +42,7 @@ absl::Status CallTable::hold(Work work, DeviceStream stream) {
   return streams_.hold(ticket_of(slot.id), stream, deadline);
 }
 
-absl::Status CallTable::note(const CallOptions& options) {
+absl::Status CallTable::note_order(const CallOptions& options) {
   if (options.group.sequence != 0) {
     const Slot& group = slot_of(options.group.sequence);
     if (group.id != options.group.sequence || !group.grouping || group.done) {
@@ -75,15 +75,6 @@ bool CallTable::waits_for_others(const Slot& slot) const {
     if (in_order(*earlier, slot)) return true;
   }
   return false;
-}
-
-void CallTable::launch_or_wait(Slot& slot) {
-  // The executor has collectives in the same order at all ranks.
-  if (slot.on_device || slot.gated || (!undecided_.empty() && waits_for_others(slot))) {
-    undecided_.push_back(&slot);
-  } else {
-    launch(slot);
-  }
 }
 
 void CallTable::launch(Slot& slot) {

@@ -31,8 +31,16 @@ proof::CallShape CallStarter::shape_of(const Request& request) const {
                       ? 0
                       : std::bit_ceil(longest) * shape.element_bytes * size_t{needs_.mesh.ranks()};
   }
-  shape.ordered = request.reduces() && request.options.ordered.value_or(needs_.options.ordered);
+  shape.ordered = request.reduces() && request.options->ordered.value_or(needs_.options.ordered);
   return shape;
+}
+
+CallStarter::Kind CallStarter::kind_of(const Request& request) {
+  // A factor may be missing, and lists of blocks are compared by none of this.
+  if (request.uneven || request.op == ReduceOp::kPreMulSum) return {};
+  const CallOptions& options = *request.options;
+  return {request.count, options.chunk_bytes, options.channels,  request.root,   request.collective,
+          request.type,  request.op,          options.algorithm, options.ordered};
 }
 
 absl::Status CallStarter::usable(const CallOptions& options) const {
@@ -43,13 +51,13 @@ absl::Status CallStarter::usable(const CallOptions& options) const {
 }
 
 absl::StatusOr<Work> CallStarter::begin(const Request& request) {
-  if (absl::Status status = usable(request.options); !status.ok()) return status;
+  if (absl::Status status = usable(*request.options); !status.ok()) return status;
   Lock lock(needs_.mutex);
   return begin(request, lock);
 }
 
 absl::Status CallStarter::run(const Request& request) {
-  if (absl::Status status = usable(request.options); !status.ok()) return status;
+  if (absl::Status status = usable(*request.options); !status.ok()) return status;
   absl::StatusOr<Work> work;
   {
     Lock lock(needs_.mutex);
@@ -64,25 +72,34 @@ absl::Status CallStarter::run(const Request& request) {
 absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   await_turn(lock);
   bool in_place = false;
-  if (absl::Status status = check_request(asked, needs_.mesh.rank(), needs_.mesh.ranks(), in_place);
-      !status.ok()) {
-    return status;
+  const bool known = kind_of(asked) == last_ && needs_.tuner.last() != nullptr;
+  Extents extents = last_extents_;
+  absl::Status status =
+      check_request(asked, needs_.mesh.rank(), needs_.mesh.ranks(), in_place, extents, known);
+  if (!status.ok()) return status;
+  if (!known) {
+    last_ = {};  // until it has been looked up
+    last_extents_ = extents;
   }
-  if (absl::Status broken = needs_.failure.begin_call(); !broken.ok()) return broken;
-  if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
-  Request request = asked;
+  if (const absl::Status& broken = needs_.failure.begin_call(); !broken.ok()) return broken;
+  if (status = needs_.calls.room_for(1); !status.ok()) return status;
   DeviceCalls::StagedPtr staged;
-  const bool concerned = needs_.devices.concerns(request);
+  const bool own_input = DeviceCalls::wants_own_input(asked, needs_.mesh.ranks());
+  const bool concerned = needs_.devices.concerns(asked, extents);
+  if (!concerned && !own_input) {
+    return choose(asked, in_place, std::move(staged), false, lock,
+                  known ? needs_.tuner.last() : nullptr);
+  }
+  Request request = asked;
   const bool on_device =
       concerned && needs_.devices.may_exchange(request) && needs_.devices.can_exchange(request);
   if (concerned && !on_device) {
     auto copied =
-        fetch(needs_.devices.stage(request, in_place), request.collective, request.options, lock);
+        fetch(needs_.devices.stage(request, in_place), request.collective, *request.options, lock);
     if (!copied.ok()) return copied.status();
     staged = *std::move(copied);
   }
-  const bool gated = request.options.after.device >= 0;
-  const bool own_input = DeviceCalls::wants_own_input(request, needs_.mesh.ranks());
+  const bool gated = request.options->after.device >= 0;
   if (own_input && gated && !DeviceCalls::reads(staged)) {
     return refuse(
         request.collective,
@@ -90,24 +107,33 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
         "wait for a stream: synchronise that, and leave out `after`");
   }
   if (own_input && !gated) {
-    absl::Status status = needs_.devices.own_input(request, staged, in_place);
+    status = needs_.devices.own_input(request, staged, in_place);
     if (!status.ok()) return end_with(request.collective, status);
   }
-  proof::Override fixed;
-  fixed.has_algorithm = request.options.algorithm.has_value();
-  fixed.algorithm = request.options.algorithm.value_or(Algorithm::kRing);
-  fixed.channels = request.options.channels;
-  fixed.chunk_bytes = request.options.chunk_bytes;
-  absl::StatusOr<Tuner::Entry*> entry = needs_.tuner.entry_of(shape_of(request), fixed);
-  if (!entry.ok()) return entry.status();
+  return choose(request, in_place, std::move(staged), on_device, lock);
+}
+
+absl::StatusOr<Work> CallStarter::choose(const Request& request, bool in_place,
+                                         DeviceCalls::StagedPtr staged, bool on_device, Lock& lock,
+                                         Tuner::Entry* entry) {
+  if (entry == nullptr) {
+    const absl::StatusOr<Tuner::Entry*> found = needs_.tuner.entry_of(
+        shape_of(request), {.has_algorithm = request.options->algorithm.has_value(),
+                            .algorithm = request.options->algorithm.value_or(Algorithm::kRing),
+                            .channels = request.options->channels,
+                            .chunk_bytes = request.options->chunk_bytes});
+    if (!found.ok()) return found.status();
+    entry = *found;
+    last_ = kind_of(request);
+  }
   absl::Status status;
-  if (const Tuner::Due due = needs_.tuner.due(**entry); due == Tuner::Due::kVote) {
-    status = prepare_vote(**entry);
+  if (const Tuner::Due due = needs_.tuner.due(*entry); due == Tuner::Due::kVote) {
+    status = prepare_vote(*entry);
   } else if (due == Tuner::Due::kAwait) {
-    status = await_vote(**entry, lock);
+    status = await_vote(*entry, lock);
   }
   if (!status.ok()) return status;
-  return start(request, **entry, in_place, std::move(staged), on_device);
+  return start(request, *entry, in_place, std::move(staged), on_device);
 }
 
 absl::StatusOr<DeviceCalls::StagedPtr> CallStarter::fetch(
@@ -149,7 +175,7 @@ absl::StatusOr<Work> CallStarter::start(const Request& request, Tuner::Entry& en
                                         DeviceCalls::StagedPtr staged, bool on_device) {
   // A call that is refused must not count in the tuner: other ranks may have had room for it.
   if (absl::Status status = needs_.calls.room_for(1); !status.ok()) return status;
-  if (absl::Status status = needs_.calls.note(request.options); !status.ok()) return status;
+  if (absl::Status status = needs_.calls.note(*request.options); !status.ok()) return status;
   absl::StatusOr<Tuner::Pick> pick = needs_.tuner.take(entry, in_place);
   if (!pick.ok()) needs_.calls.drop();
   if (!pick.ok()) return pick.status();
@@ -176,7 +202,8 @@ absl::Status CallStarter::prepare_vote(Tuner::Entry& entry) {
                         DataType::kF64,
                         ReduceOp::kMax,
                         0,
-                        plain};
+                        &plain};
+  last_ = Kind{};
   absl::StatusOr<Tuner::Entry*> own = needs_.tuner.entry_of(
       shape_of(request), {.has_algorithm = true, .algorithm = Algorithm::kRecursiveDoubling});
   absl::StatusOr<Work> work =

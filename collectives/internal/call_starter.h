@@ -53,6 +53,9 @@ class CallStarter {
     turn_over_.wait(lock, [this] { return beginning_ == 0; });
   }
   absl::StatusOr<Work> begin(const Request& request, Lock& lock);
+  // How it runs, and starts it so. `entry`: the tuner's; null: to be looked up.
+  absl::StatusOr<Work> choose(const Request& request, bool in_place, DeviceCalls::StagedPtr staged,
+                              bool on_device, Lock& lock, Tuner::Entry* entry = nullptr);
   // A call is being begun by a thread that has let go of the lock.
   bool beginning() const { return beginning_ > 0; }
 
@@ -71,7 +74,26 @@ class CallStarter {
   absl::Status prepare_vote(Tuner::Entry& entry);
   absl::Status await_vote(Tuner::Entry& entry, Lock& lock);
 
+  // Two calls for which this is equal differ in their memory and in when and how they end alone.
+  struct Kind {
+    size_t count = SIZE_MAX;  // no call's
+    size_t chunk_bytes = 0;
+    uint32_t channels = 0;
+    int root = 0;
+    Collective collective = Collective::kBarrier;
+    DataType type = DataType::kF32;
+    ReduceOp op = ReduceOp::kSum;
+    std::optional<Algorithm> algorithm;
+    std::optional<bool> ordered;
+    bool operator==(const Kind&) const = default;
+  };
+  static Kind kind_of(const Request& request);
+
   const Needs needs_;
+  // The last call whose entry of the tuner was looked up, and which is still its last: the next one
+  // is mostly like it, and to check and look up all of that takes a fifth of a small call.
+  Kind last_;
+  Extents last_extents_;
   int beginning_ = 0;
   std::condition_variable turn_over_;
 };

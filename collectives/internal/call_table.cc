@@ -2,6 +2,7 @@
 #include "collectives/internal/call_table.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -48,13 +49,10 @@ void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBloc
   for (const auto& slot : slots_) slot->staged.reset();
 }
 
-absl::Status CallTable::room_for(size_t collectives, size_t others) const {
-  const size_t open = slots_.size() - free_;
-  if (open + collectives + others <= kMost && collectives_ + collectives <= kMostCollectives) {
-    return absl::OkStatus();
-  }
+absl::Status CallTable::too_many() const {
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "%u calls are open: wait() for the first of them, or test() it until it has ended", open));
+      "%u calls are open: wait() for the first of them, or test() it until it has ended",
+      slots_.size() - free_));
 }
 
 // Numbers that differ modulo the size differ modulo twice the size.
@@ -78,20 +76,18 @@ CallTable::Slot& CallTable::take_slot(bool collective) {
   while (slot_of(next_work_).id != 0) ++next_work_;
   Slot& slot = slot_of(next_work_);
   --free_;
-  slot.collective = collective;
   collectives_ += collective ? 1 : 0;
-  slot.done = false;
+  std::construct_at(&slot.call);  // in place: as a value it would be made, and then copied
+  slot.group = 0;
+  slot.own_bytes = slot.members = 0;
+  slot.on_end = nullptr;
+  slot.entry = UINT32_MAX;
+  slot.done = slot.callback_due = slot.detached = slot.outlives = slot.in_parts = slot.grouping =
+      slot.on_device = slot.streams = slot.gated = slot.fetching = slot.own_input = slot.in_place =
+          false;
+  slot.collective = collective;
   slot.result = absl::OkStatus();
   slot.owner = this;
-  slot.entry = UINT32_MAX;
-  slot.on_end = nullptr;
-  slot.detached = slot.outlives = false;
-  slot.on_device = false;
-  slot.streams = slot.gated = slot.fetching = slot.own_input = false;
-  slot.in_parts = slot.grouping = false;
-  slot.own_bytes = slot.members = 0;
-  slot.group = 0;
-  slot.call = Call{};
   slot.call.on_done = &CallTable::on_done;
   slot.call.context = &slot;
   slot.call.began = needs_.clock.now();
@@ -167,9 +163,10 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   // Whole cache lines, but never more than a link's slot holds.
   size_t part = std::max<size_t>(choice.part_bytes, 1);
   if (part >= 64) part = (part + 63) & ~size_t{63};
-  part = std::min(part, needs_.options.slot_bytes / pick.programs->max_message_parts);
-  call.geometry = {request.collective, element, request.count,
-                   std::max<size_t>(1, (part < 64 ? part + element - 1 : part) / element),
+  part = std::min(part, pick.programs->max_part_bytes);
+  // Elements are powers of two: a division takes as long as ten other instructions.
+  const size_t elements = (part < 64 ? part + element - 1 : part) >> std::countr_zero(element);
+  call.geometry = {request.collective, element, request.count, std::max<size_t>(1, elements),
                    pick.programs->parts};
   if (request.uneven) {
     const Blocks& blocks = request.blocks;
@@ -187,7 +184,7 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   call.programs = &pick.programs->programs;
   call.pieces = call.geometry.pieces();
   if (slot.staged != nullptr) needs_.devices->choose_sums(*slot.staged, call);
-  take_options(slot, request.options);
+  take_options(slot, *request.options);
   call.descriptor = {
       .sequence = ++sequence_,
       .count = request.uneven ? sum_of(slot.lengths) : request.count,
@@ -216,11 +213,13 @@ absl::StatusOr<Work> CallTable::start(const Request& request, const Tuner::Pick&
   slot.own_input = slot.gated && DeviceCalls::wants_own_input(request, ranks_);
   if (on_device || slot.own_input) {
     slot.request = request;
+    slot.options = *request.options;
+    slot.request.options = &slot.options;
     slot.in_place = in_place;
     if (request.uneven) slot.request.blocks = {slot.lengths, slot.starts};
-    if (slot.own_input && request.options.factor != nullptr) {
-      std::memcpy(slot.factor.data(), request.options.factor, element);
-      slot.request.options.factor = slot.factor.data();
+    if (slot.own_input && request.options->factor != nullptr) {
+      std::memcpy(slot.factor.data(), request.options->factor, element);
+      slot.options.factor = slot.factor.data();
     }
   }
   launch_or_wait(slot);

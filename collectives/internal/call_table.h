@@ -69,6 +69,7 @@ class CallTable {
     double predicted = 0;                 // what a call from device to device takes, in seconds
     std::array<std::byte, 8> factor;      // of an input that is made
     Request request;                      // of one that may change on its way
+    CallOptions options;                  // its
     std::vector<size_t> lengths, starts;  // of blocks of different lengths
   };
 
@@ -90,12 +91,20 @@ class CallTable {
   void begin_group(uint32_t rank, uint32_t ranks, executor::ControlBlock& control);
 
   // OK, or ResourceExhausted: so many calls more would be too many, `collectives` of all ranks.
-  absl::Status room_for(size_t collectives, size_t others = 0) const;
+  absl::Status room_for(size_t collectives, size_t others = 0) const {
+    const bool room = slots_.size() - free_ + collectives + others <= kMost &&
+                      collectives_ + collectives <= kMostCollectives;
+    return room ? absl::OkStatus() : too_many();
+  }
   // Without the lock: makes what waits for these streams take, where that is not there yet.
   absl::Status prepare(const DeviceStream& stream) { return streams_.prepare(stream.device); }
   // Right before a call is started: notes the streams that it waits for and that wait for it, and
   // that its group is open. After an error there is nothing to be started; drop(): nor was there.
-  absl::Status note(const CallOptions& options);
+  absl::Status note(const CallOptions& options) {
+    const bool plain =
+        options.group.sequence == 0 && options.after.device < 0 && options.release.device < 0;
+    return plain ? absl::OkStatus() : note_order(options);
+  }
   void drop() { streams_.forget(ticket_of(next_work_)); }
 
   // Starts a call for which there is room, and whose arguments have been checked.
@@ -158,6 +167,8 @@ class CallTable {
 
  private:
   Slot& slot_of(uint64_t id) const { return *slots_[id & (slots_.size() - 1)]; }
+  absl::Status too_many() const;
+  absl::Status note_order(const CallOptions& options);
   void grow();
   Slot& take_slot(bool collective);
   // `whole`: the all_to_all_v that it belongs to; null: none.
@@ -166,7 +177,15 @@ class CallTable {
                               const executor::CallDescriptor* whole = nullptr);
   void publish(const executor::CallDescriptor& call);
   // Begins a call that is complete, unless it has to wait.
-  void launch_or_wait(Slot& slot);
+  void launch_or_wait(Slot& slot) {
+    // The executor has collectives in the same order at all ranks.
+    const bool waits = slot.on_device || slot.gated;
+    if (waits || (!undecided_.empty() && waits_for_others(slot))) {
+      undecided_.push_back(&slot);
+    } else {
+      launch(slot);
+    }
+  }
   void launch(Slot& slot);
   // Whether a call has been launched, or goes from device to device; false: it still waits.
   absl::StatusOr<bool> decide(Slot& slot);

@@ -173,52 +173,52 @@ void Communicator::free(const CommBuffer& buffer) { impl_->endpoint->free(buffer
 absl::StatusOr<Work> Communicator::all_reduce_async(const void* in, void* out, size_t count,
                                                     DataType type, ReduceOp op,
                                                     const CallOptions& options) {
-  return impl_->starter->begin({Collective::kAllReduce, in, out, count, type, op, 0, options});
+  return impl_->starter->begin({Collective::kAllReduce, in, out, count, type, op, 0, &options});
 }
 
 absl::StatusOr<Work> Communicator::reduce_scatter_async(const void* in, void* out, size_t count,
                                                         DataType type, ReduceOp op,
                                                         const CallOptions& options) {
-  return impl_->starter->begin({Collective::kReduceScatter, in, out, count, type, op, 0, options});
+  return impl_->starter->begin({Collective::kReduceScatter, in, out, count, type, op, 0, &options});
 }
 
 absl::StatusOr<Work> Communicator::all_gather_async(const void* in, void* out, size_t count,
                                                     DataType type, const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, options});
+      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, &options});
 }
 
 absl::StatusOr<Work> Communicator::broadcast_async(const void* in, void* out, size_t count,
                                                    DataType type, int root,
                                                    const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 
 absl::StatusOr<Work> Communicator::reduce_async(const void* in, void* out, size_t count,
                                                 DataType type, ReduceOp op, int root,
                                                 const CallOptions& options) {
-  return impl_->starter->begin({Collective::kReduce, in, out, count, type, op, root, options});
+  return impl_->starter->begin({Collective::kReduce, in, out, count, type, op, root, &options});
 }
 
 absl::StatusOr<Work> Communicator::all_to_all_async(const void* in, void* out, size_t count,
                                                     DataType type, const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, options});
+      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, &options});
 }
 
 absl::StatusOr<Work> Communicator::scatter_async(const void* in, void* out, size_t count,
                                                  DataType type, int root,
                                                  const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 
 absl::StatusOr<Work> Communicator::gather_async(const void* in, void* out, size_t count,
                                                 DataType type, int root,
                                                 const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 
 absl::StatusOr<Work> Communicator::all_gather_v_async(const void* in, size_t count, void* out,
@@ -232,7 +232,7 @@ absl::StatusOr<Work> Communicator::all_gather_v_async(const void* in, size_t cou
                                 type,
                                 ReduceOp::kSum,
                                 0,
-                                options,
+                                &options,
                                 true,
                                 {counts, offsets}});
 }
@@ -250,7 +250,7 @@ absl::StatusOr<Work> Communicator::reduce_scatter_v_async(const void* in,
                                 type,
                                 op,
                                 0,
-                                options,
+                                &options,
                                 true,
                                 {counts, offsets}});
 }
@@ -281,7 +281,7 @@ int Communicator::source_of(Work work) const {
 
 absl::StatusOr<Work> Communicator::barrier_async(const CallOptions& options) {
   return impl_->starter->begin(
-      {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
+      {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, &options});
 }
 
 namespace {
@@ -292,40 +292,40 @@ absl::Status end_of(Communicator& comm, const absl::StatusOr<Work>& work) {
 
 absl::Status Communicator::all_reduce(const void* in, void* out, size_t count, DataType type,
                                       ReduceOp op, const CallOptions& options) {
-  return impl_->starter->run({Collective::kAllReduce, in, out, count, type, op, 0, options});
+  return impl_->starter->run({Collective::kAllReduce, in, out, count, type, op, 0, &options});
 }
 absl::Status Communicator::reduce_scatter(const void* in, void* out, size_t count, DataType type,
                                           ReduceOp op, const CallOptions& options) {
-  return impl_->starter->run({Collective::kReduceScatter, in, out, count, type, op, 0, options});
+  return impl_->starter->run({Collective::kReduceScatter, in, out, count, type, op, 0, &options});
 }
 absl::Status Communicator::all_gather(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, options});
+      {Collective::kAllGather, in, out, count, type, ReduceOp::kSum, 0, &options});
 }
 absl::Status Communicator::broadcast(const void* in, void* out, size_t count, DataType type,
                                      int root, const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kBroadcast, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 absl::Status Communicator::reduce(const void* in, void* out, size_t count, DataType type,
                                   ReduceOp op, int root, const CallOptions& options) {
-  return impl_->starter->run({Collective::kReduce, in, out, count, type, op, root, options});
+  return impl_->starter->run({Collective::kReduce, in, out, count, type, op, root, &options});
 }
 absl::Status Communicator::all_to_all(const void* in, void* out, size_t count, DataType type,
                                       const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, options});
+      {Collective::kAllToAll, in, out, count, type, ReduceOp::kSum, 0, &options});
 }
 absl::Status Communicator::scatter(const void* in, void* out, size_t count, DataType type, int root,
                                    const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kScatter, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 absl::Status Communicator::gather(const void* in, void* out, size_t count, DataType type, int root,
                                   const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, options});
+      {Collective::kGather, in, out, count, type, ReduceOp::kSum, root, &options});
 }
 absl::Status Communicator::send(const void* in, size_t count, DataType type, int to,
                                 const CallOptions& options) {
@@ -337,7 +337,7 @@ absl::Status Communicator::receive(void* out, size_t count, DataType type, int f
 }
 absl::Status Communicator::barrier(const CallOptions& options) {
   return impl_->starter->run(
-      {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, options});
+      {Collective::kBarrier, nullptr, nullptr, 0, DataType::kU8, ReduceOp::kSum, 0, &options});
 }
 
 absl::StatusOr<Work> Communicator::group_begin() {

@@ -225,14 +225,14 @@ absl::Status Communicator::Impl::calibrate() {
     plain.algorithm = algorithm;
     plain.ordered = false;
     return wait(starter->begin({Collective::kAllReduce, data.data(), data.data(), data.size(),
-                                DataType::kF32, ReduceOp::kSum, 0, plain}));
+                                DataType::kF32, ReduceOp::kSum, 0, &plain}));
   };
   with.gather = [&](const std::string& mine, char* all) {
     CallOptions plain;
     // Whom it talks to is connected already.
     plain.algorithm = Algorithm::kRecursiveDoubling;
     return wait(starter->begin({Collective::kAllGather, mine.data(), all, mine.size(),
-                                DataType::kU8, ReduceOp::kSum, 0, plain}));
+                                DataType::kU8, ReduceOp::kSum, 0, &plain}));
   };
   const Time started = mesh.now();
   auto cost = collectives::internal::measure_costs(with, tuner->parameters());
@@ -388,7 +388,7 @@ absl::StatusOr<Work> Communicator::Impl::begin_split(int color, int key, Splitti
   plain.algorithm = Algorithm::kRecursiveDoubling;
   absl::StatusOr<Work> work =
       starter->begin({Collective::kAllGather, split.mine.data(), split.all.data(),
-                      sizeof split.mine, DataType::kU8, ReduceOp::kSum, 0, plain},
+                      sizeof split.mine, DataType::kU8, ReduceOp::kSum, 0, &plain},
                      lock);
   if (!work.ok()) return work;
   split.uuid =
@@ -523,7 +523,7 @@ std::string Communicator::Impl::explain(Collective collective, size_t bytes,
   Lock lock(mutex);
   Request request;
   request.collective = collective;
-  request.options = call_options;
+  request.options = &call_options;
   CallShape shape = starter->shape_of(request);
   shape.bytes = bytes;
   return absl::StrCat(tuner->explain(shape), devices->explain_sums(collective, bytes));

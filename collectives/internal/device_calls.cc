@@ -37,13 +37,11 @@ void DeviceCalls::give_back(std::vector<Block>& blocks) {
   blocks.clear();
 }
 
-bool DeviceCalls::concerns(const Request& request) const {
+bool DeviceCalls::concerns(const Request& request, const Extents& extents) const {
   if (baton::internal::device_memory() == nullptr) return false;
   const size_t element = size_of(request.type);
-  const size_t in = in_elements(request, mesh_.rank(), mesh_.ranks());
-  const size_t out = out_elements(request, mesh_.rank(), mesh_.ranks());
-  return (in > 0 && !ours(request.in, in * element)) ||
-         (out > 0 && !ours(request.out, out * element));
+  return (extents.in > 0 && !ours(request.in, extents.in * element)) ||
+         (extents.out > 0 && !ours(request.out, extents.out * element));
 }
 
 bool DeviceCalls::ours(const void* data, size_t bytes) const {
@@ -90,7 +88,7 @@ absl::StatusOr<std::byte*> DeviceCalls::host_memory(Staged& staged, size_t bytes
 }
 
 bool DeviceCalls::may_exchange(const Request& request) const {
-  return request.collective == Collective::kAllReduce && !request.options.algorithm.has_value() &&
+  return request.collective == Collective::kAllReduce && !request.options->algorithm.has_value() &&
          mesh_.ranks() > 1 && mesh_.ranks() <= devices::DeviceExchange::kMostRanks &&
          request.count * size_of(request.type) >= kLeastExchanged &&
          request.op != ReduceOp::kPreMulSum && executor::kernel_combines(request.type, request.op);
@@ -251,7 +249,7 @@ absl::Status DeviceCalls::own_input(Request& request, StagedPtr& staged, bool& i
       return reduce::fold(request.type, ReduceOp::kOr, to + first * element, {&source, 1},
                           elements);
     }
-    reduce::multiply(request.type, to + first * element, source, request.options.factor, elements);
+    reduce::multiply(request.type, to + first * element, source, request.options->factor, elements);
   };
   if (request.uneven) {
     for (uint32_t r = 0; r < mesh_.ranks(); ++r) {

@@ -75,7 +75,7 @@ class DeviceCalls {
 
   // Whether memory of a checked call may be a device's: not where no provider drives devices, nor
   // where all of it is ours. A small call in memory of ours pays for no more than this look.
-  bool concerns(const Request& request) const;
+  bool concerns(const Request& request, const Extents& extents) const;
   // Puts memory of the host's in the place of what a checked call has on devices; null where it has
   // nothing there. Both buffers of an uneven call become out of place. InvalidArgument for memory
   // that no call can use: managed, freed, in several allocations. Other errors: no ring, no memory.

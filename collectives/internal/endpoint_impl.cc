@@ -88,8 +88,7 @@ absl::Status EndpointImpl::start() {
   return absl::OkStatus();
 }
 
-absl::Status EndpointImpl::usable() const {
-  if (!made_here_.elsewhere()) return absl::OkStatus();
+absl::Status EndpointImpl::forked() {
   return absl::InvalidArgumentError(
       "the endpoint and its communicators belong to the process that this one was forked from: "
       "open an endpoint of this process's own after fork()");
@@ -491,8 +490,8 @@ void EndpointImpl::look_at_all(Time now) {
   });
 }
 
-void EndpointImpl::wake(Group& group) {
-  if (!group.added_ || std::exchange(group.awake_, true)) return;
+void EndpointImpl::wake_now(Group& group) {
+  group.awake_ = true;
   awake_.push_back(&group);
   group.set_sleeping(sleepers_);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // as in set_sleepers()

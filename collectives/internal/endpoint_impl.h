@@ -145,7 +145,7 @@ class EndpointImpl {
   bool maps_memory(const Handle& handle) const;
 
   // InvalidArgument in a forked child, where a thread that is not there may have the lock.
-  absl::Status usable() const;
+  absl::Status usable() const { return made_here_.elsewhere() ? forked() : absl::OkStatus(); }
   std::mutex& mutex() { return mutex_; }
   Worker& worker() { return *worker_; }
   const Handle& handle() const { return handle_; }
@@ -182,7 +182,9 @@ class EndpointImpl {
   void remove_group(uint64_t id, std::unique_ptr<Remains> remains);
   // From here on the group is advanced and looked at, until look() leaves it idle(). Of thousands
   // of groups few have calls in flight.
-  void wake(Group& group);
+  void wake(Group& group) {
+    if (group.added_ && !group.awake_) wake_now(group);
+  }
   // What has come for the group before it was made.
   void deliver_kept(uint64_t id);
 
@@ -226,6 +228,8 @@ class EndpointImpl {
   int event_fd();  // as of Endpoint
 
  private:
+  static absl::Status forked();
+  void wake_now(Group& group);
   struct Kept {
     Process* from;
     ControlMessage kind;

@@ -213,6 +213,7 @@ absl::StatusOr<const Tuner::Programs*> Tuner::programs(const schedules::Schedule
   fresh->in_place = in_place;
   fresh->parts = schedules::parts_of(spec);
   fresh->max_message_parts = std::max(1u, schedules::max_message_parts(spec));
+  fresh->max_part_bytes = settings_.slot_bytes / fresh->max_message_parts;
   for (uint32_t channel = 0; channel < spec.channels; ++channel) {
     schedules::ScheduleSpec own = spec;
     own.separate = !in_place;

@@ -40,6 +40,7 @@ class Tuner {
     bool in_place = false;
     uint32_t parts = 1;
     uint32_t max_message_parts = 1;
+    size_t max_part_bytes = 0;  // so that a message fits into a slot of a link
     std::vector<executor::PreparedProgram> programs;  // by channel
   };
 
@@ -61,6 +62,8 @@ class Tuner {
 
   // The entry of a shape: valid until the next call of entry_of().
   absl::StatusOr<Entry*> entry_of(const proof::CallShape& shape, const proof::Override& fixed);
+  // What it returned last; null: nothing, or it means nothing any more.
+  Entry* last() const { return last_; }
 
   // What has to be done before take(), once for each shape. kVote: combine votes(), by maximum over
   // all ranks, with the call that vote_began() is told of. kAwait: wait for that call, then

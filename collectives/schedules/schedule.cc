@@ -54,11 +54,6 @@ Shape shape_of(const ScheduleSpec& spec) {
 
 }  // namespace
 
-bool rooted(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kGather || collective == Collective::kScatter;
-}
-
 std::string ScheduleSpec::to_string() const {
   std::string text = absl::StrFormat("%s %s n=%d", std::string(name_of(collective)),
                                      std::string(name_of(algorithm)), ranks);

@@ -108,7 +108,10 @@ std::vector<Algorithm> algorithms_for(Collective collective);
 bool takes_uneven_blocks(const ScheduleSpec& spec);
 
 // One rank of it is its root.
-bool rooted(Collective collective);
+constexpr bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
 
 // How many parts a piece has. At least 1, of barriers too.
 uint32_t parts_of(const ScheduleSpec& spec);

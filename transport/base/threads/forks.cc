@@ -19,7 +19,6 @@ namespace {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
-std::atomic<uint32_t> fork_count{0};
 thread_local std::array<int, 2> held{};  // by this thread, of each kind
 
 // Closed while a thread forks.
@@ -94,7 +93,7 @@ struct Forks {
     open_workers();
     workers.clear();  // the parent's
     gates[ForkWaits::kMaking].open_alone(mine(ForkWaits::kMaking));
-    fork_count.fetch_add(1, std::memory_order_relaxed);
+    fork_internal::count.fetch_add(1, std::memory_order_relaxed);
   }
   void open_workers() {
     for (TakenByForks* each : workers) {
@@ -119,8 +118,6 @@ namespace {
                                   [] { Forks::all().in_child(); }));
 
 }  // namespace
-
-uint32_t forks() { return fork_count.load(std::memory_order_relaxed); }
 
 ForkWaits::ForkWaits(Kind kind) : kind_(kind) {
   if (held[kind]++ == 0) Forks::all().gates[kind].enter();

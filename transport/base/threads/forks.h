@@ -13,8 +13,12 @@
 
 namespace baton::base {
 
+namespace fork_internal {
+inline std::atomic<uint32_t> count{0};
+}  // namespace fork_internal
+
 // Counts in a child what forks lie between it and the process that loaded the library.
-uint32_t forks();
+inline uint32_t forks() { return fork_internal::count.load(std::memory_order_relaxed); }
 
 // Whether an object is a forked child's copy of its parent's, whose threads are missing here and
 // whose sockets and shared memory the parent uses.
