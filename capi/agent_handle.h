@@ -19,9 +19,11 @@
 #include "absl/types/span.h"
 #include "capi/include/baton/baton.h"
 #include "kvtransfer/agent.h"
+#include "kvtransfer/kv_session.h"
 
 struct baton_agent {
   std::unique_ptr<baton::kvtransfer::Agent> agent;
+  std::shared_ptr<baton::kvtransfer::KvSession> session;  // is closed before the agent goes
   std::mutex mutex;
   // Taken from the agent and not handed out: there was no memory for that, or it was not asked for.
   std::deque<baton::kvtransfer::AgentMessage> inbox;

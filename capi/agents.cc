@@ -132,7 +132,9 @@ int32_t baton_agent_open(const char* name, baton_agent** agent, baton_error* err
 }
 
 void baton_agent_destroy(baton_agent* agent) {
-  if (usable(agent)) delete agent;
+  if (!usable(agent)) return;
+  if (agent->session != nullptr) agent->session->close();
+  delete agent;
 }
 const char* baton_agent_name(const baton_agent* agent) {
   return usable(agent) ? agent->agent->name().c_str() : "";

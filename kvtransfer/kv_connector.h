@@ -60,12 +60,14 @@ using KvRequestId = uint64_t;  // chosen by the decode worker, unique in it
 
 // KV that another engine hands over by name: the agent that has it, where that listens (host:port),
 // and what it calls the transfer. `finished`: it has computed the prompt, so that it must know of
-// the transfer.
+// the transfer. `ranks`: its tensor-parallel degree; worker k of it is agent/k, at the address'
+// port plus k.
 struct KvTransfer {
   std::string transfer;
   std::string agent;
   std::string address;
   bool finished = false;
+  uint32_t ranks = 1;
 };
 
 // Decode asks for the KV of tokens [first_token, tokens.size()).

@@ -34,6 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,18 @@ namespace session {
 class KvMover;
 }  // namespace session
 
+// Which worker of its engine this is: number `rank` of `ranks` in a pipeline's `stage`, of a model
+// with `heads` KV heads (1 where all ranks hold the same).
+struct KvWorker {
+  uint32_t rank = 0, ranks = 1, heads = 1, stage = 0;
+};
+
 struct KvSessionOptions {
-  std::string name;                // unique among engines that meet; its agent is name/0
+  // Takes its place, and outlives the session's close(): with serve_metadata, named as said below.
+  // Its messages are the session's.
+  Agent* agent = nullptr;
+  KvWorker shard;
+  std::string name;  // unique among engines that meet; its agents are name/0, name/1 ...
   std::string host = "127.0.0.1";  // where others reach it
   uint16_t port = 0;               // what it listens on; 0: any
   // How long blocks stay that no engine asks for.
@@ -71,6 +82,23 @@ struct KvRun {
   uint64_t first_block = 0;
   std::vector<uint32_t> blocks;
   KvTokens tokens;
+};
+
+// What decode wants of a transfer: of each group of layers a run; none: nothing, so that prefill
+// may have its blocks back.
+struct KvOrder {
+  KvRequestId id = 0;  // of no load that is open
+  KvTransfer from{};
+  std::vector<KvRun> runs{};
+  Time timeout{}, silence{};  // as those of KvLoad
+};
+
+// A load that is over: nothing of it moves any more.
+struct KvLoaded {
+  KvRequestId id = 0;
+  absl::Status status;
+  Time took{};     // since it was ordered
+  Time reading{};  // the time of that in which blocks were read and checked
 };
 
 class KvSession : public KvSource {
@@ -103,6 +131,10 @@ class KvSession : public KvSource {
   // `layer` of the request's first `tokens` tokens is computed; they lie in `blocks`, and stay as
   // they are until one of the next four calls.
   void computed(uint64_t send, uint32_t layer, size_t tokens, absl::Span<const uint32_t> blocks);
+  // Where blocks are read as they lie: those from number `first_block` on are computed in a layer.
+  // InvalidArgument: the cache has no such layer, or block.
+  absl::Status save(uint64_t send, uint32_t layer, uint64_t first_block,
+                    absl::Span<const uint32_t> blocks);
   // The engine takes the blocks away and will compute the request again. Nothing reads them when
   // this returns.
   void restart(uint64_t send);
@@ -113,6 +145,7 @@ class KvSession : public KvSource {
   void drop(uint64_t send);
   // Held requests whose blocks became free since the last call.
   std::vector<uint64_t> released();
+  std::optional<uint64_t> next_released();  // one of these
   // What decode has to be told, for a transfer of this name. Of any thread.
   KvTransfer params_of(absl::string_view transfer) const;
 
@@ -124,8 +157,10 @@ class KvSession : public KvSource {
   bool end_load(KvRequestId id) override;
   void progress() override;
   void wait(Time timeout, int fd) override;
-  // The KV is not wanted: prefill may have its blocks back.
-  void decline(const KvTransfer& from);
+  void decline(const KvTransfer& from) { load({.from = from}).IgnoreError(); }
+  absl::Status load(KvOrder order);
+  // One that is over, and is forgotten by this: instead of load_status() and end_load().
+  std::optional<KvLoaded> next_loaded();
 
  protected:
   KvSession(KvSession&& other) noexcept;

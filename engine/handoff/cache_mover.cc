@@ -64,7 +64,8 @@ absl::StatusOr<ForeignLayout> CacheMover::layout_in(const json& message) const {
 
 // --- prefill
 
-absl::StatusOr<std::shared_ptr<const CacheMover::Reader>> CacheMover::meet(const json& want) {
+absl::StatusOr<std::shared_ptr<const CacheMover::Reader>> CacheMover::meet(
+    const std::string& /*reader*/, const json& want) {
   absl::StatusOr<ForeignLayout> layout = layout_in(want);
   if (!layout.ok()) return layout.status();
   if (staging_.pieces(piece_bytes(*layout)) == 0) {
@@ -469,8 +470,8 @@ absl::Status CacheMover::Into::take(const Part& part) {
   return absl::OkStatus();
 }
 
-std::unique_ptr<CacheMover::Incoming> CacheMover::begin(std::vector<KvRun> runs,
-                                                        size_t /*sources*/) {
+absl::StatusOr<std::unique_ptr<CacheMover::Incoming>> CacheMover::begin(std::vector<KvRun> runs,
+                                                                        size_t /*sources*/) {
   return std::make_unique<Into>(*this, std::move(runs[0]));
 }
 

@@ -37,7 +37,8 @@ class CacheMover : public kvtransfer::session::KvMover {
         identity_(std::move(identity)) {}
 
   size_t layers() const override { return own_.layers.size(); }
-  absl::StatusOr<std::shared_ptr<const Reader>> meet(const Json& want) override;
+  absl::StatusOr<std::shared_ptr<const Reader>> meet(const std::string& reader,
+                                                     const Json& want) override;
   Json layout(const Json& want,
               const absl::StatusOr<std::shared_ptr<const Reader>>& reader) override;
   std::unique_ptr<Kept> keep(size_t tokens) override;
@@ -48,7 +49,8 @@ class CacheMover : public kvtransfer::session::KvMover {
   absl::StatusOr<std::shared_ptr<Source>> reach(const std::string& prefill,
                                                 std::shared_ptr<Source> source,
                                                 const std::shared_ptr<Source>& before) override;
-  std::unique_ptr<Incoming> begin(std::vector<kvtransfer::KvRun> runs, size_t sources) override;
+  absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<kvtransfer::KvRun> runs,
+                                                  size_t sources) override;
 
  private:
   struct TheirCache;

@@ -4,30 +4,15 @@
 #include <utility>
 
 #include "engine/handoff/cache_mover.h"
-#include "engine/handoff/staging.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::engine::handoff {
-namespace {
 
-class Made : public HandOff {
- public:
-  Made(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging)
-      : HandOff(std::move(session)), options_(std::move(options)), staging_(std::move(staging)) {}
-  ~Made() override { close(); }  // before the staging memory goes
-
-  absl::Status use_cache(const KvCache& cache) override {
-    return use(std::make_unique<CacheMover>(
-        cache, *agent(), *staging_,
-        CacheMover::Identity{.model = options_.model, .fingerprint = options_.fingerprint}));
-  }
-
- private:
-  const HandOffOptions options_;
-  const std::unique_ptr<Staging> staging_;
-};
-
-}  // namespace
+absl::Status HandOff::use_cache(const KvCache& cache) {
+  return use(std::make_unique<CacheMover>(
+      cache, *agent(), *staging_,
+      CacheMover::Identity{.model = options_.model, .fingerprint = options_.fingerprint}));
+}
 
 absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options) {
   if (options.name.empty() || options.model.empty()) {
@@ -46,7 +31,8 @@ absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options)
                                      .device = 0};
   absl::Status status = (*session)->agent()->register_memory(absl::MakeConstSpan(&range, 1));
   if (!status.ok()) return status;
-  return std::make_unique<Made>(std::move(**session), std::move(options), *std::move(staging));
+  return std::unique_ptr<HandOff>(
+      new HandOff(std::move(**session), std::move(options), *std::move(staging)));
 }
 
 }  // namespace baton::engine::handoff

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/handoff/staging.h"
 #include "engine/kernels/kv_cache.h"
 #include "kvtransfer/kv_session.h"
 
@@ -31,11 +32,16 @@ class HandOff : public kvtransfer::KvSession {
   // InvalidArgument: no name or no model. Otherwise what KvSession::create() and Staging::make()
   // say.
   static absl::StatusOr<std::unique_ptr<HandOff>> create(HandOffOptions options);
+  ~HandOff() override { close(); }  // before the staging memory goes
   // The engine's cache, before all else.
-  virtual absl::Status use_cache(const KvCache& cache) = 0;
+  absl::Status use_cache(const KvCache& cache);
 
- protected:
-  explicit HandOff(KvSession&& session) : KvSession(std::move(session)) {}
+ private:
+  HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging)
+      : KvSession(std::move(session)), options_(std::move(options)), staging_(std::move(staging)) {}
+
+  const HandOffOptions options_;
+  const std::unique_ptr<Staging> staging_;
 };
 
 }  // namespace baton::engine::handoff

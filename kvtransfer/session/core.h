@@ -13,9 +13,13 @@
 
 namespace baton::kvtransfer::session {
 
+constexpr uint32_t kMostRanks = 512;  // that a peer is believed
+
 struct Core {
   std::unique_ptr<KvMover> mover;  // outlives the agent, which reads its memory
-  std::unique_ptr<Agent> agent;
+  std::unique_ptr<Agent> own;      // unless the agent is the caller's
+  Agent* agent = nullptr;          // null: closed
+  KvWorker shard;
   const Clock* clock = nullptr;
   std::function<void()> wake_thread;
   std::function<void()> wake_engine;

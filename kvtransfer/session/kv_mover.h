@@ -49,10 +49,13 @@ class KvMover {
     // All of the prompt is copied: it needs the engine's blocks no more.
     virtual bool whole() const { return false; }
     virtual size_t rows() const = 0;
-    // Blocks of a row that are ready, counted from the first. Locked.
+    // The number of a row's first block in the sequence. Locked, as the next three.
+    virtual uint64_t first(size_t /*row*/) const { return 0; }
+    // Blocks of a row that are ready, counted from that one.
     virtual size_t ready(size_t row) const = 0;
-    // [block, checksum] of one of these. Locked.
+    // [block, checksum] of one of these, or [block, [checksum, ...]] of its pieces.
     virtual nlohmann::json block(size_t row, size_t number) const = 0;
+    virtual size_t checksums(size_t /*row*/) const { return 1; }  // of a block
   };
   class Kept {
    public:
@@ -69,6 +72,7 @@ class KvMover {
   struct Source {
     virtual ~Source() = default;
     std::vector<Descriptor> spans;  // the memory that is read
+    uint32_t ranks = 1;             // of that prefill
   };
   struct Posted {
     AgentTransferId transfer;
@@ -99,18 +103,25 @@ class KvMover {
 
   // --- prefill
   // A reader's cache, by its want. An error: it cannot be served, and why.
-  virtual absl::StatusOr<std::shared_ptr<const Reader>> meet(const nlohmann::json& want) = 0;
+  virtual absl::StatusOr<std::shared_ptr<const Reader>> meet(const std::string& reader,
+                                                             const nlohmann::json& want) = 0;
   // What it is told of this cache.
   virtual nlohmann::json layout(const nlohmann::json& want,
                                 const absl::StatusOr<std::shared_ptr<const Reader>>& reader) = 0;
   // A request's blocks, of so many tokens of prompt. Engine.
   virtual std::unique_ptr<Kept> keep(size_t tokens) = 0;
+  // InvalidArgument: the cache has no such layer, or block. Engine.
+  virtual absl::Status check(uint32_t /*layer*/, absl::Span<const uint32_t> /*blocks*/) const {
+    return absl::OkStatus();
+  }
 
   // --- decode
   // What a want says of this cache.
   virtual nlohmann::json about() const = 0;
-  // What a load wants. InvalidArgument: it makes no sense. Engine.
-  virtual absl::StatusOr<std::vector<KvRun>> runs_of(const KvLoad& load) const = 0;
+  // What a load of KvSource's wants. InvalidArgument: it makes no sense. Engine.
+  virtual absl::StatusOr<std::vector<KvRun>> runs_of(const KvLoad& /*load*/) const {
+    return absl::UnimplementedError("this cache is loaded by KvSession::load()");
+  }
   // A prefill's cache, by its layout. An error: it cannot be read, and why.
   virtual absl::StatusOr<std::shared_ptr<Source>> understand(const nlohmann::json& layout) = 0;
   // Its memory is known. `before`: what this prefill said until now, or null. Where the two are
@@ -118,7 +129,9 @@ class KvMover {
   virtual absl::StatusOr<std::shared_ptr<Source>> reach(const std::string& prefill,
                                                         std::shared_ptr<Source> source,
                                                         const std::shared_ptr<Source>& before) = 0;
-  virtual std::unique_ptr<Incoming> begin(std::vector<KvRun> runs, size_t sources) = 0;
+  // InvalidArgument: the runs are not of this cache's groups.
+  virtual absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<KvRun> runs,
+                                                          size_t sources) = 0;
 };
 
 }  // namespace baton::kvtransfer::session

@@ -32,6 +32,8 @@ int milliseconds(Time time) {
 struct KvSession::Inside {
   explicit Inside(const KvSessionOptions& options)
       : name(options.name), start_thread(options.start_thread), sends(core, options.lease) {
+    core.agent = options.agent;
+    core.shard = options.shard;
     core.clock = options.clock != nullptr ? options.clock : &Clock::steady();
     core.wake_thread = [this] { thread_bell.ring(); };
     core.wake_engine = [this] { engine_bell.ring(); };
@@ -85,20 +87,25 @@ struct KvSession::Inside {
 };
 
 absl::StatusOr<std::unique_ptr<KvSession>> KvSession::create(KvSessionOptions options) {
-  AgentOptions agent_options;
-  agent_options.name = absl::StrCat(options.name, "/0");  // as workers of an engine are numbered
-  agent_options.worker = options.worker;
-  agent_options.worker.listen_port = options.port;
-  agent_options.serve_metadata = true;
-  absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::create(std::move(agent_options));
-  if (!agent.ok()) return agent.status();
-  if ((*agent)->event_fd() < 0) return base::refused("eventfd", errno);
   auto inside = std::make_unique<Inside>(options);
+  session::Core& core = inside->core;
+  if (core.agent == nullptr) {
+    AgentOptions agent_options;  // named as workers of an engine are numbered
+    agent_options.name = absl::StrCat(
+        options.name, "/", options.shard.rank + options.shard.stage * options.shard.ranks);
+    agent_options.worker = options.worker;
+    agent_options.worker.listen_port = options.port;
+    agent_options.serve_metadata = true;
+    absl::StatusOr<std::unique_ptr<Agent>> agent = Agent::create(std::move(agent_options));
+    if (!agent.ok()) return agent.status();
+    core.own = *std::move(agent);
+    core.agent = core.own.get();
+  }
+  if (core.agent->event_fd() < 0) return base::refused("eventfd", errno);
   for (const base::EventFd* bell : {&inside->thread_bell, &inside->engine_bell}) {
     if (!bell->status().ok()) return bell->status();
   }
-  inside->address = absl::StrCat(options.host, ":", (*agent)->port());
-  inside->core.agent = *std::move(agent);
+  inside->address = absl::StrCat(options.host, ":", core.agent->port());
   return std::unique_ptr<KvSession>(new KvSession(std::move(inside)));
 }
 
@@ -120,15 +127,17 @@ void KvSession::close() {
   inside_->stop = true;
   inside_->thread_bell.ring();
   if (inside_->thread.joinable()) inside_->thread.join();
-  inside_->core.agent.reset();  // nothing reads the mover's memory afterwards
+  inside_->loads.stop();
+  inside_->core.agent = nullptr;
+  inside_->core.own.reset();  // nothing reads the mover's memory afterwards
   inside_->loads.close();
   inside_->sends.close();
 }
 
-Agent* KvSession::agent() { return inside_->core.agent.get(); }
+Agent* KvSession::agent() { return inside_->core.agent; }
 int KvSession::event_fd() const { return inside_->engine_bell.fd(); }
 WorkerStats KvSession::stats() const {
-  const Agent* const agent = inside_->core.agent.get();
+  const Agent* const agent = inside_->core.agent;
   return agent == nullptr ? WorkerStats{} : agent->stats().worker;
 }
 const std::string& KvSession::address() const { return inside_->address; }
@@ -141,23 +150,43 @@ void KvSession::computed(uint64_t send, uint32_t layer, size_t tokens,
                          absl::Span<const uint32_t> blocks) {
   inside_->sends.computed(send, layer, 0, tokens, blocks);
 }
+absl::Status KvSession::save(uint64_t send, uint32_t layer, uint64_t first_block,
+                             absl::Span<const uint32_t> blocks) {
+  absl::Status good = inside_->core.mover->check(layer, blocks);
+  if (good.ok()) inside_->sends.computed(send, layer, first_block, 0, blocks);
+  return good;
+}
 void KvSession::restart(uint64_t send) { inside_->sends.restart(send); }
 void KvSession::hold(uint64_t send) { inside_->sends.hold(send); }
 void KvSession::drop(uint64_t send) { inside_->sends.drop(send); }
 std::vector<uint64_t> KvSession::released() { return inside_->sends.released(); }
+std::optional<uint64_t> KvSession::next_released() { return inside_->sends.next_released(); }
 KvTransfer KvSession::params_of(absl::string_view transfer) const {
   return {.transfer = std::string(transfer),
           .agent = inside_->name,
           .address = inside_->address,
-          .finished = true};
+          .finished = true,
+          .ranks = inside_->core.shard.ranks};
 }
 
-absl::Status KvSession::start_load(KvLoad load) { return inside_->loads.start(std::move(load)); }
+absl::Status KvSession::start_load(KvLoad load) {
+  if (inside_->core.mover == nullptr) {
+    return absl::FailedPreconditionError("use_cache() comes before the first load");
+  }
+  if (!load.transfer.has_value()) {
+    return absl::InvalidArgumentError("a load by hand-off needs the name of its transfer");
+  }
+  absl::StatusOr<std::vector<KvRun>> runs = inside_->core.mover->runs_of(load);
+  if (!runs.ok()) return runs.status();
+  return inside_->loads.start(
+      {load.id, *std::move(load.transfer), *std::move(runs), load.timeout, load.silence});
+}
 uint32_t KvSession::layers_loaded(KvRequestId id) { return inside_->loads.layers_loaded(id); }
 absl::Status KvSession::load_status(KvRequestId id) { return inside_->loads.status(id); }
 bool KvSession::is_exact(KvRequestId id) { return inside_->loads.is_exact(id); }
 bool KvSession::end_load(KvRequestId id) { return inside_->loads.end(id); }
-void KvSession::decline(const KvTransfer& from) { inside_->loads.decline(from); }
+absl::Status KvSession::load(KvOrder order) { return inside_->loads.start(std::move(order)); }
+std::optional<KvLoaded> KvSession::next_loaded() { return inside_->loads.next_loaded(); }
 void KvSession::progress() { inside_->engine_bell.silence(); }
 void KvSession::wait(Time timeout, int fd) {
   std::array<pollfd, 2> entries = {pollfd{event_fd(), POLLIN, 0}, pollfd{fd, POLLIN, 0}};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace baton::kvtransfer::session {
@@ -27,34 +28,31 @@ absl::Status closed() { return absl::UnavailableError("the hand-off is closed");
 
 // --- the engine's thread
 
-absl::Status Loads::start(KvLoad load) {
-  if (core_.mover == nullptr) {
-    return absl::FailedPreconditionError("use_cache() comes before the first load");
-  }
-  if (!load.transfer.has_value()) {
-    return absl::InvalidArgumentError("a load by hand-off needs the name of its transfer");
-  }
-  absl::StatusOr<std::vector<KvRun>> runs = core_.mover->runs_of(load);
-  if (!runs.ok()) return runs.status();
-  KvTransfer from = *std::move(load.transfer);
-  if (!is_text(from.transfer) || !is_text(from.agent)) {
+absl::Status Loads::start(KvOrder order) {
+  if (!is_text(order.from.transfer) || !is_text(order.from.agent)) {
     return absl::InvalidArgumentError("the names of a transfer and of an agent must be UTF-8");
   }
   const std::lock_guard lock(mutex_);
   if (closed_) return closed();
-  if (!views_.try_emplace(load.id).second) {
-    return absl::AlreadyExistsError(absl::StrCat("load ", load.id, " is already in progress"));
+  if (order.runs.empty()) {
+    order.timeout = patient(kDeclineTimeout);
+  } else if (!views_.try_emplace(order.id).second) {
+    return absl::AlreadyExistsError(absl::StrCat("load ", order.id, " is already in progress"));
   }
-  orders_.push_back({std::move(from), true, load.id, *std::move(runs), load.timeout, load.silence});
+  orders_.push_back(std::move(order));
   core_.wake_thread();
   return absl::OkStatus();
 }
 
-void Loads::decline(const KvTransfer& from) {
+std::optional<KvLoaded> Loads::next_loaded() {
   const std::lock_guard lock(mutex_);
-  if (closed_ || !is_text(from.transfer) || !is_text(from.agent)) return;
-  orders_.push_back({.from = from, .timeout = patient(kDeclineTimeout)});
-  core_.wake_thread();
+  const auto it = std::find_if(views_.begin(), views_.end(),
+                               [](const auto& entry) { return entry.second.over; });
+  if (it == views_.end()) return std::nullopt;
+  const View& view = it->second;
+  KvLoaded out{it->first, view.status, view.took, view.reading};
+  views_.erase(it);
+  return out;
 }
 
 uint32_t Loads::layers_loaded(KvRequestId id) {
@@ -89,6 +87,18 @@ bool Loads::end(KvRequestId id) {
 }
 
 // --- the session's thread
+
+void Loads::stop() {
+  if (core_.own != nullptr) return;
+  for (const Load& load : loads_) {
+    for (const KvMover::Posted& read : load.reads) core_.agent->abort(read.transfer).IgnoreError();
+  }
+  for (const Load& load : loads_) {
+    for (const KvMover::Posted& read : load.reads) {
+      core_.agent->release(read.transfer).IgnoreError();
+    }
+  }
+}
 
 void Loads::close() {
   const std::lock_guard lock(mutex_);
@@ -161,7 +171,7 @@ void Loads::learn(Asked& asked, Peer& peer, Time now) {
 }
 
 bool Loads::step() {
-  std::deque<Order> orders;
+  std::deque<KvOrder> orders;
   {
     const std::lock_guard lock(mutex_);
     orders.swap(orders_);
@@ -176,7 +186,7 @@ bool Loads::step() {
       for (Asked& asked : load.sources) asked.heard += deaf;
     }
   }
-  for (Order& order : orders) begin(std::move(order), now);
+  for (KvOrder& order : orders) begin(std::move(order), now);
   for (auto it = loads_.begin(); it != loads_.end();) {
     move(*it);
     const auto at = it++;
@@ -188,31 +198,56 @@ bool Loads::step() {
   return !loads_.empty() || !unsaid_.empty();
 }
 
-void Loads::begin(Order order, Time now) {
-  std::string agent = absl::StrCat(order.from.agent, "/0");  // as workers of an engine are numbered
-  if (by_key_.contains(
-          {agent, order.from.transfer})) {  // what is declined meanwhile is still wanted
-    if (!order.wanted) return;
-    return report(order.id,
-                  absl::AlreadyExistsError(absl::StrCat("another request loads transfer \"",
-                                                        order.from.transfer, "\" of ", agent)));
-  }
+void Loads::begin(KvOrder order, Time now) {
   Load& load = loads_.emplace_back();
-  Asked& asked = load.sources.emplace_back();
-  asked.address = order.from.address;
-  asked.heard = load.started = now;
-  asked.looked = now - kAsk;
-  by_key_[{agent, order.from.transfer}] = &load;
-  asked.agent = std::move(agent);
+  load.started = now;
+  load.wanted = !order.runs.empty();
   load.order = std::move(order);
-  if (load.order.wanted) {
-    load.incoming = core_.mover->begin(load.order.runs, load.sources.size());
+  if (const absl::Status good = set_up(load); !good.ok()) {
+    if (load.wanted) report(load, good);
+    return loads_.pop_back();
   }
+  for (const Asked& asked : load.sources) by_key_[{asked.agent, load.order.from.transfer}] = &load;
+}
+
+absl::Status Loads::set_up(Load& load) {
+  const KvTransfer& from = load.order.from;
+  const KvWorker& me = core_.shard;
+  if (from.ranks == 0 || from.ranks > kMostRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("a prefill cannot have ", from.ranks, " ranks"));
+  }
+  for (const uint32_t rank : ranks_heard(me.heads, from.ranks, me.ranks, me.rank)) {
+    const uint32_t number = rank + me.stage * from.ranks;
+    Asked& asked = load.sources.emplace_back();
+    asked.agent = absl::StrCat(from.agent, "/", number);
+    asked.address = from.address;
+    if (number > 0) {
+      const size_t colon = from.address.rfind(':') + 1;  // 0: there is none
+      uint32_t port = 0;
+      if (!absl::SimpleAtoi(absl::string_view(from.address).substr(colon), &port)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("prefill's address is \"", from.address, "\", and not HOST:PORT"));
+      }
+      asked.address = absl::StrCat(from.address.substr(0, colon), port + number);
+    }
+    asked.heard = load.started;
+    asked.looked = load.started - kAsk;
+    if (by_key_.contains({asked.agent, from.transfer})) {
+      // Which is wanted, where this one is declined.
+      return absl::AlreadyExistsError(
+          absl::StrCat("another request loads transfer \"", from.transfer, "\" of ", asked.agent));
+    }
+  }
+  if (!load.wanted) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<KvMover::Incoming>> incoming =
+      core_.mover->begin(load.order.runs, load.sources.size());
+  if (incoming.ok()) load.incoming = *std::move(incoming);
+  return incoming.status();
 }
 
 void Loads::move(Load& load) {
   const Time now = core_.clock->now();
-  if (load.order.wanted && load.why.ok()) {
+  if (load.wanted && load.why.ok()) {
     const std::lock_guard lock(mutex_);
     if (views_[load.order.id].unwanted) load.why = absl::CancelledError("it is not wanted");
   }
@@ -221,6 +256,7 @@ void Loads::move(Load& load) {
         absl::StrCat("not complete after ", seconds(load.order.timeout), " s"));
   }
   for (size_t i = 0; i < load.sources.size() && load.why.ok(); ++i) load.why = move(load, i, now);
+  if (load.reads.empty()) load.reading_since = now;
   if (load.why.ok() && load.incoming != nullptr) load.why = load.incoming->read(&load.reads);
   follow_reads(load);
 }
@@ -249,6 +285,11 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
   if (load.incoming == nullptr || peer == nullptr || peer->source == nullptr ||
       peer->said.has_value()) {
     return absl::OkStatus();
+  }
+  if (peer->source->ranks != load.order.from.ranks) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("prefill has ", peer->source->ranks, " ranks, but was expected to have ",
+                     load.order.from.ranks, ": pass tp_size in kv_transfer_params"));
   }
   if (asked.source == nullptr) load.incoming->join(number, asked.source = peer->source);
   asked.unknown_blocks = 0;
@@ -340,6 +381,7 @@ void Loads::forget_who_went() {
 }
 
 void Loads::follow_reads(Load& load) {
+  if (load.reads.empty()) return;
   std::erase_if(load.reads, [&](const KvMover::Posted& read) {
     if (!load.why.ok()) core_.agent->abort(read.transfer).IgnoreError();
     const absl::StatusOr<AgentTransferState> state = core_.agent->state(read.transfer);
@@ -360,6 +402,7 @@ void Loads::follow_reads(Load& load) {
     core_.wake_engine();
     return true;
   });
+  if (load.reads.empty()) load.reading += core_.clock->now() - load.reading_since;
 }
 
 // Whether it was said, or no agent is there to hear it.
@@ -369,7 +412,8 @@ bool Loads::say_done(const Key& whom) {
   if (known == peers_.end()) return true;
   Peer& peer = *known->second;
   if (peer.full == steps_) return false;
-  const absl::Status told = core_.tell(agent, {{"kind", "done"}, {"transfer", transfer}});
+  const absl::Status told =
+      core_.tell(agent, {{"kind", "done"}, {"transfer", transfer}, {"ranks", core_.shard.ranks}});
   if (!absl::IsResourceExhausted(told)) return true;
   peer.full = steps_;
   return false;
@@ -385,13 +429,15 @@ bool Loads::end_if_over(Load& load) {
   for (const Asked& asked : load.sources) {
     unsaid_.emplace_back(asked.agent, load.order.from.transfer);
   }
-  if (load.order.wanted) report(load.order.id, load.why);
+  if (load.wanted) report(load, load.why);
   return true;
 }
 
-void Loads::report(KvRequestId id, const absl::Status& status) {
+void Loads::report(const Load& load, const absl::Status& status) {
   const std::lock_guard lock(mutex_);
-  View& view = views_[id];
+  View& view = views_[load.order.id];
+  view.took = core_.clock->now() - load.started;
+  view.reading = load.reading;
   view.status = status;
   view.over = true;
   core_.wake_engine();

@@ -33,30 +33,25 @@ class Loads {
   explicit Loads(const Core& core) : core_(core) {}
 
   // --- the engine's thread: see KvSource and KvSession
-  absl::Status start(KvLoad load);
+  absl::Status start(KvOrder order);
   uint32_t layers_loaded(KvRequestId id);
   absl::Status status(KvRequestId id);
   bool end(KvRequestId id);
   bool is_exact(KvRequestId id);
-  void decline(const KvTransfer& from);
+  std::optional<KvLoaded> next_loaded();
 
   // --- the session's
   // A layout, ready, alive or gone of `sender`'s. May throw what nlohmann::json throws.
   void heard(const std::string& sender, const nlohmann::json& message);
   // Moves everything on. Whether anything is under way.
   bool step();
+  // Ends what moves, where the agent does not end with the session.
+  void stop();
   // When the agent is closed and nothing moves any more: what was under way has failed.
   void close();
 
  private:
   using Key = std::pair<std::string, std::string>;  // agent, transfer
-  struct Order {
-    KvTransfer from{};
-    bool wanted = false;  // else prefill may have its blocks back
-    KvRequestId id = 0;
-    std::vector<KvRun> runs{};
-    Time timeout{}, silence{};
-  };
   // What the engine sees of a load.
   struct View {
     uint32_t layers = 0;  // that are here, from the first
@@ -64,6 +59,7 @@ class Loads {
     bool over = false;
     bool unwanted = false;  // by the engine
     bool exact = false;
+    Time took{}, reading{};
   };
   // A prefill's agent, as long as it is one and the same.
   struct Peer {
@@ -89,15 +85,18 @@ class Loads {
     size_t unknown_blocks = 0;                // in these, and their parts
   };
   struct Load {
-    Order order;
+    KvOrder order;
+    bool wanted = false;  // else prefill may have its blocks back
     Time started{};
+    Time reading_since{}, reading{};
     std::vector<Asked> sources;
     std::unique_ptr<KvMover::Incoming> incoming;  // of a load that is wanted
     std::vector<KvMover::Posted> reads;
     absl::Status why;  // it has failed
   };
 
-  void begin(Order order, Time now);
+  void begin(KvOrder order, Time now);
+  absl::Status set_up(Load& load);
   void learn(Asked& asked, Peer& peer, Time now);
   // Asks who is at a source's address, or says what came of asking before: OK is no more than that
   // nothing has failed yet.
@@ -111,12 +110,12 @@ class Loads {
   void forget_who_went();
   bool say_done(const Key& whom);
   bool end_if_over(Load& load);
-  void report(KvRequestId id, const absl::Status& status);
+  void report(const Load& load, const absl::Status& status);
 
   const Core& core_;
   std::mutex mutex_;
   bool closed_ = false;
-  std::deque<Order> orders_;
+  std::deque<KvOrder> orders_;
   absl::flat_hash_map<KvRequestId, View> views_;
   // The session's alone:
   std::list<Load> loads_;  // the oldest first

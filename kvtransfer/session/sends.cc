@@ -13,7 +13,7 @@ using nlohmann::json;
 
 constexpr size_t kTurnBytes = 16 << 20;   // copied before messages are looked at again
 constexpr size_t kMostAwaited = 1 << 14;  // transfers that were asked for before their request came
-constexpr size_t kBlocksAtOnce = 2000;    // told in a message: a slow reader delays longer ones
+constexpr size_t kSumsAtOnce = 2000;      // told in a message: a slow reader delays longer ones
 
 json gone(const std::string& transfer) { return {{"kind", "gone"}, {"transfer", transfer}}; }
 
@@ -102,6 +102,14 @@ std::vector<uint64_t> Sends::released() {
   return std::exchange(released_, {});
 }
 
+std::optional<uint64_t> Sends::next_released() {
+  const std::lock_guard lock(mutex_);
+  if (released_.empty()) return std::nullopt;
+  const uint64_t number = released_.back();
+  released_.pop_back();
+  return number;
+}
+
 void Sends::wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send) {
   converted_.wait(lock, [&send] { return !send.converting; });
 }
@@ -110,9 +118,11 @@ void Sends::wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& 
 
 void Sends::heard(const std::string& sender, const json& message) {
   if (message.at("kind") == "want") return wanted(sender, message);
+  const size_t readers = count_readers(message.value("ranks", json(1)).get<uint32_t>());
   const std::lock_guard lock(mutex_);
   const auto it = sends_.find(message.at("transfer").get<std::string>());
-  if (it == sends_.end()) return;
+  if (it == sends_.end() || readers == 0) return;
+  it->second->needed = readers;
   it->second->done.insert(sender);
   std::erase_if(it->second->readings,
                 [&sender](const Reading& reading) { return reading.who == sender; });
@@ -144,7 +154,7 @@ Sends::Reader Sends::meet(const std::string& sender, const json& message) {
                     [&sender](const Reading& reading) { return reading.who == sender; });
     }
   }
-  const absl::StatusOr<Reader> reader = core_.mover->meet(message);
+  const absl::StatusOr<Reader> reader = core_.mover->meet(sender, message);
   if (!reader.ok()) {
     base::log_event(base::LogLevel::kWarning, "cannot hand KV over to %s: %s", sender,
                     reader.status().message());
@@ -223,21 +233,24 @@ bool Sends::work(std::unique_lock<std::mutex>& lock, Send& send, KvMover::Outgoi
 
 void Sends::tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const {
   json parts = json::array();
-  size_t room = kBlocksAtOnce;
+  size_t room = kSumsAtOnce;
   const auto say = [&] {
     if (parts.empty()) return;
     messages->emplace_back(reading.who, json{{"kind", "ready"},
                                              {"transfer", send.transfer},
                                              {"parts", std::exchange(parts, json::array())}});
-    room = kBlocksAtOnce;
+    room = kSumsAtOnce;
   };
   reading.told.resize(reading.shown->rows());
   for (size_t row = 0; row < reading.told.size(); ++row) {
     const size_t ready = reading.shown->ready(row);
+    const size_t each = reading.shown->checksums(row);
     for (size_t& told = reading.told[row]; told < ready;) {
-      const size_t first = told;
+      const size_t first = reading.shown->first(row) + told;
       json blocks = json::array();
-      for (; told < ready && room > 0; --room) blocks.push_back(reading.shown->block(row, told++));
+      for (; told < ready && room > 0; room -= std::min(room, each)) {
+        blocks.push_back(reading.shown->block(row, told++));
+      }
       parts.push_back({row, first, std::move(blocks)});
       if (room == 0) say();
     }
@@ -255,7 +268,8 @@ void Sends::tell_again(const Message& message) {
     for (const json& part : message.second.at("parts")) {
       const auto row = part[0].get<size_t>();
       if (row >= reading.told.size()) continue;
-      reading.told[row] = std::min(reading.told[row], part[1].get<size_t>());
+      const size_t told = part[1].get<size_t>() - reading.shown->first(row);
+      reading.told[row] = std::min(reading.told[row], told);
     }
   }
 }
@@ -284,9 +298,22 @@ bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Me
   return room;
 }
 
-// Whether a reader has said that it has all it wanted, and no other one is there that has not.
+// Of a decode in so many ranks, how many this worker has to hear.
+size_t Sends::count_readers(uint32_t ranks) const {
+  const KvWorker& me = core_.shard;
+  size_t count = 0;
+  for (uint32_t rank = 0; ranks <= kMostRanks && rank < ranks; ++rank) {
+    for (const uint32_t heard : ranks_heard(me.heads, me.ranks, ranks, rank)) {
+      count += heard == me.rank ? 1 : 0;
+    }
+  }
+  return count;
+}
+
+// Whether its readers have said that they have all they wanted, and no other one is there that has
+// not.
 bool Sends::is_read(Send& send) const {
-  if (send.done.empty()) return false;
+  if (send.needed == 0 || send.done.size() < send.needed) return false;
   std::erase_if(send.readings,
                 [&](const Reading& reading) { return !core_.agent->has_remote(reading.who); });
   return send.readings.empty();

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -38,6 +39,7 @@ class Sends {
   void hold(uint64_t number);
   void drop(uint64_t number);
   std::vector<uint64_t> released();
+  std::optional<uint64_t> next_released();
 
   // --- the session's
   // When the agent is closed: what is held is free.
@@ -70,6 +72,7 @@ class Sends {
     bool converting = false;  // the session reads the blocks, without the lock
     std::vector<Reading> readings;
     std::set<std::string> done;  // readers that have all they wanted
+    size_t needed = 0;           // how many these have to be, as they say
     Time expires{};
   };
   using Message = std::pair<std::string, nlohmann::json>;  // for whom
@@ -83,6 +86,7 @@ class Sends {
   bool work(std::unique_lock<std::mutex>& lock, Send& send, KvMover::Outgoing& shown);
   void tell_ready(const Send& send, Reading& reading, std::vector<Message>* messages) const;
   void tell_again(const Message& message);
+  size_t count_readers(uint32_t ranks) const;
   bool is_read(Send& send) const;
   void release_blocks(Send& send);
   void wait_for_converting(std::unique_lock<std::mutex>& lock, const Send& send);

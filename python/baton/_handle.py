@@ -15,7 +15,7 @@ from .errors import InvalidParamError, error_of
 # What the library's functions of a handle begin with, and the one that ends it.
 _PREFIXES = {"agent": ("agent", "destroy"), "connector": ("kv_connector", "destroy"), "endpoint": ("endpoint", "close"),
              "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy"), "window": ("window", "destroy"),
-             "experts": ("experts", "destroy")}
+             "experts": ("experts", "destroy"), "session": ("kv_session", "destroy")}
 
 
 class Handle:

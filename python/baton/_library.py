@@ -110,6 +110,21 @@ class KvBinding(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("key", c_char_p), ("tokens", c_uint32), ("loads", c_uint32), ("lease", c_int64)]
 
 
+class KvRun(ctypes.Structure):
+    _fields_ = [("first_block", c_uint64), ("blocks", c_void_p), ("count", c_size_t), ("first_token", c_uint64),
+                ("end_token", c_uint64)]
+
+
+class KvOrder(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("id", c_uint64), ("transfer", c_char_p), ("agent", c_char_p), ("address", c_char_p),
+                ("runs", POINTER(KvRun)), ("run_count", c_size_t), ("ranks", c_uint32), ("finished", c_uint32),
+                ("timeout", c_int64), ("silence", c_int64)]
+
+
+class KvLoaded(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("id", c_uint64), ("took", c_int64), ("reading", c_int64)]
+
+
 class EndpointOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_char_p) for name in (
         "providers", "require", "key_file", "listen_host", "settings", "advertise")] + [
@@ -131,6 +146,7 @@ class CommStats(ctypes.Structure):
         "calls", "messages", "bytes_sent", "direct_bytes", "sleeps", "staged_calls", "staged_bytes", "link_bytes")]
 
 
+Clock = ctypes.CFUNCTYPE(c_int64, c_void_p)
 OnEnd = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_int32, c_char_p)
 
 
@@ -174,6 +190,7 @@ _LAYOUT = c_void_p
 _PLAN = c_void_p
 _CHECKSUMS = c_void_p
 _CONNECTOR = c_void_p
+_SESSION = c_void_p
 _ENDPOINT = c_void_p
 _EXPERTS = c_void_p
 _RENDEZVOUS = c_void_p
@@ -331,6 +348,16 @@ _PROTOTYPES = {
     "experts_test": (c_int32, [_EXPERTS, c_uint64, _ERROR]),
     "experts_missing": (c_int32, [_EXPERTS, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_size_t), _ERROR]),
     "experts_dequantise": (None, [c_void_p, c_void_p, c_uint64, c_void_p]),
+    "kv_session_create": (c_int32, [_AGENT, c_char_p, Clock, c_void_p, POINTER(_SESSION), _ERROR]),
+    "kv_session_destroy": (None, [_SESSION]),
+    "kv_session_turn": (c_int, [_SESSION]),
+    "kv_session_open": (c_int32, [_SESSION, c_char_p, POINTER(c_uint64), _ERROR]),
+    "kv_session_save": (c_int32, [_SESSION, c_uint64, c_uint32, c_uint64, c_void_p, c_size_t, _ERROR]),
+    "kv_session_hold": (c_int32, [_SESSION, c_uint64, _ERROR]),
+    "kv_session_drop": (c_int32, [_SESSION, c_uint64, _ERROR]),
+    "kv_session_next_released": (c_int32, [_SESSION, POINTER(c_uint64), _ERROR]),
+    "kv_session_load": (c_int32, [_SESSION, POINTER(KvOrder), _ERROR]),
+    "kv_session_next_loaded": (c_int32, [_SESSION, c_int64, POINTER(KvLoaded), _ERROR]),
     "window_create": (c_int32, [_COMM, c_void_p, c_uint64, c_uint32, c_int64, POINTER(_WINDOW), _ERROR]),
     "window_destroy": (None, [_WINDOW]),
     "window_start": (c_int32, [_WINDOW, POINTER(Access), POINTER(c_uint64), _ERROR]),

@@ -35,7 +35,6 @@ class Engine:
     def load(self, order):
         """Whether the KV came: else the engine computes it."""
         self.half.loads.start(order)
-        self.half.wake()
         while not (ended := self.half.loads.take(0.1)).requests:  # an engine computes something else meanwhile
             pass
         return not ended.failed

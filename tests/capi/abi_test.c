@@ -1,13 +1,14 @@
-// The layout of everything in the headers of C that a compiled program has inside it: the size of each
-// struct, where each field is, what each number means. A program that was compiled with an older
-// header, and Python's copy of the structs, rely on every line.
+// The layout of everything in the headers of C that a compiled program has inside it: the size of
+// each struct, where each field is, what each number means. A program that was compiled with an
+// older header, and Python's copy of the structs, rely on every line.
 //
 // What to do when a line fails, in a release that is still called libbaton.so.0:
 // - a field or a number moved: put it back. New fields go to the end of their struct, whose size
 //   then grows; new numbers are ones that nobody had.
 // - a struct grew by a new last field: add the field's line and change the size. The library reads
 //   and writes no more of a struct than its `size` says, so older programs go on working.
-// - a row of an array (baton_descriptor, baton_strided, baton_kv_field, baton_kv_blocks, baton_handle)
+// - a row of an array (baton_descriptor, baton_strided, baton_kv_field, baton_kv_blocks,
+// baton_handle)
 //   has no size, and never changes: a new row and a new function beside the old ones.
 // - anything else has to be different: raise BATON_ABI_VERSION and the library's SOVERSION, and
 //   write this file anew.
@@ -310,6 +311,32 @@ FIELD(baton_kv_binding, key, 8, 8);
 FIELD(baton_kv_binding, tokens, 16, 4);
 FIELD(baton_kv_binding, loads, 20, 4);
 FIELD(baton_kv_binding, lease, 24, 8);
+
+SIZE(baton_kv_run, 40);
+FIELD(baton_kv_run, first_block, 0, 8);
+FIELD(baton_kv_run, blocks, 8, 8);
+FIELD(baton_kv_run, count, 16, 8);
+FIELD(baton_kv_run, first_token, 24, 8);
+FIELD(baton_kv_run, end_token, 32, 8);
+
+SIZE(baton_kv_session_order, 80);
+FIELD(baton_kv_session_order, size, 0, 8);
+FIELD(baton_kv_session_order, id, 8, 8);
+FIELD(baton_kv_session_order, transfer, 16, 8);
+FIELD(baton_kv_session_order, agent, 24, 8);
+FIELD(baton_kv_session_order, address, 32, 8);
+FIELD(baton_kv_session_order, runs, 40, 8);
+FIELD(baton_kv_session_order, run_count, 48, 8);
+FIELD(baton_kv_session_order, ranks, 56, 4);
+FIELD(baton_kv_session_order, finished, 60, 4);
+FIELD(baton_kv_session_order, timeout, 64, 8);
+FIELD(baton_kv_session_order, silence, 72, 8);
+
+SIZE(baton_kv_loaded, 32);
+FIELD(baton_kv_loaded, size, 0, 8);
+FIELD(baton_kv_loaded, id, 8, 8);
+FIELD(baton_kv_loaded, took, 16, 8);
+FIELD(baton_kv_loaded, reading, 24, 8);
 
 SIZE(baton_endpoint_options, 72);
 FIELD(baton_endpoint_options, size, 0, 8);

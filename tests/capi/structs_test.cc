@@ -275,4 +275,63 @@ TEST_F(Structs, Connectors) {
   baton_kv_connector_destroy(connector);
 }
 
+TEST_F(Structs, Sessions) {
+  const std::string cache = R"({"identity": "sized", "rows": [[)" +
+                            std::to_string(tensors[0].address) +
+                            R"(, 64, 0, 64, 8]], "layers": [0],)"
+                            R"("kinds": [{"block_tokens": 4, "bytes": 64, "whole": "a test's"}]})";
+  baton_agent* named = nullptr;
+  ASSERT_EQ(baton_agent_open("sized/0", &named, &error), BATON_OK) << error.text;
+  ASSERT_EQ(baton_agent_register(named, BATON_DRAM, tensors.data(), 1, &error), BATON_OK);
+  baton_kv_session* session = nullptr;
+  const auto create = [&](const char* text) {
+    return baton_kv_session_create(named, text, nullptr, nullptr, &session, &error);
+  };
+  for (const char* wrong : {"", "{}", "[]", R"({"identity": "a", "rows": []})"}) {
+    EXPECT_EQ(create(wrong), BATON_ERR_INVALID_PARAM) << wrong;
+    EXPECT_EQ(session, nullptr);
+  }
+  ASSERT_EQ(create(cache.c_str()), BATON_OK) << error.text;
+  baton_kv_session* const first = session;
+  EXPECT_EQ(create(cache.c_str()), BATON_ERR_NOT_ALLOWED);
+  session = first;
+  const uint32_t block = 1;
+  const baton_kv_run run{0, &block, 1, 0, 4};
+  baton_kv_session_order order = BATON_KV_SESSION_ORDER_INIT;
+  order.transfer = order.agent = "t";
+  order.address = "127.0.0.1:1";
+  order.runs = &run;
+  order.run_count = 1;
+  uint64_t id = 0, orders = 0, ended = 0;
+  every_size<baton_kv_session_order>(order, [&](baton_kv_session_order* sized) {
+    if (sized->size >= 16) sized->id = ++id;
+    const int32_t result = baton_kv_session_load(session, sized, &error);
+    orders += result == BATON_OK && sized->size >= 56 ? 1 : 0;  // of less nothing is wanted
+    return result;
+  });
+  baton_kv_loaded loaded{sizeof loaded, 0, 0, 0};
+  while (ended < orders) {  // nobody is there, or two load one transfer
+    EXPECT_LT(baton_kv_session_next_loaded(session, BATON_FOREVER, &loaded, &error), 0);
+    ended += loaded.id != 0 ? 1 : 0;
+  }
+  every_size<baton_kv_loaded>({}, [&](baton_kv_loaded* sized) {
+    const int32_t result = baton_kv_session_next_loaded(session, 0, sized, &error);
+    return result == BATON_IN_PROGRESS ? BATON_OK : result;
+  });
+  uint64_t send = 0;
+  EXPECT_EQ(baton_kv_session_open(session, "u", &send, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_session_save(session, send, 1, 0, &block, 1, &error), BATON_ERR_INVALID_PARAM);
+  const uint32_t beyond = 8;
+  EXPECT_EQ(baton_kv_session_save(session, send, 0, 0, &beyond, 1, &error),
+            BATON_ERR_INVALID_PARAM);
+  EXPECT_EQ(baton_kv_session_save(session, send, 0, 0, &block, 1, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_kv_session_hold(session, send, &error), BATON_OK);
+  EXPECT_EQ(baton_kv_session_next_released(session, &send, &error), BATON_ERR_NOT_FOUND);
+  baton_agent_destroy(named);  // before its session, whose blocks are free then
+  EXPECT_EQ(baton_kv_session_next_released(session, &send, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_kv_session_load(session, &order, &error), BATON_ERR_REMOTE_DISCONNECT);
+  EXPECT_EQ(baton_kv_session_turn(session), 0);
+  baton_kv_session_destroy(session);
+}
+
 }  // namespace

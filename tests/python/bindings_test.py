@@ -16,7 +16,8 @@ STRUCTS = {"error": _library.Error, "bytes": _library.Bytes, "agent_options": _l
            "kv_checksums_info": _library.KvChecksumsInfo, "kv_blocks": _library.KvBlocks,
            "kv_request": _library.KvRequest, "kv_connector_options": _library.KvConnectorOptions,
            "kv_connector_stats": _library.KvConnectorStats, "kv_load": _library.KvLoad, "kv_job": _library.KvJob,
-           "kv_binding": _library.KvBinding, "endpoint_options": _library.EndpointOptions, "place": _library.Place,
+           "kv_binding": _library.KvBinding, "kv_run": _library.KvRun,
+           "kv_session_order": _library.KvOrder, "kv_loaded": _library.KvLoaded, "endpoint_options": _library.EndpointOptions, "place": _library.Place,
            "comm_options": _library.CommOptions, "comm_stats": _library.CommStats, "call": _library.Call,
            "experts_options": _library.ExpertsOptions, "expert_group": _library.ExpertGroup,
            "expert_rows": _library.ExpertRows, "stream": _library.Stream, "access": _library.Access}

@@ -42,9 +42,9 @@ def packed(tokens, dtype, kind):
 
 
 class Peer:
-    """`about`: what it says of itself; None: nothing, as an older baton.vllm."""
+    """`about`: what it says of itself; None: nothing, as an older baton.vllm. With a `clock` it hears nothing."""
 
-    def __init__(self, name, kv, identity="what vLLMs have in common", about=()):
+    def __init__(self, name, kv, identity="what vLLMs have in common", about=(), clock=None):
         self.kv, self.name = kv, name
         self.cache = bytearray(LAYERS * BLOCKS * kv["bytes"])
         at = baton.memory_of(self.cache).address
@@ -54,8 +54,7 @@ class Peer:
         if about == ():
             about = {"model": checkpoint(), "kv": kv}
         self.service = HandOff(self.agent, KvMemory(rows, [(at, len(self.cache))], self.cache), identity,
-                               Limits(silence=5, load=60, ask=0.25), 30, about=about)
-        self.refused = []
+                               Limits(silence=5, load=60), 30, about=about, clock=clock)
         self.next = 0
 
     def at(self, row, block):
@@ -74,7 +73,6 @@ class Peer:
         address = params["remote_address"]
         self.service.loads.start(Order("r", params["transfer_id"], params["remote_agent"], address, [Run(0, blocks)],
                                        [(0, tokens)], 1, params["remote_finished"]))
-        self.service.wake()
         while not (ended := self.service.loads.take(0.1)).requests:
             pass
         return None if ended.failed else blocks

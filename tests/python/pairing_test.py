@@ -4,6 +4,7 @@ alone does. pairing_test.py BATON"""
 import os
 import random
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "vllm"))
@@ -101,8 +102,9 @@ class Pairing(unittest.TestCase):
                 ("torn", {"model": checkpoint(), "kv": dict(kv, bytes=100)}, "not understood")):
             with self.subTest(name):
                 peer = self.peer(name, kv, about=about)
-                self.assertIsNone(peer.load(self.prefilled(asked), len(asked)))
-                self.assertIn(why, peer.service.loads._peers["prefill/0"].refused)
+                with self.assertLogs("baton.hand_off") as refused:
+                    self.assertIsNone(peer.load(self.prefilled(asked), len(asked)))
+                self.assertIn(why, refused.output[0])
                 count, said = self.decoded(prompt(name, 100), peer.offer("t" + name, [1]))
                 self.assertEqual(count, 0)
                 self.assertIn(why, said)
@@ -114,9 +116,7 @@ class Pairing(unittest.TestCase):
         count, why = self.decoded(prompt(13, 100), dict(params, transfer_id="never heard of"))
         self.assertEqual(count, 0)
         self.assertIn("no longer has it", why)
-        peer.service._stop = True  # its thread ends; its agent lives
-        peer.service.wake()
-        peer.service._thread.join()
+        params = self.peer("mute", packed(128, "bfloat16", "amx"), clock=time.monotonic).offer("t", [1])
         impatient = Server(BINARY, "impatient", "--load-silence", "1")  # so that this takes not longer
         self.addCleanup(impatient.close)
         status, answer = impatient.ask(prompt(14, 100), kv_transfer_params=params)

@@ -591,6 +591,88 @@ int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_
                                 uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
                                 size_t* count, baton_error* error);
 
+// --- KV sessions --------------------------------------------------------------------------------
+//
+// KV of requests that goes from the engine that computes a prompt (prefill) to the one that goes on
+// with it (decode) by the name of a transfer, as baton.vllm and `baton serve` do it. Decode reads
+// prefill's blocks under a lease, and checks them; the two caches may be laid out differently, as
+// for plans. What every call means and promises: kvtransfer/kv_session.h.
+//
+// Threads: calls may come from any thread. BATON_ERR_REMOTE_DISCONNECT: the session's agent is
+// gone.
+
+typedef struct baton_kv_session baton_kv_session;
+typedef int64_t (*baton_clock)(void* context);  // nanoseconds, never less than before
+
+// Of an agent with serve_metadata, whose name ends in "/" and the worker's number: one session, to
+// which the agent's messages go. `cache`: JSON, which kvtransfer/session/direct_mover.h describes;
+// the memory is BATON_DRAM that is registered with the agent. `clock`: NULL, and a thread serves
+// the session; for tests, a clock in its place, and baton_kv_session_turn(). BATON_ERR_NOT_ALLOWED:
+// the agent has one.
+int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clock clock,
+                                void* context, baton_kv_session** out, baton_error* error);
+// Ends what is under way: nothing touches the cache afterwards. So does the end of the agent, as
+// whose last session this one is still destroyed. NULL: nothing.
+void baton_kv_session_destroy(baton_kv_session* session);
+// Moves everything on. 1: something is under way.
+int baton_kv_session_turn(baton_kv_session* session);
+
+// Prefill: a request whose KV is for another engine, by the name of its transfer; its number here.
+// 0: another request has this name, and neither's KV is handed over.
+int32_t baton_kv_session_open(baton_kv_session* session, const char* transfer, uint64_t* send,
+                              baton_error* error);
+// The request's blocks from number `first_block` on, as far as they are computed in a layer. They
+// stay as they are until the request is released or dropped.
+int32_t baton_kv_session_save(baton_kv_session* session, uint64_t send, uint32_t layer,
+                              uint64_t first_block, const uint32_t* blocks, size_t count,
+                              baton_error* error);
+// The request has ended: its blocks stay until it is released.
+int32_t baton_kv_session_hold(baton_kv_session* session, uint64_t send, baton_error* error);
+// It has ended otherwise: decode is told to compute the prompt.
+int32_t baton_kv_session_drop(baton_kv_session* session, uint64_t send, baton_error* error);
+// A held request whose blocks are free again. BATON_ERR_NOT_FOUND: there is none now.
+int32_t baton_kv_session_next_released(baton_kv_session* session, uint64_t* send,
+                                       baton_error* error);
+
+// blocks[i] is number first_block + i of the sequence, in one group of layers; of these, tokens
+// [first_token, end_token) are wanted.
+typedef struct baton_kv_run {
+  uint64_t first_block;
+  const uint32_t* blocks;
+  size_t count;
+  uint64_t first_token, end_token;
+} baton_kv_run;
+
+typedef struct baton_kv_session_order {
+  size_t size;           // sizeof(baton_kv_session_order)
+  uint64_t id;           // of no load that is open; not 0
+  const char* transfer;  // the name, and where prefill is: worker k is agent/k, at the port + k
+  const char* agent;
+  const char* address;
+  const baton_kv_run* runs;  // one for each group; none: prefill may have its blocks back
+  size_t run_count;
+  uint32_t ranks;     // prefill's tensor-parallel degree
+  uint32_t finished;  // 1: prefill has computed the prompt, so that it must know of the transfer
+  int64_t timeout;    // of the load, in nanoseconds
+  int64_t silence;    // prefill may say nothing for so long; 0: for any time
+} baton_kv_session_order;
+#define BATON_KV_SESSION_ORDER_INIT \
+  { sizeof(baton_kv_session_order), 0, 0, 0, 0, 0, 0, 1, 0, 60000000000, 1000000000 }
+// Decode: blocks that are named stay as they are until the load is over.
+int32_t baton_kv_session_load(baton_kv_session* session, const baton_kv_session_order* order,
+                              baton_error* error);
+
+typedef struct baton_kv_loaded {
+  size_t size;      // sizeof(baton_kv_loaded)
+  uint64_t id;      // 0: no load is over
+  int64_t took;     // nanoseconds since it was ordered
+  int64_t reading;  // those of them in which blocks were read and checked
+} baton_kv_loaded;
+// A load that is over: how it ended. BATON_OK: all is here; an error: compute the prompt. No byte
+// of it moves any more. BATON_IN_PROGRESS: none is over after `timeout` nanoseconds.
+int32_t baton_kv_session_next_loaded(baton_kv_session* session, int64_t timeout,
+                                     baton_kv_loaded* out, baton_error* error);
+
 // --- KV connectors ------------------------------------------------------------------------------
 //
 // The hand-over of requests from a worker that computes their prompts (prefill) to the one that

@@ -14,17 +14,13 @@ is made of it, and with `baton serve --kv-agent`. Decode reads; nothing is ever 
     half.sends.finished()                          # ... until this names the request
 
     half.loads.start(Order("request 1", "t1", "prefill", "10.0.0.1:14579", [Run(0, [7, 8])], [(0, 31)]))   # decode
-    half.wake()
     ended = half.loads.take(0.01)                  # of which requests all is here; which failed, and are to be computed
 
 What has failed is told when no byte of it moves any more. Caches may differ in block size, order and tensor-parallel
 degree (KvPlan); where blocks are alike they move, and are checked, whole. connect-your-engine.md says when to take this
-and when baton.KvConnector. Reading order: hand_off.py (the thread), prefill.py and decode.py (the two ends), memory.py
-(where blocks lie), end.py (what the ends share)."""
-from .decode import Done, Limits, Loads, Order
-from .end import Shard
-from .hand_off import HandOff
+and when baton.KvConnector. hand_off.py names what memory.py describes; all that happens is a session of the library's
+(kvtransfer/kv_session.h), with a thread of its own."""
+from .hand_off import Done, HandOff, Limits, Loads, Order, Sends, Shard
 from .memory import KvMemory, Layer, Packing, Run
-from .prefill import Sends
 
 __all__ = ["Done", "HandOff", "KvMemory", "Layer", "Limits", "Loads", "Order", "Packing", "Run", "Sends", "Shard"]

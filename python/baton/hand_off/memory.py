@@ -2,10 +2,7 @@
 steps. Layers of two groups may lie in the same bytes: a block belongs to one group at a time."""
 from __future__ import annotations
 
-import ctypes
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
-
-from ..kv import KvLayout
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 Packing = Dict[str, Any]  # as KvLayout.add_packed() takes it
 
@@ -26,33 +23,6 @@ class Layer(NamedTuple):
     blocks: int
     packing: Packing
 
-    @property
-    def tokens(self) -> int:
-        """In a block."""
-        return int(self.packing["block_tokens"])
-
-    def row(self) -> Tuple[int, int, int, int, int]:
-        """As workers tell each other."""
-        return self.address, self.bytes, 0, self.stride, self.blocks
-
-    @classmethod
-    def of_row(cls, row: Sequence[int], packing: Packing) -> "Layer":
-        address, size, _, stride, blocks = row
-        return cls(address, size, stride, blocks, packing)
-
-    def span(self) -> Tuple[int, int, int]:
-        return self.address, self.stride * (self.blocks - 1) + self.bytes, 0
-
-    def layout(self, model: str) -> KvLayout:
-        """Of this layer, for plans."""
-        return KvLayout(model).add_packed([self.span()], self.packing, blocks=self.blocks, block_stride=self.stride)
-
-    def block(self, number: int) -> Any:
-        """A copy of its current bytes."""
-        if not 0 <= number < self.blocks:
-            raise IndexError(f"block {number} of {self.blocks}")
-        return (ctypes.c_char * self.bytes).from_address(self.address + number * self.stride)
-
 
 class KvMemory:
     """The cache of one worker. `ranges`: the (address, bytes) that hold it; `keep`: whom they belong to; `groups`: of
@@ -68,12 +38,13 @@ class KvMemory:
             raise ValueError("a KV cache has at least one layer")
 
     def said(self) -> Dict[str, Any]:
-        """What packings_in() reads: each packing once."""
+        """As the library takes it, and workers tell each other: each packing once."""
         kinds: List[Packing] = []
         for layer in self.layers:
             if layer.packing not in kinds:
                 kinds.append(layer.packing)
-        return {"kinds": kinds, "layers": [kinds.index(layer.packing) for layer in self.layers]}
+        return {"rows": [(layer.address, layer.bytes, 0, layer.stride, layer.blocks) for layer in self.layers],
+                "kinds": kinds, "layers": [kinds.index(layer.packing) for layer in self.layers], "groups": self.groups}
 
     @staticmethod
     def of_tensors(caches: Dict[str, Any], packings: Sequence[Packing], groups: Iterable[int] = ()) -> "KvMemory":
@@ -90,11 +61,6 @@ class KvMemory:
             storage = tensor.untyped_storage()
             ranges.append((storage.data_ptr(), storage.nbytes()))
         return KvMemory(layers, ranges, list(caches.values()), groups)
-
-
-def packings_in(message: Dict[str, Any]) -> Optional[List[Packing]]:
-    """Of each layer of a peer's, as it says; None: it does not, and takes and gives whole blocks."""
-    return [message["kinds"][number] for number in message["layers"]] if "kinds" in message else None
 
 
 def _is_one_run(block: Any) -> bool:

@@ -109,8 +109,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             self._service.sends.drop(transfer)
         for transfer, request in step.holds:
             self._service.sends.hold(transfer, request)
-        if step.orders:
-            self._service.wake()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request is not scheduled before its load has ended."""

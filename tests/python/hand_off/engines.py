@@ -1,6 +1,5 @@
 """A worker of an engine, and a clock that stands still."""
 import unittest
-import unittest.mock
 
 import baton
 from baton.hand_off import HandOff, KvMemory, Layer, Limits, Order, Run
@@ -32,7 +31,7 @@ class Engine:
         layers = [Layer(at + 2 * i * BLOCKS * SIZE, SIZE, 2 * SIZE, BLOCKS, PACKING) for i in range(LAYERS)]
         self.agent = baton.Agent(name + "/0", serve_metadata=True)
         self.service = HandOff(self.agent, KvMemory(layers, [(at, len(self.cache))], self.cache, groups), identity,
-                               Limits(silence=1, load=10, ask=0.25), 30, clock=clock, start_thread=False)
+                               Limits(silence=1, load=10), 30, clock=clock)
         self.closed = False
 
     def at(self, layer, block):
@@ -69,17 +68,16 @@ class Pair(unittest.TestCase):
         runs = None if blocks is None else [Run(first, blocks)]
         self.d.service.loads.start(order(transfer, runs, address, sure, agent, "request " + transfer))
 
-    def posts_by(self, function):
-        patch = unittest.mock.patch.object(baton.KvPlan, "post", function)
-        patch.start()
-        self.addCleanup(patch.stop)
-
     def until(self, fact, prefill=True):
         """Turns both engines until it is so. A fact that never comes is the test's time limit's to find."""
         while not fact():
             if prefill:
                 self.p.service.turn()
             self.d.service.turn()
+
+    def asked(self):
+        """Prefill has heard from decode for the first time."""
+        self.until(lambda: self.p.agent.has_remote("decode/0"))
 
     def ended(self, prefill=True):
         got = []

@@ -1,34 +1,16 @@
-"""A bit flipped in flight, at random: decode believes no block that has one, and every block that has none. Between the
-end of a read and the look at its checksums, one bit of what has arrived is made another; one load in ten is left whole.
+"""A bit flipped on its way, at random: decode believes no block that has one, and every block that has none. When prefill
+has taken the checksums, one bit of what decode will read is made another; one load in ten is left whole.
 
 usage: flips_test.py [LOADS [SEED]]
 """
 # Promise(vllm): vLLM sees no block before its checksum was right; a failed load is recomputed |
 #   decode pulls and compares a CRC per block and layer
-import itertools
 import logging
 import random
 import sys
 
-import baton
 from baton.hand_off import Run
 from engines import BLOCKS, LAYERS, SIZE, Clock, Engine, order
-
-
-class Hurt:
-    """A read; when it has ended, one bit of what it brought is another."""
-
-    def __init__(self, transfer, cache, at, bit):
-        self.transfer, self.abort, self.release = transfer, transfer.abort, transfer.release
-        self.cache, self.at, self.bit, self.ended = cache, at, bit, False
-
-    def done(self):
-        if not self.transfer.done():
-            return False
-        if not self.ended:  # once: twice would be none
-            self.ended = True
-            self.cache[self.at] ^= 1 << self.bit
-        return True
 
 
 def load(prefill, decode, number, dice, whole):
@@ -38,24 +20,15 @@ def load(prefill, decode, number, dice, whole):
     prefill.cache[:] = dice.randbytes(len(prefill.cache))
     transfer = str(number)
     prefill.save(transfer, theirs)
-    post, hurt, layers = baton.KvPlan.post, dice.randrange(LAYERS), itertools.count()
-
-    def flipping(plan, *blocks, **how):
-        """Of one of the reads, of which there is one for each layer."""
-        read = post(plan, *blocks, **how)
-        if whole or next(layers) != hurt:
-            return read
-        at = decode.at(hurt, dice.choice(mine)).start + dice.randrange(SIZE)
-        return Hurt(read, decode.cache, at, dice.randrange(8))
-
-    baton.KvPlan.post = flipping
+    if not whole:  # what arrives is not what the checksums were taken of
+        at = prefill.at(dice.randrange(LAYERS), dice.choice(theirs)).start + dice.randrange(SIZE)
+        prefill.cache[at] ^= 1 << dice.randrange(8)
     decode.service.loads.start(order(transfer, [Run(0, mine)], f"127.0.0.1:{prefill.agent.port}", True))
     ended = decode.service.loads.take()
     while not ended.requests:  # a load that never ends is the test's time limit's to find
         decode.service.turn()
         prefill.service.turn()
         ended = decode.service.loads.take()
-    baton.KvPlan.post = post
     prefill.service.sends.drop(transfer)
     if ended.failed:
         return False

@@ -1,0 +1,127 @@
+// A session that reads blocks where they lie, and a prefill that says and does what a test wants:
+// it moves nothing while it is not called.
+#include "kvtransfer/kv_session.h"
+
+#include <zlib.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/escaping.h"
+#include "kvtransfer/agent.h"
+#include "kvtransfer/session/direct_mover.h"
+#include "tests/manual_clock.h"
+#include "tests/test.h"
+#include "tests/until.h"
+
+namespace baton::kvtransfer {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kBytes = 256, kBlocks = 8;
+
+std::unique_ptr<Agent> agent(const std::string& name, bool thread) {
+  AgentOptions options;
+  options.name = name;
+  options.serve_metadata = true;
+  options.progress_thread = thread;
+  options.worker.providers = {"tcp"};
+  options.worker.key = *ClusterKey::from_bytes("a secret for these tests, 32 bytes long");
+  return *Agent::create(std::move(options));
+}
+
+struct Side {
+  Side(const std::string& name, bool thread) : memory(kBytes * kBlocks), its(agent(name, thread)) {
+    const Descriptor range{address(), memory.size(), 0};
+    EXPECT_TRUE(its->register_memory(absl::MakeConstSpan(&range, 1)).ok());
+  }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(memory.data()); }
+  std::byte* block(size_t number) { return memory.data() + number * kBytes; }
+  json cache() const {
+    return {{"identity", "a model"},
+            {"rows", {{address(), kBytes, 0, kBytes, kBlocks}}},
+            {"kinds", {{{"block_tokens", 16}, {"bytes", kBytes}, {"whole", "a test's"}}}},
+            {"layers", {0}}};
+  }
+  std::vector<std::byte> memory;
+  std::unique_ptr<Agent> its;
+};
+
+struct DirectSession : ::testing::Test {
+  DirectSession() {
+    std::memset(prefill.block(5), 42, kBytes);
+    KvSessionOptions options;
+    options.agent = decode.its.get();
+    options.clock = &clock;
+    options.start_thread = false;
+    session = *session::make_direct_session(decode.cache().dump(), std::move(options));
+  }
+  ~DirectSession() override { session->close(); }
+
+  // Block 5 of prefill's is for block 3 here, and has this checksum.
+  void load(uint32_t checksum) {
+    KvOrder order{.id = 1,
+                  .from = {.transfer = "t",
+                           .agent = "prefill",
+                           .address = "127.0.0.1:" + std::to_string(prefill.its->port())},
+                  .timeout = std::chrono::seconds(10)};
+    order.runs.push_back({0, {3}, {0, 16}});
+    EXPECT_TRUE(session->load(std::move(order)).ok());
+    std::vector<AgentMessage> wants;
+    until([&] { return !(wants = prefill.its->messages()).empty(); }, [&] { turn(); });
+    const json want = json::parse(wants[0].payload);
+    EXPECT_TRUE(
+        prefill.its->add_remote(absl::HexStringToBytes(want["metadata"].get<std::string>())).ok());
+    json layout = prefill.cache();
+    layout["kind"] = "layout";
+    say(layout);
+    say({{"kind", "ready"}, {"transfer", "t"}, {"parts", {{0, 0, {{5, checksum}}}}}});
+  }
+  void say(const json& message) {
+    EXPECT_TRUE(prefill.its->notify("decode/0", message.dump()).ok());
+  }
+  void turn() {
+    prefill.its->progress();
+    session->turn();
+  }
+  KvLoaded loaded() {
+    std::optional<KvLoaded> out;
+    until([&] { return (out = session->next_loaded()).has_value(); }, [&] { turn(); });
+    return *out;
+  }
+  uint32_t checksum() {
+    return static_cast<uint32_t>(
+        crc32_z(0, reinterpret_cast<const unsigned char*>(prefill.block(5)), kBytes));
+  }
+
+  ManualClock clock;
+  Side prefill{"prefill/0", false};
+  Side decode{"decode/0", true};
+  std::unique_ptr<KvSession> session;
+};
+
+TEST_F(DirectSession, BelievesWhatHasTheChecksumThatPrefillTook) {
+  load(checksum());
+  const KvLoaded here = loaded();
+  EXPECT_TRUE(here.status.ok()) << here.status;
+  EXPECT_EQ(std::memcmp(decode.block(3), prefill.block(5), kBytes), 0);
+  for (const size_t other : {2, 4}) EXPECT_EQ(*decode.block(other), std::byte{0});
+}
+
+TEST_F(DirectSession, AWrongChecksumIsALoadThatFailed) {
+  load(checksum() ^ 1);
+  EXPECT_EQ(loaded().status.code(), absl::StatusCode::kDataLoss);
+}
+
+// Promise(vllm): Failed loads move no byte after vLLM was told | reads are aborted and reported
+//   when they have ended
+TEST_F(DirectSession, WhatHasFailedIsReportedWhenNothingMoves) {
+  load(checksum());
+  until([&] { return decode.its->stats().running == 1; }, [&] { turn(); });
+  clock.advance(std::chrono::seconds(11));
+  EXPECT_EQ(loaded().status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(decode.its->stats().running, 0U);
+}
+
+}  // namespace
+}  // namespace baton::kvtransfer
