@@ -164,6 +164,7 @@ TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
 TEST_P(Reconfigure, WorksThatNoCallerHasWaitedForDoNotHoldItUp) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);
+  std::atomic<int> full{0};
   run_endpoints(endpoints, 7, [&](Communicator& comm) {
     auto window = Window::allocate(comm, 8);
     ASSERT_TRUE(window.ok()) << window.status();
@@ -171,6 +172,8 @@ TEST_P(Reconfigure, WorksThatNoCallerHasWaitedForDoNotHoldItUp) {
     std::vector<Work> works;
     for (auto work = signal(); work.ok(); work = signal()) works.push_back(*work);
     EXPECT_EQ(works.size(), 4096u);
+    ++full;
+    until([&] { return full == 2; }, [&] { comm.progress(); });
     ASSERT_EQ(reconfigure(comm, handles, 8), absl::OkStatus());
     EXPECT_THAT(text(comm.barrier()), HasSubstr("wait() for the first of them"));
     for (const Work& work : works) ASSERT_EQ(comm.wait(work), absl::OkStatus());

@@ -56,8 +56,8 @@ TEST_P(WindowFaults, ACounterThatCannotRiseFurtherIsNotRaised) {
 //   its bytes are there | it is refused as behind one that failed on its way
 TEST_P(WindowFaults, APutThatComesTooLateFailsWhatComesBehindIt) {
   run_group(2, options(), [](Communicator& comm) {
-    constexpr size_t kBytes = 10'000;
-    auto window = window_of(comm, kBytes);
+    constexpr size_t kLongPut = 10'000;
+    auto window = window_of(comm, kLongPut);
     auto other = window_of(comm, 100);
     ASSERT_TRUE(window != nullptr && other != nullptr);
     if (comm.rank() == 0) {
@@ -65,9 +65,9 @@ TEST_P(WindowFaults, APutThatComesTooLateFailsWhatComesBehindIt) {
       hasty.timeout = std::chrono::nanoseconds(1);
       hasty.detached = true;
       // More than what is over at once.
-      std::vector<std::byte> data(kBytes);
+      std::vector<std::byte> data(kLongPut);
       ASSERT_TRUE(other->get(data.data(), 1, 1, 0, hasty).ok());
-      ASSERT_TRUE(window->put(data.data(), kBytes, 1, 0, hasty).ok());
+      ASSERT_TRUE(window->put(data.data(), kLongPut, 1, 0, hasty).ok());
       const absl::Status signal = ended(comm, window->signal(1, 0, 1));
       EXPECT_THAT(text(signal), HasSubstr("an earlier access has failed: put of 10000 bytes"));
       for (const int to : {1, kAnyRank, 1}) {
@@ -263,10 +263,15 @@ struct StoppedPut {
     waitpid(child, nullptr, WUNTRACED);
   }
   ~StoppedPut() {
-    kill(child, SIGCONT);
     if (window != nullptr) kill(child, SIGKILL);  // a test that failed
+    wait_for_end();
+  }
+  void wait_for_end() {
+    if (child < 0) return;
+    kill(child, SIGCONT);
     until([&] { return waitpid(child, nullptr, WNOHANG) == child; },
           [&] { self->comm->progress(); });
+    child = -1;
   }
   pid_t child = -1;
   std::optional<WindowRank> self;
@@ -293,9 +298,7 @@ bool destroy_beside_a_stopped_put() {
     EXPECT_TRUE(next->data + kMuch <= place || place + kMuch <= next->data)
         << "memory that may still be written to is used again";
   }
-  kill(stopped->child, SIGCONT);
-  until([&] { return waitpid(stopped->child, nullptr, WNOHANG | WNOWAIT) == stopped->child; },
-        [&] { comm.progress(); });
+  stopped->wait_for_end();
   EXPECT_EQ(std::memcmp(next->data, std::vector<std::byte>(kMuch).data(), kMuch), 0);
   return copying;
 }
