@@ -34,7 +34,7 @@ struct RankInfo {
   static absl::StatusOr<RankInfo> decode(std::string_view bytes);
 };
 
-inline constexpr uint32_t kCollectivesVersion = 7;
+inline constexpr uint32_t kCollectivesVersion = 8;
 
 // Serves any number of generations, one after the other, on a thread of its own, until destroyed.
 class RendezvousServer {

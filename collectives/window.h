@@ -21,8 +21,10 @@
 // without a call and set them back while no rank adds. The target adds when it makes progress, over
 // shm too; the work of the origin has ended when the target has been told, which may be before.
 //
-// Progress. Over shm the origin moves the bytes. Over other providers the target has to make
-// progress too: in a call, by progress(), or by its endpoint's background thread.
+// Progress. Over shm the origin moves the bytes; what has up to 4 KiB, a signal alone too, is there
+// when the call that began it returns, unless an earlier put to that rank with that tag is under
+// way. Over other providers the target has to make progress too: in a call, by progress(), or by its
+// endpoint's background thread.
 //
 // Failure. What breaks the communicator ends all works of its windows, as it ends calls. A put,
 // get or signal alone that fails, or whose timeout is over, ends alone, whatever its target does.
@@ -88,8 +90,8 @@ class Window {
   // ranks of this machine.
   static absl::StatusOr<std::unique_ptr<Window>> allocate(Communicator& comm, size_t bytes,
                                                           WindowOptions options = {});
-  // Not collective: closes this rank's window, and blocks until no peer touches its memory. Works
-  // in flight end with Aborted; accesses by other ranks fail from then on. So agree first, by a
+  // Not collective: closes this rank's window, and blocks until no peer touches its memory, while
+  // other groups of the endpoint go on. Works in flight end with Aborted; accesses by other ranks fail from then on. So agree first, by a
   // barrier for example. Where a process of this machine stands still in the middle of a copy it
   // gives up after shm.fence_ms, and the log says that the memory is not to be used again before
   // that process has ended; memory of allocate() is not.

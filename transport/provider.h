@@ -165,6 +165,13 @@ class Rail {
   // its own here.
   virtual bool shows_files() const { return false; }
 
+  // Writes `from`, all of the transfer's bytes, to a place that is one run, and raises its counter:
+  // when it returns true they are visible at the target, as of a slice that has ended well. False:
+  // not now, or not over this path.
+  virtual bool write_now(const TransferDescriptor& /*write*/, const std::byte* /*from*/) {
+    return false;
+  }
+
   // Takes a slice; false when the rail is full (post again after its next slice_done). May report
   // the slice before it returns.
   virtual bool post(const Slice& slice, EventSink& sink) = 0;
@@ -241,6 +248,9 @@ class Provider {
   // off, and the text says what must end before the memory is used again.
   virtual absl::Status add_region(const RegionEntry& region) = 0;
   virtual absl::Status remove_region(const RegionEntry& region, EventSink& sink) = 0;
+  // Before that: no peer begins to touch the memory any more. False: one is in the middle of a copy
+  // and is still given time. Where it was true remove_region() does not wait for copies.
+  virtual bool revoke_region(const RegionEntry& /*region*/) { return true; }
 
   // Advance everything; true if anything happened.
   virtual bool progress(EventSink& sink) = 0;

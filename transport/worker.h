@@ -142,6 +142,9 @@ class Worker {
   // is gone too, but a peer on this machine stands still in the middle of a copy, and may go on
   // when it is woken: do not use the memory again before that process has ended.
   absl::Status deregister_memory(const MemoryRegion& region);
+  // The same up to where it would wait for peers: true, it waits for none any more; false, ask
+  // again. Every RemoteRegion is stale from the first time on.
+  absl::StatusOr<bool> begin_deregister(const MemoryRegion& region);
   // What to send to a peer so that it can reach the region.
   absl::StatusOr<RemoteRegion> remote_region(const MemoryRegion& region) const;
 
@@ -206,6 +209,11 @@ class Worker {
   // device is registered. For a device of which this worker has none, the first such call makes it,
   // and blocks while memory is pinned: make that one outside of callbacks.
   absl::StatusOr<TransferId> submit(const TransferRequest& request);
+  // A write without a transfer: where it returns true the bytes are there, and the counter (of
+  // generation 0: none) has risen behind them. For few bytes of the host's, of any memory, to what
+  // is mapped here (shm). False: submit() it; the bytes may be there. Not from an EndCallback.
+  bool write_now(PeerId peer, const void* from, size_t bytes, const RemoteRegion& to, size_t offset,
+                 const RemoteCounter& counter, uint64_t increment);
   // A small message without a transfer: same delivery, same end. Release it like a transfer;
   // what notify_detached() sends is released by the worker.
   absl::StatusOr<TransferId> notify(PeerId peer, std::string_view payload);

@@ -195,12 +195,18 @@ class Measurement {
         const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
         if (window_ != nullptr) {
           const auto place = static_cast<size_t>(out(slot) - out_->data());
-          absl::Status status =
-              keep(window_->put_signal(from, count * size_of(type), after, place, 0, 1, call));
+          // Of many puts in flight together the flush tells the end.
+          CallOptions put = call;
+          put.detached = options_.aggregated > 1;
+          const auto work =
+              window_->put_signal(from, count * size_of(type), after, place, 0, 1, put);
+          absl::Status status = put.detached ? work.status() : keep(work);
           ++signals_;
           // The last signal comes behind the bytes of all.
           if (!status.ok() || slot + 1 < options_.aggregated) return status;
-          return keep(window_->wait_signal(before, 0, signals_, call));
+          if (put.detached) status = keep(window_->flush(after, call));
+          status.Update(keep(window_->wait_signal(before, 0, signals_, call)));
+          return status;
         }
         absl::Status status = keep(group_.send_async(from, count, type, after, call));
         if (!status.ok()) return status;

@@ -79,6 +79,14 @@ const Memory::Grant* Memory::grant(uint64_t group, std::byte* data, size_t bytes
   return &grants_.back();
 }
 
+bool Memory::begin_revoke(uint64_t group) {
+  bool fenced = true;
+  for (const Grant& grant : grants_) {
+    if (grant.group == group) fenced &= worker_.begin_deregister(grant.region).value_or(true);
+  }
+  return fenced;
+}
+
 absl::Status Memory::revoke_grants(uint64_t group) {
   absl::Status status;
   std::erase_if(grants_, [&](const Grant& grant) {

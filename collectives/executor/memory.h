@@ -60,6 +60,7 @@ class Memory {
   // When this returns no grant to that group is worth anything, and, if it is OK, no byte is
   // written by one any more: Worker::deregister_memory().
   absl::Status revoke_grants(uint64_t group);
+  bool begin_revoke(uint64_t group);  // before that: Worker::begin_deregister()
   // In the order in which they came up; only grows.
   const std::vector<Region>& regions() const { return regions_; }
 

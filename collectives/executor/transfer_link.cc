@@ -12,10 +12,12 @@ namespace baton::collectives::executor {
 
 absl::StatusOr<std::unique_ptr<TransferLink>> TransferLink::create(Worker& worker, Memory& memory,
                                                                    PeerId peer, size_t most,
-                                                                   uint64_t group, uint32_t ranks) {
+                                                                   uint64_t group, uint32_t ranks,
+                                                                   bool further) {
   constexpr size_t kPage = 4096;
   const size_t fair = kSlotBudget / (std::max(2u, ranks) - 1) / kSlots / kLanes / kPage * kPage;
-  const size_t slot_bytes = std::min({(most + 1) / 2, kMostSlotBytes, std::max(kPage, fair)});
+  const size_t slot_bytes = std::min(
+      {(most + 1) / 2, further ? kFurtherSlotBytes : kMostSlotBytes, std::max(kPage, fair)});
   std::unique_ptr<TransferLink> link(new TransferLink(worker, memory, peer, slot_bytes, group));
   for (CounterId& room : link->room_) {
     absl::StatusOr<CounterId> counter = worker.allocate_counter();
@@ -65,21 +67,6 @@ void TransferLink::answer() {
   answer_due_ = !tell(packet, {reinterpret_cast<const std::byte*>(text.data()), text.size()});
 }
 
-bool TransferLink::make_eager() {
-  if (eager_.data != nullptr) return true;
-  absl::StatusOr<Block> eager = memory_.stage(kEagerBytes * kSlots * kLanes);
-  if (!eager.ok()) return false;
-  eager_ = *eager;
-  for (uint32_t lane = 0; lane < kLanes; ++lane) {
-    for (uint32_t slot = 0; slot < kSlots; ++slot) {
-      const size_t at = (lane * kSlots + slot) * kEagerBytes;
-      outgoing_[lane][slot].eager = {eager->data + at, kEagerBytes, eager->region,
-                                     eager->offset + at};
-    }
-  }
-  return true;
-}
-
 TransferLink::~TransferLink() {
   cancel();  // transfers still on their way would tell a link that is gone
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -91,7 +78,6 @@ TransferLink::~TransferLink() {
     for (Granted& granted : granted_[lane]) unstage(granted.staging);
   }
   if (slots_.data != nullptr) memory_.free(slots_);
-  if (eager_.data != nullptr) memory_.free(eager_);
 }
 
 void TransferLink::begin_cancel() {
@@ -159,7 +145,8 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
                                  const TheirPlace* place, TransferRequest& request) {
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   // What lies behind the data in scratch means nothing, and may not fit.
-  const size_t length = std::min(source.total(), place != nullptr ? place->bytes : slot_bytes_);
+  const size_t length =
+      std::min<size_t>(source.total(), place != nullptr ? place->bytes : their_slots_->slot_bytes);
   outgoing.copied = length <= kEagerBytes;
   if (length == 0) return true;
   const Memory::Region* region = outgoing.copied ? nullptr : memory_.find(source);
@@ -169,8 +156,7 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
         Layout::contiguous(static_cast<size_t>(source.data - region->local.base), length);
   } else {
     // Strided data is packed here: the wire carries long runs only.
-    if (outgoing.copied && !make_eager()) return false;
-    Block& staging = outgoing.copied ? outgoing.eager : outgoing.staging;
+    Block& staging = outgoing.staging;
     if (staging.data == nullptr && !stage(staging, length).ok()) return false;
     copy({staging.data, length, 1, 0}, source);
     request.local = staging.region;
@@ -178,7 +164,10 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
   }
   request.remote = place != nullptr ? place->region : their_slots_->region;
   request.remote_layout = Layout::contiguous(
-      place != nullptr ? place->offset : their_slots_->offset + slot_offset(lane, number), length);
+      place != nullptr
+          ? place->offset
+          : their_slots_->offset + slot_offset(lane, number, their_slots_->slot_bytes),
+      length);
   return true;
 }
 
@@ -200,7 +189,7 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   char text[sizeof group_ + 1 + sizeof(Announcement)];
   const bool first = announced_call_ != tag.call->sequence;
   const TheirPlace* place = nullptr;
-  if (waits_for_grant(tag.most)) {
+  if (tag.most > their_slots_->slot_bytes) {
     place = &their_places_[lane][number % kSlots];
     if (place->number != number) {
       // Not with the message: a peer that has called something else may never grant it.
@@ -217,7 +206,9 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   }
   // The transfer that used this counter before has ended.
   if (outgoing.done.load(std::memory_order_acquire) != outgoing.number) return 0;
-  unstage(outgoing.staging);
+  for (Outgoing& each : outgoing_[lane]) {
+    if (each.done.load(std::memory_order_acquire) == each.number) unstage(each.staging);
+  }
 
   TransferRequest request;
   request.op = Op::kWrite;
@@ -307,7 +298,8 @@ bool TransferLink::peek(uint32_t lane, size_t expected, const CallTag&, Segments
     error = absl::InternalError("a message is longer than its place");
     return false;
   }
-  message = {is_granted ? granted.data : slots_.data + slot_offset(lane, number), expected, 1, 0};
+  message = {is_granted ? granted.data : slots_.data + slot_offset(lane, number, slot_bytes_),
+             expected, 1, 0};
   return true;
 }
 
@@ -397,7 +389,7 @@ absl::StatusOr<TransferLink::Slots> TransferLink::Slots::decode(std::string_view
   }
   std::memcpy(&slots.offset, bytes.data(), 8);
   std::memcpy(&slots.slot_bytes, bytes.data() + 8, 8);
-  if (slots.offset > slots.region.size ||
+  if (slots.slot_bytes == 0 || slots.offset > slots.region.size ||
       slots.slot_bytes > (slots.region.size - slots.offset) / kCounters) {
     return absl::InvalidArgumentError("a link's slots lie outside their region");
   }

@@ -47,6 +47,9 @@ class TransferLink final : public Link {
   // Messages of up to so many bytes, and half of the largest, go through slots. Fewer in large
   // groups: the slots of a rank together stay below kSlotBudget, were all its links used.
   static constexpr size_t kMostSlotBytes = 64 << 10;
+  // Of the links of further groups to the same process, which are many: of their longer messages
+  // each waits for a grant.
+  static constexpr size_t kFurtherSlotBytes = 8 << 10;
   static constexpr size_t kSlotBudget = 16 << 20;
   // Messages of up to so many bytes are copied when they are sent.
   static constexpr size_t kEagerBytes = 4096;
@@ -93,11 +96,13 @@ class TransferLink final : public Link {
   };
 
   // `most`: bytes of the largest message. `group`: its id, which all that is told to the peer
-  // begins with. `ranks`: of the group.
+  // begins with. `ranks`: of the group. `further`: this process has a link to the peer's already.
+  // The peer may have slots of another size.
   static absl::StatusOr<std::unique_ptr<TransferLink>> create(Worker& worker, Memory& memory,
                                                               PeerId peer, size_t most,
                                                               uint64_t group = 0,
-                                                              uint32_t ranks = 2);
+                                                              uint32_t ranks = 2,
+                                                              bool further = false);
   ~TransferLink() override;
   Offer offer() const;
   void set_offer(const Offer& theirs) { theirs_ = theirs; }
@@ -114,7 +119,7 @@ class TransferLink final : public Link {
   // Bytes received that came straight to where they were wanted.
   uint64_t in_place_bytes() const { return in_place_bytes_; }
   // Memory that messages wait in, at this side.
-  size_t held_bytes() const { return slots_.size + eager_.size + staged_bytes_; }
+  size_t held_bytes() const { return slots_.size + staged_bytes_; }
 
   uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) override;
   bool delivered(uint32_t lane, uint64_t number) override;
@@ -155,8 +160,7 @@ class TransferLink final : public Link {
     uint64_t number = 0;
     bool copied = false;  // its source may be written again
     TransferId id;
-    Block eager;    // a part of the link's
-    Block staging;  // until it has arrived; data null: none
+    Block staging;  // at least until it has arrived; data null: none
     TransferLink* link = nullptr;
   };
 
@@ -194,7 +198,6 @@ class TransferLink final : public Link {
   // Raises the peer's counter for what has been read, if that is due. Where there was no transfer
   // left for it, again whenever this side looks for a message or has no room to send one.
   void give_back(uint32_t lane);
-  bool make_eager();
   void write_head(char* to, const Packet& packet) const;
   // `place` null: a slot.
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
@@ -211,8 +214,8 @@ class TransferLink final : public Link {
     return std::max(worker_.counter_value(room_[lane]) + announced_room_[lane],
                     granted_room_[lane]);
   }
-  size_t slot_offset(uint32_t lane, uint64_t number) const {
-    return (lane * kSlots + number % kSlots) * slot_bytes_;
+  static size_t slot_offset(uint32_t lane, uint64_t number, size_t slot_bytes) {
+    return (lane * kSlots + number % kSlots) * slot_bytes;
   }
 
   Worker& worker_;
@@ -221,7 +224,6 @@ class TransferLink final : public Link {
   const size_t slot_bytes_;
   const uint64_t group_;
   Block slots_;  // data null: the peer has not asked
-  Block eager_;  // kEagerBytes for each slot of each lane; data null: we have sent nothing
   std::array<std::array<CounterId, kSlots>, kLanes> arrived_{};
   std::array<CounterId, kLanes> room_{};
   Offer theirs_;

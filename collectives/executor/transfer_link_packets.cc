@@ -84,11 +84,10 @@ std::optional<CallDescriptor> TransferLink::came(std::string_view bytes) {
   }
   if (packet.kind == Packet::Kind::kSlots) {
     absl::StatusOr<Slots> theirs = Slots::decode(bytes.substr(sizeof packet));
-    if (theirs.ok() && theirs->slot_bytes == slot_bytes_) {
-      their_slots_ = *theirs;
+    if (!theirs.ok()) {
+      fail(theirs.status());
     } else {
-      fail(theirs.ok() ? absl::InvalidArgumentError("the peer has slots of another size")
-                       : theirs.status());
+      their_slots_ = *theirs;
     }
     return std::nullopt;
   }

@@ -124,7 +124,9 @@ void CallTable::take_options(Slot& slot, const CallOptions& options) const {
 }
 
 absl::StatusOr<Work> CallTable::start_plain(const CallOptions* options) {
-  if (absl::Status status = room_for(0, 1); !status.ok()) return status;
+  // A work of the communicator's own, of reconfigure() above all, finds room behind as many works
+  // as a caller may have and has not waited for yet.
+  if (absl::Status status = room_for(0, options != nullptr ? 1 : 0); !status.ok()) return status;
   if (options != nullptr && options->after.device >= 0) {
     return absl::InvalidArgumentError(
         "accesses to windows wait for no stream: synchronise it, and leave out `after`");

@@ -136,7 +136,11 @@ void Communicator::Impl::leave(bool in_own_callback) {
     calls->ended().wait(lock, [this] { return calls->callbacks_due() == 0; });
   }
   devices->stop();
-  windows->close_all(absl::AbortedError("its communicator was destroyed"));
+  while (!windows->close_all(absl::AbortedError("its communicator was destroyed"))) {
+    lock.unlock();
+    Windows::pause_closing();
+    lock.lock();
+  }
   mesh.leave(failure.broken().ok() ? &lock : nullptr);
 }
 
@@ -270,7 +274,10 @@ void Communicator::Impl::look(Time now) {
   failure.end_calls();
   if (next_.has_value()) {
     if (failure.broken().ok() && (!mesh.unsettled() || now >= next_->settle_by)) end_group();
-    if (!failure.broken().ok() && !failure.ending() && !starter->beginning()) enter_next();
+    if (!failure.broken().ok() && !failure.ending() && !starter->beginning() &&
+        windows->close_all(absl::AbortedError("reconfigure() has ended its group"))) {
+      enter_next();
+    }
   }
   if (entering_.sequence != 0 && !next_.has_value() && !mesh.starting() && failure.broken().ok()) {
     calls->end_plain(std::exchange(entering_, Work{}), absl::OkStatus());
@@ -507,7 +514,6 @@ void Communicator::Impl::enter_next() {
   const Next next = *std::exchange(next_, std::nullopt);
   const CostParameters cost = tuner->parameters();
   devices->stop();
-  windows->close_all(absl::AbortedError("reconfigure() has ended its group"));
   mesh.leave();
   splits_ = 0;
   subgroups_.clear();

@@ -72,6 +72,7 @@ struct Process {
   bool goodbye = false;  // left in order
   // A group of ours has ended the connection, for what could not be taken back: it is not dead.
   bool parted = false;
+  uint64_t first_link = 0;  // id of the group whose TransferLink has large slots; 0: none
   Time called_at{};
   Time wanted_since = kNever;  // kNever: a connection is not waited for
   // Since it is up:

@@ -203,7 +203,9 @@ void Mesh::end_transfers() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   state_->ending = true;
   for (Member& member : state_->members) {
-    if (member.transfer != nullptr) member.transfer->begin_cancel();
+    if (member.transfer == nullptr) continue;
+    member.transfer->begin_cancel();
+    if (member.process->first_link == id_) member.process->first_link = 0;
   }
   listener_.cancel_accesses();
 }

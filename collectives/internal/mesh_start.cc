@@ -234,8 +234,10 @@ absl::Status Mesh::join(Member& member) {
     ours.outbox_offset = outbox->offset;
     tail += region->encode();
   } else {
-    absl::StatusOr<std::unique_ptr<TransferLink>> link =
-        TransferLink::create(worker(), memory(), member.peer(), options_.slot_bytes, id_, ranks_);
+    uint64_t& first = member.process->first_link;
+    if (first == 0) first = id_;
+    absl::StatusOr<std::unique_ptr<TransferLink>> link = TransferLink::create(
+        worker(), memory(), member.peer(), options_.slot_bytes, id_, ranks_, first != id_);
     if (!link.ok()) return link.status();
     member.transfer = link->get();
     member.link = *std::move(link);

@@ -35,13 +35,13 @@ struct Window::Made {
           "the window belongs to the process that this one was forked from: make another one");
     }
     std::lock_guard lock(mutex);
-    if (entry->owner == nullptr) return entry->closed;
+    if (!entry->closed.ok()) return entry->closed;
     return body(*entry->owner);
   }
   absl::StatusOr<Work> start(const Windows::Access& access, const CallOptions& options) const {
     return with([&](Windows& windows) {
       absl::StatusOr<Work> work = windows.start(entry, access, options);
-      if (work.ok() && !options.more) impl.driver->call_started();
+      if (work.ok() && !options.more && windows.wants_turn()) impl.driver->call_started();
       return work;
     });
   }
@@ -50,12 +50,14 @@ struct Window::Made {
 Window::Window(std::unique_ptr<Made> made) : made_(std::move(made)) {}
 
 Window::~Window() {
-  made_
-      ->with([&](Windows& windows) {
-        windows.close(*made_->entry, absl::AbortedError("the window was destroyed"));
-        return absl::OkStatus();
-      })
-      .IgnoreError();
+  if (made_->made_here.elsewhere()) return;
+  Windows::Entry& entry = *made_->entry;
+  const absl::Status why = absl::AbortedError("the window was destroyed");
+  for (std::unique_lock lock(made_->mutex); entry.owner != nullptr && !entry.owner->close(entry, why);
+       lock.lock()) {
+    lock.unlock();
+    Windows::pause_closing();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Window>> Window::create(Communicator& comm, void* data, size_t bytes,

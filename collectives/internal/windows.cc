@@ -101,7 +101,7 @@ absl::Status Windows::check_slot(const Entry& entry, const Access& access) const
 }
 
 absl::Status Windows::check_word(const Access& access) const {
-  if (access.words == nullptr || access.words->owner != this) {
+  if (access.words == nullptr || access.words->owner != this || !access.words->closed.ok()) {
     return absl::InvalidArgumentError("the window of the word is not one of this communicator");
   }
   const Entry::Peer& peer = access.words->peers[static_cast<size_t>(access.rank)];
@@ -156,13 +156,14 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
   if (absl::Status status = check(*entry, access); !status.ok()) return status;
   absl::StatusOr<Work> work = needs_.calls.start_plain(&options);
   if (!work.ok()) return work;
-  if ((access.kind == Kind::kPut || access.kind == Kind::kSignal) && !access.adds &&
-      access.value > 0) {
+  const bool writes = access.kind == Kind::kPut || access.kind == Kind::kSignal;
+  if (writes && !access.adds && access.value > 0) {
     entry->peers[static_cast<size_t>(access.rank)].added[access.slot] += access.value;
   }
-  if (access.rank == static_cast<int>(needs_.mesh.rank()) && access.kind != Kind::kWait &&
-      access.kind != Kind::kFlush) {
-    access_own(*entry, access);
+  const uint64_t key = static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
+                       static_cast<uint32_t>(options.tag);
+  if (access.kind != Kind::kWait && access.kind != Kind::kFlush &&
+      over_at_once(*entry, access, key)) {
     needs_.calls.end_plain(*work, absl::OkStatus());
     return work;
   }
@@ -181,12 +182,42 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
   op->transfer = op->given_up = false;
   op->local = nullptr;
   if (access.adds) op->access.slot = access.words->peers[static_cast<size_t>(access.rank)].window;
-  auto& way = ways_[static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
-                    static_cast<uint32_t>(options.tag)];
-  if (way == nullptr) way = std::make_unique<Way>();
-  op->way = way.get();
+  op->way = nullptr;
+  if (writes) {
+    auto& way = ways_[key];
+    if (way == nullptr) way = std::make_unique<Way>(Way{.key = key});
+    ++way->open;
+    op->way = way.get();
+  }
   ops_.push_back(std::move(op));
   return work;
+}
+
+void Windows::leave_way(Running& op) {
+  Way* const way = std::exchange(op.way, nullptr);
+  if (way != nullptr && --way->open == 0 && way->failed.ok()) ways_.erase(way->key);
+}
+
+// Within this rank; or a small put or a signal to memory that is mapped here, where none that it
+// may have to come behind is open.
+bool Windows::over_at_once(Entry& entry, const Access& access, uint64_t way) {
+  if (access.rank == static_cast<int>(needs_.mesh.rank())) {
+    access_own(entry, access);
+    return true;
+  }
+  if (access.kind == Kind::kGet || access.adds || access.bytes > kMostCopied ||
+      !access.rows.from.empty()) {
+    return false;
+  }
+  const auto rank = static_cast<uint32_t>(access.rank);
+  const Mesh::Member& member = needs_.mesh.member(rank);
+  const Entry::Peer& peer = entry.peers[rank];
+  if (!member.up() || member.bye || needs_.failure.lost()[rank] || !peer.failed.ok()) return false;
+  if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0) return false;
+  if (on_device(access.local, access.bytes)) return false;
+  return needs_.mesh.worker().write_now(
+      member.peer(), access.local, access.bytes, peer.region, peer.offset + access.offset,
+      access.value > 0 ? peer.theirs[access.slot] : RemoteCounter(), access.value);
 }
 
 void Windows::access_own(Entry& entry, const Access& access) {
@@ -288,6 +319,7 @@ bool Windows::advance_open() {
     moved |= step(op);
     if (op.given_up && !op.transfer) {
       release(op);
+      leave_way(op);
       op.entry.reset();
       spare_.push_back(std::move(ops_[i]));
       continue;
@@ -312,7 +344,7 @@ bool Windows::step(Running& op) {
     // A peer that is gone is the better reason.
     if (!op.result.ok() && !op.given_up) needs_.mesh.drain();
   }
-  if (op.given_up) return landed;
+  if (op.given_up || closing(op)) return landed;
   if (landed && !op.result.ok()) {
     fail(op, op.result);
     return true;
@@ -462,7 +494,7 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
   if (region != nullptr && lie_in(region->local)) return absl::OkStatus();
   if (lie_in(op.entry->region) || lie_in(op.registered)) return absl::OkStatus();
   for (const Entry* entry : entries_) {
-    if (!lie_in(entry->region)) continue;
+    if (!entry->closed.ok() || !lie_in(entry->region)) continue;
     op.local = entry;
     return absl::OkStatus();
   }

@@ -46,8 +46,9 @@ class Windows {
       absl::Status failed;      // OK, or how the first put or signal that failed has ended
       absl::Status failed_get;  // likewise, since a flush said so
     };
-    Windows* owner = nullptr;  // null: the window is closed, and why
-    absl::Status closed;
+    Windows* owner = nullptr;  // null: the window is closed
+    absl::Status closed;       // why it is, or is being closed
+    Time close_by{};           // then its accesses are made to let go of memory
     std::byte* data = nullptr;
     uint64_t bytes = 0;
     uint32_t signals = 0;
@@ -92,10 +93,12 @@ class Windows {
   static size_t invitation_bytes(uint32_t signals);
   void invite(const Entry& entry, uint32_t to, const absl::Status& why, std::byte* out) const;
   absl::Status accept(Entry& entry, uint32_t from, const std::byte* invitation);
-  // Ends its accesses; no byte of its memory, nor of theirs here, moves when this returns.
-  void close(Entry& entry, const absl::Status& why);
+  // Ends its accesses; no byte of its memory, nor of theirs here, moves when this returns true.
+  // False: again, and let go of the lock before, for one of another process may be stopped.
+  bool close(Entry& entry, const absl::Status& why);
   // All of them, before the group is left. Then nothing is under way.
-  void close_all(const absl::Status& why);
+  bool close_all(const absl::Status& why);
+  static void pause_closing();  // without the lock
 
   absl::StatusOr<Work> start(const std::shared_ptr<Entry>& entry, const Access& access,
                              const CallOptions& options);
@@ -111,6 +114,9 @@ class Windows {
   bool needs_worker() const { return transfers_ > 0 || with_words_ > 0; }
   bool under_way() const { return transfers_ > 0; }
   bool any() const { return !entries_.empty() || !ops_.empty(); }
+  // Whether what start() began wants a turn. One that was over at once does now and then: without
+  // any it would not be noticed that the target is gone.
+  bool wants_turn() { return !ops_.empty() || ++at_once_ % kTurnEvery == 0; }
   // As the same of Mesh, for the accesses to one rank.
   void cancel();
   bool sources_free(uint32_t rank) const;
@@ -118,8 +124,11 @@ class Windows {
 
  private:
   using Kind = Access::Kind;
-  // The accesses to one rank with one tag.
+  static constexpr uint32_t kTurnEvery = 64;
+  // The puts and signals to one rank with one tag, while some are open or one has failed.
   struct Way {
+    uint64_t key = 0;  // in ways_
+    size_t open = 0;
     uint64_t unlanded_in = 0;  // the advance_open() in which a put of it was found under way
     absl::Status failed;       // OK, or how the first put of it that failed has ended
   };
@@ -130,7 +139,7 @@ class Windows {
     enum class Fate : uint8_t { kUnderWay, kLanded, kLeft };
     std::shared_ptr<Entry> entry;
     Access access;
-    Way* way = nullptr;
+    Way* way = nullptr;  // null: of a get, a wait or a flush
     Work work;
     Time deadline{};
     bool moved = false;      // a put's or a get's bytes are there
@@ -155,6 +164,7 @@ class Windows {
   std::string label(int rank) const;
   std::string name(const Access& access) const;
   absl::Status about(const Access& access, const absl::Status& why) const;
+  bool over_at_once(Entry& entry, const Access& access, uint64_t way);
   void access_own(Entry& entry, const Access& access);
   static bool takes_words(const Entry& entry);
   static void add(Entry& entry, size_t offset, uint64_t value);
@@ -171,7 +181,11 @@ class Windows {
   bool has_left(int rank) const;
   uint64_t value(const Entry& entry, int from, uint32_t slot) const;
   bool holds(const Running& op) const;
-  void take_back(const Entry& of);
+  bool let_go(const Entry& of);
+  static bool closing(const Running& op) {
+    return !op.entry->closed.ok() || (op.local != nullptr && !op.local->closed.ok());
+  }
+  void leave_way(Running& op);
   static void leave(std::unique_ptr<Running> op);
 
   const Needs needs_;
@@ -182,6 +196,7 @@ class Windows {
   std::vector<std::unique_ptr<Running>> spare_;  // their memory is reused
   absl::flat_hash_map<uint64_t, std::unique_ptr<Way>> ways_;  // by rank and tag
   uint64_t round_ = 0;                                        // of advance_open()
+  uint32_t at_once_ = 0;                                      // turns that were not wanted
   std::vector<bool> open_;  // by rank, while ops_ is gone through: an earlier access is open
   bool any_open_ = false;
   Time now_{};  // likewise

@@ -1,6 +1,7 @@
 // Making windows together, and closing them.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@ namespace {
 
 // For cancelled transfers to let go of memory, before they are made to.
 constexpr Time kMostClosing = std::chrono::milliseconds(100);
+constexpr int kTurnsOfClosing = 64;  // of the worker, before the lock is let go of
 constexpr uint64_t kOfWindows = 0x77696e646f773032;
 
 constexpr uint32_t kWords = uint32_t{1} << 31;
@@ -150,40 +152,50 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
   return absl::OkStatus();
 }
 
-// No byte is read or written here for accesses of this window, or out of and into it, when it
-// returns. What still lands at peers lands in windows of theirs, which they close themselves.
-void Windows::take_back(const Entry& of) {
-  EndpointImpl& endpoint = needs_.mesh.endpoint();
+// Whether no byte is read or written here for accesses of this window, or out of and into it. What
+// still lands at peers lands in windows of theirs, which they close themselves.
+bool Windows::let_go(const Entry& of) {
+  Worker& worker = needs_.mesh.worker();
   const auto held = [&](const auto& op) {
     return (op->entry.get() == &of || op->local == &of) && holds(*op);
   };
   const auto any = [&] { return std::any_of(ops_.begin(), ops_.end(), held); };
-  for (const auto& op : ops_) {
-    if ((op->entry.get() == &of || op->local == &of) && op->transfer)
-      endpoint.worker().cancel(op->id).IgnoreError();
+  for (int turn = 0; any(); ++turn) {
+    if (turn == kTurnsOfClosing || !worker.progress()) break;
   }
   // By the machine's clock: a test's may stand still.
-  const Time end = Clock::steady().now() + kMostClosing;
-  while (any() && Clock::steady().now() < end) {
-    const uint64_t ticket = endpoint.nap_ticket();
-    if (!endpoint.worker().progress()) endpoint.nap(std::chrono::milliseconds(1), ticket);
-  }
+  if (!any() || Clock::steady().now() < of.close_by) return !any();
   for (const auto& op : ops_) {
-    if (held(op)) endpoint.worker().withdraw(op->id).IgnoreError();
+    if (held(op)) worker.withdraw(op->id).IgnoreError();
   }
   // A device that still copies: the connection must let go of it.
   for (const auto& op : ops_) {
     if (!held(op)) continue;
     Mesh::Member& member = needs_.mesh.member(static_cast<uint32_t>(op->access.rank));
-    member.process->parted = true;
-    endpoint.worker().disconnect(member.peer(), Time::zero()).IgnoreError();
+    if (!std::exchange(member.process->parted, true)) {
+      worker.begin_disconnect(member.peer(), Time::zero());
+    }
   }
-  while (any()) endpoint.worker().progress();
+  return !any();
 }
 
-void Windows::close(Entry& entry, const absl::Status& why) {
-  if (entry.owner == nullptr) return;
-  take_back(entry);
+bool Windows::close(Entry& entry, const absl::Status& why) {
+  if (entry.owner == nullptr) return true;
+  if (entry.closed.ok()) {
+    entry.closed = absl::FailedPreconditionError(
+        absl::StrCat("the window is of no use any more: ", why.message()));
+    entry.close_by = Clock::steady().now() + kMostClosing;
+    for (const auto& op : ops_) {
+      if (closing(*op) && op->transfer) needs_.mesh.worker().cancel(op->id).IgnoreError();
+    }
+  }
+  const uint64_t key = ~reinterpret_cast<uintptr_t>(&entry);
+  if (!let_go(entry) ||
+      !(entry.region.generation != 0
+            ? needs_.mesh.worker().begin_deregister(entry.region).value_or(true)
+            : needs_.mesh.memory().begin_revoke(key))) {
+    return false;
+  }
   for (size_t i = 0; i < ops_.size();) {
     Running& op = *ops_[i];
     if (op.entry.get() != &entry && op.local != &entry) {
@@ -192,6 +204,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
     }
     end(op, absl::Status(why.code(), absl::StrCat(name(op.access), ": ", why.message())));
     release(op);
+    leave_way(op);
     transfers_ -= op.transfer ? 1 : 0;
     leave(std::move(ops_[i]));
     ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
@@ -200,7 +213,7 @@ void Windows::close(Entry& entry, const absl::Status& why) {
   const absl::Status fenced =
       entry.region.generation != 0
           ? worker.deregister_memory(entry.region)
-          : needs_.mesh.memory().revoke_grants(~reinterpret_cast<uintptr_t>(&entry));
+          : needs_.mesh.memory().revoke_grants(key);
   for (const Entry::Peer& peer : entry.peers) {
     for (const CounterId counter : peer.ours) worker.free_counter(counter).IgnoreError();
   }
@@ -214,13 +227,17 @@ void Windows::close(Entry& entry, const absl::Status& why) {
   std::erase(entries_, &entry);
   if (entry.words) --with_words_;
   entry.owner = nullptr;
-  entry.closed = absl::FailedPreconditionError(
-      absl::StrCat("the window is of no use any more: ", why.message()));
+  return true;
 }
 
-void Windows::close_all(const absl::Status& why) {
-  while (!entries_.empty()) close(*entries_.back(), why);
+bool Windows::close_all(const absl::Status& why) {
+  while (!entries_.empty()) {
+    if (!close(*entries_.back(), why)) return false;
+  }
   ways_.clear();  // the next group may number other ranks so
+  return true;
 }
+
+void Windows::pause_closing() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
 
 }  // namespace baton::collectives::internal

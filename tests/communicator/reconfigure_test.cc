@@ -1,4 +1,5 @@
 // A communicator takes other members in place: fewer, more, all others, after an abort.
+#include "collectives/window.h"
 #include "tests/communicator/endpoints.h"
 #include "tests/test.h"
 
@@ -156,6 +157,28 @@ TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
     while_time_goes_on([&] { EXPECT_EQ(comms[0]->wait(*work), absl::OkStatus()); });
     EXPECT_EQ(sum_of(*comms[0]), 1);
   }
+}
+
+// Promise(collectives): Works that have ended, and that their caller has not waited for, do not hold
+//   up a reconfigure(), and can be waited for behind it | as many as there is room for
+TEST_P(Reconfigure, WorksThatNoCallerHasWaitedForDoNotHoldItUp) {
+  const auto endpoints = open_endpoints(2, GetParam());
+  const auto handles = handles_of(endpoints);
+  std::atomic<int> full{0};
+  run_endpoints(endpoints, 7, [&](Communicator& comm) {
+    auto window = Window::allocate(comm, 8);
+    ASSERT_TRUE(window.ok()) << window.status();
+    const auto signal = [&] { return (*window)->signal(comm.rank(), 0, 1); };
+    std::vector<Work> works;
+    for (auto work = signal(); work.ok(); work = signal()) works.push_back(*work);
+    EXPECT_EQ(works.size(), 4096u);
+    ++full;
+    until([&] { return full == 2; }, [&] { comm.progress(); });
+    ASSERT_EQ(reconfigure(comm, handles, 8), absl::OkStatus());
+    EXPECT_THAT(text(comm.barrier()), HasSubstr("wait() for the first of them"));
+    for (const Work& work : works) ASSERT_EQ(comm.wait(work), absl::OkStatus());
+    EXPECT_EQ(sum_of(comm), 3);
+  });
 }
 
 TEST_P(Reconfigure, WhatMakesNoSenseChangesNothing) {

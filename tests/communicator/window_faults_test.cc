@@ -1,10 +1,12 @@
 // Windows whose ranks ask for too much, come too late, do not answer, or are stopped.
+#include <malloc.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <csignal>
 
 #include "tests/captured_log.h"
+#include "tests/communicator/endpoints.h"
 #include "tests/communicator/over_providers.h"
 #include "tests/communicator/windows.h"
 #include "tests/manual_clock.h"
@@ -18,6 +20,8 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+
+constexpr Time kLongStart = std::chrono::seconds(60);
 
 class WindowFaults : public OverProviders {};
 
@@ -52,22 +56,24 @@ TEST_P(WindowFaults, ACounterThatCannotRiseFurtherIsNotRaised) {
 //   its bytes are there | it is refused as behind one that failed on its way
 TEST_P(WindowFaults, APutThatComesTooLateFailsWhatComesBehindIt) {
   run_group(2, options(), [](Communicator& comm) {
-    auto window = window_of(comm, 100);
+    constexpr size_t kLongPut = 10'000;
+    auto window = window_of(comm, kLongPut);
     auto other = window_of(comm, 100);
     ASSERT_TRUE(window != nullptr && other != nullptr);
     if (comm.rank() == 0) {
       CallOptions hasty;
       hasty.timeout = std::chrono::nanoseconds(1);
       hasty.detached = true;
-      char data = 1;
-      ASSERT_TRUE(other->get(&data, 1, 1, 0, hasty).ok());
-      ASSERT_TRUE(window->put(&data, 1, 1, 0, hasty).ok());
+      // More than what is over at once.
+      std::vector<std::byte> data(kLongPut);
+      ASSERT_TRUE(other->get(data.data(), 1, 1, 0, hasty).ok());
+      ASSERT_TRUE(window->put(data.data(), kLongPut, 1, 0, hasty).ok());
       const absl::Status signal = ended(comm, window->signal(1, 0, 1));
-      EXPECT_THAT(text(signal), HasSubstr("an earlier access has failed: put of 1 bytes"));
+      EXPECT_THAT(text(signal), HasSubstr("an earlier access has failed: put of 10000 bytes"));
       for (const int to : {1, kAnyRank, 1}) {
         const absl::Status flushed = ended(comm, window->flush(to));
         EXPECT_TRUE(absl::IsDeadlineExceeded(flushed)) << flushed;
-        EXPECT_THAT(text(flushed), HasSubstr("put of 1 bytes at 0 to rank 1"));
+        EXPECT_THAT(text(flushed), HasSubstr("put of 10000 bytes at 0 to rank 1"));
       }
       // A get that failed changes nothing for others.
       EXPECT_THAT(text(ended(comm, other->flush())), HasSubstr("get of 1 bytes at 0 from rank 1"));
@@ -213,11 +219,11 @@ TEST_P(WindowFaults, ARankWithoutCountersIsNamed) {
 
 // A rank in a process of its own.
 struct WindowRank {
-  WindowRank(int rank, int other) {
+  WindowRank(int rank, int other, const char* fence_ms) {
     EndpointOptions options;
     options.worker.providers = {"shm"};
     options.worker.key = test_key();
-    options.worker.settings = {{"shm.fence_ms", "20"}};
+    options.worker.settings = {{"shm.fence_ms", fence_ms}};
     endpoint = *Endpoint::open(options);
     std::string bytes = endpoint->handle().bytes();
     std::vector<Handle> handles(2, endpoint->handle());
@@ -233,44 +239,66 @@ struct WindowRank {
   std::unique_ptr<Communicator> comm;
 };
 
+// A child that puts to a window of this process again and again, and was stopped at it.
+struct StoppedPut {
+  static constexpr size_t kMuch = 32 << 20;
+  explicit StoppedPut(const char* fence_ms) {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const base::UniqueFd here(ends[0]), there(ends[1]);
+    child = base::fork_child();
+    if (child == 0) {
+      WindowRank origin(0, there.get(), fence_ms);
+      auto target = Window::allocate(*origin.comm, kMuch);
+      const std::vector<std::byte> data(kMuch, std::byte{1});
+      while (target.ok() && ended(*origin.comm, (*target)->put(data.data(), kMuch, 1, 0)).ok()) {
+      }
+      _exit(0);
+    }
+    self.emplace(1, here.get(), fence_ms);
+    window = window_of(*self->comm, kMuch);
+    const auto* first = reinterpret_cast<const std::atomic<char>*>(window->data());
+    until([&] { return first->load() != 0; }, [&] { self->comm->progress(); });
+    kill(child, SIGSTOP);
+    waitpid(child, nullptr, WUNTRACED);
+  }
+  ~StoppedPut() {
+    if (window != nullptr) kill(child, SIGKILL);  // a test that failed
+    wait_for_end();
+  }
+  void wait_for_end() {
+    if (child < 0) return;
+    kill(child, SIGCONT);
+    until([&] { return waitpid(child, nullptr, WNOHANG) == child; },
+          [&] { self->comm->progress(); });
+    child = -1;
+  }
+  pid_t child = -1;
+  std::optional<WindowRank> self;
+  std::unique_ptr<Window> window;
+};
+
 // Whether the child was stopped in the middle of a copy.
 bool destroy_beside_a_stopped_put() {
-  constexpr size_t kMuch = 32 << 20;
-  int ends[2];
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-  const base::UniqueFd here(ends[0]), there(ends[1]);
-  const pid_t child = base::fork_child();
-  if (child == 0) {
-    WindowRank self(0, there.get());
-    auto window = Window::allocate(*self.comm, kMuch);
-    const std::vector<std::byte> data(kMuch, std::byte{1});
-    while (window.ok() && ended(*self.comm, (*window)->put(data.data(), kMuch, 1, 0)).ok()) {
-    }
-    _exit(0);
-  }
-  WindowRank self(1, here.get());
-  auto window = window_of(*self.comm, kMuch);
-  const auto* first = reinterpret_cast<const std::atomic<char>*>(window->data());
-  const std::byte* const place = window->data();
-  until([&] { return first->load() != 0; }, [&] { self.comm->progress(); });
-  kill(child, SIGSTOP);
-  waitpid(child, nullptr, WUNTRACED);
+  constexpr size_t kMuch = StoppedPut::kMuch;
+  std::optional<StoppedPut> stopped("20");
+  const std::byte* const place = stopped->window->data();
   bool copying = false;
   {
     CapturedLog log(base::LogLevel::kWarning);
-    window.reset();
+    stopped->window.reset();
     for (const std::string& line : log.lines) {
       copying |= line.find("may still be written to") != std::string::npos;
     }
   }
-  auto next = self.comm->allocate(kMuch);
+  Communicator& comm = *stopped->self->comm;
+  auto next = comm.allocate(kMuch);
   EXPECT_TRUE(next.ok()) << next.status();
   if (copying) {
     EXPECT_TRUE(next->data + kMuch <= place || place + kMuch <= next->data)
         << "memory that may still be written to is used again";
   }
-  kill(child, SIGCONT);
-  until([&] { return waitpid(child, nullptr, WNOHANG) == child; }, [&] { self.comm->progress(); });
+  stopped->wait_for_end();
   EXPECT_EQ(std::memcmp(next->data, std::vector<std::byte>(kMuch).data(), kMuch), 0);
   return copying;
 }
@@ -280,6 +308,124 @@ bool destroy_beside_a_stopped_put() {
 TEST(WindowsOfProcesses, MemoryThatAStoppedOneMayWriteToIsNotUsedAgain) {
   until([] { return destroy_beside_a_stopped_put(); });
 }
+
+// Whether the child was stopped in the middle of a copy, so that its target waited.
+bool sum_beside_a_stopped_put() {
+  constexpr int kSums = 100;
+  std::optional<StoppedPut> stopped("3600000");
+  const std::vector<std::shared_ptr<Endpoint>> endpoints = {stopped->self->endpoint,
+                                                            open_endpoints(1, "shm")[0]};
+  const auto handles = handles_of(endpoints);
+  std::vector<std::unique_ptr<Communicator>> comms(2);
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(2));
+    ASSERT_EQ(sum_of(*comms[rank]), 3);
+  });
+  std::atomic<int> sums{0};
+  std::atomic<bool> destroyed{false};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    stopped->window.reset();
+    destroyed = true;
+  });
+  // Lets the threads come to their ends, whatever the test has found.
+  struct Ending {
+    ~Ending() {
+      kill(child, SIGCONT);
+      for (std::thread& thread : threads) thread.join();
+    }
+    std::vector<std::thread>& threads;
+    pid_t child;
+  };
+  const Ending ending{threads, stopped->child};
+  for (const auto& comm : comms) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kSums; ++i) {
+        ASSERT_EQ(sum_of(*comm), 3);
+        ++sums;
+      }
+    });
+  }
+  until([&] { return sums == 2 * kSums || destroyed; });
+  return !destroyed;
+}
+
+// Promise(collectives): While a window that is destroyed waits for a process that is stopped in a
+//   copy to it, the other groups of the endpoint go on | 100 sums before the process is woken
+TEST(WindowsOfProcesses, AStoppedOneHoldsUpNoOtherGroup) {
+  until([] { return sum_beside_a_stopped_put(); });
+}
+
+// --- and another group ---------------------------------------------------------------------------
+
+class NextWindows : public testing::TestWithParam<std::string> {};
+
+// Promise(collectives): A put that failed in one group holds back no word of the next one | another
+//   process takes the rank of one that is gone
+TEST_P(NextWindows, AreNotHeldBackByWhatFailedBefore) {
+  auto endpoints = open_endpoints(2, GetParam());
+  auto handles = handles_of(endpoints);
+  std::vector<std::unique_ptr<Communicator>> comms(2);
+  std::vector<std::unique_ptr<Window>> windows(2);
+  const auto make = [&](int rank) {
+    auto window = Window::allocate(*comms[rank], sizeof(uint64_t), {.words = true});
+    ASSERT_TRUE(window.ok()) << window.status();
+    windows[rank] = *std::move(window);
+  };
+  const auto add = [&] {
+    CallOptions options;
+    options.tag = 5;
+    return ended(*comms[0], windows[0]->put_add(nullptr, 0, 1, 0, {*windows[0]}, options));
+  };
+  on_threads(2, [&](int rank) {
+    comms[rank] = *Communicator::create(endpoints[rank], handles, group_options(7));
+    make(rank);
+  });
+  windows[1].reset();
+  comms[1].reset();
+  endpoints[1].reset();
+  until([&] { return !add().ok(); });
+  endpoints[1] = open_endpoints(1, GetParam())[0];
+  handles[1] = endpoints[1]->handle();
+  on_threads(2, [&](int rank) {
+    if (rank == 0) {
+      ASSERT_EQ(ended(*comms[0], comms[0]->reconfigure(handles, 8, kLongStart)), absl::OkStatus());
+    } else {
+      comms[1] = *Communicator::create(endpoints[1], handles, group_options(8));
+    }
+    make(rank);
+    if (rank == 0) {
+      EXPECT_EQ(add(), absl::OkStatus());
+    } else {
+      const auto* word = reinterpret_cast<const std::atomic<uint64_t>*>(windows[1]->data());
+      until([&] { return word->load() == 1; }, [&] { comms[1]->progress(); });
+    }
+    EXPECT_EQ(comms[rank]->barrier(), absl::OkStatus());
+  });
+}
+
+// Promise(collectives): Tags of accesses that are over take no memory | 10,000 of them
+TEST_P(NextWindows, RememberNoTagsOfAccessesThatAreOver) {
+  run_endpoints(open_endpoints(2, GetParam()), 7, [](Communicator& comm) {
+    auto window = Window::allocate(comm, 2 * sizeof(uint64_t), {.words = true});
+    ASSERT_TRUE(window.ok()) << window.status();
+    size_t before = 0, after = 0;
+    for (int tag = 0; comm.rank() == 0 && tag < 11'000; ++tag) {
+      CallOptions options;
+      options.tag = tag;
+      const int data = tag;
+      ASSERT_EQ(ended(comm, (*window)->put_add(&data, sizeof data, 1, 8, {**window}, options)),
+                absl::OkStatus());
+      if (tag == 1000) before = mallinfo2().uordblks;
+      after = mallinfo2().uordblks;
+    }
+    ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    EXPECT_LE(after, before + (size_t{128} << 10));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Providers, NextWindows, testing::Values("shm", "tcp"),
+                         [](const auto& param) { return param.param; });
 
 INSTANTIATE_TEST_SUITE_P(Providers, WindowFaults,
                          testing::Values("shm", "tcp", "ucx", "verbs_fake"),

@@ -76,6 +76,7 @@ class DecoratedProvider : public Provider {
     Sink inside(*this, sink);
     return inner_->remove_region(region, inside);
   }
+  bool revoke_region(const RegionEntry& region) override { return inner_->revoke_region(region); }
   bool progress(EventSink& sink) override {
     Sink inside(*this, sink);
     return inner_->progress(inside);

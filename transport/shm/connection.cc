@@ -321,6 +321,15 @@ bool Connection::post(const Slice& slice) {
   return true;
 }
 
+bool Connection::write_now(const TransferDescriptor& write, const std::byte* from) {
+  bool news = false;
+  if (state_ != State::kUp || !runner_->write_now(write, from, news)) return false;
+  if (!news) return true;
+  tell_peer();
+  if (bell_owed_) heat();
+  return true;
+}
+
 void Connection::abort(TransferId transfer, EventSink& sink) {
   uint32_t slice = 0;
   if (state_ == State::kUp) runner_->stop_on_devices(transfer);

@@ -106,6 +106,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // For the rail.
   bool post(const Slice& slice);
+  bool write_now(const TransferDescriptor& write, const std::byte* from);
   void abort(TransferId transfer, EventSink& sink);
   void close(const absl::Status& why, EventSink& sink);
   void rail_destroyed();
@@ -194,6 +195,9 @@ class ShmRail final : public Rail {
   }
   std::string about_devices() const override { return connection_->about_devices(); }
   bool shows_files() const override { return true; }
+  bool write_now(const TransferDescriptor& write, const std::byte* from) override {
+    return connection_->write_now(write, from);
+  }
   bool post(const Slice& slice, EventSink&) override { return connection_->post(slice); }
   void abort(TransferId transfer, EventSink& sink) override { connection_->abort(transfer, sink); }
   void close(absl::Status why, EventSink& sink) override { connection_->close(why, sink); }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "transport/base/copies/copy_kernel.h"
@@ -132,8 +133,10 @@ class ShmProvider final : public Provider {
   absl::Status remove_region(const RegionEntry& region, EventSink& sink) override {
     if (shared_ == nullptr) return absl::OkStatus();
     absl::Status fenced;
-    shared_->exports.revoke(region.index);
-    for (const auto& peer : late([&](const auto& each) { return each->fenced(region.index); })) {
+    while (!revoke_region(region)) sched_yield();
+    revoked_.erase(region.index);
+    const auto idle = [&](const auto& each) { return each->fenced(region.index); };
+    for (const auto& peer : late(idle, Time::zero())) {
       fenced.Update(peer->cut_off(region.index, sink));
     }
     const uint64_t file = shared_->exports.forget_file(region.index);
@@ -144,11 +147,23 @@ class ShmProvider final : public Provider {
     }
     ask_parted(*shared_, file);
     const Time until = Clock::steady().now() + shared_->fence_patience;
-    for (const auto& peer : late([&](const auto& each) { return each->given_back(file); })) {
+    const auto closed = [&](const auto& each) { return each->given_back(file); };
+    for (const auto& peer : late(closed, until)) {
       fenced.Update(peer->cut_off(std::nullopt, sink));
     }
     fenced.Update(wait_for_parted(*shared_, file, until));
     return fenced;
+  }
+
+  bool revoke_region(const RegionEntry& region) override {
+    if (shared_ == nullptr) return true;
+    const auto [until, first] =
+        revoked_.try_emplace(region.index, Clock::steady().now() + shared_->fence_patience);
+    if (first) shared_->exports.revoke(region.index);
+    const auto idle = [&](const auto& each) { return each->fenced(region.index); };
+    if (std::all_of(connections_.begin(), connections_.end(), idle)) return true;
+    serve_hot(*shared_);
+    return Clock::steady().now() > until->second;
   }
 
   bool progress(EventSink& sink) override {
@@ -291,14 +306,13 @@ class ShmProvider final : public Provider {
     return any;
   }
 
-  // The connections whose peers are not `done` in time, which is waited for once for all of them.
+  // The connections whose peers are not `done` by then.
   template <typename Done>
-  std::vector<std::shared_ptr<Connection>> late(const Done& done) const {
+  std::vector<std::shared_ptr<Connection>> late(const Done& done, Time until) const {
     std::vector<std::shared_ptr<Connection>> left;
     for (const auto& connection : connections_) {
       if (!done(connection)) left.push_back(connection);
     }
-    const Time until = Clock::steady().now() + shared_->fence_patience;
     while (!left.empty() && Clock::steady().now() <= until) {
       serve_hot(*shared_);
       sched_yield();
@@ -360,6 +374,7 @@ class ShmProvider final : public Provider {
   PacketSocket listener_;
   // After shared_: connections use it to the last.
   std::vector<std::shared_ptr<Connection>> connections_;
+  absl::flat_hash_map<uint32_t, Time> revoked_;  // regions, and how long peers have for copies
   std::vector<uint64_t> refused_;  // connects of an unavailable provider, to be reported
   size_t unfinished_ = 0;          // connections that are not up, when last counted
   int rounds_ = 0;

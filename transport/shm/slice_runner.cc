@@ -156,6 +156,28 @@ bool SliceRunner::conclude(const Slice& slice, Result& result) {
   return true;
 }
 
+bool SliceRunner::write_now(const TransferDescriptor& write, const std::byte* from, bool& news) {
+  if (!open() || write.counter.index >= CounterTable::kCapacity) return false;
+  if (write.bytes != 0) {
+    PeerMemory::Target target;
+    if (!peer_.resolve(write, target).ok() || target.path != PeerMemory::Path::kMapped) {
+      return false;
+    }
+    // As in copy_chunk().
+    out_.busy.store(write.remote.index + 1, std::memory_order_seq_cst);
+    const bool may = peer_.live(write.remote.index, write.remote.generation) &&
+                     out_.closed.load(std::memory_order_seq_cst) == 0;
+    if (may) std::memcpy(target.mapped + write.remote_layout.offset(), from, write.bytes);
+    out_.busy.store(0, std::memory_order_release);
+    if (!may) return false;
+  }
+  if (out_.closed.load(std::memory_order_seq_cst) != 0) return false;
+  news = write.counter.generation != 0 &&
+         CounterTable::add(counters_, write.counter.index, write.counter.generation,
+                           write.increment);
+  return true;
+}
+
 SliceRunner::Result SliceRunner::step_devices() {
   Result result;
   devices_.settle();

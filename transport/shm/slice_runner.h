@@ -43,6 +43,9 @@ class SliceRunner {
   // Takes a slice off the queue; false when there is none.
   bool take_any(TransferId& transfer, uint32_t& slice);
 
+  // As of Rail. `news`: as Result::delivered.
+  bool write_now(const TransferDescriptor& write, const std::byte* from, bool& news);
+
   struct Result {
     bool moved = false;      // something happened
     bool delivered = false;  // the target must be told: bump activity, ring the doorbell

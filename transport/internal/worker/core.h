@@ -65,6 +65,7 @@ class WorkerCore : public EventSink {
   Staging& staging_for_device_memory();
 
   absl::StatusOr<RemoteView> view(const Peer& peer, const RemoteRegion& region) const;
+  absl::StatusOr<RegionEntry*> unused_region(const MemoryRegion& region);  // that may be removed
 
   // EventSink
   void slice_done(Rail& rail, TransferId transfer, uint32_t slice, absl::Status status) override {

@@ -1,7 +1,9 @@
 // The worker's public calls: each takes the progress lock, or needs none.
 #include "transport/worker.h"
 
+#include <algorithm>
 #include <mutex>
+#include <thread>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -116,18 +118,39 @@ absl::StatusOr<MemoryRegion> Worker::register_memory(void* data, size_t size, Ac
   return region;
 }
 
-absl::Status Worker::deregister_memory(const MemoryRegion& region) {
+absl::StatusOr<RegionEntry*> internal::WorkerCore::unused_region(const MemoryRegion& region) {
+  absl::StatusOr<RegionEntry*> entry = regions.find(region);
+  if (!entry.ok()) return entry;
+  transfers.take_submissions();
+  if ((*entry)->users == 0) return entry;
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%u open transfers still use this memory: wait for them or cancel them first",
+                      (*entry)->users));
+}
+
+absl::StatusOr<bool> Worker::begin_deregister(const MemoryRegion& region) {
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
   std::lock_guard lock(impl_->mutex);
-  auto entry = impl_->regions.find(region);
+  const auto entry = impl_->unused_region(region);
   if (!entry.ok()) return entry.status();
-  impl_->transfers.take_submissions();
-  if ((*entry)->users > 0) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%u open transfers still use this memory: wait for them or cancel them first",
-        (*entry)->users));
+  bool fenced = true;
+  for (auto& provider : impl_->providers) {
+    if (provider->takes(**entry).ok() || provider->shares(**entry))
+      fenced &= provider->revoke_region(**entry);
   }
-  // Stale first, then fenced: no transfer can start while we wait for those under way.
+  return fenced;
+}
+
+absl::Status Worker::deregister_memory(const MemoryRegion& region) {
+  // Without the lock: a peer that is stopped in a copy holds up no other thread.
+  absl::StatusOr<bool> fenced = begin_deregister(region);
+  for (; fenced.ok() && !*fenced; fenced = begin_deregister(region)) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  if (!fenced.ok()) return fenced.status();
+  std::lock_guard lock(impl_->mutex);
+  const auto entry = impl_->unused_region(region);
+  if (!entry.ok()) return entry.status();
   const RegionEntry row = **entry;
   absl::Status removed = impl_->regions.remove(region);
   for (auto& provider : impl_->providers) {
@@ -257,6 +280,27 @@ std::optional<PeerEvent> Worker::next_peer_event() {
 absl::StatusOr<TransferId> Worker::submit(const TransferRequest& request) {
   if (absl::Status good = impl_->usable(); !good.ok()) return good;
   return impl_->transfers.submit(request);
+}
+
+bool Worker::write_now(PeerId id, const void* from, size_t bytes, const RemoteRegion& to,
+                       size_t offset, const RemoteCounter& counter, uint64_t increment) {
+  if (impl_->of_parent()) return false;
+  std::lock_guard lock(impl_->mutex);
+  const internal::Peer* const peer = impl_->find_peer(id);
+  if (peer == nullptr || peer->state != PeerState::kUp || peer->parting ||
+      (bytes > 0 && to.owner != peer->uid) ||
+      (counter.generation != 0 && counter.owner != peer->uid)) {
+    return false;
+  }
+  TransferDescriptor write;
+  write.remote = to;
+  write.remote_layout = Layout::contiguous(offset, bytes);
+  write.bytes = bytes;
+  write.counter = counter;
+  write.increment = increment;
+  return std::any_of(peer->rails.begin(), peer->rails.end(), [&](const internal::RailState& rail) {
+    return rail.rail->write_now(write, static_cast<const std::byte*>(from));
+  });
 }
 
 absl::StatusOr<TransferId> Worker::notify(PeerId peer, std::string_view payload) {
