@@ -125,11 +125,11 @@ class Many : public SimNodes {
   std::vector<std::unique_ptr<Communicator>> world_, parts_;
 };
 
-// Promise(collectives): 256 ranks make one group, sum and split it, in less than 16 MiB each |
+// Promise(collectives): 512 ranks make one group, sum and split it, in less than 16 MiB each |
 //   all of them in one process and in virtual time; resident memory
 TEST(SimScale, ManyRanksMakeAGroupAndSplitIt) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
-  size_t nodes = number_of("BATON_CASES", kSanitized ? 64 : 256);
+  size_t nodes = number_of("BATON_CASES", kSanitized ? 64 : 512);
   if (nodes == 0) nodes = 1024;
   if (available_bytes() < nodes * 12 * kMiB) {
     GTEST_SKIP() << "needs " << nodes * 12 / 1024 << " GiB of memory that is free";
