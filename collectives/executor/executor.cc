@@ -84,6 +84,9 @@ Executor::Executor(uint32_t rank, std::vector<Link*> links, Memory* memory, cons
     lanes_[i].number = i;
     lanes_[i].task = i;
   }
+  for (Link* link : links_) {
+    if (link != nullptr && link->made()) made_.push_back(link);
+  }
   calls_.reserve(256);
   fold_sources_.resize(links_.size());
 }
@@ -96,6 +99,7 @@ Executor::~Executor() {
 
 void Executor::set_link(uint32_t peer, Link* link) {
   links_[peer] = link;
+  made_.push_back(link);
   // What the one before was not asked to grant.
   for (Lane& lane : lanes_) {
     if (lane.program == nullptr || !lane.grants) continue;
@@ -145,9 +149,7 @@ absl::StatusOr<bool> Executor::advance_open() {
   if (std::exchange(touched_, false)) {
     // Looking at the clock would cost more than a small step does.
     if (std::exchange(moved_, 0) >= kMovedPerLook) now_ = clock_.now();
-    for (Link* link : links_) {
-      if (link != nullptr) link->flush();
-    }
+    for (Link* link : made_) link->flush();
   }
   return any;
 }
@@ -305,9 +307,8 @@ bool Executor::last_piece(const Lane& lane) const {
 }
 
 bool Executor::any_stray(uint32_t lane, uint64_t sequence) const {
-  return std::any_of(links_.begin(), links_.end(), [&](const Link* link) {
-    return link != nullptr && link->stray(lane, sequence);
-  });
+  return std::any_of(made_.begin(), made_.end(),
+                     [&](const Link* link) { return link->stray(lane, sequence); });
 }
 
 bool Executor::any_stray_of_last() const {

@@ -158,6 +158,7 @@ class Executor {
 
   const uint32_t rank_;
   std::vector<Link*> links_;
+  std::vector<Link*> made_;  // those that are made(): few of thousands
   Memory* memory_;
   const Clock& clock_;
   FlightRecorder* recorder_;

@@ -68,6 +68,8 @@ class Link {
   };
 
   virtual ~Link() = default;
+  // False: it stands in for a link that is made when it is used, and has sent nothing.
+  virtual bool made() const { return true; }
 
   // Sends the next message of `lane`. Returns its number (from 1), or 0 if there is no room: ask
   // again. The source must stay as it is until delivered().

@@ -236,7 +236,7 @@ void FailureDetector::compare_last_call() {
 void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
   if (!broken_.ok()) return;
   const uint32_t rank = mesh_.rank();
-  for (uint32_t r = 0; r < mesh_.ranks(); ++r) {
+  for (const uint32_t r : mesh_.active()) {
     const Mesh::Member& member = mesh_.member(r);
     if (r == rank || (member.direct == nullptr && known_[r].announced.empty())) continue;
     for (uint64_t s = first; s <= last; ++s) {

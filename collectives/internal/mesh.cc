@@ -43,13 +43,19 @@ Mesh::Member* Mesh::State::find(const Process& process) {
   return found == ranks.end() ? nullptr : &members[found->second];
 }
 
+void Mesh::State::activate(Member& member) {
+  if (std::exchange(member.active, true)) return;
+  active.push_back(static_cast<uint32_t>(&member - members.data()));
+}
+
 void Mesh::State::on_control_message(Process& from, ControlMessage kind) {
   Member* member = find(from);
   if (member != nullptr && kind == ControlMessage::kEnded) member->ended = true;
 }
 
 void Mesh::State::tell_ended() {
-  for (Member& member : members) {
+  for (const uint32_t rank : active) {
+    Member& member = members[rank];
     if (member.told_ended || !(member.asked || member.met)) continue;
     if (member.transfer != nullptr && member.transfer->unsettled()) continue;
     endpoint.tell(*member.process, id, ControlMessage::kEnded, "");
@@ -59,7 +65,8 @@ void Mesh::State::tell_ended() {
 
 bool Mesh::State::over() {
   tell_ended();
-  return std::all_of(members.begin(), members.end(), [](const Member& member) {
+  return std::all_of(active.begin(), active.end(), [this](uint32_t rank) {
+    const Member& member = members[rank];
     if (!member.asked) return true;  // it knows of no memory of ours
     if (member.transfer != nullptr && member.transfer->unsettled()) return false;
     return member.ended || !member.process->up;
@@ -95,6 +102,7 @@ void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_vi
     return endpoint_.tell(from, id_, ControlMessage::kAbort, encode_verdict(why, UINT32_MAX));
   }
   Member& member = *found;
+  state_->activate(member);
   switch (kind) {
     case ControlMessage::kJoin:
       if (absl::Status status = on_join(member, body); !status.ok()) {
@@ -175,7 +183,7 @@ void Mesh::look(Time now) {
   if (late) start_by_ = kNever;
   std::vector<std::string> missing;
   uint32_t culprit = rank_;
-  for (uint32_t r = 0; r < ranks_; ++r) {
+  for (const uint32_t r : active()) {
     const Member& member = state_->members[r];
     if (!first_[r] || (member.ready && member.linked)) continue;
     if (member.bye) {
@@ -242,7 +250,8 @@ bool Mesh::all_direct() const {
 void Mesh::wake_all() {
   // A sleeper raises its flag and then looks once more at what we have published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (const Member& member : state_->members) {
+  for (const uint32_t rank : active()) {
+    const Member& member = state_->members[rank];
     if (member.direct != nullptr && member.block().sleeping.load(std::memory_order_relaxed) != 0) {
       worker().notify_detached(member.peer(), "w").IgnoreError();
       worker().progress();
@@ -252,14 +261,16 @@ void Mesh::wake_all() {
 
 bool Mesh::submitted() {
   bool any = false;
-  for (Member& member : state_->members) {
+  for (const uint32_t rank : active()) {
+    const Member& member = state_->members[rank];
     any |= member.transfer != nullptr && member.transfer->take_submitted();
   }
   return any;
 }
 
 bool Mesh::unsettled() const {
-  return std::any_of(state_->members.begin(), state_->members.end(), [](const Member& member) {
+  return std::any_of(active().begin(), active().end(), [this](uint32_t rank) {
+    const Member& member = state_->members[rank];
     return member.up() && !member.bye && member.transfer != nullptr &&
            member.transfer->status().ok() && member.transfer->unsettled();
   });

@@ -72,6 +72,7 @@ class Mesh {
     bool hear(executor::Packet&, absl::Span<const std::byte>&) override { return false; }
     void heard() override {}
     void expect() override { mesh_.want(rank_); }
+    bool made() const override { return false; }
     bool reads() const override { return false; }
     std::string route() const override { return "no connection yet"; }
 
@@ -84,6 +85,7 @@ class Mesh {
     Process* process = nullptr;
     std::string label;        // "rank 3 (host, pid 17)"
     bool wanted = false;      // a link to it
+    bool active = false;      // one of active()
     bool asked = false;       // we have told it kJoin
     bool met = false;         // it has told us
     bool bye = false;         // left in order
@@ -142,6 +144,8 @@ class Mesh {
   Member& member(uint32_t rank) { return state_->members[rank]; }
   const Member& member(uint32_t rank) const { return state_->members[rank]; }
   std::vector<executor::Link*> links();  // by rank
+  // The ranks that are wanted or have said something, few of thousands; enter() made the others.
+  const std::vector<uint32_t>& active() const { return state_->active; }
   const std::vector<Handle>& handles() const { return state_->handles; }
   Time now() const { return endpoint_.clock().now(); }
 
@@ -201,11 +205,14 @@ class Mesh {
     bool over() override;
     void tell_ended();
     Member* find(const Process& process);
+    void activate(Member& member);
 
     EndpointImpl& endpoint;
     uint64_t id = 0;
+    uint64_t digest = 0;  // of the handles
     std::vector<Handle> handles;
     std::vector<Member> members;
+    std::vector<uint32_t> active;
     std::vector<std::unique_ptr<PendingLink>> pending;
     std::unordered_map<const Process*, uint32_t> ranks;
     Block control_memory;
@@ -222,7 +229,6 @@ class Mesh {
   void made(Member& member);
   void count_linked(const Member& member);
   void count_neighbours();
-  uint64_t digest() const;
   uint32_t rank_of(const Member& member) const {
     return static_cast<uint32_t>(&member - state_->members.data());
   }

@@ -53,6 +53,14 @@ uint32_t count_node_size(const std::vector<std::string>& hosts) {
   return size;
 }
 
+uint64_t digest_of(absl::Span<const Handle> handles) {
+  uint64_t hash = 14695981039346656037u;
+  for (const Handle& handle : handles) {
+    for (const uint8_t byte : handle.uid().bytes) hash = (hash ^ byte) * 1099511628211u;
+  }
+  return hash;
+}
+
 bool near_by(uint32_t a, uint32_t b, uint32_t ranks) {
   if (ranks <= kConnectAll) return true;
   const uint32_t distance = a < b ? b - a : a - b;
@@ -115,6 +123,7 @@ absl::Status Mesh::enter(absl::Span<const Handle> handles, uint64_t id, uint32_t
   ranks_ = static_cast<uint32_t>(handles.size());
   id_ = state->id = id;
   state->handles.assign(handles.begin(), handles.end());
+  state->digest = digest_of(handles);
   state->members = std::vector<Member>(ranks_);
   state->pending.resize(ranks_);
   expects_direct_ = true;
@@ -154,27 +163,20 @@ void Mesh::count_neighbours() {
   node_size_ = options_.node_size > 0 ? options_.node_size : count_node_size(hosts);
 }
 
-uint64_t Mesh::digest() const {
-  uint64_t hash = 14695981039346656037u;
-  for (const Handle& handle : state_->handles) {
-    for (const uint8_t byte : handle.uid().bytes) {
-      hash = (hash ^ byte) * 1099511628211u;
-    }
-  }
-  return hash;
-}
-
 void Mesh::want(uint32_t rank) {
   Member& member = state_->members[rank];
   if (member.wanted || rank == rank_ || state_->ending) return;
   member.wanted = true;
+  state_->activate(member);
   if (!member.met) ++connecting_;
   any_wanted_ = true;
 }
 
 void Mesh::make_links() {
   any_wanted_ = false;
-  for (Member& member : state_->members) {
+  // By index: whoever is told of a failure may want others.
+  for (size_t i = 0; i < active().size(); ++i) {
+    Member& member = state_->members[active()[i]];
     if ((member.wanted || member.met) && !member.ready) advance(member);
   }
 }
@@ -217,7 +219,7 @@ absl::Status Mesh::join(Member& member) {
   const bool direct = member.process->direct();
   Join ours{.rank = rank_,
             .ranks = ranks_,
-            .digest = digest(),
+            .digest = state_->digest,
             .slot_bytes = options_word(options_),
             .control_offset = state_->control_memory.offset};
   absl::StatusOr<RemoteRegion> control = worker().remote_region(state_->control_memory.region);
@@ -259,7 +261,7 @@ absl::Status Mesh::on_join(Member& member, std::string_view body) {
   }
   std::memcpy(&theirs, body.data(), sizeof theirs);
   body.remove_prefix(sizeof theirs);
-  if (theirs.ranks != ranks_ || theirs.rank != rank_of(member) || theirs.digest != digest()) {
+  if (theirs.ranks != ranks_ || theirs.rank != rank_of(member) || theirs.digest != state_->digest) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "ranks disagree about the group \"%s\": %s joined it as rank %u of %u, and rank %u has a "
         "list of %u handles that is not the same: all need the same handles in the same order, and "

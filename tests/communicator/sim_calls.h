@@ -23,12 +23,12 @@ class SimCall {
     float* const in = data_;
     float* const out = data_ + ins;
     // Block b of what rank r gives is r * 10 + b; where there is one block, r.
-    const bool blocks = ins > count;
-    for (size_t i = 0; i < ins; ++i) in[i] = value(me, blocks ? i / count : 0);
-    expected_.assign(outs, kPoison);
-    std::fill_n(out, outs, kPoison);
+    for (size_t b = 0; b < ins / count; ++b) fill(in + b * count, count, value(me, b));
+    expected_.resize(outs);
+    fill(expected_.data(), outs, kPoison);
+    fill(out, outs, kPoison);
     const auto expect = [&](size_t block, float what) {
-      std::fill_n(expected_.begin() + static_cast<ptrdiff_t>(block * count), count, what);
+      fill(expected_.data() + block * count, count, what);
     };
     const auto sum = [&](size_t block) {
       float total = 0;
@@ -116,11 +116,22 @@ class SimCall {
   const absl::Status& status() const { return status_; }
   void check_nothing_came_late() const {
     if (!ended_) return;
+    if (floats_ == 0 || (data_[0] == kPoison && same(data_, data_ + 1, floats_ - 1))) return;
     for (size_t i = 0; i < floats_; ++i) ASSERT_EQ(data_[i], kPoison) << "late bytes, at " << i;
   }
 
  private:
   static constexpr float kPoison = -77;
+  // Tests are not optimised: what goes through all bytes is the library's.
+  static bool same(const float* a, const float* b, size_t count) {
+    return std::memcmp(a, b, count * sizeof(float)) == 0;
+  }
+  static void fill(float* out, size_t count, float what) {
+    for (size_t done = 0; done < count; done = std::max<size_t>(2 * done, 1)) {
+      if (done == 0) out[0] = what;
+      if (done > 0) std::memcpy(out + done, out, std::min(done, count - done) * sizeof(float));
+    }
+  }
   static float value(size_t rank, size_t block) {
     return static_cast<float>(1 + rank * 10 + block);
   }
@@ -138,13 +149,14 @@ class SimCall {
   }
   void end() {
     ended_ = true;
-    for (size_t i = 0; status_.ok() && i < expected_.size(); ++i) {
+    const bool right = same(out_, expected_.data(), expected_.size());
+    for (size_t i = 0; status_.ok() && !right && i < expected_.size(); ++i) {
       if (out_[i] == expected_[i]) continue;
       ADD_FAILURE() << "a wrong result: " << out_[i] << " instead of " << expected_[i] << " at "
                     << i << " of " << expected_.size();
       break;
     }
-    std::fill_n(data_, floats_, kPoison);
+    fill(data_, floats_, kPoison);
   }
 
   std::shared_ptr<Endpoint> endpoint_;

@@ -1,9 +1,10 @@
 // Many endpoints in one process and in virtual time: one group of all, a sum, a split; and what
-// each of them costs. BATON_CASES=all: 1,024 of them.
+// each of them costs. BATON_CASES=all: 1,024 of them; a number: so many.
 #include <fstream>
 
 #include "tests/communicator/sim_nodes.h"
 #include "tests/sanitized.h"
+#include "tests/seeds.h"
 
 namespace baton {
 namespace {
@@ -124,11 +125,12 @@ class Many : public SimNodes {
   std::vector<std::unique_ptr<Communicator>> world_, parts_;
 };
 
-// Promise(collectives): 256 ranks make one group, sum and split it, in less than 16 MiB each |
+// Promise(collectives): 512 ranks make one group, sum and split it, in less than 16 MiB each |
 //   all of them in one process and in virtual time; resident memory
 TEST(SimScale, ManyRanksMakeAGroupAndSplitIt) {
   setenv("BATON_FLIGHT_RECORDER", "none", 1);
-  const size_t nodes = std::getenv("BATON_CASES") != nullptr ? 1024 : kSanitized ? 64 : 256;
+  size_t nodes = number_of("BATON_CASES", kSanitized ? 64 : 512);
+  if (nodes == 0) nodes = 1024;
   if (available_bytes() < nodes * 12 * kMiB) {
     GTEST_SKIP() << "needs " << nodes * 12 / 1024 << " GiB of memory that is free";
   }

@@ -10,8 +10,8 @@
 namespace baton::sim {
 
 void SimProvider::later(Time delay, std::function<void(SimProvider&)> call) {
-  network_.at(network_.now() + delay, [&network = network_, node = node_,
-                                       incarnation = incarnation_, call = std::move(call)] {
+  network_.at_quietly(network_.now() + delay, [&network = network_, node = node_,
+                                               incarnation = incarnation_, call = std::move(call)] {
     SimProvider* self = network.provider(node);
     if (self == nullptr || self->incarnation_ != incarnation || !network.alive(node)) return;
     if (network.frozen(node)) return self->later(network.options().redial_interval, call);

@@ -24,7 +24,7 @@ void SimNetwork::push(Event event) {
   std::push_heap(events_.begin(), events_.end());
 }
 
-void SimNetwork::at(Time when, std::function<void()> task) {
+void SimNetwork::push_task(Time when, std::function<void()> task, bool news) {
   if (free_tasks_.empty()) {
     free_tasks_.push_back(static_cast<uint32_t>(tasks_.size()));
     tasks_.emplace_back();
@@ -32,7 +32,7 @@ void SimNetwork::at(Time when, std::function<void()> task) {
   const uint32_t id = free_tasks_.back();
   free_tasks_.pop_back();
   tasks_[id] = std::move(task);
-  push({.at = when, .kind = Event::Kind::kTask, .id = id});
+  push({.at = when, .kind = Event::Kind::kTask, .news = news, .id = id});
 }
 
 void SimNetwork::at_transmitted(Time when, SimWire& wire, const SimPacket& packet) {
@@ -68,7 +68,7 @@ void SimNetwork::run(const Event& event) {
       const std::function<void()> task = std::move(tasks_[event.id]);
       free_tasks_.push_back(event.id);
       task();
-      news_ = true;
+      news_ |= event.news;
       break;
     }
     case Event::Kind::kTransmitted:

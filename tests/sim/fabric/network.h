@@ -29,7 +29,11 @@ class SimNetwork {
   SimStats& stats() { return stats_; }
 
   // --- events, run in order of time, those of one time in the order they were scheduled ---
-  void at(Time when, std::function<void()> task);
+  void at(Time when, std::function<void()> task) { push_task(when, std::move(task), true); }
+  // A task that is no news for a worker, but for what it puts in an inbox.
+  void at_quietly(Time when, std::function<void()> task) {
+    push_task(when, std::move(task), false);
+  }
   void at_transmitted(Time when, SimWire& wire, const SimPacket& packet);
   void at_arrival(Time when, const SimPacket& packet);
   void at_timer(Time when, uint32_t queue_pair);
@@ -47,7 +51,7 @@ class SimNetwork {
   SimProvider* provider(size_t node) const { return nodes_[node].provider; }
   void set_provider(size_t node, SimProvider* provider);
   uint64_t new_incarnation() { return ++incarnations_; }
-  // True once after something was put in a worker's inbox, or a task ran.
+  // True once after something was put in a worker's inbox, or a task of at() ran.
   bool has_news() { return std::exchange(news_, false); }
   void set_news() { news_ = true; }
 
@@ -91,7 +95,8 @@ class SimNetwork {
     Time at{};
     uint64_t order = 0;
     Kind kind = Kind::kTask;
-    uint32_t id = 0;  // of the task or queue pair
+    bool news = false;  // of a task
+    uint32_t id = 0;    // of the task or queue pair
     SimWire* wire = nullptr;
     SimPacket packet;
     // Sorts a max-heap so that the earliest is on top.
@@ -100,6 +105,7 @@ class SimNetwork {
     }
   };
   void push(Event event);
+  void push_task(Time when, std::function<void()> task, bool news);
   void run(const Event& event);
   uint64_t random();
 

@@ -96,13 +96,13 @@ void SimProvider::say_goodbye(const SimRail& rail, bool for_good, const absl::St
   const std::string why =
       for_good ? absl::StrCat(self_.name, " closed the connection: ", cause.message())
                : std::string("the peer closed the connection");
-  network_.at(network_.now() + link.latency,
-              [this_network = &network_, id = rail.queue_pair_.peer(), for_good, why] {
-                SimRail* other = find(*this_network, id);
-                if (other != nullptr && other->queue_pair_.reachable()) {
-                  other->lose(for_good ? absl::AbortedError(why) : absl::UnavailableError(why));
-                }
-              });
+  network_.at_quietly(network_.now() + link.latency, [this_network = &network_,
+                                                      id = rail.queue_pair_.peer(), for_good, why] {
+    SimRail* other = find(*this_network, id);
+    if (other != nullptr && other->queue_pair_.reachable()) {
+      other->lose(for_good ? absl::AbortedError(why) : absl::UnavailableError(why));
+    }
+  });
 }
 
 void SimProvider::forget(SimRail& rail) {
