@@ -1,5 +1,6 @@
 """CUDA tensors over the backend, without a GPU: a device of torch's whose memory and streams are those of the strict fake of CUDA's
 driver (fake_cuda.cc), in the place of CUDA. Ranks are processes, each with a fake of its own."""
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -15,12 +16,13 @@ FAKE = BUILD / "tests/gpudirect/fake_cuda"
 if not (FAKE / "libcuda.so.1").exists():
     print(f"skipped: {FAKE}/libcuda.so.1 is not built: ./run build release baton_fake_cuda")
     sys.exit(77)
-if str(FAKE) not in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-    os.environ["LD_LIBRARY_PATH"] = f"{FAKE}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    os.execv(sys.executable, [sys.executable, *sys.argv])
-
 import torch
 import torch.distributed as dist
+
+# torch asks CUDA's runtime once how many devices there are, at the latest before the first backward pass. That runtime would
+# take the fake for the driver, and crash: it asks here, where there is no driver yet.
+torch._C._cuda_getDeviceCount() if torch.version.cuda else 0
+ctypes.CDLL(str(FAKE / "libcuda.so.1"), ctypes.RTLD_GLOBAL)  # found by its name from here on
 
 import baton.torch
 from baton.torch import _build
@@ -219,6 +221,30 @@ def test_a_rank_that_dies_lets_the_stream_go():
 
     with Ranks(dies, 2, backend=BACKEND) as ranks:
         assert ranks.result(0) == "seen"
+
+
+def trained(where, rank):
+    """DDP's weights, of several buckets, after a few steps."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)).to(where)
+    net = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.001)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(2):
+        batch = torch.randn(8, 16, generator=torch.Generator().manual_seed(10 * rank + step))
+        net(batch.to(where)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [weight.detach().cpu() for weight in net.parameters()]
+
+
+def trains(rank, size):
+    for ours, plain in zip(trained("fakecuda", rank), trained("cpu", rank)):
+        assert ours.equal(plain), (ours, plain)
+
+
+# Promise(torch): DDP trains tensors of a device to the bits of the CPU's | buckets are summed on torch's backward threads and streams
+def test_ddp_trains_to_the_bits_of_the_cpu():
+    over(trains)
 
 
 if __name__ == "__main__":

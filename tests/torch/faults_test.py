@@ -242,13 +242,10 @@ def test_fork_ends():
     assert run(forks_and_ends, 2) == [3, 3]
 
 
-def alone(rank, size):
-    raises((dist.DistStoreError, dist.DistBackendError, RuntimeError),
-           lambda: dist.init_process_group("baton", init_method=f"tcp://127.0.0.1:{PORT}", rank=0, world_size=3,
-                                           timeout=datetime.timedelta(seconds=1)))
-
-
-PORT = 29577
+def alone(rank, size, folder):
+    raises(dist.DistStoreError,
+           lambda: dist.init_process_group("baton", init_method=f"file://{folder}/store", rank=0, world_size=3,
+                                           timeout=datetime.timedelta(seconds=1)), "[1, 2]", "timeout after 1000ms")
 
 
 def comes_again(rank, size, store):
@@ -284,7 +281,8 @@ def test_ranks_with_different_backends():
 
 
 def test_ranks_that_do_not_come():
-    run(alone, 1, backend=None)
+    with tempfile.TemporaryDirectory() as folder:
+        run(alone, 1, folder, backend=None)
 
 
 def leaves(rank, size):

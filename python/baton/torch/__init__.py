@@ -172,8 +172,9 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         store.wait(keys, timeout)
     except RuntimeError as why:  # each store has its own
         missing = [other for other in range(size) if not store.check([keys[1 + other]])]
-        raise dist.DistStoreError(f"group {name}: rank {rank} waited {timeout} for {len(missing)} of {size} ranks, which did not "
-                                  f"join: {missing}") from why
+        spoken = f"timeout after {timeout.total_seconds() * 1000:.0f}ms"  # in the words of torch's stores, which programs look for
+        raise dist.DistStoreError(f"group {name}: rank {rank} waited for {len(missing)} of {size} ranks, which did not join: "
+                                  f"{missing} ({spoken})") from why
     told = [store.get(key).decode() for key in keys]
     while (int(told[0]), rank) in _met:  # of a group before this one, in the same store
         if time.monotonic() > end:

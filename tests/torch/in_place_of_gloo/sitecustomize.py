@@ -4,6 +4,7 @@ several."""
 import datetime
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 
 
@@ -13,7 +14,8 @@ def torch_distributed(dist):
     begin, new = dist.init_process_group, dist.new_group
 
     def named(backend):
-        return backend.replace("gloo", "baton") if isinstance(backend, str) else backend
+        # "gloo" or "cpu:gloo", and no name that has it as a part.
+        return re.sub(r"(?<![\w-])gloo\b(?!:)", "baton", backend) if isinstance(backend, str) else backend
 
     def init_process_group(backend=None, *rest, **how):
         import baton.torch  # noqa: F401
