@@ -37,9 +37,10 @@ constexpr std::array kAliases = {
     Alias{"NCCL_NSOCKS_PERTHREAD", "tcp.sockets"},
 };
 // What holds unless somebody says otherwise. Lines that a device polls need PCIe's order; a comm is
-// closed within 50 ms, whatever its peer does.
+// closed within 50 ms, whatever its peer does. A grant's acknowledgement may wait for data: the
+// next message brings it.
 constexpr std::array kOwnDefaults = {Alias{"verbs.relaxed_ordering", "0"},
-                                     Alias{"shm.fence_ms", "40"}};
+                                     Alias{"shm.fence_ms", "40"}, Alias{"tcp.ack_us", "2000"}};
 
 // NCCL's lists: "eth,ib": names that begin so; "=eth0": that name; "^docker": all others.
 class NameList {

@@ -1,4 +1,6 @@
 // What is listened on, what others are told of it, and what can be called of what they are told.
+#include <netinet/tcp.h>
+
 #include "tests/test.h"
 #include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
@@ -156,6 +158,24 @@ TEST(LinkLocal, TheCallersInterfacesAreCalled) {
   std::vector<uint32_t> found;
   for (const Endpoint& each : on_interfaces(theirs, &other)) found.push_back(each.scope());
   EXPECT_EQ(found, expected);
+}
+
+// It goes over loopback, though the address may be one of the internet's.
+TEST(Congestion, WhatGoesToAnAddressOfThisHostIsNotPaced) {
+  constexpr std::string_view kPaced = "bbr";
+  const base::UniqueFd at = listener("*");
+  for (const auto& [name, own] : own_addresses()) {
+    if (own.link_local()) continue;
+    const auto fd = start_connect(own.at_port_of(local_of(at.get())), {});
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    const base::UniqueFd socket(*fd);
+    pollfd entry{.fd = *fd, .events = POLLOUT, .revents = 0};
+    ASSERT_EQ(poll(&entry, 1, 60'000), 1) << own.text();
+    if (setsockopt(*fd, IPPROTO_TCP, TCP_CONGESTION, kPaced.data(), kPaced.size()) != 0) {
+      GTEST_SKIP() << "the kernel has no bbr";
+    }
+    EXPECT_NE(tune(*fd, peer_of(*fd), {}), kPaced) << own.text();
+  }
 }
 
 }  // namespace

@@ -370,7 +370,9 @@ std::string tune(int fd, const Endpoint& peer, const SocketOptions& options) {
   set_int(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, options.user_timeout_ms);
   if (options.congestion == "auto") {
     // bbr paces: on a fabric or on loopback that halves the speed. Elsewhere the system knows best.
-    if (peer.local_network() && congestion_of(fd) == "bbr") set_congestion(fd, "cubic");
+    // What goes to an address of this host goes over loopback, whatever the address is.
+    const bool near = peer.local_network() || peer.same_host(local_of(fd));
+    if (near && congestion_of(fd) == "bbr") set_congestion(fd, "cubic");
   } else if (options.congestion != "system") {
     set_congestion(fd, options.congestion);
   }
