@@ -1,5 +1,6 @@
 // Puts, gets and signals in memory of a device, over the strict fake of its driver: NCCL's signals
 // lie there.
+#include "plugins/nccl/plugin.h"
 #include "tests/gpudirect/fake/installed_fake.h"
 #include "tests/nccl_rma/rma_rig.h"
 
@@ -24,7 +25,7 @@ std::string pattern(size_t bytes, unsigned seed) {
 class Pages {
  public:
   Pages(InstalledFake& gpu, Rank& self, size_t bytes, const std::string& begins_with = "")
-      : gpu_(gpu), at_(gpu.fake().allocate(bytes)) {
+      : gpu_(gpu), at_(gpu.fake().allocate(std::max(bytes, 2 * gpudirect::kMiB))) {
     gpu.fake().write(at_, begins_with + std::string(bytes - begins_with.size(), '\0'));
     memory = self.add(reinterpret_cast<void*>(uintptr_t{at_}), bytes, kCudaPointer);
   }
