@@ -66,8 +66,8 @@ struct WindowRows {
 
 class Window;
 
-// What put_add() adds to: 8 bytes of the host's memory at `offset` in `window` at the target,
-// aligned to 8 there.
+// What put_add() adds to: 8 bytes at `offset` in `window` at the target, aligned to 8 there. Those
+// of a device are read and written by its copy engines: nothing else writes them meanwhile.
 struct WindowWord {
   const Window& window;  // of the same communicator, made with `words`
   size_t offset = 0;
@@ -117,8 +117,8 @@ class Window {
   // As put_signal(), for rows; `add` 0: no signal. InvalidArgument also: lists of two lengths.
   absl::StatusOr<Work> put_rows(const void* from, const WindowRows& rows, int to, size_t offset,
                                 uint32_t slot, uint64_t add, const CallOptions& options = {});
-  // And then adds to a word at `to`. FailedPrecondition: that window has no `words`, or there its
-  // memory is a device's.
+  // And then adds to a word at `to`. FailedPrecondition: that window has no `words`, or its
+  // memory there is of a device that cannot be copied to.
   absl::StatusOr<Work> put_add(const void* from, size_t bytes, int to, size_t offset,
                                const WindowWord& word, const CallOptions& options = {});
   absl::StatusOr<Work> get(void* out, size_t bytes, int from, size_t offset,

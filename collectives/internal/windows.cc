@@ -23,11 +23,12 @@ struct WordAdd {
 };
 static_assert(sizeof(WordAdd) == 24);
 
-bool on_device(const void* data, size_t bytes) {
+// The device that it lies on, or -1.
+int device_of(const void* data, size_t bytes) {
   const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();
-  if (devices == nullptr || bytes == 0) return false;
+  if (devices == nullptr || bytes == 0) return -1;
   const absl::StatusOr<MemoryPlace> place = devices->place(data, bytes);
-  return place.ok() && place->kind == MemoryKind::kDevice;
+  return place.ok() && place->kind == MemoryKind::kDevice ? place->device : -1;
 }
 
 }  // namespace
@@ -116,7 +117,7 @@ absl::Status Windows::check_word(const Access& access) const {
   if (peer.words) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "that rank cannot add to words of that window: it was made without WindowOptions::words, or "
-      "its memory there is a device's or not aligned to 8");
+      "its memory there is not aligned to 8 or a device's that the processor cannot copy to");
 }
 
 absl::Status Windows::check(const Entry& entry, const Access& access) const {
@@ -141,11 +142,13 @@ absl::Status Windows::check(const Entry& entry, const Access& access) const {
     status = absl::InvalidArgumentError("the local memory is null");
   } else if (access.kind == Kind::kSignal && access.value == 0) {
     status = absl::InvalidArgumentError("a signal adds 1 at least");
-  } else if (access.bytes > 0 && access.rank == static_cast<int>(needs_.mesh.rank()) &&
-             (on_device(access.local, access.bytes) ||
-              on_device(entry.data + access.offset, access.bytes))) {
-    status = absl::UnimplementedError(
-        "a rank's access to its own window on a device: copy with the device's own means");
+  } else if (access.bytes > 0 && access.rank == static_cast<int>(needs_.mesh.rank())) {
+    for (const std::byte* data : {access.local, entry.data + access.offset}) {
+      const int device = device_of(data, access.bytes);
+      if (device < 0 || (copies_.reaches(device) && access.rows.from.empty())) continue;
+      status = absl::UnimplementedError(
+          "a rank's access to its own window on a device: copy with the device's own means");
+    }
   }
   return status.ok() ? status : about(access, status);
 }
@@ -162,10 +165,15 @@ absl::StatusOr<Work> Windows::start(const std::shared_ptr<Entry>& entry, const A
   }
   const uint64_t key = static_cast<uint64_t>(static_cast<uint32_t>(access.rank)) << 32 |
                        static_cast<uint32_t>(options.tag);
-  if (access.kind != Kind::kWait && access.kind != Kind::kFlush &&
-      over_at_once(*entry, access, key)) {
-    needs_.calls.end_plain(*work, absl::OkStatus());
-    return work;
+  if (access.kind != Kind::kWait && access.kind != Kind::kFlush) {
+    if (access.rank == static_cast<int>(needs_.mesh.rank())) {
+      needs_.calls.end_plain(*work, access_own(*entry, access));
+      return work;
+    }
+    if (over_at_once(*entry, access, key)) {
+      needs_.calls.end_plain(*work, absl::OkStatus());
+      return work;
+    }
   }
   if (spare_.empty()) spare_.push_back(std::make_unique<Running>());
   std::unique_ptr<Running> op = std::move(spare_.back());
@@ -198,13 +206,9 @@ void Windows::leave_way(Running& op) {
   if (way != nullptr && --way->open == 0 && way->failed.ok()) ways_.erase(way->key);
 }
 
-// Within this rank; or a small put or a signal to memory that is mapped here, where none that it
-// may have to come behind is open.
+// A small put or a signal to memory that is mapped here, where none that it may have to come behind
+// is open.
 bool Windows::over_at_once(Entry& entry, const Access& access, uint64_t way) {
-  if (access.rank == static_cast<int>(needs_.mesh.rank())) {
-    access_own(entry, access);
-    return true;
-  }
   if (access.kind == Kind::kGet || access.adds || access.bytes > kMostCopied ||
       !access.rows.from.empty()) {
     return false;
@@ -214,31 +218,48 @@ bool Windows::over_at_once(Entry& entry, const Access& access, uint64_t way) {
   const Entry::Peer& peer = entry.peers[rank];
   if (!member.up() || member.bye || needs_.failure.lost()[rank] || !peer.failed.ok()) return false;
   if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0) return false;
-  if (on_device(access.local, access.bytes)) return false;
+  if (device_of(access.local, access.bytes) >= 0) return false;
   return needs_.mesh.worker().write_now(
       member.peer(), access.local, access.bytes, peer.region, peer.offset + access.offset,
       access.value > 0 ? peer.theirs[access.slot] : RemoteCounter(), access.value);
 }
 
-void Windows::access_own(Entry& entry, const Access& access) {
+absl::Status Windows::access_own(Entry& entry, const Access& access) {
+  const bool puts = access.kind == Kind::kPut;
   std::byte* const place = entry.data + access.offset;
+  std::byte* const word = access.adds ? access.words->data + access.word_offset : nullptr;
   if (!access.rows.from.empty()) {
     const WindowRows& rows = access.rows;
     for (size_t i = 0; i < rows.from.size(); ++i) {
       std::memmove(place + (rows.to.empty() ? i * rows.row_bytes : rows.to[i] * rows.to_stride),
                    access.local + rows.from[i] * rows.from_stride, rows.row_bytes);
     }
-  } else if (access.bytes > 0 && access.kind == Kind::kPut) {
-    std::memmove(place, access.local, access.bytes);
-  } else if (access.bytes > 0) {
-    std::memmove(access.local, place, access.bytes);
   }
-  if (access.adds) add(*access.words, access.word_offset, access.value);
+  const size_t bytes = access.rows.from.empty() ? access.bytes : 0;
+  const WindowCopies::Job::Place there{place, on_device(entry)};
+  const WindowCopies::Job::Place here{access.local, device_of(access.local, bytes) >= 0};
+  absl::Status status;
+  const WindowCopies::Job job{
+      .from = puts ? here : there,
+      .to = puts ? there : here,
+      .bytes = bytes,
+      .word = {word, access.adds && on_device(*access.words)},
+      .add = access.value,
+      .on_end = [](void* of, const absl::Status& why) { *static_cast<absl::Status*>(of) = why; },
+      .context = &status};
+  if (job.from.on_device || job.to.on_device || job.word.on_device) {
+    copies_.start(job);  // what others have added comes first
+    copies_.finish();
+    return status;
+  }
+  if (bytes > 0) std::memmove(job.to.data, job.from.data, access.bytes);
+  if (word != nullptr) WindowCopies::add(word, access.value);
+  return absl::OkStatus();
 }
 
-void Windows::add(Entry& entry, size_t offset, uint64_t value) {
-  auto& word = *reinterpret_cast<uint64_t*>(entry.data + offset);
-  std::atomic_ref<uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
+void Windows::added_on_device(void* context, const absl::Status& status) {
+  auto& windows = *static_cast<Windows*>(context);
+  if (!status.ok()) windows.needs_.failure.fail(status, windows.needs_.mesh.rank());
 }
 
 absl::Status Windows::on_add(std::string_view body) {
@@ -259,7 +280,15 @@ absl::Status Windows::on_add(std::string_view body) {
         absl::StrFormat("it adds to a word at %u of a window with %u bytes and %s", add_to.offset,
                         entry.bytes, takes_words(entry) ? "words" : "no words"));
   }
-  add(entry, add_to.offset, add_to.value);
+  std::byte* const word = entry.data + add_to.offset;
+  if (on_device(entry)) {
+    copies_.start({.word = {word, true},
+                   .add = add_to.value,
+                   .on_end = &Windows::added_on_device,
+                   .context = this});
+  } else {
+    WindowCopies::add(word, add_to.value);
+  }
   return absl::OkStatus();
 }
 
@@ -499,7 +528,7 @@ absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
     return absl::OkStatus();
   }
   if (op.copied.data == nullptr && access.rows.from.empty() && access.bytes <= kMostCopied &&
-      !on_device(access.local, access.bytes)) {
+      device_of(access.local, access.bytes) < 0) {
     absl::StatusOr<Block> block = needs_.mesh.memory().allocate(access.bytes);
     if (!block.ok()) return block.status();
     op.copied = *block;

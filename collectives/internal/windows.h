@@ -18,6 +18,7 @@
 #include "collectives/internal/call_table.h"
 #include "collectives/internal/failure_detector.h"
 #include "collectives/internal/mesh.h"
+#include "collectives/internal/window_copies.h"
 #include "collectives/window.h"
 
 namespace baton::collectives::internal {
@@ -109,7 +110,10 @@ class Windows {
   absl::Status on_add(std::string_view body);
 
   // Advances what is under way; false: nothing happened.
-  bool advance() { return !ops_.empty() && advance_open(); }
+  bool advance() {
+    const bool copies = copies_.advance();
+    return (!ops_.empty() && advance_open()) || copies;
+  }
   // The worker has to advance: for accesses that are under way, or for kAdd, which may come.
   bool needs_worker() const { return transfers_ > 0 || with_words_ > 0; }
   bool under_way() const { return transfers_ > 0; }
@@ -165,9 +169,12 @@ class Windows {
   std::string name(const Access& access) const;
   absl::Status about(const Access& access, const absl::Status& why) const;
   bool over_at_once(Entry& entry, const Access& access, uint64_t way);
-  void access_own(Entry& entry, const Access& access);
-  static bool takes_words(const Entry& entry);
-  static void add(Entry& entry, size_t offset, uint64_t value);
+  static bool on_device(const Entry& entry) {
+    return entry.region.place.kind == MemoryKind::kDevice;
+  }
+  absl::Status access_own(Entry& entry, const Access& access);
+  static void added_on_device(void* context, const absl::Status& status);
+  bool takes_words(const Entry& entry) const;
   absl::Status failed_before(const Running& op) const;
   bool may_signal(const Running& op) const;  // while ops_ is gone through
   bool step(Running& op);
@@ -201,6 +208,7 @@ class Windows {
   bool any_open_ = false;
   Time now_{};  // likewise
   size_t transfers_ = 0;
+  WindowCopies copies_;
 };
 
 }  // namespace baton::collectives::internal

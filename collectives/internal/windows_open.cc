@@ -67,6 +67,8 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
     if (!remote.ok()) return remote.status();
     entry.shown = *remote;
     entry.offset = 0;
+    if (entry.words && region->place.kind == MemoryKind::kDevice)
+      copies_.open(region->place.device);
   }
   entry.peers.resize(needs_.mesh.ranks());
   for (uint32_t rank = 0; rank < needs_.mesh.ranks(); ++rank) {
@@ -81,9 +83,10 @@ absl::Status Windows::open(Entry& entry, void* data, size_t bytes, bool allocate
   return absl::OkStatus();
 }
 
-bool Windows::takes_words(const Entry& entry) {
+bool Windows::takes_words(const Entry& entry) const {
+  const MemoryPlace& place = entry.region.place;
   return entry.words && reinterpret_cast<uintptr_t>(entry.data) % alignof(uint64_t) == 0 &&
-         entry.region.place.kind == MemoryKind::kHost;
+         (place.kind == MemoryKind::kHost || copies_.reaches(place.device));
 }
 
 size_t Windows::invitation_bytes(uint32_t signals) {
@@ -156,6 +159,7 @@ absl::Status Windows::accept(Entry& entry, uint32_t from, const std::byte* invit
 // still lands at peers lands in windows of theirs, which they close themselves.
 bool Windows::let_go(const Entry& of) {
   Worker& worker = needs_.mesh.worker();
+  copies_.finish();
   const auto held = [&](const auto& op) {
     return (op->entry.get() == &of || op->local == &of) && holds(*op);
   };

@@ -87,32 +87,10 @@ using RmaRegisterDmaBuf = Result (*)(void* comm, void* data, size_t size, int ty
                                      int fd, uint64_t flags, void** memory);
 using RmaCreateContext = Result (*)(void* comm, RmaConfigV14* config, void** context);
 
-struct RmaV14 {
-  const char* name;
-  RmaInit init;
-  Devices devices;
-  RmaProperties properties;
-  ListenV11 listen;
-  RmaConnect connect;
-  RmaCreateContext create_context;
-  RmaRegister register_memory;
-  RmaRegisterDmaBuf register_dma_buf;
-  Deregister deregister;
-  Close destroy_context, close_comm, close_listen;
-  RmaPut put;
-  Result (*put_signal)(void* context, int number, uint64_t from_offset, void* from, size_t size,
-                       uint64_t to_offset, void* to, uint32_t rank, uint64_t word_offset,
-                       void* words, uint64_t value, uint32_t operation, bool strong,
-                       void** request);
-  RmaPut get;
-  RmaFlush flush;
-  RmaTest test;
-  Close progress;
-  RmaQuery query_last_error;
-  Close finalize;
-};
-static_assert(sizeof(RmaV14) == 168 && offsetof(RmaV14, put_signal) == 112);
-
+using RmaPutSignalV14 = Result (*)(void* context, int number, uint64_t from_offset, void* from,
+                                   size_t size, uint64_t to_offset, void* to, uint32_t rank,
+                                   uint64_t word_offset, void* words, uint64_t value,
+                                   uint32_t operation, bool strong, void** request);
 using RmaPutV15 = Result (*)(void* context, int number, uint64_t from_offset, void* from,
                              size_t size, uint64_t to_offset, void* to, uint32_t rank,
                              uint32_t flags, void** request);
@@ -121,7 +99,8 @@ using RmaPutSignalV15 = Result (*)(void* context, int number, uint64_t from_offs
                                    uint64_t word_offset, void* words, uint64_t value,
                                    uint32_t operation, bool strong, uint32_t flags, void** request);
 
-struct RmaV15 {
+template <typename Put, typename PutSignal>
+struct RmaSinceV14 {
   const char* name;
   RmaInit init;
   Devices devices;
@@ -133,15 +112,18 @@ struct RmaV15 {
   RmaRegisterDmaBuf register_dma_buf;
   Deregister deregister;
   Close destroy_context, close_comm, close_listen;
-  RmaPutV15 put;
-  RmaPutSignalV15 put_signal;
-  RmaPutV15 get;
+  Put put;
+  PutSignal put_signal;
+  Put get;
   RmaFlush flush;
   RmaTest test;
   Close progress;
   RmaQuery query_last_error;
   Close finalize;
 };
+using RmaV14 = RmaSinceV14<RmaPut, RmaPutSignalV14>;
+using RmaV15 = RmaSinceV14<RmaPutV15, RmaPutSignalV15>;
+static_assert(sizeof(RmaV14) == 168 && offsetof(RmaV14, put_signal) == 112);
 static_assert(sizeof(RmaV15) == 168 && offsetof(RmaV15, get) == 120);
 
 struct RmaV16 {

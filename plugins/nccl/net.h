@@ -88,8 +88,6 @@ class NetComm {
   void fail(const absl::Status& why);
   void tell_end();
 
-  static constexpr uint32_t kMagic = 0xba70c033;
-  uint32_t magic = kMagic;
   Hub& hub;
   HubPeer* peer;
   const bool sends;
@@ -219,6 +217,9 @@ Result close_listen(void* listener);
 // Requests name a comm, by its number, and a place in its pool: no pointer, so a stale one is an
 // error and no crash.
 void* request_of(const NetComm& comm, uint32_t index, uint16_t generation);
+// What NCCL calls a comm: its number, so that one which is closed, or of the process that this one
+// was forked from, is an error too.
+void* handle_of(const NetComm& comm);
 // Gives a comm its number, and takes it back. False: all are in use.
 bool enlist(NetComm& comm);
 void strike(NetComm& comm);

@@ -1,7 +1,8 @@
 // The functions of the net door: what NCCL passes is looked at here, and what went wrong is said.
-#include "plugins/nccl/net.h"
+#include <pthread.h>
 
 #include "absl/strings/str_format.h"
+#include "plugins/nccl/net.h"
 
 namespace baton::nccl {
 namespace {
@@ -16,10 +17,18 @@ uint32_t last_number = 0;
 // Requests: number of the comm, generation and index of the place.
 constexpr int kNumberShift = 32, kGenerationShift = 16;
 
+// A forked child has none of them: its parent's threads and memory are not its own.
+[[maybe_unused]] const int without_comms = pthread_atfork(nullptr, nullptr, [] {
+  for (auto& comm : comms) comm.store(nullptr, std::memory_order_relaxed);
+});
+
+NetComm* any_comm(uintptr_t number) {
+  return number < kComms ? comms[number].load(std::memory_order_acquire) : nullptr;
+}
 template <typename Comm>
-Comm* comm_of(void* pointer, bool sends) {
-  auto* const comm = static_cast<NetComm*>(pointer);
-  if (comm == nullptr || comm->magic != NetComm::kMagic || comm->sends != sends) return nullptr;
+Comm* comm_of(void* handle, bool sends) {
+  NetComm* const comm = any_comm(reinterpret_cast<uintptr_t>(handle));
+  if (comm == nullptr || comm->sends != sends) return nullptr;
   return static_cast<Comm*>(comm);
 }
 
@@ -51,7 +60,8 @@ void close(std::unique_ptr<NetComm> comm) {
 }
 
 absl::Status no_comm() {
-  return absl::InvalidArgumentError("not a comm of this direction that connect() or accept() gave");
+  return absl::InvalidArgumentError(
+      "not a comm of this direction that connect() or accept() gave to this process, or closed");
 }
 
 }  // namespace
@@ -73,6 +83,10 @@ void net_door::strike(NetComm& comm) {
   comm.number = 0;
 }
 
+void* net_door::handle_of(const NetComm& comm) {
+  return reinterpret_cast<void*>(uintptr_t{comm.number});
+}
+
 void* net_door::request_of(const NetComm& comm, uint32_t index, uint16_t generation) {
   return reinterpret_cast<void*>(uintptr_t{comm.number} << kNumberShift |
                                  uintptr_t{generation} << kGenerationShift | index);
@@ -80,8 +94,8 @@ void* net_door::request_of(const NetComm& comm, uint32_t index, uint16_t generat
 
 Result net_door::register_memory(void* comm, void* data, size_t size, int type, uint64_t offset,
                                  int fd, void** memory) {
-  auto* const to = static_cast<NetComm*>(comm);
-  if (to == nullptr || to->magic != NetComm::kMagic || memory == nullptr) {
+  NetComm* const to = any_comm(reinterpret_cast<uintptr_t>(comm));
+  if (to == nullptr || memory == nullptr) {
     return fail("regMr", no_comm());
   }
   *memory = nullptr;
@@ -99,8 +113,8 @@ Result net_door::register_memory(void* comm, void* data, size_t size, int type, 
 }
 
 Result net_door::deregister(void* comm, void* memory) {
-  auto* const from = static_cast<NetComm*>(comm);
-  if (from == nullptr || from->magic != NetComm::kMagic) return fail("deregMr", no_comm());
+  NetComm* const from = any_comm(reinterpret_cast<uintptr_t>(comm));
+  if (from == nullptr) return fail("deregMr", no_comm());
   if (memory == nullptr) return Result::kSuccess;
   const absl::Status status = from->remove(static_cast<NetMemory*>(memory));
   return status.ok() ? Result::kSuccess : fail("deregMr", status);
@@ -125,8 +139,7 @@ Result net_door::receive(void* comm, int count, void** data, const size_t* sizes
 
 Result net_door::test(void* request, int* done, int* sizes) {
   const auto bits = reinterpret_cast<uintptr_t>(request);
-  const uintptr_t number = bits >> kNumberShift;
-  NetComm* const comm = number < kComms ? comms[number].load(std::memory_order_acquire) : nullptr;
+  NetComm* const comm = any_comm(bits >> kNumberShift);
   if (comm == nullptr || done == nullptr) {
     return fail("test", absl::InvalidArgumentError("not a request, or its comm is closed"));
   }

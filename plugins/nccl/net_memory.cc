@@ -12,7 +12,6 @@ NetComm::~NetComm() {
   net_door::strike(*this);
   remove_all();
   hub.worker().free_counter(ended).IgnoreError();
-  magic = 0;
 }
 
 absl::StatusOr<NetMemory*> NetComm::add(void* data, size_t size, uint64_t offset, int fd) {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plugins/nccl/net.h"
-#include "transport/base/fields.h"
+#include "plugins/nccl/net_messages.h"
 #include "transport/base/worker_keys.h"
 
 namespace baton::nccl {
@@ -27,47 +27,6 @@ struct ListenHandle {
 };
 static_assert(sizeof(ListenHandle) == kHandleBytes);
 
-struct Open {
-  uint64_t listener = 0;
-  uint64_t sender = 0;
-  uint32_t version = kNetVersion;
-  RemoteRegion ring;
-  uint64_t ring_offset = 0;
-  std::array<RemoteCounter, kGroups> posted;
-  RemoteCounter ended;
-  static void fields(auto& wire, auto& m) {
-    wire(m.listener, m.sender, m.version, m.ring, m.ring_offset);
-    for (auto& counter : m.posted) wire(counter);
-    wire(m.ended);
-  }
-};
-struct Accepted {
-  uint64_t sender = 0;
-  RemoteCounter ended;
-  static void fields(auto& wire, auto& m) { wire(m.sender, m.ended); }
-};
-struct Refused {
-  uint64_t sender = 0;
-  std::string why;
-  static void fields(auto& wire, auto& m) {
-    wire(m.sender);
-    wire.brief(m.why, base::kMaxWhy);
-  }
-};
-struct Message {
-  enum class Kind : uint8_t { kOpen = 1, kAccepted, kRefused };
-  Kind kind = Kind::kOpen;
-  Open open;
-  Accepted accepted;
-  Refused refused;
-  static void fields(auto& wire, auto& m) {
-    wire.kind(m.kind, Kind::kRefused);
-    if (m.kind == Kind::kOpen) wire(m.open);
-    if (m.kind == Kind::kAccepted) wire(m.accepted);
-    if (m.kind == Kind::kRefused) wire(m.refused);
-  }
-};
-
 uint64_t random_number() {
   uint64_t number = 0;
   do {
@@ -82,14 +41,12 @@ struct Incoming {
 };
 
 struct Listener {
-  static constexpr uint32_t kMagic = 0xba70c011;
-  uint32_t magic = kMagic;
   Hub* hub = nullptr;
-  uint64_t number = 0;
   std::deque<Incoming> incoming;
 };
 
-// Who listens and who connects, at all hubs. Numbers are random.
+// Who listens and who connects, at all hubs. Numbers are random. NCCL's listener is its number, so
+// that one which is closed is an error and no crash.
 struct NetDoor {
   std::mutex mutex;
   std::map<uint64_t, std::unique_ptr<Listener>> listeners;
@@ -100,25 +57,35 @@ NetDoor& door() {
   return *all;
 }
 
-absl::Status tell(Hub& hub, const HubPeer& peer, const Message& message) {
+// Under the lock. Null: there is none.
+Listener* find(void* listener) {
+  const auto found = door().listeners.find(reinterpret_cast<uintptr_t>(listener));
+  return found == door().listeners.end() ? nullptr : found->second.get();
+}
+absl::Status no_listener() {
+  return absl::InvalidArgumentError("not a comm that listen() gave, or it is closed");
+}
+
+absl::Status tell(Hub& hub, const HubPeer& peer, const NetMessage& message) {
   std::string text;
   base::write_fields(message, text);
   return hub.tell(peer, Door::kNet, text);
 }
 
 void refuse(Hub& hub, const HubPeer& peer, uint64_t sender, std::string why) {
-  tell(hub, peer, {.kind = Message::Kind::kRefused, .refused = {sender, std::move(why)}})
+  tell(hub, peer, {.kind = NetMessage::Kind::kRefused, .refused = {sender, std::move(why)}})
       .IgnoreError();  // a peer that is gone needs no answer
 }
 
 void on_message(Hub& hub, HubPeer& from, std::string_view text) {
-  const absl::StatusOr<Message> read = base::read_fields<Message>(text, "a message of NCCL's net");
+  const absl::StatusOr<NetMessage> read =
+      base::read_fields<NetMessage>(text, "a message of NCCL's net");
   if (!read.ok()) {
     fail("a peer sent what no build of this version sends", read.status());
     return;
   }
   const std::lock_guard lock(door().mutex);
-  if (read->kind == Message::Kind::kOpen) {
+  if (read->kind == NetMessage::Kind::kOpen) {
     const auto found = door().listeners.find(read->open.listener);
     if (read->open.version != kNetVersion) {
       return refuse(hub, from, read->open.sender, "it is of another build of libnccl-net-baton.so");
@@ -129,7 +96,7 @@ void on_message(Hub& hub, HubPeer& from, std::string_view text) {
     found->second->incoming.push_back({&from, read->open});
     return;
   }
-  const bool accepted = read->kind == Message::Kind::kAccepted;
+  const bool accepted = read->kind == NetMessage::Kind::kAccepted;
   const auto found =
       door().connecting.find(accepted ? read->accepted.sender : read->refused.sender);
   if (found == door().connecting.end() || found->second->peer != &from) return;
@@ -184,7 +151,7 @@ absl::Status ask(SendComm& comm) {
   ListenHandle handle;
   std::memcpy(&handle, comm.handle.data(), sizeof handle);
   Worker& worker = comm.hub.worker();
-  Message message{.kind = Message::Kind::kOpen};
+  NetMessage message{.kind = NetMessage::Kind::kOpen};
   Open& open = message.open;
   open.listener = handle.listener;
   open.sender = comm.key;
@@ -242,8 +209,7 @@ Result net_door::listen(int device, void* handle, void** listener) {
   out.listener = random_number();
   auto made = std::make_unique<Listener>();
   made->hub = *hub;
-  made->number = out.listener;
-  *listener = made.get();
+  *listener = reinterpret_cast<void*>(uintptr_t{out.listener});
   const std::lock_guard lock(door().mutex);
   door().listeners[out.listener] = std::move(made);
   std::memcpy(handle, &out, sizeof out);
@@ -291,26 +257,31 @@ Result net_door::connect(int device, void* handle, void** comm) {
   }
   if (!done.ok()) return fail("connect", done.status());
   if (!enlist(*made)) return fail("connect", no_number());
-  *comm = made.release();
+  *comm = handle_of(*made.release());
   return Result::kSuccess;
 }
 
 Result net_door::accept(void* listener, void** comm) {
-  auto* const from = static_cast<Listener*>(listener);
-  if (from == nullptr || from->magic != Listener::kMagic || comm == nullptr) {
-    return fail("accept", absl::InvalidArgumentError("not a comm that listen() gave"));
-  }
+  if (comm == nullptr) return fail("accept", no_listener());
   *comm = nullptr;
-  Hub& hub = *from->hub;
+  if (absl::Status ours = Plugin::get().of_this_process(); !ours.ok()) return fail("accept", ours);
+  Hub* of = nullptr;
+  {
+    const std::lock_guard lock(door().mutex);
+    if (const Listener* const from = find(listener); from != nullptr) of = from->hub;
+  }
+  if (of == nullptr) return fail("accept", no_listener());
+  Hub& hub = *of;
   hub.listen();
   Incoming incoming;
   {
     const std::lock_guard lock(door().mutex);
+    Listener* const from = find(listener);
     // One whose caller is gone again is no news for NCCL, which waits for another.
-    while (!from->incoming.empty() && from->incoming.front().from->down) {
+    while (from != nullptr && !from->incoming.empty() && from->incoming.front().from->down) {
       from->incoming.pop_front();
     }
-    if (from->incoming.empty()) return Result::kSuccess;
+    if (from == nullptr || from->incoming.empty()) return Result::kSuccess;
     incoming = std::move(from->incoming.front());
     from->incoming.pop_front();
   }
@@ -321,8 +292,8 @@ Result net_door::accept(void* listener, void** comm) {
   made->their_end = incoming.open.ended;
   absl::Status status = enlist(*made) ? made->prepare() : no_number();
   if (status.ok()) {
-    const Message message{
-        .kind = Message::Kind::kAccepted,
+    const NetMessage message{
+        .kind = NetMessage::Kind::kAccepted,
         .accepted = {incoming.open.sender, hub.worker().remote_counter(made->ended)}};
     status = tell(hub, *incoming.from, message);
   }
@@ -330,27 +301,25 @@ Result net_door::accept(void* listener, void** comm) {
     refuse(hub, *incoming.from, incoming.open.sender, "it could not make its side");
     return fail("accept", status);
   }
-  *comm = made.release();
+  *comm = handle_of(*made.release());
   return Result::kSuccess;
 }
 
 Result net_door::close_listen(void* listener) {
-  auto* const from = static_cast<Listener*>(listener);
-  if (from == nullptr || from->magic != Listener::kMagic) {
-    return fail("closeListen", absl::InvalidArgumentError("not a comm that listen() gave"));
+  if (absl::Status ours = Plugin::get().of_this_process(); !ours.ok()) {
+    return fail("closeListen", ours);
   }
   std::unique_ptr<Listener> gone;
-  Hub& hub = *from->hub;
   {
     const std::lock_guard lock(door().mutex);
-    const auto at = door().listeners.find(from->number);
+    const auto at = door().listeners.find(reinterpret_cast<uintptr_t>(listener));
+    if (at == door().listeners.end()) return fail("closeListen", no_listener());
     gone = std::move(at->second);
     door().listeners.erase(at);
   }
   for (const Incoming& incoming : gone->incoming) {
-    refuse(hub, *incoming.from, incoming.open.sender, "it was closed before it accepted");
+    refuse(*gone->hub, *incoming.from, incoming.open.sender, "it was closed before it accepted");
   }
-  gone->magic = 0;
   return Result::kSuccess;
 }
 

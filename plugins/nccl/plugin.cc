@@ -167,12 +167,14 @@ absl::Status Plugin::open(Logger log, int traffic_class) {
   return absl::OkStatus();
 }
 
+absl::Status Plugin::of_this_process() const {
+  if (!made_here_.elsewhere()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the plugin belongs to the process that this one was forked from: start processes that use "
+      "NCCL before it is initialised, or by exec");
+}
+
 absl::Status Plugin::check(int device) const {
-  if (made_here_.elsewhere()) {
-    return absl::FailedPreconditionError(
-        "the plugin belongs to the process that this one was forked from: start processes that use "
-        "NCCL before it is initialised, or by exec");
-  }
   if (!status_.ok()) return status_;
   if (device < 0 || static_cast<size_t>(device) >= devices_.size()) {
     return absl::InvalidArgumentError(
@@ -182,12 +184,15 @@ absl::Status Plugin::check(int device) const {
 }
 
 absl::StatusOr<WorkerOptions> Plugin::worker_options(int device) {
+  if (absl::Status status = of_this_process(); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (absl::Status status = check(device); !status.ok()) return status;
   return options_for(devices_[device]);
 }
 
 absl::StatusOr<Hub*> Plugin::hub(int device, Role role) {
+  // Before the lock, which a thread of the parent may have had at the fork.
+  if (absl::Status status = of_this_process(); !status.ok()) return status;
   const std::lock_guard lock(mutex_);
   if (absl::Status status = check(device); !status.ok()) return status;
   std::unique_ptr<Hub>& hub = hubs_[device][role];

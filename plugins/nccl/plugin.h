@@ -70,6 +70,9 @@ class Plugin {
   // For calls of this process to itself: a second worker, for none calls itself.
   absl::StatusOr<Hub*> calling_hub(int device) { return hub(device, kCallsItself); }
 
+  // FailedPrecondition: this process was forked from the one that opened the plugin.
+  absl::Status of_this_process() const;
+
   // A line of NCCL's log. Before NCCL has given its logger: of Baton's.
   void say(LogLevel level, const std::string& text) const;
   void set_logger(Logger log) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,6 +58,33 @@ RmaDoors& doors() {
   static auto* const all = new RmaDoors;  // outlives what NCCL leaves open at exit
   return *all;
 }
+
+// What NCCL has of one kind: what it gives back twice is an error and no crash.
+template <typename T>
+struct Given {
+  std::mutex mutex;
+  std::set<void*> all;
+  static Given& get() {
+    static auto* const given = new Given;
+    return *given;
+  }
+  static Result give(T* made, void** out) {
+    std::lock_guard lock(get().mutex);
+    get().all.insert(*out = made);
+    return Result::kSuccess;
+  }
+  static Result take_back(const char* what, void* pointer) {
+    {
+      std::lock_guard lock(get().mutex);
+      if (pointer != nullptr && get().all.erase(pointer) == 0) {
+        return fail(what,
+                    absl::InvalidArgumentError("it is not one of this door's, or gone already"));
+      }
+    }
+    delete static_cast<T*>(pointer);
+    return Result::kSuccess;
+  }
+};
 
 absl::StatusOr<std::shared_ptr<Endpoint>> endpoint_for(int device, size_t place) {
   std::lock_guard lock(doors().mutex);
@@ -253,9 +281,10 @@ RmaMemory* RmaComm::any_memory() {
 
 RmaRequest* RmaComm::take() {
   std::lock_guard lock(mutex_);
-  if (free_.empty()) return &requests_.emplace_back();
+  if (free_.empty()) free_.push_back(&requests_.emplace_back());
   RmaRequest* const request = free_.back();
   free_.pop_back();
+  request->open.store(true, std::memory_order_relaxed);
   request->done.store(false, std::memory_order_relaxed);
   request->result = absl::OkStatus();
   return request;
@@ -263,7 +292,7 @@ RmaRequest* RmaComm::take() {
 
 void RmaComm::give_back(RmaRequest* request) {
   std::lock_guard lock(mutex_);
-  free_.push_back(request);
+  if (request->open.exchange(false)) free_.push_back(request);
 }
 
 // --- what NCCL calls -----------------------------------------------------------------------------
@@ -318,8 +347,7 @@ Result listen(void* context, int device, void* handle, void** listener) {
   made->endpoint->handle().bytes().copy(made->handle.endpoint.data(), Handle::kBytes);
   std::memset(handle, 0, kHandleBytes);
   std::memcpy(handle, &made->handle, sizeof made->handle);
-  *listener = made.release();
-  return Result::kSuccess;
+  return Given<RmaListener>::give(made.release(), listener);
 }
 
 // The context is not looked at: NCCL 2.31 passes its net's.
@@ -338,8 +366,7 @@ Result connect(void*, void* handles[], int ranks, int rank, void* listener, void
   }
   const absl::StatusOr<RmaComm*> made = join(*static_cast<RmaListener*>(listener), all, rank);
   if (!made.ok()) return fail("RMA connect", made.status());
-  *comm = *made;
-  return Result::kSuccess;
+  return Given<RmaComm>::give(*made, comm);
 }
 
 Result create_context(void* comm, int contexts, void** context) {
@@ -351,8 +378,7 @@ Result create_context(void* comm, int contexts, void** context) {
                 absl::InvalidArgumentError(absl::StrFormat("%d contexts", contexts)));
   }
   auto& of = *static_cast<RmaComm*>(comm);
-  *context = new RmaContext{&of, of.take_tags(contexts), contexts};
-  return Result::kSuccess;
+  return Given<RmaContext>::give(new RmaContext{&of, of.take_tags(contexts), contexts}, context);
 }
 
 Result register_memory(void* comm, void* data, size_t size, int type, int fd, uint64_t offset,
@@ -386,16 +412,11 @@ Result deregister(void* comm, void* memory) {
 }
 
 Result destroy_context(void* context) {
-  delete static_cast<RmaContext*>(context);
-  return Result::kSuccess;
+  return Given<RmaContext>::take_back("RMA context's end", context);
 }
-Result close_comm(void* comm) {
-  delete static_cast<RmaComm*>(comm);
-  return Result::kSuccess;
-}
+Result close_comm(void* comm) { return Given<RmaComm>::take_back("RMA close", comm); }
 Result close_listen(void* listener) {
-  delete static_cast<RmaListener*>(listener);
-  return Result::kSuccess;
+  return Given<RmaListener>::take_back("RMA close of a listener", listener);
 }
 
 Result put(void* context, const RmaAccess& access, void** request) {
@@ -423,6 +444,9 @@ Result test(void* comm, void* request, int* done) {
   auto& of = *static_cast<RmaComm*>(comm);
   auto& tested = *static_cast<RmaRequest*>(request);
   *done = 0;
+  if (!tested.open.load(std::memory_order_relaxed)) {
+    return fail("RMA test", absl::InvalidArgumentError("the request is done already"));
+  }
   if (!tested.done.load(std::memory_order_acquire)) {
     of.comm().progress();
     if (!tested.done.load(std::memory_order_acquire)) return Result::kSuccess;

@@ -38,6 +38,7 @@ struct RmaMemory {
 
 // An access that NCCL tests. Never null for NCCL, however many are open.
 struct RmaRequest {
+  std::atomic<bool> open{false};  // NCCL has it
   std::atomic<bool> done{false};
   absl::Status result;  // before `done`
 };

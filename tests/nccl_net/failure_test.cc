@@ -16,6 +16,13 @@ TEST_P(BatonNet, StaleRequestsAreErrors) {
   EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
   EXPECT_EQ(net().test(reinterpret_cast<void*>(uintptr_t{0x1234567812345678}), &done, nullptr),
             Result::kInvalidArgument);
+  // Their places have others now.
+  for (int i = 0; i < 31; ++i) lane.exchange({0, 8, 0}, 0);
+  void* const later = lane.receive({{0, 1'000, 0}});
+  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
+  void* const again = lane.send({0, 1'000, 0});
+  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
+  lane.finish(again, nullptr, later, nullptr);
   lane.close();
   EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
 }
@@ -45,6 +52,11 @@ TEST_P(BatonNet, AReceiverThatClosesIsAnErrorAtTheSender) {
   });
   EXPECT_TRUE(std::all_of(lane.in.data(), lane.in.data() + (64 << 10),
                           [](std::byte b) { return b == std::byte{0xee}; }));
+  for (int i = 0; i < 3; ++i) {
+    void* request = nullptr;
+    EXPECT_NE(net().send(lane.ends.send, lane.out.data(), 8, 0, lane.out_memory, &request),
+              Result::kSuccess);
+  }
   EXPECT_EQ(NetLog::lines(LogLevel::kWarn).size(), 1u) << "one line, not one for each call";
 }
 

@@ -68,9 +68,7 @@ std::string installed_nccl() {
                            "/usr/local/cuda-13.0/lib", "/usr/local/cuda-13.0/lib64"}) {
     places.push_back(std::string(root) + "/libnccl.so.2");
   }
-  if (const char* named = std::getenv("NCCL_UNDER_TEST"); named != nullptr) {
-    places.insert(places.begin(), named);
-  }
+  if (const char* named = std::getenv("NCCL_UNDER_TEST"); named != nullptr) places = {named};
   for (const std::string& place : places) {
     if (void* const found = dlopen(place.c_str(), RTLD_LAZY | RTLD_LOCAL); found != nullptr) {
       dlclose(found);
@@ -85,8 +83,10 @@ std::string installed_nccl() {
 TEST(NcclLibrary, TheInstalledNcclOpensItsEnvironment) {
   const std::string nccl = installed_nccl();
   if (nccl.empty()) {
-    GTEST_SKIP() << "no libnccl.so.2: it comes with CUDA's toolkit and torch; NCCL_UNDER_TEST=path "
-                    "names one";
+    GTEST_SKIP()
+        << "no libnccl.so.2: it comes with CUDA's toolkit and torch, and the newest by `python3 -m "
+           "venv build/venv/nccl && build/venv/nccl/bin/pip install nvidia-nccl-cu13`; "
+           "NCCL_UNDER_TEST=path names one";
   }
   const std::string said = output_of("NCCL_ENV_PLUGIN=" BATON_NCCL_PLUGIN
                                      " NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=ALL /proc/" +

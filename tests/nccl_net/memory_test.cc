@@ -1,4 +1,6 @@
 // Registered memory: counted, under traffic, freed too early, and what lies outside of it.
+#include <fcntl.h>
+
 #include "tests/nccl_net/rig.h"
 
 namespace baton::nccl {
@@ -61,10 +63,10 @@ TEST_P(BatonNet, ReceivesOutsideOfRegisteredMemoryAreErrors) {
   lane.exchange({0, 4'096, 0}, 0);
 }
 
-TEST_P(BatonNet, GroupsOfNoneOrNineAreErrors) {
+TEST_P(BatonNet, GroupsOfNoneOrNineOrAThousandAreErrors) {
   Lane lane(rig, 1'000);
-  for (const int count : {0, -1, 9}) {
-    std::array<void*, 9> data, memory;
+  for (const int count : {0, -1, 9, 1'000}) {
+    std::array<void*, 9> data, memory;  // no more is looked at
     data.fill(lane.in.data());
     memory.fill(lane.in_memory);
     std::array<size_t, 9> sizes{};
@@ -183,6 +185,14 @@ TEST_P(BatonNet, ADescriptorThatIsNoneIsAnError) {
   EXPECT_NE(net().register_dma_buf(lane.ends.send, lane.out.data(), 4'096, 0, 100'000, &memory),
             Result::kSuccess);
   EXPECT_EQ(memory, nullptr);
+  // Open, and no dma-buf: what is taken is of no harm.
+  const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (net().register_dma_buf(lane.ends.send, lane.out.data(), 4'096, 0, fd, &memory) ==
+      Result::kSuccess) {
+    EXPECT_EQ(net().deregister(lane.ends.send, memory), Result::kSuccess);
+  }
+  close(fd);
+  lane.exchange({0, 4'096, 0}, 0);
 }
 
 // Promise(nccl): A buffer that is freed while it is registered costs its comm an error and nothing

@@ -100,16 +100,16 @@ class RmaRank {
     }
   }
   // Collective.
-  void* add(std::vector<std::byte>& data) {
+  void* add(std::vector<std::byte>& data) { return add(data.data(), data.size(), kHostPointer); }
+  void* add(void* data, size_t size, int type) {
     void* memory = nullptr;
     if constexpr (std::is_same_v<Table, RmaV13>) {
       void* for_device = nullptr;
-      EXPECT_EQ(table.register_memory(comm, data.data(), data.size(), kHostPointer, 0, &memory,
-                                      &for_device),
+      EXPECT_EQ(table.register_memory(comm, data, size, type, 0, &memory, &for_device),
                 Result::kSuccess);
+      EXPECT_EQ(for_device, memory);
     } else {
-      EXPECT_EQ(table.register_memory(comm, data.data(), data.size(), kHostPointer, 0, &memory),
-                Result::kSuccess);
+      EXPECT_EQ(table.register_memory(comm, data, size, type, 0, &memory), Result::kSuccess);
     }
     memory_.push_back(memory);
     return memory;
@@ -224,14 +224,12 @@ class RmaRank {
 
 // Calls body(rank) on a thread for each rank, which is connected and has so many contexts.
 template <typename Table, typename Body>
-void run_ranks(const char* symbol, int count, int contexts, Body&& body) {
-  const Table* const table = table_of<Table>(symbol);
-  ASSERT_NE(table, nullptr) << symbol;
+void run_ranks(const Table& table, int count, int contexts, Body&& body) {
   RmaRanks ranks(count);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < count; ++rank) {
     threads.emplace_back([&, rank] {
-      RmaRank<Table> self(*table, ranks, rank);
+      RmaRank<Table> self(table, ranks, rank);
       self.connect();
       if (testing::Test::HasFatalFailure()) return;
       self.make_context(contexts);
@@ -239,6 +237,12 @@ void run_ranks(const char* symbol, int count, int contexts, Body&& body) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+template <typename Table, typename Body>
+void run_ranks(const char* symbol, int count, int contexts, Body&& body) {
+  const Table* const table = table_of<Table>(symbol);
+  ASSERT_NE(table, nullptr) << symbol;
+  run_ranks(*table, count, contexts, body);
 }
 
 inline void fill(std::byte* data, size_t size, unsigned seed) {

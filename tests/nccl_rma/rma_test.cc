@@ -211,7 +211,9 @@ TEST(Rma, RefusesWhatMakesNoSense) {
     EXPECT_EQ(t.create_context(self.comm, &none, &out), Result::kInvalidArgument);
     self.barrier();
     // And all goes on.
-    self.finish(self.put_signal(0, 0, from, 8, 0, to, 1 - self.rank, {.words = words}));
+    request = self.put_signal(0, 0, from, 8, 0, to, 1 - self.rank, {.words = words});
+    self.finish(request);
+    EXPECT_EQ(t.test(self.comm, request, &done), Result::kInvalidArgument) << "a second time";
     EXPECT_EQ(self.wait_word(memory.words, 1), 1u);
     self.barrier();
   });
@@ -232,6 +234,9 @@ TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
   EXPECT_EQ(table->connect(instance, handles, 0, 0, listener, &comm), Result::kInvalidArgument);
   // Listening for nothing is no fault.
   EXPECT_EQ(table->close_listen(listener), Result::kSuccess);
+  EXPECT_EQ(table->close_listen(listener), Result::kInvalidArgument);
+  EXPECT_EQ(table->close_comm(listener), Result::kInvalidArgument);
+  EXPECT_EQ(table->destroy_context(own), Result::kInvalidArgument);
   EXPECT_EQ(table->finalize(instance), Result::kSuccess);
   EXPECT_EQ(table->finalize(nullptr), Result::kSuccess);
 }

@@ -1,0 +1,306 @@
+// Calls that NCCL does not make, and any calls in any order: an error code and a line of the log,
+// no crash, no hang, and what is right goes on.
+#include "tests/nccl_net/rig.h"
+#include "tests/seeds.h"
+
+namespace baton::nccl {
+namespace {
+
+using HandleBuffer = std::array<char, kHandleBytes>;
+
+TEST_P(BatonNet, WhatIsClosedTwiceIsAnError) {
+  Lane lane(rig, 1'000);
+  lane.exchange({0, 1'000, 0}, 0);
+  const NetRig::Ends ends = lane.ends;
+  lane.close();
+  EXPECT_EQ(net().close_send(ends.send), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_receive(ends.receive), Result::kInvalidArgument);
+  void* out = nullptr;
+  EXPECT_EQ(net().send(ends.send, lane.out.data(), 8, 0, nullptr, &out), Result::kInvalidArgument);
+  EXPECT_EQ(net().register_memory(ends.send, lane.out.data(), 8, &out), Result::kInvalidArgument);
+  EXPECT_EQ(net().deregister(ends.receive, lane.out.data()), Result::kInvalidArgument);
+  HandleBuffer handle{};
+  void* listener = nullptr;
+  ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
+  EXPECT_EQ(net().close_send(listener), Result::kInvalidArgument);
+  EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+  EXPECT_EQ(net().close_listen(listener), Result::kInvalidArgument);
+  EXPECT_EQ(net().accept(listener, &out), Result::kInvalidArgument);
+  EXPECT_EQ(out, nullptr);
+}
+
+TEST_P(BatonNet, HandlesOfRandomBytesAreRefused) {
+  std::mt19937_64 random(17);
+  for (int i = 0; i < 1'000; ++i) {
+    HandleBuffer handle;
+    for (char& byte : handle) byte = static_cast<char>(random());
+    void* send = nullptr;
+    ASSERT_NE(net().connect(0, handle.data(), &send), Result::kSuccess);
+    ASSERT_EQ(send, nullptr);
+  }
+}
+
+// NCCL_NET_COMMS=10000 takes a minute, and finds no more than 300 do.
+TEST_P(BatonNet, ThousandsOfCommsLeaveNothingBehind) {
+  const uint64_t comms = number_of("NCCL_NET_COMMS", rig.threads() && !kSanitized ? 300 : 40);
+  const auto open = [&](uint64_t i) {
+    Lane lane(rig, 256, i);
+    if (i % 2 == 0) lane.exchange({0, 256, 0}, 0);
+  };
+  const auto descriptors = [] {
+    namespace fs = std::filesystem;
+    return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  for (uint64_t i = 0; i < 20; ++i) open(i);
+  const auto before = descriptors();
+  for (uint64_t i = 0; i < comms; ++i) open(i);
+  EXPECT_LE(descriptors(), before + 2);
+}
+
+// One comm, as a program without a plan uses it, and what must come of each call.
+class RandomCalls {
+ public:
+  RandomCalls(NetRig& rig, uint64_t seed) : rig_(rig), random_(seed), lane_(rig, kRoom, seed) {}
+
+  void run() {
+    const size_t calls = pick(60);
+    for (size_t i = 0; i < calls && !testing::Test::HasFailure(); ++i) {
+      switch (pick(8)) {
+        case 0:
+        case 1:
+          receive();
+          break;
+        case 2:
+        case 3:
+        case 4:
+          send();
+          break;
+        case 5:
+          test_one();
+          break;
+        case 6:
+          stranger();
+          break;
+        default:
+          if (pick(20) == 0) close_one();
+      }
+    }
+    if (pick(4) != 0) finish();
+    lane_.close();  // in whatever state
+    for (const Request& request : requests_) expect_stale(request.handle);
+  }
+
+ private:
+  static constexpr size_t kRoom = 64 << 10, kMost = 2'000;
+  struct Posted {
+    Slot slot;
+    bool sent = false;
+    size_t bytes = 0, from = 0;  // of what was sent
+  };
+  struct Request {
+    void* handle = nullptr;
+    bool sends = false;
+    size_t bytes = 0;            // of a send
+    std::deque<Posted> slots{};  // of a receive
+  };
+  size_t pick(size_t below) { return random_() % below; }
+  AnyNet& net() { return lane_.net(); }
+  bool open() const { return lane_.ends.send != nullptr && lane_.ends.receive != nullptr; }
+
+  void receive() {
+    // What has been posted has places of its own until it was looked at.
+    if (lane_.ends.receive == nullptr || receives_ == 3) return;
+    Request made;
+    std::vector<Slot> slots;
+    for (size_t i = 0, n = 1 + pick(8); i < n; ++i) {
+      const size_t at = next_place_++ % (kRoom / kMost - 1) * kMost;
+      slots.push_back({at, pick(kMost), static_cast<int>(next_tag_++)});
+      made.slots.push_back({slots.back()});
+    }
+    if (!open()) {
+      made.handle = refused_or_made([&](void** request) { return post(slots, request); });
+    } else {
+      made.handle = lane_.try_receive(slots);
+      ASSERT_NE(made.handle, nullptr) << "with " << requests_.size() << " requests open";
+    }
+    if (made.handle == nullptr) return;
+    requests_.push_back(std::move(made));
+    ++receives_;
+  }
+  Result post(const std::vector<Slot>& slots, void** request) {
+    std::array<void*, 8> data{}, memory{};
+    std::array<size_t, 8> sizes{};
+    std::array<int, 8> tags{};
+    for (size_t i = 0; i < slots.size(); ++i) {
+      data[i] = lane_.in.data() + slots[i].offset;
+      sizes[i] = slots[i].bytes;
+      tags[i] = slots[i].tag;
+      memory[i] = lane_.in_memory;
+    }
+    return net().receive(lane_.ends.receive, static_cast<int>(slots.size()), data.data(),
+                         sizes.data(), tags.data(), memory.data(), request);
+  }
+  // Once one side is closed a call may find out, or not yet.
+  template <typename Call>
+  void* refused_or_made(const Call& call) {
+    void* request = nullptr;
+    const Result result = call(&request);
+    EXPECT_TRUE(result == Result::kSuccess || result == Result::kRemoteError) << result;
+    EXPECT_TRUE(result == Result::kSuccess || request == nullptr);
+    return request;
+  }
+
+  void send() {
+    if (lane_.ends.send == nullptr) return;
+    std::vector<Posted*> free;
+    for (Request& request : requests_) {
+      for (Posted& posted : request.slots) {
+        if (!posted.sent) free.push_back(&posted);
+      }
+    }
+    const size_t bytes = pick(kMost + 500), from = pick(kRoom - bytes);
+    if (free.empty() || !open()) {
+      void* const request = refused_or_made([&](void** made) {
+        return net().send(lane_.ends.send, lane_.out.data() + from, bytes, -7, lane_.out_memory,
+                          made);
+      });
+      EXPECT_EQ(request, nullptr) << "no receive has this tag";
+      return;
+    }
+    Posted& to = *free[pick(free.size())];
+    to = {to.slot, true, std::min(bytes, to.slot.bytes), from};
+    Request made{.sends = true, .bytes = to.bytes};
+    made.handle = lane_.send({from, bytes, to.slot.tag});
+    requests_.push_back(std::move(made));
+  }
+
+  // True: it has ended, as it must.
+  bool test(Request& request) {
+    int done = 0;
+    std::array<int, 8> sizes{};
+    const Result result = net().test(request.handle, &done, sizes.data());
+    if (!open()) {
+      EXPECT_TRUE(result == Result::kSuccess || result == Result::kRemoteError) << result;
+      return result != Result::kSuccess || done != 0;
+    }
+    EXPECT_EQ(result, Result::kSuccess);
+    if (done == 0) return false;
+    expect_stale(request.handle);
+    EXPECT_TRUE(!request.sends || sizes[0] == static_cast<int>(request.bytes)) << sizes[0];
+    for (size_t i = 0; i < request.slots.size(); ++i) {
+      const Posted& posted = request.slots[i];
+      EXPECT_TRUE(posted.sent) << "it is done before slot " << i << " was sent";
+      EXPECT_EQ(sizes[i], static_cast<int>(posted.bytes));
+      lane_.expect({posted.slot.offset, posted.bytes, 0}, posted.from);
+    }
+    return true;
+  }
+  void test_one() {
+    if (requests_.empty()) return;
+    const auto at = requests_.begin() + static_cast<ptrdiff_t>(pick(requests_.size()));
+    if (!own_side_open(*at) || !test(*at)) return;
+    receives_ -= at->sends ? 0 : 1;
+    requests_.erase(at);
+  }
+  bool own_side_open(const Request& request) const {
+    return (request.sends ? lane_.ends.send : lane_.ends.receive) != nullptr;
+  }
+  void expect_stale(void* handle) {
+    int done = 0;
+    EXPECT_EQ(net().test(handle, &done, nullptr), Result::kInvalidArgument);
+    EXPECT_EQ(done, 0);
+  }
+
+  void stranger() {
+    NetLog::forget();
+    void* out = nullptr;
+    int done = 0;
+    size_t size = 8;
+    int tag = 0;
+    void* data = lane_.in.data();
+    const auto number = static_cast<uintptr_t>(random_());
+    HandleBuffer handle;
+    handle.fill(static_cast<char>(number));
+    Result result = Result::kSuccess;
+    switch (pick(10)) {
+      case 0:
+        result = net().test(reinterpret_cast<void*>(number), &done, nullptr);
+        break;
+      case 1:
+        result = net().close_send(reinterpret_cast<void*>(number | 1 << 20));
+        break;
+      case 2:
+        result = net().close_listen(lane_.ends.send);
+        break;
+      case 3:
+        result = net().connect(0, handle.data(), &out);
+        break;
+      case 4:
+        result = net().accept(lane_.ends.receive, &out);
+        break;
+      case 5:
+        result = net().receive(lane_.ends.send, 1, &data, &size, &tag, &lane_.in_memory, &out);
+        break;
+      case 6:
+        result = net().send(lane_.ends.receive, data, 8, 0, lane_.out_memory, &out);
+        break;
+      case 7:
+        result = net().listen(static_cast<int>(number % 1'000) + 100, handle.data(), &out);
+        break;
+      case 8:
+        result = net().register_dma_buf(lane_.ends.send, data, 8, 0, -static_cast<int>(pick(9)) - 1,
+                                        &out);
+        break;
+      default:
+        result = net().deregister(lane_.ends.receive, data);
+    }
+    EXPECT_NE(result, Result::kSuccess);
+    EXPECT_EQ(out, nullptr);
+    EXPECT_FALSE(NetLog::lines(LogLevel::kWarn).empty());
+  }
+
+  void close_one() {
+    if (!open()) return;
+    pick(2) == 0 ? lane_.close_send() : lane_.close_receive();
+  }
+
+  // What can end does.
+  void finish() {
+    for (Request& request : requests_) {
+      if (!own_side_open(request)) continue;
+      for (Posted& posted : request.slots) {
+        if (posted.sent || !open()) continue;
+        posted = {posted.slot, true, 0, 0};
+        void* const sent = lane_.send({0, 0, posted.slot.tag});
+        rig_.until([&] { return lane_.tested(sent) || testing::Test::HasFailure(); });
+      }
+    }
+    for (Request& request : requests_) {
+      if (!own_side_open(request)) continue;
+      rig_.until([&] { return test(request) || testing::Test::HasFailure(); });
+    }
+    std::erase_if(requests_, [&](const Request& request) { return own_side_open(request); });
+  }
+
+  NetRig& rig_;
+  std::mt19937_64 random_;
+  Lane lane_;
+  std::deque<Request> requests_;
+  size_t receives_ = 0, next_place_ = 0, next_tag_ = 1;
+};
+
+// Promise(nccl): Calls in any order keep the contract, and those that make no sense are an error
+//   with a line of the log | 2,000 random sequences from seeds over shm, fewer elsewhere: what is
+//   posted, sent, tested, closed, foreign or stale, and every byte and size that must come of it
+TEST_P(BatonNet, RandomCallsKeepTheContract) {
+  const bool many = GetParam().name == "shm" && !kSanitized;
+  const Seeds seeds(many ? 2'000 : 60);
+  for (uint64_t seed = seeds.begin; seed < seeds.end; ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    RandomCalls(rig, seed).run();
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace baton::nccl
