@@ -49,7 +49,9 @@ absl::StatusOr<Work> CallStarter::begin(const Request& request) {
 }
 
 absl::Status CallStarter::run(const Request& request) {
-  if (absl::Status status = usable(request.options); !status.ok()) return status;
+  absl::Status status = check_waited_for(request.collective, request.options);
+  status.Update(usable(request.options));
+  if (!status.ok()) return status;
   absl::StatusOr<Work> work;
   {
     Lock lock(needs_.mutex);
