@@ -253,7 +253,7 @@ TEST(SimExperts, ASilentRankIsMasked) {
 // Promise(collectives): What a rank that stood still sends after the others have masked it changes
 //   nothing in their rounds | it stops in the midst of a combine, and goes on while they do
 TEST(SimExperts, WhatAMaskedRankSendsLateChangesNothing) {
-  const Seeds seeds(kSanitized ? 4 : 20);
+  const Seeds seeds(kSanitized ? 2 : 8);
   for (uint64_t seed = seeds.begin; seed < seeds.end && !HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
     World(seed, 3).run_without_one(false);
