@@ -83,8 +83,7 @@ TEST_P(ExpertsFailure, AKilledRankIsMaskedAndTheRestStaysExact) {
   }
 }
 
-// Promise(collectives): A rank that is stopped in a round of Experts is masked after
-// `rank_timeout`,
+// Promise(collectives): A rank that is stopped in a round of Experts is masked after rank_timeout,
 //   whatever was on its way to it, and the others go on as if it were dead | stopped before and in
 //   dispatch and combine
 TEST_P(ExpertsFailure, AStoppedRankIsMaskedAfterItsTimeout) {

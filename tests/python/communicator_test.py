@@ -200,6 +200,14 @@ async def groups_of_tasks(comm):
 
     assert await asyncio.gather(first(), second()) == [True, True]
 
+    async def behind():
+        return comm.barrier_async()
+
+    with comm.group() as over:
+        later = asyncio.create_task(behind())
+    await over
+    await (await later)
+
 
 def moves(comm):
     n, r = comm.ranks, comm.rank
