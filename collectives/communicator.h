@@ -108,7 +108,7 @@ struct CallOptions {
   // Called once when the call has ended, well or not, by the thread that finds that out: one that
   // waits for any call of this endpoint, tests, calls progress() or abort(), or its background
   // thread. It holds no lock: the callback may begin other calls. wait() and test() report the end
-  // after it has returned, so it must not wait for its own call; it may wait for others. One that
+  // after it has returned, and that of its group: so it must not wait for either. One that
   // destroys its own communicator leaves the group, but some memory stays (and the endpoint, if it
   // was its last communicator), and the log says so.
   void (*on_end)(void* context, Work work, const absl::Status& status) = nullptr;

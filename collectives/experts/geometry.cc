@@ -28,7 +28,7 @@ Geometry::Geometry(const ExpertsOptions& options, int of_rank, int of_ranks)
     scales_offset = aligned(hidden, sizeof(float));
     row_stride = scales_offset + reduce::scales_of(hidden) * sizeof(float);
   }
-  entry_bytes = aligned(sizeof(uint32_t) + most_per_row * sizeof(int16_t), sizeof(uint32_t));
+  entry_bytes = most_per_row * sizeof(int16_t);
   most_rows = tokens;
   most_pairs = tokens * most_per_row;
   slots = ranks * most_pairs;
@@ -57,7 +57,7 @@ Geometry::Geometry(const ExpertsOptions& options, int of_rank, int of_ranks)
   sent_at_ = tables_at_ + aligned(ranks * most_pairs * sizeof(uint32_t));
   sent_bytes_ = aligned(most_list + std::min(packed_bytes, most_rows * row_stride));
   place_bytes_ = sent_at_ + ranks * sent_bytes_;
-  returned_bytes_ = aligned(tokens * top_k * value_bytes);
+  returned_bytes_ = aligned(ranks * most_pairs * value_bytes);
   const auto places = static_cast<size_t>(options.in_flight);
   window_bytes = first_place_ + places * place_bytes_;
   returned_window_bytes = places * returned_bytes_;

@@ -7,7 +7,10 @@
 //   tables    [source][pairs]        the slots of that source's pairs: read by it, in place
 //   sent      [target][list, rows]   what is put to a target; rows only as far as they are packed
 // Where a rank cannot map another's memory, a second window has, of each place, what comes back:
-//   returned  [token][top_k]
+//   returned  [expert rank][pairs]
+//
+// Nothing that two ranks write lies in one place: one that stood still may go on after it was
+// masked, and write late.
 //
 // A pair is a token and one of its experts; those of a source for a rank are numbered by token and
 // then by expert.
@@ -29,9 +32,8 @@ struct ListHeader {
   uint32_t rows = 0;
   uint32_t pairs = 0;
 };
-// An entry: the place of the row's first pair at its owner (token * top_k + number) as uint32_t,
-// then most_per_row experts of the target, from 0, as int16_t in ascending order; -1 behind the
-// last.
+// An entry: most_per_row experts of the target, from 0, as int16_t in ascending order; -1 behind
+// the last.
 
 class Geometry {
  public:
@@ -53,7 +55,9 @@ class Geometry {
   size_t sent_rows(uint32_t place, uint32_t target) const {
     return begin(place) + sent_at_ + target * sent_bytes_ + most_list;
   }
-  size_t returned(uint32_t place) const { return place * returned_bytes_; }
+  size_t returned(uint32_t place, uint32_t expert_rank) const {
+    return place * returned_bytes_ + expert_rank * most_pairs * value_bytes;
+  }
   size_t list_bytes(size_t rows) const { return sizeof(ListHeader) + rows * entry_bytes; }
   uint32_t owner_of(int32_t expert) const { return static_cast<uint32_t>(expert) / local; }
 

@@ -57,20 +57,24 @@ std::atomic_ref<uint32_t> word_of(const std::byte* masks, uint32_t rank) {
 
 }  // namespace
 
-// Others may be reading what this rank's experts said.
+// Others may be reading what this rank's experts said. First they hear that this rank reads nothing
+// of rounds that are open, which they may be waiting for here, too.
 Experts::Impl::~Impl() {
   if (making()) return;
-  for (const Round& round : rounds_) {
+  CallOptions call;
+  call.timeout = rank_timeout_;
+  std::vector<Work> reads;
+  for (Round& round : rounds_) {
+    if (round.stage != Stage::kFree) tell_read(round, std::vector<bool>(ranks_, true));
     for (uint32_t reader = 0; reader < ranks_ && group_->status().ok(); ++reader) {
       const uint64_t told = told_[round.place * ranks_ + reader];
       if (reader == rank_ || told == 0 || masked_[reader] || !sees(reader, rank_)) continue;
-      CallOptions call;
-      call.timeout = rank_timeout_;
       const auto read =
           window_->wait_signal(static_cast<int>(reader), slot_of(round, kRead), told, call);
-      if (read.ok()) group_->wait(*read).IgnoreError();
+      if (read.ok()) reads.push_back(*read);
     }
   }
+  for (const Work read : reads) group_->wait(read).IgnoreError();
 }
 
 // --- dispatch ------------------------------------------------------------------------------------
@@ -107,13 +111,13 @@ absl::StatusOr<Work> Experts::Impl::dispatch(const void* rows, int tokens,
   round.arrived.assign(ranks_, false);
   round.missing_dispatch.clear();
   round.missing_combine.clear();
+  CallOptions call;
+  call.timeout = rank_timeout_;
   // Beginning behind this rank, so that not all write to the same one.
   for (uint32_t i = 1; i <= ranks_; ++i) {
     const uint32_t target = (rank_ + i) % ranks_;
-    if (!masked_[target]) send(round, target, static_cast<const std::byte*>(rows));
+    if (!masked_[target]) send(round, target, static_cast<const std::byte*>(rows), call);
   }
-  CallOptions call;
-  call.timeout = rank_timeout_;
   for (uint32_t source = 0; source < ranks_; ++source) {
     if (source == rank_ || masked_[source]) continue;
     const uint64_t before = consumed_[round.place * ranks_ + source];
@@ -124,7 +128,8 @@ absl::StatusOr<Work> Experts::Impl::dispatch(const void* rows, int tokens,
   return dispatch_work(round.number);
 }
 
-void Experts::Impl::send(Round& round, uint32_t target, const std::byte* rows) {
+void Experts::Impl::send(Round& round, uint32_t target, const std::byte* rows,
+                         const CallOptions& call) {
   const std::vector<uint32_t>& chosen = round.routing.rows(target);
   const size_t list_bytes = geometry_.list_bytes(chosen.size());
   const size_t row_bytes = chosen.size() * geometry_.row_stride;
@@ -145,12 +150,14 @@ void Experts::Impl::send(Round& round, uint32_t target, const std::byte* rows) {
     fill_rows(round, target, rows, sent);
     await(round, target, false,
           window_->put_signal(sent - list_bytes, list_bytes + row_bytes, to, there - list_bytes,
-                              slot, chosen.size() + 1));
+                              slot, chosen.size() + 1, call));
     return;
   }
-  await(round, target, false, window_->put(sent - list_bytes, list_bytes, to, there - list_bytes));
+  await(round, target, false,
+        window_->put(sent - list_bytes, list_bytes, to, there - list_bytes, call));
   const WindowRows apart{chosen, {}, geometry_.value_bytes, geometry_.value_bytes, 0};
-  await(round, target, false, window_->put_rows(rows, apart, to, there, slot, chosen.size() + 1));
+  await(round, target, false,
+        window_->put_rows(rows, apart, to, there, slot, chosen.size() + 1, call));
 }
 
 void Experts::Impl::fill_rows(const Round& round, uint32_t target, const std::byte* rows,
@@ -180,14 +187,8 @@ absl::Status Experts::Impl::finish_dispatch(Round& round) {
       uint64_t& before = consumed_[round.place * ranks_ + source];
       rows = static_cast<size_t>(*value - std::exchange(before, *value)) - 1;
     }
-    if (rows > geometry_.most_rows) {
-      return absl::DataLossError(absl::StrFormat("rank %u has announced %u rows, of %u at most",
-                                                 source, rows, geometry_.most_rows));
-    }
-    const std::byte* const list =
-        memory() + geometry_.rows_at(round.place, source) - geometry_.list_bytes(rows);
     absl::Status status = round.slots.add(geometry_, source, round.number, rows,
-                                          static_cast<size_t>(options_.max_tokens), list);
+                                          memory() + geometry_.rows_at(round.place, source));
     if (!status.ok()) return status;
   }
   round.slots.finish(geometry_, memory(), round.place);
@@ -246,6 +247,8 @@ absl::StatusOr<Work> Experts::Impl::combine(Work dispatch, absl::Span<const floa
   round.arrived[rank_] = true;
   // Outputs that were written by streaming stores are there before any signal.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  CallOptions call;
+  call.timeout = rank_timeout_;
   for (uint32_t i = 1; i < ranks_; ++i) {
     const uint32_t owner = (rank_ + i) % ranks_;
     if (!came[owner] || masked_[owner]) continue;
@@ -253,18 +256,16 @@ absl::StatusOr<Work> Experts::Impl::combine(Work dispatch, absl::Span<const floa
     const uint32_t slot = slot_of(round, kCombined);
     ++told_[round.place * ranks_ + owner];
     if (sees(owner, rank_)) {
-      await(round, owner, false, window_->signal(to, slot, 1));
+      await(round, owner, false, window_->signal(to, slot, 1, call));
       continue;
     }
-    const WindowRows apart{round.slots.slots(owner), round.slots.places(owner),
-                           geometry_.value_bytes, geometry_.value_bytes, geometry_.value_bytes};
+    const WindowRows apart{
+        round.slots.slots(owner), {}, geometry_.value_bytes, geometry_.value_bytes, 0};
     bytes_sent_ += apart.from.size() * geometry_.value_bytes;
     await(round, owner, false,
           returned_->put_rows(memory() + geometry_.outputs(round.place), apart, to,
-                              geometry_.returned(round.place), slot, 1));
+                              geometry_.returned(round.place, rank_), slot, 1, call));
   }
-  CallOptions call;
-  call.timeout = rank_timeout_;
   for (uint32_t expert_rank = 0; expert_rank < ranks_; ++expert_rank) {
     if (expert_rank == rank_ || masked_[expert_rank]) continue;
     Window& window = sees(rank_, expert_rank) ? *window_ : *returned_;
@@ -281,14 +282,14 @@ absl::StatusOr<Work> Experts::Impl::combine(Work dispatch, absl::Span<const floa
 bool Experts::Impl::sum_tokens(Round& round) {
   struct Source {
     const std::byte* rows = nullptr;   // null: it is missing
-    const std::byte* table = nullptr;  // slots of pairs; null: rows are by place
+    const std::byte* table = nullptr;  // slots of pairs; null: rows are in the order of pairs
     size_t pair = 0;
   };
   std::vector<Source> sources(ranks_);
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
     if (!round.arrived[rank]) continue;
     if (!sees(rank_, rank) && rank != rank_) {
-      sources[rank].rows = returned_->data() + geometry_.returned(round.place);
+      sources[rank].rows = returned_->data() + geometry_.returned(round.place, rank);
       continue;
     }
     const std::byte* const window = rank == rank_ ? memory() : views_[rank].data;
@@ -299,14 +300,14 @@ bool Experts::Impl::sum_tokens(Round& round) {
   std::array<float, kMostTopK> weights;
   bool whole = true;
   for (size_t token = 0; token < round.routing.tokens(); ++token) {
-    size_t count = 0, place = token * geometry_.top_k;
+    size_t count = 0;
     for (const Routing::Choice& choice : round.routing.of(token)) {
       const uint32_t rank = geometry_.owner_of(choice.expert);
       Source& source = sources[rank];
-      size_t row = place++;
+      size_t row = source.pair++;
       if (source.table != nullptr) {
         uint32_t slot;
-        std::memcpy(&slot, source.table + source.pair++ * sizeof slot, sizeof slot);
+        std::memcpy(&slot, source.table + row * sizeof slot, sizeof slot);
         if (slot >= geometry_.slots) {
           round.arrived[rank] = whole = false;
           continue;
@@ -334,16 +335,20 @@ bool Experts::Impl::sum_tokens(Round& round) {
 void Experts::Impl::finish_combine(Round& round) {
   while (!sum_tokens(round)) {
   }
+  tell_read(round, round.arrived);
+  round.missing_combine = not_arrived(round);
+  round.stage = Stage::kFree;
+}
+
+void Experts::Impl::tell_read(const Round& round, const std::vector<bool>& whose) {
   CallOptions detached;
   detached.detached = true;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    if (rank == rank_ || !round.arrived[rank] || !sees(rank_, rank)) continue;
+    if (rank == rank_ || !whose[rank] || !sees(rank_, rank)) continue;
     window_->signal(static_cast<int>(rank), slot_of(round, kRead), 1, detached)
         .status()
         .IgnoreError();  // it is gone: it does not wait for this
   }
-  round.missing_combine = not_arrived(round);
-  round.stage = Stage::kFree;
 }
 
 // --- what is awaited -----------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Experts::Impl {
   }
   // The round of a call that runs; null: none does.
   Round* running(Work work);
-  void send(Round& round, uint32_t target, const std::byte* rows);
+  void send(Round& round, uint32_t target, const std::byte* rows, const CallOptions& call);
   void fill_rows(const Round& round, uint32_t target, const std::byte* rows, std::byte* to) const;
   void await(Round& round, uint32_t rank, bool arrival, const absl::StatusOr<Work>& work);
   void heard(Round& round, const Awaited& awaited, const absl::Status& status);
@@ -94,6 +94,7 @@ class Experts::Impl {
   absl::Status finish_dispatch(Round& round);
   void finish_combine(Round& round);
   bool sum_tokens(Round& round);
+  void tell_read(const Round& round, const std::vector<bool>& whose);
   std::vector<int> not_arrived(const Round& round) const;
   std::byte* memory() const { return window_->data(); }
   uint32_t slot_of(const Round& round, uint32_t which) const { return round.place * 3 + which; }

@@ -2,6 +2,7 @@
 // whose memory in place.
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -53,11 +54,17 @@ absl::Status check(const ExpertsOptions& options, int ranks) {
     return refuse("ExpertsOptions::in_flight is ", options.in_flight, ": it is 1 to ",
                   kMostInFlight);
   }
+  if (options.rank_timeout < Time::zero()) {
+    return refuse("ExpertsOptions::rank_timeout is ", seconds_of(options.rank_timeout),
+                  " s: it is 0 (for 60 s) or more");
+  }
   // In doubles: what overflows is too much, too.
-  const double pairs = double(options.max_tokens) * options.top_k * ranks;
-  if (pairs > 4e9 || pairs * options.hidden * 4 * options.in_flight > double(kMostBytes)) {
+  const double slots = std::max(double(options.max_tokens) * options.top_k * ranks,
+                                double(options.experts) * options.capacity);
+  if (slots > INT_MAX || slots * options.hidden * 4 * options.in_flight > double(kMostBytes)) {
     return refuse("max_tokens ", options.max_tokens, " of ", ranks, " ranks with top_k ",
-                  options.top_k, " and hidden ", options.hidden, " are more than memory can hold");
+                  options.top_k, ", capacity ", options.capacity, " and hidden ", options.hidden,
+                  " are more than memory can hold");
   }
   return absl::OkStatus();
 }

@@ -65,12 +65,10 @@ void Routing::write(const Geometry& geometry, uint32_t target, uint64_t round,
     const absl::Span<const Choice> choices = of(token);
     size_t i = 0;
     while (geometry.owner_of(choices[i].expert) != target) ++i;
-    const auto place = static_cast<uint32_t>(token * geometry.top_k + i);
-    std::memcpy(list, &place, sizeof place);
     for (uint32_t n = 0; n < geometry.most_per_row; ++n, ++i) {
       const bool here = i < choices.size() && geometry.owner_of(choices[i].expert) == target;
       const auto expert = static_cast<int16_t>(here ? choices[i].expert - first : -1);
-      std::memcpy(list + sizeof place + n * sizeof expert, &expert, sizeof expert);
+      std::memcpy(list + n * sizeof expert, &expert, sizeof expert);
     }
     list += geometry.entry_bytes;
   }
@@ -80,32 +78,30 @@ void Slots::begin(const Geometry& geometry) {
   begins_.assign(geometry.ranks + 1, 0);
   experts_.clear();
   rows_.clear();
-  places_.clear();
   next_.assign(geometry.local, 0);
 }
 
 absl::Status Slots::add(const Geometry& geometry, uint32_t source, uint64_t round, size_t rows,
-                        size_t most_tokens, const std::byte* list) {
+                        const std::byte* first_row) {
   const auto wrong = [&](const char* what) {
     return absl::DataLossError(absl::StrFormat(
         "rank %u has sent a list of rows that cannot be (%s): use the same version of Baton at all "
         "ranks",
         source, what));
   };
+  if (rows > geometry.most_rows) return wrong("it has more rows than a rank has tokens");
+  const std::byte* list = first_row - geometry.list_bytes(rows);
   ListHeader header;
   std::memcpy(&header, list, sizeof header);
   if (header.round != round) return wrong("it is of another round");
   if (header.rows != rows) return wrong("it has another length than was announced");
   list += sizeof header;
-  const size_t most_places = most_tokens * geometry.top_k;
   for (size_t row = 0; row < rows; ++row, list += geometry.entry_bytes) {
-    uint32_t place;
-    std::memcpy(&place, list, sizeof place);
     int last = -1;
     uint32_t n = 0;
     for (; n < geometry.most_per_row; ++n) {
       int16_t expert;
-      std::memcpy(&expert, list + sizeof place + n * sizeof expert, sizeof expert);
+      std::memcpy(&expert, list + n * sizeof expert, sizeof expert);
       if (expert == -1) break;
       if (expert <= last || static_cast<uint32_t>(expert) >= geometry.local) {
         return wrong("its experts do not ascend");
@@ -113,14 +109,12 @@ absl::Status Slots::add(const Geometry& geometry, uint32_t source, uint64_t roun
       last = expert;
       experts_.push_back(expert);
       rows_.push_back(geometry.row_number(source, row));
-      places_.push_back(place + n);
       if (++next_[static_cast<size_t>(expert)] > size_t{geometry.ranks} * geometry.capacity &&
           geometry.capacity > 0) {
         return wrong("it has more tokens for an expert than its capacity");
       }
     }
     if (n == 0) return wrong("a row is for no expert");
-    if (place > most_places || n > most_places - place) return wrong("it names a token too many");
   }
   if (experts_.size() - begins_[source] != header.pairs || header.pairs > geometry.most_pairs) {
     return wrong("it has another number of experts than was announced");

@@ -47,30 +47,27 @@ class Routing {
 class Slots {
  public:
   void begin(const Geometry& geometry);
-  // The list of `rows` rows that has come from `source`, in ascending order of the sources.
-  // DataLoss: it is none that a rank of this group writes.
+  // The list that has come from `source` before its `rows` rows at `first_row`, in ascending order
+  // of the sources. DataLoss: no rank of this group writes such a list.
   absl::Status add(const Geometry& geometry, uint32_t source, uint64_t round, size_t rows,
-                   size_t most_tokens, const std::byte* list);
+                   const std::byte* first_row);
   // When all are there. Writes each source's slots to table(source).
   void finish(const Geometry& geometry, std::byte* window, uint32_t place);
 
   const std::vector<ExpertGroup>& groups() const { return groups_; }
   const std::vector<uint32_t>& row_of() const { return row_of_; }
-  // For each pair of a source, in their order: the slot here, and the place at their owner.
+  // For each pair of a source, in their order: the slot here.
   absl::Span<const uint32_t> slots(uint32_t source) const {
     return absl::Span<const uint32_t>(slot_of_).subspan(begins_[source], pairs(source));
-  }
-  absl::Span<const uint32_t> places(uint32_t source) const {
-    return absl::Span<const uint32_t>(places_).subspan(begins_[source], pairs(source));
   }
 
  private:
   size_t pairs(uint32_t source) const { return begins_[source + 1] - begins_[source]; }
 
-  std::vector<size_t> begins_;                     // [ranks + 1]
-  std::vector<int16_t> experts_;                   // of each pair
-  std::vector<uint32_t> rows_, places_, slot_of_;  // of each pair
-  std::vector<uint32_t> next_;                     // of each expert
+  std::vector<size_t> begins_;            // [ranks + 1]
+  std::vector<int16_t> experts_;          // of each pair
+  std::vector<uint32_t> rows_, slot_of_;  // of each pair
+  std::vector<uint32_t> next_;            // of each expert
   std::vector<ExpertGroup> groups_;
   std::vector<uint32_t> row_of_;
 };

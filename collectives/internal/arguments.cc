@@ -21,6 +21,13 @@ absl::Status refuse(Collective collective, std::string_view why) {
       absl::StrFormat("%s: %s", std::string(name_of(collective)), std::string(why)));
 }
 
+absl::Status check_waited_for(Collective collective, const CallOptions& options) {
+  if (options.group.sequence == 0 && !options.detached) return absl::OkStatus();
+  return refuse(collective,
+                "a call that is waited for is neither detached nor in a group: begin it with the "
+                "function that ends in _async");
+}
+
 absl::Status check_pointer(Collective collective, const char* name, const void* pointer,
                            size_t count, size_t element) {
   if (count == 0) return absl::OkStatus();

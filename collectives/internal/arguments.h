@@ -49,6 +49,9 @@ size_t extent(const Blocks& blocks);
 // InvalidArgument: "all_reduce: why".
 absl::Status refuse(Collective collective, std::string_view why);
 
+// A blocking call could not tell how it ended.
+absl::Status check_waited_for(Collective collective, const CallOptions& options);
+
 // Refuses a null or misaligned pointer to `count` elements of `element` bytes; none: anything goes.
 absl::Status check_pointer(Collective collective, const char* name, const void* pointer,
                            size_t count, size_t element);

@@ -57,6 +57,9 @@ absl::StatusOr<Work> CallStarter::begin(const Request& request) {
 }
 
 absl::Status CallStarter::run(const Request& request) {
+  if (absl::Status status = check_waited_for(request.collective, *request.options); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = usable(*request.options); !status.ok()) return status;
   absl::StatusOr<Work> work;
   {

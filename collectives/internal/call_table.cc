@@ -51,7 +51,8 @@ void CallTable::begin_group(uint32_t rank, uint32_t ranks, executor::ControlBloc
 
 absl::Status CallTable::too_many() const {
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "%u calls are open: wait() for the first of them, or test() it until it has ended",
+      "%u calls are open: wait() for the first of them, or test() it until it has ended; those of "
+      "a group end in progress()",
       slots_.size() - free_));
 }
 
@@ -84,7 +85,7 @@ CallTable::Slot& CallTable::take_slot(bool collective) {
   slot.entry = UINT32_MAX;
   slot.done = slot.callback_due = slot.detached = slot.outlives = slot.in_parts = slot.grouping =
       slot.on_device = slot.streams = slot.gated = slot.fetching = slot.own_input = slot.in_place =
-          false;
+          slot.failed = false;
   slot.collective = collective;
   slot.result = absl::OkStatus();
   slot.owner = this;
@@ -290,9 +291,18 @@ void CallTable::fail_all(const absl::Status& why) {
   if (needs_.devices != nullptr) needs_.devices->stop();
   const std::vector<Slot*> open = in_flight_;
   for (auto slot = open.rbegin(); slot != open.rend(); ++slot) {
-    if (!(*slot)->outlives && !(*slot)->done) end(**slot, why);  // a group ends with its last
+    if ((*slot)->outlives || (*slot)->done) continue;
+    (*slot)->failed = true;
+    // A group ends with its last, which may have a callback to come back from.
+    if ((*slot)->members == 0) end(**slot, why);
   }
   ended_.notify_all();
+}
+
+bool CallTable::any_in_flight() const {
+  return std::any_of(in_flight_.begin(), in_flight_.end(), [](const Slot* slot) {
+    return !slot->grouping || slot->members > 0 || slot->streams;
+  });
 }
 
 // The call has ended. Its slot is free once the caller has heard of it.
@@ -324,22 +334,24 @@ void CallTable::end(Slot& slot, const absl::Status& result) {
   slot.result = result;
   slot.done = true;
   if (slot.streams) streams_.ended(ticket_of(slot.id), result.ok());
-  if (slot.group != 0) {
-    Slot& group = slot_of(slot.group);
-    group.result.Update(result);
-    if (--group.members == 0 && !group.grouping && !group.done) {
-      end(group, absl::Status(group.result));
-    }
-  }
+  if (slot.group != 0) slot_of(slot.group).result.Update(result);
   if (slot.on_end != nullptr && needs_.endpoint != nullptr) {
     slot.callback_due = true;
     ++callbacks_due_;
     needs_.endpoint->note_end(
         {slot.on_end, slot.context, slot.id, result, &CallTable::on_returned, this});
-  } else if (slot.detached) {
-    free_slot(slot);
+  } else {
+    leave_group(slot);
+    if (slot.detached) free_slot(slot);
   }
   ended_.notify_all();
+}
+
+void CallTable::leave_group(const Slot& slot) {
+  if (slot.group == 0) return;
+  Slot& group = slot_of(slot.group);
+  if (--group.members > 0 || (group.grouping && !group.failed)) return;
+  end(group, absl::Status(group.result));
 }
 
 void CallTable::on_returned(void* table, uint64_t work) {
@@ -347,6 +359,7 @@ void CallTable::on_returned(void* table, uint64_t work) {
   Slot& slot = self.slot_of(work);
   slot.callback_due = false;
   --self.callbacks_due_;
+  self.leave_group(slot);
   if (slot.detached) self.free_slot(slot);
   self.ended_.notify_all();
 }

@@ -53,6 +53,7 @@ class CallTable {
     bool outlives = false;   // fail_all(): it stands for what comes after a failure
     bool in_parts = false;   // an all_to_all_v
     bool grouping = false;   // a work to which calls are still added
+    bool failed = false;     // such a one: it ends with the callbacks of its calls
     bool on_device = false;  // of one that may go from device to device
     bool streams = false;    // some wait for it, or it for one
     bool gated = false;      // it still waits for one
@@ -160,6 +161,8 @@ class CallTable {
   void fail_all(const absl::Status& why);
 
   const std::vector<Slot*>& in_flight() const { return in_flight_; }
+  // But for groups that were left open, and stand for nothing.
+  bool any_in_flight() const;
   uint64_t sequence() const { return sequence_; }  // of the last collective
   uint64_t calls_made() const { return calls_made_; }
   // Notified whenever a call has ended.
@@ -201,6 +204,7 @@ class CallTable {
   static void on_done(executor::Call& call, void* context);
   static void on_part_done(executor::Call& call, void* context);
   void end(Slot& slot, const absl::Status& result);
+  void leave_group(const Slot& slot);
   void free_slot(Slot& slot);
 
   const Needs needs_;

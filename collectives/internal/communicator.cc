@@ -329,11 +329,13 @@ absl::Status Communicator::gather(const void* in, void* out, size_t count, DataT
 }
 absl::Status Communicator::send(const void* in, size_t count, DataType type, int to,
                                 const CallOptions& options) {
-  return end_of(*this, send_async(in, count, type, to, options));
+  absl::Status status = collectives::internal::check_waited_for(Collective::kSendReceive, options);
+  return status.ok() ? end_of(*this, send_async(in, count, type, to, options)) : status;
 }
 absl::Status Communicator::receive(void* out, size_t count, DataType type, int from,
                                    const CallOptions& options) {
-  return end_of(*this, receive_async(out, count, type, from, options));
+  absl::Status status = collectives::internal::check_waited_for(Collective::kSendReceive, options);
+  return status.ok() ? end_of(*this, receive_async(out, count, type, from, options)) : status;
 }
 absl::Status Communicator::barrier(const CallOptions& options) {
   return impl_->starter->run(

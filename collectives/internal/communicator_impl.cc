@@ -109,7 +109,7 @@ Communicator::Impl::Impl(CommunicatorOptions communicator_options,
 void Communicator::Impl::leave(bool in_own_callback) {
   {
     Lock lock(mutex);
-    if (!calls->in_flight().empty()) {
+    if (calls->any_in_flight()) {
       failure.fail(absl::AbortedError(absl::StrFormat(
                        "rank %u has destroyed its communicator with calls in flight", mesh.rank())),
                    mesh.rank());

@@ -23,8 +23,8 @@ Calls may come from any thread, and free the interpreter's lock. Without `backgr
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
-import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -34,12 +34,14 @@ from ._library import call, lib, take
 from ._requests import KINDS, all_of, like, nanoseconds, part_of, places, request_of
 from .agent import _in_slices, _text, _within
 from .endpoint import Endpoint, EndpointHandle, place_from_environment
-from .errors import BatonError, InvalidParamError
+from .errors import BackendError, BatonError, InvalidParamError, NotFoundError
 from .work import OnEnd, Work, forget_end, tell_end
 
 ANY_RANK = -1  # as the source of a receive
 # Calls in flight, before those that have ended are looked for; and of all ranks, before the oldest is waited for.
 _KEPT, _MOST = 64, 240
+# Groups that are open in this thread or task, the inner ones behind.
+_groups: "contextvars.ContextVar[Tuple[Work, ...]]" = contextvars.ContextVar("baton.groups", default=())
 
 
 def _in_word(number: int, what: str) -> int:
@@ -92,7 +94,6 @@ class Communicator:
         self.name, self._endpoint, self._background = name, endpoint, background
         self._running: Dict[int, Work] = {}  # what is in flight, with the memory that it uses
         self._most = _KEPT  # of those, before _make_room()
-        self._groups = threading.local()  # `open`: that of a thread
         self._count_ranks()
         weakref.finalize(self, self._open.destroy)
         return self
@@ -193,7 +194,8 @@ class Communicator:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[Work]:
-        """Calls that this thread begins inside are waited for as one, by the Work that `with` gives, whose result is a list of theirs:
+        """Calls that this thread, or asyncio's task, begins inside are waited for as one, by the Work that `with` gives, whose result
+        is a list of theirs:
 
             with comm.group() as both:
                 comm.send_async(mine, to=right)
@@ -206,11 +208,12 @@ class Communicator:
         work = Work(self, "group", [], [])
         work.number, work._collects = number.value, True
         self._running[work.number] = work
-        outer, self._groups.open = getattr(self._groups, "open", None), work
+        _groups.set((*_groups.get(), work))
         try:
             yield work
         finally:
-            self._groups.open, work._collects = outer, False
+            _groups.set(tuple(one for one in _groups.get() if one is not work))
+            work._collects = False
             self._open.call(lib.comm_group_end, work.number)
 
     # --- calls. Each has a form that returns a Work at once. `how`: `timeout`, in seconds, and `ordered`, for this call;
@@ -409,12 +412,21 @@ class Communicator:
         key = tell_end(request, work, on_end) if on_end is not None else 0
         if len(self._running) > self._most:
             self._make_room()
-        group = getattr(self._groups, "open", None) if isinstance(request, _library.Call) else None
+        open_groups = _groups.get() if isinstance(request, _library.Call) else ()
+        group = next((one for one in reversed(open_groups) if one.comm is self and one._collects), None)
         begun = ctypes.c_uint64()
         if group is not None:
             request.group = group.number
         try:
-            handle.call(function, ctypes.byref(request), ctypes.byref(begun))
+            while True:
+                try:
+                    handle.call(function, ctypes.byref(request), ctypes.byref(begun))
+                    break
+                except BackendError:  # no room, perhaps: calls in a group make some when they end
+                    if group is None or not group._of_all:
+                        raise
+                    with contextlib.suppress(NotFoundError):  # it has ended, which its group tells
+                        _in_slices(self._open.call, None, lib.work_wait, group._of_all.pop(0))
         except BatonError:
             forget_end(key)
             raise
@@ -432,7 +444,7 @@ class Communicator:
         with contextlib.suppress(BatonError):  # its wait() raises it
             for work in works:
                 work.done()
-        of_all = [work for work in self._running.values() if work.name in KINDS and work.name not in ("send", "receive")]
+        of_all = [work for work in self._running.values() if work._is_of_all()]
         count = len(self._running)
         self._most = max(_KEPT, count + min(count, max(_MOST - len(of_all), 0)))
         if len(of_all) >= _MOST:

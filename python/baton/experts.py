@@ -8,14 +8,16 @@
     experts.combine(received, weights, out)              # weights float32 [tokens][top_k], out [tokens][hidden]
 
 A token's sum is made in ascending number of the expert, in float32, and rounded once: the bits that one rank gives which has all
-experts. A rank that dies is masked: the call goes on without it, and missing() tells. One thread at a time.
+experts. A rank that dies is masked: the call goes on without it, and missing() tells. dispatch_async() and combine_async() give an
+ExpertsWork at once, which can be awaited. One thread at a time is inside; the others wait for it.
 """
 from __future__ import annotations
 
 import array
 import ctypes
+import threading
 import weakref
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import _library
 from ._handle import Handle
@@ -24,7 +26,8 @@ from .agent import _within
 from .buffers import Elements, elements_of
 from ._requests import TYPES, nanoseconds
 from .communicator import Communicator
-from .errors import InvalidParamError
+from .errors import BatonError, InvalidParamError
+from .work import OnEnd, Work
 
 _MODES = {"auto": 0, "low_latency": 1, "throughput": 2}
 _INT = 2 ** 31 - 1
@@ -43,29 +46,33 @@ class Received:
     of its row, in bytes `row_stride` apart in `rows`; `outputs`: [slots], `output_stride` apart, to be written. Memory of the
     Experts: of use until the round is combined."""
 
-    def __init__(self, owner: "Experts", work: int, raw: Any) -> None:
-        self._owner, self._work, self._raw = owner, work, raw
+    def __init__(self, owner: "Experts", work: int, tokens: int, raw: Any) -> None:
+        self._owner, self._work, self._tokens, self._scales = owner, work, tokens, raw.scales_offset
         self.groups = [ExpertGroup(g.expert, g.first, g.count) for g in raw.groups[:raw.group_count]]
         self.row_of = array.array("I", ctypes.string_at(raw.row_of, 4 * raw.slots) if raw.slots else b"")
         self.row_stride, self.output_stride = raw.row_stride, raw.output_stride
+        self._rows = owner._view(raw.rows, (max(self.row_of, default=-1) + 1) * raw.row_stride)
+        self._outputs = owner._view(raw.outputs, raw.slots * raw.output_stride)
 
     def row(self, slot: int) -> memoryview:
         """The row of that slot as it came: bytes of `dtype`, or with fp8 of e4m3 (then see dequantised())."""
-        return self._bytes(self._raw.rows + self._number(slot) * self.row_stride, self._owner.row_bytes).toreadonly()
+        begin = self._number(slot) * self.row_stride
+        return self._rows[begin:begin + self._owner.row_bytes].toreadonly()
 
     def dequantised(self, slot: int, out: Any) -> Any:
         """With fp8: the row as float32, into an array of `hidden` elements."""
         into = self._owner._array(out, "out", "float32", self._owner.hidden, True)
-        if not self._raw.scales_offset:
+        if not self._scales:
             raise InvalidParamError("dequantised() is for Experts that were made with fp8=True")
-        row = self._raw.rows + self._number(slot) * self.row_stride
-        lib.experts_dequantise(row, row + self._raw.scales_offset, self._owner.hidden, into.address)
+        begin = self._number(slot) * self.row_stride
+        row = ctypes.addressof(ctypes.c_char.from_buffer(self._rows, begin))
+        lib.experts_dequantise(row, row + self._scales, self._owner.hidden, into.address)
         return out
 
     def output(self, slot: int) -> memoryview:
         """Where what the expert says of that slot goes: bytes of `dtype`."""
         self._number(slot)
-        return self._bytes(self._raw.outputs + slot * self.output_stride, self.output_stride)
+        return self._outputs[slot * self.output_stride:(slot + 1) * self.output_stride]
 
     def _number(self, slot: int) -> int:
         if not 0 <= slot < len(self.row_of):
@@ -74,9 +81,36 @@ class Received:
             raise InvalidParamError("this dispatch is combined: what it brought is gone")
         return self.row_of[slot]
 
-    @staticmethod
-    def _bytes(address: int, size: int) -> memoryview:
-        return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    def _gone(self) -> None:
+        self._rows = self._outputs = memoryview(b"")
+
+
+class ExpertsWork(Work):
+    """A dispatch or combine that was begun; its result is what dispatch() or combine() returns. It advances while something waits
+    for it, awaits it or asks done()."""
+
+    _TEST, _WAIT = lib.experts_test, lib.experts_wait
+
+    def __init__(self, experts: "Experts", name: str, keep: Any, result: Any, on_end: Optional[OnEnd]) -> None:
+        owner: Any = experts  # it has what a communicator's work needs of that
+        super().__init__(owner, name, keep, result)
+        self._experts, self._on_end = experts, on_end
+        self.missing: List[int] = []  # the ranks that it went without, once it has ended
+
+    def _ask(self, function: Any, *arguments: Any) -> bool:
+        with self._experts._inside:
+            ended = super()._ask(function, *arguments)
+        if ended and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self, self._error)
+        return ended
+
+    def _end(self, error: Optional[BatonError]) -> None:
+        if error is None:
+            self.missing = self._experts._without(self.number)
+            if self.name == "dispatch":
+                self._result = self._experts._receive(self.number, self._result)
+        super()._end(error)
 
 
 class Experts:
@@ -101,65 +135,106 @@ class Experts:
         self.comm, self.top_k, self.hidden, self.dtype, self.fp8 = comm, top_k, hidden, dtype, bool(fp8)
         self._element = 4 if dtype == "float32" else 2
         self.row_bytes = hidden * (1 if fp8 else self._element)  # of a row as it is received
-        self._current: dict[int, Received] = {}
-        self._tokens: dict[int, int] = {}
+        # By the number of their dispatch. One that is given up is combined no more.
+        self._current: "weakref.WeakValueDictionary[int, Received]" = weakref.WeakValueDictionary()
+        self._running: Dict[int, Work] = {}  # what is in flight, with the memory that it uses
+        self._inside, self._views = threading.Lock(), 0
+        self.name, self.endpoint, self._background = f"{comm.name}, experts", comm.endpoint, comm._background
         self._open = Handle(None, "experts")
         handle = ctypes.c_void_p()
         comm._open.call(lib.experts_create, ctypes.byref(options), ctypes.byref(handle))
         self._open.value = handle.value
         weakref.finalize(self, Handle.destroy, self._open)
 
-    def dispatch(self, rows: Any, chosen: Any, timeout: Optional[float] = None) -> Received:
-        """Sends each row to the ranks of its experts, and waits for the others'. BatonTimeoutError: not within `timeout`; the
-        object is then of no use."""
+    def dispatch_async(self, rows: Any, chosen: Any, on_end: Optional[OnEnd] = None) -> ExpertsWork:
+        """Starts dispatch(). `on_end` is called with the work and its error or None by what finds out that it has ended: wait(),
+        done() or a task that awaits it, which raises what it raises."""
         sent = self._array(rows, "rows", self.dtype, None, False)
         if sent.count % self.hidden:
             raise InvalidParamError(f"rows have {sent.count} elements: that is no multiple of hidden, {self.hidden}")
         tokens = sent.count // self.hidden
         choices = self._array(chosen, "chosen", "int32", tokens * self.top_k, False)
-        work = ctypes.c_uint64()
-        self._open.call(lib.experts_dispatch, sent.address, tokens, choices.address, choices.count, ctypes.byref(work))
-        self._wait(work.value, timeout)
-        raw = _library.ExpertRows(ctypes.sizeof(_library.ExpertRows))
-        self._open.call(lib.experts_received, work.value, ctypes.byref(raw))
-        received = Received(self, work.value, raw)
-        self._current[work.value], self._tokens[work.value] = received, tokens
+        return self._begin(ExpertsWork(self, "dispatch", (sent, choices), tokens, on_end), lib.experts_dispatch, sent.address,
+                           _within(tokens, _INT, "tokens"), choices.address, choices.count)
+
+    def dispatch(self, rows: Any, chosen: Any, timeout: Optional[float] = None) -> Received:
+        """Sends each row to the ranks of its experts, and waits for the others'. BatonTimeoutError: not within `timeout`; it goes
+        on, and the Experts are of no use: wait for dispatch_async() where that may be."""
+        received: Received = self.dispatch_async(rows, chosen).wait(timeout)
         return received
+
+    def combine_async(self, received: Received, weights: Any, out: Any, on_end: Optional[OnEnd] = None) -> ExpertsWork:
+        """Starts combine()."""
+        if self._current.get(received._work) is not received:
+            raise InvalidParamError("received is no dispatch of these experts, or is combined already")
+        weigh = self._array(weights, "weights", "float32", received._tokens * self.top_k, False)
+        into = self._array(out, "out", self.dtype, received._tokens * self.hidden, True)
+        work = self._begin(ExpertsWork(self, "combine", (weigh, into), out, on_end), lib.experts_combine, received._work,
+                           weigh.address, weigh.count, into.address, into.count * into.itemsize)
+        self._current.pop(received._work)._gone()
+        return work
 
     def combine(self, received: Received, weights: Any, out: Any, timeout: Optional[float] = None) -> Any:
         """Sums what experts have said of this rank's tokens into `out`, which it returns."""
-        tokens = self._tokens.get(received._work)
-        if tokens is None or received._owner is not self:
-            raise InvalidParamError("received is no dispatch of these experts, or is combined already")
-        weigh = self._array(weights, "weights", "float32", tokens * self.top_k, False)
-        into = self._array(out, "out", self.dtype, tokens * self.hidden, True)
-        work = ctypes.c_uint64()
-        self._open.call(lib.experts_combine, received._work, weigh.address, weigh.count, into.address,
-                        into.count * into.itemsize, ctypes.byref(work))
-        del self._current[received._work], self._tokens[received._work]
-        self._wait(work.value, timeout)
-        return out
+        return self.combine_async(received, weights, out).wait(timeout)
 
     def missing(self, received: Optional[Received] = None) -> List[int]:
         """The ranks that a dispatch went without; of none: all that are masked."""
-        ranks, count = (ctypes.c_int32 * 4096)(), ctypes.c_size_t()
-        self._open.call(lib.experts_missing, received._work if received else 0, ranks, len(ranks), ctypes.byref(count))
-        return list(ranks[:count.value])
+        if received is not None and received._owner is not self:
+            raise InvalidParamError("received is no dispatch of these experts")
+        with self._inside:
+            return self._without(received._work if received else 0)
 
     def close(self) -> None:
-        """Waits until no rank reads what this one's experts said; the others go on without it."""
+        """Waits until no rank reads what this one's experts said; the others go on without it. InvalidParamError: something still
+        holds a row() or an output()."""
+        for received in list(self._current.values()):
+            received._gone()
         self._current.clear()
-        self._tokens.clear()
+        if self._views:
+            raise InvalidParamError(f"{self._views} views of rows or outputs are held: give them up first")
         self._open.destroy()
+        self._running.clear()
 
     def __enter__(self) -> "Experts":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.close()
+        except InvalidParamError:
+            if kind is None:  # else views are held by what has raised
+                raise
 
-    def _wait(self, work: int, timeout: Optional[float]) -> None:
-        self._open.call(lib.experts_wait, work, nanoseconds(timeout, "timeout") or -1)
+    def _begin(self, work: ExpertsWork, function: Any, *arguments: Any) -> ExpertsWork:
+        number = ctypes.c_uint64()
+        with self._inside:
+            self._open.call(function, *arguments, ctypes.byref(number))
+        work.number = number.value
+        self._running[work.number] = work
+        return work
+
+    def _receive(self, number: int, tokens: int) -> Received:
+        raw = _library.ExpertRows(ctypes.sizeof(_library.ExpertRows))
+        self._open.call(lib.experts_received, number, ctypes.byref(raw))
+        received = self._current[number] = Received(self, number, tokens, raw)
+        return received
+
+    def _without(self, number: int) -> List[int]:
+        ranks, count = (ctypes.c_int32 * 4096)(), ctypes.c_size_t()
+        self._open.call(lib.experts_missing, number, ranks, len(ranks), ctypes.byref(count))
+        return list(ranks[:count.value])
+
+    def _view(self, address: Optional[int], size: int) -> memoryview:
+        if not size:
+            return memoryview(b"")
+        memory = (ctypes.c_char * size).from_address(address or 0)
+        self._views += 1
+        weakref.finalize(memory, self._view_gone)  # which keeps the Experts
+        return memoryview(memory).cast("B")
+
+    def _view_gone(self) -> None:
+        self._views -= 1
 
     def _array(self, thing: Any, what: str, dtype: str, count: Optional[int], writes: bool) -> Elements:
         one = elements_of(thing, what, writes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 from . import _library, _loop
 from ._library import lib
+from ._requests import KINDS
 from .agent import _in_slices
 from .errors import BatonError, BatonTimeoutError, InvalidParamError, NotAllowedError, error_of
 
@@ -49,6 +50,8 @@ class Work(_loop.Awaited[Any]):
     """A call that was started. `await work`, asyncio.create_task(work) and the like end as it does; a cancelled wait
     changes nothing."""
 
+    _TEST, _WAIT = lib.work_test, lib.work_wait  # of the library
+
     def __init__(self, comm: "Communicator", name: str, keep: Any, result: Any) -> None:
         self.comm, self.name, self.number = comm, name, 0
         self._keep, self._result = keep, result
@@ -56,6 +59,7 @@ class Work(_loop.Awaited[Any]):
         self._ended, self._lock = False, threading.Lock()
         self._group: Optional[Work] = None  # that it ends with
         self._collects = False  # such a group, to which calls are still added
+        self._of_all: List[int] = []  # the calls in it that all ranks make
 
     def __repr__(self) -> str:
         state = "runs" if not self._ended else f"failed: {self._error}" if self._error else "done"
@@ -79,8 +83,14 @@ class Work(_loop.Awaited[Any]):
     def _add(self, work: "Work") -> None:
         """To this group, whose result is a list."""
         work._group = self
+        if work._is_of_all():
+            self._of_all.append(work.number)
         self._keep.append(work._keep)
         self._result.append(work._result)
+
+    def _is_of_all(self) -> bool:
+        """Whether all ranks make this call, in the same order."""
+        return self.name in KINDS and self.name not in ("send", "receive")
 
     def _check_complete(self) -> None:
         if self._collects:
@@ -99,7 +109,7 @@ class Work(_loop.Awaited[Any]):
         if not self._ended and self._lock.acquire(blocking=False):  # else another thread waits for it
             try:
                 if not self._ended:
-                    self._ask(lib.work_test)
+                    self._ask(self._TEST)
             finally:
                 self._lock.release()
         if self._ended:
@@ -122,7 +132,7 @@ class Work(_loop.Awaited[Any]):
             raise BatonTimeoutError(f"{self.name} still runs")
         try:
             if not self._ended:
-                self._ask(lib.work_wait, span)
+                self._ask(self._WAIT, span)
         finally:
             self._lock.release()
 

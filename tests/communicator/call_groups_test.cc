@@ -96,6 +96,66 @@ TEST_P(CallGroups, WhatIsRefusedIsInNoGroupAndBreaksNothing) {
   });
 }
 
+// Promise(collectives): A group ends when the callbacks of its calls have returned | one that runs
+//   in the background for longer
+TEST_P(CallGroups, EndBehindTheCallbacksOfTheirCalls) {
+  CommunicatorOptions options = test_options(GetParam());
+  options.background = true;
+  run_group(2, options, [](Communicator& comm) {
+    struct Slow {
+      std::atomic<bool> called{false}, let_go{false}, over{false};
+      static void on_end(void* context, Work /*work*/, const absl::Status& /*status*/) {
+        auto& self = *static_cast<Slow*>(context);
+        self.called = true;
+        until([&] { return self.let_go.load(); });
+        self.over = true;
+      }
+    } slow;
+    std::vector<int32_t> data(10, 1);
+    const auto group = comm.group_begin();
+    ASSERT_TRUE(group.ok()) << group.status();
+    const auto work =
+        comm.all_reduce_async(data.data(), data.data(), data.size(), DataType::kI32, ReduceOp::kSum,
+                              {.on_end = Slow::on_end, .context = &slow, .group = *group});
+    ASSERT_TRUE(work.ok()) << work.status();
+    ASSERT_TRUE(comm.group_end(*group).ok());
+    until([&] { return slow.called.load(); });
+    for (int i = 0; i < 100; ++i) EXPECT_FALSE(comm.test(*group).has_value());
+    slow.let_go = true;
+    EXPECT_TRUE(comm.wait(*group).ok());
+    EXPECT_TRUE(slow.over);
+    EXPECT_TRUE(comm.barrier().ok());
+  });
+}
+
+TEST_P(CallGroups, BlockingCallsAreInNone) {
+  run_group(2, test_options(GetParam()), [](Communicator& comm) {
+    int32_t one = 1;
+    const auto group = comm.group_begin();
+    ASSERT_TRUE(group.ok()) << group.status();
+    const CallOptions in_it{.group = *group};
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        comm.all_reduce(&one, &one, 1, DataType::kI32, ReduceOp::kSum, in_it)));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(comm.send(&one, 1, DataType::kI32, 1 - comm.rank(), in_it)));
+    EXPECT_TRUE(comm.group_end(*group).ok());
+    EXPECT_TRUE(comm.wait(*group).ok());
+    EXPECT_TRUE(comm.barrier().ok());
+  });
+}
+
+// A group that is left open is no call in flight.
+TEST_P(CallGroups, LeftOpenTheyGoWithTheirCommunicator) {
+  for (int turn = 0; turn < 20; ++turn) {
+    run_group(3, test_options(GetParam()), [](Communicator& comm) {
+      std::vector<int32_t> data(100'000, 1);
+      ASSERT_TRUE(comm.group_begin().ok());
+      EXPECT_EQ(comm.broadcast(data.data(), data.data(), data.size(), DataType::kI32, 0),
+                absl::OkStatus());
+    });
+  }
+}
+
 TEST_P(CallGroups, EndWithTheErrorOfTheirCalls) {
   run_group(2, test_options(GetParam()), [](Communicator& comm) {
     std::vector<int32_t> data(10, 1);

@@ -128,4 +128,26 @@ class SimNodes {
   std::vector<Handle> handles_;
 };
 
+// And a group of all.
+class SimGroup : public SimNodes {
+ public:
+  explicit SimGroup(const sim::SimOptions& fabric) : SimNodes(fabric) {
+    GroupOptions options;
+    options.uuid = 1;
+    options.slot_bytes = 64 << 10;
+    for (const auto& endpoint : endpoints_) {
+      auto comm = Communicator::create(endpoint, handles_, options);
+      EXPECT_TRUE(comm.ok()) << comm.status();
+      comms_.push_back(*std::move(comm));
+    }
+  }
+  ~SimGroup() {
+    comms_.clear();
+    drive_for(std::chrono::milliseconds(20));
+  }
+
+ protected:
+  std::vector<std::shared_ptr<Communicator>> comms_;
+};
+
 }  // namespace baton

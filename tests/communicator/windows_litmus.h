@@ -3,11 +3,9 @@
 #pragma once
 
 #include "collectives/window.h"
-#include "tests/communicator/group.h"
+#include "tests/communicator/sim_nodes.h"
 #include "tests/sanitized.h"
 #include "tests/seeds.h"
-#include "tests/sim/fabric/fabric.h"
-#include "tests/test.h"
 
 namespace baton {
 
@@ -26,7 +24,7 @@ enum class Signals { kCounters, kWords, kWeakWords };
 
 // Each rank puts ever higher words to cells of the others, and now and then signals there. Whoever
 // sees a signal looks whether all is there that was put before it with its tag.
-class Litmus {
+class Litmus : public SimGroup {
  public:
   static constexpr size_t kNodes = 3;
   static constexpr size_t kTags = 2;
@@ -35,45 +33,10 @@ class Litmus {
   static constexpr size_t kCellWords = 4096;
 
   Litmus(uint64_t seed, Signals signals)
-      : kind_(signals),
-        random_(seed * 7919 + 3),
-        fabric_({.seed = seed,
-                 .nodes = kNodes,
-                 .rails = 1 + pick(2),
-                 .link = {.bytes_per_second = 1e9,
-                          .loss = static_cast<double>(pick(2)) * 0.01,
-                          .duplicate = 0.01,
-                          .reorder = 0.3}}) {
-    std::vector<Handle> handles;
-    for (size_t node = 0; node < kNodes; ++node) {
-      EndpointOptions options;
-      options.worker.require = "sim";
-      options.worker.key = test_key();
-      options.worker.clock = &fabric_.clock();
-      options.worker.extra_providers = {fabric_.provider_factory(node)};
-      options.slab_bytes = 2 << 20;
-      auto endpoint = Endpoint::open(options);
-      EXPECT_TRUE(endpoint.ok()) << endpoint.status();
-      endpoints_.push_back(*std::move(endpoint));
-      handles.push_back(endpoints_.back()->handle());
-      fabric_.attach(endpoints_.back()->worker(), node);
-    }
-    for (const auto& endpoint : endpoints_) {
-      GroupOptions options;
-      options.uuid = 1;
-      options.slot_bytes = 64 << 10;
-      auto comm = Communicator::create(endpoint, handles, options);
-      EXPECT_TRUE(comm.ok()) << comm.status();
-      comms_.push_back(*std::move(comm));
-    }
-  }
+      : Litmus(seed, signals, std::mt19937_64(seed * 7919 + 3)) {}
   virtual ~Litmus() {
-    drive([&] { return false; }, std::chrono::milliseconds(20));
+    drive_for(std::chrono::milliseconds(20));
     windows_.clear();
-    comms_.clear();
-    drive([&] { return false; }, std::chrono::milliseconds(20));
-    for (size_t node = 0; node < kNodes; ++node) fabric_.detach(endpoints_[node]->worker());
-    endpoints_.clear();
   }
 
   void run() {
@@ -122,19 +85,18 @@ class Litmus {
     uint64_t seen = 0;                                    // signals, by the target
   };
 
-  size_t pick(size_t below) { return std::uniform_int_distribution<size_t>(0, below - 1)(random_); }
-  bool drive(const std::function<bool()>& ready, Time timeout) {
-    return fabric_.run_until(
-        [&] {
-          for (const auto& endpoint : endpoints_) {
-            while (endpoint->progress()) {
-            }
-          }
-          return ready();
-        },
-        timeout);
-  }
+  Litmus(uint64_t seed, Signals signals, std::mt19937_64 random)
+      : SimGroup({.seed = seed,
+                  .nodes = kNodes,
+                  .rails = 1 + random() % 2,
+                  .link = {.bytes_per_second = 1e9,
+                           .loss = static_cast<double>(random() % 2) * 0.01,
+                           .duplicate = 0.01,
+                           .reorder = 0.3}}),
+        kind_(signals),
+        random_(random) {}
 
+  size_t pick(size_t below) { return std::uniform_int_distribution<size_t>(0, below - 1)(random_); }
   virtual void make_windows() {
     windows_ = make((kNodes * kTags * kCells * kCellWords + kWords) * sizeof(uint64_t));
   }
@@ -281,9 +243,6 @@ class Litmus {
 
   const Signals kind_;
   std::mt19937_64 random_;
-  sim::SimFabric fabric_;
-  std::vector<std::shared_ptr<Endpoint>> endpoints_;
-  std::vector<std::shared_ptr<Communicator>> comms_;
   std::vector<std::shared_ptr<Window>> windows_;
   std::array<std::array<std::array<Way, kTags>, kNodes>, kNodes> ways_;
   using Data = std::array<std::array<std::vector<uint64_t>, kCells>, kTags>;

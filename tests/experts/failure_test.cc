@@ -1,4 +1,4 @@
-// A rank that is killed in the midst of rounds is masked, and all else stays exact.
+// A rank that is killed or stopped in the midst of rounds is masked, and all else stays exact.
 #include "collectives/experts.h"
 #include "tests/communicator/processes.h"
 #include "tests/experts/mixture.h"
@@ -6,20 +6,20 @@
 namespace baton {
 namespace {
 
-class ExpertsFailure : public testing::TestWithParam<std::string> {};
-
 // When rank 1 dies, in round kLast.
 enum class Dies { kBeforeDispatch, kInDispatch, kBeforeCombine, kInCombine, kAfterIt };
 constexpr int kDies = 5, kLast = 3, kRounds = 8;
 
-// What is wrong, or nothing.
+// What is wrong, or nothing. Rank 1 is stopped instead where there is a `rank_timeout`.
 std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_t seed) {
+  const Time rank_timeout = mixture.options().rank_timeout;
+  const bool stops = rank_timeout != Time::zero();
   auto made = Experts::create(comm, mixture.options());
   if (!made.ok()) return made.status().ToString();
   Experts& experts = **made;
   std::mt19937_64 random(seed * 10 + static_cast<uint64_t>(comm.rank()));
   const auto at = [&](int round, Dies when) {
-    if (comm.rank() == 1 && round == kLast && when == dies) raise(SIGKILL);
+    if (comm.rank() == 1 && round == kLast && when == dies) raise(stops ? SIGSTOP : SIGKILL);
   };
   const std::vector<int> none, gone = {1};
   for (int round = 0; round < kRounds; ++round) {
@@ -40,6 +40,7 @@ std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_
     at(round, Dies::kInCombine);
     if (absl::Status status = experts.wait(*combine); !status.ok()) return status.ToString();
     at(round, Dies::kAfterIt);
+    if (stops && Clock::steady().now() - began > 10 * rank_timeout) return "that took too long";
     const std::vector<int> missing = experts.missing(*combine);
     const std::vector<int> masked = experts.masked();
     if (masked == gone && missing == gone && round <= kLast + 1) {
@@ -53,9 +54,19 @@ std::string go_on(Communicator& comm, const Mixture& mixture, Dies dies, uint64_
     if (out != tokens.wanted) return absl::StrCat("round ", round, " is not exact");
     // Its rows, if they came, are whole: answer() has read them all.
   }
+  if (stops) return "";
   // A collective of the communicator fails, as ever.
   return comm.barrier().ok() ? "the communicator does not notice" : "";
 }
+
+class ExpertsFailure : public testing::TestWithParam<std::string> {
+ public:
+  void run_and_lose(int ranks, const ExpertsOptions& options, Dies dies) {
+    const Mixture mixture(options, ranks);
+    run_processes(ranks, test_options(GetParam()),
+                  [&](Communicator& comm) { return go_on(comm, mixture, dies, 7); }, {1});
+  }
+};
 
 // Promise(collectives): A rank that is killed in a round of Experts is masked and named by the
 //   others, whose tokens are exact without its experts then and in the rounds that follow | killed
@@ -64,14 +75,22 @@ TEST_P(ExpertsFailure, AKilledRankIsMaskedAndTheRestStaysExact) {
   for (int dies = 0; dies < kDies && !HasFailure(); ++dies) {
     for (const int hidden : {9, 3000}) {
       SCOPED_TRACE(testing::Message() << "moment " << dies << ", hidden " << hidden);
-      ExpertsOptions options{.experts = 9, .top_k = 3, .hidden = hidden, .max_tokens = 20};
+      const int ranks = 2 + (dies + hidden) % 3;
+      ExpertsOptions options{.experts = 12, .top_k = 3, .hidden = hidden, .max_tokens = 20};
       options.mode = hidden > 9 ? ExpertsMode::kThroughput : ExpertsMode::kAuto;
-      const Mixture mixture(options, 3);
-      run_processes(
-          3, test_options(GetParam()),
-          [&](Communicator& comm) { return go_on(comm, mixture, static_cast<Dies>(dies), 7); },
-          {1});
+      run_and_lose(ranks, options, static_cast<Dies>(dies));
     }
+  }
+}
+
+// Promise(collectives): A rank that is stopped in a round of Experts is masked after rank_timeout,
+//   whatever was on its way to it, and the others go on as if it were dead | stopped before and in
+//   dispatch and combine
+TEST_P(ExpertsFailure, AStoppedRankIsMaskedAfterItsTimeout) {
+  for (const Dies stops : {Dies::kBeforeDispatch, Dies::kInDispatch, Dies::kInCombine}) {
+    ExpertsOptions options{.experts = 12, .top_k = 3, .hidden = 3000, .max_tokens = 20};
+    options.rank_timeout = patient(std::chrono::seconds(2));
+    run_and_lose(3, options, stops);
   }
 }
 

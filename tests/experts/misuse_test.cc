@@ -1,5 +1,7 @@
 // What experts refuse: one clear error, and the call can be made again.
 #include "collectives/experts.h"
+
+#include "collectives/experts/routing.h"
 #include "tests/communicator/over_providers.h"
 #include "tests/experts/mixture.h"
 
@@ -9,12 +11,66 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+using collectives::experts::Geometry;
+using collectives::experts::ListHeader;
+
 class ExpertsMisuse : public OverProviders {};
 
 ExpertsOptions small() {
   ExpertsOptions options{.experts = 4, .top_k = 2, .hidden = 8, .max_tokens = 4};
   options.type = DataType::kF32;
   return options;
+}
+
+// Two tokens of rank 0 for both experts of rank 1, damaged.
+TEST(ExpertsLists, ThatNoRankWritesAreRefused) {
+  ExpertsOptions options = small();
+  options.capacity = 2;
+  const Geometry geometry(options, 1, 2);
+  collectives::experts::Routing routing;
+  ASSERT_TRUE(routing.set(Geometry(options, 0, 2), 4, 2, {2, 3, 3, 2}).ok());
+  struct List {
+    ListHeader header;
+    std::array<std::array<int16_t, 2>, 5> experts;
+  };
+  List good{};
+  routing.write(geometry, 1, 7, reinterpret_cast<std::byte*>(&good));
+  collectives::experts::Slots slots;
+  const auto add = [&](uint32_t source, const List& list, size_t rows) {
+    // It ends where its rows begin.
+    const auto* const begin = reinterpret_cast<const std::byte*>(&list);
+    return slots.add(geometry, source, 7, rows, begin + geometry.list_bytes(rows));
+  };
+  const auto refused = [&](const char* what, const std::function<void(List&, size_t&)>& damage) {
+    List list = good;
+    size_t rows = 2;
+    damage(list, rows);
+    slots.begin(geometry);
+    const absl::Status status = add(0, list, rows);
+    EXPECT_TRUE(absl::IsDataLoss(status)) << what << ": " << status;
+    EXPECT_THAT(text(status), HasSubstr(what));
+  };
+  const auto four = [](int16_t first, int16_t second) {
+    const uint32_t pairs = second < 0 ? 4 : 8;
+    return List{{7, 4, pairs},
+                {{{first, second}, {first, second}, {first, second}, {first, second}}}};
+  };
+  slots.begin(geometry);
+  EXPECT_EQ(add(0, good, 2), absl::OkStatus());
+  refused("another round", [](List& list, size_t&) { ++list.header.round; });
+  refused("another length", [](List& list, size_t&) { ++list.header.rows; });
+  refused("more rows than", [](List& list, size_t& rows) { rows = list.header.rows = 5; });
+  refused("do not ascend", [](List& list, size_t&) { list.experts[0] = {1, 0}; });
+  refused("do not ascend", [](List& list, size_t&) { list.experts[1] = {1, 1}; });
+  refused("do not ascend", [](List& list, size_t&) { list.experts[1] = {0, 2}; });
+  refused("do not ascend", [](List& list, size_t&) { list.experts[0] = {-2, 0}; });
+  refused("for no expert", [](List& list, size_t&) { list.experts[1] = {-1, 0}; });
+  refused("another number of experts", [](List& list, size_t&) { ++list.header.pairs; });
+  refused("another number of experts",
+          [&](List& list, size_t& rows) { list = four(0, 1), rows = 4; });
+  slots.begin(geometry);
+  EXPECT_EQ(add(0, four(0, -1), 4), absl::OkStatus());
+  EXPECT_THAT(text(add(1, four(0, -1), 4)), HasSubstr("than its capacity"));
 }
 
 TEST_P(ExpertsMisuse, OptionsThatNoRankCanHave) {
@@ -37,12 +93,17 @@ TEST_P(ExpertsMisuse, OptionsThatNoRankCanHave) {
     refused([](auto& o) { o.capacity = -1; }, "capacity is -1");
     refused([](auto& o) { o.in_flight = 5; }, "in_flight is 5");
     refused([](auto& o) { o.max_tokens = INT_MAX; }, "more than memory can hold");
+    refused([](auto& o) { o.capacity = INT_MAX; }, "more than memory can hold");
+    refused([](auto& o) { o.rank_timeout = std::chrono::seconds(-1); }, "rank_timeout is -1 s");
     // And what differs.
     refused([](auto& o) { o.experts = 8; }, "experts is 4 at rank 0 and 8 at rank 1");
     refused([](auto& o) { o.top_k = 1; }, "top_k is 2 at rank 0 and 1 at rank 1");
     refused([](auto& o) { o.hidden = 16; }, "hidden is 8 at rank 0 and 16 at rank 1");
     refused([](auto& o) { o.type = DataType::kBF16; }, "type is f32 at rank 0 and bf16 at rank 1");
     refused([](auto& o) { o.fp8 = true; }, "fp8 is 0 at rank 0 and 1 at rank 1");
+    refused([](auto& o) { o.max_tokens = 5; }, "max_tokens is 4 at rank 0 and 5 at rank 1");
+    refused([](auto& o) { o.capacity = 1; }, "capacity is 0 at rank 0 and 1 at rank 1");
+    refused([](auto& o) { o.in_flight = 2; }, "in_flight is 1 at rank 0 and 2 at rank 1");
     EXPECT_EQ(comm.barrier(), absl::OkStatus()) << "the communicator goes on";
   });
 }
@@ -104,6 +165,33 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
   });
 }
 
+// The slots of a rank are read in its memory, where that is mapped.
+TEST_P(ExpertsMisuse, SlotsThatCannotBeAreARankThatIsMissing) {
+  if (std::string(GetParam()) != "shm") return;
+  const Mixture mixture(small(), 2);
+  run_group(2, options(), [&](Communicator& comm) {
+    auto experts = Experts::create(comm, mixture.options());
+    ASSERT_TRUE(experts.ok()) << experts.status();
+    Tokens tokens{.count = 1, .chosen = {0, 3}, .weights = {1, 1}};
+    tokens.rows.assign(mixture.row_bytes(), std::byte{0});
+    const auto received = (*experts)->dispatch(tokens.rows.data(), tokens.count, tokens.chosen);
+    ASSERT_TRUE(received.ok()) << received.status();
+    mixture.answer(*received);
+    const Geometry geometry(mixture.options(), comm.rank(), 2);
+    auto* const window = received->outputs - geometry.outputs(0);
+    if (comm.rank() == 1) std::memset(window + geometry.table(0, 0), 0xff, sizeof(uint32_t));
+    const std::vector<int> gone = comm.rank() == 0 ? std::vector<int>{1} : std::vector<int>{};
+    mixture.expect(tokens, gone);
+    std::vector<std::byte> out(tokens.wanted.size());
+    const auto back =
+        (*experts)->combine_async(received->work, tokens.weights, out.data(), out.size());
+    ASSERT_TRUE(back.ok()) << back.status();
+    ASSERT_EQ((*experts)->wait(*back), absl::OkStatus());
+    EXPECT_EQ((*experts)->missing(*back), gone);
+    EXPECT_TRUE(same_bits(out, tokens.wanted));
+  });
+}
+
 // Promise(collectives): A rank that leaves its Experts is masked by the others, which go on | its
 //   tokens do not come, its experts add nothing, and missing() names it
 TEST_P(ExpertsMisuse, ARankThatLeavesIsMissing) {
@@ -135,6 +223,40 @@ TEST_P(ExpertsMisuse, ARankThatLeavesIsMissing) {
     *experts = nullptr;
     EXPECT_EQ(comm.barrier(), absl::OkStatus());
   });
+}
+
+// Promise(collectives): Experts are destroyed at once with a round open, at some ranks or at all |
+//   in dispatch, before combine and in it
+TEST_P(ExpertsMisuse, AreDestroyedWithARoundOpen) {
+  ExpertsOptions options = small();
+  options.in_flight = 2;
+  options.rank_timeout = patient(std::chrono::seconds(100));
+  const Mixture mixture(options, 2);
+  for (const int stage : {0, 1, 2}) {
+    run_group(2, this->options(), [&](Communicator& comm) {
+      auto experts = Experts::create(comm, options);
+      ASSERT_TRUE(experts.ok()) << experts.status();
+      std::mt19937_64 random(static_cast<uint64_t>(stage));
+      const Tokens tokens = mixture.tokens(random), next = mixture.tokens(random);
+      std::vector<std::byte> out(tokens.wanted.size());
+      const auto round =
+          (*experts)->dispatch_async(tokens.rows.data(), tokens.count, tokens.chosen);
+      ASSERT_TRUE(round.ok()) << round.status();
+      if (stage > 0) {
+        ASSERT_EQ((*experts)->wait(*round), absl::OkStatus());
+        const auto more = (*experts)->dispatch_async(next.rows.data(), next.count, next.chosen);
+        ASSERT_TRUE(more.ok()) << more.status();
+      }
+      if (stage > 1) {
+        const auto back = (*experts)->combine_async(*round, tokens.weights, out.data(), out.size());
+        ASSERT_TRUE(back.ok()) << back.status();
+      }
+      const Time began = Clock::steady().now();
+      *experts = nullptr;
+      EXPECT_LT(Clock::steady().now() - began, options.rank_timeout / 2);
+      EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Providers, ExpertsMisuse, testing::Values("shm", "tcp", "verbs_fake"),

@@ -12,7 +12,7 @@ class RmaLitmus final : public Litmus {
  public:
   using Litmus::Litmus;
   ~RmaLitmus() override {
-    drive([] { return false; }, std::chrono::milliseconds(20));
+    drive_for(std::chrono::milliseconds(20));
     for (void* context : contexts_) rma::destroy_context(context);
     rma_.clear();
   }

@@ -156,8 +156,57 @@ def groups_of_calls(comm):
     with comm.group() as none:
         pass
     assert none.wait() == []
+    # More than there is room for at a time.
+    many = [np.ones(5) for _ in range(600)]
+    with comm.group() as all_of_them:
+        for one in many:
+            comm.all_reduce_async(one)
+    assert all_of_them.wait() == many
+    check(np.stack(many), np.full((600, 5), n, float), "many")
+    asyncio.run(groups_of_tasks(comm))
+    with contextlib.suppress(KeyError), comm.group() as broken:
+        comm.all_reduce_async(many[0])
+        raise KeyError
+    broken.wait()
     assert comm.stats()["link_bytes"] >= 0
     comm.barrier()
+
+
+async def groups_of_tasks(comm):
+    """Each task is in the group that it has opened, whichever is open beside it."""
+    turn = asyncio.Event()
+
+    async def first():
+        with comm.group() as group:
+            one = comm.barrier_async()
+            turn.set()
+            await asyncio.sleep(0)
+            with comm.group() as inner:
+                two = comm.barrier_async()
+            three = comm.barrier_async()
+        await group
+        await inner
+        return one._group is group and two._group is inner and three._group is group
+
+    async def second():
+        await turn.wait()
+        outside = comm.barrier_async()
+        with comm.group() as group:
+            inside = comm.barrier_async()
+            await asyncio.sleep(0)
+        await outside
+        await group
+        return outside._group is None and inside._group is group
+
+    assert await asyncio.gather(first(), second()) == [True, True]
+
+    async def behind():
+        return comm.barrier_async()
+
+    with comm.group() as over:
+        later = asyncio.create_task(behind())
+    await over
+    await (await later)
 
 
 def moves(comm):

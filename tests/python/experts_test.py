@@ -1,4 +1,5 @@
 """baton.Experts: ranks are forked processes, as in window_test.py."""
+import asyncio
 import unittest
 
 import numpy as np
@@ -52,6 +53,69 @@ class Experts(unittest.TestCase):
 
         for provider in PROVIDERS:
             over(provider, body)
+
+    # Promise(python): Experts' rounds can be awaited, several at a time, and tell a callback their end | as calls of communicators
+    def test_rounds_are_awaited(self):
+        def body(comm):
+            random = np.random.default_rng(comm.rank)
+            told = []
+
+            async def one(experts):
+                rows = random.integers(-50, 50, (6, 40)).astype(np.float32)
+                chosen = np.array([random.permutation(4)[:2] for _ in rows], np.int32)
+                weights = (random.integers(-8, 8, chosen.shape) / 8).astype(np.float32)
+                received = await experts.dispatch_async(rows, chosen, on_end=lambda work, error: told.append((work.name, error)))
+                answer(received, 40)
+                out = np.zeros_like(rows)
+                work = experts.combine_async(received, weights, out, on_end=lambda work, error: told.append((work.name, error)))
+                del received
+                self.assertIs(await asyncio.create_task(work), out)
+                self.assertTrue(work.done() and work.wait() is out and work.result is out and not work.missing)
+                np.testing.assert_array_equal(out, mixture(rows, chosen, weights))
+
+            async def all_of(experts):
+                for _ in range(5):
+                    await asyncio.gather(one(experts), one(experts))
+
+            with baton.Experts(comm, experts=4, top_k=2, hidden=40, max_tokens=6, dtype="float32", in_flight=2) as experts:
+                asyncio.run(all_of(experts))
+                self.assertEqual(sorted(told), 10 * [("combine", None)] + 10 * [("dispatch", None)])
+
+        for provider in PROVIDERS:
+            over(provider, body)
+
+    def test_a_wait_that_runs_out_leaves_the_round(self):
+        def body(comm):
+            rows, chosen = np.ones((1, 8), np.float32), np.array([[0, 1]], np.int32)
+            with baton.Experts(comm, experts=2, top_k=2, hidden=8, max_tokens=1, dtype="float32") as experts:
+                if comm.rank == 1:
+                    comm.barrier()
+                raised = []
+
+                def on_end(work, error):
+                    raised.append(error)
+                    raise KeyError("of the callback")
+
+                work = experts.dispatch_async(rows, chosen, on_end)
+                if comm.rank == 0:
+                    with self.assertRaises(baton.BatonTimeoutError):
+                        work.wait(0.01)
+                    self.assertFalse(work.done())
+                    comm.barrier()
+                with self.assertRaisesRegex(KeyError, "of the callback"):
+                    work.wait()
+                received = work.wait()
+                self.assertEqual(raised, [None])
+                held = received.row(0)
+                with self.assertRaisesRegex(baton.InvalidParamError, "views of rows or outputs are held"):
+                    experts.close()
+                self.assertEqual(bytes(held), rows.tobytes())
+                with self.assertRaisesRegex(baton.InvalidParamError, "combined already"):
+                    experts.combine(received, np.ones((1, 2), np.float32), rows)
+                comm.barrier()
+                del held
+
+        over("shm", body)
 
     def test_eight_bits_and_bfloat16(self):
         def body(comm):

@@ -1,0 +1,396 @@
+// Groups in C, of calls and of ranks; and what they leave in the process.
+#include <dirent.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <latch>
+
+#include "tests/capi/collectives/ranks.h"
+#include "tests/temporary_folder.h"
+
+namespace baton::capi {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Promise(collectives): A program in C waits for several calls as one | as
+//   Communicator::group_begin(), with the numbers and errors of the library
+TEST_P(CollectivesInC, AGroupOfCallsIsOneWork) {
+  run_ranks(
+      3,
+      [](Rank& self) {
+        baton_error& error = self.error;
+        const int32_t right = (self.rank + 1) % 3, left = (self.rank + 2) % 3;
+        const std::vector<int32_t> mine(1000, self.rank);
+        std::vector<int32_t> theirs(1000, -1);
+        baton_work group = 0, joined = 0, receiving = 0;
+        ASSERT_EQ(baton_comm_group_begin(self.comm, &group, &error), BATON_OK) << error.text;
+        ASSERT_NE(group, 0u);
+        baton_call send = call_of(BATON_SEND, mine.data(), nullptr, 1000, right);
+        baton_call receive = call_of(BATON_RECEIVE, nullptr, theirs.data(), 1000, BATON_ANY_RANK);
+        send.group = receive.group = group;
+        const baton_work sending = self.start(send);
+        receiving = self.start(receive);
+        EXPECT_EQ(baton_work_test(self.comm, group, &error), BATON_ERR_NOT_ALLOWED) << error.text;
+        // As another communicator of this process numbers it.
+        send.group = group + (uint64_t{1} << 44);
+        baton_stream stream = {0, nullptr};
+        EXPECT_EQ(baton_comm_start(self.comm, &send, &joined, &error), BATON_ERR_INVALID_PARAM);
+        EXPECT_EQ(baton_comm_group_end(self.comm, send.group, &error), BATON_ERR_INVALID_PARAM);
+        EXPECT_EQ(baton_work_hold(self.comm, send.group, &stream, &error), BATON_ERR_NOT_FOUND);
+        ASSERT_EQ(baton_comm_group_end(self.comm, group, &error), BATON_OK) << error.text;
+        EXPECT_EQ(baton_work_wait(self.comm, group, kLong, &error), BATON_OK) << error.text;
+        EXPECT_EQ(theirs, std::vector<int32_t>(1000, left));
+        int32_t source = -1;
+        EXPECT_EQ(baton_work_source(self.comm, receiving, &source, &error), BATON_OK) << error.text;
+        EXPECT_EQ(source, left);
+        EXPECT_EQ(baton_work_wait(self.comm, sending, kLong, &error), BATON_ERR_NOT_FOUND);
+        // What makes no sense, and breaks nothing.
+        send.group = group + 1000;
+        for (const int32_t bad : {baton_comm_start(self.comm, &send, &joined, &error),
+                                  baton_comm_group_end(self.comm, group, &error),
+                                  baton_comm_group_end(self.comm, 0, &error),
+                                  baton_comm_group_begin(self.comm, nullptr, &error),
+                                  baton_comm_group_begin(nullptr, &group, &error),
+                                  baton_work_hold(self.comm, group, nullptr, &error)}) {
+          EXPECT_EQ(bad, BATON_ERR_INVALID_PARAM) << error.text;
+        }
+        EXPECT_LT(baton_work_hold(self.comm, group, &stream, &error), 0);
+        EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << error.text;
+      },
+      GetParam());
+}
+
+// --- groups from handles ---
+
+struct Member {
+  ~Member() {
+    baton_comm_destroy(comm);
+    baton_endpoint_close(endpoint);
+  }
+  baton_endpoint* endpoint = nullptr;
+  baton_comm* comm = nullptr;
+  baton_error error = BATON_ERROR_INIT;
+};
+
+// body(member, its rank, all handles) on a thread for each.
+void run_members(int members,
+                 const std::function<void(Member&, int, const std::vector<baton_handle>&)>& body) {
+  std::vector<Member> all(static_cast<size_t>(members));
+  std::vector<baton_handle> handles(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(baton_endpoint_open(nullptr, &all[i].endpoint, &all[i].error), BATON_OK)
+        << all[i].error.text;
+    ASSERT_EQ(baton_endpoint_handle(all[i].endpoint, &handles[i], &all[i].error), BATON_OK);
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < members; ++i) {
+    threads.emplace_back([&, i] { body(all[static_cast<size_t>(i)], i, handles); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+baton_comm_options group(uint64_t uuid) {
+  baton_comm_options options;
+  baton_comm_options_init(&options, sizeof options);
+  options.uuid = uuid;
+  return options;
+}
+
+int32_t sum_of_ones(baton_comm* comm, baton_error& error) {
+  int32_t one = 1;
+  const baton_call call = call_of(BATON_ALL_REDUCE, &one, &one, 1);
+  baton_work work = 0;
+  EXPECT_EQ(baton_comm_start(comm, &call, &work, &error), BATON_OK) << error.text;
+  EXPECT_EQ(baton_work_wait(comm, work, kLong, &error), BATON_OK) << error.text;
+  return one;
+}
+
+TEST(GroupsOfC, AreMadeOfHandlesSplitAndTakenAsParts) {
+  run_members(3, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(7);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(baton_comm_rank(self.comm), rank);
+    EXPECT_EQ(baton_comm_ranks(self.comm), 3);
+    ASSERT_EQ(baton_comm_wait_ready(self.comm, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_OK);
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+    baton_handle again[3] = {};
+    size_t count = 0;
+    EXPECT_EQ(baton_comm_handles(self.comm, again, 3, &count, &self.error), BATON_OK);
+    EXPECT_EQ(count, 3U);
+    EXPECT_EQ(std::memcmp(again, handles.data(), sizeof again), 0);
+    // Ranks 2 and 0, in this order; rank 1 is in no group.
+    baton_comm* part = nullptr;
+    ASSERT_EQ(baton_comm_split(self.comm, rank == 1 ? -1 : 4, -rank, nullptr, &part, &self.error),
+              BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(part == nullptr, rank == 1);
+    if (part != nullptr) {
+      EXPECT_EQ(baton_comm_rank(part), rank == 2 ? 0 : 1);
+      EXPECT_EQ(sum_of_ones(part, self.error), 2);
+      baton_comm_destroy(part);
+    }
+    if (rank > 0) {
+      const int32_t ranks[] = {1, 2};
+      ASSERT_EQ(baton_comm_subgroup(self.comm, ranks, 2, nullptr, &part, &self.error), BATON_OK)
+          << self.error.text;
+      EXPECT_EQ(sum_of_ones(part, self.error), 2);
+      baton_comm_destroy(part);
+    }
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+  });
+}
+
+TEST(GroupsOfC, TakeOtherMembersAfterAnAbort) {
+  std::latch aborted(3);
+  run_members(3, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(11);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 3, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 3);
+    EXPECT_EQ(baton_comm_abort(self.comm, "shrinks", &self.error), BATON_OK);
+    EXPECT_EQ(baton_comm_state(self.comm, &self.error), BATON_ERR_CANCELED);
+    aborted.arrive_and_wait();
+    if (rank == 2) return;
+    baton_work work = 0;
+    ASSERT_EQ(baton_comm_reconfigure(self.comm, handles.data(), 2, 12, kLong, &work, &self.error),
+              BATON_OK)
+        << self.error.text;
+    ASSERT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_comm_ranks(self.comm), 2);
+    EXPECT_EQ(sum_of_ones(self.comm, self.error), 2);
+  });
+}
+
+TEST(GroupsOfC, MemoryOfAnEndpointIsForEveryCall) {
+  run_members(2, [](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(21);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    void* memory = nullptr;
+    ASSERT_EQ(baton_endpoint_allocate(self.endpoint, 4096, &memory, &self.error), BATON_OK)
+        << self.error.text;
+    auto* words = static_cast<int32_t*>(memory);
+    EXPECT_EQ(words[1023], 0);
+    words[7] = rank + 1;
+    const baton_call call = call_of(BATON_ALL_REDUCE, words, words, 1024);
+    baton_work work = 0;
+    ASSERT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK) << self.error.text;
+    EXPECT_EQ(words[7], 3);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, words + 1, &self.error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_OK);
+    EXPECT_EQ(baton_endpoint_free(self.endpoint, memory, &self.error), BATON_ERR_NOT_FOUND);
+    EXPECT_EQ(baton_endpoint_allocate(self.endpoint, 0, &memory, &self.error),
+              BATON_ERR_INVALID_PARAM);
+    EXPECT_GE(baton_endpoint_event_fd(self.endpoint), 0);
+  });
+}
+
+// Promise(collectives): A loop may sleep on an endpoint's event descriptor | peers begin later
+TEST(GroupsOfC, ALoopSleepsOnTheEventDescriptor) {
+  std::atomic<int> asleep{0};
+  run_members(2, [&](Member& self, int rank, const std::vector<baton_handle>& handles) {
+    const baton_comm_options options = group(23);
+    ASSERT_EQ(
+        baton_comm_create(self.endpoint, handles.data(), 2, &options, &self.comm, &self.error),
+        BATON_OK)
+        << self.error.text;
+    for (int turn = 1; turn <= 20; ++turn) {
+      std::vector<int32_t> data(turn % 2 != 0 ? 16 : 300'000, rank + 1);
+      const baton_call call = call_of(BATON_ALL_REDUCE, data.data(), data.data(), data.size());
+      baton_work work = 0;
+      if (rank == 1) until([&] { return asleep == turn; });
+      ASSERT_EQ(baton_comm_start(self.comm, &call, &work, &self.error), BATON_OK)
+          << self.error.text;
+      if (rank == 1) {
+        ASSERT_EQ(baton_work_wait(self.comm, work, kLong, &self.error), BATON_OK)
+            << self.error.text;
+        continue;
+      }
+      pollfd fd{.fd = baton_endpoint_event_fd(self.endpoint), .events = POLLIN, .revents = 0};
+      int32_t result = BATON_IN_PROGRESS;
+      while ((result = baton_work_test(self.comm, work, &self.error)) == BATON_IN_PROGRESS) {
+        if (baton_endpoint_progress(self.endpoint) == 1) continue;
+        asleep = turn;
+        ASSERT_EQ(poll(&fd, 1, static_cast<int>(kLong / 1'000'000)), 1) << "turn " << turn;
+      }
+      ASSERT_EQ(result, BATON_OK) << self.error.text;
+      EXPECT_EQ(data.back(), 3);
+    }
+  });
+}
+
+TEST(GroupsOfC, HandlesThatMakeNoSenseAreRefused) {
+  Member self;
+  ASSERT_EQ(baton_endpoint_open(nullptr, &self.endpoint, &self.error), BATON_OK) << self.error.text;
+  baton_handle own{}, damaged{};
+  ASSERT_EQ(baton_endpoint_handle(self.endpoint, &own, &self.error), BATON_OK);
+  damaged = own;
+  damaged.bytes[50] ^= 1;
+  const struct {
+    const char* what;
+    std::vector<baton_handle> handles;
+    uint64_t uuid;
+  } cases[] = {{"damaged", {own, damaged}, 1},
+               {"zeros", {own, baton_handle{}}, 1},
+               {"none", {}, 1},
+               {"one twice", {own, own}, 1},
+               {"no uuid", {own}, 0}};
+  const baton_comm_options alone = group(5);
+  baton_comm* first = nullptr;
+  ASSERT_EQ(baton_comm_create(self.endpoint, &own, 1, &alone, &first, &self.error), BATON_OK)
+      << self.error.text;
+  EXPECT_EQ(baton_comm_create(self.endpoint, &own, 1, &alone, &self.comm, &self.error),
+            BATON_ERR_NOT_ALLOWED)
+      << self.error.text;
+  baton_comm_destroy(first);
+  for (const auto& each : cases) {
+    const baton_comm_options options = group(each.uuid);
+    EXPECT_LT(baton_comm_create(self.endpoint, each.handles.data(), each.handles.size(), &options,
+                                &self.comm, &self.error),
+              0)
+        << each.what;
+    EXPECT_EQ(self.comm, nullptr) << each.what;
+    EXPECT_NE(*self.error.text, 0) << each.what;
+  }
+}
+
+TEST(CollectivesOfC, RanksThatDoNotFitHearWhy) {
+  baton_rendezvous* server = nullptr;
+  baton_bytes address{};
+  baton_error error = BATON_ERROR_INIT;
+  ASSERT_EQ(baton_rendezvous_open(nullptr, 2, nullptr, &server, &address, &error), BATON_OK);
+  const auto meets = [&](int32_t rank, int32_t ranks, int64_t timeout, baton_error& why,
+                         baton_endpoint* endpoint = nullptr) {
+    baton_place place = BATON_PLACE_INIT;
+    place.rendezvous = address.data;
+    place.rank = rank;
+    place.ranks = ranks;
+    baton_comm_options options = group(0);
+    options.start_timeout = timeout;
+    baton_comm* comm = nullptr;
+    const int32_t result = baton_comm_meet(endpoint, &place, &options, &comm, &why);
+    EXPECT_EQ(comm == nullptr, result != BATON_OK);
+    baton_comm_destroy(comm);
+    return result;
+  };
+  EXPECT_EQ(meets(2, 2, kLong, error), BATON_ERR_INVALID_PARAM) << error.text;
+  EXPECT_EQ(meets(0, 2, 50'000'000, error), BATON_ERR_TIMEOUT) << error.text;
+  EXPECT_THAT(error.text, HasSubstr("1"));
+  baton_error twice = BATON_ERROR_INIT;
+  std::thread other([&] { EXPECT_EQ(meets(0, 2, kLong, twice), BATON_ERR_INVALID_PARAM); });
+  EXPECT_EQ(meets(0, 2, kLong, error), BATON_ERR_INVALID_PARAM);
+  other.join();
+  EXPECT_THAT(error.text, HasSubstr("rank 0"));
+  baton::TemporaryFolder folder;
+  const std::string key = folder.path("key");
+  folder.file("key", std::string(64, 'a'));
+  chmod(key.c_str(), 0600);
+  baton_endpoint_options stranger;
+  baton_endpoint_options_init(&stranger, sizeof stranger);
+  stranger.key_file = key.c_str();
+  baton_endpoint* endpoint = nullptr;
+  ASSERT_EQ(baton_endpoint_open(&stranger, &endpoint, &error), BATON_OK) << error.text;
+  EXPECT_EQ(meets(0, 2, kLong, error, endpoint), BATON_ERR_MISMATCH) << error.text;
+  baton_endpoint_close(endpoint);
+  baton_rendezvous_close(server);
+  baton_bytes_free(&address);
+}
+
+// --- the process ---
+
+TEST(CollectivesOfC, AForkedChildIsRefused) {
+  run_ranks(1, [](Rank& self) {
+    const pid_t child = fork();
+    if (child == 0) {
+      baton_error error = BATON_ERROR_INIT;
+      const bool refused = baton_comm_state(self.comm, &error) == BATON_ERR_INVALID_PARAM &&
+                           std::strstr(error.text, "forked") != nullptr &&
+                           baton_comm_rank(self.comm) == -1;
+      baton_comm_destroy(self.comm);
+      _exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
+  });
+}
+
+size_t entries(const char* folder) {
+  size_t count = 0;
+  DIR* dir = opendir(folder);
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+size_t shared_mappings() {
+  size_t count = 0;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
+// Promise(collectives): Communicators of C leave no descriptor, thread or shared memory behind |
+//   they are counted before and after 100
+TEST(CollectivesOfC, LeaveNothingBehind) {
+  const auto once = [] {
+    run_ranks(2, [](Rank& self) {
+      EXPECT_EQ(self.run(call_of(BATON_BARRIER, nullptr, nullptr, 0)), BATON_OK) << self.error.text;
+    });
+  };
+  once();  // what the process makes once
+  const size_t descriptors = entries("/proc/self/fd"), shared = shared_mappings();
+  size_t threads = 0;
+  until([&, last = entries("/proc/self/task")]() mutable {
+    threads = entries("/proc/self/task");
+    return std::exchange(last, threads) == threads;
+  });
+  for (int i = 0; i < 50; ++i) once();  // of two ranks
+  EXPECT_EQ(entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(shared_mappings(), shared);
+  until([&] { return entries("/proc/self/task") <= threads; });  // who was joined is listed longer
+}
+
+TEST(CollectivesOfC, TheEnvironmentSaysThePlace) {
+  const char* const names[] = {"BATON_RANK", "BATON_RANKS", "BATON_RENDEZVOUS"};
+  baton_place place = BATON_PLACE_INIT;
+  baton_bytes where{};
+  baton_error error = BATON_ERROR_INIT;
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    unsetenv(name);
+  }
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_NOT_FOUND);
+  EXPECT_EQ(where.data, nullptr);
+  setenv(names[0], "2", 1);
+  setenv(names[1], "4", 1);
+  setenv(names[2], "127.0.0.1:4711", 1);
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_OK) << error.text;
+  EXPECT_EQ(place.rank, 2);
+  EXPECT_EQ(place.ranks, 4);
+  EXPECT_STREQ(place.rendezvous, "127.0.0.1:4711");
+  EXPECT_EQ(place.rendezvous, where.data);
+  baton_bytes_free(&where);
+  setenv(names[0], "four", 1);
+  EXPECT_EQ(baton_place_from_environment(&place, &where, &error), BATON_ERR_INVALID_PARAM);
+  EXPECT_THAT(error.text, HasSubstr("BATON_RANK"));
+  for (const char* name : names) unsetenv(name);
+}
+
+}  // namespace
+}  // namespace baton::capi
