@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 # torch asks CUDA's runtime once how many devices there are, at the latest before the first backward pass. That runtime would
 # take the fake for the driver, and crash: it asks here, where there is no driver yet.
-torch._C._cuda_getDeviceCount() if torch.version.cuda else 0
+if torch.version.cuda:
+    torch._C._cuda_getDeviceCount()
 ctypes.CDLL(str(FAKE / "libcuda.so.1"), ctypes.RTLD_GLOBAL)  # found by its name from here on
 
 import baton.torch
