@@ -23,8 +23,8 @@
 //
 // Progress. Over shm the origin moves the bytes; what has up to 4 KiB, a signal alone too, is there
 // when the call that began it returns, unless an earlier put to that rank with that tag is under
-// way. Over other providers the target has to make progress too: in a call, by progress(), or by its
-// endpoint's background thread.
+// way. Over other providers the target has to make progress too: in a call, by progress(), or by
+// its endpoint's background thread.
 //
 // Failure. What breaks the communicator ends all works of its windows, as it ends calls. A put,
 // get or signal alone that fails, or whose timeout is over, ends alone, whatever its target does.
@@ -91,10 +91,10 @@ class Window {
   static absl::StatusOr<std::unique_ptr<Window>> allocate(Communicator& comm, size_t bytes,
                                                           WindowOptions options = {});
   // Not collective: closes this rank's window, and blocks until no peer touches its memory, while
-  // other groups of the endpoint go on. Works in flight end with Aborted; accesses by other ranks fail from then on. So agree first, by a
-  // barrier for example. Where a process of this machine stands still in the middle of a copy it
-  // gives up after shm.fence_ms, and the log says that the memory is not to be used again before
-  // that process has ended; memory of allocate() is not.
+  // other groups of the endpoint go on. Works in flight end with Aborted; accesses by other ranks
+  // fail from then on. So agree first, by a barrier for example. Where a process of this machine
+  // stands still in the middle of a copy it gives up after shm.fence_ms, and the log says that the
+  // memory is not to be used again before that process has ended; memory of allocate() is not.
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;

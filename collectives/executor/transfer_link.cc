@@ -164,9 +164,8 @@ bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments&
   }
   request.remote = place != nullptr ? place->region : their_slots_->region;
   request.remote_layout = Layout::contiguous(
-      place != nullptr
-          ? place->offset
-          : their_slots_->offset + slot_offset(lane, number, their_slots_->slot_bytes),
+      place != nullptr ? place->offset
+                       : their_slots_->offset + slot_offset(lane, number, their_slots_->slot_bytes),
       length);
   return true;
 }

@@ -53,8 +53,8 @@ Window::~Window() {
   if (made_->made_here.elsewhere()) return;
   Windows::Entry& entry = *made_->entry;
   const absl::Status why = absl::AbortedError("the window was destroyed");
-  for (std::unique_lock lock(made_->mutex); entry.owner != nullptr && !entry.owner->close(entry, why);
-       lock.lock()) {
+  for (std::unique_lock lock(made_->mutex);
+       entry.owner != nullptr && !entry.owner->close(entry, why); lock.lock()) {
     lock.unlock();
     Windows::pause_closing();
   }

@@ -194,10 +194,9 @@ bool Windows::close(Entry& entry, const absl::Status& why) {
     }
   }
   const uint64_t key = ~reinterpret_cast<uintptr_t>(&entry);
-  if (!let_go(entry) ||
-      !(entry.region.generation != 0
-            ? needs_.mesh.worker().begin_deregister(entry.region).value_or(true)
-            : needs_.mesh.memory().begin_revoke(key))) {
+  if (!let_go(entry) || !(entry.region.generation != 0
+                              ? needs_.mesh.worker().begin_deregister(entry.region).value_or(true)
+                              : needs_.mesh.memory().begin_revoke(key))) {
     return false;
   }
   for (size_t i = 0; i < ops_.size();) {
@@ -214,10 +213,9 @@ bool Windows::close(Entry& entry, const absl::Status& why) {
     ops_.erase(ops_.begin() + static_cast<ptrdiff_t>(i));
   }
   Worker& worker = needs_.mesh.worker();
-  const absl::Status fenced =
-      entry.region.generation != 0
-          ? worker.deregister_memory(entry.region)
-          : needs_.mesh.memory().revoke_grants(key);
+  const absl::Status fenced = entry.region.generation != 0
+                                  ? worker.deregister_memory(entry.region)
+                                  : needs_.mesh.memory().revoke_grants(key);
   for (const Entry::Peer& peer : entry.peers) {
     for (const CounterId counter : peer.ours) worker.free_counter(counter).IgnoreError();
   }

@@ -159,8 +159,8 @@ TEST_P(Reconfigure, WhatIsOnItsWayDoesNotHoldItUp) {
   }
 }
 
-// Promise(collectives): Works that have ended, and that their caller has not waited for, do not hold
-//   up a reconfigure(), and can be waited for behind it | as many as there is room for
+// Promise(collectives): Works that have ended do not hold up a reconfigure(), and can be waited for
+//   behind it | as many as there is room for
 TEST_P(Reconfigure, WorksThatNoCallerHasWaitedForDoNotHoldItUp) {
   const auto endpoints = open_endpoints(2, GetParam());
   const auto handles = handles_of(endpoints);

@@ -172,9 +172,9 @@ bool SliceRunner::write_now(const TransferDescriptor& write, const std::byte* fr
     if (!may) return false;
   }
   if (out_.closed.load(std::memory_order_seq_cst) != 0) return false;
-  news = write.counter.generation != 0 &&
-         CounterTable::add(counters_, write.counter.index, write.counter.generation,
-                           write.increment);
+  news =
+      write.counter.generation != 0 &&
+      CounterTable::add(counters_, write.counter.index, write.counter.generation, write.increment);
   return true;
 }
 
