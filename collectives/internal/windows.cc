@@ -218,7 +218,8 @@ bool Windows::over_at_once(Entry& entry, const Access& access, uint64_t way) {
   const Entry::Peer& peer = entry.peers[rank];
   if (!member.up() || member.bye || needs_.failure.lost()[rank] || !peer.failed.ok()) return false;
 <<<<<<< HEAD
-  if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0) return false;
+  if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0)
+    return false;
   if (device_of(access.local, access.bytes) >= 0) return false;
 =======
   if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0)

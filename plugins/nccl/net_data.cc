@@ -213,8 +213,8 @@ void SendComm::note_no_match(int tag) {
   if (now - no_match_since_ < kNoMatch || said.exchange(true)) return;
   std::vector<int> tags;
   for (uint64_t group = head_; group - head_ < kGroups && is_posted(group); ++group) {
-    for (int slot = 0; slot < grants(group)[0].count; ++slot)
-      tags.push_back(grants(group)[slot].tag);
+    const int count = std::min<int>(grants(group)[0].count, kMostReceives);  // the peer may write
+    for (int slot = 0; slot < count; ++slot) tags.push_back(grants(group)[slot].tag);
   }
   Plugin::get().say(
       LogLevel::kWarn,
