@@ -1,4 +1,6 @@
 // Sending and receiving: grants, writes and counters.
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "plugins/nccl/net.h"
