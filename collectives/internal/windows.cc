@@ -217,15 +217,9 @@ bool Windows::over_at_once(Entry& entry, const Access& access, uint64_t way) {
   const Mesh::Member& member = needs_.mesh.member(rank);
   const Entry::Peer& peer = entry.peers[rank];
   if (!member.up() || member.bye || needs_.failure.lost()[rank] || !peer.failed.ok()) return false;
-<<<<<<< HEAD
   if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0)
     return false;
   if (device_of(access.local, access.bytes) >= 0) return false;
-=======
-  if (const auto open = ways_.find(way); open != ways_.end() && open->second->open > 0)
-    return false;
-  if (on_device(access.local, access.bytes)) return false;
->>>>>>> windows
   return needs_.mesh.worker().write_now(
       member.peer(), access.local, access.bytes, peer.region, peer.offset + access.offset,
       access.value > 0 ? peer.theirs[access.slot] : RemoteCounter(), access.value);
