@@ -33,8 +33,9 @@ class HandOff : public kvtransfer::KvSession {
   // say.
   static absl::StatusOr<std::unique_ptr<HandOff>> create(HandOffOptions options);
   ~HandOff() override { close(); }  // before the staging memory goes
-  // The engine's cache, before all else.
-  absl::Status use_cache(const KvCache& cache);
+  // The engine's cache, before all else. Virtual, so that an engine that hands nothing over links
+  // without this library.
+  virtual absl::Status use_cache(const KvCache& cache);
 
  private:
   HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging)

@@ -276,7 +276,7 @@ TEST_F(Structs, Connectors) {
 }
 
 TEST_F(Structs, Sessions) {
-  const std::string cache = R"({"identity": "sized", "rows": [[)" +
+  const std::string own_cache = R"({"identity": "sized", "rows": [[)" +
                             std::to_string(tensors[0].address) +
                             R"(, 64, 0, 64, 8]], "layers": [0],)"
                             R"("kinds": [{"block_tokens": 4, "bytes": 64, "whole": "a test's"}]})";
@@ -291,9 +291,9 @@ TEST_F(Structs, Sessions) {
     EXPECT_EQ(create(wrong), BATON_ERR_INVALID_PARAM) << wrong;
     EXPECT_EQ(session, nullptr);
   }
-  ASSERT_EQ(create(cache.c_str()), BATON_OK) << error.text;
+  ASSERT_EQ(create(own_cache.c_str()), BATON_OK) << error.text;
   baton_kv_session* const first = session;
-  EXPECT_EQ(create(cache.c_str()), BATON_ERR_NOT_ALLOWED);
+  EXPECT_EQ(create(own_cache.c_str()), BATON_ERR_NOT_ALLOWED);
   session = first;
   const uint32_t block = 1;
   const baton_kv_run run{0, &block, 1, 0, 4};

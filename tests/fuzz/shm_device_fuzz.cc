@@ -35,7 +35,7 @@ class FuzzedPeer {
         theirs_(fake_.allocate(kBytes)),
         lane_(std::make_unique<shm::Lane>()),
         table_(WorkerUid::random()) {
-    internal::use_device_memory(devices_.get());
+    baton::internal::use_device_memory(devices_.get());
     auto control = shm::create_file("fuzzed-control", sizeof(shm::ControlSegment));
     expect(control.ok());
     rows_ = control->mapping.as<shm::ControlSegment>()->regions;
@@ -50,7 +50,7 @@ class FuzzedPeer {
   ~FuzzedPeer() {
     memory_.reset();
     for (const auto& mark : lane_->opened) expect(mark == 0);
-    internal::use_device_memory(nullptr);
+    baton::internal::use_device_memory(nullptr);
     devices_.reset();
     fake_.free(ours_);
     fake_.free(theirs_);
