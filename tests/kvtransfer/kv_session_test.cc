@@ -30,8 +30,9 @@ std::unique_ptr<Agent> agent(const std::string& name, bool thread) {
   return *Agent::create(std::move(options));
 }
 
-struct Side {
-  Side(const std::string& name, bool thread) : memory(kBytes * kBlocks), its(agent(name, thread)) {
+struct SessionSide {
+  SessionSide(const std::string& name, bool thread)
+      : memory(kBytes * kBlocks), its(agent(name, thread)) {
     const Descriptor range{address(), memory.size(), 0};
     EXPECT_TRUE(its->register_memory(absl::MakeConstSpan(&range, 1)).ok());
   }
@@ -95,8 +96,8 @@ struct DirectSession : ::testing::Test {
   }
 
   ManualClock clock;
-  Side prefill{"prefill/0", false};
-  Side decode{"decode/0", true};
+  SessionSide prefill{"prefill/0", false};
+  SessionSide decode{"decode/0", true};
   std::unique_ptr<KvSession> session;
 };
 
