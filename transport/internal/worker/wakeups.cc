@@ -40,8 +40,9 @@ absl::Status Wakeups::start() {
   if (absl::Status status = watch(bell_.fd()); !status.ok()) return status;
   // For the waits of one thread, so that none of them needs a descriptor later.
   absl::StatusOr<std::unique_ptr<Bell>> spare = borrow_bell();
-  if (spare.ok()) give_back(*std::move(spare));
-  return spare.status();
+  if (!spare.ok()) return spare.status();
+  give_back(*std::move(spare));
+  return absl::OkStatus();
 }
 
 // The two sets are flat: a set within a set within a user's own soon is deeper than the kernel
