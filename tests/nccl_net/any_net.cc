@@ -189,7 +189,7 @@ Result AnyNet::receive(void* comm, int count, void** data, size_t* sizes, int* t
       void* profiled[8] = {};
       return net.receive(comm, count, data, sizes, tags, memory, profiled, request);
     } else if constexpr (std::is_same_v<Net, NetV8>) {
-      std::vector<int> ints(sizes, sizes + std::max(count, 0));
+      std::vector<int> ints(sizes, sizes + std::clamp(count, 0, 9));  // callers have no more
       return net.receive(comm, count, data, ints.data(), tags, memory, request);
     } else {
       return net.receive(comm, count, data, sizes, tags, memory, request);
