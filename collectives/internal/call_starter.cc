@@ -76,8 +76,7 @@ absl::StatusOr<Work> CallStarter::begin(const Request& asked, Lock& lock) {
   await_turn(lock);
   bool in_place = false;
   const Kind kind = kind_of(asked);
-  const bool known =
-      kind.count != Kind().count && kind == last_ && needs_.tuner.last() != nullptr;
+  const bool known = kind.count != Kind().count && kind == last_ && needs_.tuner.last() != nullptr;
   Extents extents = last_extents_;
   absl::Status status =
       check_request(asked, needs_.mesh.rank(), needs_.mesh.ranks(), in_place, extents, known);

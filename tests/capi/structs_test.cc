@@ -276,10 +276,10 @@ TEST_F(Structs, Connectors) {
 }
 
 TEST_F(Structs, Sessions) {
-  const std::string own_cache = R"({"identity": "sized", "rows": [[)" +
-                            std::to_string(tensors[0].address) +
-                            R"(, 64, 0, 64, 8]], "layers": [0],)"
-                            R"("kinds": [{"block_tokens": 4, "bytes": 64, "whole": "a test's"}]})";
+  const std::string own_cache =
+      R"({"identity": "sized", "rows": [[)" + std::to_string(tensors[0].address) +
+      R"(, 64, 0, 64, 8]], "layers": [0],)"
+      R"("kinds": [{"block_tokens": 4, "bytes": 64, "whole": "a test's"}]})";
   baton_agent* named = nullptr;
   ASSERT_EQ(baton_agent_open("sized/0", &named, &error), BATON_OK) << error.text;
   ASSERT_EQ(baton_agent_register(named, BATON_DRAM, tensors.data(), 1, &error), BATON_OK);
