@@ -212,7 +212,10 @@ class HandOff:
         self.agent, self.memory, self.identity, self.shard = agent, memory, identity, _with_heads(shard, memory)
         agent.register(*[(address, size, 0) for address, size in memory.ranges])
         said = {**(about or {}), **memory.said(), **self.shard._asdict(), "identity": identity, "lease": lease}
-        self._clock = _library.Clock() if clock is None else _library.Clock(lambda _: int(clock() * 1e9))
+        self._clock = ctypes.cast(0, _library.Clock)
+        if clock is not None:
+            seconds = clock
+            self._clock = _library.Clock(lambda _: int(seconds() * 1e9))
         made = ctypes.c_void_p()
         agent._open.call(lib.kv_session_create, json.dumps(said).encode(), self._clock, None, ctypes.byref(made))
         self._session = Handle(made.value, "session")
