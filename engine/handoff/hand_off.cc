@@ -8,10 +8,11 @@
 
 namespace baton::engine::handoff {
 
-absl::Status HandOff::use_cache(const KvCache& cache) {
-  return use(std::make_unique<CacheMover>(
-      cache, *agent(), *staging_,
-      CacheMover::Identity{.model = options_.model, .fingerprint = options_.fingerprint}));
+absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache) {
+  return hand_off.use(std::make_unique<CacheMover>(
+      cache, *hand_off.agent(), *hand_off.staging_,
+      CacheMover::Identity{.model = hand_off.options_.model,
+                           .fingerprint = hand_off.options_.fingerprint}));
 }
 
 absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options) {
@@ -32,7 +33,7 @@ absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options)
   absl::Status status = (*session)->agent()->register_memory(absl::MakeConstSpan(&range, 1));
   if (!status.ok()) return status;
   return std::unique_ptr<HandOff>(
-      new HandOff(std::move(**session), std::move(options), *std::move(staging)));
+      new HandOff(std::move(**session), std::move(options), *std::move(staging), &use_cache_of));
 }
 
 }  // namespace baton::engine::handoff

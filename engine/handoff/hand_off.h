@@ -33,16 +33,23 @@ class HandOff : public kvtransfer::KvSession {
   // say.
   static absl::StatusOr<std::unique_ptr<HandOff>> create(HandOffOptions options);
   ~HandOff() override { close(); }  // before the staging memory goes
-  // The engine's cache, before all else. Virtual, so that an engine that hands nothing over links
-  // without this library.
-  virtual absl::Status use_cache(const KvCache& cache);
+  // The engine's cache, before all else.
+  absl::Status use_cache(const KvCache& cache) { return use_cache_(*this, cache); }
 
  private:
-  HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging)
-      : KvSession(std::move(session)), options_(std::move(options)), staging_(std::move(staging)) {}
+  // By its address, so that an engine that hands nothing over links without this library.
+  using UseCache = absl::Status (*)(HandOff&, const KvCache&);
+  HandOff(KvSession&& session, HandOffOptions options, std::unique_ptr<Staging> staging,
+          UseCache how)
+      : KvSession(std::move(session)),
+        options_(std::move(options)),
+        staging_(std::move(staging)),
+        use_cache_(how) {}
+  static absl::Status use_cache_of(HandOff& hand_off, const KvCache& cache);
 
   const HandOffOptions options_;
   const std::unique_ptr<Staging> staging_;
+  const UseCache use_cache_;
 };
 
 }  // namespace baton::engine::handoff
