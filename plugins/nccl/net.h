@@ -138,9 +138,11 @@ class SendComm final : public NetComm {
     std::atomic<State> state{kFree};
     uint16_t generation = 0;
     SendComm* comm = nullptr;
-    const NetMemory* memory = nullptr;
     size_t bytes = 0;
-    TransferId id;
+    // Another thread that deregisters memory looks at these: it reads `id` first, and they are
+    // written in the other order, so that it cancels no later send of other memory.
+    std::atomic<const NetMemory*> memory{nullptr};
+    std::atomic<TransferId> id{};
   };
   const Grant* grants(uint64_t group) const {
     return reinterpret_cast<const Grant*>(ring_block.data) +

@@ -67,14 +67,18 @@ void SendComm::revoke() {
 void SendComm::cancel(const NetMemory* memory) {
   for (const Send& send : sends_) {
     if (send.state.load(std::memory_order_acquire) != kActive) continue;
-    if (memory == nullptr || send.memory == memory) hub.worker().cancel(send.id).IgnoreError();
+    const TransferId id = send.id.load(std::memory_order_acquire);
+    if (memory != nullptr && send.memory.load(std::memory_order_relaxed) != memory) continue;
+    hub.worker().cancel(id).IgnoreError();
   }
 }
 
 bool SendComm::reads(const NetMemory* memory) const {
   return std::any_of(sends_.begin(), sends_.end(), [&](const Send& send) {
-    return send.state.load(std::memory_order_acquire) == kActive && send.memory == memory &&
-           !hub.worker().local_free(send.id).value_or(true);
+    if (send.state.load(std::memory_order_acquire) != kActive) return false;
+    const TransferId id = send.id.load(std::memory_order_acquire);
+    return send.memory.load(std::memory_order_relaxed) == memory &&
+           !hub.worker().local_free(id).value_or(true);
   });
 }
 
@@ -151,7 +155,7 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMem
         .direct = (grant.flags & Grant::kDirect) != 0};
     transfer.remote_layout = Layout::contiguous(grant.offset, bytes);
   }
-  send.memory = memory;
+  send.memory.store(memory, std::memory_order_relaxed);
   send.bytes = bytes;
   send.state.store(kActive, std::memory_order_relaxed);
   open.fetch_add(1, std::memory_order_relaxed);
@@ -163,7 +167,7 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMem
     fail(id.status());
     return id.status();
   }
-  send.id = *id;
+  send.id.store(*id, std::memory_order_release);
   --free_count_;
   taken_[group % kGroups] |= static_cast<uint8_t>(1 << slot);
   while (is_posted(head_) && taken_[head_ % kGroups] == (1 << grants(head_)[0].count) - 1) {
