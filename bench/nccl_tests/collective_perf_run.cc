@@ -195,7 +195,7 @@ class Measurement {
         const int after = (rank_ + 1) % ranks_, before = (rank_ + ranks_ - 1) % ranks_;
         if (window_ != nullptr) {
           const auto place = static_cast<size_t>(out(slot) - out_->data());
-          // Of many puts in flight together the flush tells the end.
+          // The flush tells when all puts that are in flight together have ended.
           CallOptions put = call;
           put.detached = options_.aggregated > 1;
           const auto work =

@@ -75,6 +75,8 @@ struct Outbox {
 
   alignas(64) std::atomic<uint64_t> consumed[kLanes];  // messages of the other, by lane
   alignas(64) std::atomic<uint64_t> heard;             // packets of the other
+  // So that a message's bytes lie 2 KiB into a page, where callers' buffers mostly do not begin: a
+  // processor takes a load for one of a store just made where their places in a page are equal.
   std::byte apart[1920];
   DirectMessage messages[kLanes][schedules::kMessagesAhead];
   DirectPacket packets[kPackets];

@@ -21,9 +21,6 @@ namespace {
 // Steps that a lane runs before it is another lane's turn.
 constexpr int kStepsInARow = 4;
 
-// At the message that a small call waits for: a whole turn takes as long as its way does.
-constexpr int kLooks = 1;
-
 // Bytes that move between two looks at the clock.
 constexpr size_t kMovedPerLook = 64 << 10;
 constexpr size_t kSmallStep = 2048;
@@ -99,7 +96,7 @@ Executor::~Executor() {
 
 void Executor::set_link(uint32_t peer, Link* link) {
   links_[peer] = link;
-  made_.push_back(link);
+  made_.push_back(link);  // the one before is a stand-in, and not among them
   // What the one before was not asked to grant.
   for (Lane& lane : lanes_) {
     if (lane.program == nullptr || !lane.grants) continue;
@@ -362,11 +359,8 @@ Executor::Turn Executor::receive(Lane& lane, const Step& step) {
   const Segments target = locate(lane, step.target, step.parts);
   Segments message;
   absl::Status error;
-  const CallTag tag = this->tag(lane, step);
-  for (int looks = lane.call->pieces == 1 ? kLooks : 1;
-       !link.peek(lane.number, target.total(), tag, message, error);) {
-    if (!error.ok()) return fail(std::move(error));
-    if (--looks == 0) return Turn::kWaits;
+  if (!link.peek(lane.number, target.total(), tag(lane, step), message, error)) {
+    return error.ok() ? Turn::kWaits : fail(std::move(error));
   }
   if (!hazards_clear(lane, lane.step)) return Turn::kWaits;
   if (step.kind == Step::Kind::kReceive && message.data == target.data) {

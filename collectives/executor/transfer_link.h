@@ -47,8 +47,8 @@ class TransferLink final : public Link {
   // Messages of up to so many bytes, and half of the largest, go through slots. Fewer in large
   // groups: the slots of a rank together stay below kSlotBudget, were all its links used.
   static constexpr size_t kMostSlotBytes = 64 << 10;
-  // Of the links of further groups to the same process, which are many: of their longer messages
-  // each waits for a grant.
+  // The slots of links of further groups to the same process, which are many: a longer message
+  // waits for a grant there.
   static constexpr size_t kFurtherSlotBytes = 8 << 10;
   static constexpr size_t kSlotBudget = 16 << 20;
   // Messages of up to so many bytes are copied when they are sent.

@@ -41,7 +41,6 @@ class WindowCopies {
   void open(int device);
   // Whether it copies to and from that one.
   bool reaches(int device) const { return ring_ != nullptr && device == device_; }
-  bool busy() const { return !jobs_.empty(); }
   void start(const Job& job);
   // False: there is nothing to do. Never blocks.
   bool advance();

@@ -69,7 +69,7 @@ absl::StatusOr<Layer> layer_of(const json& row, const json& packing, const json&
   return out;
 }
 
-// Of worker agent/k of an engine of so many ranks.
+// The tensor-parallel rank of worker agent/k in an engine with `ranks` of them.
 uint32_t rank_of(absl::string_view agent, uint32_t ranks) {
   uint32_t number = 0;
   const bool said = absl::SimpleAtoi(agent.substr(agent.rfind('/') + 1), &number);
@@ -80,7 +80,7 @@ uint32_t ranks_in(const json& message) { return message.value("ranks", json(1)).
 
 // --- prefill
 
-// Of each layer the checksums of what a reader reads; none: those of whole blocks.
+// For each layer, how to take the checksums of what a reader reads; none: those of whole blocks.
 struct Readers : KvMover::Reader {
   std::vector<std::optional<KvChecksums>> sums;
 };
@@ -125,8 +125,8 @@ struct Shown : KvMover::Outgoing {
     const auto& sums = reader->sums[row];
     return sums.has_value() ? kept.cache.layers[row].tokens() / sums->unit() : 1;
   }
-  // Of who does not read all of a block, its pieces. The whole one's checksum is taken again then:
-  // where the block is another's by now, no piece is right.
+  // A reader that does not read whole blocks gets checksums of its pieces. The whole block's
+  // checksum is taken again then: if another request has the block by now, no piece is right.
   json block(size_t row, size_t number) const override {
     const uint32_t block = kept.rows[row].blocks[number];
     const uint32_t whole = kept.rows[row].sums[number];
@@ -197,7 +197,7 @@ class Into : public KvMover::Incoming {
     std::shared_ptr<const Theirs> theirs;
     std::vector<uint64_t> next;  // of each layer, the first token that was not asked for
   };
-  // Of a worker's blocks from its number first_block on, those tokens.
+  // Reads `tokens` out of a worker's `blocks`, the first of which is its number first_block.
   struct Read {
     size_t from = 0;
     uint32_t layer = 0;
@@ -295,7 +295,7 @@ absl::Status Into::check(const Read& read) const {
   absl::Status good = passage.sums.add(Side::kTarget, cache_.layers[read.layer].placement.addresses,
                                        read.tokens, {mine.first_block, mine.blocks}, 0, found);
   if (!good.ok()) return good;
-  // Of the pieces that prefill has told of, those before the wanted ones.
+  // How many of the pieces that prefill reported lie before the wanted ones.
   const uint64_t before = read.tokens.begin / passage.sums.unit() -
                           read.first_block * passage.tokens / passage.sums.unit();
   if (before + found.size() > read.checks.size() ||

@@ -3,16 +3,9 @@
 // ranks. What was read is checked in place, by the checksums that prefill took
 // (kvtransfer/kv_checksums.h).
 //
-// A cache is said in JSON, alike to other engines and here:
-//
-//   {"identity": "...", "ranks": 2, "rows": [[address, bytes, device, stride, blocks], ...],
-//    "kinds": [packing, ...], "layers": [0, 0, 1, ...]}
-//
-// `rows`: of each layer a block's bytes and where they begin; `layers`: which of the kinds
-// (kvtransfer/kv_packing.h) packs each; `identity`: at most 128 bytes, equal where caches hold the
-// same numbers. Blocks of a peer that names no kinds are like ours. Other keys are told to peers as
-// they are. Not told are what is this worker's: "groups": of each layer the number of its run of
-// blocks in an order; "rank", "stage", "heads": KvWorker; "lease": seconds.
+// The JSON of a cache is what baton_kv_session_create() takes (capi/include/baton/baton.h); kinds
+// are kvtransfer/kv_packing.h's, "rank", "stage" and "heads" a KvWorker's. Blocks of a peer that
+// names no kinds are like ours.
 #pragma once
 
 #include <memory>

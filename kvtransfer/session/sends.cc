@@ -298,7 +298,7 @@ bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Me
   return room;
 }
 
-// Of a decode in so many ranks, how many this worker has to hear.
+// How many ranks of a decode engine with `ranks` of them read from this worker.
 size_t Sends::count_readers(uint32_t ranks) const {
   const KvWorker& me = core_.shard;
   size_t count = 0;

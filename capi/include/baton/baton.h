@@ -604,11 +604,20 @@ int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_
 typedef struct baton_kv_session baton_kv_session;
 typedef int64_t (*baton_clock)(void* context);  // nanoseconds, never less than before
 
-// Of an agent with serve_metadata, whose name ends in "/" and the worker's number: one session, to
-// which the agent's messages go. `cache`: JSON, which kvtransfer/session/direct_mover.h describes;
-// the memory is BATON_DRAM that is registered with the agent. `clock`: NULL, and a thread serves
-// the session; for tests, a clock in its place, and baton_kv_session_turn(). BATON_ERR_NOT_ALLOWED:
-// the agent has one.
+// Makes the session of an agent, which must have serve_metadata and a name that ends in "/" and the
+// worker's number. An agent has one session (BATON_ERR_NOT_ALLOWED), to which its messages go.
+// `clock`: NULL, and a thread serves the session; for tests, a clock in place of that thread, and
+// baton_kv_session_turn(). `cache` is JSON, and its memory BATON_DRAM that is registered with the
+// agent:
+//
+//   {"identity": "...", "ranks": 2, "rows": [[address, bytes, device, stride, blocks], ...],
+//    "kinds": [packing, ...], "layers": [0, 0, 1, ...]}
+//
+// `rows`: for each layer, where its blocks begin and how long each is; `layers`: which of the kinds
+// packs each (as for baton_kv_layout_add_packed()); `identity`: at most 128 bytes, equal where
+// caches hold the same numbers. Other keys are told to peers as they are, but for "groups" (for
+// each layer the number of its run in an order), "rank", "stage" and "heads" (this worker's), and
+// "lease" (seconds, 60 by default).
 int32_t baton_kv_session_create(baton_agent* agent, const char* cache, baton_clock clock,
                                 void* context, baton_kv_session** out, baton_error* error);
 // Ends what is under way: nothing touches the cache afterwards. So does the end of the agent, as
