@@ -29,8 +29,6 @@
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/bf16_gemm.h"
-#include "engine/kv_events/batch.h"
-#include "engine/kv_events/sockets.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
@@ -165,35 +163,6 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
     options.worker.shape = *shape;
   }
   return kvtransfer::make_baton_connector(options);
-}
-
-// Tells the world what the prefix cache does; null where no option asked for that.
-absl::StatusOr<std::unique_ptr<kv_events::EventPublisher>> publish_events(
-    const ServeFlags& flags, serve::EngineThread& thread) {
-  if (!flags.events.enabled) return nullptr;
-  auto publisher = kv_events::EventPublisher::start(flags.events);
-  if (!publisher.ok()) return publisher.status();
-  thread.record_cache([to = publisher->get()](std::span<const serve::CacheEvent> events) {
-    to->publish(kv_events::batch_of(events));
-  });
-  const std::string& replay = (*publisher)->replay_endpoint();
-  std::printf("KV events: published at %s, %s%s\n", (*publisher)->endpoint().c_str(),
-              replay.empty() ? "not replayed" : "replayed at ", replay.c_str());
-  return publisher;
-}
-
-std::string event_metrics(const kv_events::EventPublisher* publisher) {
-  if (publisher == nullptr) return "";
-  const kv_events::PublisherStats stats = publisher->stats();
-  std::string text;
-  serve::PrometheusPage page("baton_kv_event_", {}, &text);
-  page.single("batches_total", "Batches of KV events that were published.", "counter",
-              stats.batches);
-  page.single("replays_total", "Replays that were asked for.", "counter", stats.replays);
-  page.single("batches_replayed_total", "Batches that they were.", "counter", stats.replayed);
-  page.single("overflows_total", "Times that more batches waited than max_queue_size.", "counter",
-              stats.overflows);
-  return text;
 }
 
 // Metrics of the workers that move KV. Either may be null: not used.
@@ -357,12 +326,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   {
     flags.admission.max_wait =
         std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
-    // Before the thread, which tells it things until it has ended.
-    std::unique_ptr<kv_events::EventPublisher> publisher;
     serve::EngineThread thread(**engine, flags.admission);
-    auto published = publish_events(flags, thread);
-    if (!published.ok()) return published.status();
-    publisher = *std::move(published);
     auto server = http::HttpServer::start(
         {.host = flags.host,
          .port = flags.port,
@@ -376,10 +340,8 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics =
-             [&publisher, own, agent = hand_off->get()] {
-               return event_metrics(publisher.get()) + kv_worker_metrics(own, agent);
-             },
+         .more_metrics = [own,
+                          agent = hand_off->get()] { return kv_worker_metrics(own, agent); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

@@ -213,27 +213,6 @@ void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("FILE");
 }
 
-void add_event_flags(CLI::App& app, ServeFlags& flags) {
-  app.add_option_function<std::string>(
-         "--kv-events-config",
-         [&flags](const std::string& text) {
-           flags.events = *kv_events::parse_publisher_config(text);
-         },
-         "publish the prefix cache's additions and evictions, as vLLM does and with its JSON, such "
-         "as "
-         "{\"enable_kv_cache_events\":true,\"replay_endpoint\":\"tcp://*:5558\"}; any client that "
-         "reaches these ports can read the tokens of all prompts")
-      ->check(CLI::Validator(
-          [](std::string& text) {
-            const auto config = kv_events::parse_publisher_config(text);
-            if (!config.ok()) return std::string(config.status().message());
-            if (!config->enabled) return std::string();
-            return std::string(kv_events::can_publish().message());
-          },
-          ""))
-      ->type_name("JSON");
-}
-
 // Flags for pairs with vLLM, and other engines with its kv_transfer_params: docs/vllm.md.
 void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
   auto* name = app.add_option("--kv-agent", flags.kv_agent,
@@ -277,8 +256,7 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
           ->type_name("URL"));
   added.push_back(
       app.add_option("--decode", flags.decode,
-                     "router: URLs of decode workers, likewise; for vLLM's, add where they publish "
-                     "their cache events: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
+                     "router: URLs of decode workers, likewise")
           ->check(worker())
           ->type_name("URL"));
   added.push_back(
@@ -348,15 +326,6 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
     return absl::InvalidArgumentError(
         "--kv-load needs a KV tier to load from: add --kv-host-mib, --kv-disk or --kv-store, or "
         "leave it out");
-  }
-  if (flags.events.enabled && flags.role == "router") {
-    return absl::InvalidArgumentError(
-        "--kv-events-config is for a server that computes: a router has no cache; name its "
-        "workers' events after their URLs, --decode URL,kv_events=tcp://HOST:5557");
-  }
-  if (flags.events.enabled && !flags.engine.prefix_cache) {
-    return absl::InvalidArgumentError(
-        "--kv-events-config publishes the prefix cache's events: leave --no-prefix-cache out");
   }
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
@@ -437,7 +406,6 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   add_device_flag(app, &flags.device);
   add_rank_flags(app, &flags.ranks);
   add_tier_flags(app, flags);
-  add_event_flags(app, flags);
   add_transfer_flags(app, flags);
   add_hand_off_flags(app, flags);
   const std::vector<const CLI::Option*> of_router = add_router_flags(app, flags);

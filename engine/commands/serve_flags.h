@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "collectives/launch.h"
 #include "engine/http/http_server.h"
-#include "engine/kv_events/config.h"
 #include "engine/model/config.h"
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
@@ -96,7 +95,6 @@ struct ServeFlags {
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;
   std::string kv_store;
-  kv_events::PublisherConfig events;
   Arithmetic arithmetic = Arithmetic::kFp32;
   std::string device = "cpu";
   RankFlags ranks;

@@ -47,17 +47,8 @@ std::vector<http::HttpUrl> urls_of(const std::vector<ListedWorker>& listed) {
   return urls;
 }
 
-bool publishes(const std::vector<ListedWorker>& listed) {
-  return std::any_of(listed.begin(), listed.end(),
-                     [](const ListedWorker& worker) { return worker.events.has_value(); });
-}
-
-// Where they are and how they tell what they have cached.
 void note_listed(const std::vector<ListedWorker>& listed, WorkerGroup* group) {
-  for (size_t i = 0; i < listed.size(); ++i) {
-    group->places[i] = listed[i].place;
-    group->events[i] = listed[i].events;
-  }
+  for (size_t i = 0; i < listed.size(); ++i) group->places[i] = listed[i].place;
 }
 
 std::string worker_metrics(const Workers& workers) {
@@ -143,7 +134,6 @@ struct Router::Impl {
   void ask_next(const Exchange& exchange, std::vector<size_t> left);
   json health_page(bool* usable);
   std::string metrics_page();
-  std::string event_metrics();
 
   const RouterOptions options;
   // Bytes of unanswered requests; exchanges may outlive the router.
@@ -208,12 +198,12 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     // What a worker would refuse it shall refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
-      std::vector<BlockNames> names = workers.decode.picker.names();
-      for (const BlockNames& each : workers.prefill.picker.names()) {
-        if (std::find(names.begin(), names.end(), each) == names.end()) names.push_back(each);
+      std::vector<serve::BlockHash> models = workers.decode.picker.models();
+      for (const serve::BlockHash& each : workers.prefill.picker.models()) {
+        if (std::find(models.begin(), models.end(), each) == models.end()) models.push_back(each);
       }
       for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, names)));
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, models)));
       }
       return keys;
     }
@@ -277,11 +267,6 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
     });
     const bool gone = entry == listed.end();
     if (!gone) group.places[i] = entry->place;
-    if (!gone && group.events[i] != entry->events) {
-      group.events[i] = entry->events;
-      caches.leave(group, i);
-      if (follows_caches() && !group.picker.is_gone(i)) caches.follow(group, i);
-    }
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -297,7 +282,6 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
     if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
     const size_t worker = group.add(entry.url);
     group.places[worker] = entry.place;
-    group.events[worker] = entry.events;
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -391,38 +375,8 @@ json Router::Impl::health_page(bool* usable) {
   return page;
 }
 
-// Metrics of the workers that publish cache events.
-std::string Router::Impl::event_metrics() {
-  std::string page;
-  serve::PrometheusPage out("baton_router_kv_event_", {}, &page);
-  const auto print = [&](const char* name, const char* help, auto value) {
-    out.header(name, help, "counter");
-    for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
-      for (size_t i = 0; i < group->size(); ++i) {
-        const auto stats = caches.event_stats(*group, i);
-        if (!stats.has_value()) continue;
-        out.line(name, serve::PrometheusPage::label("worker", group->name(i)), value(*stats));
-      }
-    }
-  };
-  using Stats = const kv_events::SourceStats&;
-  print("batches_total", "Batches of KV events that came.",
-        [](Stats stats) { return stats.order.batches; });
-  print("gaps_total", "Times that batches were missing.",
-        [](Stats stats) { return stats.order.gaps; });
-  print("batches_replayed_total", "Missing batches that came again.",
-        [](Stats stats) { return stats.order.replayed; });
-  print("restarts_total", "Times that the publisher had restarted.",
-        [](Stats stats) { return stats.order.restarts; });
-  print("forgotten_total", "Times that the cache's contents became unknown.",
-        [](Stats stats) { return stats.order.forgotten; });
-  print("blocks_left_out_total", "Blocks that cannot be known by their tokens.",
-        [](Stats stats) { return stats.left_out; });
-  return page;
-}
-
 std::string Router::Impl::metrics_page() {
-  std::string page = worker_metrics(workers) + event_metrics();
+  std::string page = worker_metrics(workers);
   serve::PrometheusPage out("baton_router_", {}, &page);
   const auto count = [&](const char* name, const char* help, uint64_t value) {
     out.single(name, help, "counter", value);
@@ -519,11 +473,6 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     auto decode = parse_workers(options.decode);
     if (!decode.ok()) return decode.status();
     listed = {*std::move(prefill), *std::move(decode)};
-  }
-  if (options.tokenizer.empty() && (publishes(listed.prefill) || publishes(listed.decode))) {
-    return absl::InvalidArgumentError(
-        "kv_events= needs --tokenizer: blocks are known by their tokens, and without it a router "
-        "has none");
   }
   std::shared_ptr<http::HttpTrust> trust;
   if (!options.worker_ca.empty()) {

@@ -44,7 +44,7 @@ struct RouterOptions {
   std::string workers_file;
   // The model's directory, of which tokenizer.json and the chat template are read. With it the
   // router makes the same tokens of a prompt as its workers, and knows what each of them has
-  // cached, since they tell (GET /v1/baton/kv_events, or as vLLM does). "": it goes by what it sent
+  // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent
   // where.
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
@@ -79,9 +79,8 @@ struct RouterOptions {
 // Keeps no state that matters: a request that a dead router had in flight is simply sent again.
 class Router {
  public:
-  // InvalidArgument without decode workers, with a malformed URL or list, with a tokenizer that
-  // cannot be read, or without one where workers publish events; AlreadyExists if the port is
-  // taken. Workers need not be up yet.
+  // InvalidArgument without decode workers, with a malformed URL or list, or with a tokenizer that
+  // cannot be read; AlreadyExists if the port is taken. Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 

@@ -22,12 +22,6 @@ absl::StatusOr<ListedWorker> parse_worker(std::string_view text) {
   if (!url.ok()) return url.status();
   worker.url = *std::move(url);
   for (size_t i = 1; i < words.size(); ++i) {
-    if (words[i].find('=') != std::string::npos) {
-      absl::Status status = kv_events::can_publish();
-      if (status.ok()) status = kv_events::read_source_word(words[i], &worker.events);
-      if (!status.ok()) return absl::InvalidArgumentError(status.message());
-      continue;
-    }
     if (!worker.place.empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat(words[i], " is a second place, after ", worker.place));

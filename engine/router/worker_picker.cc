@@ -31,41 +31,37 @@ PromptKey text_key(std::string_view prompt) {
   return key;
 }
 
-PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names) {
-  PromptKey key{.chain = {}, .tokens = tokens.size(), .names = {}, .others = {}};
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockHash> models) {
+  PromptKey key{.chain = {}, .tokens = tokens.size(), .root = {}, .others = {}};
   if (tokens.empty()) return key;
   const std::span<const int32_t> shared = tokens.first(tokens.size() - 1);
-  const auto extend = [&](const BlockNames& by, PromptKey::Chain* chain) {
-    serve::extend_chain(shared, by.block_tokens, by.root, chain);
-  };
-  if (!names.empty()) key.names = names.front();
-  extend(key.names, &key.chain);
-  for (size_t i = 1; i < names.size(); ++i) {
-    key.others.emplace_back(names[i], PromptKey::Chain{});
-    extend(names[i], &key.others.back().second);
+  if (!models.empty()) key.root = models.front();
+  serve::extend_chain(shared, kBlockTokens, key.root, &key.chain);
+  for (size_t i = 1; i < models.size(); ++i) {
+    key.others.emplace_back(models[i], PromptKey::Chain{});
+    serve::extend_chain(shared, kBlockTokens, models[i], &key.others.back().second);
   }
   return key;
 }
 
-const PromptKey::Chain& PromptKey::under(const BlockNames& its_names) const {
+const PromptKey::Chain& PromptKey::under(const BlockHash& model) const {
   static const Chain kNone;
-  if (its_names == names) return chain;
+  if (model == root) return chain;
   for (const auto& [other, its_chain] : others) {
-    if (other == its_names) return its_chain;
+    if (other == model) return its_chain;
   }
   return kNone;
 }
 
 size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   if (key.tokens == 0) return 0;
-  const BlockNames names = names_of(worker, key);
-  const PromptKey::Chain& chain = key.under(names);
+  const PromptKey::Chain& chain = chain_at(worker, key);
   size_t blocks = 0;
   while (blocks < chain.size() &&
          (worker.cached.contains(chain[blocks]) || worker.promised.contains(chain[blocks]))) {
     ++blocks;
   }
-  return blocks * static_cast<size_t>(names.block_tokens);
+  return blocks * kBlockTokens;
 }
 
 size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
@@ -80,9 +76,8 @@ size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double ext
 }
 
 void WorkerPicker::note_again(Worker& worker, const PromptKey& key, size_t hit) {
-  const BlockNames names = names_of(worker, key);
-  const PromptKey::Chain& chain = key.under(names);
-  for (size_t i = 0; i < hit / static_cast<size_t>(names.block_tokens); ++i) {
+  const PromptKey::Chain& chain = chain_at(worker, key);
+  for (size_t i = 0; i < hit / kBlockTokens; ++i) {
     if (worker.cached.contains(chain[i])) worker.again.insert(chain[i]);
   }
 }
@@ -180,7 +175,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   worker.stats.hit_tokens += hit;
   const PromptKey::Chain* promised = nullptr;
   if (key->tokens > 0) {
-    promised = &key->under(names_of(worker, *key));
+    promised = &chain_at(worker, *key);
     for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
   const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
@@ -293,8 +288,6 @@ bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, 
 void WorkerPicker::use_model(Worker& worker, const BlockHash& root) {
   if (worker.model == root) return;
   worker.model = root;
-  if (!worker.names_a_model) return;  // what is cached says itself when it begins anew
-  worker.names = BlockNames{root};
   forget(worker);
 }
 
@@ -308,13 +301,13 @@ WorkerPicker::Model WorkerPicker::model(size_t worker) const {
   return workers_[worker].model;
 }
 
-std::vector<BlockNames> WorkerPicker::names() const {
+std::vector<BlockHash> WorkerPicker::models() const {
   const std::lock_guard lock(mutex_);
-  std::vector<BlockNames> all;
+  std::vector<BlockHash> all;
   for (const Worker& worker : workers_) {
-    if (worker.gone || !worker.names.has_value()) continue;
-    if (std::find(all.begin(), all.end(), *worker.names) == all.end()) {
-      all.push_back(*worker.names);
+    if (worker.gone || !worker.model.has_value()) continue;
+    if (std::find(all.begin(), all.end(), *worker.model) == all.end()) {
+      all.push_back(*worker.model);
     }
   }
   return all;
@@ -324,11 +317,7 @@ bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_[index];
   PickStats& stats = worker.stats;
-  if (news.snapshot) {
-    worker.names_a_model = news.names_a_model;
-    if (news.names_a_model) use_model(worker, news.root);
-    worker.names = BlockNames{news.root, news.block_tokens};
-  }
+  if (news.snapshot) use_model(worker, news.root);
   const bool follows = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
   if (news.snapshot) forget(worker);
   for (const BlockHash& hash : news.removed) {

@@ -15,7 +15,6 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
-#include "engine/kv_events/config.h"
 #include "engine/router/expected_wait.h"
 #include "engine/router/worker_list.h"
 #include "engine/router/worker_picker.h"
@@ -120,7 +119,6 @@ struct WorkerGroup {
         why_down(urls.size()),
         models(urls.size()),
         places(urls.size()),
-        events(urls.size()),
         ways(urls.size()),
         agents(urls.size()),
         pulses(urls.size()),
@@ -146,7 +144,6 @@ struct WorkerGroup {
     addresses.emplace_back();
     models.emplace_back();
     places.push_back(urls.back().host);
-    events.emplace_back();
     ways.emplace_back();
     agents.emplace_back();
     pulses.emplace_back();
@@ -161,8 +158,6 @@ struct WorkerGroup {
   std::vector<std::string> why_down;   // of those that are
   std::vector<std::string> models;     // fingerprints; "" while unknown
   std::vector<std::string> places;     // see worker_list.h
-  // Where those that do not tell at their URL what they have cached do so.
-  std::vector<std::optional<kv_events::EventSource>> events;
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
   std::vector<Pulse> pulses;

@@ -155,9 +155,6 @@ class Engine {
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }
   CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }
-  // Every step of it: BlockManager::record() and take_events().
-  void record_cache(bool on) { blocks_.record(on); }
-  std::vector<CacheEvent> take_cache_events() { return blocks_.take_events(); }
   // The weights' (Model::fingerprint()).
   const std::string& fingerprint() const { return model_.fingerprint(); }
   // Counts all blocks again; for tests.

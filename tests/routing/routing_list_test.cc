@@ -24,24 +24,6 @@ TEST(WorkerList, SaysRolesAndPlaces) {
   EXPECT_EQ(listed->decode[1].place, "east/rack-7/h_1.x");
 }
 
-TEST(WorkerList, SaysWhereEventsArePublished) {
-  const auto listed = router::parse_worker_list(
-      "decode http://h:1 kv_events=tcp://h:5557 replay=tcp://h:5558\n"
-      "decode http://i:1 rack/i kv_events=tcp://i:5557 topic=kv\n");
-  ASSERT_TRUE(listed.ok()) << listed.status();
-  EXPECT_EQ(listed->decode[0].events, (kv_events::EventSource{"tcp://h:5557", "tcp://h:5558", ""}));
-  EXPECT_EQ(listed->decode[0].place, "h");
-  EXPECT_EQ(listed->decode[1].events, (kv_events::EventSource{"tcp://i:5557", "", "kv"}));
-  EXPECT_EQ(listed->decode[1].place, "rack/i");
-  const auto worker = router::parse_worker("http://h:1,kv_events=tcp://h:5557,replay=tcp://h:5558");
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  EXPECT_EQ(worker->events, listed->decode[0].events);
-  for (const char* bad : {"http://h:1,events=tcp://h:1", "http://h:1,replay=tcp://h:1",
-                          "http://h:1,kv_events=h:1", "http://h:1,kv_events=tcp://*:1"}) {
-    EXPECT_EQ(router::parse_worker(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
-  }
-}
-
 TEST(WorkerList, RefusesWhatMayBeAMistake) {
   const struct {
     const char* text;

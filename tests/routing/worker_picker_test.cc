@@ -123,16 +123,16 @@ TEST(WorkerPicker, KeysAreOfWhatCanBeShared) {
 TEST(WorkerPicker, NeverMixesModels) {
   WorkerPicker picker(3);
   const serve::BlockHash one = serve::model_root("one"), other = serve::model_root("other");
-  const std::vector<BlockNames> both = {{one}, {other}};
+  const std::vector<serve::BlockHash> both = {one, other};
   const std::vector<int32_t> tokens(1000, 1);
   const auto key = std::make_shared<PromptKey>(token_key(tokens, both));
   // Each by the names of its own model; of the third nothing is known.
-  serve::CacheNews news{.snapshot = true, .stored = key->under({other})};
+  serve::CacheNews news{.snapshot = true, .stored = key->under(other)};
   news.root = one;
   EXPECT_TRUE(picker.tell(0, news));
   news.root = other;
   EXPECT_TRUE(picker.tell(1, news));
-  EXPECT_EQ(picker.names(), both);
+  EXPECT_EQ(picker.models(), both);
   EXPECT_EQ(picker.pick(key)->worker, 1u);
   EXPECT_EQ(picker.stats(1).hit_tokens, 62u * 16);
   // Who must have one of them has it, or has not said.
@@ -156,37 +156,6 @@ TEST(WorkerPicker, NeverMixesModels) {
   // Of a model that was not known when the key was made, nothing is expected.
   again.set_model(0, serve::model_root("a third"));
   EXPECT_EQ(again.pick(key)->work, 1000u + 64);
-}
-
-// An engine of others names its blocks by their tokens alone, and may have larger ones.
-TEST(WorkerPicker, CountsBlocksByTheSizeThatTheirWorkerHas) {
-  WorkerPicker picker(3);
-  const serve::BlockHash model = serve::model_root("one"), tokens_alone = serve::model_root("");
-  const std::vector<BlockNames> names = {{model}, {tokens_alone, 128}};
-  const auto key = std::make_shared<PromptKey>(token_key(std::vector<int32_t>(1000, 1), names));
-  EXPECT_EQ(key->under(names[1]).size(), 7u);
-  const auto first = [&](const BlockNames& by, ptrdiff_t blocks) {
-    const PromptKey::Chain& chain = key->under(by);
-    return serve::CacheNews{.snapshot = true,
-                            .root = by.root,
-                            .block_tokens = by.block_tokens,
-                            .names_a_model = by.root == model,
-                            .stored = {chain.begin(), chain.begin() + blocks}};
-  };
-  EXPECT_TRUE(picker.tell(0, first(names[0], 20)));  // 320 tokens
-  EXPECT_TRUE(picker.tell(1, first(names[1], 5)));   // 640
-  EXPECT_EQ(picker.names(), names);
-  EXPECT_FALSE(picker.model(1).has_value());
-  const auto pick = picker.pick(key);
-  EXPECT_EQ(pick->worker, 1u);
-  EXPECT_EQ(picker.stats(1).hit_tokens, 640u);
-  picker.release(pick->id);
-  // Which model it has may be known besides, and changes nothing of that.
-  picker.set_model(1, model);
-  EXPECT_TRUE(picker.stats(1).cache_known);
-  EXPECT_EQ(picker.pick(key)->worker, 1u);
-  // It is as good as any for a model's answers: what it has is not known.
-  EXPECT_TRUE(picker.pick(key, {}, model).has_value());
 }
 
 TEST(WorkerPicker, AStartedAnswerGoesOnlyToAWorkerThatCanContinueIt) {
