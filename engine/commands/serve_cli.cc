@@ -234,7 +234,6 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .tokenizer = flags.tokenizer,
                              .pick = flags.pick,
                              .hedge_after = hedge_after,
-                             .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});

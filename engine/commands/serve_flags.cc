@@ -13,7 +13,6 @@
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/device/gpu.h"
-#include "engine/router/worker_list.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -41,7 +40,7 @@ void add_choice(CLI::App& app, const char* flag, T* value,
 
 CLI::Validator worker() {
   return {
-      [](std::string& text) { return std::string(router::parse_worker(text).status().message()); },
+      [](std::string& text) { return std::string(http::HttpUrl::parse(text).status().message()); },
       ""};
 }
 
@@ -262,8 +261,7 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
   added.push_back(
       app.add_option("--workers", flags.workers,
                      "router: a file that lists them instead, a line each: prefill URL or decode "
-                     "URL, a place such as rack1/host3, and options as in --decode; workers join "
-                     "and leave as it changes")
+                     "URL; workers join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--worker-ca", flags.worker_ca,
@@ -282,11 +280,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "which another decode worker is asked too; 0: never (default: 1, "
                                  "or less if the worker does not answer probes either)")
                       ->check(real_number(0, kDay)));
-  added.push_back(app.add_option("--move-cost", flags.move_cost,
-                                 "router: cost of moving a token's KV to the next host, in "
-                                 "computed tokens; --workers gives the distances")
-                      ->check(real_number(0, 1000))
-                      ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,
       {{"cache", router::PickBy::kCache},

@@ -76,7 +76,6 @@ struct ServeFlags {
   std::vector<std::string> decode;
   std::string workers;
   double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
-  double move_cost = router::RouterOptions{}.move_cost;
   std::optional<double> hedge_after;
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;

@@ -31,24 +31,14 @@ using Exchange = std::shared_ptr<http::HttpExchange>;
 constexpr size_t kParsing = 4096;  // requests that wait to be parsed, at most
 constexpr size_t kMaxListBytes = size_t{1} << 20;
 
-absl::StatusOr<std::vector<ListedWorker>> parse_workers(const std::vector<std::string>& texts) {
-  std::vector<ListedWorker> listed;
-  for (const std::string& text : texts) {
-    absl::StatusOr<ListedWorker> worker = parse_worker(text);
-    if (!worker.ok()) return worker.status();
-    listed.push_back(*std::move(worker));
-  }
-  return listed;
-}
-
-std::vector<http::HttpUrl> urls_of(const std::vector<ListedWorker>& listed) {
+absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::string>& texts) {
   std::vector<http::HttpUrl> urls;
-  for (const ListedWorker& worker : listed) urls.push_back(worker.url);
+  for (const std::string& text : texts) {
+    absl::StatusOr<http::HttpUrl> url = http::HttpUrl::parse(text);
+    if (!url.ok()) return url.status();
+    urls.push_back(*std::move(url));
+  }
   return urls;
-}
-
-void note_listed(const std::vector<ListedWorker>& listed, WorkerGroup* group) {
-  for (size_t i = 0; i < listed.size(); ++i) group->places[i] = listed[i].place;
 }
 
 std::string worker_metrics(const Workers& workers) {
@@ -103,7 +93,6 @@ struct Router::Impl {
     workers.max_retries = options.max_retries;
     workers.comeback = options.comeback;
     workers.api_key = options.api_key;
-    workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
     workers.ask = [this](WorkerGroup& group, size_t worker) { health.ask(group, worker); };
   }
@@ -129,7 +118,7 @@ struct Router::Impl {
   void watch_list();
   void look_at_list();
   void take_list(const ListedWorkers& listed);
-  void take(WorkerGroup& group, const std::vector<ListedWorker>& listed);
+  void take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed);
   void proxy(const Exchange& exchange);
   void ask_next(const Exchange& exchange, std::vector<size_t> left);
   json health_page(bool* usable);
@@ -260,13 +249,9 @@ void Router::Impl::take_list(const ListedWorkers& listed) {
   take(workers.decode, listed.decode);
 }
 
-void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& listed) {
+void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
   for (size_t i = 0; i < group.size(); ++i) {
-    const auto entry = std::find_if(listed.begin(), listed.end(), [&](const ListedWorker& worker) {
-      return worker.url == group.urls[i];
-    });
-    const bool gone = entry == listed.end();
-    if (!gone) group.places[i] = entry->place;
+    const bool gone = std::find(listed.begin(), listed.end(), group.urls[i]) == listed.end();
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -278,10 +263,9 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
       if (follows_caches()) caches.follow(group, i);
     }
   }
-  for (const ListedWorker& entry : listed) {
-    if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
-    const size_t worker = group.add(entry.url);
-    group.places[worker] = entry.place;
+  for (const http::HttpUrl& url : listed) {
+    if (std::find(group.urls.begin(), group.urls.end(), url) != group.urls.end()) continue;
+    const size_t worker = group.add(url);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -468,9 +452,9 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     if (options.decode.empty()) {
       return absl::InvalidArgumentError("a router needs at least one --decode URL");
     }
-    auto prefill = parse_workers(options.prefill);
+    auto prefill = parse_urls(options.prefill);
     if (!prefill.ok()) return prefill.status();
-    auto decode = parse_workers(options.decode);
+    auto decode = parse_urls(options.decode);
     if (!decode.ok()) return decode.status();
     listed = {*std::move(prefill), *std::move(decode)};
   }
@@ -480,12 +464,10 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     if (!loaded.ok()) return loaded.status();
     trust = *std::move(loaded);
   }
-  auto impl =
-      std::make_unique<Impl>(std::move(options), urls_of(listed.prefill), urls_of(listed.decode));
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(listed.prefill),
+                                     std::move(listed.decode));
   impl->workers.trust = std::move(trust);
   impl->last_list = std::move(list);
-  note_listed(listed.prefill, &impl->workers.prefill);
-  note_listed(listed.decode, &impl->workers.decode);
   if (!impl->options.tokenizer.empty()) {
     const std::string& directory = impl->options.tokenizer;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");

@@ -1,8 +1,7 @@
 // The router: one address for a set of prefill and decode workers.
 //
-// For each request it picks a prefill and a decode worker by what they have cached, what they have
-// to do (engine/router/worker_picker.h) and how far they are from each other, tells decode where
-// the prompt's KV can be had, and streams the tokens back. When a worker dies, before or during a
+// For each request it picks a prefill and a decode worker by what they have cached and what they
+// have to do (engine/router/worker_picker.h), tells decode where the prompt's KV can be had, and streams the tokens back. When a worker dies, before or during a
 // stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
 // full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
 // offered to the others once and then refused here. One that shows nothing for longer than expected
@@ -34,7 +33,7 @@ namespace baton::engine::router {
 struct RouterOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free port
-  // Each a URL, and what worker_list.h says may stand behind it.
+  // URLs.
   std::vector<std::string> prefill;  // none: decode workers compute prompts themselves
   std::vector<std::string> decode;   // at least one
   // A file that lists them instead (engine/router/worker_list.h). It is looked at every
@@ -63,9 +62,6 @@ struct RouterOptions {
   // what it was asked is given to others.
   int health_misses = 2;
   std::chrono::milliseconds health_timeout = patient(std::chrono::milliseconds(2000));
-  // What moving a token's KV to a host next door costs, in tokens that are computed; further away,
-  // more (engine/router/worker_list.h). It counts where a prefill and a decode worker are chosen.
-  double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
   // For workers whose URL is https: a PEM file of the CAs of their certificates; "": the
   // system's.

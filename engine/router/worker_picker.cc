@@ -2,7 +2,6 @@
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "engine/kernels/kv_cache.h"
@@ -11,14 +10,6 @@
 namespace baton::engine::router {
 
 using serve::BlockHash;
-
-namespace {
-
-double of(std::span<const double> extra, size_t worker) {
-  return worker < extra.size() ? extra[worker] : 0;
-}
-
-}  // namespace
 
 PromptKey text_key(std::string_view prompt) {
   constexpr size_t kPiece = 256;
@@ -64,15 +55,14 @@ size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   return blocks * kBlockTokens;
 }
 
-size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
+size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
   // Into a cache that is full of what others may ask for again, no more of that should go.
   size_t least = kept(worker);
   for (const Worker& other : workers_) {
     if (!other.gone && other.up && other.stats.cache_known) least = std::min(least, kept(other));
   }
   return worker.stats.computing + key.tokens - held(worker, key) +
-         kRequestTokens * worker.stats.in_flight + (kept(worker) - least) / kKeptPart +
-         static_cast<size_t>(extra);
+         kRequestTokens * worker.stats.in_flight + (kept(worker) - least) / kKeptPart;
 }
 
 void WorkerPicker::note_again(Worker& worker, const PromptKey& key, size_t hit) {
@@ -112,21 +102,18 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Mo
   return best;
 }
 
-size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates,
-                              std::span<const double> extra) const {
+size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates) const {
   // At equal cost, prefer the worker that had less to do so far: its cache has more room.
   return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(cost(workers_[a], key, of(extra, a)), workers_[a].given) <
-           std::pair(cost(workers_[b], key, of(extra, b)), workers_[b].given);
+    return std::pair(cost(workers_[a], key), workers_[a].given) <
+           std::pair(cost(workers_[b], key), workers_[b].given);
   });
 }
 
-size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates,
-                              std::span<const double> extra) {
-  // Tokens are not known, so these do not compare: of those that are as busy, the nearest.
+size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates) {
   size_t best = *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::tuple(workers_[a].stats.in_flight, of(extra, a), workers_[a].given) <
-           std::tuple(workers_[b].stats.in_flight, of(extra, b), workers_[b].given);
+    return std::pair(workers_[a].stats.in_flight, workers_[a].given) <
+           std::pair(workers_[b].stats.in_flight, workers_[b].given);
   });
   for (size_t i = key.chain.size(); i-- > 0;) {
     const auto it = prefixes_.find(key.chain[i]);
@@ -153,16 +140,15 @@ size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candi
 
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
                                                      std::span<const size_t> avoid,
-                                                     const Model& model,
-                                                     std::span<const double> extra, bool resume) {
+                                                     const Model& model, bool resume) {
   const std::lock_guard lock(mutex_);
   const std::vector<size_t> candidates = usable(avoid, model, resume);
   if (candidates.empty()) return std::nullopt;
   const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
   const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
   const size_t best = hashed  ? by_hash(*key, candidates)
-                      : known ? by_cache(*key, candidates, extra)
-                              : by_guess(*key, candidates, extra);
+                      : known ? by_cache(*key, candidates)
+                              : by_guess(*key, candidates);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
   if (hit > 0) note_again(worker, *key, hit);

@@ -77,11 +77,9 @@ class WorkerPicker {
   // all.
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
-  // `extra`: what each worker costs besides, in tokens; those that it does not reach: nothing.
   // `resume`: never one that cannot go on with an answer that has begun.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
-                           const Model& model = std::nullopt, std::span<const double> extra = {},
-                           bool resume = false);
+                           const Model& model = std::nullopt, bool resume = false);
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
@@ -151,7 +149,7 @@ class WorkerPicker {
   };
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
-  size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
+  size_t cost(const Worker& worker, const PromptKey& key) const;
   // The part of its cache that was requested again.
   static size_t kept(const Worker& worker) {
     return worker.again.size() * kBlockTokens;
@@ -159,10 +157,8 @@ class WorkerPicker {
   static void note_again(Worker& worker, const PromptKey& key, size_t hit);
   static void forget(Worker& worker);
   bool any_known() const;
-  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates,
-                  std::span<const double> extra) const;
-  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates,
-                  std::span<const double> extra);
+  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
+  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // Those that are as good as any by what is known of their health; none is better than these.
   std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model, bool resume) const;

@@ -3,25 +3,22 @@
 #include "engine/http/openai/openai_reply.h"
 #include "engine/router/worker_list.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 #include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
 
-TEST(WorkerList, SaysRolesAndPlaces) {
+TEST(WorkerList, SaysRolesAndAddresses) {
   const auto listed = router::parse_worker_list(
       "# ours\n\n  prefill http://10.0.0.1:8001\r\ndecode\thttp://[::1]:8002 # the quick one\n"
-      "decode http://h/ east/rack-7/h_1.x\n");
+      "decode http://h/\n");
   ASSERT_TRUE(listed.ok()) << listed.status();
   ASSERT_EQ(listed->prefill.size(), 1u);
   EXPECT_EQ(listed->prefill[0].text(), "http://10.0.0.1:8001");
   ASSERT_EQ(listed->decode.size(), 2u);
   EXPECT_EQ(listed->decode[0].text(), "http://[::1]:8002");
   EXPECT_EQ(listed->decode[1].text(), "http://h:80");
-  EXPECT_EQ(listed->prefill[0].place, "10.0.0.1");
-  EXPECT_EQ(listed->decode[1].place, "east/rack-7/h_1.x");
 }
 
 TEST(WorkerList, RefusesWhatMayBeAMistake) {
@@ -35,9 +32,7 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
       {"decode http://h:1\ndecode http://h:80", "half written"},
       {"decode http://h:1\nworker http://h:2\n", "line 2"},
       {"decode\n", "line 1"},
-      {"decode http://h:1 http://h:2\n", "line 1: http://h:2 is not a place"},
-      {"decode http://h:1 a//b\n", "is not a place"},
-      {"decode http://h:1 a b\n", "line 1"},
+      {"decode http://h:1 http://h:2\n", "line 1: nothing may stand behind the URL: remove http://h:2"},
       {"decode ftp://h:1\n", "ftp://h:1"},
       {"decode http://h:1\n\nprefill http://h:1\n", "line 3: http://h:1 is listed already"},
   };
@@ -177,31 +172,6 @@ class WaitingWorker {
   std::mutex mutex_;
   std::shared_ptr<http::HttpExchange> exchange_;
 };
-
-// The prefill worker that is near the decode worker is told of, though the other one comes first.
-TEST(RoutingList, TheKvComesFromNearby) {
-  std::vector<std::unique_ptr<http::HttpListener>> prefills;
-  StuckWorker decode;
-  std::string list = absl::StrCat("decode ", decode.url(), " east/rack1/h1\n");
-  for (const char* place : {"west/rack1/h2", "east/rack1/h3", "east/rack2/h4"}) {
-    prefills.push_back(std::make_unique<http::HttpListener>());
-    prefills.back()->route("GET", "/v1/baton/address", [place](const Exchange& exchange) {
-      exchange->reply(200, "application/json", json{{"address", place}}.dump());
-    });
-    ASSERT_TRUE(prefills.back()->listen("127.0.0.1", 0).ok());
-    absl::StrAppend(&list, "prefill http://127.0.0.1:", prefills.back()->port(), " ", place, "\n");
-  }
-  TemporaryFolder folder;
-  write_list(folder, list);
-  const auto router = *router::Router::start(by_list(folder));
-  std::vector<RawClient> clients;
-  for (const char* nearest : {"east/rack1/h3", "east/rack2/h4", "west/rack1/h2"}) {
-    clients.emplace_back(router->port());
-    clients.back().post("/v1/completions", stream_request().dump());
-    until([&] { return decode.asked == static_cast<int>(clients.size()); });
-    EXPECT_EQ(decode.prefill(), nearest);  // and those before it are busy
-  }
-}
 
 TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
