@@ -65,11 +65,9 @@ serve::LoadOnDevice load_on(const std::string& device, Arithmetic arithmetic) {
   const std::optional<int> ordinal = *device::parse_device(device);
   if (!ordinal.has_value()) return nullptr;
   return [=](const Checkpoint& checkpoint) -> absl::StatusOr<serve::OnDevice> {
-    auto name = device::device_arithmetic(arithmetic);
-    if (!name.ok()) return name.status();
     auto runner = device::run_on_device(*ordinal, checkpoint, arithmetic);
     if (!runner.ok()) return runner.status();
-    return serve::OnDevice{*std::move(runner), std::string(*name)};
+    return serve::OnDevice{*std::move(runner), std::string(device::device_arithmetic(arithmetic))};
   };
 }
 

@@ -306,9 +306,6 @@ absl::Status check_device(const ServeFlags& flags) {
   if (!flags.kv_agent.empty()) {
     return refuse("KV of a device cannot be handed over by name yet: leave out --kv-agent");
   }
-  if (flags.arithmetic == Arithmetic::kInt8) {
-    return refuse("a device computes in fp32 or bf16: leave out --arithmetic int8");
-  }
   return absl::OkStatus();
 }
 
@@ -369,10 +366,9 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
   add_choice<Arithmetic>(
       app, "--arithmetic", arithmetic,
-      {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}},
-      "arithmetic of matrix products: fp32; bf16, which rounds the factors and is quicker with AMX "
-      "or AVX-512 BF16; or int8, which rounds the weights further and halves the bytes that a step "
-      "reads of them; use the same on all workers that share KV");
+      {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}},
+      "arithmetic of matrix products: fp32, or bf16, which rounds the factors and is quicker with "
+      "AMX or AVX-512 BF16; use the same on all workers that share KV");
 }
 
 void add_device_flag(CLI::App& app, std::string* device) {

@@ -106,7 +106,7 @@ TEST_P(ArithmeticForward, IsPartOfTheModelsName) {
 }
 
 INSTANTIATE_TEST_SUITE_P(In, ArithmeticForward,
-                         testing::Values(Arithmetic::kBf16, Arithmetic::kInt8),
+                         testing::Values(Arithmetic::kBf16),
                          [](const auto& test) { return arithmetic_name(test.param); });
 
 // --- bf16 ----------------------------------------------------------------------------------------

@@ -88,11 +88,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Case{"TwoOverShm", 2, Arithmetic::kFp32, "shm"},
         Case{"TwoOverTcp", 2, Arithmetic::kFp32, "tcp"},
-        Case{"TwoBf16", 2, Arithmetic::kBf16, "shm"}, Case{"TwoInt8", 2, Arithmetic::kInt8, "shm"},
+        Case{"TwoBf16", 2, Arithmetic::kBf16, "shm"},
         Case{"FourOverShm", 4, Arithmetic::kFp32, "shm"},
         Case{"TwoWithExperts", 2, Arithmetic::kFp32, "shm", ranks_expert_checkpoint},
-        Case{"TwoWithExpertsBf16", 2, Arithmetic::kBf16, "shm", ranks_expert_checkpoint},
-        Case{"TwoWithExpertsInt8", 2, Arithmetic::kInt8, "shm", ranks_expert_checkpoint}),
+        Case{"TwoWithExpertsBf16", 2, Arithmetic::kBf16, "shm", ranks_expert_checkpoint}),
     [](const auto& test) { return test.param.name; });
 
 // The log-probabilities of a prompt come out of every token's logits.
