@@ -75,9 +75,7 @@ TEST(Hedge, TheFirstWorkerMayStillWin) {
   std::thread client([&] { got = parse_stream(post(router->port(), stream_request())->body); });
   // On a busy machine it may have been asked before the first one was heard, and once more then.
   until([&] { return other.asked > 0 && other.resumed().size() == 3; });
-  std::string rest;
-  for (size_t i = 3; i < events.size(); ++i) rest += events[i];
-  late.say(rest);
+  late.say(behind(events, 3));
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.text, want.text);

@@ -1,10 +1,9 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
-#include "engine/http/http_listener.h"
-#include "engine/http/openai/openai_reply.h"
 #include "engine/router/worker_list.h"
+#include "tests/captured_log.h"
 #include "tests/routing/routing_fixture.h"
+#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
-#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
@@ -43,26 +42,6 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
   }
 }
 
-// What is logged while it lives, by whichever thread.
-class LogText {
- public:
-  LogText() {
-    base::set_log_sink([this](base::LogLevel, std::string_view line) {
-      const std::lock_guard lock(mutex_);
-      text_.append(line);
-    });
-  }
-  ~LogText() { base::set_log_sink(nullptr); }
-  bool has(const std::string& words) {
-    const std::lock_guard lock(mutex_);
-    return text_.find(words) != std::string::npos;
-  }
-
- private:
-  std::mutex mutex_;
-  std::string text_;
-};
-
 // As a careful operator changes it: at once. Readers see the old list or the new one.
 void write_list(const TemporaryFolder& folder, const std::string& text) {
   std::ofstream(folder.path("new")) << text;
@@ -94,7 +73,7 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   TemporaryFolder folder;
   TokenizerFolder tokenizer;
   Worker first, second;
-  LogText log;
+  CapturedLog log(base::LogLevel::kWarning);
   write_list(folder, absl::StrCat("decode ", first.url(), "\n"));
   router::RouterOptions options = by_list(folder);
   options.tokenizer = tokenizer.path();
@@ -126,62 +105,16 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   EXPECT_EQ(first.thread().stats().requests_finished, 2u);
 }
 
-// Sends the first of two tokens at once, and the second when it is told to.
-class WaitingWorker {
- public:
-  WaitingWorker() {
-    listener_.route("GET", "/health", [](const std::shared_ptr<http::HttpExchange>& exchange) {
-      exchange->reply(200, "application/json", "{}");
-    });
-    listener_.route("POST", "/v1/completions",
-                    [this](const std::shared_ptr<http::HttpExchange>& exchange) {
-                      const std::lock_guard lock(mutex_);
-                      exchange->begin(200, "text/event-stream");
-                      exchange->write(token(11, nullptr));
-                      exchange_ = exchange;
-                    });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~WaitingWorker() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-  void go_on() {
-    const std::lock_guard lock(mutex_);
-    exchange_->write(
-        token(22, "length") +
-        http::sse(
-            {{"id", "w"}, {"choices", json::array()}, {"usage", {{"completion_tokens", 2}}}}) +
-        std::string(http::kSseDone));
-    exchange_->end();
-  }
-
- private:
-  static std::string token(int id, const json& finish_reason) {
-    return http::sse({{"id", "w"},
-                      {"object", "text_completion"},
-                      {"created", 1},
-                      {"model", "m"},
-                      {"choices",
-                       {{{"index", 0},
-                         {"text", absl::StrCat("<", id, ">")},
-                         {"logprobs", nullptr},
-                         {"finish_reason", finish_reason},
-                         {"token_ids", {id}}}}}});
-  }
-
-  http::HttpListener listener_;
-  std::mutex mutex_;
-  std::shared_ptr<http::HttpExchange> exchange_;
-};
-
 TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
-  WaitingWorker leaving;
   Worker staying;
+  const std::vector<std::string> events = events_of(staying.port());
+  StuckWorker leaving(first(events, 9));
   write_list(folder, absl::StrCat("decode ", leaving.url(), "\n"));
   const auto router = *router::Router::start(by_list(folder));
   RawClient client(router->port());
-  client.post("/v1/completions", json{{"prompt", "x"}, {"stream", true}}.dump());
-  EXPECT_NE(client.read_until("<11>").find("<11>"), std::string::npos);
+  client.post("/v1/completions", stream_request().dump());
+  client.read_until("\"token_ids\"");
   write_list(folder, absl::StrCat("decode ", staying.url(), "\n"));
   httplib::Client http("127.0.0.1", router->port());
   until([&] {
@@ -190,8 +123,9 @@ TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   });
   until([&] { return of_worker(router->port(), "worker_up", staying.url()) == 1; });
   post_json(router->port(), request_body());  // by the other
-  leaving.go_on();
-  EXPECT_NE(client.read_until("[DONE]").find("<22>"), std::string::npos);
+  leaving.say(behind(events, 9));
+  const std::string rest = client.read_until("[DONE]");
+  EXPECT_NE(rest.find(R"("finish_reason":"length")"), std::string::npos) << rest;
   until([&] { return of_worker(router->port(), "in_flight", leaving.url()) == -1; });
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
 }
