@@ -253,7 +253,6 @@ absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& m
                                           {.limits = flags.engine.limits(),
                                            .role = flags.role,
                                            .threads = flags.engine.threads,
-                                           .cpus = flags.engine.cpus,
                                            .connector = connector->get(),
                                            .tiers = flags.engine.tiers.of_rank(model.shard())});
   return follower.ok() ? (*follower)->run() : follower.status();

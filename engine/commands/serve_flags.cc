@@ -356,11 +356,6 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
       ->capture_default_str();
   app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
                "reuse the KV of prompts that begin alike (default)");
-  app.add_option("--cpus", engine->cpus, "CPUs to pin them to")
-      ->delimiter(',')
-      ->check(whole_number(0, 4095))
-      ->allow_extra_args(false)
-      ->type_name("N[,N]");
 }
 
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {

@@ -56,7 +56,6 @@ struct EngineOptions {
   size_t max_sequences = 16;      // in one step; at most token_budget
   bool prefix_cache = true;       // reuse the KV of prompts that begin alike
   int threads = 1;                // that compute; 0: one per CPU
-  std::vector<int> cpus;          // to pin them to; see ComputePool
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
