@@ -115,9 +115,8 @@ void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
         ->check(command_line::whole_number(1, 1 << 20))
         ->capture_default_str();
   };
-  app.add_option(
-         "--dataset-name", workload.dataset,
-         "prompts: passages of text, random tokens, or a trace in Mooncake's format")
+  app.add_option("--dataset-name", workload.dataset,
+                 "prompts: passages of text, random tokens, or a trace in Mooncake's format")
       ->check(command_line::one_of(load::dataset_names()))
       ->capture_default_str();
   app.add_option("--dataset-path", workload.file, "file for mooncake")

@@ -336,8 +336,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics = [own,
-                          agent = hand_off->get()] { return kv_worker_metrics(own, agent); },
+         .more_metrics = [own, agent = hand_off->get()] { return kv_worker_metrics(own, agent); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

@@ -254,8 +254,7 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
           ->check(worker())
           ->type_name("URL"));
   added.push_back(
-      app.add_option("--decode", flags.decode,
-                     "router: URLs of decode workers, likewise")
+      app.add_option("--decode", flags.decode, "router: URLs of decode workers, likewise")
           ->check(worker())
           ->type_name("URL"));
   added.push_back(
@@ -360,8 +359,7 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
 
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
   add_choice<Arithmetic>(
-      app, "--arithmetic", arithmetic,
-      {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}},
+      app, "--arithmetic", arithmetic, {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}},
       "arithmetic of matrix products: fp32, or bf16, which rounds the factors and is quicker with "
       "AMX or AVX-512 BF16; use the same on all workers that share KV");
 }

@@ -125,8 +125,8 @@ HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, int k, 
 }
 
 template <typename TB>
-void sliver_by_rows(const float* a, const TB* b, int k, float* c, size_t ldc,
-                    int rows, int columns, bool load_c) {
+void sliver_by_rows(const float* a, const TB* b, int k, float* c, size_t ldc, int rows, int columns,
+                    bool load_c) {
   if constexpr (kTileRows == 14) {
     if (rows > 8) {
       return sliver<14, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
@@ -244,11 +244,9 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
           float* c_tile = c + static_cast<size_t>(m0 + r) * ldc + panel * kPanelColumns;
           const int height = std::min(kTileRows, rows - r);
           if (widened) {
-            sliver_by_rows(a_sliver, b_scratch, k, c_tile, ldc, height, columns,
-                           load_c);
+            sliver_by_rows(a_sliver, b_scratch, k, c_tile, ldc, height, columns, load_c);
           } else {
-            sliver_by_rows(a_sliver, panel_at(panel), k, c_tile, ldc, height,
-                           columns, load_c);
+            sliver_by_rows(a_sliver, panel_at(panel), k, c_tile, ldc, height, columns, load_c);
           }
         }
       }

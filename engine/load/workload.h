@@ -1,4 +1,5 @@
-// What a server is asked, and when: texts, random tokens, or a trace in Mooncake's format. The same options and words give the same requests.
+// What a server is asked, and when: texts, random tokens, or a trace in Mooncake's format. The same
+// options and words give the same requests.
 #pragma once
 
 #include <cstddef>

@@ -21,9 +21,7 @@ struct WeightView {
   Arithmetic arithmetic = Arithmetic::kFp32;
   const uint16_t* data = nullptr;
 
-  PackedB b() const {
-    return {.k = k, .n = n, .bf16 = data, .panel_rows = static_cast<size_t>(k)};
-  }
+  PackedB b() const { return {.k = k, .n = n, .bf16 = data, .panel_rows = static_cast<size_t>(k)}; }
   TiledB tiles() const { return {.k = k, .n = n, .data = data}; }
 };
 

@@ -40,9 +40,9 @@ class CacheWatch {
     std::unique_ptr<http::HttpFetch> fetch;
     std::unique_ptr<http::EventLoop::Timer> next;
     int status = 0;
-    std::string line;     // what has come of it
-    bool begun = false;   // the snapshot is here
-    bool said = false;    // that there is none
+    std::string line;    // what has come of it
+    bool begun = false;  // the snapshot is here
+    bool said = false;   // that there is none
   };
   void begin(Follower& follower);
   absl::Status receive(Follower& follower, std::string_view bytes);

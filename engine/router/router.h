@@ -1,13 +1,14 @@
 // The router: one address for a set of prefill and decode workers.
 //
 // For each request it picks a prefill and a decode worker by what they have cached and what they
-// have to do (engine/router/worker_picker.h), tells decode where the prompt's KV can be had, and streams the tokens back. When a worker dies, before or during a
-// stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
-// full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
-// offered to the others once and then refused here. One that shows nothing for longer than expected
-// has its requests asked of another as well, and soon where it does not even say how it is. These
-// stay below a part of the requests, and so do retries of what a worker answered with an error
-// (RetryBudget); what a dead worker was asked is asked of another in any case.
+// have to do (engine/router/worker_picker.h), tells decode where the prompt's KV can be had, and
+// streams the tokens back. When a worker dies, before or during a stream, another goes on: no token
+// is repeated and none is lost. A worker that is only slow, or full, is not taken for dead: its
+// health is asked for by itself, and what it refuses (429) is offered to the others once and then
+// refused here. One that shows nothing for longer than expected has its requests asked of another
+// as well, and soon where it does not even say how it is. These stay below a part of the requests,
+// and so do retries of what a worker answered with an error (RetryBudget); what a dead worker was
+// asked is asked of another in any case.
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
 // of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).

@@ -27,8 +27,7 @@ absl::StatusOr<ListedWorkers> parse_worker_list(std::string_view text) {
       return absl::InvalidArgumentError(absl::StrCat("line ", number, ": ", why));
     };
     if (words.size() < 2 || (words[0] != "prefill" && words[0] != "decode")) {
-      return wrong(
-          "it must be a role, prefill or decode, and a URL such as http://10.0.0.1:8001");
+      return wrong("it must be a role, prefill or decode, and a URL such as http://10.0.0.1:8001");
     }
     if (words.size() > 2) {
       return wrong(absl::StrCat("nothing may stand behind the URL: remove ", words[2]));

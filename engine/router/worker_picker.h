@@ -34,8 +34,8 @@ enum class PickBy : uint8_t {
 // What a prompt has in common with others.
 struct PromptKey {
   using Chain = std::vector<serve::BlockHash>;
-  Chain chain;        // of pieces that can be shared, from its beginning
-  size_t tokens = 0;  // of the whole prompt; 0: the pieces are of text
+  Chain chain;            // of pieces that can be shared, from its beginning
+  size_t tokens = 0;      // of the whole prompt; 0: the pieces are of text
   serve::BlockHash root;  // of the model by which `chain` names blocks
   std::vector<std::pair<serve::BlockHash, Chain>> others;  // the same, by other models
 
@@ -151,9 +151,7 @@ class WorkerPicker {
   size_t held(const Worker& worker, const PromptKey& key) const;
   size_t cost(const Worker& worker, const PromptKey& key) const;
   // The part of its cache that was requested again.
-  static size_t kept(const Worker& worker) {
-    return worker.again.size() * kBlockTokens;
-  }
+  static size_t kept(const Worker& worker) { return worker.again.size() * kBlockTokens; }
   static void note_again(Worker& worker, const PromptKey& key, size_t hit);
   static void forget(Worker& worker);
   bool any_known() const;

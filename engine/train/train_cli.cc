@@ -319,8 +319,9 @@ int train_main(int argc, char** argv) {
   app.add_flag("--new-schedule", run.new_schedule,
                "resume although --steps, and so the learning rate, differs")
       ->group(going_on);
-  app.add_flag("--restart", settings.restart,
-               "restart a killed rank: all go on from the newest --checkpoint, or from the beginning")
+  app.add_flag(
+         "--restart", settings.restart,
+         "restart a killed rank: all go on from the newest --checkpoint, or from the beginning")
       ->group(going_on);
   app.add_option("--max-restarts", settings.max_restarts,
                  "with --restart: restarts of ranks within an hour before the run ends")

@@ -181,8 +181,7 @@ TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
             {rows[e], from, size_t(k), weights[e], actual.data() + row * size_t(n), size_t(n)});
       }
       gemm_grouped(pool, scratch, products);
-      EXPECT_TRUE(same_bits(actual, expected))
-          << k << " x " << n << ", " << threads << " threads";
+      EXPECT_TRUE(same_bits(actual, expected)) << k << " x " << n << ", " << threads << " threads";
       gemm_grouped(pool, scratch, {});
     }
   }

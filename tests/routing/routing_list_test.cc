@@ -31,7 +31,8 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
       {"decode http://h:1\ndecode http://h:80", "half written"},
       {"decode http://h:1\nworker http://h:2\n", "line 2"},
       {"decode\n", "line 1"},
-      {"decode http://h:1 http://h:2\n", "line 1: nothing may stand behind the URL: remove http://h:2"},
+      {"decode http://h:1 http://h:2\n",
+       "line 1: nothing may stand behind the URL: remove http://h:2"},
       {"decode ftp://h:1\n", "ftp://h:1"},
       {"decode http://h:1\n\nprefill http://h:1\n", "line 3: http://h:1 is listed already"},
   };
