@@ -11,7 +11,6 @@
 #include <new>
 #include <optional>
 #include <random>
-#include <span>
 #include <string>
 #include <vector>
 
