@@ -1,8 +1,7 @@
 # The tests whose programs start threads: the thread sanitizer runs these. A new test that starts one
 # belongs here, unless others do the same with them (sums in an order, on devices; what calls cost).
 # `LD_PRELOAD` of a library that notes who calls pthread_create() found them. Not the fault guard's: that
-# sanitizer calls handlers of signals itself, with others blocked than the kernel would. Nor those over ZeroMQ:
-# the distribution's is not built for it, and hands messages from thread to thread in ways that it cannot see.
+# sanitizer calls handlers of signals itself, with others blocked than the kernel would.
 # Nor one that starts `baton`, which would be built for it alone: what its commands start has tests here.
 set(BATON_TESTS_WITH_THREADS
   admission_test agent_bad_input_test agent_bounds_test agent_deaths_test agent_files_test agent_requantise_test
