@@ -319,13 +319,16 @@ int train_main(int argc, char** argv) {
   app.add_flag("--new-schedule", run.new_schedule,
                "resume although --steps, and so the learning rate, differs")
       ->group(going_on);
-  app.add_flag(
-         "--restart", settings.restart,
-         "restart a killed rank: all go on from the newest --checkpoint, or from the beginning")
+  app.add_flag("--restart", settings.restart,
+               "restart a killed rank, with its state from a peer's memory (needs --zero 1)")
       ->group(going_on);
   app.add_option("--max-restarts", settings.max_restarts,
                  "with --restart: restarts of ranks within an hour before the run ends")
       ->check(whole_number(0, kMost))
+      ->capture_default_str()
+      ->group(going_on);
+  app.add_option("--copy-every", run.copy_every, "steps between copies to a peer's memory")
+      ->check(whole_number(1, kMost))
       ->capture_default_str()
       ->group(going_on);
   if (const int status = command_line::parse(app, "baton train", argc, argv); status >= 0) {

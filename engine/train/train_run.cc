@@ -12,6 +12,7 @@
 #include "engine/train/data_parallel/sharded_checkpoint.h"
 #include "engine/train/exposure.h"
 #include "engine/train/loss_curve.h"
+#include "engine/train/replica.h"
 
 namespace baton::engine::train {
 namespace {
@@ -47,6 +48,7 @@ class Run {
   const RunIdentity identity_;
   ComputePool pool_;
   std::unique_ptr<Timeline> timeline_;
+  ReplicaStore store_;
   ShardState shard_;  // of checkpoints
   std::vector<LossPoint> curve_;
   // Since the last report, and of this process.
@@ -56,6 +58,7 @@ class Run {
   // Members of a generation, in this order so that they are destroyed in reverse.
   std::unique_ptr<Communicator> comm_;
   std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Replicator> replicator_;
 };
 
 int threads_of(const RunOptions& options, const launch::Place& place) {
@@ -97,6 +100,7 @@ absl::Status Run::run() {
 
 absl::Status Run::generation(uint64_t number) {
   reported_steps_ = 0;
+  replicator_.reset();
   trainer_.reset();
   comm_.reset();
   if (place_.ranks > 1) {
@@ -127,6 +131,7 @@ absl::Status Run::generation(uint64_t number) {
     std::printf("rank %d computes on %s\n", place_.rank, trainer_->runs_on().c_str());
     std::fflush(stdout);
   }
+  if (options_.recover) replicator_ = std::make_unique<Replicator>(*comm_, *trainer_, store_);
 
   absl::StatusOr<int64_t> first = start(number);
   if (!first.ok()) return first.status();
@@ -141,6 +146,10 @@ absl::Status Run::generation(uint64_t number) {
 }
 
 absl::StatusOr<int64_t> Run::start(uint64_t number) {
+  if (replicator_ != nullptr) {
+    const absl::StatusOr<int64_t> steps = replicator_->restore();
+    if (!steps.ok() || *steps != ReplicaStore::kNothing) return steps;
+  }
   // A generation that follows another one may find what that one wrote.
   const RunIdentity& identity = identity_;
   const auto written =
@@ -218,6 +227,9 @@ absl::Status Run::step(int number) {
   if (!done.ok()) return done.status();
   const int64_t count = number + 1;
   const bool last = count == steps();
+  if (replicator_ != nullptr && count % options_.copy_every == 0 && !last) {
+    if (absl::Status status = replicator_->begin(count); !status.ok()) return status;
+  }
   if (!options_.checkpoint_dir.empty() && (count % options_.checkpoint_every == 0 || last)) {
     if (absl::Status status = save_checkpoint(count); !status.ok()) return status;
   }
@@ -310,8 +322,8 @@ absl::Status Run::finish() {
     if (absl::Status status = write_results(); !status.ok()) return status;
   }
   if (comm_ == nullptr) return absl::OkStatus();
-  // A rank may end only when all is written: until then another one may be lost, and all have to
-  // begin again. However long that takes: the failure detector sees the dead.
+  // A rank may end only when all is written: until then the state of any other one may be lost, and
+  // this one's copy of it be needed. However long that takes: the failure detector sees the dead.
   const absl::Status all = comm_->barrier({.timeout = kNever});
   return leads() ? absl::OkStatus() : all;
 }
@@ -331,11 +343,13 @@ absl::Status Run::write_results() {
 }  // namespace
 
 absl::Status run_rank(const RunOptions& options, const Corpus& corpus, const launch::Place& place) {
-  if (options.checkpoint_every < 1) {
-    return absl::InvalidArgumentError("checkpoints are at least one step apart");
+  if (options.checkpoint_every < 1 || options.copy_every < 1) {
+    return absl::InvalidArgumentError("checkpoints and copies are at least one step apart");
   }
-  if (options.recover && place.ranks < 2) {
-    return absl::InvalidArgumentError("replacing a lost rank needs another: train with --ranks 2");
+  if (options.recover && (place.ranks < 2 || options.trainer.parallel.zero == 0)) {
+    return absl::InvalidArgumentError(
+        "replacing a lost rank needs a copy of its part of the state in another rank's memory: "
+        "train with at least two ranks and --zero 1");
   }
   return Run(options, corpus, place).run();
 }

@@ -29,14 +29,14 @@ struct RunOptions {
   int checkpoint_every = 200;  // steps; and after the last one
   std::string resume_dir;      // empty: from the start
   bool new_schedule = false;   // resume although it was begun with another number of steps
-  // Survive the loss of ranks that a launcher starts anew: all go on from the newest checkpoint, or
-  // from the beginning. Needs more than one rank.
+  // Survive the loss of ranks that a launcher starts anew: needs ZeRO-1 and more than one rank.
   bool recover = false;
+  int copy_every = 1;  // steps between copies in a peer's memory
 
   std::string timeline_file;  // Perfetto JSON of all ranks, written by rank 0; empty: none
   std::string curve_file;     // SVG, written by rank 0; empty: none
 
-  // At every rank, behind a step and its checkpoint.
+  // At every rank, behind a step and its copy and checkpoint.
   std::function<void(int step)> after_step;
   // At rank 0, with the final weights.
   std::function<absl::Status(const Trainer& trainer)> done;

@@ -257,6 +257,9 @@ absl::Status Trainer::share_numbers() {
 
 absl::StatusOr<float> Trainer::update(int number) {
   const auto divisor = static_cast<float>(micro_batches_);
+  if (before_update_) {
+    if (absl::Status status = before_update_(); !status.ok()) return status;
+  }
   for (size_t i = 0; i < buckets_.size(); ++i) {
     if (reducer_ != nullptr) {
       if (absl::Status status = reducer_->wait(i, gradients_.data()); !status.ok()) return status;

@@ -79,9 +79,16 @@ class Trainer {
   absl::Status save(int64_t steps, ShardState& state) const;
   // Takes over what `state` holds: its weights, and those moments that this rank needs.
   absl::Status load(const ShardState& state);
+  // After load() of this rank's own part: fetches the other ranks' weights. ZeRO-1 only.
+  absl::Status gather_weights();
 
   // The elements that this rank saves.
   std::vector<FlatRange> shard() const;
+  // Runs in every step between the backward pass and the update. No rank finishes the step before
+  // it has succeeded at all of them.
+  void before_update(std::function<absl::Status()> hook) { before_update_ = std::move(hook); }
+  // Where calls of others are to be counted and drawn too; null on one rank.
+  CallTracker* calls() { return calls_.get(); }
 
  private:
   Trainer(const TrainerOptions& options, const Corpus& corpus, ComputePool& pool,
@@ -121,6 +128,7 @@ class Trainer {
   int skipped_ = 0;  // in a row, up to now
   ComputeTrace trace_;
   Timeline* const timeline_;
+  std::function<absl::Status()> before_update_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;
   std::unique_ptr<CallTracker> calls_;  // goes first, waiting until no call uses any of the arrays

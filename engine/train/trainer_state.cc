@@ -15,6 +15,12 @@ absl::Status Trainer::finish() {
   return view_parameters();
 }
 
+absl::Status Trainer::gather_weights() {
+  if (gatherer_ == nullptr) return absl::OkStatus();
+  for (size_t i = buckets_.size(); i-- > 0;) gatherer_->updated(i, parameters_.data());
+  return finish();
+}
+
 absl::Status Trainer::save(int64_t steps, ShardState& state) const {
   state.steps = steps;
   state.pieces = shard();

@@ -318,7 +318,8 @@ TEST(DeviceTrain, ALostDeviceEndsEveryRank) {
   EXPECT_THAT(std::string(ended[1].message()), AllOf(HasSubstr("rank 0"), HasSubstr("CUDA")));
 }
 
-// A rank is killed; the one that takes its place has a device anew.
+// A rank is killed; the one that takes its place has a device anew, and its part from its
+// neighbour's memory.
 TEST(DeviceTrain, ARankThatIsKilledIsReplaced) {
   const TemporaryFolder folder;
   const std::string file = folder.path("weights");

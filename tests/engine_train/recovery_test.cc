@@ -2,6 +2,7 @@
 #include "engine/files/files.h"
 #include "engine/files/safetensors.h"
 #include "engine/train/data_parallel/sharded_checkpoint.h"
+#include "engine/train/replica.h"
 #include "engine/train/train_run.h"
 #include "tests/engine_train/train_fixture.h"
 #include "tests/temporary_folder.h"
@@ -11,7 +12,20 @@ namespace baton::engine::train {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr int64_t kNone = ReplicaStore::kNothing;
 constexpr int kRecoverySteps = 8;
+
+TEST(NewestCommon, IsWhatEveryRankOrItsNeighbourHolds) {
+  // {own, own, peer, peer}; the peer's are those of the rank before.
+  EXPECT_EQ(newest_common({{4, 5, 4, 5}, {4, 5, 4, 5}}), 5);
+  EXPECT_EQ(newest_common({{4, 5, 4, kNone}, {kNone, kNone, kNone, kNone}}), 4);
+  EXPECT_EQ(newest_common({{kNone, kNone, kNone, kNone}, {5, 4, 4, kNone}}), 4);
+  EXPECT_EQ(newest_common({{5, 4, kNone, kNone}, {kNone, kNone, kNone, kNone}, {6, 5, 4, kNone}}),
+            kNone);
+  EXPECT_EQ(newest_common({{5, 4, 5, 4}, {kNone, kNone, kNone, kNone}, {6, 5, 4, 5}}), 5);
+  EXPECT_EQ(newest_common({{3, 2, 3, 2}, {3, 2, 3, kNone}, {3, 2, 3, 2}}), 3);
+  EXPECT_EQ(newest_common({{kNone, kNone, kNone, kNone}, {kNone, kNone, kNone, kNone}}), kNone);
+}
 
 // Behind the last step.
 constexpr int kBeforeWriting = 100, kAfterWriting = 101, kAtTheEnd = 102;
@@ -89,7 +103,7 @@ TEST_F(Recovery, NothingHappens) {
   expect_undisturbed(2);
 }
 
-TEST_F(Recovery, ARankIsReplaced) {
+TEST_F(Recovery, ARankIsReplacedFromItsPeersMemory) {
   RunOptions run = options();
   EXPECT_EQ(train(2, run, {{1, 4}}), 0);
   expect_undisturbed(2);
@@ -119,8 +133,16 @@ TEST_F(Recovery, SeveralRanksOneAfterTheOther) {
   expect_undisturbed(4);
 }
 
-TEST_F(Recovery, FromTheNewestCheckpoint) {
+TEST_F(Recovery, BeforeTheFirstCopyEverybodyBeginsAgain) {
   RunOptions run = options();
+  run.copy_every = 5;
+  EXPECT_EQ(train(2, run, {{0, 1}}), 0);
+  expect_undisturbed(2);
+}
+
+TEST_F(Recovery, FromACheckpointWhereNoPeerHoldsACopy) {
+  RunOptions run = options();
+  run.copy_every = 100;
   run.checkpoint_dir = folder_.path("checkpoints");
   run.checkpoint_every = 3;
   EXPECT_EQ(train(2, run, {{1, 6}}), 0);
@@ -192,9 +214,13 @@ TEST_F(Recovery, WithoutItAKilledRankEndsTheRun) {
   EXPECT_FALSE(fs::exists(weights_file()));
 }
 
-TEST_F(Recovery, NeedsASecondRank) {
+TEST_F(Recovery, NeedsZeroAndASecondRank) {
   RunOptions run = options();
   launch::Place place;
+  EXPECT_EQ(run_rank(run, TinyText::get().corpus, place).code(),
+            absl::StatusCode::kInvalidArgument);
+  place.ranks = 2;
+  run.trainer.parallel.zero = 0;
   EXPECT_EQ(run_rank(run, TinyText::get().corpus, place).code(),
             absl::StatusCode::kInvalidArgument);
 }
