@@ -1,6 +1,6 @@
 // Work of kernels in parts: slots that are busy side by side, each with a share of device memory
 // and one of pinned memory of the host, on two streams, with an event behind each part. What a part
-// is, those who inherit say (kernel_sums.h, kernel_conversions.h); here is when one has ended.
+// is, KernelSums says; here is when one has ended.
 #pragma once
 
 #include <array>
