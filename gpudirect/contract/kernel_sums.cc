@@ -15,7 +15,7 @@ using Sum = internal::VectorSum;
 
 static_assert(kernels::kMaxSources == internal::VectorSums::kMostSources);
 
-constexpr const char* kWhat = "a sum";  // for texts
+constexpr const char* kOfSum = "a sum";  // for texts
 
 constexpr size_t bytes_of(Sum::Element element) {
   constexpr std::array<size_t, kernels::kSumElements> kSizes = {4, 2, 2, 8, 1, 1, 4, 8};
@@ -67,7 +67,7 @@ absl::Status KernelSums::start() {
     if (status.ok()) stream = made;
   }
   for (Work& work : work_) {
-    if (status.ok()) status = work.slot.make(device_, kWhat);
+    if (status.ok()) status = work.slot.make(device_, kOfSum);
   }
   return status;
 }
@@ -118,14 +118,14 @@ bool KernelSums::queue(size_t number) {
   if (!any) return false;
   // Part of it may be on its way also after an error.
   const Device::Current current(device_);
-  slot.record(device_, stream(number), kWhat, current.status());
+  slot.record(device_, stream(number), kOfSum, current.status());
   return true;
 }
 
 std::optional<absl::Status> KernelSums::ended(size_t number) {
   StreamSlot& slot = work_[number].slot;
   if (!slot.busy) return slot.status;
-  if (!slot.over(device_, stream(number), kWhat)) return std::nullopt;
+  if (!slot.over(device_, stream(number), kOfSum)) return std::nullopt;
   if (!slot.status.ok() || !part_ended(number) || ending_ || !queue(number)) return slot.status;
   return std::nullopt;
 }
