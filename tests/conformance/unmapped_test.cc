@@ -76,7 +76,9 @@ void Unmapped::lose(Op op, bool far, Fading how, bool pooled) {
   if (!works) expect_gone(status, 4096);
   EXPECT_EQ(a_.worker->peer_state(a_.peer), PeerState::kUp);
   EXPECT_TRUE(owner.deregister_memory(*region).ok());
-  if (plain_) EXPECT_TRUE(others.deregister_memory(*plain_).ok());
+  if (plain_) {
+    EXPECT_TRUE(others.deregister_memory(*plain_).ok());
+  }
 }
 
 // Promise(memory): Over tcp, memory that is unmapped under a transfer fails that transfer only |
