@@ -145,8 +145,6 @@ Json limits_info(const SystemRoot& root) {
     const std::string path = "/dev/infiniband/" + name;
     out["uverbs"].push_back({{"path", path}, {"usable", root.writable(path)}});
   }
-  const std::string cm = "/dev/infiniband/rdma_cm";
-  out["rdma_cm"] = {{"exists", root.exists(cm)}, {"usable", root.writable(cm)}};
   return out;
 }
 

@@ -23,7 +23,7 @@ void make_good(FakeTree& tree) {
   tree.pci(kNearNic, "0x15b3", "0x020700", 0)
       .rdma("mlx5_0", kNearNic, "eth2")
       .netdev("eth2", "up", 9000);
-  tree.file("/dev/infiniband/uverbs0", "").file("/dev/infiniband/rdma_cm", "");
+  tree.file("/dev/infiniband/uverbs0", "");
   tree.limits("unlimited", "65536");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");

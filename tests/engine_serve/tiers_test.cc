@@ -27,8 +27,8 @@ EngineOptions with(KvTierOptions tiers, uint32_t blocks = 40) {
 }
 
 KvTierOptions host() { return {.host_bytes = 64 << 20}; }
-KvTierOptions disk(const TemporaryFolder& folder, bool io_uring = true) {
-  return {.disk = folder.path("kv"), .disk_bytes = 16 << 20, .io_uring = io_uring};
+KvTierOptions disk(const TemporaryFolder& folder) {
+  return {.disk = folder.path("kv"), .disk_bytes = 16 << 20};
 }
 
 // All requests, at most `in_flight` at a time; then everything is counted. kSaveAll: no block is
@@ -70,10 +70,8 @@ TEST(KvTiers, WhatIsNeverLoadedIsComputedAndKept) {
   EXPECT_GT(engine->stats().tiers.saved, 0u);
 }
 TEST(KvTiers, DiskChangesNothing) {
-  for (bool io_uring : {true, false}) {
-    const TemporaryFolder folder;
-    run_twice(with(disk(folder, io_uring)), 6);
-  }
+  const TemporaryFolder folder;
+  run_twice(with(disk(folder)), 6);
 }
 TEST(KvTiers, OneAtATimeLayersAreAwaited) { run_twice(with(host()), 1); }
 TEST(KvTiers, PreemptionChangesNothing) {
