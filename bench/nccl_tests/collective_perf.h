@@ -15,4 +15,8 @@ int gather_perf_main(int argc, char** argv);
 int scatter_perf_main(int argc, char** argv);
 int hypercube_perf_main(int argc, char** argv);
 
+// `baton executor_bench`: what the executor itself costs per step of a schedule, with links that do
+// nothing.
+int executor_bench_main(int argc, char** argv);
+
 }  // namespace baton::bench
