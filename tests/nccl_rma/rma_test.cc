@@ -219,6 +219,120 @@ TEST(Rma, RefusesWhatMakesNoSense) {
   });
 }
 
+// Promise(nccl): What NCCL has given back, or has of another comm, is an error of every RMA call
+// that
+//   names it | contexts, memory, requests and comms: made up, gone, another rank's of this process,
+//   and those of a comm that is closed
+TEST(Rma, WhatIsGoneOrAnothersIsAnError) {
+  struct Handles {
+    void *comm = nullptr, *context = nullptr, *memory = nullptr, *request = nullptr;
+  };
+  std::array<Handles, 2> of;
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [&](RmaRank<RmaV16>& self) {
+    const RmaV16& t = self.table;
+    Memory memory(self);
+    const Handles own{self.comm, self.context, memory.source};
+    const auto to = static_cast<uint32_t>(1 - self.rank);
+    char text[kHandleBytes] = {};
+    void* handles[] = {text};
+    void* out = nullptr;
+    int done = 0;
+    const auto put = [&](void* context, void* a, void* b) {
+      return t.put(context, 0, 0, a, 8, 0, b, to, 0, &out);
+    };
+    const auto get = [&](void* context, void* a, void* b) {
+      return t.get(context, 0, 0, a, 8, 0, b, to, 0, &out);
+    };
+    const auto signal = [&](void* context, void* a, void* b, void* words) {
+      return t.put_signal(context, 0, 0, a, 8, 0, b, to, 0, words, 0, kSignalInc, true, 0, &out);
+    };
+    // One of them at a time; all else is right.
+    const auto refused = [&](const char* what, const Handles& bad, bool others) {
+      void* const right = own.memory;
+      std::vector<std::pair<const char*, Result>> results = {
+          {"put, context", put(bad.context, right, right)},
+          {"put, source", put(own.context, bad.memory, right)},
+          {"put, target", put(own.context, right, bad.memory)},
+          {"signal, context", signal(bad.context, right, right, right)},
+          {"signal, source", signal(own.context, bad.memory, right, right)},
+          {"signal, target", signal(own.context, right, bad.memory, right)},
+          {"signal, words", signal(own.context, right, right, bad.memory)},
+          {"get, context", get(bad.context, right, right)},
+          {"get, source", get(own.context, bad.memory, right)},
+          {"get, target", get(own.context, right, bad.memory)},
+          {"flush, context", t.flush(bad.context, 0, right, to, &out)},
+          {"flush, memory", t.flush(own.context, 0, bad.memory, to, &out)},
+          {"deregister", t.deregister(own.comm, bad.memory)},
+          {"deregister, comm", t.deregister(bad.comm, right)},
+          {"test", t.test(own.comm, bad.request, &done)},
+      };
+      if (!others) {  // what another rank may do with its own
+        bool failed = false;
+        RmaConfigV14 config{.contexts = 1};
+        for (const auto& more : std::initializer_list<std::pair<const char*, Result>>{
+                 {"progress", t.progress(bad.context)},
+                 {"query", t.query_last_error(bad.context, &failed)},
+                 {"destroy", t.destroy_context(bad.context)},
+                 {"new context", t.create_context(bad.comm, &config, &out)},
+                 {"register", t.register_memory(bad.comm, &failed, 1, kHostPointer, 0, &out)},
+                 {"connect", t.connect(nullptr, handles, 1, 0, bad.comm, &out)},
+                 {"listen", t.listen(bad.context, 0, text, &out)},
+                 {"close", t.close_comm(bad.comm)},
+                 {"close listener", t.close_listen(bad.comm)}}) {
+          results.push_back(more);
+        }
+      }
+      for (const auto& [call, result] : results) {
+        EXPECT_EQ(result, Result::kInvalidArgument) << what << ": " << call;
+      }
+      EXPECT_EQ(out, nullptr) << what;
+    };
+    // Numbers that are not given yet.
+    const auto beside = [](void* handle) { return static_cast<char*>(handle) + 500; };
+    refused("an address", {text, text, text, text}, false);
+    refused("a number", {beside(own.comm), beside(own.context), beside(own.memory), text}, false);
+    refused("of another kind", {own.memory, own.comm, own.context, own.comm}, false);
+
+    // Gone.
+    Handles gone{nullptr};
+    Bytes more(kSize);
+    RmaConfigV14 config{.contexts = 1};
+    ASSERT_EQ(t.create_context(self.comm, &config, &gone.context), Result::kSuccess);
+    ASSERT_EQ(t.destroy_context(gone.context), Result::kSuccess);
+    ASSERT_EQ(t.register_memory(self.comm, more.data(), kSize, kHostPointer, 0, &gone.memory),
+              Result::kSuccess);
+    self.barrier();
+    ASSERT_EQ(t.deregister(self.comm, gone.memory), Result::kSuccess);
+    gone.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.finish(gone.request);
+    gone.comm = text;
+    refused("gone", gone, false);
+
+    // Another's, which is right there.
+    Handles& mine = of[static_cast<size_t>(self.rank)];
+    mine = own;
+    mine.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.barrier();
+    refused("another's", of[to], true);
+    self.barrier();
+    self.finish(mine.request);
+    self.finish(self.put_signal(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank,
+                                {.words = memory.signals}));
+    EXPECT_EQ(self.wait_word(memory.words, 1), 1u);
+
+    // Its comm is closed.
+    Handles closed = own;
+    closed.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.barrier();
+    void* const context = std::exchange(self.context, nullptr);  // not destroyed before
+    self.leave();
+    refused("closed", {closed.comm, closed.context, closed.memory, closed.request}, true);
+    EXPECT_EQ(t.progress(context), Result::kInvalidArgument);
+    EXPECT_EQ(t.destroy_context(context), Result::kSuccess);
+    refused("closed and destroyed", closed, false);
+  });
+}
+
 TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
   const auto* table = table_of<RmaV16>("ncclRmaPlugin_v16");
   void* instance = nullptr;
