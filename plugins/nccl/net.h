@@ -127,7 +127,7 @@ class SendComm final : public NetComm {
   absl::Status prepare();  // ring and counters
   void revoke() override;
   // `request` null: NCCL has to ask again.
-  absl::Status send(const void* data, size_t size, int tag, const void* handle, void** request);
+  absl::Status send(const void* data, size_t size, int tag, const void* memory, void** request);
   absl::StatusOr<bool> test(uint32_t index, uint16_t generation, int* sizes);
   // Asks for the end of what reads this memory, or any (null).
   void cancel(const NetMemory* memory);

@@ -98,7 +98,7 @@ absl::StatusOr<bool> SendComm::find(int tag, uint64_t& group, int& slot) const {
   return false;
 }
 
-absl::Status SendComm::send(const void* data, size_t size, int tag, const void* handle,
+absl::Status SendComm::send(const void* data, size_t size, int tag, const void* memory,
                             void** request) {
   if (!is_posted(head_)) {  // one load, and it is over
     if (++polls_ % kIdlePolls != 0) return absl::OkStatus();
@@ -127,7 +127,7 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const void* 
   const Grant& grant = grants(group)[slot];
   // As NCCL's own networks have it: what the receiver has no room for is left out.
   const size_t bytes = std::min(size, static_cast<size_t>(grant.bytes));
-  const absl::StatusOr<Place> from = place_of(handle, data, bytes);
+  const absl::StatusOr<Place> from = place_of(memory, data, bytes);
   if (!from.ok()) return from.status();
   if (free_count_ == 0) return absl::OkStatus();
   const uint16_t index = free_[free_count_ - 1];

@@ -335,7 +335,7 @@ absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
   }
   std::erase_if(shared.parted, [](const Parted& peer) {
     // The end of a process in another pid namespace would never be noticed.
-    return holds_nothing(peer) || !peer.process.valid();
+    return holds_nothing(peer) || (!peer.process.valid() && !copies(peer));
   });
   return status;
 }
