@@ -133,7 +133,7 @@ TEST_P(ExpertsMisuse, OptionsThatNoRankCanHave) {
     refused([](auto& o) { o.in_flight = 5; }, "in_flight is 5");
     refused([](auto& o) { o.in_flight = 0; }, "in_flight is 0");
     refused([](auto& o) { o.hidden = 1, o.max_tokens = 1 << 30; }, "more than memory can hold");
-    refused([](auto& o) { o.hidden = 1 << 22, o.max_tokens = 1 << 20; },
+    refused([](auto& o) { o.hidden = 1 << 23, o.max_tokens = 1 << 20; },
             "more than memory can hold");
     refused([](auto& o) { o.max_tokens = INT_MAX; }, "more than memory can hold");
     refused([](auto& o) { o.capacity = INT_MAX; }, "more than memory can hold");

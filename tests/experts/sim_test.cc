@@ -294,6 +294,7 @@ class LateAnswer : public SimExperts {
     dispatch({0, 1, 2}, 1, 1.0f);
     ASSERT_TRUE(end({0, 1, 2}));
     fabric_.freeze(places_[1], now(), now() + seconds(1));
+    ASSERT_TRUE(drive([&] { return frozen(1); }, seconds(1)));
     combine({0, 1, 2});  // rank 1 sends when it goes on
     ASSERT_TRUE(end({0, 2}));
     EXPECT_EQ(experts_[0]->masked(), std::vector<int>{1});
@@ -346,7 +347,7 @@ class LateAnswer : public SimExperts {
         [&] {
           std::erase_if(ranks, [&](size_t rank) {
             const auto ended = experts_[rank]->test(works_[rank]);
-            if (ended.has_value()) EXPECT_EQ(*ended, absl::OkStatus()) << "rank " << rank;
+            EXPECT_EQ(ended.value_or(absl::OkStatus()), absl::OkStatus()) << "rank " << rank;
             return ended.has_value();
           });
           return ranks.empty();
