@@ -4,6 +4,7 @@
 #include "collectives/experts/routing.h"
 #include "tests/communicator/over_providers.h"
 #include "tests/experts/mixture.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 
 namespace baton {
 namespace {
@@ -103,6 +104,7 @@ TEST(ExpertsLists, ThatNoRankWritesAreRefused) {
   refused("do not ascend", [](List& list, size_t&) { list.experts[0] = {-2, 0}; });
   refused("for no expert", [](List& list, size_t&) { list.experts[1] = {-1, 0}; });
   refused("another number of experts", [](List& list, size_t&) { ++list.header.pairs; });
+  refused("another number of experts", [](List& list, size_t&) { --list.header.pairs; });
   refused("another number of experts",
           [&](List& list, size_t& rows) { list = four(0, 1), rows = 4; });
   slots.begin(geometry);
@@ -168,7 +170,7 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
       EXPECT_THAT(text(status), HasSubstr(what));
     };
     using Code = absl::StatusCode;
-    refused(rows.data(), -1, {}, Code::kInvalidArgument, "dispatch of -1 tokens");
+    refused(rows.data(), -1, {}, Code::kInvalidArgument, "-1 tokens: 0 to 4");
     refused(rows.data(), 5, std::vector<int32_t>(10), Code::kInvalidArgument, "0 to 4");
     refused(rows.data(), 1, {0}, Code::kInvalidArgument, "1 choices: there are 2");
     refused(rows.data(), 1, {0, 4}, Code::kInvalidArgument, "choice 1 of token 0 is expert 4");
@@ -262,42 +264,62 @@ TEST_P(ExpertsMisuse, CallsOutOfOrderAreErrors) {
 }
 
 // Promise(collectives): A list of rows that no rank writes ends the Experts that it came to, with
-//   DataLoss from then on | one is damaged when it has come and was not looked at
+//   DataLoss from then on | one is damaged when it has come, and before this rank looks
 TEST_P(ExpertsMisuse, AListThatCannotBeEndsTheObject) {
-  run_group(2, options(), [](Communicator& comm) {
+  for (const bool blocks : {false, true}) {
+    run_group(2, options(), [&](Communicator& comm) {
+      auto experts = Experts::create(comm, small());
+      ASSERT_TRUE(experts.ok()) << experts.status();
+      const std::vector<float> rows(8, 1), weights(2, 1);
+      std::vector<float> out(8);
+      const auto dispatch = [&] { return (*experts)->dispatch(rows.data(), 1, {0, 3}); };
+      const auto received = dispatch();
+      ASSERT_TRUE(received.ok()) << received.status();
+      auto* const window = received->outputs - Geometry(small(), comm.rank(), 2).outputs(0);
+      ASSERT_EQ((*experts)->combine(*received, weights, out.data(), 32), absl::OkStatus());
+      if (comm.rank() == 0) {
+        const Geometry geometry(small(), 0, 2);
+        auto& round =
+            *reinterpret_cast<uint64_t*>(window + geometry.rows_at(0, 1) - geometry.list_bytes(1));
+        const std::atomic_ref<uint64_t> now(round);
+        until([&] { return now.load() == 1; }, [&] { comm.progress(); });
+        now = ~uint64_t{0};
+        if (blocks) {
+          EXPECT_TRUE(absl::IsDataLoss(dispatch().status()));
+        }
+        const auto work = (*experts)->dispatch_async(rows.data(), 1, {0, 3});
+        ASSERT_EQ(work.ok(), !blocks);
+        if (work.ok()) {
+          EXPECT_TRUE(absl::IsDataLoss((*experts)->wait(*work)));
+          EXPECT_TRUE(absl::IsDataLoss((*experts)->test(*work).value_or(absl::OkStatus())));
+        }
+        EXPECT_TRUE(absl::IsDataLoss((*experts)->dispatch_async(rows.data(), 0, {}).status()));
+        EXPECT_TRUE(absl::IsDataLoss(
+            (*experts)->combine_async(received->work, weights, out.data(), 32).status()));
+      } else {
+        EXPECT_TRUE(dispatch().ok());
+      }
+      EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
+TEST_P(ExpertsMisuse, MemoryOfADeviceIsRefused) {
+  gpudirect::InstalledFake gpu;
+  const auto device = gpu.fake().allocate(2 * gpudirect::kMiB);
+  run_group(1, options(), [&](Communicator& comm) {
     auto experts = Experts::create(comm, small());
     ASSERT_TRUE(experts.ok()) << experts.status();
     const std::vector<float> rows(8, 1), weights(2, 1);
-    std::vector<float> out(8);
-    std::byte* window = nullptr;
-    const Geometry geometry(small(), comm.rank(), 2);
-    for (const bool damaged : {false, true}) {
-      const auto dispatch = (*experts)->dispatch_async(rows.data(), 1, {0, 3});
-      ASSERT_TRUE(dispatch.ok()) << dispatch.status();
-      const bool here = damaged && comm.rank() == 0;
-      if (!here) {
-        ASSERT_EQ((*experts)->wait(*dispatch), absl::OkStatus());
-      }
-      if (damaged) {
-        ASSERT_EQ(comm.barrier(), absl::OkStatus());  // rank 1's list is there
-      }
-      if (here) {
-        std::byte* const list = window + geometry.rows_at(0, 1) - geometry.list_bytes(1);
-        std::memset(list, 0xff, sizeof(uint64_t));
-        EXPECT_TRUE(absl::IsDataLoss((*experts)->wait(*dispatch)));
-        EXPECT_TRUE(absl::IsDataLoss((*experts)->test(*dispatch).value_or(absl::OkStatus())));
-        EXPECT_TRUE(absl::IsDataLoss((*experts)->dispatch_async(rows.data(), 1, {0, 3}).status()));
-        EXPECT_TRUE(absl::IsDataLoss(
-            (*experts)->combine_async(*dispatch, weights, out.data(), 32).status()));
-      }
-      if (damaged) continue;
-      const auto received = (*experts)->received(*dispatch);
-      ASSERT_TRUE(received.ok()) << received.status();
-      window = received->outputs - geometry.outputs(0);
-      ASSERT_EQ((*experts)->combine(*received, weights, out.data(), 32), absl::OkStatus());
-    }
-    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    auto* const there = reinterpret_cast<void*>(uintptr_t{device});
+    EXPECT_THAT(text((*experts)->dispatch(there, 1, {0, 3}).status()),
+                HasSubstr("dispatch: rows is memory of a device"));
+    const auto received = (*experts)->dispatch(rows.data(), 1, {0, 3});
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_THAT(text((*experts)->combine(*received, weights, there, 32)),
+                HasSubstr("combine: out is memory of a device"));
   });
+  gpu.fake().free(device);
 }
 
 TEST_P(ExpertsMisuse, MakingThemIsRefusedWhereTheGroupDoesOtherwise) {

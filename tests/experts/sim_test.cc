@@ -273,6 +273,55 @@ TEST(SimExperts, WhatAMaskedRankSendsLateChangesNothing) {
   }
 }
 
+class Making : public SimExperts {
+ public:
+  explicit Making(uint64_t seed)
+      : SimExperts({.seed = seed, .nodes = 3}),
+        dies_(std::chrono::microseconds(seed * 37 % 2000)) {}
+  // True: they were made.
+  bool run() {
+    ExpertsOptions options{.experts = 3, .top_k = 1, .hidden = 8, .max_tokens = 2};
+    options.rank_timeout = milliseconds(50);
+    fabric_.kill(places_[1], now() + dies_);
+    std::vector<std::unique_ptr<SteppedExperts>> making;
+    for (const auto& comm : comms_)
+      making.push_back(std::make_unique<SteppedExperts>(*comm, options));
+    for (int ms = 0; ms < 20'000; ms += 5) fabric_.at(now() + milliseconds(ms), [] {});
+    EXPECT_TRUE(drive([&] { return making[0]->step() && making[2]->step(); }, seconds(100)));
+    bool made = true;
+    for (const size_t rank : {0, 2}) {
+      made = made && making[rank]->status().ok();
+      if (!making[rank]->status().ok()) {
+        EXPECT_TRUE(absl::IsUnavailable(making[rank]->status()) ||
+                    absl::IsAborted(making[rank]->status()) ||
+                    absl::IsDeadlineExceeded(making[rank]->status()))
+            << making[rank]->status();
+      } else {
+        EXPECT_EQ(making[rank]->take()->ranks(), 3);
+      }
+    }
+    return made;
+  }
+
+ private:
+  const Time dies_;
+};
+
+// Promise(collectives): A rank that dies while Experts are made leaves the others an error, or
+// Experts
+//   of which it is missing | it dies at random moments of the making
+TEST(SimExperts, ARankThatDiesWhileTheyAreMade) {
+  const Seeds seeds(kSanitized ? 20 : 60);
+  uint64_t made = 0;
+  for (uint64_t seed = seeds.begin; seed < seeds.end && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "BATON_SEED=" << seed);
+    made += Making(seed).run() ? 1 : 0;
+  }
+  EXPECT_TRUE(seeds.one || made < seeds.count());
+  std::printf("%llu of %llu were made\n", static_cast<unsigned long long>(made),
+              static_cast<unsigned long long>(seeds.count()));
+}
+
 // One token of rank 0, whose expert is rank 1's first and rank 2's then. Rank 1 stands still before
 // it answers; what it answers comes at the worst moment: when rank 2's answer of the next round is
 // there, and not summed yet.
