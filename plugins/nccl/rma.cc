@@ -423,8 +423,8 @@ Result properties(int device, int device_type, PropertiesV12* out) {
 }
 
 Result listen(void* context, int device, void* handle, void** listener) {
-  if (context == nullptr || handle == nullptr || listener == nullptr) {
-    return fail("RMA listen", missing("the context, the handle or the comm"));
+  if (handle == nullptr || listener == nullptr) {
+    return fail("RMA listen", missing("the handle or the comm"));
   }
   const absl::StatusOr<size_t> place = place_of(context);
   if (!place.ok()) return fail("RMA listen", place.status());
@@ -441,10 +441,10 @@ Result listen(void* context, int device, void* handle, void** listener) {
 
 // The context is not looked at: NCCL 2.31 passes its net's.
 Result connect(void*, void* handles[], int ranks, int rank, void* listener, void** comm) {
-  if (handles == nullptr || listener == nullptr || comm == nullptr) {
-    return fail("RMA connect", missing("the list of handles, the listener or the comm"));
+  if (handles == nullptr || comm == nullptr) {
+    return fail("RMA connect", missing("the list of handles or the comm"));
   }
-  if (ranks < 1 || rank < 0 || rank >= ranks) {
+  if (rank < 0 || rank >= ranks) {
     return fail("RMA connect",
                 absl::InvalidArgumentError(absl::StrFormat("rank %d of %d", rank, ranks)));
   }
@@ -469,7 +469,8 @@ Result create_context(void* comm, int contexts, void** context) {
   if (contexts < 1) {
     return fail(kWhat, absl::InvalidArgumentError(absl::StrFormat("%d contexts", contexts)));
   }
-  auto made = std::make_unique<RmaContext>(RmaContext{of->number(), of->take_tags(contexts), contexts});
+  auto made =
+      std::make_unique<RmaContext>(RmaContext{of->number(), of->take_tags(contexts), contexts});
   return give(kWhat, rma_contexts, std::move(made), context);
 }
 

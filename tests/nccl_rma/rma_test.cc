@@ -173,14 +173,22 @@ TEST(Rma, RefusesWhatMakesNoSense) {
     };
     char other[kHandleBytes] = {};
     char* handles[] = {other, other};
+    void* none[] = {nullptr, nullptr};
     void* out = nullptr;
     int done = 0;
+    RmaConfigV14 config{.contexts = 1};
+    Bytes small(8);
+    void* const little = self.add(small);
+    request = self.put(0, 0, from, 8, 0, to, 1 - self.rank);
+    EXPECT_EQ(t.test(self.comm, request, nullptr), Result::kInvalidArgument);
+    self.finish(std::exchange(request, nullptr));
     const Case cases[] = {
         {"context 2", put(2, 0, from, 8, 0, to, 1)},
         {"context -1", put(-1, 0, from, 8, 0, to, 1)},
         {"rank 2", put(0, 0, from, 8, 0, to, 2)},
         {"a huge rank", put(0, 0, from, 8, 0, to, ~uint32_t{0})},
         {"too many bytes", put(0, 0, from, kSize + 1, 0, to, 1)},
+        {"more than the source has", put(0, 0, little, 16, 0, to, 1)},
         {"a huge size", put(0, 8, from, ~size_t{0}, 0, to, 1)},
         {"outside of the source", put(0, kSize - 7, from, 8, 0, to, 1)},
         {"outside of the target", put(0, 0, from, 8, kSize - 7, to, 1)},
@@ -204,11 +212,33 @@ TEST(Rma, RefusesWhatMakesNoSense) {
         {"no handles", t.connect(nullptr, nullptr, 2, 0, &out, &out)},
         {"no listener", t.connect(nullptr, reinterpret_cast<void**>(handles), 2, 0, nullptr, &out)},
         {"no device", t.listen(self.instance(), 99, other, &out)},
+        {"listen, no handle", t.listen(self.instance(), 0, nullptr, &out)},
+        {"listen, no place", t.listen(self.instance(), 0, other, nullptr)},
+        {"listen, no context", t.listen(nullptr, 0, other, &out)},
+        {"connect, no handle", t.connect(nullptr, none, 2, 0, &out, &out)},
+        {"connect, no place",
+         t.connect(nullptr, reinterpret_cast<void**>(handles), 2, 0, &out, nullptr)},
+        {"init, no place", t.init(nullptr, 1, nullptr)},
+        {"devices, no place", t.devices(nullptr)},
+        {"properties, no place", t.properties(0, nullptr)},
+        {"context, no place", t.create_context(self.comm, &config, nullptr)},
+        {"register, no place", t.register_memory(self.comm, other, 8, kHostPointer, 0, nullptr)},
+        {"error, no place", t.query_last_error(context, nullptr)},
     };
     for (const Case& c : cases) EXPECT_EQ(c.result, Result::kInvalidArgument) << c.what;
     EXPECT_EQ(request, nullptr);
-    RmaConfigV14 none{.contexts = 0};
-    EXPECT_EQ(t.create_context(self.comm, &none, &out), Result::kInvalidArgument);
+    RmaConfigV14 no_contexts{.contexts = 0};
+    EXPECT_EQ(t.create_context(self.comm, &no_contexts, &out), Result::kInvalidArgument);
+    if (self.rank == 0) {
+      std::vector<void*> contexts;
+      Result result = Result::kSuccess;
+      while (contexts.size() < 5'000 &&
+             (result = t.create_context(self.comm, &config, &out)) == Result::kSuccess) {
+        contexts.push_back(std::exchange(out, nullptr));
+      }
+      EXPECT_EQ(result, Result::kSystemError) << "too many";
+      for (void* one : contexts) EXPECT_EQ(t.destroy_context(one), Result::kSuccess);
+    }
     self.barrier();
     // And all goes on.
     request = self.put_signal(0, 0, from, 8, 0, to, 1 - self.rank, {.words = words});
@@ -346,6 +376,15 @@ TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
   EXPECT_EQ(table->connect(instance, handles, 2, 1, listener, &comm), Result::kInvalidArgument);
   EXPECT_EQ(table->connect(instance, handles, 2, 2, listener, &comm), Result::kInvalidArgument);
   EXPECT_EQ(table->connect(instance, handles, 0, 0, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->connect(instance, handles, 2, -1, listener, &comm), Result::kInvalidArgument);
+  void* twice[] = {own, own};
+  EXPECT_EQ(table->connect(instance, twice, 2, 0, listener, &comm), Result::kInvalidArgument);
+  void* again = nullptr;  // another listener's handle for this rank
+  ASSERT_EQ(table->listen(instance, 0, other, &again), Result::kSuccess);
+  void* one[] = {other};
+  EXPECT_EQ(table->connect(instance, one, 1, 0, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->close_listen(again), Result::kSuccess);
+  EXPECT_EQ(comm, nullptr);
   // Listening for nothing is no fault.
   EXPECT_EQ(table->close_listen(listener), Result::kSuccess);
   EXPECT_EQ(table->close_listen(listener), Result::kInvalidArgument);
