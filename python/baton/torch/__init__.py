@@ -30,7 +30,7 @@ from torch._C import _distributed_c10d as c10d
 from .. import _library
 from .._library import call, lib
 from ..endpoint import Endpoint
-from ..errors import BatonError, BatonTimeoutError, InvalidParamError
+from ..errors import BatonError, InvalidParamError
 from . import _build, _rare
 
 __all__ = ["Options", "implementation", "register"]
@@ -165,15 +165,9 @@ def _join(handles: Sequence[bytes], rank: int, uuid: int, timeout: datetime.time
             lib.comm_destroy(comm)
         if not isinstance(why, BatonError):
             raise
-        text = f"group {name}: {why}" + (f" ({_spoken(timeout)})" if isinstance(why, BatonTimeoutError) else "")
-        raise (ValueError if isinstance(why, InvalidParamError) else dist.DistBackendError)(text) from why
+        raise (ValueError if isinstance(why, InvalidParamError) else dist.DistBackendError)(f"group {name}: {why}") from why
     assert comm.value is not None
     return comm.value, uuid.to_bytes(8, "little") + b"".join(handles)
-
-
-def _spoken(timeout: datetime.timedelta) -> str:
-    """In the words of torch's stores, which programs look for."""
-    return f"timeout after {timeout.total_seconds() * 1000:.0f}ms"
 
 
 def _part_of_world(opts: Any) -> Optional[Tuple[List[bytes], int]]:
@@ -218,8 +212,9 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         came = {other: store.get(key).decode() for other, key in enumerate(keys[1:]) if store.check([key])}
         _check_size(name, rank, size, came)
         missing = [other for other in range(size) if other not in came]
+        spoken = f"timeout after {timeout.total_seconds() * 1000:.0f}ms"  # in the words of torch's stores, which programs look for
         raise dist.DistStoreError(f"group {name}: rank {rank} waited for {len(missing)} of {size} ranks, which did not join: "
-                                  f"{missing} ({_spoken(timeout)})") from why
+                                  f"{missing} ({spoken})") from why
     told = [store.get(key).decode() for key in keys]
     while (int(told[0]), rank) in _met:  # of a group before this one, in the same store
         if time.monotonic() > end:
