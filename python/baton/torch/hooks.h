@@ -61,7 +61,7 @@ class Callbacks {
 
   void work() {
     std::unique_lock lock(mutex_);
-    do {  // one thread stays for the next task
+    while (idle_ == 0 || !tasks_.empty()) {  // one thread stays for the next task
       ++idle_;
       wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
       --idle_;
@@ -72,7 +72,7 @@ class Callbacks {
       guard("a callback", task);
       task = nullptr;  // outside the lock: what it holds may need the interpreter's
       lock.lock();
-    } while (idle_ == 0 || !tasks_.empty());
+    }
     if (--threads_ == 0) ended_.notify_all();
   }
 
