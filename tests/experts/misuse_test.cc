@@ -23,10 +23,8 @@ ExpertsOptions small() {
   return options;
 }
 
-// Promise(collectives): Nothing that two ranks of Experts write, or write and read in different
-// rounds
-//   that are open, lies in one place | every run of bytes of random options, sorted by where it
-//   begins
+// Promise(collectives): Nothing that two ranks of Experts write, or of two rounds that are open,
+//   lies in one place | every run of bytes of random options, sorted by where it begins
 TEST(ExpertsGeometry, RunsOfTheWindowsStayApart) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 2'000 && !HasFailure(); ++i) {

@@ -308,8 +308,7 @@ class Making : public SimExperts {
 };
 
 // Promise(collectives): A rank that dies while Experts are made leaves the others an error, or
-// Experts
-//   of which it is missing | it dies at random moments of the making
+//   Experts of which it is missing | it dies at random moments of the making
 TEST(SimExperts, ARankThatDiesWhileTheyAreMade) {
   const Seeds seeds(kSanitized ? 20 : 60);
   uint64_t made = 0;

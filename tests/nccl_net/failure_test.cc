@@ -145,9 +145,8 @@ std::vector<Grant*> grants_with(int tag) {
   return found;
 }
 
-// Promise(nccl): A receiver that writes nonsense into its sender's ring is an error of that comm,
-// and
-//   no read beyond the ring | the number of grants and of the group are damaged in memory
+// Promise(nccl): A receiver that writes nonsense into its sender's ring is an error of that comm
+//   alone | the number of grants and of the group are damaged in memory
 TEST_P(BatonNet, ADamagedGroupOfGrantsIsAnError) {
   if (kSanitized) GTEST_SKIP() << "the test writes where other threads do";
   for (const int damage : {0, 9, 255, -1}) {

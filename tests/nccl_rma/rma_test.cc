@@ -250,8 +250,7 @@ TEST(Rma, RefusesWhatMakesNoSense) {
 }
 
 // Promise(nccl): What NCCL has given back, or has of another comm, is an error of every RMA call
-// that
-//   names it | contexts, memory, requests and comms: made up, gone, another rank's of this process,
+//   with it | contexts, memory, requests and comms: made up, gone, another rank's of this process,
 //   and those of a comm that is closed
 TEST(Rma, WhatIsGoneOrAnothersIsAnError) {
   struct Handles {

@@ -236,10 +236,9 @@ TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
   EXPECT_THAT(b.down, testing::Not(testing::IsEmpty()));  // it is cut off
 }
 
-// Promise(memory): Closing a connection whose peer is stopped in a copy waits 40 ms for it; memory
-// that
-//   it may go on with is not deregistered well before that process has ended its copy | the peer's
-//   mark stays while its connection is closed and the region is taken away
+// Promise(memory): Closing a connection whose peer is stopped in a copy waits 40 ms for it, and
+//   `deregister_memory()` is not OK then either | the peer's mark stays while its connection is
+//   closed and the region is taken away
 TEST(ShmFence, KnowsOfACopyWhoseConnectionIsClosed) {
   ShmNode a("a"), b("b", {{"shm.fence_ms", "20"}});
   connect_nodes(a, b);
