@@ -124,7 +124,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
         status = absl::UnavailableError("this side has already dropped the rail to recover");
       } else if (peer.by_cm) {
         status = absl::UnimplementedError(
-            "this release does not connect queue pairs by rdma_cm: leave verbs.rdma_cm (-R) out");
+            "this release does not connect queue pairs by rdma_cm: start the peer without -R");
       } else {
         status = join(index, peer);
       }

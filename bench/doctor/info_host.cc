@@ -19,7 +19,7 @@
 namespace baton::bench {
 namespace {
 
-constexpr std::array kModules = {"ib_uverbs", "rdma_ucm",       "rdma_rxe", "siw",
+constexpr std::array kModules = {"ib_uverbs", "rdma_rxe",       "siw",
                                  "nvidia",    "nvidia_peermem", "gdrdrv"};
 constexpr int kCapIpcLock = 14;
 

@@ -169,8 +169,8 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
   tree.file("/proc/self/cgroup", "0::/x").file("/sys/fs/cgroup/x/memory.max", "1000000");
   tree.pci("pci0000:00/0000:00:02.0/0000:02:00.0", "0x10de", "0x030200", 0);
   const std::string text = doctor_text(checks_of(tree, ""));
-  for (const char* remedy : {"modprobe ib_uverbs", "modprobe rdma_ucm", "vm.nr_hugepages",
-                             "shmem_enabled", "yama.ptrace_scope=0", "net.core.rmem_max=16777216",
+  for (const char* remedy : {"modprobe ib_uverbs", "vm.nr_hugepages", "shmem_enabled",
+                             "yama.ptrace_scope=0", "net.core.rmem_max=16777216",
                              "modprobe tcp_cubic", "ulimit -n", "memory.max", "modprobe nvidia"}) {
     EXPECT_THAT(text, HasSubstr(remedy));
   }
