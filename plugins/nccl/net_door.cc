@@ -61,9 +61,7 @@ bool net_door::enlist(NetComm& comm) {
   return comm.number != 0;
 }
 
-void net_door::strike(NetComm& comm) {
-  comms.end(comm.number, comm);
-}
+void net_door::strike(NetComm& comm) { comms.end(comm.number, comm); }
 
 void* net_door::handle_of(const NetComm& comm) { return as_handle(comm.number); }
 

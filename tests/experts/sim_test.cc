@@ -276,30 +276,32 @@ TEST(SimExperts, WhatAMaskedRankSendsLateChangesNothing) {
 class Making : public SimExperts {
  public:
   explicit Making(uint64_t seed)
-      : SimExperts({.seed = seed, .nodes = 3}),
-        dies_(std::chrono::microseconds(seed * 37 % 2000)) {}
+      : SimExperts({.seed = seed, .nodes = 3}), dies_(std::chrono::microseconds(seed)) {}
   // True: they were made.
   bool run() {
     ExpertsOptions options{.experts = 3, .top_k = 1, .hidden = 8, .max_tokens = 2};
     options.rank_timeout = milliseconds(50);
     fabric_.kill(places_[1], now() + dies_);
     std::vector<std::unique_ptr<SteppedExperts>> making;
-    for (const auto& comm : comms_)
+    for (const auto& comm : comms_) {
       making.push_back(std::make_unique<SteppedExperts>(*comm, options));
-    for (int ms = 0; ms < 20'000; ms += 5) fabric_.at(now() + milliseconds(ms), [] {});
-    EXPECT_TRUE(drive([&] { return making[0]->step() && making[2]->step(); }, seconds(100)));
+    }
+    EXPECT_TRUE(drive(
+        [&] {
+          bool all = true;
+          for (size_t rank = 0; rank < nodes_; ++rank) all &= !alive(rank) || making[rank]->step();
+          return all;
+        },
+        seconds(100)));
     bool made = true;
     for (const size_t rank : {0, 2}) {
-      made = made && making[rank]->status().ok();
-      if (!making[rank]->status().ok()) {
-        EXPECT_TRUE(absl::IsUnavailable(making[rank]->status()) ||
-                    absl::IsAborted(making[rank]->status()) ||
-                    absl::IsDeadlineExceeded(making[rank]->status()))
-            << making[rank]->status();
-      } else {
-        EXPECT_EQ(making[rank]->take()->ranks(), 3);
-      }
+      const absl::Status& status = making[rank]->status();
+      made &= status.ok();
+      EXPECT_TRUE(status.ok() || absl::IsUnavailable(status) || absl::IsAborted(status) ||
+                  absl::IsDeadlineExceeded(status))
+          << status;
     }
+    drive_for(milliseconds(20));
     return made;
   }
 

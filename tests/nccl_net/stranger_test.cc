@@ -87,6 +87,71 @@ TEST_P(BatonNet, MemoryThatIsGoneOrAnothersIsAnError) {
   other.expect({0, 1'000, 0}, 0);
 }
 
+TEST_P(BatonNet, MissingArgumentsAndMadeUpRequestsAreErrors) {
+  Lane lane(rig, 1'000);
+  HandleBuffer first{}, second{};
+  void *one = nullptr, *other = nullptr, *out = nullptr, *made = nullptr;
+  ASSERT_EQ(net().listen(0, first.data(), &one), Result::kSuccess);
+  ASSERT_EQ(net().listen(0, second.data(), &other), Result::kSuccess);
+  void* const receive = lane.receive({{0, 1'000, 0}});
+  until([&] {  // a byte before its memory
+    return net().send(lane.ends.send, lane.out.data() - 1, 8, 0, lane.out_memory, &made) ==
+           Result::kInvalidArgument;
+  });
+  void* const send = lane.send({0, 1'000, 0});
+  const auto with_index = [](void* request, uintptr_t index) {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(request) & ~uintptr_t{0xffff}) |
+                                   index);
+  };
+  int done = 0;
+  const auto test = [&](void* request) { return net().test(request, &done, nullptr); };
+  // A connect that is under way, with another's handle.
+  ASSERT_EQ(net().connect(0, first.data(), &out), Result::kSuccess);
+  constexpr size_t kConnecting = 112;
+  std::copy_n(first.begin() + kConnecting, 8, second.begin() + kConnecting);
+  for (const auto& [what, result] : std::initializer_list<std::pair<const char*, Result>>{
+           {"listen, no handle", net().listen(0, nullptr, &made)},
+           {"listen, no place", net().listen(0, second.data(), nullptr)},
+           {"connect, no handle", net().connect(0, nullptr, &made)},
+           {"connect, no place", net().connect(0, second.data(), nullptr)},
+           {"connect, another's handle", net().connect(0, second.data(), &made)},
+           {"connect, no device", net().connect(99, first.data(), &made)},
+           {"accept, no place", net().accept(one, nullptr)},
+           {"register, no place",
+            net().register_memory(lane.ends.send, lane.out.data(), 8, nullptr)},
+           {"isend, no request",
+            net().send(lane.ends.send, lane.out.data(), 8, 0, lane.out_memory, nullptr)},
+           {"test, no answer", net().test(send, nullptr, nullptr)},
+           {"no such send", test(with_index(send, 0xffff))},
+           {"no such receive", test(with_index(receive, 0xffff))},
+           {"a send that never was", test(with_index(send, 200))},
+           {"a receive that never was", test(with_index(receive, 20))}}) {
+    EXPECT_EQ(result, Result::kInvalidArgument) << what;
+  }
+  EXPECT_EQ(made, nullptr);
+  void* data = lane.in.data() - 8;
+  size_t size = 8;
+  int tag = 0;
+  EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &made),
+            Result::kInvalidArgument)
+      << "before its memory";
+  lane.finish(send, nullptr, receive, nullptr);
+  until([&] {
+    if (out == nullptr) {
+      EXPECT_EQ(net().connect(0, first.data(), &out), Result::kSuccess);
+    }
+    if (made == nullptr) {
+      EXPECT_EQ(net().accept(one, &made), Result::kSuccess);
+    }
+    return (out != nullptr && made != nullptr) || HasFailure();
+  });
+  EXPECT_EQ(net().close_send(out), Result::kSuccess);
+  EXPECT_EQ(net().close_receive(made), Result::kSuccess);
+  for (void* const listener : {one, other}) {
+    EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+  }
+}
+
 TEST_P(BatonNet, HandlesOfRandomBytesAreRefused) {
   std::mt19937_64 random(17);
   for (int i = 0; i < 1'000; ++i) {
