@@ -16,8 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def environment(over):
-    path = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{HERE / 'in_place_of_gloo'}:{path}" if over == "baton" else path}
+    return {**os.environ, "OVER": over, "PYTHONPATH": f"{HERE / 'in_place_of_gloo'}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def torchft(*options):
@@ -108,8 +107,9 @@ def compare(model):
             sys.exit(f"{ran.stdout[-8000:]}\nFAILED  vLLM, {name}")
         said[name] = json.loads(found.group(1))
         print(f"{name}: {said[name][1]}", flush=True)
-    tokens, groups = said["two over Baton"]
-    assert all(kind == "baton" and calls > 10 and module == "module" for kind, calls, module in groups), groups
+    for over in ("Gloo", "Baton"):
+        tokens, groups = said[f"two over {over}"]
+        assert all(kind == over.lower() and calls > 10 and module == "module" for kind, calls, module in groups), groups
     assert tokens == said["one rank"][0] == said["two over Gloo"][0], said
     print(f"ok      vLLM: two ranks over Baton say what one says, and what two say over Gloo; {groups[0][1]} calls in their group")
 

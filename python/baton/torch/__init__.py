@@ -183,7 +183,7 @@ def _part_of_world(opts: Any) -> Optional[Tuple[List[bytes], int]]:
     if not members:
         return None
     uuid, handles = members[:8], [members[at:at + _HANDLE] for at in range(8, len(members), _HANDLE)]
-    key = uuid, opts.group_id, opts.group_rank  # a name comes again when its group has been destroyed
+    key = uuid, opts.group_id, opts.group_rank  # a group of several devices makes several of its name
     _named[key] += 1
     return [handles[rank] for rank in ranks], _uuid_of(uuid.hex(), opts.group_id, _named[key])
 
