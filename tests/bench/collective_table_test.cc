@@ -198,7 +198,8 @@ TEST(CollectiveJson, BaselinesJoinTheRowsOutOfPlace) {
   std::vector<Json> rows = house_rows(options, 2, "shm", measured_row());
   const double ours = rows[0]["latency_us"]["p50"];
   BaselineReport report;
-  report.baselines = {{"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"open_mpi_tcp", {0}}};
+  report.baselines = {
+      {"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"open_mpi_tcp", {0}}};
   report.missing = {"no such thing"};
   const std::string table = join_baselines(report, {256}, rows);
   EXPECT_THAT(table, HasSubstr("3.00x"));

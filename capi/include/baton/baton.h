@@ -505,8 +505,8 @@ typedef struct baton_kv_plan_info {
   size_t size;               // sizeof(baton_kv_plan_info)
   uint64_t bytes_per_token;  // that travel, in all layers
   uint32_t layers;           // that move
-  uint32_t complete;     // 1: the source has every layer of the target, and every head of its share
-  uint32_t reserved;     // 0
+  uint32_t complete;  // 1: the source has every layer of the target, and every head of its share
+  uint32_t reserved;  // 0
 } baton_kv_plan_info;
 int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
                                baton_error* error);
