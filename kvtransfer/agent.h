@@ -295,7 +295,8 @@ class Agent {
   // has_remote(). One of them says what failed in looking it up.
   absl::Status ask_metadata(std::string_view agent, std::string_view host_port);
   // Both with "" for an agent ask whoever is there, who has this name; "": it is not reached yet.
-  std::string name_at(std::string_view host_port);
+  // An error: the last call there was refused, or went down.
+  absl::StatusOr<std::string> name_at(std::string_view host_port);
   absl::Status send_metadata(std::string_view host_port, std::string_view metadata = {});
   absl::Status invalidate_metadata(std::string_view host_port);
   // By AgentOptions::metadata_store; FailedPrecondition without one. All return at once, and what

@@ -22,8 +22,8 @@
 #include "kvtransfer/session/direct_mover.h"
 #include "transport/address.h"
 #include "transport/base/limits/memory_left.h"
-#include "transport/base/unique_fd.h"
 #include "transport/base/threads/forks.h"
+#include "transport/base/unique_fd.h"
 #include "transport/net/endpoint.h"
 
 namespace baton::kvtransfer {
@@ -73,6 +73,10 @@ struct OwnMemory {
     if (fd.valid() && ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0 &&
         fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0) {
       base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    }
+    if (base == MAP_FAILED) {  // a sandbox without memfd_create: others cannot map it then
+      fd = base::UniqueFd();
+      base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
     if (base == MAP_FAILED) {
       return absl::ResourceExhaustedError(
@@ -157,7 +161,9 @@ class BatonConnector final : public KvConnector {
     if (!status.ok()) return status;
     const auto base = reinterpret_cast<uint64_t>(memory->base);
     for (uint64_t& address : cache.addresses) address += base;
-    status = agent_->register_mapped({base, memory->bytes, 0}, memory->fd.get());
+    const Descriptor range{base, memory->bytes, 0};
+    status = memory->fd.valid() ? agent_->register_mapped(range, memory->fd.get())
+                                : agent_->register_memory(absl::MakeConstSpan(&range, 1));
     if (status.ok()) status = use(std::move(cache));
     if (!status.ok()) return status;
     memory_ = std::move(memory);
@@ -452,6 +458,10 @@ absl::Status BatonConnector::start_load(KvLoad load) {
     absl::StatusOr<KvTransfer::At> found = at(load.shards[rank]);
     if (!found.ok()) return found.status();
     worker = *std::move(found);
+    for (uint32_t other = 0; other < rank; ++other) {
+      if (load.shards[other] != load.shards[rank]) continue;
+      return invalid("two of its prefill workers have one address: name each rank's own");
+    }
     if (worker.agent == agent_->name()) return invalid("a worker cannot load from itself");
     absl::StrAppend(&record.from, record.from.empty() ? "" : " or ",
                     worker.agent.empty() ? worker.address : worker.agent);

@@ -14,6 +14,9 @@
 
 namespace baton::kvtransfer::session {
 
+// 1: reads by name alone. 2: also wants that ask or are written to, and the word over. Who knows 1
+// passes over the rest.
+constexpr int kSessionVersion = 2;
 constexpr uint32_t kMostRanks = 512;  // that a peer is believed
 
 struct Core {

@@ -27,6 +27,12 @@ using Side = KvChecksums::Side;
 constexpr std::chrono::duration<double> kLongestLease = std::chrono::hours(24 * 365);
 constexpr Time kDriven = std::chrono::microseconds(500);  // for which reads are moved at once
 
+// A fraction or a negative number is none: json would round it.
+uint64_t number_in(const json& value) {
+  if (value.is_number_integer() && value >= 0) return value.get<uint64_t>();
+  return value.get_ref<const json::number_unsigned_t&>();  // throws
+}
+
 struct Layer {
   KvPlacement placement;  // of this layer alone, number 0 of its layout
   uint32_t number = 0;    // the model's
@@ -65,8 +71,8 @@ bool checks_in(const json& message) { return message.value("checks", json()) != 
 absl::StatusOr<Layer> layer_of(const json& row, const json& packing, const json& identity,
                                MemoryKind kind) {
   Layer out;
-  out.row = {row.at(0).get<uint64_t>(), row.at(1).get<uint64_t>(), row.at(2).get<uint64_t>(),
-             row.at(3).get<uint64_t>(), row.at(4).get<uint64_t>()};
+  out.row = {number_in(row.at(0)), number_in(row.at(1)), number_in(row.at(2)), number_in(row.at(3)),
+             number_in(row.at(4))};
   const std::optional<Descriptor> span = out.row.span();
   if (!span.has_value() || out.row.count > UINT32_MAX) {
     return absl::InvalidArgumentError("a row of a cache covers nothing, or too much");
@@ -205,8 +211,10 @@ class KnownRoutes {
     for (const auto& [known, routes] : known_) {
       if (known == share) return routes;
     }
+    auto made = std::make_shared<const Routes>(make());
+    if (!made->why.ok()) return made;  // the other's memory may not be known yet
     if (known_.size() == kMost) known_.clear();
-    return known_.emplace_back(share, std::make_shared<const Routes>(make())).second;
+    return known_.emplace_back(share, std::move(made)).second;
   }
 
  private:
@@ -249,7 +257,7 @@ struct Readers : KvMover::Reader {
   bool checks = true;
   // For each layer, how to take the checksums of what it reads; none: those of whole blocks.
   std::vector<std::optional<KvChecksums>> sums;
-  mutable KnownRoutes routes;
+  mutable KnownRoutes routes, fits;  // fits: only whether there could be any
 };
 
 struct Blocks : KvMover::Kept {
@@ -315,7 +323,11 @@ class Shown : public KvMover::Outgoing {
       return;
     }
     choose(want.at("groups"));
-    if (!push_ || !why_.ok()) return;
+    if (!why_.ok()) return;
+    if (!push_) {
+      why_ = reader_->fits.get(share_, [&] { return fits_of(); })->why;
+      return;
+    }
     routes_ = reader_->routes.get(share_, [&] {
       return routes_of(kept_.cache, Op::kWrite, reader_->agent, reader_->layers, share_,
                        reader_->checks);
@@ -415,6 +427,16 @@ class Shown : public KvMover::Outgoing {
     if (found == reader_->layers.size() && found > 0) return;
     why_ = absl::FailedPreconditionError(
         "this prefill worker does not hold all layers of the decode worker: ask one that does");
+  }
+  Routes fits_of() const {
+    Routes out;
+    for (size_t row = 0; row < wanted_.size() && out.why.ok(); ++row) {
+      if (wanted_[row].count == 0) continue;
+      const auto plan = KvPlan::make(kept_.cache.layers[row].placement.layout,
+                                     reader_->layers[wanted_[row].layer].placement.layout, share_);
+      out.why = plan.ok() ? check_complete(*plan, share_) : plan.status();
+    }
+    return out;
   }
   absl::Status write() {
     const Layer& layer = kept_.cache.layers[next_row_];
@@ -794,6 +816,10 @@ class DirectMover : public KvMover {
               const absl::StatusOr<std::shared_ptr<const Reader>>& /*reader*/) override {
     return cache_.said;
   }
+  absl::Status serves(const std::shared_ptr<const Reader>& reader, const json& want) override {
+    const Blocks none(cache_);
+    return Shown(none, std::static_pointer_cast<const Readers>(reader), want).fits();
+  }
   std::unique_ptr<Kept> keep(size_t /*tokens*/) override {
     return std::make_unique<Blocks>(cache_);
   }
@@ -821,14 +847,34 @@ class DirectMover : public KvMover {
                                                 const std::shared_ptr<Source>& before) override;
   absl::StatusOr<std::unique_ptr<Incoming>> begin(std::vector<KvRun> runs, size_t sources,
                                                   KvRequestId /*id*/) override {
-    if (runs.size() == cache_.groups) {
-      return std::make_unique<Into>(cache_, std::move(runs), sources);
+    if (runs.size() != cache_.groups) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(runs.size(), " runs of blocks for ", cache_.groups, " groups of layers"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(runs.size(), " runs of blocks for ", cache_.groups, " groups of layers"));
+    for (const Layer& layer : cache_.layers) {
+      if (absl::Status good = check(layer, runs[layer.group]); !good.ok()) return good;
+    }
+    return std::make_unique<Into>(cache_, std::move(runs), sources);
   }
 
  private:
+  // That its blocks are in the cache, and hold its tokens.
+  static absl::Status check(const Layer& layer, const KvRun& run) {
+    for (const uint32_t block : run.blocks) {
+      if (block < layer.blocks()) continue;
+      return absl::InvalidArgumentError(absl::StrCat("the cache has no block ", block));
+    }
+    const uint64_t size = layer.tokens(), last = run.first_block + run.blocks.size();
+    const bool good = run.first_block <= UINT32_MAX && run.tokens.begin <= run.tokens.end &&
+                      run.tokens.begin / size >= run.first_block && run.tokens.end <= last * size;
+    if (good || run.tokens.empty()) {
+      if (run.tokens.begin <= run.tokens.end) return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat("blocks ", run.first_block, " to ", last, " of ",
+                                                   size, " tokens do not hold tokens ",
+                                                   run.tokens.begin, " to ", run.tokens.end));
+  }
+
   Cache cache_;
 };
 
@@ -896,13 +942,19 @@ absl::StatusOr<std::unique_ptr<KvSession>> make_direct_session(std::string_view 
   try {
     json said = json::parse(cache);
     KvWorker& me = options.shard;
-    me = {said.value("rank", 0U), said.value("ranks", 1U), said.value("heads", 1U),
-          said.value("stage", 0U)};
-    if (me.heads == 0 || me.rank >= me.ranks || me.ranks > kMostRanks) {
+    const auto number = [&](const char* name, uint64_t otherwise) {
+      return said.contains(name) ? number_in(said[name]) : otherwise;
+    };
+    const uint64_t rank = number("rank", 0), ranks = number("ranks", 1), stage = number("stage", 0);
+    me = {static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks),
+          static_cast<uint32_t>(std::min<uint64_t>(number("heads", 1), UINT32_MAX)),
+          static_cast<uint32_t>(stage)};
+    if (me.heads == 0 || rank >= ranks || ranks > kMostRanks || stage > UINT16_MAX) {
       return absl::InvalidArgumentError("rank is less than ranks, and heads are more than 0");
     }
-    const auto lease = std::chrono::duration<double>(said.value("lease", 60.0));
-    options.lease = std::chrono::duration_cast<Time>(std::min(lease, kLongestLease));
+    const std::chrono::duration<double> lease(said.value("lease", 60.0));
+    options.lease = std::chrono::duration_cast<Time>(
+        std::clamp(lease, std::chrono::duration<double>{}, kLongestLease));
     const json groups = said.value("groups", json::array());
     for (const char* ours : {"rank", "heads", "stage", "lease", "groups"}) said.erase(ours);
     if (said.value("device", json()) == true) said["checks"] = false;
@@ -914,7 +966,8 @@ absl::StatusOr<std::unique_ptr<KvSession>> make_direct_session(std::string_view 
     if (!layers.ok()) return layers.status();
     made.layers = *std::move(layers);
     for (size_t i = 0; i < made.layers.size(); ++i) {
-      if (!groups.empty()) made.layers[i].group = groups.at(i).get<uint16_t>();
+      if (!groups.empty())
+        made.layers[i].group = std::min<uint64_t>(number_in(groups.at(i)), UINT16_MAX);
       made.groups = std::max(made.groups, made.layers[i].group + 1);
     }
     if (made.layers.empty()) return absl::InvalidArgumentError("a KV cache has at least one layer");

@@ -137,6 +137,11 @@ class KvMover {
   // What it is told of this cache.
   virtual nlohmann::json layout(const nlohmann::json& want,
                                 const absl::StatusOr<std::shared_ptr<const Reader>>& reader) = 0;
+  // Whether its blocks can become what this reader wants of a transfer. An error: why not.
+  virtual absl::Status serves(const std::shared_ptr<const Reader>& /*reader*/,
+                              const nlohmann::json& /*want*/) {
+    return absl::OkStatus();
+  }
   // A request's blocks, of so many tokens of prompt. Engine.
   virtual std::unique_ptr<Kept> keep(size_t tokens) = 0;
   // InvalidArgument: the cache has no such layer, or block. Engine.

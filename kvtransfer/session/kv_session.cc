@@ -44,7 +44,7 @@ struct KvSession::Inside {
   }
 
   bool turn() {
-    if (core.agent == nullptr) return false;  // it is closed
+    if (core.agent == nullptr || core.mover == nullptr) return false;  // closed, or not in use yet
     for (const AgentMessage& message : core.agent->messages()) hear(message.agent, message.payload);
     const bool sending = sends.step();
     return loads.step() || sending;
@@ -132,6 +132,7 @@ void KvSession::close() {
   inside_->thread_bell.ring();
   if (inside_->thread.joinable()) inside_->thread.join();
   inside_->loads.stop();
+  inside_->sends.stop();
   inside_->core.agent = nullptr;
   inside_->core.own.reset();  // nothing reads the mover's memory afterwards
   inside_->loads.close();

@@ -17,6 +17,8 @@ using nlohmann::json;
 constexpr Time kAsk = std::chrono::milliseconds(250);  // how often prefill is asked, at most
 constexpr Time kAskAgain =
     std::chrono::seconds(1);  // for peers that did not answer, where any silence is allowed
+constexpr Time kMargin = std::chrono::seconds(2);
+constexpr Time kLongestLeft = std::chrono::hours(24);
 constexpr Time kDeclineTimeout = std::chrono::seconds(10);
 constexpr size_t kMostUnknown =
     1 << 20;  // blocks that are ready, of which prefill does not say what they are
@@ -207,7 +209,7 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
   asked.answered = true;
   asked.known = true;
   if (kind == "over" || kind == "gone") {
-    asked.told = true;
+    if (std::exchange(asked.told, true)) return;  // it has said so: a question crossed that word
     const auto code = message.value("code", kind == "gone" ? int(absl::StatusCode::kNotFound) : 0);
     if (code != 0) {
       fail(load, absl::Status(static_cast<absl::StatusCode>(code),
@@ -429,9 +431,9 @@ void Loads::move(Load& load, Time now) {
       const View* const view = view_of(load);
       unwanted = view == nullptr || view->unwanted;
     }
-    if (unwanted && (!load.incoming->complete() || load.order.push)) {
-      // Where all is here, prefill's last word is on its way.
-      if (!load.incoming->complete()) fail(load, absl::CancelledError("it is not wanted"));
+    // Where all is here, prefill's last word is on its way.
+    if (unwanted && !load.incoming->complete()) {
+      fail(load, absl::CancelledError("the load was ended before its KV was here"));
     }
   }
   if (load.why.ok() && now - load.started >= load.order.timeout &&
@@ -449,7 +451,9 @@ void Loads::move(Load& load, Time now) {
 absl::Status Loads::move(Load& load, size_t number, Time now) {
   Asked& asked = load.sources[number];
   if (asked.agent.empty() && !find_name(load, asked)) {
-    return core_.agent->ask_metadata("", asked.address);
+    const absl::Status status = core_.agent->ask_metadata("", asked.address);
+    asked.called = true;
+    return status.ok() ? status : not_reached(asked, status);
   }
   const auto met = peers_.find(asked.agent);
   const Time heard = met == peers_.end() ? asked.heard : std::max(asked.heard, met->second->heard);
@@ -482,10 +486,12 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
       peer->said.has_value()) {
     return absl::OkStatus();
   }
-  if (peer->source->ranks != load.order.from.ranks) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("prefill has ", peer->source->ranks, " ranks, but was expected to have ",
-                     load.order.from.ranks, ": pass tp_size in kv_transfer_params"));
+  const KvTransfer& from = load.order.from;
+  const size_t ranks = from.workers.empty() ? from.ranks : from.workers.size();
+  if (load.order.loads == 0 && peer->source->ranks != ranks) {
+    return absl::FailedPreconditionError(absl::StrCat("prefill has ", peer->source->ranks,
+                                                      " ranks, but was expected to have ", ranks,
+                                                      ": pass tp_size in kv_transfer_params"));
   }
   if (asked.source == nullptr) {
     load.incoming->join(number, asked.source = peer->source);
@@ -518,13 +524,22 @@ absl::Status Loads::take(Load& load, size_t number, const json& said) {
 
 // Where only an address is known. False: it is not reached yet.
 bool Loads::find_name(Load& load, Asked& asked) {
-  const std::string name = core_.agent->name_at(asked.address);
-  if (name.empty()) return false;
+  const absl::StatusOr<std::string> found = core_.agent->name_at(asked.address);
+  const std::string name = found.value_or("");
+  if (name.empty()) {
+    if (asked.called && !found.ok()) fail(load, not_reached(asked, found.status()));
+    return false;
+  }
   asked.agent = name;
   if (!by_key_.try_emplace({name, load.order.from.transfer}, &load).second) {
     fail(load, absl::AlreadyExistsError(absl::StrCat(name, " is named twice")));
   }
   return true;
+}
+
+absl::Status Loads::not_reached(const Asked& asked, const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat("prefill ", asked.agent, " at \"", asked.address,
+                                               "\": ", why.message()));
 }
 
 // Whether prefill is there; asks it, or first how to reach it.
@@ -543,10 +558,13 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
       return absl::UnavailableError(absl::StrCat("prefill ", asked.agent, " is gone"));
     }
   }
-  const absl::Status status = fetch(asked, *peer, now);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("prefill ", asked.agent, " at \"", asked.address,
-                                                  "\": ", status.message()));
+  absl::Status status = fetch(asked, *peer, now);
+  // Who asks for a prompt to be computed does not wait until a prefill is started.
+  if (status.ok() && load.hears && asked.called) {
+    status = core_.agent->name_at(asked.address).status();
+  }
+  asked.called = true;
+  return status.ok() ? status : not_reached(asked, status);
 }
 
 absl::Status Loads::fetch(const Asked& asked, Peer& peer, Time now) {
@@ -595,8 +613,10 @@ json Loads::want_of(const Load& load, const Asked& asked, const Peer& peer, Time
   if (!load.hears) return want;
   const Time left = order.timeout - (now - load.started);
   want["hears"] = true;
+  want["session"] = kSessionVersion;
   want["at"] = now.count();
-  want["lease"] = seconds(order.push ? left : order.lease);
+  // Prefill ends what it writes somewhat later than decode, which says why.
+  want["lease"] = seconds(order.push ? std::min(left, kLongestLeft) + kMargin : order.lease);
   if (order.lease <= Time{} && !order.push) want.erase("lease");  // prefill's own
   if (!whole) return want;
   want.update(core_.mover->about_blocks());
@@ -719,7 +739,7 @@ bool Loads::end_if_over(Load& load, Time now) {
   const auto all = [&load](auto what) {
     return std::all_of(load.sources.begin(), load.sources.end(), what);
   };
-  const bool told = all([](const Asked& asked) { return asked.told; });
+  const bool told = all([](const Asked& asked) { return asked.told && asked.unknown.empty(); });
   if (load.why.ok() && load.order.push && !complete && told) {
     fail(load,
          absl::DataLossError("prefill reports that all KV is sent, but some has not arrived"));

@@ -98,6 +98,7 @@ class Loads {
     std::shared_ptr<KvMover::Source> source;  // whose blocks are read
     std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
     size_t unknown_blocks = 0;                // in these, and their parts
+    bool called = false;                      // for this load
     bool known = false;                       // it has answered: it knows what is wanted
     bool told = false;                        // it has said its last word, or is gone
     bool said_done = false;                   // to it
@@ -134,6 +135,7 @@ class Loads {
   void move(Load& load, Time now);
   absl::Status move(Load& load, size_t number, Time now);
   absl::Status look(Load& load, Asked& asked, Time now);
+  static absl::Status not_reached(const Asked& asked, const absl::Status& why);
   bool find_name(Load& load, Asked& asked);
   void ask(const Load& load, Asked& asked, Peer& peer, Time now);
   void follow_reads(Load& load, Time now);

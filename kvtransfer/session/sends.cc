@@ -142,7 +142,7 @@ void Sends::give(uint64_t number, std::string payload) {
 }
 
 bool Sends::may_still_come(const Send& send) const {
-  return send.readings.size() < send.needed && core_.clock->now() < send.until;
+  return send.readings.size() < send.needed && core_.clock->now() < send.until && send.outcome.ok();
 }
 
 // Where no reader has come it may still.
@@ -219,6 +219,20 @@ void Sends::heard(const std::string& sender, const json& message) {
   if (!reading->hears) reading->shown.reset();
 }
 
+void Sends::stop() {
+  if (core_.own != nullptr || core_.agent == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const auto each = [this](auto what) {
+    for (auto& [transfer, send] : sends_) {
+      for (Reading& reading : send->readings) {
+        for (const auto& write : reading.writes) what(write.transfer);
+      }
+    }
+  };
+  each([this](AgentTransferId write) { core_.agent->abort(write).IgnoreError(); });
+  each([this](AgentTransferId write) { core_.agent->release(write).IgnoreError(); });
+}
+
 void Sends::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
@@ -263,8 +277,21 @@ void Sends::wanted(const std::string& sender, const json& message) {
   const auto known = readers_.find(sender);
   const bool first = known == readers_.end() || message.value("first", json()) == true;
   const Reader reader = first ? meet(sender, message) : known->second;
-  if (reader == nullptr) return;
+  if (!first && message.value("push", json()) == true && message.contains("metadata")) {
+    // It may have been met as one that reads, whose memory is not known.
+    core_.agent->add_remote(absl::HexStringToBytes(message["metadata"].get<std::string>()))
+        .status()
+        .IgnoreError();
+  }
   const std::string transfer = message.at("transfer").get<std::string>();
+  if (reader == nullptr) {
+    if (message.value("hears", json()) != true) return;
+    core_
+        .tell(sender, gone(transfer, absl::FailedPreconditionError(
+                                         "prefill cannot read what decode says of its cache")))
+        .IgnoreError();
+    return;
+  }
   json answer = gone(transfer);
   {
     const std::lock_guard lock(mutex_);
@@ -332,7 +359,8 @@ bool Sends::is_shown(Send& send, const std::string& sender, const Reader& reader
   reading.hears = message.value("hears", json()) == true;
   reading.push = message.value("push", json()) == true;
   reading.request = message.value("request", uint64_t{0});
-  if (reading.hears) reading.why = join(send, sender, message);
+  if (reading.hears) reading.why = core_.mover->serves(reader, message);
+  if (reading.hears && reading.why.ok()) reading.why = join(send, sender, message);
   if (send.number != 0 && reading.why.ok()) {
     reading.shown = send.kept->show(reader, !send.released, message);
     if (reading.shown == nullptr) return false;
@@ -567,9 +595,9 @@ void Sends::follow_writes(const Send& send, Reading& reading) {
 // Its lease, its writes and its last word.
 void Sends::end_reading(const Send& send, Reading& reading, Time now,
                         std::vector<Message>* messages) {
+  const bool was_wanted = reading.wants();
   if (!reading.gone && went_.contains(reading.who)) reading.gone = true;
   if (!reading.hears) return;
-  const bool was_wanted = reading.wants();
   const bool late = now >= reading.expires && !reading.ended;
   if (late && reading.wants()) {
     reading.why = absl::DeadlineExceededError(
@@ -579,6 +607,7 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
   }
   if (late && !reading.push) reading.ended = true;
   follow_writes(send, reading);
+  if (was_wanted && !reading.wants() && !reading.finished()) ++failed_;
   if (!reading.writes.empty() || (reading.push && more_ && reading.wants())) return;
   const bool whole = send.held && send.outcome.ok() && reading.shown != nullptr;
   if (whole && reading.wants() && reading.shown->missing() > 0) {
@@ -605,7 +634,6 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
   if (reading.told_end && !why.ok() && reading.shown != nullptr && reading.push) {
     reading.shown.reset();
   }
-  if (was_wanted && !reading.wants() && !why.ok()) ++failed_;
 }
 
 bool Sends::step() {

@@ -55,6 +55,8 @@ class Sends {
   uint64_t failed();  // readers that were not served to the end
 
   // --- the session's
+  // Ends what is written, where the agent does not end with the session.
+  void stop();
   // When the agent is closed: what is held is free.
   void close();
   // A want or a done of `sender`'s. May throw what nlohmann::json throws.
