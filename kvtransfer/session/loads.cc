@@ -458,7 +458,8 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
   const auto met = peers_.find(asked.agent);
   const Time heard = met == peers_.end() ? asked.heard : std::max(asked.heard, met->second->heard);
   const Time silence = load.order.silence;
-  const bool known_silent = met != peers_.end() && met->second->silent;
+  const bool known_silent =
+      met != peers_.end() && met->second->silent && is_there(asked.agent, *met->second);
   if (silence > Time{} && !asked.told && (known_silent || now - heard >= silence)) {
     if (met != peers_.end()) met->second->silent = true;
     return absl::UnavailableError(

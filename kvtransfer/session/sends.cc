@@ -672,7 +672,8 @@ bool Sends::step() {
       }
       const bool open = send.number != 0 && !send.held && !send.dropped && !send.refused;
       const bool whole =
-          !send.readings.empty() &&
+          std::any_of(send.readings.begin(), send.readings.end(),
+                      [](const Reading& reading) { return !reading.ended; }) &&
           std::all_of(send.readings.begin(), send.readings.end(), [](const auto& each) {
             return each.ended || (each.shown != nullptr && each.shown->whole());
           });

@@ -264,14 +264,15 @@ void KvComposition::load_by_session() {
 
 TEST_P(KvComposition, EndsInTheSameBytes) { what_.ours ? load_by_connector() : load_by_session(); }
 
+std::string name_of(const testing::TestParamInfo<KvComposition::ParamType>& param) {
+  const auto& [push, ours, ranks, device] = param.param;
+  return absl::StrCat(push ? "push" : "pull", ours ? "_ours" : "_vllm", "_ranks", ranks,
+                      device ? "_device" : "_host");
+}
 INSTANTIATE_TEST_SUITE_P(All, KvComposition,
                          testing::Combine(testing::Bool(), testing::Bool(), testing::Values(1U, 2U),
                                           testing::Bool()),
-                         [](const auto& param) {
-                           const auto& [push, ours, ranks, device] = param.param;
-                           return absl::StrCat(push ? "push" : "pull", ours ? "_ours" : "_vllm",
-                                               "_ranks", ranks, device ? "_device" : "_host");
-                         });
+                         name_of);
 
 }  // namespace
 }  // namespace baton::kvtransfer
