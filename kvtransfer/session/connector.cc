@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -41,7 +42,11 @@ std::string nonce() {
 }
 
 // Agents that meet need different names: a connector's is followed by what no other one has.
-std::string agent_name(const std::string& name) {
+// And the handshake tells a name in plain characters.
+std::string agent_name(std::string name) {
+  for (char& c : name) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '.') c = '_';
+  }
   return absl::StrCat(name.substr(0, kMaxAgentName - kNonce - 1), "~", nonce());
 }
 

@@ -159,10 +159,9 @@ std::string heads_text(const KvLayout& layout) {
 // That the source has all that it owes.
 absl::Status check_complete(const KvPlan& plan, const KvShare& share) {
   if (plan.complete()) return absl::OkStatus();
-  const std::string which =
-      share.ranks > 1
-          ? absl::StrCat("as rank ", share.rank, " of ", share.ranks, " it should send others of ")
-          : "";
+  const std::string which = share.ranks > 1 ? absl::StrCat("as rank ", share.rank, " of ",
+                                                           share.ranks, " it should send others; ")
+                                            : "";
   return absl::FailedPreconditionError(
       absl::StrCat("this prefill worker holds KV heads ", heads_text(plan.source()), " but ", which,
                    "the decode worker needs ", heads_text(plan.target()),

@@ -461,7 +461,7 @@ absl::Status Loads::move(Load& load, size_t number, Time now) {
   const bool known_silent =
       met != peers_.end() && met->second->silent && is_there(asked.agent, *met->second);
   if (silence > Time{} && !asked.told && (known_silent || now - heard >= silence)) {
-    if (met != peers_.end()) met->second->silent = true;
+    if (met != peers_.end()) met->second->silent = is_there(asked.agent, *met->second);
     return absl::UnavailableError(
         absl::StrCat("prefill ", asked.agent, " is silent for ", seconds(silence),
                      " s, no sign of life; ask another worker, compute it here, or allow more "
@@ -552,6 +552,7 @@ absl::Status Loads::look(Load& load, Asked& asked, Time now) {
     ask(load, asked, *peer, now);
     return absl::OkStatus();
   }
+  peer->silent = false;
   if (peer->told) {  // it went, and may have come back
     core_.agent->remove_remote(asked.agent);
     peer = std::make_shared<Peer>();
@@ -611,11 +612,11 @@ json Loads::want_of(const Load& load, const Asked& asked, const Peer& peer, Time
         order.push ? core_.agent->metadata() : core_.agent->partial_metadata({}, true);
     if (metadata.ok()) want["metadata"] = absl::BytesToHexString(*metadata);
   }
+  want["at"] = now.count();
   if (!load.hears) return want;
   const Time left = order.timeout - (now - load.started);
   want["hears"] = true;
   want["session"] = kSessionVersion;
-  want["at"] = now.count();
   // Prefill ends what it writes somewhat later than decode, which says why.
   want["lease"] = seconds(order.push ? std::min(left, kLongestLeft) + kMargin : order.lease);
   if (order.lease <= Time{} && !order.push) want.erase("lease");  // prefill's own
