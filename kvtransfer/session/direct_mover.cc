@@ -318,7 +318,7 @@ class Shown : public KvMover::Outgoing {
                 share.at(2).get<uint64_t>()};
     }
     if (share_.ranks == 0 || share_.rank >= share_.ranks || share_.ranks > kMostRanks) {
-      why_ = absl::InvalidArgumentError("the share of the heads makes no sense");
+      why_ = absl::InvalidArgumentError("the share of the heads is out of range");
       return;
     }
     choose(want.at("groups"));
