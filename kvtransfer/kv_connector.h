@@ -103,7 +103,7 @@ struct KvLoad {
   // (Unavailable); zero: any time. It is asked several times meanwhile. Only time in which this
   // worker looked counts, so call progress() or wait() often. A prefill worker that is silent
   // refuses further loads at once, until it is heard of again. One of an older release does not
-  // answer: it is waited for until `timeout`. See also BatonConnectorOptions::answer_thread.
+  // answer: it is waited for until `timeout`.
   Time silence{};
   // Read the blocks out of prefill's memory instead of having them written here. Prefill has to
   // allow it (BatonConnectorOptions::allow_pull); one that does not, or that is older than pulling,
