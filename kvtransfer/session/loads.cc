@@ -207,9 +207,14 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
   const std::string kind = message.at("kind").get<std::string>();
   asked.heard = now;
   asked.answered = true;
+  // Prefill's last word may be on its way behind an answer that it is over.
+  constexpr int kGoneFor = 3;
+  const bool bare = kind == "gone" && !message.contains("code");
+  if (load.hears && asked.known && bare && load.why.ok() && ++asked.gone < kGoneFor) return;
   asked.known = true;
   if (kind == "over" || kind == "gone") {
     if (std::exchange(asked.told, true)) return;  // it has said so: a question crossed that word
+    asked.writes = message.value("writes", size_t{0});
     const auto code = message.value("code", kind == "gone" ? int(absl::StatusCode::kNotFound) : 0);
     if (code != 0) {
       fail(load, absl::Status(static_cast<absl::StatusCode>(code),
@@ -245,6 +250,7 @@ void Loads::answered(Load& load, Asked& asked, const json& message, Time now) {
     return fail(load, absl::InvalidArgumentError(
                           "prefill keeps reporting blocks without describing its cache"));
   }
+  asked.wrote += kind == "wrote" ? 1 : 0;
   asked.unknown.push_back(message);
 }
 
@@ -741,7 +747,10 @@ bool Loads::end_if_over(Load& load, Time now) {
   const auto all = [&load](auto what) {
     return std::all_of(load.sources.begin(), load.sources.end(), what);
   };
-  const bool told = all([](const Asked& asked) { return asked.told && asked.unknown.empty(); });
+  // Writes' messages may come behind it.
+  const bool told = all([](const Asked& asked) {
+    return asked.told && asked.unknown.empty() && asked.wrote >= asked.writes;
+  });
   if (load.why.ok() && load.order.push && !complete && told) {
     fail(load,
          absl::DataLossError("prefill reports that all KV is sent, but some has not arrived"));

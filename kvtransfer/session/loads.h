@@ -98,12 +98,14 @@ class Loads {
     std::shared_ptr<KvMover::Source> source;  // whose blocks are read
     std::vector<nlohmann::json> unknown;      // said to be ready before that, or to be written
     size_t unknown_blocks = 0;                // in these, and their parts
-    bool called = false;                      // for this load
-    bool known = false;                       // it has answered: it knows what is wanted
-    bool told = false;                        // it has said its last word, or is gone
-    bool said_done = false;                   // to it
-    Time confirmed{};                         // it keeps the blocks until then, at least
-    Time often = kNever;                      // it has to be asked, by the lease that it grants
+    int gone = 0;                             // how often it has said that it does not know of it
+    size_t wrote = 0, writes = 0;  // messages of writes, as heard, and as it says in the end
+    bool called = false;           // for this load
+    bool known = false;            // it has answered: it knows what is wanted
+    bool told = false;             // it has said its last word, or is gone
+    bool said_done = false;        // to it
+    Time confirmed{};              // it keeps the blocks until then, at least
+    Time often = kNever;           // it has to be asked, by the lease that it grants
   };
   struct Load {
     KvOrder order;

@@ -321,6 +321,11 @@ void Sends::wanted(const std::string& sender, const json& message) {
       }
     }
   }
+  // Its last word waits for room: no other one may come before that.
+  const bool waits = std::any_of(unsaid_.begin(), unsaid_.end(), [&](const Message& unsaid) {
+    return unsaid.first == sender && unsaid.second.value("transfer", "") == transfer;
+  });
+  if (waits) return;
   const absl::Status told = core_.tell(sender, answer);
   // It is gone: the lease ends what it has not read. One that takes nothing at present asks again.
   if (!told.ok() && !absl::IsResourceExhausted(told)) forget(sender);
@@ -512,6 +517,7 @@ bool Sends::serve(std::unique_lock<std::mutex>& lock, Send& send, std::vector<Me
         fits = begun.status();
         if (begun.ok()) {
           reading.writes.insert(reading.writes.end(), begun->begin(), begun->end());
+          reading.written += begun->size();
         }
       } else if (!send.dropped && !send.refused) {
         tell_ready(send, reading, messages);
@@ -623,6 +629,7 @@ void Sends::end_reading(const Send& send, Reading& reading, Time now,
     json over = {{"kind", "over"}, {"transfer", send.transfer}};
     if (why.ok()) {
       over["payload"] = absl::BytesToHexString(send.payload);
+      over["writes"] = reading.written;
     } else {
       over.update({{"code", why.code()}, {"why", std::string(why.message())}});
     }
