@@ -38,7 +38,6 @@ absl::StatusOr<baton::kvtransfer::AgentOptions> options_of(const baton_agent_opt
   if (from.metadata_lease_ms != 0) {
     out.metadata_lease = std::chrono::milliseconds(from.metadata_lease_ms);
   }
-  if (from.staging_bytes != 0) out.staging_bytes = from.staging_bytes;
   return out;
 }
 

@@ -374,15 +374,6 @@ int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layo
                      error);
 }
 
-int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
-                                          const baton_kv_layout* local, const char* remote,
-                                          const baton_kv_layout* remote_layout,
-                                          const baton_kv_share* share, baton_kv_plan** out,
-                                          baton_error* error) {
-  return create_plan(&AgentKvPlan::make_requantising, agent, op, local, remote, remote_layout,
-                     share, out, error);
-}
-
 void baton_kv_plan_destroy(baton_kv_plan* plan) { delete plan; }
 
 int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
@@ -394,7 +385,6 @@ int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* ou
     if (!part.boxes.empty()) all.layers += static_cast<uint32_t>(part.layers.size());
   }
   all.complete = plan->plan.complete() ? 1 : 0;
-  all.requantises = plan->plan.requantises() ? 1 : 0;
   if (!write_sized(all, out)) {
     return invalid("out: set its size to sizeof(baton_kv_plan_info)", error);
   }

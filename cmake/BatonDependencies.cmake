@@ -12,12 +12,6 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)  # of the load generator and tests
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)  # its header alone is used
 pkg_check_modules(icu REQUIRED IMPORTED_TARGET icu-uc)  # tokenizers: normalization, classes of characters
-pkg_check_modules(zmq QUIET IMPORTED_TARGET libzmq)  # KV events as vLLM publishes them
-find_path(CPPZMQ_INCLUDE zmq.hpp)
-set(BATON_ZMQ OFF)
-if(zmq_FOUND AND CPPZMQ_INCLUDE)
-  set(BATON_ZMQ ON)
-endif()
 find_program(CCACHE ccache)
 if(CCACHE)
   # Precompiled headers: known by what they are made of (BatonPrecompiled.cmake), not by their bytes.

@@ -167,7 +167,7 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_GENERATE_SHLIBS ON)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_RECOMMENDS python3-jinja2)  # chat templates
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libibverbs1, librdmacm1, libucx0")  # loaded where they are there
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SUGGESTS "libibverbs1, libucx0")  # loaded where they are there
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/deploy/debian/postinst)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers and static libraries, to compile against.")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME baton-dev)

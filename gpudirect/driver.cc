@@ -5,7 +5,6 @@
 #include <link.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -104,12 +103,7 @@ absl::StatusOr<Driver> load_driver(const char* library) {
 }
 
 absl::StatusOr<const Driver*> machine_driver() {
-  static const absl::StatusOr<Driver> driver = [] {
-    absl::StatusOr<Driver> loaded = load_driver();
-    const char* const trace = std::getenv("BATON_GPU_TRACE");
-    if (loaded.ok() && trace != nullptr && *trace != '\0') return record_calls(*loaded, trace);
-    return loaded;
-  }();
+  static const absl::StatusOr<Driver> driver = load_driver();
   if (!driver.ok()) return driver.status();
   return &*driver;
 }

@@ -198,10 +198,6 @@ struct AgentOptions {
   // for a folder, where the kernel knows).
   std::string metadata_store;
   Time metadata_lease = std::chrono::seconds(10);
-  // Memory through which KV goes that is requantised on its way (kvtransfer/agent_kv.h), for all
-  // transfers together whose caches here are the host's, and as much of a device's memory for those
-  // whose are that device's. Taken when the first such plan is made.
-  uint64_t staging_bytes = 16 << 20;
 };
 
 class AgentKvPlan;  // kvtransfer/agent_kv.h

@@ -17,22 +17,8 @@
 //
 // Where several engines hold the heads of one, each pair of them has a plan of its own.
 //
-// Element types may differ in one way: the source keeps K and V as bf16 or fp32, and the target as
-// fp8 e4m3 with scales (kvtransfer/kv_requantise.h). AgentKvPlan::make_requantising() makes such a
-// plan, because what it moves is not what it was. This agent does the work, whichever side it is
-// on: its processor, in a thread of the agent's, or a kernel of the device that its cache lies on,
-// to the same bits:
-//
-//   Op::kWrite  prefill converts and sends fp8: half of bf16's bytes travel, a quarter of fp32's
-//   Op::kRead   decode reads bf16 or fp32 and converts: prefill does nothing, and all its bytes
-//               travel. Where prefill can push, push.
-//
-// Either way the KV goes through staging memory of the agent's, piece after piece, of which there
-// is no more than AgentOptions::staging_bytes for all its plans whose caches are in one place: the
-// host, or a device, where it is the device's memory. The other cache may be anywhere. A device's
-// cache is complete on the device when a transfer is posted: kernels begin at once, on a stream of
-// their own. A transfer of such a plan is one like others: abort, release (which fences), messages,
-// deadlines and being posted again are as said of Agent.
+// Bytes move as they are: element types are the same on both sides. Where they are not, convert at
+// one end first (kvtransfer/kv_requantise.h, or a kernel of the engine's).
 #pragma once
 
 #include <cstdint>
@@ -118,20 +104,7 @@ class AgentKvPlan {
                                           std::string_view remote_agent, const KvPlacement& remote,
                                           const KvShare& share = {});
 
-  // The same where element types differ, as said above; where they do not, what make() gives.
-  // Unimplemented: the cache on this side lies in several places, or on a device that there are no
-  // kernels for, or its numbers there not at multiples of their size. ResourceExhausted: no memory
-  // or no thread for the staging, or AgentOptions::staging_bytes is too little for a block: the
-  // text says how much is not.
-  static absl::StatusOr<AgentKvPlan> make_requantising(Agent& agent, Op op,
-                                                       const KvPlacement& local,
-                                                       std::string_view remote_agent,
-                                                       const KvPlacement& remote,
-                                                       const KvShare& share = {});
-
-  // How bytes travel: between the two layouts, or between staging memory and the other agent.
   const KvPlan& plan() const;
-  bool requantises() const;
   // As KvPlan::complete(), of the two layouts.
   bool complete() const;
   Op op() const;

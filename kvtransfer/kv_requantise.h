@@ -3,7 +3,6 @@
 // A plan (kvtransfer/kv_plan.h) moves bytes as they are. Where prefill keeps bf16 and decode wants
 // fp8 with scales, prefill requantises its blocks into a cache of decode's type first, in its own
 // memory, and sends that. Tensor-parallel degrees, block sizes and orders may differ here too.
-// Between the caches of two agents, kvtransfer/agent_kv.h does both.
 //
 // A row is the elements of one token and head. With a scale field of width n, each nth of a row has
 // one scale: the largest finite magnitude in it / 448 (at least 2^-126), or 1 where all are zero.
@@ -15,7 +14,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -28,20 +26,6 @@ namespace baton::kvtransfer {
 // ties to even. Larger magnitudes become 448; infinities and NaN become NaN.
 uint8_t fp8_e4m3_of(float value);
 float float_of_fp8_e4m3(uint8_t code);
-
-// Rows that a plan converts: tokens of one block on either side, times heads.
-struct KvRowBox {
-  // The place of the first token and head.
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  std::byte* scales = nullptr;
-  size_t tokens = 0;
-  size_t heads = 0;
-  // Whose distances are those of the rows at the three places, and of their elements.
-  const KvField* source = nullptr;
-  const KvField* values = nullptr;
-  const KvField* scale = nullptr;
-};
 
 class KvRequantisePlan {
  public:
@@ -65,13 +49,6 @@ class KvRequantisePlan {
   absl::Status run(size_t part, KvTokens tokens, const KvPages& source, const KvPages& target,
                    absl::Span<const std::byte* const> from, absl::Span<std::byte* const> to,
                    KvTokens layers = KvPlan::kAllLayers) const;
-
-  // For conversion elsewhere: what run() would do, in place. Of `from` and `to` nothing is
-  // touched.
-  absl::Status for_each_box(size_t part, KvTokens tokens, const KvPages& source,
-                            const KvPages& target, absl::Span<const std::byte* const> from,
-                            absl::Span<std::byte* const> to, KvTokens layers,
-                            absl::FunctionRef<void(const KvRowBox&)> sink) const;
 
  private:
   KvLayout source_;

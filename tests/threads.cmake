@@ -1,11 +1,10 @@
 # The tests whose programs start threads: the thread sanitizer runs these. A new test that starts one
 # belongs here, unless others do the same with them (sums in an order, on devices; what calls cost).
 # `LD_PRELOAD` of a library that notes who calls pthread_create() found them. Not the fault guard's: that
-# sanitizer calls handlers of signals itself, with others blocked than the kernel would. Nor those over ZeroMQ:
-# the distribution's is not built for it, and hands messages from thread to thread in ways that it cannot see.
+# sanitizer calls handlers of signals itself, with others blocked than the kernel would.
 # Nor one that starts `baton`, which would be built for it alone: what its commands start has tests here.
 set(BATON_TESTS_WITH_THREADS
-  admission_test agent_bad_input_test agent_bounds_test agent_deaths_test agent_files_test agent_requantise_test
+  admission_test agent_bad_input_test agent_bounds_test agent_deaths_test agent_files_test
   agent_test allocation_test any_thread_test baton_disaggregation_test capi_bad_input_test capi_connector_test
   capi_names_test capi_test capi_threads_test chat_template_test checkpoint_test communicator_calls_test communicator_failure_test
   communicator_leave_test communicator_mismatch_test communicator_results_test communicator_system_calls_test

@@ -23,21 +23,19 @@ extern "C" const ProviderRegistration baton_provider_verbs(
     },
     verbs_settings());
 
-ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm,
-                           std::shared_ptr<const Locality> locality) {
-  return [&api, cm, locality = std::move(locality)](const ProviderContext& context) {
-    return std::unique_ptr<Provider>(new VerbsProvider(context, &api, cm, locality));
+ProviderFactory verbs_over(const VerbsApi& api, std::shared_ptr<const Locality> locality) {
+  return [&api, locality = std::move(locality)](const ProviderContext& context) {
+    return std::unique_ptr<Provider>(new VerbsProvider(context, &api, locality));
   };
 }
 
-VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm,
+VerbsProvider::VerbsProvider(const ProviderContext& context, const VerbsApi* api,
                              std::shared_ptr<const Locality> locality)
     : shared_(context),
       acceptor_(
           shared_.context, "verbs",
           [this](const net::Link& link, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial,
                  EventSink&) { met(link, std::move(peer), std::move(dial)); }) {
-  shared_.cm_api = cm;
   shared_.locality = std::move(locality);
   capabilities_.name = "verbs";
   capabilities_.rank = 200;
@@ -151,9 +149,8 @@ void VerbsProvider::met(const net::Link& link, HelloInfo peer,
     if (dial != nullptr) acceptor_.try_next(std::move(dial), offers.status());
     return;
   }
-  sessions_.push_back(std::make_unique<Session>(shared_, std::move(control), link.keys.proofs,
-                                                std::move(peer), *std::move(offers),
-                                                dial != nullptr));
+  sessions_.push_back(std::make_unique<Session>(shared_, std::move(control), std::move(peer),
+                                                *std::move(offers), dial != nullptr));
 }
 
 absl::Status VerbsProvider::takes(const RegionEntry& region) const {
@@ -240,16 +237,6 @@ absl::Status VerbsProvider::remove_region(const RegionEntry& region, EventSink&)
   return absl::OkStatus();
 }
 
-bool VerbsProvider::cm_events() {
-  return shared_.cm->progress([this](const CmRequest& request) {
-    for (const auto& session : sessions_) {
-      absl::Status status = session->on_cm_request(request);
-      if (!absl::IsNotFound(status)) return status;
-    }
-    return absl::PermissionDeniedError("no connection here expects this call");
-  });
-}
-
 bool VerbsProvider::device_events() {
   bool any = false;
   for (size_t i = 0; i < watches_.size(); ++i) {
@@ -295,7 +282,6 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
       // Read anew: after a flap the addresses may be the same under another index.
       (void)device.refresh(*port);
       changed(*port);
-      if (port->up() && shared_.cm != nullptr) shared_.cm->port_up(*port);
     }
   }
 }
@@ -312,7 +298,6 @@ bool VerbsProvider::progress(EventSink& sink) {
     any |= shared_.poller->poll();
     any |= acceptor_.progress(sink);
     any |= device_events();
-    if (shared_.cm != nullptr) any |= cm_events();
   }
   look_ = false;
   shared_.may_make_queue_pair = true;

@@ -16,7 +16,7 @@ namespace baton::verbs {
 class VerbsProvider final : public Provider {
  public:
   // What is null is this machine's.
-  VerbsProvider(const ProviderContext& context, const VerbsApi* api, const CmApi* cm = nullptr,
+  VerbsProvider(const ProviderContext& context, const VerbsApi* api,
                 std::shared_ptr<const Locality> locality = nullptr);
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -53,7 +53,6 @@ class VerbsProvider final : public Provider {
   std::string offers() const;
   void met(const net::Link& link, HelloInfo peer, std::unique_ptr<net::Acceptor::Dial> dial);
   bool device_events();
-  bool cm_events();
   void on_event(Device& device, const Device::Event& event);
 
   Shared shared_;
@@ -67,7 +66,6 @@ class VerbsProvider final : public Provider {
 };
 
 // For WorkerOptions::extra_providers: the provider over other tables of calls, on another machine.
-ProviderFactory verbs_over(const VerbsApi& api, const CmApi* cm = nullptr,
-                           std::shared_ptr<const Locality> locality = nullptr);
+ProviderFactory verbs_over(const VerbsApi& api, std::shared_ptr<const Locality> locality = nullptr);
 
 }  // namespace baton::verbs

@@ -247,9 +247,8 @@ uint8_t QueuePair::reads_asked(const Endpoint& peer) const {
   return static_cast<uint8_t>(std::min({own, int{peer.rd_atomic}, int{tuning_.rd_atomic}}));
 }
 
-absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
+absl::Status QueuePair::connect(const Endpoint& peer) {
   mtu_ = std::min(mtu_, peer.mtu);
-  if (path != nullptr) mtu_ = std::min(mtu_, static_cast<uint8_t>(path->mtu));
   ibv_qp_attr ready{};
   ready.qp_state = IBV_QPS_RTR;
   ready.path_mtu = static_cast<ibv_mtu>(mtu_);
@@ -257,29 +256,20 @@ absl::Status QueuePair::connect(const Endpoint& peer, const Path* path) {
   ready.rq_psn = peer.sequence;
   ready.max_dest_rd_atomic = local().rd_atomic;
   ready.min_rnr_timer = 12;
-  if (path != nullptr) {
-    ready.ah_attr = path->address;
-    ready.rq_psn = path->peer_sequence;
-    sequence_ = path->own_sequence;
-  }
   ready.ah_attr.port_num = port_.number;
   const auto either = [](uint8_t own, uint8_t theirs) { return own != 0 ? own : theirs; };
   const uint8_t level = either(tuning_.service_level, peer.service_level);
   const uint8_t traffic = either(tuning_.traffic_class, peer.traffic_class);
   if (level != 0) ready.ah_attr.sl = level;
-  if (path == nullptr) ready.ah_attr.dlid = peer.lid;
-  if (path == nullptr && gid_.family != Family::kNone) {
+  ready.ah_attr.dlid = peer.lid;
+  if (gid_.family != Family::kNone) {
     ready.ah_attr.is_global = 1;
     ready.ah_attr.grh.dgid = peer.gid;
     ready.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_.index);
     ready.ah_attr.grh.hop_limit = 64;
-  }
-  // What rdma_cm brings along stands, unless another one was asked for.
-  if (ready.ah_attr.is_global && (path == nullptr || traffic != 0)) {
     ready.ah_attr.grh.traffic_class = traffic;
   }
   peer_ = peer;
-  peer_.sequence = ready.rq_psn;
   lid_ = port_.attributes.lid;
   const uint32_t index = ready.ah_attr.grh.sgid_index;
   const ibv_gid_entry* source = ready.ah_attr.is_global ? find_gid(port_, index) : nullptr;

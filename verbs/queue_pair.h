@@ -40,14 +40,6 @@ class QueuePairOwner {
   virtual void unseen(const absl::Status& why) = 0;
 };
 
-// How to reach the peer where rdma_cm has worked it out, instead of what the messages say.
-struct Path {
-  ibv_ah_attr address{};
-  uint32_t peer_sequence = 0;  // number of the first packet from there
-  uint32_t own_sequence = 0;
-  ibv_mtu mtu = IBV_MTU_1024;
-};
-
 class QueuePair {
  public:
   static constexpr int kMaxSges = 16;
@@ -63,8 +55,8 @@ class QueuePair {
 
   // This end, for the peer. Rail, incarnation and so on are the caller's.
   Endpoint local() const;
-  // Joins it to the peer's; by `path` where there is one.
-  absl::Status connect(const Endpoint& peer, const Path* path = nullptr);
+  // Joins it to the peer's.
+  absl::Status connect(const Endpoint& peer);
   // Reads that this end will ask of the peer at a time.
   uint8_t reads_asked(const Endpoint& peer) const;
 

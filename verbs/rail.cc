@@ -55,10 +55,10 @@ void VerbsRail::start(std::unique_ptr<QueuePair> queue_pair, const Endpoint& pee
   peer_received_.reset();
   deadline_ = last_moved_ = quiet_since_ = down_until_ = kNever;
   notify_.clear();
-  properties_.route = absl::StrFormat(
-      "verbs %s -> %s (%s, MTU %u, queue pair %u%s; %s)", port_.name(), gid_text(peer.gid),
-      name_of(static_cast<Family>(peer.family)), queue_pair_->mtu_bytes(), queue_pair_->number(),
-      peer.by_cm ? " by rdma_cm" : "", queue_pair_->ends());
+  properties_.route =
+      absl::StrFormat("verbs %s -> %s (%s, MTU %u, queue pair %u; %s)", port_.name(),
+                      gid_text(peer.gid), name_of(static_cast<Family>(peer.family)),
+                      queue_pair_->mtu_bytes(), queue_pair_->number(), queue_pair_->ends());
   if (const int node = port_.device->node(); node >= 0) {
     absl::StrAppendFormat(&properties_.route, ", NUMA node %d", node);
   }

@@ -8,12 +8,10 @@
 
 namespace baton::verbs {
 
-Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control,
-                 const net::Key32& proofs, HelloInfo peer, std::vector<PortOffer> offers,
-                 bool connecting)
+Session::Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
+                 std::vector<PortOffer> offers, bool connecting)
     : shared_(shared),
       control_(std::move(control)),
-      proofs_(proofs),
       peer_(std::move(peer)),
       offers_(std::move(offers)),
       tuning_(shared.tuning.for_session(shared.hardware.ports.size() > 1 && offers_.size() > 1 &&
@@ -53,7 +51,6 @@ bool Session::progress(Time now, bool look, EventSink& sink) {
   for (uint16_t i = 0; i < slots_.size() && !over_; ++i) {
     if (slots_[i].asked) answer(i, sink);
   }
-  if (!over_) check_links();
   if (!over_) check_timers(now);
   if (!over_ && !slots_.empty() &&
       std::none_of(slots_.begin(), slots_.end(), [&](const Slot& slot) { return alive(slot); })) {
@@ -114,7 +111,6 @@ void Session::end(const absl::Status& why, EventSink& sink) {
   for (Slot& slot : slots_) {
     slot.phase = Phase::kClosed;
     slot.pending.reset();
-    slot.link.reset();
     if (slot.fresh != nullptr) discarded_.push_back(std::move(slot.fresh));
   }
   if (connecting_ && !established_) {
@@ -324,7 +320,6 @@ void Session::rail_settled(const VerbsRail& rail) {
   disturbed_ = true;
   Slot& slot = slots_[rail.index()];
   slot.phase = Phase::kIdle;
-  slot.link.reset();
   slot.recovery = true;
   slot.due = connecting_ ? Time::zero() : kNever;
 }
@@ -336,7 +331,6 @@ void Session::rail_gone(VerbsRail& rail, const absl::Status& why, bool closed) {
   if (slot.rail == &rail) slot.rail = nullptr;
   if (slot.fresh.get() == &rail) discarded_.push_back(std::move(slot.fresh));
   slot.pending.reset();
-  slot.link.reset();
   slot.recovery = false;
   slot.why = why;
   if (over_ || slot.phase == Phase::kClosed) return;

@@ -17,7 +17,6 @@
 
 #include "transport/net/message_stream.h"
 #include "transport/provider.h"
-#include "verbs/cm.h"
 #include "verbs/device/locality.h"
 #include "verbs/device/regions.h"
 #include "verbs/rail.h"
@@ -32,8 +31,6 @@ struct Shared {
   Tuning tuning;
   Devices hardware;
   std::unique_ptr<net::Poller> poller;
-  const CmApi* cm_api = nullptr;          // null: this machine's library, once it is needed
-  std::unique_ptr<ConnectionManager> cm;  // once it is needed
   std::shared_ptr<const Locality> locality;
   // Making one takes the kernel long (some 100 us), so a round of progress makes one at most.
   bool may_make_queue_pair = true;
@@ -41,16 +38,13 @@ struct Shared {
   std::vector<float> distances;
   // A port's distance from the CUDA devices whose memory is registered, for people.
   std::map<std::pair<uint8_t, int>, base::PciDistance> device_distances;
-
-  absl::StatusOr<ConnectionManager*> connection_manager();
 };
 
 class Session {
  public:
-  // `session` as the connecting worker chose it. `proofs`: the key of what is proved beside
-  // `control`. `offers` are the peer's ports.
-  Session(Shared& shared, std::unique_ptr<net::MessageStream> control, const net::Key32& proofs,
-          HelloInfo peer, std::vector<PortOffer> offers, bool connecting);
+  // `offers` are the peer's ports.
+  Session(Shared& shared, std::unique_ptr<net::MessageStream> control, HelloInfo peer,
+          std::vector<PortOffer> offers, bool connecting);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -69,8 +63,6 @@ class Session {
   void region_removed(const RegionName& name);
   void port_changed(const Port& port);
   void device_event(const Device& device, const Device::Event& event);
-  // A call by rdma_cm: NotFound when it is not for this session.
-  absl::Status on_cm_request(const CmRequest& request);
 
   // --- for its rails ---
   const Tuning& tuning() const { return tuning_; }
@@ -106,7 +98,7 @@ class Session {
  private:
   enum class Phase {
     kIdle,     // no queue pair; at `due`, the connecting side makes one
-    kCalling,  // kConnect is on its way; with rdma_cm, at both ends, until that has joined them
+    kCalling,  // kConnect is on its way
     kProving,  // joined; kReady is on its way
     kUp,
     kClosed,  // for good
@@ -122,8 +114,6 @@ class Session {
     std::unique_ptr<VerbsRail> fresh;  // not up yet
     VerbsRail* rail = nullptr;         // the worker's
     std::optional<Endpoint> asked;     // kConnect that cannot be answered yet
-    Endpoint peer;                     // the other end, while rdma_cm joins the two
-    std::unique_ptr<CmLink> link;      // of the queue pair, where rdma_cm joined it
     absl::Status why;                  // of the last failure
   };
 
@@ -139,7 +129,7 @@ class Session {
                                                              absl::Span<const ibv_gid> near) const;
   void call(uint16_t index);
   void answer(uint16_t index, EventSink& sink);
-  absl::Status join(uint16_t index, const Endpoint& peer, const Path* path);
+  absl::Status join(uint16_t index, const Endpoint& peer);
   void attempt_failed(uint16_t index, const absl::Status& why);
   void refuse(uint16_t index, const absl::Status& why);  // attempt_failed(), and tells the peer
   static VerbsRail* rail_of(const Slot& slot) {
@@ -149,12 +139,6 @@ class Session {
   void on_connected(const Endpoint& peer);
   void on_ask(const RegionName& name, VerbsRail* rail);
   absl::Status on_rail_note(Kind kind, const RailNote& note, EventSink& sink);
-  // With rdma_cm:
-  CmTerms terms(const Slot& slot) const;
-  absl::Status call_by_cm(Slot& slot);
-  absl::Status await_cm(Slot& slot, const Endpoint& peer, Endpoint& end);
-  absl::Status join_by_cm(uint16_t index);
-  void check_links();
 
   void check_timers(Time now);
   bool alive(const Slot& slot) const;
@@ -164,7 +148,6 @@ class Session {
 
   Shared& shared_;
   std::unique_ptr<net::MessageStream> control_;
-  const net::Key32 proofs_;
   HelloInfo peer_;
   const std::vector<PortOffer> offers_;
   Tuning tuning_;

@@ -1,8 +1,7 @@
-// Connecting the rails of a session: pairs ports, calls, answers, tries again; with rdma_cm too.
+// Connecting the rails of a session: pairs ports, calls, answers, tries again.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "transport/base/wire.h"
 #include "verbs/session.h"
 
 namespace baton::verbs {
@@ -65,7 +64,6 @@ absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(
 void Session::call(uint16_t index) {
   Slot& slot = slots_[index];
   slot.due = kNever;
-  slot.link.reset();
   ++slot.incarnation;
   const PortOffer& offer = offers_[slot.peer_port];
   auto made = make_queue_pair(slot, offer.families, offer.gids);
@@ -79,7 +77,6 @@ void Session::call(uint16_t index) {
   end.incarnation = slot.incarnation;
   end.port = slot.peer_port;
   end.recovery = slot.recovery;
-  end.by_cm = tuning_.rdma_cm;
   begin_message(scratch_, Kind::kConnect);
   encode(scratch_, end);
   say(scratch_, slot.rail);
@@ -106,7 +103,6 @@ void Session::answer(uint16_t index, EventSink& sink) {
   if (recovers && !slot.rail->settled() && slot.rail->state() != VerbsRail::State::kDown) return;
   if (!may_make_queue_pair()) return;
   slot.asked.reset();
-  slot.link.reset();
   if (slot.fresh != nullptr) {
     slot.fresh->lose(absl::UnavailableError("the peer connected again"), sink);
   }
@@ -127,9 +123,10 @@ void Session::answer(uint16_t index, EventSink& sink) {
       if (peer.recovery && !recovers) {
         status = absl::UnavailableError("this side has already dropped the rail to recover");
       } else if (peer.by_cm) {
-        status = await_cm(slot, peer, end);
+        status = absl::UnimplementedError(
+            "this release does not connect queue pairs by rdma_cm: start the peer without -R");
       } else {
-        status = join(index, peer, nullptr);
+        status = join(index, peer);
       }
       if (status.ok()) {
         begin_message(scratch_, Kind::kConnected);
@@ -156,15 +153,12 @@ void Session::on_connected(const Endpoint& peer) {
   if (peer.rail >= slots_.size()) return;
   Slot& slot = slots_[peer.rail];
   if (slot.phase != Phase::kCalling || slot.incarnation != peer.incarnation) return;
-  if (slot.link != nullptr) return;  // heard before
-  slot.peer = peer;
-  absl::Status status = tuning_.rdma_cm ? call_by_cm(slot) : join(peer.rail, peer, nullptr);
-  if (!status.ok()) attempt_failed(peer.rail, status);
+  if (absl::Status status = join(peer.rail, peer); !status.ok()) attempt_failed(peer.rail, status);
 }
 
-absl::Status Session::join(uint16_t index, const Endpoint& peer, const Path* path) {
+absl::Status Session::join(uint16_t index, const Endpoint& peer) {
   Slot& slot = slots_[index];
-  if (absl::Status status = slot.pending->connect(peer, path); !status.ok()) return status;
+  if (absl::Status status = slot.pending->connect(peer); !status.ok()) return status;
   slot.phase = Phase::kProving;
   slot.due = now() + tuning_.connect;
   VerbsRail* rail = slot.rail;
@@ -181,7 +175,6 @@ absl::Status Session::join(uint16_t index, const Endpoint& peer, const Path* pat
 void Session::attempt_failed(uint16_t index, const absl::Status& why) {
   Slot& slot = slots_[index];
   slot.pending.reset();
-  slot.link.reset();
   slot.phase = Phase::kIdle;
   slot.why = why;
   if (slot.rail != nullptr) {
@@ -200,10 +193,7 @@ void Session::check_timers(Time now) {
         if (may_make_queue_pair()) call(i);
         break;
       case Phase::kCalling:
-        attempt_failed(
-            i, absl::UnavailableError(slot.link == nullptr && connecting_
-                                          ? "the peer did not answer the call for a rail"
-                                          : "rdma_cm did not join the two queue pairs in time"));
+        attempt_failed(i, absl::UnavailableError("the peer did not answer the call for a rail"));
         break;
       case Phase::kProving: {
         const absl::Status why = absl::UnavailableError(
@@ -217,140 +207,6 @@ void Session::check_timers(Time now) {
       case Phase::kClosed:
         slot.due = kNever;
         break;
-    }
-  }
-}
-
-// ---- queue pairs that rdma_cm connects ----
-
-absl::StatusOr<ConnectionManager*> Shared::connection_manager() {
-  if (cm == nullptr) {
-    if (cm_api == nullptr) {
-      auto loaded = load_cm();
-      if (!loaded.ok()) return loaded.status();
-      cm_api = *loaded;
-    }
-    auto made = ConnectionManager::create(*cm_api, *poller);
-    if (!made.ok()) return made.status();
-    cm = *std::move(made);
-  }
-  return cm.get();
-}
-
-// The proofs are made with a key of this session and name both workers, the session, the rail, its
-// incarnation and both queue pairs, all known from the handshake and the messages after it: none
-// fits any other connection. (Queue pairs are numbered by device: those of two rails may well have
-// the same numbers.)
-CmTerms Session::terms(const Slot& slot) const {
-  const Endpoint own = slot.pending->local();
-  const WorkerUid& here = shared_.context.self.uid;
-  const auto prove = [&](const char* who) {
-    std::string text = absl::StrCat("baton rdma_cm ", who);
-    for (const WorkerUid* uid :
-         {connecting_ ? &here : &peer_.uid, connecting_ ? &peer_.uid : &here}) {
-      text.append(reinterpret_cast<const char*>(uid->bytes.data()), uid->bytes.size());
-    }
-    base::put_number(text, peer_.session);
-    base::put_number(text, static_cast<uint16_t>(&slot - slots_.data()));
-    base::put_number(text, slot.incarnation);
-    base::put_number(text, connecting_ ? own.queue_pair : slot.peer.queue_pair);
-    base::put_number(text, connecting_ ? slot.peer.queue_pair : own.queue_pair);
-    const net::Key32 mac = net::hmac(net::view(proofs_), text);
-    static_assert(sizeof mac == ConnectionManager::kProofBytes);
-    return std::string(mac.begin(), mac.end());
-  };
-  return {.queue_pair = own.queue_pair,
-          .peer_queue_pair = slot.peer.queue_pair,
-          .reads_answered = own.rd_atomic,
-          .reads_asked = slot.pending->reads_asked(slot.peer),
-          .proof = prove(connecting_ ? "call" : "answer"),
-          .expected = prove(connecting_ ? "answer" : "call")};
-}
-
-// The connecting side, once it knows the other queue pair.
-absl::Status Session::call_by_cm(Slot& slot) {
-  auto manager = shared_.connection_manager();
-  if (!manager.ok()) return manager.status();
-  auto link = (*manager)->call(*shared_.hardware.ports[slot.port], slot.pending->local().gid,
-                               slot.peer.gid, slot.peer.cm_port, terms(slot), tuning_);
-  if (!link.ok()) return link.status();
-  slot.link = *std::move(link);
-  return absl::OkStatus();
-}
-
-// The answering side: from here on it waits for the call.
-absl::Status Session::await_cm(Slot& slot, const Endpoint& peer, Endpoint& end) {
-  auto manager = shared_.connection_manager();
-  if (!manager.ok()) return manager.status();
-  auto port = (*manager)->listen();
-  if (!port.ok()) return port.status();
-  end.by_cm = true;
-  end.cm_port = *port;
-  slot.peer = peer;
-  slot.phase = Phase::kCalling;
-  slot.due = now() + tuning_.connect;
-  return absl::OkStatus();
-}
-
-absl::Status Session::on_cm_request(const CmRequest& request) {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
-    if (connecting_ || over_ || slot.phase != Phase::kCalling || slot.link != nullptr) continue;
-    if (slot.peer.queue_pair != request.queue_pair) continue;
-    const CmTerms own = terms(slot);
-    if (!same_proof(own.expected, request.proof)) continue;
-    auto link = shared_.cm->take(request, *shared_.hardware.ports[slot.port]);
-    if (!link.ok()) {
-      refuse(i, link.status());
-      return link.status();
-    }
-    slot.link = *std::move(link);
-    if (absl::Status status = join_by_cm(i); !status.ok()) {
-      refuse(i, status);
-    } else if (status = shared_.cm->accept(*slot.link, own); !status.ok()) {
-      rail_of(slot)->fail(status, true);
-    }
-    return absl::OkStatus();
-  }
-  return absl::NotFoundError("no connection here expects this call");
-}
-
-absl::Status Session::join_by_cm(uint16_t index) {
-  auto path = slots_[index].link->path();
-  if (!path.ok()) return path.status();
-  const Endpoint peer = slots_[index].peer;
-  return join(index, peer, &*path);
-}
-
-void Session::check_links() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
-    if (slot.link == nullptr) continue;
-    switch (slot.link->state()) {
-      case CmLink::State::kUnderway:
-      case CmLink::State::kUp:
-        break;
-      case CmLink::State::kAnswered: {
-        if (absl::Status status = join_by_cm(i); !status.ok()) {
-          attempt_failed(i, status);
-        } else if (status = slot.link->establish(); !status.ok()) {
-          rail_of(slot)->fail(status, true);
-        }
-        break;
-      }
-      case CmLink::State::kFailed: {
-        const absl::Status why = slot.link->why();
-        attempt_failed(i, why);
-        break;
-      }
-      case CmLink::State::kClosed: {
-        const absl::Status why = slot.link->why();
-        const bool gone = slot.link->device_gone();
-        if (gone) shared_.hardware.ports[slot.port]->device->set_dead();
-        slot.link.reset();
-        if (VerbsRail* rail = rail_of(slot); rail != nullptr) rail->fail(why, gone);
-        break;
-      }
     }
   }
 }

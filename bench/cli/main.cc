@@ -29,8 +29,6 @@ int main(int argc, char** argv) {
       Command{"train", "train a small model on text", baton::engine::train::train_main},
       Command{"kv_bw", "paged transfers between two processes, against their floor",
               baton::bench::kv_bw_main},
-      Command{"kv_file_bw", "records of a KV tier read from disk, beside fio",
-              baton::bench::kv_file_bw_main},
       Command{"all_reduce_perf", "collectives, with the flags and columns of nccl-tests",
               baton::bench::all_reduce_perf_main},
       Command{"all_gather_perf", "the same for all_gather; and reduce_scatter_perf",

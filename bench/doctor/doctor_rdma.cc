@@ -62,22 +62,6 @@ void check_access(const Json& info, std::vector<Check>& out) {
   }
 }
 
-// Only needed for connections by it: no failure.
-void check_cm(const Json& info, std::vector<Check>& out) {
-  const Json& node = info["limits"]["rdma_cm"];
-  if (node["usable"] == true) {
-    out.push_back({Grade::kOk, "rdma_cm", kVerbs, "rdma_cm can connect queue pairs (-R)", ""});
-  } else if (node["exists"] == true) {
-    out.push_back({Grade::kWarn, "rdma_cm", kVerbs,
-                   "-R will fail: /dev/infiniband/rdma_cm may not "
-                   "be opened",
-                   "`chmod 0666 /dev/infiniband/rdma_cm`; or leave -R out"});
-  } else {
-    out.push_back({Grade::kWarn, "rdma_cm", kVerbs, "-R will fail: no /dev/infiniband/rdma_cm",
-                   "`modprobe rdma_ucm`; or leave -R out"});
-  }
-}
-
 void check_port(const std::string& device, const Json& port, std::vector<Check>& out) {
   const std::string name = absl::StrCat(device, " port ", port["number"].dump());
   const std::string netdev = port.value("netdev", std::string());
@@ -123,7 +107,6 @@ void check_rdma(const Json& info, std::vector<Check>& out) {
   out.push_back(
       {Grade::kOk, "rdma devices", kVerbs, absl::StrFormat("%u found", devices.size()), ""});
   check_access(info, out);
-  check_cm(info, out);
   bool active = false;
   for (const Json& device : devices) {
     for (const Json& port : device["ports"]) {

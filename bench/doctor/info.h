@@ -20,6 +20,7 @@ class SystemRoot {
  public:
   explicit SystemRoot(std::string prefix = "") : prefix_(std::move(prefix)) {}
 
+  const std::string& prefix() const { return prefix_; }
   bool exists(const std::string& path) const;
   // May be opened for reading and writing.
   bool writable(const std::string& path) const;
@@ -88,13 +89,9 @@ Json rdma_devices(const SystemRoot& root);
 // slower while its GPU has nothing to do.
 Json gpus(const SystemRoot& root);
 
-// [{"rdma","gpu","distance"}] for every pair that has a place on the PCI bus.
+// [{"rdma","gpu","distance"}] for every pair that has a place on the PCI bus: base::PciDistance by
+// its name.
 Json distances(const SystemRoot& root, const Json& devices, const Json& gpus);
-
-// How two PCI devices ("0000:01:00.0") reach each other, in the words of nvidia-smi: PIX (one
-// switch), PXB (several), PHB (the host bridge), NODE (between host bridges of a NUMA node), SYS
-// (between NUMA nodes); "" where one of them is unknown.
-std::string pci_distance(const SystemRoot& root, const std::string& a, const std::string& b);
 
 // An IPv4 address in a GID: ::ffff:a.b.c.d.
 bool is_ipv4_gid(const std::string& gid);

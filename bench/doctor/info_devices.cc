@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "gpudirect/facts.h"
+#include "transport/base/pci_path.h"
 
 namespace baton::bench {
 namespace {
@@ -34,16 +35,6 @@ uint64_t roce_mtu(uint64_t netdev_mtu) {
 
 bool is_pci(const std::string& name) {
   return name.size() >= 12 && name[4] == ':' && name[7] == ':' && name[10] == '.';
-}
-
-// The bridges and the device itself, from the host bridge ("pci0000:00") down.
-std::vector<std::string> pci_path(const SystemRoot& root, const std::string& pci) {
-  std::vector<std::string> path;
-  for (const auto part : absl::StrSplit(root.real(kPci + pci), '/', absl::SkipEmpty())) {
-    const std::string name(part);
-    if (absl::StartsWith(name, "pci") || is_pci(name)) path.push_back(name);
-  }
-  return path;
 }
 
 // The PCI device that a class device belongs to: the last on its path.
@@ -176,31 +167,19 @@ Json gpus(const SystemRoot& root) {
   return found;
 }
 
-std::string pci_distance(const SystemRoot& root, const std::string& a, const std::string& b) {
-  const std::vector<std::string> left = pci_path(root, a), right = pci_path(root, b);
-  if (left.empty() || right.empty()) return "";
-  const size_t common = static_cast<size_t>(
-      std::mismatch(left.begin(), left.end(), right.begin(), right.end()).first - left.begin());
-  if (common > 1) {
-    // Below one switch: the port of the switch and the device itself, on either side.
-    const size_t steps = left.size() + right.size() - 2 * common;
-    return steps <= 4 ? "PIX" : "PXB";
-  }
-  if (common == 1) return "PHB";
-  const Json here = numa_node(root, a), there = numa_node(root, b);
-  return !here.is_null() && here == there ? "NODE" : "SYS";
-}
-
 Json distances(const SystemRoot& root, const Json& devices, const Json& gpu_list) {
   Json out = Json::array();
+  const auto path = [&](const Json& pci) {
+    return base::pci_path(root.prefix(), pci.get<std::string>());
+  };
   for (const Json& device : devices) {
     for (const Json& gpu : gpu_list) {
       if (device["pci"].is_null()) continue;
-      const std::string pci = gpu["pci"].get<std::string>();
-      const std::string distance = pci_distance(root, device["pci"].get<std::string>(), pci);
-      if (!distance.empty()) {
-        out.push_back({{"rdma", device["name"]}, {"gpu", pci}, {"distance", distance}});
-      }
+      const auto distance =
+          base::pci_distance(root.prefix(), path(device["pci"]), path(gpu["pci"]));
+      if (distance == base::PciDistance::kUnknown) continue;
+      out.push_back(
+          {{"rdma", device["name"]}, {"gpu", gpu["pci"]}, {"distance", base::name_of(distance)}});
     }
   }
   return out;

@@ -19,7 +19,7 @@
 namespace baton::bench {
 namespace {
 
-constexpr std::array kModules = {"ib_uverbs", "rdma_ucm",       "rdma_rxe", "siw",
+constexpr std::array kModules = {"ib_uverbs", "rdma_rxe",       "siw",
                                  "nvidia",    "nvidia_peermem", "gdrdrv"};
 constexpr int kCapIpcLock = 14;
 
@@ -145,8 +145,6 @@ Json limits_info(const SystemRoot& root) {
     const std::string path = "/dev/infiniband/" + name;
     out["uverbs"].push_back({{"path", path}, {"usable", root.writable(path)}});
   }
-  const std::string cm = "/dev/infiniband/rdma_cm";
-  out["rdma_cm"] = {{"exists", root.exists(cm)}, {"usable", root.writable(cm)}};
   return out;
 }
 

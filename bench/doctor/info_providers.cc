@@ -29,7 +29,7 @@ struct Optional {
   const char* name;
   const char* packages;
 };
-constexpr std::array kOptional = {Optional{"verbs", "libibverbs-dev librdmacm-dev"},
+constexpr std::array kOptional = {Optional{"verbs", "libibverbs-dev"},
                                   Optional{"ucx", "libucx-dev"}};
 
 Json report(const std::string& name, bool usable, int rank, const std::string& detail) {

@@ -1,4 +1,4 @@
-// Running Open MPI, Gloo, the one-copy loop, or for memory of devices NCCL, and setting their times
+// Running Open MPI, the one-copy loop, or for memory of devices NCCL, and setting their times
 // beside ours.
 #include "bench/nccl_tests/baselines.h"
 
@@ -64,7 +64,6 @@ class Runner {
     }
     if (shm) one_copy();
     mpi(shm, tcp);
-    if (tcp) gloo();
     return std::move(report_);
   }
 
@@ -120,25 +119,6 @@ class Runner {
       argv.push_back(program.string());
       add_job(argv, "default");
       run_program({over_tcp ? "open_mpi_tcp" : "open_mpi_shm", std::move(argv)});
-    }
-  }
-
-  void gloo() {
-    const auto program = folder_of_baselines() / "gloo_baseline";
-    if (!std::filesystem::exists(program)) {
-      return report_.missing.push_back(absl::StrCat("no Gloo: ", kInstall));
-    }
-    if (type_ != DataType::kF32 || op_ != ReduceOp::kSum ||
-        options_.collective >= Measured::kSendReceive) {
-      report_.missing.emplace_back("Gloo is only compared by sums of float");
-      return;
-    }
-    const bool two_ways = options_.collective == Measured::kAllReduce;
-    for (const char* algorithm : {"ring", "halving_doubling"}) {
-      std::vector<std::string> argv = {program.string(), absl::StrCat(ranks_)};
-      add_job(argv, algorithm);
-      run_program({two_ways ? absl::StrCat("gloo_tcp_", algorithm) : "gloo_tcp", std::move(argv)});
-      if (!two_ways) break;
     }
   }
 

@@ -56,13 +56,19 @@ constexpr std::array kKnobs = {
 };
 
 // Flags that say something of queue pairs and their devices.
-constexpr std::array kOfQueuePairs = {"-d",       "-i",
-                                      "-I",       "-m",
-                                      "-o",       "-O",
-                                      "-R",       "-S",
-                                      "--tclass", "-T",
-                                      "-u",       "--retry_count",
-                                      "-x",       "--disable_pcie_relaxed"};
+constexpr std::array kOfQueuePairs = {"-d",
+                                      "-i",
+                                      "-I",
+                                      "-m",
+                                      "-o",
+                                      "-O",
+                                      "-S",
+                                      "--tclass",
+                                      "-T",
+                                      "-u",
+                                      "--retry_count",
+                                      "-x",
+                                      "--disable_pcie_relaxed"};
 
 // "host", "host:port", "[v6]:port" or a bare v6 address.
 absl::Status set_host(const std::string& text, PerfOptions& options) {
@@ -196,7 +202,8 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   size_t size = test.latency ? 2 : 65536;
   bool all = false, quiet = false, validation = false, warm = false, out_json = false;
   bool strict_order = false, no_verify = false, no_peak = false, once = false, version = false;
-  bool by_cm = false, histogram = false, unsorted = false, cycles = false, dual_port = false;
+  bool by_cm = false, rdma_cm = false, histogram = false, unsorted = false, cycles = false,
+       dual_port = false;
   std::string counters;
   std::string connection = "RC", host, out_json_file;
   std::array<std::optional<uint64_t>, kKnobs.size()> knobs;
@@ -251,7 +258,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   auto* receives = number(
       "-r,--rx-depth", options.receives, 16, PerfPlan::kMaxReceives,
       "receives posted; for send_bw, messages that the receiver has not processed (default 512)");
-  app.add_flag("-R,--rdma_cm", options.rdma_cm, "connect queue pairs by rdma_cm");
+  app.add_flag("-R,--rdma_cm", rdma_cm, "no effect: queue pairs are connected over TCP");
   app.add_option("-s,--size", size, "bytes of a message (default 65536; latency 2)")
       ->transform(engine::command_line::byte_size())
       ->type_name("BYTES");
@@ -334,6 +341,7 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
     if (!given) return;
     options.notes.push_back(absl::StrFormat("%s has no effect: %s", flag, instead));
   };
+  no_effect(rdma_cm, "-R", "queue pairs are connected over TCP, as NCCL does");
   no_effect(by_cm, "-z", "addresses are exchanged over TCP, where both sides prove who they are");
   no_effect(histogram, "-H",
             "samples are not kept; --json FILE holds p50 to p99.9 and the maximum");
@@ -376,9 +384,6 @@ PerfCommand parse_perf(const PerfTest& test, int argc, const char* const* argv) 
   if (options.outs) set("verbs.rd_atomic", absl::StrCat(*options.outs));
   for (size_t i = 0; i < kKnobs.size(); ++i) {
     if (knobs[i]) set(kKnobs[i].setting, absl::StrCat(*knobs[i]));
-  }
-  if (options.rdma_cm) {
-    set("verbs.rdma_cm", "1");
   }
   if (options.client_provider() != "verbs") {
     std::vector<std::string> idle;

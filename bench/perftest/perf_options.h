@@ -33,7 +33,6 @@ struct PerfOptions {
   bool huge_pages = false;
   std::optional<int> cuda;  // memory of this CUDA device
   bool dma_buf = false;     // reached by the adapter itself, or an error
-  bool rdma_cm = false;     // connects queue pairs
   bool dual_port = false;   // two ports of one device
 
   // The traffic.

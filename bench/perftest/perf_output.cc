@@ -120,7 +120,7 @@ std::string header_text(const PerfOptions& options, const PerfHeader& header) {
     } else {
       absl::StrAppend(&out, " Outstand reads  : ", or_auto(options.outs), "\n");
     }
-    absl::StrAppend(&out, " rdma_cm QPs\t : ", on(options.rdma_cm), "\n");
+    absl::StrAppend(&out, " rdma_cm QPs\t : ", on(false), "\n");
   }
   absl::StrAppend(&out, " Data ex. method : Notifications\n", " Memory          : ", header.memory,
                   options.cold ? ", larger than the caches\n" : "\n",
@@ -216,7 +216,7 @@ Json perftest_json(const PerfOptions& options, const PerfHeader& header,
     if (options.gid_index) info["GID_index"] = *options.gid_index;
     if (options.inline_size) info["Max_inline_data"] = *options.inline_size;
     if (options.outs) info["Outstand_reads"] = *options.outs;
-    info["rdma_cm_QPs"] = on(options.rdma_cm);
+    info["rdma_cm_QPs"] = on(false);
   }
   info["Data_ex_method"] = "Notifications";
   info["Memory"] = memory_kind(options.cuda);

@@ -5,8 +5,8 @@ usage: baselines.py BATON [--arithmetic NAME,...] [--baseline NAME,...] [--model
 
 Each engine serves the same checkpoint (default: one with random weights, 107 million parameters, made on the first run), whose
 weights are bf16, with so many threads. Baton computes in each arithmetic that --arithmetic names, a row each; left to itself
-(auto) in bf16, as the others do, where the processor multiplies bf16, else in fp32. int8 rounds the weights further, so it is
-beside the goals. `baton serve_bench` asks them one request at a time, in turns, round by round; all others are
+(auto) in bf16, as the others do, where the processor multiplies bf16, else in fp32.
+`baton serve_bench` asks them one request at a time, in turns, round by round; all others are
 stopped (SIGSTOP) meanwhile. Prints prefill tokens/s (of the prompt, by the time to the first token) and decode tokens/s (by
 the time per token behind it), medians, with each arithmetic's ratio to each: the median of the rounds' ratios. Writes
 FOLDER/baselines.json, and a log of each. An engine that is not installed is left out, and why is said. On a machine that has
@@ -262,19 +262,17 @@ def table_of(rows, refused=None):
     for own in owns:
         for i, (what, goal, names) in enumerate(GOALS):
             there = [(row[0], row[3][own][i]) for row in rows if row[0] in names]
-            if there and own != "int8":
+            if there:
                 worst = min(ratio for _, ratio in there)
                 lines.append(f"{own}, {what}: {worst:.2f} times the best of {', '.join(name for name, _ in there)}; goal {goal:g}: "
                              f"{'reached' if worst >= goal else 'missed'}")
-    if "int8" in owns:
-        lines.append("int8: weights of eight bits are another accuracy, so it is beside the goals")
     return "\n".join(lines)
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("baton")
-    parser.add_argument("--arithmetic", default="auto", metavar="NAME,...", help="of auto, fp32, bf16, int8")
+    parser.add_argument("--arithmetic", default="auto", metavar="NAME,...", help="of auto, fp32, bf16")
     parser.add_argument("--baseline", default=",".join(BASELINES), metavar="NAME,...")
     parser.add_argument("--model")
     parser.add_argument("--rounds", type=int, default=3)
@@ -294,10 +292,10 @@ def parse():
             parser.error(f'--baseline: "{name}" is not one of {", ".join(BASELINES)}')
     arguments.arithmetic = [name for name in arguments.arithmetic.split(",") if name]
     for name in arguments.arithmetic:
-        if name not in ("auto", "fp32", "bf16", "int8"):
-            parser.error(f'--arithmetic: "{name}" is not one of auto, fp32, bf16, int8')
+        if name not in ("auto", "fp32", "bf16"):
+            parser.error(f'--arithmetic: "{name}" is not one of auto, fp32, bf16')
     if not arguments.arithmetic:
-        parser.error("--arithmetic: name one of auto, fp32, bf16, int8")
+        parser.error("--arithmetic: name one of auto, fp32, bf16")
     for flag in ("rounds", "requests", "input_len", "threads"):
         if getattr(arguments, flag) < 1:
             parser.error(f"--{flag.replace('_', '-')} must be at least 1")

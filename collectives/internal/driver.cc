@@ -82,7 +82,7 @@ bool Driver::advance() {
 bool Driver::tick() {
   if (needs_.mesh.any_wanted()) needs_.mesh.make_links();
   const bool any = needs_.mesh.endpoint().tick();
-  needs_.failure.look(needs_.mesh.now());
+  needs_.failure.look(needs_.mesh.endpoint().ticked_at());
   return any;
 }
 

@@ -472,7 +472,8 @@ void EndpointImpl::remove_group(uint64_t id, std::unique_ptr<Remains> remains) {
 bool EndpointImpl::tick() {
   const bool any = worker_->progress();
   drain();
-  look_at_all(clock().now());
+  ticked_at_ = clock().now();
+  look_at_all(ticked_at_);
   flush();
   return any;
 }

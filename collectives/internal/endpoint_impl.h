@@ -200,6 +200,8 @@ class EndpointImpl {
   void tell(Process& process, uint64_t group, ControlMessage kind, std::string_view body);
   // A round of the worker, what came of it, and what is due.
   bool tick();
+  // When the last tick() looked at the clock: a look costs as much as the rest of an idle round.
+  Time ticked_at() const { return ticked_at_; }
   // Takes what has come, messages before news of who went down: whoever leaves or gives up says so
   // first.
   void drain();
@@ -283,6 +285,7 @@ class EndpointImpl {
   bool told_ = false;    // something that the worker has had no turn to send
   bool unsent_ = false;  // something is, of some process
   Time next_look_{};
+  Time ticked_at_{};
   uint32_t sleepers_ = 0;
   bool caller_has_fd_ = false;  // event_fd() was asked for
   bool caller_sleeps_ = false;  // the last progress() has made us a sleeper

@@ -6,12 +6,20 @@
 #include <utility>
 
 namespace baton::collectives::internal {
+
 namespace {
 
 constexpr size_t kRingBytes = 1 << 20;
 using baton::internal::CopyDirection;
 
 }  // namespace
+
+int device_of(const void* data, size_t bytes) {
+  const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();
+  if (devices == nullptr || bytes == 0) return -1;
+  const absl::StatusOr<MemoryPlace> place = devices->place(data, bytes);
+  return place.ok() && place->kind == MemoryKind::kDevice ? place->device : -1;
+}
 
 void WindowCopies::open(int device) {
   const baton::internal::DeviceMemory* const devices = baton::internal::device_memory();

@@ -14,6 +14,9 @@
 
 namespace baton::collectives::internal {
 
+// The device that memory lies on, or -1.
+int device_of(const void* data, size_t bytes);
+
 // Under the endpoint's lock.
 class WindowCopies {
  public:

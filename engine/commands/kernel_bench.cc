@@ -221,35 +221,27 @@ struct TokenCase {
   Bf16Unit unit = Bf16Unit::kVectors;
 
   std::string name() const {
-    if (arithmetic == Arithmetic::kBf16) return std::string("bf16 x bf16, ") + name_of(unit);
-    return arithmetic == Arithmetic::kInt8 ? "int8" : "bf16";
+    return arithmetic == Arithmetic::kBf16 ? std::string("bf16 x bf16, ") + name_of(unit) : "bf16";
   }
 };
 
 // One token times weights that no cache holds, against the rate at which they can be read.
 void bench_token(const TokenCase& weights, const Options& options, ComputePool& pool, Rows& rows) {
   constexpr int kK = 4096;
-  const bool is_int8 = weights.arithmetic == Arithmetic::kInt8;
   const bool rounds_a = weights.arithmetic == Arithmetic::kBf16;
-  const int columns = static_cast<int>(beyond_caches(options) / (is_int8 ? kK : 2 * kK));
+  const int columns = static_cast<int>(beyond_caches(options) / (2 * kK));
   const size_t n = size_t(columns), k = kK, count = packed_elements(kK, columns);
-  AlignedArray<float> a(k), out(n), scales(packed_elements(int(scale_blocks(k)), columns));
+  AlignedArray<float> a(k), out(n);
   AlignedArray<uint16_t> weight(n * k);
-  AlignedArray<uint16_t> bf16(is_int8 ? 0 : rounds_a ? tiled_elements(kK, columns) : count);
-  AlignedArray<int8_t> int8(is_int8 ? count : 0);
+  AlignedArray<uint16_t> bf16(rounds_a ? tiled_elements(kK, columns) : count);
   fill(a.data(), k, 1);
   std::minstd_rand random(2);
   for (size_t i = 0; i < n * k; ++i) {
     weight[i] = bf16_from_float(static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
   }
   PackedB b{.k = kK, .n = columns, .panel_rows = k};
-  std::span<const std::byte> bytes = std::as_bytes(std::span(bf16.data(), bf16.size()));
-  if (is_int8) {
-    quantise_weight(kK, columns, weight.data(), int8.data(), scales.data());
-    b.i8 = int8.data();
-    b.scales = scales.data();
-    bytes = std::as_bytes(std::span(int8.data(), count));
-  } else if (rounds_a) {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(bf16.data(), bf16.size()));
+  if (rounds_a) {
     pack_tiles(kK, columns, weight.data(), bf16.data());
   } else {
     pack_weight(kK, columns, weight.data(), bf16.data());
@@ -283,9 +275,7 @@ void bench_token(const TokenCase& weights, const Options& options, ComputePool& 
     }
     double expected = 0;
     for (size_t i = 0; i < k; ++i) expected += double{a[i]} * float_from_bf16(weight[j * k + i]);
-    // Half a step of 127 for each product, as a walk of so many.
-    const double near = (is_int8 ? 0.5 / 127 : 1e-4) * 3 * std::sqrt(kK);
-    verified = verified && std::fabs(out[j] - expected) <= near;
+    verified = verified && std::fabs(out[j] - expected) <= 3e-4 * std::sqrt(kK);
   }
   const std::string name = weights.name();
   std::printf("token x %-20s %6d x %5d %10.1f us %8.1f GB/s  read %8.1f  ratio %.2f  %s\n",
@@ -449,7 +439,7 @@ int kernel_bench_main(int argc, char** argv) {
   }
   if (!amx_usable()) std::printf("# no AMX: %s\n", std::string(why_no_amx()).c_str());
   if (!dots_usable()) std::printf("# no vdpbf16ps: %s\n", std::string(why_no_dots()).c_str());
-  std::vector<TokenCase> tokens = {{Arithmetic::kFp32}, {Arithmetic::kInt8}};
+  std::vector<TokenCase> tokens = {{Arithmetic::kFp32}};
   for (const Bf16Unit unit : kUnits) {
     if (usable(unit)) tokens.push_back({Arithmetic::kBf16, unit});
   }

@@ -1,5 +1,5 @@
-// `baton serve_bench`: load on an OpenAI-compatible server, with the flags, definitions and JSON
-// keys of `vllm bench serve`; on several servers in turns, to compare them.
+// `baton serve_bench`: load on an OpenAI-compatible server, with definitions and JSON keys of `vllm
+// bench serve`; on several servers in turns, to compare them.
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,20 +33,16 @@ struct BenchOptions {
   std::string name = "this server";
   std::vector<std::string> baselines;  // NAME=URL
   std::string model;
-  std::string backend = "openai";
   std::string key;
   double temperature = 0.7;
   bool ignore_eos = true;
   load::WorkloadOptions workload;
   double rate = 0;
-  double burstiness = 1;
   size_t concurrency = 0;
   int warmups = 0;
   int rounds = 1;
   int64_t timeout = 600;
-  std::vector<std::string> goodput;
   std::string percentiles = "99";
-  std::string metrics;
   load::ReportOptions report;
   std::string json_file;
 };
@@ -106,10 +102,6 @@ void add_server_flags(CLI::App& app, BenchOptions& options) {
       ->type_name("NAME=URL");
   app.add_option("--model", options.model, "the model's name [the one that each server reports]")
       ->type_name("NAME");
-  app.add_option("--backend", options.backend,
-                 "openai, or vllm: /v1/completions; openai-chat: /v1/chat/completions")
-      ->check(command_line::one_of({"openai", "vllm", "openai-chat"}))
-      ->capture_default_str();
   app.add_flag("--ignore-eos", options.ignore_eos, "answers always have their whole length");
   app.add_option("--api-key", options.key, "of the servers")->type_name("KEY");
   app.add_option("--temperature", options.temperature, "of sampling")
@@ -123,37 +115,22 @@ void add_workload_flags(CLI::App& app, load::WorkloadOptions& workload) {
         ->check(command_line::whole_number(1, 1 << 20))
         ->capture_default_str();
   };
-  app.add_option(
-         "--dataset-name", workload.dataset,
-         "prompts: passages of text, random tokens, repeated prefixes, ShareGPT's conversations or "
-         "their lengths, prompts from a file, or a trace in Mooncake's format")
+  app.add_option("--dataset-name", workload.dataset,
+                 "prompts: passages of text, random tokens, or a trace in Mooncake's format")
       ->check(command_line::one_of(load::dataset_names()))
       ->capture_default_str();
-  app.add_option("--dataset-path", workload.file, "file for sharegpt, custom and mooncake")
+  app.add_option("--dataset-path", workload.file, "file for mooncake")
       ->check(command_line::readable_file())
       ->type_name("FILE");
   app.add_option("--num-prompts", workload.requests, "most requests")
       ->check(command_line::whole_number(1, 1'000'000))
       ->capture_default_str();
   tokens("--prompt-bytes", workload.text_bytes, "text: length of a prompt");
-  app.add_option(
-         "--output-len,--random-output-len,--sharegpt-output-len,--custom-output-len,"
-         "--prefix-repetition-output-len",
-         workload.output, "tokens per request [64, or as the dataset has it]")
+  app.add_option("--output-len,--random-output-len", workload.output,
+                 "tokens per request [64, or as the trace has it]")
       ->check(command_line::whole_number(1, 1 << 20))
       ->default_str("");
   tokens("--input-len,--random-input-len", workload.input, "random: tokens of a prompt");
-  app.add_option("--random-range-ratio", workload.range,
-                 "random: lengths are within [1 - this, 1 + this] times those")
-      ->check(command_line::real_number(0, 1))
-      ->capture_default_str();
-  app.add_option("--random-prefix-len", workload.prefix,
-                 "random: tokens of a common prefix before that")
-      ->check(command_line::whole_number(0, 1 << 20))
-      ->capture_default_str();
-  tokens("--prefix-repetition-num-prefixes", workload.prefixes, "prefix_repetition: beginnings");
-  tokens("--prefix-repetition-prefix-len", workload.prefix_tokens, "tokens of each");
-  tokens("--prefix-repetition-suffix-len", workload.suffix_tokens, "tokens behind it");
   app.add_option("--trace-scale", workload.trace_scale,
                  "mooncake: all lengths times this, for small models")
       ->check(command_line::real_number(1e-4, 1e3))
@@ -174,10 +151,6 @@ void add_load_flags(CLI::App& app, BenchOptions& options) {
       ->transform(a_rate())
       ->type_name("RATE")
       ->capture_default_str();
-  app.add_option("--burstiness", options.burstiness,
-                 "shape of the gaps between arrivals: 1 a Poisson process, less: bursts")
-      ->check(command_line::real_number(0.01, 1e6))
-      ->capture_default_str();
   app.add_option("--max-concurrency", options.concurrency,
                  "most concurrent requests [8; no limit with a rate or a trace]")
       ->check(command_line::whole_number(1, 100'000))
@@ -194,19 +167,10 @@ void add_load_flags(CLI::App& app, BenchOptions& options) {
 }
 
 void add_report_flags(CLI::App& app, BenchOptions& options) {
-  app.add_option(
-         "--percentile-metrics", options.metrics,
-         "latencies to report, of ttft, tpot, itl, e2el, queued, kv_wait [all that are available]")
-      ->check(parsed_by(load::parse_metrics))
-      ->type_name("LIST");
   app.add_option("--metric-percentiles", options.percentiles, "such as 50,90,99")
       ->check(parsed_by(load::parse_percentiles))
       ->type_name("LIST")
       ->capture_default_str();
-  app.add_option("--goodput", options.goodput,
-                 "limits in ms that a good answer meets, of ttft, tpot, e2el; may be repeated")
-      ->check(parsed_by(load::parse_goodput))
-      ->type_name("NAME:MS");
   app.add_option("--json,--result-filename", options.json_file, "write the report to this file")
       ->check(command_line::writable_file())
       ->type_name("FILE");
@@ -237,16 +201,6 @@ absl::Status prepare(const std::shared_ptr<http::EventLoop>& loop, const BenchOp
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<load::LoadRequest>> requests_of(
-    const std::shared_ptr<http::EventLoop>& loop, const load::WorkloadOptions& workload,
-    const load::Server& server, const load::Words& words) {
-  auto requests = load::make_workload(workload, words);
-  if (!requests.ok() || !server.chat) return requests;
-  const absl::Status status = load::detokenize(loop, server, *requests);
-  if (!status.ok()) return status;
-  return requests;
-}
-
 load::LoadOptions load_of(const BenchOptions& options,
                           const std::vector<load::LoadRequest>& requests, uint64_t seed) {
   load::LoadOptions load{.concurrency = options.concurrency,
@@ -254,7 +208,7 @@ load::LoadOptions load_of(const BenchOptions& options,
                          .timeout = std::chrono::seconds(options.timeout)};
   const bool timed = requests.back().at > Time{};
   if (options.rate > 0) {
-    load.at = load::arrivals(requests.size(), options.rate, options.burstiness, seed + 1);
+    load.at = load::arrivals(requests.size(), options.rate, seed + 1);
   } else if (timed) {
     for (const load::LoadRequest& request : requests) load.at.push_back(request.at);
   } else if (load.concurrency == 0) {
@@ -270,7 +224,7 @@ absl::Status run_rounds(const std::shared_ptr<http::EventLoop>& loop, const Benc
     warm.requests = static_cast<size_t>(options.warmups);
     warm.seed = ~warm.seed;
     for (const Target& target : targets) {
-      const auto requests = requests_of(loop, warm, target.server, words);
+      const auto requests = load::make_workload(warm, words);
       if (!requests.ok()) return requests.status();
       (void)load::run_load(loop, target.server, *requests,
                            {.concurrency = kClosedLoop, .seed = warm.seed});
@@ -279,7 +233,7 @@ absl::Status run_rounds(const std::shared_ptr<http::EventLoop>& loop, const Benc
   for (int round = 0; round < options.rounds; ++round) {
     load::WorkloadOptions workload = options.workload;
     workload.seed += static_cast<uint64_t>(round) * workload.requests;
-    const auto requests = requests_of(loop, workload, targets.front().server, words);
+    const auto requests = load::make_workload(workload, words);
     if (!requests.ok()) return requests.status();
     const load::LoadOptions load = load_of(options, *requests, workload.seed);
     for (size_t i = 0; i < targets.size(); ++i) {  // each is the first now and then
@@ -294,21 +248,15 @@ json settings_of(const BenchOptions& options, const Target& target) {
   return {{"name", target.name},
           {"url", target.server.url.text()},
           {"model_id", target.server.model},
-          {"backend", options.backend},
           {"dataset_name", options.workload.dataset},
           {"num_prompts", options.workload.requests},
           {"rounds", options.rounds},
           {"request_rate", options.rate > 0 ? json(options.rate) : json("inf")},
-          {"burstiness", options.burstiness},
           {"seed", options.workload.seed}};
 }
 
-// Whatever was asked for, and what only our servers tell where one has told it.
+// What only our servers tell is reported where one has told it.
 void choose_metrics(BenchOptions& options, const std::vector<load::LoadResult>& results) {
-  if (!options.metrics.empty()) {
-    options.report.metrics = *load::parse_metrics(options.metrics);
-    return;
-  }
   const auto any = [&](Time load::Answer::*time) {
     for (const load::LoadResult& result : results) {
       for (const load::Answer& answer : result.answers) {
@@ -344,7 +292,6 @@ std::vector<Target> targets_of(const BenchOptions& options) {
     targets.push_back({.name = name,
                        .server = {.url = *http::HttpUrl::parse(url),
                                   .key = options.key,
-                                  .chat = options.backend == "openai-chat",
                                   .temperature = options.temperature}});
   };
   const std::string url =
@@ -377,9 +324,6 @@ int serve_bench_main(int argc, char** argv) {
     std::fprintf(stderr, "%s: --dataset-name %s needs a file: add --dataset-path\n", kCommand,
                  options.workload.dataset.c_str());
     return command_line::kUsage;
-  }
-  for (const std::string& limit : options.goodput) {
-    options.report.goodput.insert(*load::parse_goodput(limit));
   }
   options.report.percentiles = *load::parse_percentiles(options.percentiles);
 

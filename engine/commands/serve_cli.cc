@@ -11,7 +11,6 @@
 #include <new>
 #include <optional>
 #include <random>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -29,8 +28,6 @@
 #include "engine/kernels/amx.h"
 #include "engine/kernels/bf16_dot.h"
 #include "engine/kernels/bf16_gemm.h"
-#include "engine/kv_events/batch.h"
-#include "engine/kv_events/sockets.h"
 #include "engine/router/router.h"
 #include "engine/serve/engine.h"
 #include "engine/serve/engine_thread.h"
@@ -67,11 +64,9 @@ serve::LoadOnDevice load_on(const std::string& device, Arithmetic arithmetic) {
   const std::optional<int> ordinal = *device::parse_device(device);
   if (!ordinal.has_value()) return nullptr;
   return [=](const Checkpoint& checkpoint) -> absl::StatusOr<serve::OnDevice> {
-    auto name = device::device_arithmetic(arithmetic);
-    if (!name.ok()) return name.status();
     auto runner = device::run_on_device(*ordinal, checkpoint, arithmetic);
     if (!runner.ok()) return runner.status();
-    return serve::OnDevice{*std::move(runner), std::string(*name)};
+    return serve::OnDevice{*std::move(runner), std::string(device::device_arithmetic(arithmetic))};
   };
 }
 
@@ -167,35 +162,6 @@ absl::StatusOr<std::unique_ptr<kvtransfer::KvConnector>> make_connector(const Se
   return kvtransfer::make_baton_connector(options);
 }
 
-// Tells the world what the prefix cache does; null where no option asked for that.
-absl::StatusOr<std::unique_ptr<kv_events::EventPublisher>> publish_events(
-    const ServeFlags& flags, serve::EngineThread& thread) {
-  if (!flags.events.enabled) return nullptr;
-  auto publisher = kv_events::EventPublisher::start(flags.events);
-  if (!publisher.ok()) return publisher.status();
-  thread.record_cache([to = publisher->get()](std::span<const serve::CacheEvent> events) {
-    to->publish(kv_events::batch_of(events));
-  });
-  const std::string& replay = (*publisher)->replay_endpoint();
-  std::printf("KV events: published at %s, %s%s\n", (*publisher)->endpoint().c_str(),
-              replay.empty() ? "not replayed" : "replayed at ", replay.c_str());
-  return publisher;
-}
-
-std::string event_metrics(const kv_events::EventPublisher* publisher) {
-  if (publisher == nullptr) return "";
-  const kv_events::PublisherStats stats = publisher->stats();
-  std::string text;
-  serve::PrometheusPage page("baton_kv_event_", {}, &text);
-  page.single("batches_total", "Batches of KV events that were published.", "counter",
-              stats.batches);
-  page.single("replays_total", "Replays that were asked for.", "counter", stats.replays);
-  page.single("batches_replayed_total", "Batches that they were.", "counter", stats.replayed);
-  page.single("overflows_total", "Times that more batches waited than max_queue_size.", "counter",
-              stats.overflows);
-  return text;
-}
-
 // Metrics of the workers that move KV. Either may be null: not used.
 std::string kv_worker_metrics(const kvtransfer::KvConnector* connector,
                               const handoff::HandOff* hand_off) {
@@ -265,7 +231,6 @@ absl::Status serve_router(const ServeFlags& flags, const sigset_t& signals) {
                              .tokenizer = flags.tokenizer,
                              .pick = flags.pick,
                              .hedge_after = hedge_after,
-                             .move_cost = flags.move_cost,
                              .api_key = flags.api_key,
                              .worker_ca = flags.worker_ca,
                              .listener = listener_options(flags)});
@@ -287,7 +252,6 @@ absl::Status follow(const ServeFlags& flags, shard::Group& group, const Model& m
                                           {.limits = flags.engine.limits(),
                                            .role = flags.role,
                                            .threads = flags.engine.threads,
-                                           .cpus = flags.engine.cpus,
                                            .connector = connector->get(),
                                            .tiers = flags.engine.tiers.of_rank(model.shard())});
   return follower.ok() ? (*follower)->run() : follower.status();
@@ -357,12 +321,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
   {
     flags.admission.max_wait =
         std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.max_wait));
-    // Before the thread, which tells it things until it has ended.
-    std::unique_ptr<kv_events::EventPublisher> publisher;
     serve::EngineThread thread(**engine, flags.admission);
-    auto published = publish_events(flags, thread);
-    if (!published.ok()) return published.status();
-    publisher = *std::move(published);
     auto server = http::HttpServer::start(
         {.host = flags.host,
          .port = flags.port,
@@ -376,10 +335,7 @@ absl::Status serve_engine(ServeFlags& flags, const launch::Place& place, const s
          .api_key = flags.api_key,
          .stuck_after =
              std::chrono::duration_cast<Time>(std::chrono::duration<double>(flags.stuck_after)),
-         .more_metrics =
-             [&publisher, own, agent = hand_off->get()] {
-               return event_metrics(publisher.get()) + kv_worker_metrics(own, agent);
-             },
+         .more_metrics = [own, agent = hand_off->get()] { return kv_worker_metrics(own, agent); },
          .listener = listener_options(flags)},
         thread, loaded->tokenizer);
     if (!server.ok()) return server.status();

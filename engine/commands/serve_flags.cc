@@ -13,7 +13,6 @@
 #include "engine/command_line/values.h"
 #include "engine/command_line/worker_flags.h"
 #include "engine/device/gpu.h"
-#include "engine/router/worker_list.h"
 
 namespace baton::engine::commands {
 namespace {
@@ -41,7 +40,7 @@ void add_choice(CLI::App& app, const char* flag, T* value,
 
 CLI::Validator worker() {
   return {
-      [](std::string& text) { return std::string(router::parse_worker(text).status().message()); },
+      [](std::string& text) { return std::string(http::HttpUrl::parse(text).status().message()); },
       ""};
 }
 
@@ -213,27 +212,6 @@ void add_transfer_flags(CLI::App& app, ServeFlags& flags) {
       ->type_name("FILE");
 }
 
-void add_event_flags(CLI::App& app, ServeFlags& flags) {
-  app.add_option_function<std::string>(
-         "--kv-events-config",
-         [&flags](const std::string& text) {
-           flags.events = *kv_events::parse_publisher_config(text);
-         },
-         "publish the prefix cache's additions and evictions, as vLLM does and with its JSON, such "
-         "as "
-         "{\"enable_kv_cache_events\":true,\"replay_endpoint\":\"tcp://*:5558\"}; any client that "
-         "reaches these ports can read the tokens of all prompts")
-      ->check(CLI::Validator(
-          [](std::string& text) {
-            const auto config = kv_events::parse_publisher_config(text);
-            if (!config.ok()) return std::string(config.status().message());
-            if (!config->enabled) return std::string();
-            return std::string(kv_events::can_publish().message());
-          },
-          ""))
-      ->type_name("JSON");
-}
-
 // Flags for pairs with vLLM, and other engines with its kv_transfer_params: docs/vllm.md.
 void add_hand_off_flags(CLI::App& app, ServeFlags& flags) {
   auto* name = app.add_option("--kv-agent", flags.kv_agent,
@@ -276,16 +254,13 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
           ->check(worker())
           ->type_name("URL"));
   added.push_back(
-      app.add_option("--decode", flags.decode,
-                     "router: URLs of decode workers, likewise; for vLLM's, add where they publish "
-                     "their cache events: URL,kv_events=tcp://HOST:5557,replay=tcp://HOST:5558")
+      app.add_option("--decode", flags.decode, "router: URLs of decode workers, likewise")
           ->check(worker())
           ->type_name("URL"));
   added.push_back(
       app.add_option("--workers", flags.workers,
                      "router: a file that lists them instead, a line each: prefill URL or decode "
-                     "URL, a place such as rack1/host3, and options as in --decode; workers join "
-                     "and leave as it changes")
+                     "URL; workers join and leave as it changes")
           ->check(readable_file())
           ->type_name("FILE"));
   added.push_back(app.add_option("--worker-ca", flags.worker_ca,
@@ -304,11 +279,6 @@ std::vector<const CLI::Option*> add_router_flags(CLI::App& app, ServeFlags& flag
                                  "which another decode worker is asked too; 0: never (default: 1, "
                                  "or less if the worker does not answer probes either)")
                       ->check(real_number(0, kDay)));
-  added.push_back(app.add_option("--move-cost", flags.move_cost,
-                                 "router: cost of moving a token's KV to the next host, in "
-                                 "computed tokens; --workers gives the distances")
-                      ->check(real_number(0, 1000))
-                      ->capture_default_str());
   add_choice<router::PickBy>(
       app, "--pick", &flags.pick,
       {{"cache", router::PickBy::kCache},
@@ -335,9 +305,6 @@ absl::Status check_device(const ServeFlags& flags) {
   if (!flags.kv_agent.empty()) {
     return refuse("KV of a device cannot be handed over by name yet: leave out --kv-agent");
   }
-  if (flags.arithmetic == Arithmetic::kInt8) {
-    return refuse("a device computes in fp32 or bf16: leave out --arithmetic int8");
-  }
   return absl::OkStatus();
 }
 
@@ -348,15 +315,6 @@ absl::Status check_role(const ServeFlags& flags, const std::vector<const CLI::Op
     return absl::InvalidArgumentError(
         "--kv-load needs a KV tier to load from: add --kv-host-mib, --kv-disk or --kv-store, or "
         "leave it out");
-  }
-  if (flags.events.enabled && flags.role == "router") {
-    return absl::InvalidArgumentError(
-        "--kv-events-config is for a server that computes: a router has no cache; name its "
-        "workers' events after their URLs, --decode URL,kv_events=tcp://HOST:5557");
-  }
-  if (flags.events.enabled && !flags.engine.prefix_cache) {
-    return absl::InvalidArgumentError(
-        "--kv-events-config publishes the prefix cache's events: leave --no-prefix-cache out");
   }
   if (flags.role == "router") {
     if (flags.kv_agent.empty()) return absl::OkStatus();
@@ -397,20 +355,13 @@ void add_engine_flags(CLI::App& app, serve::EngineOptions* engine) {
       ->capture_default_str();
   app.add_flag("--prefix-cache,!--no-prefix-cache", engine->prefix_cache,
                "reuse the KV of prompts that begin alike (default)");
-  app.add_option("--cpus", engine->cpus, "CPUs to pin them to")
-      ->delimiter(',')
-      ->check(whole_number(0, 4095))
-      ->allow_extra_args(false)
-      ->type_name("N[,N]");
 }
 
 void add_arithmetic_flag(CLI::App& app, Arithmetic* arithmetic) {
   add_choice<Arithmetic>(
-      app, "--arithmetic", arithmetic,
-      {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}, {"int8", Arithmetic::kInt8}},
-      "arithmetic of matrix products: fp32; bf16, which rounds the factors and is quicker with AMX "
-      "or AVX-512 BF16; or int8, which rounds the weights further and halves the bytes that a step "
-      "reads of them; use the same on all workers that share KV");
+      app, "--arithmetic", arithmetic, {{"fp32", Arithmetic::kFp32}, {"bf16", Arithmetic::kBf16}},
+      "arithmetic of matrix products: fp32, or bf16, which rounds the factors and is quicker with "
+      "AMX or AVX-512 BF16; use the same on all workers that share KV");
 }
 
 void add_device_flag(CLI::App& app, std::string* device) {
@@ -437,7 +388,6 @@ int parse_serve(ServeFlags& flags, int argc, char** argv) {
   add_device_flag(app, &flags.device);
   add_rank_flags(app, &flags.ranks);
   add_tier_flags(app, flags);
-  add_event_flags(app, flags);
   add_transfer_flags(app, flags);
   add_hand_off_flags(app, flags);
   const std::vector<const CLI::Option*> of_router = add_router_flags(app, flags);

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "collectives/launch.h"
 #include "engine/http/http_server.h"
-#include "engine/kv_events/config.h"
 #include "engine/model/config.h"
 #include "engine/router/router.h"
 #include "engine/serve/admission.h"
@@ -77,7 +76,6 @@ struct ServeFlags {
   std::vector<std::string> decode;
   std::string workers;
   double stuck_after = seconds_of(http::HttpServerOptions{}.stuck_after);
-  double move_cost = router::RouterOptions{}.move_cost;
   std::optional<double> hedge_after;
   std::string tokenizer;
   router::PickBy pick = router::PickBy::kCache;
@@ -96,7 +94,6 @@ struct ServeFlags {
   size_t kv_host_mib = 0;
   double kv_disk_gib = 0;
   std::string kv_store;
-  kv_events::PublisherConfig events;
   Arithmetic arithmetic = Arithmetic::kFp32;
   std::string device = "cpu";
   RankFlags ranks;

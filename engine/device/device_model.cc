@@ -53,18 +53,8 @@ size_t pieces_of(size_t all, size_t each) { return (all + each - 1) / each; }
 
 }  // namespace
 
-absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case Arithmetic::kFp32:
-      return "fp32";
-    case Arithmetic::kBf16:
-      return "bf16-cuda";
-    case Arithmetic::kInt8:
-      break;
-  }
-  return absl::UnimplementedError(
-      "a device computes in fp32 or bf16 arithmetic: leave out --arithmetic int8, or compute with "
-      "--device cpu");
+std::string_view device_arithmetic(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::kBf16 ? "bf16-cuda" : "fp32";
 }
 
 DeviceModel::DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint,
@@ -77,7 +67,6 @@ DeviceModel::DeviceModel(std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint,
 absl::StatusOr<std::unique_ptr<DeviceModel>> DeviceModel::create(
     std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
     const absl::StatusOr<const gpudirect::CublasLt*>& blas) {
-  if (auto name = device_arithmetic(arithmetic); !name.ok()) return name.status();
   std::unique_ptr<DeviceModel> model(new DeviceModel(std::move(gpu), checkpoint, arithmetic, blas));
   auto weights = DeviceWeights::upload(*model->gpu_, checkpoint);
   if (!weights.ok()) return weights.status();

@@ -74,14 +74,14 @@ class StepGraphs {
 };
 
 // What the fingerprint of a model says whose KV a device computes.
-absl::StatusOr<std::string_view> device_arithmetic(Arithmetic arithmetic);
+std::string_view device_arithmetic(Arithmetic arithmetic);
 
 // After an error of the driver the step's requests fail, and the next step works unless the device
 // is lost.
 class DeviceModel final : public ModelRunner {
  public:
   // Uploads the weights; the checkpoint is not needed afterwards. `blas`, if it is there, may
-  // multiply in bf16 arithmetic, and outlives the model. Unimplemented: experts, int8.
+  // multiply in bf16 arithmetic, and outlives the model. Unimplemented: experts.
   static absl::StatusOr<std::unique_ptr<DeviceModel>> create(
       std::unique_ptr<Gpu> gpu, const Checkpoint& checkpoint, Arithmetic arithmetic,
       const absl::StatusOr<const gpudirect::CublasLt*>& blas =

@@ -1,9 +1,6 @@
 // ComputePool: tasks are claimed from one atomic ticket.
 #include "engine/kernels/compute_pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 #include <algorithm>
 
 #include "hwy/base.h"
@@ -17,18 +14,9 @@ constexpr int kSpins = 1000;
 
 }  // namespace
 
-ComputePool::ComputePool(int threads, std::span<const int> cpus)
+ComputePool::ComputePool(int threads)
     : size_(threads > 0 ? threads : std::max(1, int(std::thread::hardware_concurrency()))) {
-  for (int i = 1; i < size_; ++i) {
-    threads_.emplace_back([this, i] { work(i); });
-    if (!cpus.empty()) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      const int cpu = cpus[static_cast<size_t>(i) % cpus.size()];
-      if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
-      pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set);
-    }
-  }
+  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
 }
 
 ComputePool::~ComputePool() {

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -52,9 +51,8 @@ class PoolBell {
 // worker that is slow to wake is not waited for.
 class ComputePool {
  public:
-  // `threads` < 1 means one per online CPU. `cpus`, if given, pins thread i (the caller is thread
-  // 0 and is not pinned) to cpus[i % size]; a refused pin is ignored.
-  explicit ComputePool(int threads = 1, std::span<const int> cpus = {});
+  // `threads` < 1 means one per online CPU.
+  explicit ComputePool(int threads = 1);
   ~ComputePool();
   ComputePool(const ComputePool&) = delete;
   ComputePool& operator=(const ComputePool&) = delete;

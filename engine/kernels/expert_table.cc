@@ -113,8 +113,6 @@ void gemm_grouped(ComputePool& pool, GemmScratch& scratch,
     PackedB slice = product.b;
     if (slice.bf16 != nullptr) slice.bf16 += column * slice.panel_rows;
     if (slice.f32 != nullptr) slice.f32 += column * slice.panel_rows;
-    if (slice.i8 != nullptr) slice.i8 += column * slice.panel_rows;
-    if (slice.scales != nullptr) slice.scales += column * scale_blocks(slice.panel_rows);
     slice.n = std::min(group * kPanelColumns, product.b.n - static_cast<int>(column));
     gemm_serial(scratch, thread, product.m, {product.a, product.lda, 1}, slice, product.c + column,
                 product.ldc, false);

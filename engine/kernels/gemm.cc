@@ -26,14 +26,14 @@ constexpr size_t kPassColumns = 2 * kLanes;
 static_assert(kBlockM % kTileRows == 0 &&
               kBlockM / kTileRows * kSliverStride * kBlockK <= kScratchA);
 // Every piece of k costs a pass over C. Where C is in no cache of the thread's, pieces are longer
-// (of A they have fewer rows then) and alike; sums are the same chains. int8 has scales for pieces.
+// (of A they have fewer rows then) and alike; sums are the same chains.
 constexpr int kLongestK = 576;
 constexpr size_t kCachedC = size_t{2} << 20;
 constexpr int kRowUnit = 42;  // of 14 rows or 6
 static_assert(kRowUnit % kTileRows == 0 && kBlockM % kRowUnit == 0);
 
-constexpr int piece_of(int k, bool int8, size_t c_bytes) {
-  if (int8 || c_bytes <= kCachedC) return kBlockK;
+constexpr int piece_of(int k, size_t c_bytes) {
+  if (c_bytes <= kCachedC) return kBlockK;
   const int pieces = (k + kLongestK - 1) / kLongestK;
   return ((k + pieces - 1) / pieces + 7) / 8 * 8;
 }
@@ -49,29 +49,15 @@ BATON_INLINE hn::Vec<F> load_b(const uint16_t* b) {
   return hn::BitCast(F(), hn::ShiftLeft<16>(hn::PromoteTo(word, hn::LoadU(half, b))));
 }
 
-BATON_INLINE hn::Vec<F> load_b(const int8_t* b) {
-  const hn::Rebind<int8_t, F> quarter;
-  const hn::Rebind<int32_t, F> word;
-  return hn::ConvertTo(F(), hn::PromoteTo(word, hn::LoadU(quarter, b)));
-}
-
-// What a block's sums are multiplied with before they are added to C; `at` null: nothing.
-struct Scales {
-  const float* at = nullptr;
-  size_t panel_step = 0;
-};
-
 // A single row reads B from memory once: what is needed so many rows of k later is asked for, in
 // each panel, a line at a time.
 constexpr int kRowsAhead = 32;
-template <typename TB>
-constexpr int kRowsOfALine = sizeof(TB) < 2 ? 2 : 1;
 
 // kRows x (kPanels * 2 vectors) of C over k rows of packed A [k][kSliverStride] and B [k][32].
 // C is read and written through `c`, whose rows and columns must all exist.
 template <int kRows, int kPanels, typename TB>
 BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, size_t panel_step,
-                       Scales scales, int k, float* HWY_RESTRICT c, size_t ldc, bool load_c) {
+                       int k, float* HWY_RESTRICT c, size_t ldc, bool load_c) {
   const F f;
   constexpr int kVectors = 2 * kPanels;
   hn::Vec<F> sum[kRows][kVectors];
@@ -80,17 +66,15 @@ BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, si
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const size_t column = (v / 2) * kPanelColumns + (v % 2) * kLanes;
-      sum[r][v] = load_c && scales.at == nullptr ? hn::LoadU(f, c + r * ldc + column) : hn::Zero(f);
+      sum[r][v] = load_c ? hn::LoadU(f, c + r * ldc + column) : hn::Zero(f);
     }
   }
   for (int i = 0; i < k; ++i) {
     hn::Vec<F> row[kVectors];
     if constexpr (kPanels > 1) {
-      if (i % kRowsOfALine<TB> == 0) {
-        BATON_UNROLL
-        for (int p = 0; p < kPanels; ++p) {
-          __builtin_prefetch(b + p * panel_step + kRowsAhead * kPanelColumns, 0, 2);
-        }
+      BATON_UNROLL
+      for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(b + p * panel_step + kRowsAhead * kPanelColumns, 0, 2);
       }
     }
     BATON_UNROLL
@@ -111,20 +95,15 @@ BATON_INLINE void tile(const float* HWY_RESTRICT a, const TB* HWY_RESTRICT b, si
     BATON_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const size_t column = (v / 2) * kPanelColumns + (v % 2) * kLanes;
-      float* to = c + r * ldc + column;
-      if (scales.at != nullptr) {
-        const auto scale = hn::LoadU(f, scales.at + (v / 2) * scales.panel_step + (v % 2) * kLanes);
-        sum[r][v] = hn::MulAdd(sum[r][v], scale, load_c ? hn::LoadU(f, to) : hn::Zero(f));
-      }
-      hn::StoreU(sum[r][v], f, to);
+      hn::StoreU(sum[r][v], f, c + r * ldc + column);
     }
   }
 }
 
 // One sliver of rows times `kPanels` panels; at the edges of C it works on a copy.
 template <int kRows, int kPanels, typename TB>
-HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, Scales scales, int k,
-                         float* c, size_t ldc, int rows, int columns, bool load_c) {
+HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, int k, float* c,
+                         size_t ldc, int rows, int columns, bool load_c) {
   constexpr int kColumns = kPanels * kPanelColumns;
   HWY_ALIGN float copy[kRows * kColumns];
   float* target = c;
@@ -138,8 +117,7 @@ HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, Scales 
     }
   }
   for (size_t pass = 0; pass < kPanelColumns; pass += kPassColumns) {
-    const Scales of_pass{scales.at == nullptr ? nullptr : scales.at + pass, scales.panel_step};
-    tile<kRows, kPanels, TB>(a, b + pass, panel_step, of_pass, k, target + pass, target_ld, load_c);
+    tile<kRows, kPanels, TB>(a, b + pass, panel_step, k, target + pass, target_ld, load_c);
   }
   if (edge) {
     for (int r = 0; r < rows; ++r) std::copy_n(copy + r * kColumns, columns, c + r * ldc);
@@ -147,19 +125,19 @@ HWY_NOINLINE void sliver(const float* a, const TB* b, size_t panel_step, Scales 
 }
 
 template <typename TB>
-void sliver_by_rows(const float* a, const TB* b, Scales scales, int k, float* c, size_t ldc,
-                    int rows, int columns, bool load_c) {
+void sliver_by_rows(const float* a, const TB* b, int k, float* c, size_t ldc, int rows, int columns,
+                    bool load_c) {
   if constexpr (kTileRows == 14) {
     if (rows > 8) {
-      return sliver<14, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
+      return sliver<14, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
     }
   }
   if (rows > 4) {
-    return sliver<std::min(kTileRows, 8), 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
+    return sliver<std::min(kTileRows, 8), 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
   }
-  if (rows > 2) return sliver<4, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
-  if (rows > 1) return sliver<2, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
-  return sliver<1, 1, TB>(a, b, 0, scales, k, c, ldc, rows, columns, load_c);
+  if (rows > 2) return sliver<4, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
+  if (rows > 1) return sliver<2, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
+  return sliver<1, 1, TB>(a, b, 0, k, c, ldc, rows, columns, load_c);
 }
 
 // Packs `rows` x `k` of A into slivers [ceil(rows / kTileRows)][k][kSliverStride].
@@ -233,10 +211,9 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
               float* c, size_t ldc, bool accumulate, float* a_scratch, float* b_scratch) {
   constexpr bool kNarrow = sizeof(TB) < sizeof(float);
   const size_t step = b.panel_rows * kPanelColumns;
-  const size_t scale_step = b.scales == nullptr ? 0 : scale_blocks(b.panel_rows) * kPanelColumns;
   const size_t c_bytes =
       static_cast<size_t>(m) * static_cast<size_t>(panel1 - panel0) * kPanelColumns * sizeof(float);
-  const int piece = piece_of(b.k, b.scales != nullptr, c_bytes);
+  const int piece = piece_of(b.k, c_bytes);
   const int block_rows = rows_of(piece);
   for (int k0 = 0; k0 < b.k; k0 += piece) {
     const int k = std::min(piece, b.k - k0);
@@ -246,12 +223,6 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
     const auto panel_at = [&](int panel) {
       return data + static_cast<size_t>(panel) * step + static_cast<size_t>(k0) * kPanelColumns;
     };
-    const auto scales_at = [&](int panel) {
-      if (b.scales == nullptr) return Scales();
-      return Scales{b.scales + static_cast<size_t>(panel) * scale_step +
-                        static_cast<size_t>(k0 / kBlockK) * kPanelColumns,
-                    scale_step};
-    };
     for (int m0 = 0; m0 < m; m0 += block_rows) {
       const int rows = std::min(block_rows, m - m0);
       pack_a({a_block.data + static_cast<size_t>(m0) * a.row_stride, a.row_stride, a.col_stride},
@@ -259,7 +230,7 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
       int panel = panel0;
       // A single row has too few chains to fill the pipelines: four panels at a time.
       for (; kNarrow && rows == 1 && panel + 4 <= panel1; panel += 4) {
-        sliver<1, 4, TB>(a_scratch, panel_at(panel), step, scales_at(panel), k,
+        sliver<1, 4, TB>(a_scratch, panel_at(panel), step, k,
                          c + static_cast<size_t>(m0) * ldc + panel * kPanelColumns, ldc, 1,
                          std::min(4 * kPanelColumns, b.n - panel * kPanelColumns), load_c);
       }
@@ -273,11 +244,9 @@ void block_of(int m, const MatrixView& a, const PackedB& b, const TB* data, int 
           float* c_tile = c + static_cast<size_t>(m0 + r) * ldc + panel * kPanelColumns;
           const int height = std::min(kTileRows, rows - r);
           if (widened) {
-            sliver_by_rows(a_sliver, b_scratch, scales_at(panel), k, c_tile, ldc, height, columns,
-                           load_c);
+            sliver_by_rows(a_sliver, b_scratch, k, c_tile, ldc, height, columns, load_c);
           } else {
-            sliver_by_rows(a_sliver, panel_at(panel), scales_at(panel), k, c_tile, ldc, height,
-                           columns, load_c);
+            sliver_by_rows(a_sliver, panel_at(panel), k, c_tile, ldc, height, columns, load_c);
           }
         }
       }
@@ -290,7 +259,6 @@ void block(int m, const MatrixView& a, const PackedB& b, int panel0, int panel1,
   const auto of = [&](const auto* data) {
     block_of(m, a, b, data, panel0, panel1, c, ldc, accumulate, a_scratch, b_scratch);
   };
-  if (b.i8 != nullptr) return of(b.i8);
   if (b.bf16 != nullptr) return of(b.bf16);
   of(b.f32);
 }
@@ -362,26 +330,6 @@ void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, c
     (m, a, b, first, std::min(panels, first + group), c, ldc, accumulate, scratch.a(thread),
      scratch.b(thread));
   });
-}
-
-void reference_gemm_int8(int m, const MatrixView& a, const PackedB& b, float* c, size_t ldc,
-                         bool accumulate) {
-  const size_t blocks = scale_blocks(b.panel_rows);
-  for (int i = 0; i < m; ++i) {
-    for (int j = 0; j < b.n; ++j) {
-      const size_t panel = static_cast<size_t>(j / kPanelColumns), lane = j % kPanelColumns;
-      float& out = c[i * ldc + j];
-      if (!accumulate) out = 0;
-      for (int k0 = 0; k0 < b.k; k0 += kBlockK) {
-        float sum = 0;
-        for (int x = k0; x < std::min(b.k, k0 + kBlockK); ++x) {
-          const int8_t steps = b.i8[(panel * b.panel_rows + x) * kPanelColumns + lane];
-          sum = std::fma(a.data[i * a.row_stride + x * a.col_stride], steps, sum);
-        }
-        out = std::fma(sum, b.scales[(panel * blocks + k0 / kBlockK) * kPanelColumns + lane], out);
-      }
-    }
-  }
 }
 
 void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,

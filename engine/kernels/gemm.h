@@ -1,11 +1,9 @@
 // Matrix products in fp32: the one kernel behind inference and training.
-// Weights are fp32, bf16, or int8 with a scale for every 384 of a column's values.
+// Weights are fp32 or bf16.
 //
 // Every element of C is one chain of fused multiply-adds, c = fma(a[k], b[k], c), in ascending k,
 // started from zero (or from C when accumulating). Blocking, threads, the number of rows and the
 // vector width do not change the chain, so results are the same to the bit for any batch size.
-// With int8 each block of kBlockK values of k is such a chain from zero, over the integers; then
-// c = fma(sum, scale, c).
 // The scheme (packed slivers of A, 32-column panels of B, k blocked to fit the caches) is the one
 // of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 #pragma once
@@ -31,7 +29,7 @@ struct MatrixView {
 };
 
 // B of C = A B, stored in panels of 32 columns: [ceil(n / 32)][k][32], columns past n are zero.
-// One of f32, bf16 and i8 is there.
+// One of f32 and bf16 is there.
 struct PackedB {
   int k = 0;
   int n = 0;
@@ -39,8 +37,6 @@ struct PackedB {
   const uint16_t* bf16 = nullptr;
   // Rows between panels; at least k. A product may use fewer rows than were packed.
   size_t panel_rows = 0;
-  const int8_t* i8 = nullptr;
-  const float* scales = nullptr;  // of i8: [ceil(n / 32)][scale_blocks(panel_rows)][32]
 };
 
 constexpr int panels_of(int n) { return (n + kPanelColumns - 1) / kPanelColumns; }
@@ -51,8 +47,6 @@ size_t packed_elements(int k, int n);
 inline constexpr int kBlockM = 252;
 inline constexpr int kBlockK = 384;
 inline constexpr size_t kScratchA = size_t{kBlockM} / 6 * 8 * kBlockK;
-
-constexpr size_t scale_blocks(size_t k) { return (k + kBlockK - 1) / kBlockK; }
 
 // Scratch of one thread inside a product; fixed size.
 class GemmScratch {
@@ -71,10 +65,6 @@ void pack_b(ComputePool& pool, int k, int n, const MatrixView& b, float* out);
 void pack_b_serial(int k, int n, const MatrixView& b, float* out);
 // Packs rows of a Hugging Face weight [n][k] (bf16) as B = W^T; `out` has packed_elements(k, n).
 void pack_weight(int k, int n, const uint16_t* weight, uint16_t* out);
-// The same, rounded to the nearest of 255 steps as wide as the largest value of each 384 of a
-// column allows; where one of them is not finite, all are NaN. `scales` has
-// packed_elements(scale_blocks(k), n). What one column becomes depends on nothing else.
-void quantise_weight(int k, int n, const uint16_t* weight, int8_t* out, float* scales);
 
 // C [m][n] (row stride ldc) = A [m][k] B, or += when `accumulate`.
 void gemm(ComputePool& pool, GemmScratch& scratch, int m, const MatrixView& a, const PackedB& b,
@@ -101,7 +91,5 @@ void gemm_grouped(ComputePool& pool, GemmScratch& scratch,
 // Plain loops with the same chains, for tests.
 void reference_gemm(int m, int n, int k, const MatrixView& a, const MatrixView& b, float* c,
                     size_t ldc, bool accumulate);
-void reference_gemm_int8(int m, const MatrixView& a, const PackedB& b, float* c, size_t ldc,
-                         bool accumulate);
 
 }  // namespace baton::engine

@@ -87,12 +87,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
     usage(member(*event, "usage"));
     const json& choices = member(*event, "choices");
     if (!choices.is_array() || choices.empty()) return;
-    // A chat begins with an event that only says who speaks.
-    const json& delta = member(choices[0], "delta");
-    if (!delta.is_null() && string_field(delta, "content", "").value_or("").empty() &&
-        member(choices[0], "finish_reason").is_null() && events_ == 0) {
-      return;
-    }
     const Time now = since(begin_);
     if (events_++ == 0) {
       answer_.first = now;
@@ -196,7 +190,7 @@ absl::StatusOr<Words> words_of(const std::shared_ptr<http::EventLoop>& loop, con
   const absl::StatusOr<json> said = fetch(loop, post(server, "/tokenize", body));
   if (!said.ok()) {
     return with_advice(said.status(),
-                       "requests of given lengths need it: --dataset-name text and custom do not");
+                       "requests of given lengths need it: --dataset-name text does not");
   }
   Words words;
   const json& tokens = member(*said, "tokens");
@@ -204,24 +198,9 @@ absl::StatusOr<Words> words_of(const std::shared_ptr<http::EventLoop>& loop, con
     if (token.is_number_integer()) words.tokens.push_back(token.get<int32_t>());
   }
   if (words.tokens.empty()) return absl::UnavailableError("/tokenize gave no tokens");
-  words.per_byte = static_cast<double>(words.tokens.size()) / static_cast<double>(text.size());
   std::sort(words.tokens.begin(), words.tokens.end());
   words.tokens.erase(std::unique(words.tokens.begin(), words.tokens.end()), words.tokens.end());
   return words;
-}
-
-absl::Status detokenize(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
-                        std::vector<LoadRequest>& requests) {
-  for (LoadRequest& request : requests) {
-    if (request.tokens.empty()) continue;
-    json body{{"tokens", request.tokens}};
-    if (!server.model.empty()) body["model"] = server.model;
-    const absl::StatusOr<json> said = fetch(loop, post(server, "/detokenize", body));
-    if (!said.ok()) return said.status();
-    request.text = string_field(*said, "prompt", "").value_or("");
-    request.tokens.clear();
-  }
-  return absl::OkStatus();
 }
 
 std::unique_ptr<http::HttpFetch> ask(const std::shared_ptr<http::EventLoop>& loop,
@@ -235,15 +214,12 @@ std::unique_ptr<http::HttpFetch> ask(const std::shared_ptr<http::EventLoop>& loo
             {"stream", true},
             {"stream_options", {{"include_usage", true}}}};
   if (server.temperature > 0) body["seed"] = seed;
-  if (server.chat) {
-    body["messages"] = json::array({{{"role", "user"}, {"content", request.text}}});
-  } else if (request.tokens.empty()) {
+  if (request.tokens.empty()) {
     body["prompt"] = request.text;
   } else {
     body["prompt"] = request.tokens;
   }
-  http::HttpFetchRequest http =
-      post(server, server.chat ? "/v1/chat/completions" : "/v1/completions", body);
+  http::HttpFetchRequest http = post(server, "/v1/completions", body);
   http.timeout = timeout;
   const auto stream = std::make_shared<Stream>(std::move(done));
   return http::HttpFetch::start(loop, std::move(http), stream->events());

@@ -21,7 +21,6 @@ struct Server {
   http::HttpUrl url;
   std::string model;  // "": what the server has
   std::string key;    // of its API; "": none
-  bool chat = false;  // by /v1/chat/completions
   double temperature = 0.7;
 };
 
@@ -55,9 +54,6 @@ absl::StatusOr<std::string> model_of(const std::shared_ptr<http::EventLoop>& loo
                                      const Server& server);
 absl::StatusOr<Words> words_of(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
                                std::string_view text);
-// Writes the text of requests that are of tokens.
-absl::Status detokenize(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
-                        std::vector<LoadRequest>& requests);
 
 // Sends the request and calls `done` once, on the loop's thread, on which this is to be called,
 // too. Dropping what is returned cancels. `seed`: of the sampling.

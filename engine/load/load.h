@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -40,16 +39,11 @@ struct ReportOptions {
   // tokens), e2el (to the last one), and for Baton's servers queued and kv_wait.
   std::vector<std::string> metrics = {"ttft", "tpot", "itl", "e2el"};
   std::vector<double> percentiles = {99};
-  // An answer is good if none of these took longer, in ms: ttft, tpot, e2el.
-  std::map<std::string, double> goodput;
   bool detailed = false;  // every request, too
 };
 
-// "ttft:500" -> {"ttft", 500}. InvalidArgument saying what it may be.
-absl::StatusOr<std::pair<std::string, double>> parse_goodput(std::string_view text);
-// "50,90,99.9", each above 0 and at most 100; "ttft,itl".
+// "50,90,99.9", each above 0 and at most 100.
 absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text);
-absl::StatusOr<std::vector<std::string>> parse_metrics(std::string_view text);
 
 // Answers to the same requests in several loads are one: durations add up.
 LoadResult joined(std::vector<LoadResult> rounds);

@@ -26,15 +26,14 @@ struct Metric {
   const char* name;
   const char* title;
   const char* label;
-  bool of_answer;  // one value for each answer, which goodput may bound
 };
 constexpr std::array kMetrics = {
-    Metric{"ttft", "Time to First Token", "TTFT", true},
-    Metric{"tpot", "Time per Output Token (excl. 1st token)", "TPOT", true},
-    Metric{"itl", "Inter-token Latency", "ITL", false},
-    Metric{"e2el", "End-to-end Latency", "E2EL", true},
-    Metric{"queued", "In the Queue", "queued", false},
-    Metric{"kv_wait", "Waiting for KV", "KV wait", false},
+    Metric{"ttft", "Time to First Token", "TTFT"},
+    Metric{"tpot", "Time per Output Token (excl. 1st token)", "TPOT"},
+    Metric{"itl", "Inter-token Latency", "ITL"},
+    Metric{"e2el", "End-to-end Latency", "E2EL"},
+    Metric{"queued", "In the Queue", "queued"},
+    Metric{"kv_wait", "Waiting for KV", "KV wait"},
 };
 
 // The values of one answer; for itl the gaps. Empty where it does not apply.
@@ -52,14 +51,6 @@ std::vector<double> values_of(std::string_view metric, const Answer& answer) {
   std::vector<double> gaps;
   for (const Time gap : answer.gaps) gaps.push_back(ms(gap));
   return gaps;
-}
-
-bool good(const Answer& answer, const std::map<std::string, double>& limits) {
-  return std::all_of(limits.begin(), limits.end(), [&](const auto& limit) {
-    const std::vector<double> values = values_of(limit.first, answer);
-    return std::all_of(values.begin(), values.end(),
-                       [&](double value) { return value <= limit.second; });
-  });
 }
 
 // "p99", "p99.9".
@@ -114,7 +105,6 @@ std::vector<Row> rows_of(const ReportOptions& options) {
                            {"Tokens loaded from prefill:", "total_kv_loaded_tokens"},
                            {"KV loads that failed:", "kv_loads_failed"},
                            {"Request throughput (req/s):", "request_throughput"}};
-  if (!options.goodput.empty()) rows.push_back({"Request goodput (req/s):", "request_goodput"});
   rows.push_back({"Output token throughput (tok/s):", "output_throughput"});
   rows.push_back({"Total token throughput (tok/s):", "total_token_throughput"});
   rows.push_back({"Peak concurrent requests:", "max_concurrent_requests"});
@@ -149,20 +139,6 @@ std::string ratio(const json& value, const json& first) {
 
 }  // namespace
 
-absl::StatusOr<std::pair<std::string, double>> parse_goodput(std::string_view text) {
-  const size_t colon = text.find(':');
-  const std::string name(text.substr(0, colon));
-  double limit = 0;
-  const bool number = colon != std::string_view::npos &&
-                      absl::SimpleAtod(view(text.substr(colon + 1)), &limit) && limit > 0;
-  const bool known = std::any_of(kMetrics.begin(), kMetrics.end(), [&](const Metric& metric) {
-    return metric.of_answer && name == metric.name;
-  });
-  if (number && std::isfinite(limit) && known) return std::pair(name, limit);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", std::string(text), "\" is not NAME:MS, such as ttft:500; names are ttft, tpot, e2el"));
-}
-
 absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
   std::vector<double> out;
   for (const auto part : absl::StrSplit(view(text), ',')) {
@@ -172,19 +148,6 @@ absl::StatusOr<std::vector<double>> parse_percentiles(std::string_view text) {
           "\"", part, "\" is not a percentile: give a number above 0 and at most 100"));
     }
     out.push_back(value);
-  }
-  return out;
-}
-
-absl::StatusOr<std::vector<std::string>> parse_metrics(std::string_view text) {
-  std::vector<std::string> out, names;
-  for (const Metric& metric : kMetrics) names.emplace_back(metric.name);
-  for (const auto part : absl::StrSplit(view(text), ',')) {
-    out.emplace_back(part);
-    if (std::find(names.begin(), names.end(), out.back()) != names.end()) continue;
-    std::string all;
-    for (const std::string& name : names) absl::StrAppend(&all, all.empty() ? "" : ", ", name);
-    return absl::InvalidArgumentError(absl::StrCat("\"", part, "\" is not one of ", all));
   }
   return out;
 }
@@ -207,7 +170,7 @@ json report_of(const LoadResult& result, const ReportOptions& options) {
   const auto rate = [&](size_t things) {
     return seconds > 0 ? static_cast<double>(things) / seconds : 0.0;
   };
-  size_t completed = 0, input = 0, output = 0, cached = 0, loaded = 0, good_ones = 0, kv_failed = 0;
+  size_t completed = 0, input = 0, output = 0, cached = 0, loaded = 0, kv_failed = 0;
   for (const Answer& answer : result.answers) {
     if (!answer.ok()) continue;
     ++completed;
@@ -216,7 +179,6 @@ json report_of(const LoadResult& result, const ReportOptions& options) {
     cached += answer.cached;
     loaded += answer.loaded;
     kv_failed += answer.kv_error.empty() ? 0 : 1;
-    good_ones += good(answer, options.goodput) ? 1 : 0;
   }
   json report = {{"completed", completed},
                  {"failed", result.answers.size() - completed},
@@ -230,7 +192,6 @@ json report_of(const LoadResult& result, const ReportOptions& options) {
                  {"output_throughput", rate(output)},
                  {"total_token_throughput", rate(input + output)},
                  {"max_concurrent_requests", result.most_open}};
-  if (!options.goodput.empty()) report["request_goodput"] = rate(good_ones);
   for (const std::string& metric : options.metrics) {
     std::vector<double> values;
     for (const Answer& answer : result.answers) {

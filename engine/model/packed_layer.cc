@@ -21,14 +21,7 @@ class Packer {
     const auto of_all = static_cast<size_t>(count);
     packed_.one = arithmetic == Arithmetic::kBf16 ? tiled_elements(packed_.k, packed_.n)
                                                   : packed_elements(packed_.k, packed_.n);
-    if (arithmetic == Arithmetic::kInt8) {
-      const auto blocks = static_cast<int>(scale_blocks(static_cast<size_t>(packed_.k)));
-      packed_.one_scales = packed_elements(blocks, packed_.n);
-      packed_.int8 = AlignedArray<int8_t>(packed_.one * of_all);
-      packed_.scales = AlignedArray<float>(packed_.one_scales * of_all);
-    } else {
-      packed_.data = AlignedArray<uint16_t>(packed_.one * of_all);
-    }
+    packed_.data = AlignedArray<uint16_t>(packed_.one * of_all);
   }
   void add(std::initializer_list<const Weight*> parts) {
     rows_.clear();
@@ -39,14 +32,9 @@ class Packer {
                    data + size_t(slice.end) * packed_.k);
     }
     const size_t at = done_++;
-    if (packed_.arithmetic == Arithmetic::kInt8) {
-      quantise_weight(packed_.k, packed_.n, rows_.data(), packed_.int8.data() + at * packed_.one,
-                      packed_.scales.data() + at * packed_.one_scales);
-    } else {
-      const bool tiles = packed_.arithmetic == Arithmetic::kBf16;
-      (tiles ? pack_tiles : pack_weight)(packed_.k, packed_.n, rows_.data(),
-                                         packed_.data.data() + at * packed_.one);
-    }
+    const bool tiles = packed_.arithmetic == Arithmetic::kBf16;
+    (tiles ? pack_tiles : pack_weight)(packed_.k, packed_.n, rows_.data(),
+                                       packed_.data.data() + at * packed_.one);
   }
   PackedWeight take() { return std::move(packed_); }
 

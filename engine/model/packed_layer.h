@@ -14,23 +14,14 @@
 
 namespace baton::engine {
 
-// W [n][k] packed in bf16, as b() or as tiles(), or in int8, as b() with scales.
+// W [n][k] packed in bf16, as b() or as tiles().
 struct WeightView {
   int k = 0;
   int n = 0;
   Arithmetic arithmetic = Arithmetic::kFp32;
   const uint16_t* data = nullptr;
-  const int8_t* int8 = nullptr;  // instead of `data`
-  const float* scales = nullptr;
 
-  PackedB b() const {
-    return {.k = k,
-            .n = n,
-            .bf16 = data,
-            .panel_rows = static_cast<size_t>(k),
-            .i8 = int8,
-            .scales = scales};
-  }
+  PackedB b() const { return {.k = k, .n = n, .bf16 = data, .panel_rows = static_cast<size_t>(k)}; }
   TiledB tiles() const { return {.k = k, .n = n, .data = data}; }
 };
 
@@ -41,21 +32,12 @@ struct PackedWeight {
   int n = 0;
   Arithmetic arithmetic = Arithmetic::kFp32;
   AlignedArray<uint16_t> data;
-  AlignedArray<int8_t> int8;  // instead of `data`
-  AlignedArray<float> scales;
   size_t one = 0;  // elements of each
-  size_t one_scales = 0;
 
   WeightView view(int expert = 0) const {
-    const auto at = static_cast<size_t>(expert);
-    if (arithmetic == Arithmetic::kInt8) {
-      return {k, n, arithmetic, nullptr, int8.data() + at * one, scales.data() + at * one_scales};
-    }
-    return {k, n, arithmetic, data.data() + at * one};
+    return {k, n, arithmetic, data.data() + static_cast<size_t>(expert) * one};
   }
-  size_t bytes() const {
-    return sizeof(uint16_t) * data.size() + int8.size() + sizeof(float) * scales.size();
-  }
+  size_t bytes() const { return sizeof(uint16_t) * data.size(); }
 };
 
 // Absent ones are empty. Each n is a rank's share of the columns (engine/model/shard.h).

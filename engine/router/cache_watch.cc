@@ -1,4 +1,4 @@
-// Reads every worker's stream of cache events, line by line or batch by batch.
+// Reads every worker's stream of cache events, line by line.
 #include "engine/router/cache_watch.h"
 
 #include "absl/strings/str_cat.h"
@@ -11,79 +11,19 @@ void CacheWatch::follow(WorkerGroup& group, size_t worker) {
   Follower& follower = followers_[{&group, worker}];
   follower.group = &group;
   follower.worker = worker;
-  if (const auto& source = group.events[worker]; source.has_value()) {
-    return begin_events(follower, *source);
-  }
   begin(follower);
-}
-
-absl::Status CacheWatch::listen_to_events() {
-  if (events_ != nullptr) return absl::OkStatus();
-  auto follower = kv_events::EventFollower::start({.again = again_});
-  if (!follower.ok()) return follower.status();
-  events_ = *std::move(follower);
-  return absl::OkStatus();
-}
-
-void CacheWatch::begin_events(Follower& follower, const kv_events::EventSource& source) {
-  if (const absl::Status status = listen_to_events(); !status.ok()) {
-    base::log_event(base::LogLevel::kError, "router: %s", std::string(status.message()));
-    return;
-  }
-  const auto key = std::pair<const WorkerGroup*, size_t>(follower.group, follower.worker);
-  const auto id = std::make_shared<uint64_t>();
-  // News come on another thread, in order, and go on in order on the loop's.
-  const auto on_news = [this, key, id](const serve::CacheNews* news) {
-    workers_.loop->post(
-        [this, key, id,
-         copy = news == nullptr ? std::nullopt : std::optional<serve::CacheNews>(*news)] {
-          hear_events(key, *id, copy);
-        });
-  };
-  // Read on the loop's thread alone, where it is set before anything that was posted runs.
-  *id = follower.source = events_->follow(
-      absl::StrCat(follower.group->role, " worker ", follower.group->name(follower.worker)), source,
-      on_news);
-}
-
-void CacheWatch::hear_events(const std::pair<const WorkerGroup*, size_t>& key, uint64_t source,
-                             const std::optional<serve::CacheNews>& news) {
-  const auto it = followers_.find(key);
-  if (it == followers_.end() || it->second.source != source) return;  // it has left
-  Follower& follower = it->second;
-  WorkerPicker& picker = follower.group->picker;
-  if (news.has_value() && picker.tell(follower.worker, *news)) {
-    follower.begun = true;
-    return;
-  }
-  picker.forget_cache(follower.worker);
-  if (std::exchange(follower.begun, false)) ++lost_;
-  // More blocks than are kept, or changes of what is not known: from the beginning.
-  if (news.has_value()) events_->restart(source);
-}
-
-std::optional<kv_events::SourceStats> CacheWatch::event_stats(const WorkerGroup& group,
-                                                              size_t worker) const {
-  const auto it = followers_.find({&group, worker});
-  if (it == followers_.end() || it->second.source == 0) return std::nullopt;
-  return events_->stats(it->second.source);
 }
 
 void CacheWatch::leave(const WorkerGroup& group, size_t worker) {
   const auto it = followers_.find({&group, worker});
   if (it == followers_.end()) return;
   it->second.group->picker.forget_cache(worker);
-  if (it->second.source != 0) events_->leave(it->second.source);
   followers_.erase(it);
 }
 
 void CacheWatch::restart(WorkerGroup& group, size_t worker) {
   const auto it = followers_.find({&group, worker});
   if (it == followers_.end()) return;
-  if (it->second.source != 0) {
-    group.picker.forget_cache(worker);
-    return events_->restart(it->second.source);
-  }
   if (it->second.fetch == nullptr) return;
   broken(it->second, absl::UnavailableError("it no longer answers"));
 }

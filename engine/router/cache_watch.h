@@ -1,5 +1,4 @@
-// Hears from every worker what it has cached: from Baton's over HTTP (GET /v1/baton/kv_events),
-// from others as vLLM publishes it (engine/kv_events). Whoever picks workers sees no difference.
+// Hears from every worker of Baton's what it has cached (GET /v1/baton/kv_events).
 // Internal to engine/router; everything runs on the loop's thread.
 #pragma once
 
@@ -7,14 +6,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "engine/http/http_fetch.h"
-#include "engine/kv_events/sockets.h"
 #include "engine/router/workers.h"
 
 namespace baton::engine::router {
@@ -24,8 +21,6 @@ class CacheWatch {
  public:
   CacheWatch(Workers& workers, std::chrono::milliseconds again)
       : workers_(workers), again_(again) {}
-  // Before a worker is followed that has WorkerGroup::events.
-  absl::Status listen_to_events();
 
   // Begins, and begins again for ever.
   void follow(WorkerGroup& group, size_t worker);
@@ -34,8 +29,6 @@ class CacheWatch {
   void restart(WorkerGroup& group, size_t worker);
   // Streams that broke off.
   uint64_t lost() const { return lost_; }
-  // Nothing for a worker that is not followed by its events.
-  std::optional<kv_events::SourceStats> event_stats(const WorkerGroup& group, size_t worker) const;
 
   // A worker that sends more without a line's end is not believed.
   static constexpr size_t kMaxLine = size_t{64} << 20;
@@ -47,14 +40,10 @@ class CacheWatch {
     std::unique_ptr<http::HttpFetch> fetch;
     std::unique_ptr<http::EventLoop::Timer> next;
     int status = 0;
-    std::string line;     // what has come of it
-    bool begun = false;   // the snapshot is here
-    bool said = false;    // that there is none
-    uint64_t source = 0;  // of the events' follower; 0: it is followed over HTTP
+    std::string line;    // what has come of it
+    bool begun = false;  // the snapshot is here
+    bool said = false;   // that there is none
   };
-  void begin_events(Follower& follower, const kv_events::EventSource& source);
-  void hear_events(const std::pair<const WorkerGroup*, size_t>& key, uint64_t source,
-                   const std::optional<serve::CacheNews>& news);
   void begin(Follower& follower);
   absl::Status receive(Follower& follower, std::string_view bytes);
   void broken(Follower& follower, const absl::Status& why);
@@ -63,7 +52,6 @@ class CacheWatch {
   const std::chrono::milliseconds again_;
   uint64_t lost_ = 0;
   std::map<std::pair<const WorkerGroup*, size_t>, Follower> followers_;
-  std::unique_ptr<kv_events::EventFollower> events_;
 };
 
 }  // namespace baton::engine::router

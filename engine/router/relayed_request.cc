@@ -105,9 +105,7 @@ void RelayedRequest::attempt(Leg& leg) {
   if (leg.relay->lacks_ids()) start_over(leg);  // retry() has seen to it that nothing was shown
   bool resume = leg.relay->tokens_seen() > 0;
   const auto pick = [&] {
-    attempt.decode =
-        Place(decode, decode.pick(leg.key, leg.failed, leg.model,
-                                  workers_.moves_from_nearest(leg.key->tokens), resume));
+    attempt.decode = Place(decode, decode.pick(leg.key, leg.failed, leg.model, resume));
   };
   pick();
   if (!attempt.decode.has_value() && resume && !request_->stream) {
@@ -149,11 +147,6 @@ http::HttpHeaders RelayedRequest::headers() const {
   // Workers are asked for streams, and would take its patience for one with the first token.
   if (!request_->stream) headers.emplace_back(http::kWaitsForHeader, "answer");
   return headers;
-}
-
-// What the KV that its decode worker lacks costs on its way there, from each prefill worker.
-std::vector<double> RelayedRequest::moves(const Attempt& attempt) const {
-  return workers_.moves_to(workers_.decode.places[*attempt.decode], attempt.decode.missing());
 }
 
 void RelayedRequest::post(Leg& leg, Attempt& attempt, std::vector<http::SharedBytes> body) {
@@ -273,8 +266,7 @@ bool RelayedRequest::hedge(Leg& leg, Late who) {
   leg.hedge = std::make_unique<Attempt>();
   Attempt& hedge = *leg.hedge;
   hedge.for_prefill = who == Late::kPrefill;
-  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model,
-                                           workers_.moves_from_nearest(leg.key->tokens), resume));
+  hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model, resume));
   // The prefill worker may be what does not answer: another one, or none. One that has to be asked
   // first is none.
   std::vector<size_t> asked;

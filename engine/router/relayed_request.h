@@ -89,7 +89,6 @@ class RelayedRequest : public std::enable_shared_from_this<RelayedRequest> {
   void ask_more();
   void attempt(Leg& leg);
   void start_over(Leg& leg);
-  std::vector<double> moves(const Attempt& attempt) const;
   // Picks among prefill workers that could hand over to its decode worker in one of these ways; the
   // picked one has a way.
   Way pick_prefill(const Leg& leg, Attempt& attempt, std::vector<size_t> avoid, bool by_params);

@@ -34,8 +34,7 @@ Way RelayedRequest::pick_prefill(const Leg& leg, Attempt& attempt, std::vector<s
   }
   const WorkerPicker::Model model = workers_.decode.picker.model(to);
   if (!prefill.picker.has_other(avoid, model)) return Way::kNone;
-  attempt.prefill =
-      Place(prefill.picker, prefill.picker.pick(leg.key, avoid, model, moves(attempt)));
+  attempt.prefill = Place(prefill.picker, prefill.picker.pick(leg.key, avoid, model));
   return way(*attempt.prefill);
 }
 

@@ -31,33 +31,14 @@ using Exchange = std::shared_ptr<http::HttpExchange>;
 constexpr size_t kParsing = 4096;  // requests that wait to be parsed, at most
 constexpr size_t kMaxListBytes = size_t{1} << 20;
 
-absl::StatusOr<std::vector<ListedWorker>> parse_workers(const std::vector<std::string>& texts) {
-  std::vector<ListedWorker> listed;
-  for (const std::string& text : texts) {
-    absl::StatusOr<ListedWorker> worker = parse_worker(text);
-    if (!worker.ok()) return worker.status();
-    listed.push_back(*std::move(worker));
-  }
-  return listed;
-}
-
-std::vector<http::HttpUrl> urls_of(const std::vector<ListedWorker>& listed) {
+absl::StatusOr<std::vector<http::HttpUrl>> parse_urls(const std::vector<std::string>& texts) {
   std::vector<http::HttpUrl> urls;
-  for (const ListedWorker& worker : listed) urls.push_back(worker.url);
-  return urls;
-}
-
-bool publishes(const std::vector<ListedWorker>& listed) {
-  return std::any_of(listed.begin(), listed.end(),
-                     [](const ListedWorker& worker) { return worker.events.has_value(); });
-}
-
-// Where they are and how they tell what they have cached.
-void note_listed(const std::vector<ListedWorker>& listed, WorkerGroup* group) {
-  for (size_t i = 0; i < listed.size(); ++i) {
-    group->places[i] = listed[i].place;
-    group->events[i] = listed[i].events;
+  for (const std::string& text : texts) {
+    absl::StatusOr<http::HttpUrl> url = http::HttpUrl::parse(text);
+    if (!url.ok()) return url.status();
+    urls.push_back(*std::move(url));
   }
+  return urls;
 }
 
 std::string worker_metrics(const Workers& workers) {
@@ -112,7 +93,6 @@ struct Router::Impl {
     workers.max_retries = options.max_retries;
     workers.comeback = options.comeback;
     workers.api_key = options.api_key;
-    workers.move_cost = options.move_cost;
     workers.loop = listener.loop();
     workers.ask = [this](WorkerGroup& group, size_t worker) { health.ask(group, worker); };
   }
@@ -138,12 +118,11 @@ struct Router::Impl {
   void watch_list();
   void look_at_list();
   void take_list(const ListedWorkers& listed);
-  void take(WorkerGroup& group, const std::vector<ListedWorker>& listed);
+  void take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed);
   void proxy(const Exchange& exchange);
   void ask_next(const Exchange& exchange, std::vector<size_t> left);
   json health_page(bool* usable);
   std::string metrics_page();
-  std::string event_metrics();
 
   const RouterOptions options;
   // Bytes of unanswered requests; exchanges may outlive the router.
@@ -208,12 +187,12 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     // What a worker would refuse it shall refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
-      std::vector<BlockNames> names = workers.decode.picker.names();
-      for (const BlockNames& each : workers.prefill.picker.names()) {
-        if (std::find(names.begin(), names.end(), each) == names.end()) names.push_back(each);
+      std::vector<serve::BlockHash> models = workers.decode.picker.models();
+      for (const serve::BlockHash& each : workers.prefill.picker.models()) {
+        if (std::find(models.begin(), models.end(), each) == models.end()) models.push_back(each);
       }
       for (const std::vector<int32_t>& tokens : *prompts) {
-        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, names)));
+        keys.push_back(std::make_shared<PromptKey>(token_key(tokens, models)));
       }
       return keys;
     }
@@ -270,18 +249,9 @@ void Router::Impl::take_list(const ListedWorkers& listed) {
   take(workers.decode, listed.decode);
 }
 
-void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& listed) {
+void Router::Impl::take(WorkerGroup& group, const std::vector<http::HttpUrl>& listed) {
   for (size_t i = 0; i < group.size(); ++i) {
-    const auto entry = std::find_if(listed.begin(), listed.end(), [&](const ListedWorker& worker) {
-      return worker.url == group.urls[i];
-    });
-    const bool gone = entry == listed.end();
-    if (!gone) group.places[i] = entry->place;
-    if (!gone && group.events[i] != entry->events) {
-      group.events[i] = entry->events;
-      caches.leave(group, i);
-      if (follows_caches() && !group.picker.is_gone(i)) caches.follow(group, i);
-    }
+    const bool gone = std::find(listed.begin(), listed.end(), group.urls[i]) == listed.end();
     if (gone == group.picker.is_gone(i)) continue;
     group.picker.set_gone(i, gone);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s %s", group.role, group.name(i),
@@ -293,11 +263,9 @@ void Router::Impl::take(WorkerGroup& group, const std::vector<ListedWorker>& lis
       if (follows_caches()) caches.follow(group, i);
     }
   }
-  for (const ListedWorker& entry : listed) {
-    if (std::find(group.urls.begin(), group.urls.end(), entry.url) != group.urls.end()) continue;
-    const size_t worker = group.add(entry.url);
-    group.places[worker] = entry.place;
-    group.events[worker] = entry.events;
+  for (const http::HttpUrl& url : listed) {
+    if (std::find(group.urls.begin(), group.urls.end(), url) != group.urls.end()) continue;
+    const size_t worker = group.add(url);
     base::log_event(base::LogLevel::kInfo, "router: %s worker %s joins", group.role,
                     group.name(worker));
     if (follows_caches()) caches.follow(group, worker);
@@ -391,38 +359,8 @@ json Router::Impl::health_page(bool* usable) {
   return page;
 }
 
-// Metrics of the workers that publish cache events.
-std::string Router::Impl::event_metrics() {
-  std::string page;
-  serve::PrometheusPage out("baton_router_kv_event_", {}, &page);
-  const auto print = [&](const char* name, const char* help, auto value) {
-    out.header(name, help, "counter");
-    for (const WorkerGroup* group : {&workers.decode, &workers.prefill}) {
-      for (size_t i = 0; i < group->size(); ++i) {
-        const auto stats = caches.event_stats(*group, i);
-        if (!stats.has_value()) continue;
-        out.line(name, serve::PrometheusPage::label("worker", group->name(i)), value(*stats));
-      }
-    }
-  };
-  using Stats = const kv_events::SourceStats&;
-  print("batches_total", "Batches of KV events that came.",
-        [](Stats stats) { return stats.order.batches; });
-  print("gaps_total", "Times that batches were missing.",
-        [](Stats stats) { return stats.order.gaps; });
-  print("batches_replayed_total", "Missing batches that came again.",
-        [](Stats stats) { return stats.order.replayed; });
-  print("restarts_total", "Times that the publisher had restarted.",
-        [](Stats stats) { return stats.order.restarts; });
-  print("forgotten_total", "Times that the cache's contents became unknown.",
-        [](Stats stats) { return stats.order.forgotten; });
-  print("blocks_left_out_total", "Blocks that cannot be known by their tokens.",
-        [](Stats stats) { return stats.left_out; });
-  return page;
-}
-
 std::string Router::Impl::metrics_page() {
-  std::string page = worker_metrics(workers) + event_metrics();
+  std::string page = worker_metrics(workers);
   serve::PrometheusPage out("baton_router_", {}, &page);
   const auto count = [&](const char* name, const char* help, uint64_t value) {
     out.single(name, help, "counter", value);
@@ -514,16 +452,11 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     if (options.decode.empty()) {
       return absl::InvalidArgumentError("a router needs at least one --decode URL");
     }
-    auto prefill = parse_workers(options.prefill);
+    auto prefill = parse_urls(options.prefill);
     if (!prefill.ok()) return prefill.status();
-    auto decode = parse_workers(options.decode);
+    auto decode = parse_urls(options.decode);
     if (!decode.ok()) return decode.status();
     listed = {*std::move(prefill), *std::move(decode)};
-  }
-  if (options.tokenizer.empty() && (publishes(listed.prefill) || publishes(listed.decode))) {
-    return absl::InvalidArgumentError(
-        "kv_events= needs --tokenizer: blocks are known by their tokens, and without it a router "
-        "has none");
   }
   std::shared_ptr<http::HttpTrust> trust;
   if (!options.worker_ca.empty()) {
@@ -531,12 +464,10 @@ absl::StatusOr<std::unique_ptr<Router>> Router::start(RouterOptions options) {
     if (!loaded.ok()) return loaded.status();
     trust = *std::move(loaded);
   }
-  auto impl =
-      std::make_unique<Impl>(std::move(options), urls_of(listed.prefill), urls_of(listed.decode));
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(listed.prefill),
+                                     std::move(listed.decode));
   impl->workers.trust = std::move(trust);
   impl->last_list = std::move(list);
-  note_listed(listed.prefill, &impl->workers.prefill);
-  note_listed(listed.decode, &impl->workers.decode);
   if (!impl->options.tokenizer.empty()) {
     const std::string& directory = impl->options.tokenizer;
     absl::StatusOr<Tokenizer> tokenizer = Tokenizer::load(directory + "/tokenizer.json");

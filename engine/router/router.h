@@ -1,14 +1,14 @@
 // The router: one address for a set of prefill and decode workers.
 //
-// For each request it picks a prefill and a decode worker by what they have cached, what they have
-// to do (engine/router/worker_picker.h) and how far they are from each other, tells decode where
-// the prompt's KV can be had, and streams the tokens back. When a worker dies, before or during a
-// stream, another goes on: no token is repeated and none is lost. A worker that is only slow, or
-// full, is not taken for dead: its health is asked for by itself, and what it refuses (429) is
-// offered to the others once and then refused here. One that shows nothing for longer than expected
-// has its requests asked of another as well, and soon where it does not even say how it is. These
-// stay below a part of the requests, and so do retries of what a worker answered with an error
-// (RetryBudget); what a dead worker was asked is asked of another in any case.
+// For each request it picks a prefill and a decode worker by what they have cached and what they
+// have to do (engine/router/worker_picker.h), tells decode where the prompt's KV can be had, and
+// streams the tokens back. When a worker dies, before or during a stream, another goes on: no token
+// is repeated and none is lost. A worker that is only slow, or full, is not taken for dead: its
+// health is asked for by itself, and what it refuses (429) is offered to the others once and then
+// refused here. One that shows nothing for longer than expected has its requests asked of another
+// as well, and soon where it does not even say how it is. These stay below a part of the requests,
+// and so do retries of what a worker answered with an error (RetryBudget); what a dead worker was
+// asked is asked of another in any case.
 //
 // Workers may be `baton serve` or another make's that speaks vLLM's kv_transfer_params, as halves
 // of pairs too (engine/router/prefill_ask.h); what each is, its answers tell (health_watch.h).
@@ -34,7 +34,7 @@ namespace baton::engine::router {
 struct RouterOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free port
-  // Each a URL, and what worker_list.h says may stand behind it.
+  // URLs.
   std::vector<std::string> prefill;  // none: decode workers compute prompts themselves
   std::vector<std::string> decode;   // at least one
   // A file that lists them instead (engine/router/worker_list.h). It is looked at every
@@ -44,7 +44,7 @@ struct RouterOptions {
   std::string workers_file;
   // The model's directory, of which tokenizer.json and the chat template are read. With it the
   // router makes the same tokens of a prompt as its workers, and knows what each of them has
-  // cached, since they tell (GET /v1/baton/kv_events, or as vLLM does). "": it goes by what it sent
+  // cached, since they tell (GET /v1/baton/kv_events). "": it goes by what it sent
   // where.
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
@@ -63,9 +63,6 @@ struct RouterOptions {
   // what it was asked is given to others.
   int health_misses = 2;
   std::chrono::milliseconds health_timeout = patient(std::chrono::milliseconds(2000));
-  // What moving a token's KV to a host next door costs, in tokens that are computed; further away,
-  // more (engine/router/worker_list.h). It counts where a prefill and a decode worker are chosen.
-  double move_cost = 0.125;
   std::string api_key;  // of clients, and for workers; "": none
   // For workers whose URL is https: a PEM file of the CAs of their certificates; "": the
   // system's.
@@ -79,9 +76,8 @@ struct RouterOptions {
 // Keeps no state that matters: a request that a dead router had in flight is simply sent again.
 class Router {
  public:
-  // InvalidArgument without decode workers, with a malformed URL or list, with a tokenizer that
-  // cannot be read, or without one where workers publish events; AlreadyExists if the port is
-  // taken. Workers need not be up yet.
+  // InvalidArgument without decode workers, with a malformed URL or list, or with a tokenizer that
+  // cannot be read; AlreadyExists if the port is taken. Workers need not be up yet.
   static absl::StatusOr<std::unique_ptr<Router>> start(RouterOptions options);
   ~Router();
 

@@ -2,7 +2,6 @@
 #include "engine/router/worker_picker.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "engine/kernels/kv_cache.h"
@@ -11,14 +10,6 @@
 namespace baton::engine::router {
 
 using serve::BlockHash;
-
-namespace {
-
-double of(std::span<const double> extra, size_t worker) {
-  return worker < extra.size() ? extra[worker] : 0;
-}
-
-}  // namespace
 
 PromptKey text_key(std::string_view prompt) {
   constexpr size_t kPiece = 256;
@@ -31,58 +22,52 @@ PromptKey text_key(std::string_view prompt) {
   return key;
 }
 
-PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names) {
-  PromptKey key{.chain = {}, .tokens = tokens.size(), .names = {}, .others = {}};
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockHash> models) {
+  PromptKey key{.chain = {}, .tokens = tokens.size(), .root = {}, .others = {}};
   if (tokens.empty()) return key;
   const std::span<const int32_t> shared = tokens.first(tokens.size() - 1);
-  const auto extend = [&](const BlockNames& by, PromptKey::Chain* chain) {
-    serve::extend_chain(shared, by.block_tokens, by.root, chain);
-  };
-  if (!names.empty()) key.names = names.front();
-  extend(key.names, &key.chain);
-  for (size_t i = 1; i < names.size(); ++i) {
-    key.others.emplace_back(names[i], PromptKey::Chain{});
-    extend(names[i], &key.others.back().second);
+  if (!models.empty()) key.root = models.front();
+  serve::extend_chain(shared, kBlockTokens, key.root, &key.chain);
+  for (size_t i = 1; i < models.size(); ++i) {
+    key.others.emplace_back(models[i], PromptKey::Chain{});
+    serve::extend_chain(shared, kBlockTokens, models[i], &key.others.back().second);
   }
   return key;
 }
 
-const PromptKey::Chain& PromptKey::under(const BlockNames& its_names) const {
+const PromptKey::Chain& PromptKey::under(const BlockHash& model) const {
   static const Chain kNone;
-  if (its_names == names) return chain;
+  if (model == root) return chain;
   for (const auto& [other, its_chain] : others) {
-    if (other == its_names) return its_chain;
+    if (other == model) return its_chain;
   }
   return kNone;
 }
 
 size_t WorkerPicker::held(const Worker& worker, const PromptKey& key) const {
   if (key.tokens == 0) return 0;
-  const BlockNames names = names_of(worker, key);
-  const PromptKey::Chain& chain = key.under(names);
+  const PromptKey::Chain& chain = chain_at(worker, key);
   size_t blocks = 0;
   while (blocks < chain.size() &&
          (worker.cached.contains(chain[blocks]) || worker.promised.contains(chain[blocks]))) {
     ++blocks;
   }
-  return blocks * static_cast<size_t>(names.block_tokens);
+  return blocks * kBlockTokens;
 }
 
-size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key, double extra) const {
+size_t WorkerPicker::cost(const Worker& worker, const PromptKey& key) const {
   // Into a cache that is full of what others may ask for again, no more of that should go.
   size_t least = kept(worker);
   for (const Worker& other : workers_) {
     if (!other.gone && other.up && other.stats.cache_known) least = std::min(least, kept(other));
   }
   return worker.stats.computing + key.tokens - held(worker, key) +
-         kRequestTokens * worker.stats.in_flight + (kept(worker) - least) / kKeptPart +
-         static_cast<size_t>(extra);
+         kRequestTokens * worker.stats.in_flight + (kept(worker) - least) / kKeptPart;
 }
 
 void WorkerPicker::note_again(Worker& worker, const PromptKey& key, size_t hit) {
-  const BlockNames names = names_of(worker, key);
-  const PromptKey::Chain& chain = key.under(names);
-  for (size_t i = 0; i < hit / static_cast<size_t>(names.block_tokens); ++i) {
+  const PromptKey::Chain& chain = chain_at(worker, key);
+  for (size_t i = 0; i < hit / kBlockTokens; ++i) {
     if (worker.cached.contains(chain[i])) worker.again.insert(chain[i]);
   }
 }
@@ -117,21 +102,18 @@ std::vector<size_t> WorkerPicker::usable(std::span<const size_t> avoid, const Mo
   return best;
 }
 
-size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates,
-                              std::span<const double> extra) const {
+size_t WorkerPicker::by_cache(const PromptKey& key, std::span<const size_t> candidates) const {
   // At equal cost, prefer the worker that had less to do so far: its cache has more room.
   return *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::pair(cost(workers_[a], key, of(extra, a)), workers_[a].given) <
-           std::pair(cost(workers_[b], key, of(extra, b)), workers_[b].given);
+    return std::pair(cost(workers_[a], key), workers_[a].given) <
+           std::pair(cost(workers_[b], key), workers_[b].given);
   });
 }
 
-size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates,
-                              std::span<const double> extra) {
-  // Tokens are not known, so these do not compare: of those that are as busy, the nearest.
+size_t WorkerPicker::by_guess(const PromptKey& key, std::span<const size_t> candidates) {
   size_t best = *std::min_element(candidates.begin(), candidates.end(), [&](size_t a, size_t b) {
-    return std::tuple(workers_[a].stats.in_flight, of(extra, a), workers_[a].given) <
-           std::tuple(workers_[b].stats.in_flight, of(extra, b), workers_[b].given);
+    return std::pair(workers_[a].stats.in_flight, workers_[a].given) <
+           std::pair(workers_[b].stats.in_flight, workers_[b].given);
   });
   for (size_t i = key.chain.size(); i-- > 0;) {
     const auto it = prefixes_.find(key.chain[i]);
@@ -158,16 +140,15 @@ size_t WorkerPicker::by_hash(const PromptKey& key, std::span<const size_t> candi
 
 std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const PromptKey> key,
                                                      std::span<const size_t> avoid,
-                                                     const Model& model,
-                                                     std::span<const double> extra, bool resume) {
+                                                     const Model& model, bool resume) {
   const std::lock_guard lock(mutex_);
   const std::vector<size_t> candidates = usable(avoid, model, resume);
   if (candidates.empty()) return std::nullopt;
   const bool known = by_ == PickBy::kCache && key->tokens > 0 && any_known();
   const bool hashed = by_ == PickBy::kHash && !key->chain.empty();
   const size_t best = hashed  ? by_hash(*key, candidates)
-                      : known ? by_cache(*key, candidates, extra)
-                              : by_guess(*key, candidates, extra);
+                      : known ? by_cache(*key, candidates)
+                              : by_guess(*key, candidates);
   Worker& worker = workers_[best];
   const size_t hit = held(worker, *key);
   if (hit > 0) note_again(worker, *key, hit);
@@ -180,7 +161,7 @@ std::optional<WorkerPicker::Pick> WorkerPicker::pick(std::shared_ptr<const Promp
   worker.stats.hit_tokens += hit;
   const PromptKey::Chain* promised = nullptr;
   if (key->tokens > 0) {
-    promised = &key->under(names_of(worker, *key));
+    promised = &chain_at(worker, *key);
     for (const BlockHash& hash : *promised) ++worker.promised[hash];
   }
   const size_t own = key->tokens > 0 ? computing : kRequestTokens * (key->chain.size() + 1);
@@ -293,8 +274,6 @@ bool WorkerPicker::has_other(std::span<const size_t> avoid, const Model& model, 
 void WorkerPicker::use_model(Worker& worker, const BlockHash& root) {
   if (worker.model == root) return;
   worker.model = root;
-  if (!worker.names_a_model) return;  // what is cached says itself when it begins anew
-  worker.names = BlockNames{root};
   forget(worker);
 }
 
@@ -308,13 +287,13 @@ WorkerPicker::Model WorkerPicker::model(size_t worker) const {
   return workers_[worker].model;
 }
 
-std::vector<BlockNames> WorkerPicker::names() const {
+std::vector<BlockHash> WorkerPicker::models() const {
   const std::lock_guard lock(mutex_);
-  std::vector<BlockNames> all;
+  std::vector<BlockHash> all;
   for (const Worker& worker : workers_) {
-    if (worker.gone || !worker.names.has_value()) continue;
-    if (std::find(all.begin(), all.end(), *worker.names) == all.end()) {
-      all.push_back(*worker.names);
+    if (worker.gone || !worker.model.has_value()) continue;
+    if (std::find(all.begin(), all.end(), *worker.model) == all.end()) {
+      all.push_back(*worker.model);
     }
   }
   return all;
@@ -324,11 +303,7 @@ bool WorkerPicker::tell(size_t index, const serve::CacheNews& news) {
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_[index];
   PickStats& stats = worker.stats;
-  if (news.snapshot) {
-    worker.names_a_model = news.names_a_model;
-    if (news.names_a_model) use_model(worker, news.root);
-    worker.names = BlockNames{news.root, news.block_tokens};
-  }
+  if (news.snapshot) use_model(worker, news.root);
   const bool follows = news.snapshot || (stats.cache_known && news.changes >= stats.cache_changes);
   if (news.snapshot) forget(worker);
   for (const BlockHash& hash : news.removed) {

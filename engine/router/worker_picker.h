@@ -31,29 +31,22 @@ enum class PickBy : uint8_t {
   kHash,   // always the same worker for the same beginning, busy or not: for comparison
 };
 
-// How a worker names its blocks: what its chains begin with, and how many tokens a block has.
-struct BlockNames {
-  serve::BlockHash root;
-  int block_tokens = kBlockTokens;
-  friend bool operator==(const BlockNames&, const BlockNames&) = default;
-};
-
 // What a prompt has in common with others.
 struct PromptKey {
   using Chain = std::vector<serve::BlockHash>;
-  Chain chain;        // of pieces that can be shared, from its beginning
-  size_t tokens = 0;  // of the whole prompt; 0: the pieces are of text
-  BlockNames names;   // of `chain`, where the pieces are blocks
-  std::vector<std::pair<BlockNames, Chain>> others;  // the same, by other names
+  Chain chain;            // of pieces that can be shared, from its beginning
+  size_t tokens = 0;      // of the whole prompt; 0: the pieces are of text
+  serve::BlockHash root;  // of the model by which `chain` names blocks
+  std::vector<std::pair<serve::BlockHash, Chain>> others;  // the same, by other models
 
-  // Empty for names that were not known when the key was made.
-  const Chain& under(const BlockNames& its_names) const;
+  // Empty for a model that was not known when the key was made.
+  const Chain& under(const serve::BlockHash& model) const;
 };
 // The names of a text's first 64 pieces of 256 bytes.
 PromptKey text_key(std::string_view prompt);
 // The names of a prompt's blocks as workers see them, except the last token's, which is always
-// computed; by each of these names.
-PromptKey token_key(std::span<const int32_t> tokens, std::span<const BlockNames> names = {});
+// computed; by each of these models.
+PromptKey token_key(std::span<const int32_t> tokens, std::span<const serve::BlockHash> models = {});
 
 struct PickStats {
   size_t in_flight = 0;
@@ -84,11 +77,9 @@ class WorkerPicker {
   // all.
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
-  // `extra`: what each worker costs besides, in tokens; those that it does not reach: nothing.
   // `resume`: never one that cannot go on with an answer that has begun.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
-                           const Model& model = std::nullopt, std::span<const double> extra = {},
-                           bool resume = false);
+                           const Model& model = std::nullopt, bool resume = false);
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
@@ -116,8 +107,8 @@ class WorkerPicker {
   // is not.
   void set_model(size_t worker, const serve::BlockHash& root);
   Model model(size_t worker) const;  // nothing while it has not said
-  // By which names workers tell of their blocks, or will: those of all of them, each once.
-  std::vector<BlockNames> names() const;
+  // By which models workers name their blocks: those of all of them, each once.
+  std::vector<serve::BlockHash> models() const;
 
   // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
   // changes without a snapshot, a count that goes back; then nothing is known of it.
@@ -143,9 +134,7 @@ class WorkerPicker {
     bool gone = false;
     bool resumes = true;
     Model model;
-    std::optional<BlockNames> names;  // of `cached`
-    bool names_a_model = true;        // they are of `model`
-    size_t given = 0;                 // tokens that it had to compute, ever
+    size_t given = 0;  // tokens that it had to compute, ever
     PickStats stats;
     absl::flat_hash_set<serve::BlockHash> cached;
     absl::flat_hash_set<serve::BlockHash> again;  // of these, what a later prompt had too
@@ -160,19 +149,14 @@ class WorkerPicker {
   };
   // In tokens.
   size_t held(const Worker& worker, const PromptKey& key) const;
-  size_t cost(const Worker& worker, const PromptKey& key, double extra) const;
+  size_t cost(const Worker& worker, const PromptKey& key) const;
   // The part of its cache that was requested again.
-  static size_t kept(const Worker& worker) {
-    return worker.again.size() *
-           static_cast<size_t>(worker.names.value_or(BlockNames{}).block_tokens);
-  }
+  static size_t kept(const Worker& worker) { return worker.again.size() * kBlockTokens; }
   static void note_again(Worker& worker, const PromptKey& key, size_t hit);
   static void forget(Worker& worker);
   bool any_known() const;
-  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates,
-                  std::span<const double> extra) const;
-  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates,
-                  std::span<const double> extra);
+  size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
+  size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
   // Those that are as good as any by what is known of their health; none is better than these.
   std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model, bool resume) const;
@@ -180,8 +164,8 @@ class WorkerPicker {
     return !model.has_value() || !worker.model.has_value() || *worker.model == *model;
   }
   void use_model(Worker& worker, const serve::BlockHash& root);
-  static BlockNames names_of(const Worker& worker, const PromptKey& key) {
-    return worker.names.value_or(key.names);
+  static const PromptKey::Chain& chain_at(const Worker& worker, const PromptKey& key) {
+    return key.under(worker.model.value_or(key.root));
   }
 
   const PickBy by_;

@@ -15,9 +15,7 @@
 
 #include "engine/http/event_loop.h"
 #include "engine/http/http_fetch.h"
-#include "engine/kv_events/config.h"
 #include "engine/router/expected_wait.h"
-#include "engine/router/worker_list.h"
 #include "engine/router/worker_picker.h"
 
 namespace baton::engine::router {
@@ -119,15 +117,11 @@ struct WorkerGroup {
         addresses(urls.size()),
         why_down(urls.size()),
         models(urls.size()),
-        places(urls.size()),
-        events(urls.size()),
         ways(urls.size()),
         agents(urls.size()),
         pulses(urls.size()),
         standings(urls.size()),
-        picker(urls.size(), by) {
-    for (size_t i = 0; i < urls.size(); ++i) places[i] = urls[i].host;
-  }
+        picker(urls.size(), by) {}
 
   size_t size() const { return urls.size(); }
   std::string name(size_t worker) const { return urls[worker].text(); }
@@ -145,8 +139,6 @@ struct WorkerGroup {
     urls.push_back(std::move(url));
     addresses.emplace_back();
     models.emplace_back();
-    places.push_back(urls.back().host);
-    events.emplace_back();
     ways.emplace_back();
     agents.emplace_back();
     pulses.emplace_back();
@@ -160,9 +152,6 @@ struct WorkerGroup {
   std::vector<std::string> addresses;  // of prefill workers' connectors; "" while unknown
   std::vector<std::string> why_down;   // of those that are
   std::vector<std::string> models;     // fingerprints; "" while unknown
-  std::vector<std::string> places;     // see worker_list.h
-  // Where those that do not tell at their URL what they have cached do so.
-  std::vector<std::optional<kv_events::EventSource>> events;
   std::vector<Ways> ways;
   std::vector<KvAgent> agents;  // of prefill workers that have said or answered so
   std::vector<Pulse> pulses;
@@ -197,7 +186,6 @@ struct Workers {
   int max_retries = 3;  // in a row without a new token
   uint64_t retried = 0;
   Time comeback{};               // how long a decode worker that went down is expected back
-  double move_cost = 0;          // of a token's KV to a host next door, in tokens that are computed
   uint64_t hedged = 0;           // asked of another worker as well
   uint64_t hedges_won = 0;       // which was quicker
   uint64_t found_stuck = 0;      // workers
@@ -261,29 +249,6 @@ struct Workers {
   bool lacks_decode(size_t worker) const {
     const Ways& its = prefill.ways[worker];
     return its.known && !its.own && !any(decode, &Ways::params);
-  }
-  // What the KV of so many tokens costs on its way from each prefill worker to this place.
-  std::vector<double> moves_to(const std::string& place, size_t tokens) const {
-    std::vector<double> costs;
-    for (const std::string& from : prefill.places) {
-      costs.push_back(static_cast<double>(tokens) *
-                      router::move_cost(distance(from, place), move_cost));
-    }
-    return costs;
-  }
-  // The same to each decode worker, from the nearest prefill worker that is up.
-  std::vector<double> moves_from_nearest(size_t tokens) const {
-    std::vector<double> costs;
-    for (const std::string& place : decode.places) {
-      const std::vector<double> moves = moves_to(place, tokens);
-      double least = -1;
-      for (size_t i = 0; i < moves.size(); ++i) {
-        if (prefill.picker.is_gone(i) || !prefill.picker.is_up(i)) continue;
-        if (least < 0 || moves[i] < least) least = moves[i];
-      }
-      costs.push_back(std::max(least, 0.0));
-    }
-    return costs;
   }
   // What workers are to be asked with.
   http::HttpHeaders headers() const {

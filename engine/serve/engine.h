@@ -56,7 +56,6 @@ struct EngineOptions {
   size_t max_sequences = 16;      // in one step; at most token_budget
   bool prefix_cache = true;       // reuse the KV of prompts that begin alike
   int threads = 1;                // that compute; 0: one per CPU
-  std::vector<int> cpus;          // to pin them to; see ComputePool
   size_t min_remote_tokens = 32;  // kDecode: fewer missing prompt tokens are computed here
   LoadFailurePolicy on_load_failure = LoadFailurePolicy::kRecompute;
   Time load_timeout = patient(std::chrono::seconds(60));
@@ -155,9 +154,6 @@ class Engine {
   // What others may know of the prefix cache: BlockManager::watch() and news().
   void watch_cache(bool on) { blocks_.watch(on); }
   CacheNews cache_news(bool snapshot) { return blocks_.news(snapshot); }
-  // Every step of it: BlockManager::record() and take_events().
-  void record_cache(bool on) { blocks_.record(on); }
-  std::vector<CacheEvent> take_cache_events() { return blocks_.take_events(); }
   // The weights' (Model::fingerprint()).
   const std::string& fingerprint() const { return model_.fingerprint(); }
   // Counts all blocks again; for tests.

@@ -29,7 +29,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, EngineOptions opt
       connector_(connector),
       clock_(options_.clock != nullptr ? *options_.clock : Clock::steady()),
       liveness_(clock_),
-      pool_(options_.runner == nullptr ? options_.threads : 1, options_.cpus),
+      pool_(options_.runner == nullptr ? options_.threads : 1),
       max_context_(options_.limits().max_context(model)),
       blocks_(options_.blocks),
       scheduler_(

@@ -135,17 +135,6 @@ void EngineThread::unwatch_cache(uint64_t id) {
   watchers_.erase(id);
 }
 
-void EngineThread::record_cache(CacheRecorder listener) {
-  const std::lock_guard lock(mutex_);
-  recorder_ = std::move(listener);
-}
-
-void EngineThread::tell_recorder() {
-  if (!recording_) return;
-  const std::vector<CacheEvent> events = engine_.take_cache_events();
-  if (!events.empty()) recording_(events);
-}
-
 void EngineThread::tell_watchers() {
   std::vector<std::shared_ptr<Watcher>> watchers;
   {
@@ -193,11 +182,6 @@ bool EngineThread::take_commands() {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
     busy_ |= !commands.empty();
-    // Before the first request that came behind it is looked at.
-    if (recorder_) {
-      recording_ = std::exchange(recorder_, nullptr);
-      engine_.record_cache(true);
-    }
     add(std::exchange(queued_, {}), &backlog_);  // until it is counted again
   }
   stepping_ = false;
@@ -268,7 +252,6 @@ void EngineThread::loop() {
     take_notes(stepped, Clock::steady().now() - begin);
     refuse_late();
     tell_watchers();
-    tell_recorder();
     if (const Time now = Clock::steady().now(); !stepped || now - described > 100ms) {
       kvtransfer::KvConnectorStats connector_stats = engine_.connector_stats();
       const std::lock_guard lock(mutex_);

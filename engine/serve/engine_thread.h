@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -56,10 +55,6 @@ class EngineThread {
   using CacheListener = std::function<void(const CacheNews*)>;
   uint64_t watch_cache(CacheListener listener);
   void unwatch_cache(uint64_t id);
-  // Every step of the prefix cache, from the first request that is submitted behind this call on:
-  // `listener` hears what one step of the engine has done to it, on the engine's thread.
-  using CacheRecorder = std::function<void(std::span<const CacheEvent>)>;
-  void record_cache(CacheRecorder listener);
   const std::string& fingerprint() const { return engine_.fingerprint(); }
 
   // Waits for no lock: the engine may be stuck with one.
@@ -79,7 +74,6 @@ class EngineThread {
   bool take_commands();
   void refuse_commands();
   void tell_watchers();
-  void tell_recorder();
   void end_watchers();
   void count_before_telling(Request* request);
   void take_notes(bool stepped, Time busy);
@@ -104,8 +98,6 @@ class EngineThread {
   };
   absl::flat_hash_map<uint64_t, std::shared_ptr<Watcher>> watchers_;
   bool watching_ = false;  // the engine notes changes; for the engine's thread
-  CacheRecorder recorder_;
-  CacheRecorder recording_;  // the same, on the engine's thread
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> stop_{false};
   bool ended_ = false;  // no thread takes commands any more

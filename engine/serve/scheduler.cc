@@ -295,11 +295,7 @@ void Scheduler::publish(Sequence* sequence) {
   for (; sequence->published < full; ++sequence->published) {
     const uint32_t block = sequence->blocks[sequence->published];
     const BlockHash& hash = sequence->chain[sequence->published];
-    const size_t begin = sequence->published * kBlockTokens;
-    blocks_.publish(block, hash, std::span(sequence->tokens).subspan(begin, kBlockTokens),
-                    sequence->published == 0
-                        ? std::nullopt
-                        : std::optional(sequence->chain[sequence->published - 1]));
+    blocks_.publish(block, hash);
     if (tiers_ != nullptr && blocks_.holds(block, hash)) tiers_->published(block, hash);
   }
 }

@@ -25,7 +25,6 @@ struct FollowerOptions {
   StepLimits limits;              // as rank 0's
   std::string_view role = "all";  // likewise
   int threads = 1;                // that compute; 0: one per CPU
-  std::vector<int> cpus;          // to pin them to; see ComputePool
   // This rank's, where rank 0 has one: the engine's calls to it are repeated here (kv_ranks.h).
   // Must outlive the follower.
   kvtransfer::KvConnector* connector = nullptr;
@@ -44,7 +43,7 @@ class Follower {
 
  private:
   Follower(Group& group, const Model& model, const FollowerOptions& options)
-      : group_(group), model_(model), pool_(options.threads, options.cpus) {}
+      : group_(group), model_(model), pool_(options.threads) {}
   absl::Status obey(const Command& command);
   absl::Status compute(const Command& command);
   bool idle();

@@ -15,6 +15,8 @@ using Sum = internal::VectorSum;
 
 static_assert(kernels::kMaxSources == internal::VectorSums::kMostSources);
 
+constexpr const char* kOfSum = "a sum";  // for texts
+
 constexpr size_t bytes_of(Sum::Element element) {
   constexpr std::array<size_t, kernels::kSumElements> kSizes = {4, 2, 2, 8, 1, 1, 4, 8};
   return kSizes[static_cast<size_t>(element)];
@@ -42,13 +44,48 @@ absl::StatusOr<std::unique_ptr<KernelSums>> KernelSums::create(const Device& dev
                                                                const SumCosts& sums) {
   if (absl::Status status = device.alive(); !status.ok()) return status;
   std::unique_ptr<KernelSums> made(new KernelSums(device, launcher, copies, sums));
-  if (absl::Status status = made->start(kSlots, kShare); !status.ok()) return status;
+  if (absl::Status status = made->start(); !status.ok()) return status;
   for (Work& work : made->work_) work.sources.reserve(kMostSources);
   return made;
 }
 
+absl::Status KernelSums::start() {
+  auto slab = DeviceSlab::create(device_, kSlots * kShare, {.rdma = false, .shareable = false});
+  if (!slab.ok()) return slab.status();
+  slab_ = *std::move(slab);
+  auto pages = RegisteredPages::make(device_, kSlots * kShare);
+  if (!pages.ok()) return pages.status();
+  pages_ = *std::move(pages);
+  const Device::Current current(device_);
+  absl::Status status = current.status();
+  for (Stream& stream : streams_) {
+    if (!status.ok()) break;
+    Stream made = nullptr;
+    status =
+        device_.check(device_.driver().cuStreamCreateWithPriority(&made, kStreamNonBlocking, 0),
+                      "making a stream for a sum");
+    if (status.ok()) stream = made;
+  }
+  for (Work& work : work_) {
+    if (status.ok()) status = work.slot.make(device_, kOfSum);
+  }
+  return status;
+}
+
+// All ends before the pins do.
 KernelSums::~KernelSums() {
-  wait_for_all();  // before the pins end
+  ending_ = true;  // no part follows those on their way
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    while (work_[slot].slot.busy) ended(slot);
+  }
+  device_.give_back([&] {
+    for (const Work& work : work_) {
+      if (work.slot.event != nullptr) device_.driver().cuEventDestroy(work.slot.event);
+    }
+    for (const Stream stream : streams_) {
+      if (stream != nullptr) device_.driver().cuStreamDestroy(stream);
+    }
+  });
 }
 
 absl::Status KernelSums::pin(absl::Span<std::byte> memory) {
@@ -70,7 +107,27 @@ absl::Status KernelSums::begin(size_t number, const Sum& sum) {
   work.sources.assign(sum.sources.begin(), sum.sources.end());
   work.sum.sources = work.sources;
   work.done = work.part = 0;
-  return begin_parts(number, sum.count != 0);
+  work.slot.status = absl::OkStatus();
+  return sum.count == 0 || queue(number) ? absl::OkStatus() : work.slot.status;
+}
+
+bool KernelSums::queue(size_t number) {
+  StreamSlot& slot = work_[number].slot;
+  bool any = false;
+  slot.status.Update(queue_part(number, any));
+  if (!any) return false;
+  // Part of it may be on its way also after an error.
+  const Device::Current current(device_);
+  slot.record(device_, stream(number), kOfSum, current.status());
+  return true;
+}
+
+std::optional<absl::Status> KernelSums::ended(size_t number) {
+  StreamSlot& slot = work_[number].slot;
+  if (!slot.busy) return slot.status;
+  if (!slot.over(device_, stream(number), kOfSum)) return std::nullopt;
+  if (!slot.status.ok() || !part_ended(number) || ending_ || !queue(number)) return slot.status;
+  return std::nullopt;
 }
 
 absl::Status KernelSums::queue_part(size_t number, bool& any) {
@@ -83,7 +140,7 @@ absl::Status KernelSums::queue_part(size_t number, bool& any) {
   const size_t room = room_of(sum);
   work.part = std::min(sum.count - work.done, room / element);
   const size_t from = work.done * element, bytes = work.part * element;
-  const DevicePointer slab = device_share(number);
+  const DevicePointer slab = slab_->span().data + number * kShare;
   const auto queued = [&](Result result) {
     any |= result == kSuccess;
     return device_.check(

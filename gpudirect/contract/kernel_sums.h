@@ -11,18 +11,22 @@
 
 #include <array>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "gpudirect/contract/kernel_parts.h"
+#include "gpudirect/contract/stream_slot.h"
 #include "gpudirect/copies/planner.h"
 #include "gpudirect/copies/sum_costs.h"
+#include "gpudirect/device_memory.h"
 #include "gpudirect/launcher.h"
+#include "gpudirect/registered_pages.h"
 #include "transport/internal/device_memory.h"
 
 namespace baton::gpudirect {
 
 // Ends after its sums have; the device and the launcher outlive it.
-class KernelSums final : public internal::VectorSums, private KernelParts {
+class KernelSums final : public internal::VectorSums {
  public:
   static constexpr size_t kShare = 1 << 20;  // of a slot, of the slab and of pinned memory
 
@@ -34,12 +38,13 @@ class KernelSums final : public internal::VectorSums, private KernelParts {
 
   absl::Status pin(absl::Span<std::byte> memory) override;
   absl::Status begin(size_t slot, const internal::VectorSum& sum) override;
-  std::optional<absl::Status> ended(size_t slot) override { return parts_ended(slot); }
+  std::optional<absl::Status> ended(size_t slot) override;
   double seconds(const internal::VectorSum& sum) const override;
 
  private:
-  // A sum, and how far it is, in elements.
+  // A sum, and how far it is, in elements; its parts go one after the other.
   struct Work {
+    StreamSlot slot;
     internal::VectorSum sum;
     std::vector<internal::VectorSum::Source> sources;
     size_t done = 0;
@@ -49,14 +54,26 @@ class KernelSums final : public internal::VectorSums, private KernelParts {
 
   KernelSums(const Device& device, const Launcher& launcher, const CopyTable& copies,
              const SumCosts& sums)
-      : KernelParts(device, "a sum"), launcher_(launcher), copies_(copies), costs_(sums) {}
+      : device_(device), launcher_(launcher), copies_(copies), costs_(sums) {}
+  absl::Status start();
   bool pinned(const std::byte* at, size_t bytes) const;
-  absl::Status queue_part(size_t slot, bool& any) override;
-  bool part_ended(size_t slot) override;
+  Stream stream(size_t slot) const { return streams_[slot % streams_.size()]; }
+  std::byte* pinned_share(size_t slot) const { return pages_->as<std::byte>() + slot * kShare; }
+  // False: an error before anything was queued.
+  bool queue(size_t slot);
+  // `any`: something of it is queued, also after an error.
+  absl::Status queue_part(size_t slot, bool& any);
+  // A part has ended without an error. Whether there is another.
+  bool part_ended(size_t slot);
 
+  const Device& device_;
   const Launcher& launcher_;
   const CopyTable copies_;
   const SumCosts costs_;
+  bool ending_ = false;
+  std::unique_ptr<DeviceSlab> slab_;
+  std::unique_ptr<RegisteredPages> pages_;
+  std::array<Stream, 2> streams_{};  // so that copies of one slot pass by another's kernel
   std::array<Work, kSlots> work_;
   std::vector<std::pair<absl::Span<std::byte>, std::shared_ptr<void>>> pins_;
 };

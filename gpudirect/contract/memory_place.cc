@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "gpudirect/contract/kernel_conversions.h"
 #include "gpudirect/contract/kernel_sums.h"
 #include "gpudirect/contract/peer_mapping.h"
 #include "gpudirect/contract/slab_buffer.h"
@@ -334,13 +333,6 @@ absl::StatusOr<std::unique_ptr<internal::VectorSums>> CudaMemory::sums(int devic
     sums = *costs;
   }
   return KernelSums::create(there, **kernels, means.table, *sums);
-}
-
-absl::StatusOr<std::unique_ptr<internal::RowConversions>> CudaMemory::conversions(
-    int device) const {
-  const absl::StatusOr<const Launcher*> kernels = kernels_of(device);
-  if (!kernels.ok()) return kernels.status();
-  return KernelConversions::create((*kernels)->device(), **kernels);
 }
 
 absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> CudaMemory::allocate(int device,

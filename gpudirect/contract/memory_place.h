@@ -61,7 +61,6 @@ class CudaMemory final : public internal::DeviceMemory {
   absl::StatusOr<std::unique_ptr<internal::TransferGates>> gates(int device,
                                                                  size_t count) const override;
   absl::StatusOr<std::unique_ptr<internal::VectorSums>> sums(int device) const override;
-  absl::StatusOr<std::unique_ptr<internal::RowConversions>> conversions(int device) const override;
   absl::StatusOr<std::unique_ptr<internal::DeviceBuffer>> allocate(int device,
                                                                    size_t bytes) const override;
 

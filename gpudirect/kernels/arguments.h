@@ -15,7 +15,6 @@ namespace baton::gpudirect::kernels {
 // F(name, its arguments, threads of a block)
 #define BATON_KERNELS(F)                    \
   F(copy_pieces, CopyPieces, 256)           \
-  F(reshard, Reshard, 256)                  \
   F(reduce_sum, ReduceSum, 256)             \
   F(gather_rows, GatherRows, 256)           \
   F(round_rows, RoundRows, 256)             \
@@ -50,50 +49,6 @@ struct CopyPieces {
   uint32_t count = 0;
   uint32_t chunks = 0;  // kChunkBytes of the largest piece, rounded up
 };
-
-// Rows in three dimensions, each with its own distances (in bytes) at both ends: heads, tokens and
-// blocks of caches that are laid out differently.
-struct RowBox {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  std::byte* scales = nullptr;  // of the first row; fp32
-  uint32_t count[3] = {1, 1, 1};
-  int64_t from_stride[3] = {};
-  int64_t to_stride[3] = {};
-  int64_t scale_stride[3] = {};
-};
-enum class Conversion : uint32_t {
-  kNone,           // rows of bytes
-  kBf16ToFp8E4m3,  // as kvtransfer/kv_requantise.h defines it, to the bit
-  kF32ToFp8E4m3,   // likewise
-};
-struct Reshard {
-  const RowBox* boxes = nullptr;
-  uint32_t count = 0;
-  uint32_t rows = 0;      // of the largest box
-  uint32_t elements = 0;  // of a row; bytes where nothing is converted
-  uint32_t span = 0;      // elements with one scale; divides `elements`
-  Conversion conversion = Conversion::kNone;
-  // Bytes from an element of a row that is converted to the next, from its code, and from a scale.
-  // What lies closely is fast, if it is bf16.
-  uint32_t from_element = 2;
-  uint32_t to_element = 1;
-  uint32_t scale_element = 4;
-};
-// A warp holds several spans that are as short as this, and multiples of 8 elements, at once.
-inline constexpr uint32_t kMostHeldSpan = 256;
-BATON_ANYWHERE bool is_close_bf16(const Reshard& a) {
-  return a.conversion == Conversion::kBf16ToFp8E4m3 && a.from_element == 2 && a.to_element == 1 &&
-         a.scale_element == 4;
-}
-BATON_ANYWHERE bool holds_spans(const Reshard& a) {
-  return is_close_bf16(a) && a.span % 8 == 0 && a.span <= kMostHeldSpan;
-}
-// So many blocks have something to do.
-constexpr uint64_t reshard_blocks(const Reshard& a) {
-  const uint64_t rows = uint64_t{a.count} * a.rows;
-  return holds_spans(a) ? (rows * (a.elements / a.span) + 255) / 256 : (rows + 7) / 8;
-}
 
 enum class Element : uint32_t { kF32, kBF16, kF16 };
 

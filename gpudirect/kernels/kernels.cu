@@ -6,7 +6,6 @@
 #include "gpudirect/kernels/gemm_exact-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
-#include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
 #include "gpudirect/kernels/train-inl.h"
 #include "gpudirect/kernels/words-inl.h"
@@ -62,15 +61,6 @@ struct CudaBlock {
   }
   __device__ void warp_max(PerThread<uint32_t>& value) const {
     value.value = __reduce_max_sync(0xffffffffu, value.value);
-  }
-  template <class Words>
-  __device__ __forceinline__ void group_max_halves(PerThread<Words>& values, uint32_t lanes) const {
-    for (uint32_t step = lanes / 2; step > 0; step /= 2) {
-#pragma unroll
-      for (uint32_t& word : values.value.word) {
-        word = larger_halves(word, __shfl_xor_sync(0xffffffffu, word, step));
-      }
-    }
   }
   // Of T of[], whose elements have float of[].
   template <class T>
@@ -252,8 +242,6 @@ struct CudaBlock {
 // How many blocks of a kernel a multiprocessor holds at least: what bounds a thread's registers.
 template <class Arguments, uint32_t kThreads>
 inline constexpr uint32_t kResidentBlocks = 1;
-template <>
-inline constexpr uint32_t kResidentBlocks<Reshard, 256> = 4;
 template <>
 inline constexpr uint32_t kResidentBlocks<ReduceSum, 256> = 2;
 template <>

@@ -89,7 +89,6 @@ Agent::Impl::~Impl() {
   if (server.joinable()) server.join();
   for (auto& [id, transfer] : transfers) transfer->abort();
   files->stop();
-  if (staging != nullptr) staging->stop();
   progress_thread = nullptr;
   calls.close();     // they use the worker
   worker = nullptr;  // ends what is open, and fences all memory
@@ -157,7 +156,7 @@ absl::Status Agent::Impl::deregister_memory(absl::Span<const Descriptor> list, M
     status = files->uses(region)
                  ? absl::FailedPreconditionError(
                        "a transfer to or from a file uses this memory: release the transfer first")
-             : is_awaited(region) || (staging != nullptr && staging->uses(region))
+             : is_awaited(region)
                  ? absl::FailedPreconditionError(
                        "a running transfer uses this memory: wait for its end, or release it")
                  : worker->deregister_memory(region);

@@ -147,7 +147,6 @@ class Agent::Impl {
   std::unique_ptr<AgentFiles> files;
 
   mutable std::mutex mutex;
-  std::unique_ptr<AgentStaging> staging;  // none until a plan needs it
   AgentMemoryTables<MemoryRegion> ranges;
   // This agent too; its ranges are those above, in the same order.
   std::map<std::string, RemoteAgent, std::less<>> remotes;

@@ -181,7 +181,6 @@ void AgentWorkerTransfer::end_if_over() {
   } else {
     state_ = absl::IsCancelled(why_) ? AgentTransferState::kCancelled : AgentTransferState::kFailed;
   }
-  if (tell_end_) tell_end_();
 }
 
 void AgentWorkerTransfer::on_end(void* context, TransferId /*id*/, const absl::Status& status) {

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,18 +69,6 @@ class AgentTransfer {
   const uint64_t epoch_;
 };
 
-// What an agent has for transfers that convert what they move (agent_kv/agent_converter.h), as far
-// as the agent has to know of it.
-class AgentStaging {
- public:
-  virtual ~AgentStaging() = default;  // when the worker has gone
-  // No transfer starts afterwards; what they have under way, the worker ends.
-  virtual void stop() = 0;
-  // Whether a transfer that runs converts this memory, from or to. Waits for one that was aborted
-  // while the processor is at it: milliseconds. Where a kernel is, it does not wait.
-  virtual bool uses(const MemoryRegion& memory) = 0;
-};
-
 // While holding a transfer's lock, only call functions of the worker that take no lock: the worker
 // calls on_end() with its own lock held. Call the outbox's room_came() without the lock.
 class AgentWorkerTransfer final : public AgentTransfer,
@@ -89,10 +76,6 @@ class AgentWorkerTransfer final : public AgentTransfer,
  public:
   AgentWorkerTransfer(Worker& worker, AgentOutbox& outbox, Op op, AgentPlan plan, std::string agent,
                       uint64_t epoch, std::string_view message);
-
-  // Called whenever it has ended, with locks held: of this transfer, and perhaps of the worker. To
-  // be set before it is posted.
-  void tell_end(std::function<void()> tell) { tell_end_ = std::move(tell); }
 
   bool needs_peer() const override { return true; }
   absl::Status post(PeerId peer, const std::string_view* message) override;
@@ -133,7 +116,6 @@ class AgentWorkerTransfer final : public AgentTransfer,
   AgentOutbox& outbox_;
   const Op op_;
   const AgentPlan plan_;
-  std::function<void()> tell_end_;
 
   mutable std::mutex mutex_;
   std::vector<std::string> frames_;  // of its message

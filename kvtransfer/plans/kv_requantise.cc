@@ -91,6 +91,20 @@ absl::Status check_groups(const KvGroup& from, const KvGroup& to) {
   return absl::OkStatus();
 }
 
+// Rows that a plan converts: tokens of one block on either side, times heads.
+struct KvRowBox {
+  // The place of the first token and head.
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::byte* scales = nullptr;
+  size_t tokens = 0;
+  size_t heads = 0;
+  // Whose distances are those of the rows at the three places, and of their elements.
+  const KvField* source = nullptr;
+  const KvField* values = nullptr;
+  const KvField* scale = nullptr;
+};
+
 // A box in rows that lie at equal distances.
 void convert_box(const KvRowBox& box) {
   const KvField &field = *box.source, &value = *box.values, &scale = *box.scale;
@@ -178,11 +192,9 @@ absl::StatusOr<KvRequantisePlan> KvRequantisePlan::make(const KvLayout& source,
   return out;
 }
 
-absl::Status KvRequantisePlan::for_each_box(size_t part_number, KvTokens tokens,
-                                            const KvPages& source, const KvPages& target,
-                                            absl::Span<const std::byte* const> from,
-                                            absl::Span<std::byte* const> to, KvTokens layers,
-                                            absl::FunctionRef<void(const KvRowBox&)> sink) const {
+absl::Status KvRequantisePlan::run(size_t part_number, KvTokens tokens, const KvPages& source,
+                                   const KvPages& target, absl::Span<const std::byte* const> from,
+                                   absl::Span<std::byte* const> to, KvTokens layers) const {
   if (part_number >= parts_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("part ", part_number, " of a plan that has ", parts_.size()));
@@ -234,25 +246,14 @@ absl::Status KvRequantisePlan::for_each_box(size_t part_number, KvTokens tokens,
         box.to = locate(to[value_at.buffer], to_group, values, target, value_at, token, head);
         box.scales = locate(to[scale_at.buffer], to_group, scale, target, scale_at, token, head);
         box.tokens = next - token;
-        sink(box);
+        if (base::guarded([&box] { convert_box(box); })) continue;
+        return absl::FailedPreconditionError(
+            "memory of a requantised cache is no longer mapped, or was never mapped for writing: "
+            "keep memory mapped until it is deregistered");
       }
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status KvRequantisePlan::run(size_t part, KvTokens tokens, const KvPages& source,
-                                   const KvPages& target, absl::Span<const std::byte* const> from,
-                                   absl::Span<std::byte* const> to, KvTokens layers) const {
-  bool there = true;
-  const absl::Status status =
-      for_each_box(part, tokens, source, target, from, to, layers, [&there](const KvRowBox& box) {
-        there = there && base::guarded([&box] { convert_box(box); });
-      });
-  if (there) return status;
-  return absl::FailedPreconditionError(
-      "memory of a requantised cache is no longer mapped, or was never mapped for writing: keep "
-      "memory mapped until it is deregistered");
 }
 
 }  // namespace baton::kvtransfer

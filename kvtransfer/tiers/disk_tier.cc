@@ -20,8 +20,7 @@
 namespace baton::kvtransfer::tiers {
 namespace {
 
-// A process that has just been killed may have the file for a moment longer: the kernel ends its
-// io_uring in the background.
+// A process that has just been killed may have the file for a moment longer.
 bool lock(int file) {
   for (int attempt = 0; flock(file, LOCK_EX | LOCK_NB) != 0; ++attempt) {
     if (attempt == 100) return false;
@@ -52,10 +51,7 @@ absl::StatusOr<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierOptions& 
   return tier;
 }
 
-// The ring holds the file, and so its lock, for a while after it is closed.
-DiskTier::~DiskTier() {
-  if (file_.valid()) flock(file_.get(), LOCK_UN);
-}
+DiskTier::~DiskTier() = default;
 
 absl::Status DiskTier::open_file() {
   std::error_code error;
@@ -85,9 +81,10 @@ absl::Status DiskTier::open_file() {
   if (ftruncate(file_.get(), bytes) != 0) return failed(errno, path);  // it was larger before
   slots_.resize(count);
   const size_t largest = kPage + options_.shape.part_stride();
-  if (options_.io_uring) reader_ = make_ring_reader(file_.get(), largest, &no_ring_);
-  if (reader_ == nullptr) reader_ = make_thread_reader(file_.get(), largest);
-  if (reader_ == nullptr) return absl::ResourceExhaustedError("no memory or threads for reading");
+  reader_ = std::make_unique<FileReader>(file_.get(), largest);
+  if (!reader_->valid()) {
+    return absl::ResourceExhaustedError("no memory or threads for reading");
+  }
   return absl::OkStatus();
 }
 
@@ -231,9 +228,7 @@ uint64_t DiskTier::corrupt() const {
 
 std::string DiskTier::explain() const {
   return absl::StrCat(slots_.size(), " records of ", options_.shape.record_bytes(), " bytes in ",
-                      options_.directory, ", read by ", reader_->name(),
-                      no_ring_.empty() ? "" : absl::StrCat(" (io_uring: ", no_ring_, ")"),
-                      direct_ ? "" : "; this file system has no O_DIRECT");
+                      options_.directory, direct_ ? "" : "; this file system has no O_DIRECT");
 }
 
 }  // namespace baton::kvtransfer::tiers

@@ -30,7 +30,6 @@ struct DiskTierOptions {
   std::string directory;  // made if it is not there; the tier's file in it is the process's own
   size_t bytes = 0;       // at most, for the file
   TierShape shape;
-  bool io_uring = true;  // where the kernel allows it
 };
 
 // One thread writes, one reads; contains() and the counters are for any.
@@ -86,7 +85,6 @@ class DiskTier {
   base::UniqueFd file_;
   bool direct_ = false;
   std::unique_ptr<FileReader> reader_;
-  std::string no_ring_;  // why not
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;
   std::list<uint32_t> order_;  // all slots; the front is written over first

@@ -25,10 +25,8 @@ absl::Status Store::start() {
   }
   if (options_.host_bytes > 0) memory_ = std::make_unique<MemoryTier>(options_.host_bytes);
   if (!options_.disk.empty()) {
-    auto disk = DiskTier::open({.directory = options_.disk,
-                                .bytes = options_.disk_bytes,
-                                .shape = shape_,
-                                .io_uring = options_.io_uring});
+    auto disk =
+        DiskTier::open({.directory = options_.disk, .bytes = options_.disk_bytes, .shape = shape_});
     if (disk.ok()) {
       disk_ = *std::move(disk);
     } else {

@@ -51,7 +51,6 @@ struct TierStoreOptions {
   size_t host_bytes = 0;  // 0: no tier in host memory
   std::string disk;       // a directory; empty: no tier on disk
   size_t disk_bytes = 0;
-  bool io_uring = true;           // where the kernel allows it
   PeerTierFactory peer;           // none: no tier in another process
   size_t part_bytes = 256 << 10;  // of consecutive layers that are loaded at a time, about
   size_t pinned_blocks = 32;      // of the engine's, at most, while they are being copied

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "plugins/nccl/abi.h"
 #include "plugins/nccl/plugin.h"
@@ -49,8 +50,12 @@ struct Grant {
 };
 static_assert(sizeof(Grant) == 64);
 
+class NetComm;
+
 // Registered memory of a comm.
 struct NetMemory {
+  const NetComm* comm = nullptr;
+  uintptr_t number = 0;  // what NCCL has; 0: deregistered
   std::byte* data = nullptr;
   size_t size = 0;
   int fd = -1;  // of a dma-buf: ours
@@ -70,11 +75,18 @@ class NetComm {
   // Before a comm is closed: asks its transfers to end, and takes back what it has granted.
   virtual void revoke() = 0;
 
-  absl::StatusOr<NetMemory*> add(void* data, size_t size, uint64_t offset, int fd);
-  absl::Status remove(NetMemory* memory);
+  // What NCCL calls it.
+  absl::StatusOr<void*> add(void* data, size_t size, uint64_t offset, int fd);
+  absl::Status remove(const void* handle);
   void remove_all();
-  // The bytes lie in the memory: their offset in its region.
-  static absl::StatusOr<size_t> offset_in(const NetMemory* memory, const void* data, size_t bytes);
+  // Null: it is not registered with this comm.
+  const NetMemory* memory(const void* handle) const;
+  struct Place {
+    const NetMemory* memory = nullptr;  // null: no bytes
+    size_t offset = 0;                  // in its region
+  };
+  // Where the bytes lie in what NCCL calls so.
+  absl::StatusOr<Place> place_of(const void* handle, const void* data, size_t bytes) const;
 
   // Why it can be used no more; OK: it can.
   absl::Status status();
@@ -104,6 +116,7 @@ class NetComm {
   absl::Status why_;
   std::mutex memory_mutex_;
   std::map<std::tuple<const void*, size_t, uint64_t>, std::unique_ptr<NetMemory>> memory_;
+  std::vector<std::unique_ptr<NetMemory>> left_;  // deregistered; transfers of ours still use it
 };
 
 class SendComm final : public NetComm {
@@ -114,8 +127,7 @@ class SendComm final : public NetComm {
   absl::Status prepare();  // ring and counters
   void revoke() override;
   // `request` null: NCCL has to ask again.
-  absl::Status send(const void* data, size_t size, int tag, const NetMemory* memory,
-                    void** request);
+  absl::Status send(const void* data, size_t size, int tag, const void* memory, void** request);
   absl::StatusOr<bool> test(uint32_t index, uint16_t generation, int* sizes);
   // Asks for the end of what reads this memory, or any (null).
   void cancel(const NetMemory* memory);
@@ -211,6 +223,8 @@ Result deregister(void* comm, void* memory);
 Result send(void* comm, void* data, size_t size, int tag, void* memory, void** request);
 Result receive(void* comm, int count, void** data, const size_t* sizes, const int* tags,
                void** memory, bool polled, void** request);
+// Nothing to do: memory that is not registered is an error.
+Result flush(void* comm, int count, const int* sizes, void** memory, void** request);
 Result test(void* request, int* done, int* sizes);
 Result close_send(void* comm);
 Result close_receive(void* comm);

@@ -98,7 +98,7 @@ absl::StatusOr<bool> SendComm::find(int tag, uint64_t& group, int& slot) const {
   return false;
 }
 
-absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMemory* memory,
+absl::Status SendComm::send(const void* data, size_t size, int tag, const void* memory,
                             void** request) {
   if (!is_posted(head_)) {  // one load, and it is over
     if (++polls_ % kIdlePolls != 0) return absl::OkStatus();
@@ -127,8 +127,8 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMem
   const Grant& grant = grants(group)[slot];
   // As NCCL's own networks have it: what the receiver has no room for is left out.
   const size_t bytes = std::min(size, static_cast<size_t>(grant.bytes));
-  const absl::StatusOr<size_t> offset = offset_in(memory, data, bytes);
-  if (!offset.ok()) return offset.status();
+  const absl::StatusOr<Place> from = place_of(memory, data, bytes);
+  if (!from.ok()) return from.status();
   if (free_count_ == 0) return absl::OkStatus();
   const uint16_t index = free_[free_count_ - 1];
   Send& send = sends_[index];
@@ -142,8 +142,8 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMem
       .detached = true,
   };
   if (bytes != 0) {
-    transfer.local = memory->region;
-    transfer.local_layout = Layout::contiguous(*offset, bytes);
+    transfer.local = from->memory->region;
+    transfer.local_layout = Layout::contiguous(from->offset, bytes);
     transfer.remote = {
         .owner = peer->uid,
         .key = grant.key,
@@ -155,7 +155,7 @@ absl::Status SendComm::send(const void* data, size_t size, int tag, const NetMem
         .direct = (grant.flags & Grant::kDirect) != 0};
     transfer.remote_layout = Layout::contiguous(grant.offset, bytes);
   }
-  send.memory.store(memory, std::memory_order_relaxed);
+  send.memory.store(from->memory, std::memory_order_relaxed);
   send.bytes = bytes;
   send.state.store(kActive, std::memory_order_relaxed);
   open.fetch_add(1, std::memory_order_relaxed);
@@ -263,9 +263,8 @@ absl::Status ReceiveComm::receive(int count, void** data, const size_t* sizes, c
       return absl::InvalidArgumentError(
           absl::StrFormat("a receive of %u bytes: the most is 1 TiB", sizes[i]));
     }
-    const auto* const from = static_cast<const NetMemory*>(memory[i]);
-    const absl::StatusOr<size_t> offset = offset_in(from, data[i], sizes[i]);
-    if (!offset.ok()) return offset.status();
+    const absl::StatusOr<Place> to = place_of(memory[i], data[i], sizes[i]);
+    if (!to.ok()) return to.status();
     if (group.arrived[i].generation == 0) {
       if (absl::Status made = make_counters(worker, absl::MakeSpan(&group.arrived[i], 1));
           !made.ok()) {
@@ -275,7 +274,7 @@ absl::Status ReceiveComm::receive(int count, void** data, const size_t* sizes, c
     }
     const RemoteCounter counter = worker.remote_counter(group.arrived[i]);
     Grant& grant = grants[i];
-    grant = {.offset = *offset,
+    grant = {.offset = to->offset,
              .bytes = sizes[i],
              .counter = counter.index,
              .counter_generation = counter.generation,
@@ -284,7 +283,7 @@ absl::Status ReceiveComm::receive(int count, void** data, const size_t* sizes, c
              .tag = tags[i],
              .group = static_cast<uint32_t>(next_)};
     if (sizes[i] == 0) continue;
-    const RemoteRegion& remote = from->remote;
+    const RemoteRegion& remote = to->memory->remote;
     grant.key = remote.key;
     grant.region_bytes = remote.size;
     grant.region = remote.index;

@@ -3,31 +3,22 @@
 
 #include "absl/strings/str_format.h"
 #include "plugins/nccl/net.h"
+#include "plugins/nccl/numbers.h"
 
 namespace baton::nccl {
 namespace {
 
-constexpr uint32_t kComms = 1 << 16;
-
-// Comms by number; 0 is none. Read by test() without a lock.
-std::array<std::atomic<NetComm*>, kComms> comms;
-std::mutex numbers_mutex;
-uint32_t last_number = 0;
+constinit Numbers<NetComm, 0, 1 << 16> comms;
 
 // Requests: number of the comm, generation and index of the place.
 constexpr int kNumberShift = 32, kGenerationShift = 16;
 
 // A forked child has none of them: its parent's threads and memory are not its own.
-[[maybe_unused]] const int without_comms = pthread_atfork(nullptr, nullptr, [] {
-  for (auto& comm : comms) comm.store(nullptr, std::memory_order_relaxed);
-});
+[[maybe_unused]] const int without_comms = pthread_atfork(nullptr, nullptr, [] { comms.clear(); });
 
-NetComm* any_comm(uintptr_t number) {
-  return number < kComms ? comms[number].load(std::memory_order_acquire) : nullptr;
-}
 template <typename Comm>
 Comm* comm_of(void* handle, bool sends) {
-  NetComm* const comm = any_comm(reinterpret_cast<uintptr_t>(handle));
+  NetComm* const comm = comms.find(handle);
   if (comm == nullptr || comm->sends != sends) return nullptr;
   return static_cast<Comm*>(comm);
 }
@@ -49,7 +40,6 @@ class ClosedComm final : public Remains {
 };
 
 void close(std::unique_ptr<NetComm> comm) {
-  net_door::strike(*comm);
   Hub& hub = comm->hub;
   comm->revoke();
   const bool quiet =
@@ -67,34 +57,22 @@ absl::Status no_comm() {
 }  // namespace
 
 bool net_door::enlist(NetComm& comm) {
-  const std::lock_guard lock(numbers_mutex);
-  for (uint32_t tries = 1; tries < kComms; ++tries) {
-    const uint32_t number = (last_number + tries) % kComms;
-    if (number == 0 || comms[number].load(std::memory_order_relaxed) != nullptr) continue;
-    comms[number].store(&comm, std::memory_order_release);
-    comm.number = last_number = number;
-    return true;
-  }
-  return false;
+  comm.number = static_cast<uint32_t>(comms.give(comm));
+  return comm.number != 0;
 }
 
-void net_door::strike(NetComm& comm) {
-  if (comm.number != 0) comms[comm.number].store(nullptr, std::memory_order_release);
-  comm.number = 0;
-}
+void net_door::strike(NetComm& comm) { comms.end(comm.number, comm); }
 
-void* net_door::handle_of(const NetComm& comm) {
-  return reinterpret_cast<void*>(uintptr_t{comm.number});
-}
+void* net_door::handle_of(const NetComm& comm) { return as_handle(comm.number); }
 
 void* net_door::request_of(const NetComm& comm, uint32_t index, uint16_t generation) {
-  return reinterpret_cast<void*>(uintptr_t{comm.number} << kNumberShift |
-                                 uintptr_t{generation} << kGenerationShift | index);
+  return as_handle(uintptr_t{comm.number} << kNumberShift |
+                   uintptr_t{generation} << kGenerationShift | index);
 }
 
 Result net_door::register_memory(void* comm, void* data, size_t size, int type, uint64_t offset,
                                  int fd, void** memory) {
-  NetComm* const to = any_comm(reinterpret_cast<uintptr_t>(comm));
+  NetComm* const to = comms.find(comm);
   if (to == nullptr || memory == nullptr) {
     return fail("regMr", no_comm());
   }
@@ -106,17 +84,17 @@ Result net_door::register_memory(void* comm, void* data, size_t size, int type, 
                              "to 1 TiB",
                              size, data, type)));
   }
-  const absl::StatusOr<NetMemory*> added = to->add(data, size, offset, fd);
+  const absl::StatusOr<void*> added = to->add(data, size, offset, fd);
   if (!added.ok()) return fail("regMr", added.status());
   *memory = *added;
   return Result::kSuccess;
 }
 
 Result net_door::deregister(void* comm, void* memory) {
-  NetComm* const from = any_comm(reinterpret_cast<uintptr_t>(comm));
+  NetComm* const from = comms.find(comm);
   if (from == nullptr) return fail("deregMr", no_comm());
   if (memory == nullptr) return Result::kSuccess;
-  const absl::Status status = from->remove(static_cast<NetMemory*>(memory));
+  const absl::Status status = from->remove(memory);
   return status.ok() ? Result::kSuccess : fail("deregMr", status);
 }
 
@@ -124,7 +102,7 @@ Result net_door::send(void* comm, void* data, size_t size, int tag, void* memory
   auto* const to = comm_of<SendComm>(comm, true);
   if (to == nullptr || request == nullptr) return fail("isend", no_comm());
   *request = nullptr;
-  const absl::Status status = to->send(data, size, tag, static_cast<NetMemory*>(memory), request);
+  const absl::Status status = to->send(data, size, tag, memory, request);
   return status.ok() ? Result::kSuccess : broken(*to, "isend", status);
 }
 
@@ -137,9 +115,21 @@ Result net_door::receive(void* comm, int count, void** data, const size_t* sizes
   return status.ok() ? Result::kSuccess : broken(*to, "irecv", status);
 }
 
+// A counter rises when all bytes can be seen, by a device too (gpudirect/flush_policy.h).
+Result net_door::flush(void* comm, int count, const int* sizes, void** memory, void** request) {
+  if (request != nullptr) *request = nullptr;
+  auto* const of = comm_of<ReceiveComm>(comm, false);
+  if (of == nullptr) return fail("iflush", no_comm());
+  for (int i = 0; i < count; ++i) {
+    if (sizes[i] == 0 || of->memory(memory[i]) != nullptr) continue;
+    return fail("iflush", absl::InvalidArgumentError("memory that is not registered here"));
+  }
+  return Result::kSuccess;
+}
+
 Result net_door::test(void* request, int* done, int* sizes) {
   const auto bits = reinterpret_cast<uintptr_t>(request);
-  NetComm* const comm = any_comm(bits >> kNumberShift);
+  NetComm* const comm = comms.find(bits >> kNumberShift);
   if (comm == nullptr || done == nullptr) {
     return fail("test", absl::InvalidArgumentError("not a request, or its comm is closed"));
   }
@@ -156,14 +146,14 @@ Result net_door::test(void* request, int* done, int* sizes) {
 
 Result net_door::close_send(void* comm) {
   auto* const gone = comm_of<SendComm>(comm, true);
-  if (gone == nullptr) return fail("closeSend", no_comm());
+  if (gone == nullptr || comms.take(comm) != gone) return fail("closeSend", no_comm());
   close(std::unique_ptr<NetComm>(gone));
   return Result::kSuccess;
 }
 
 Result net_door::close_receive(void* comm) {
   auto* const gone = comm_of<ReceiveComm>(comm, false);
-  if (gone == nullptr) return fail("closeRecv", no_comm());
+  if (gone == nullptr || comms.take(comm) != gone) return fail("closeRecv", no_comm());
   close(std::unique_ptr<NetComm>(gone));
   return Result::kSuccess;
 }

@@ -6,22 +6,39 @@
 
 #include "absl/strings/str_format.h"
 #include "plugins/nccl/net.h"
+#include "plugins/nccl/numbers.h"
 
 namespace baton::nccl {
+namespace {
+
+constinit Numbers<NetMemory, 1 << 20, 1 << 18> memories;
+
+absl::Status forget(Worker& worker, NetMemory& memory) {
+  const absl::Status status =
+      memory.region.generation == 0 ? absl::OkStatus() : worker.deregister_memory(memory.region);
+  if (absl::IsFailedPrecondition(status)) return status;  // still in use by transfers of ours
+  if (memory.fd >= 0) ::close(memory.fd);
+  memory.fd = -1;
+  return status;
+}
+
+}  // namespace
+
 NetComm::~NetComm() {
   net_door::strike(*this);
   remove_all();
   hub.worker().free_counter(ended).IgnoreError();
 }
 
-absl::StatusOr<NetMemory*> NetComm::add(void* data, size_t size, uint64_t offset, int fd) {
+absl::StatusOr<void*> NetComm::add(void* data, size_t size, uint64_t offset, int fd) {
   const std::lock_guard lock(memory_mutex_);
   std::unique_ptr<NetMemory>& memory = memory_[{data, size, fd < 0 ? 0 : offset + 1}];
   if (memory != nullptr) {
     ++memory->users;
-    return memory.get();
+    return as_handle(memory->number);
   }
   auto made = std::make_unique<NetMemory>();
+  made->comm = this;
   made->data = static_cast<std::byte*>(data);
   made->size = size;
   absl::Status status;
@@ -42,65 +59,70 @@ absl::StatusOr<NetMemory*> NetComm::add(void* data, size_t size, uint64_t offset
     status = remote.status();
     if (remote.ok()) made->remote = *remote;
   }
+  if (status.ok() && (made->number = memories.give(*made)) == 0) {
+    status = absl::ResourceExhaustedError("too many registrations: deregister some");
+  }
   if (!status.ok()) {
-    if (made->fd >= 0) ::close(made->fd);
+    forget(hub.worker(), *made).IgnoreError();
     memory_.erase({data, size, fd < 0 ? 0 : offset + 1});
     return status;
   }
   made->users = 1;
   memory = std::move(made);
-  return memory.get();
+  return as_handle(memory->number);
 }
 
-namespace {
-
-absl::Status forget(Worker& worker, NetMemory& memory) {
-  const absl::Status status =
-      memory.region.generation == 0 ? absl::OkStatus() : worker.deregister_memory(memory.region);
-  if (absl::IsFailedPrecondition(status)) return status;  // still in use by transfers of ours
-  if (memory.fd >= 0) ::close(memory.fd);
-  memory.fd = -1;
-  return status;
+const NetMemory* NetComm::memory(const void* handle) const {
+  const NetMemory* const found = memories.find(handle);
+  return found != nullptr && found->comm == this ? found : nullptr;
 }
 
-}  // namespace
-
-absl::Status NetComm::remove(NetMemory* memory) {
+absl::Status NetComm::remove(const void* handle) {
   const std::lock_guard lock(memory_mutex_);
-  const auto found = std::find_if(memory_.begin(), memory_.end(),
-                                  [&](const auto& entry) { return entry.second.get() == memory; });
+  const auto found = std::find_if(memory_.begin(), memory_.end(), [&](const auto& entry) {
+    return as_handle(entry.second->number) == handle;
+  });
   if (found == memory_.end()) {
     return absl::InvalidArgumentError("not memory that is registered with this comm");
   }
+  NetMemory* const memory = found->second.get();
   if (--memory->users > 0) return absl::OkStatus();
+  memories.take(memory->number);
   // An abort: what is under way ends first, within NCCL's patience.
   if (sends) {
     auto& self = static_cast<SendComm&>(*this);
     self.cancel(memory);
     hub.settle([&] { return !self.reads(memory); }, kMostClosing);
   }
-  absl::Status status = forget(hub.worker(), *memory);
-  if (absl::IsFailedPrecondition(status)) {
-    memory->users = 1;  // remove_all() tries again
-    return absl::OkStatus();
-  }
+  const absl::Status status = forget(hub.worker(), *memory);
+  const bool used = absl::IsFailedPrecondition(status);
+  if (used) left_.push_back(std::move(found->second));  // remove_all() tries again
   memory_.erase(found);
+  if (used) return absl::OkStatus();
   // The region is gone, and the text says what may still touch the memory.
   return absl::IsUnavailable(status) ? absl::OkStatus() : status;
 }
 
 void NetComm::remove_all() {
   const std::lock_guard lock(memory_mutex_);
+  for (auto& [key, memory] : memory_) {
+    memories.take(memory->number);
+    left_.push_back(std::move(memory));
+  }
+  memory_.clear();
   // What transfers of ours still use is tried again when they have ended.
-  std::erase_if(memory_, [this](auto& entry) {
-    return !absl::IsFailedPrecondition(forget(hub.worker(), *entry.second));
+  std::erase_if(left_, [this](auto& memory) {
+    return !absl::IsFailedPrecondition(forget(hub.worker(), *memory));
   });
 }
 
-absl::StatusOr<size_t> NetComm::offset_in(const NetMemory* memory, const void* data, size_t bytes) {
-  if (bytes == 0) return size_t{0};
+absl::StatusOr<NetComm::Place> NetComm::place_of(const void* handle, const void* data,
+                                                 size_t bytes) const {
+  if (bytes == 0) return Place{};
+  const NetMemory* const memory = this->memory(handle);
   if (memory == nullptr) {
-    return absl::InvalidArgumentError("bytes without registered memory: call regMr() first");
+    return absl::InvalidArgumentError(
+        "bytes without memory that is registered with this comm: call regMr() first");
   }
   const auto offset = static_cast<size_t>(static_cast<const std::byte*>(data) - memory->data);
   if (offset > memory->size || bytes > memory->size - offset) {
@@ -108,7 +130,7 @@ absl::StatusOr<size_t> NetComm::offset_in(const NetMemory* memory, const void* d
         absl::StrFormat("%u bytes at %p do not lie in the %u that were registered at %p", bytes,
                         data, memory->size, memory->data));
   }
-  return offset;
+  return Place{memory, offset};
 }
 
 absl::Status NetComm::status() {

@@ -130,11 +130,8 @@ Result receive_v10(void* comm, int count, void** data, size_t* sizes, int* tags,
   return receive_v9(comm, count, data, sizes, tags, memory, request);
 }
 
-// A counter rises when all bytes can be seen, by a device too (gpudirect/flush_policy.h).
-Result flush(void* /*comm*/, int /*count*/, void** /*data*/, int* /*sizes*/, void** /*memory*/,
-             void** request) {
-  if (request != nullptr) *request = nullptr;
-  return Result::kSuccess;
+Result flush(void* comm, int count, void** /*data*/, int* sizes, void** memory, void** request) {
+  return net_door::flush(comm, count, sizes, memory, request);
 }
 Result consumed(void* /*comm*/, int /*count*/, void* /*request*/) { return Result::kSuccess; }
 

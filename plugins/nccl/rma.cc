@@ -7,17 +7,37 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "collectives/endpoint.h"
+#include "plugins/nccl/numbers.h"
 #include "plugins/nccl/plugin.h"
 
 namespace baton::nccl {
 
 extern "C" const NetV12 ncclNetPlugin_v12;  // whose devices are this door's too
+
+namespace {
+
+constinit Numbers<RmaComm, 2 << 20, 1 << 12> rma_comms;
+constinit Numbers<RmaMemory, 3 << 20, 1 << 18> rma_memories;
+constinit Numbers<RmaContext, 4 << 20, 1 << 12> rma_contexts;
+
+// Requests: number of the comm in its table, generation and index.
+constexpr int kIndexBits = 20, kGenerationBits = 28;
+constexpr uint32_t kGenerations = 1 << kGenerationBits;
+
+absl::Status not_ours(const char* what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " is not one of this door's, of another comm, or gone already"));
+}
+absl::Status too_many() {
+  return absl::ResourceExhaustedError("this process has too many of them open: close some");
+}
+
+}  // namespace
 
 namespace rma {
 namespace {
@@ -43,6 +63,7 @@ struct RmaListener {
   std::shared_ptr<Endpoint> endpoint;
   RmaHandle handle;
 };
+constinit Numbers<RmaListener, 5 << 20, 1 << 12> listeners;
 struct RmaDoors {
   std::mutex mutex;
   std::vector<RmaDoor*> open;
@@ -52,39 +73,29 @@ struct RmaDoors {
     std::weak_ptr<Endpoint> endpoint;
   };
   std::vector<Shared> endpoints;
-  std::atomic<uint64_t> listeners{1};
+  std::atomic<uint64_t> next_listener{1};
 };
 RmaDoors& doors() {
   static auto* const all = new RmaDoors;  // outlives what NCCL leaves open at exit
   return *all;
 }
 
-// What NCCL has of one kind: what it gives back twice is an error and no crash.
-template <typename T>
-struct Given {
-  std::mutex mutex;
-  std::set<void*> all;
-  static Given& get() {
-    static auto* const given = new Given;
-    return *given;
-  }
-  static Result give(T* made, void** out) {
-    std::lock_guard lock(get().mutex);
-    get().all.insert(*out = made);
-    return Result::kSuccess;
-  }
-  static Result take_back(const char* what, void* pointer) {
-    {
-      std::lock_guard lock(get().mutex);
-      if (pointer != nullptr && get().all.erase(pointer) == 0) {
-        return fail(what,
-                    absl::InvalidArgumentError("it is not one of this door's, or gone already"));
-      }
-    }
-    delete static_cast<T*>(pointer);
-    return Result::kSuccess;
-  }
-};
+// Gives NCCL what was made, under a number of its kind.
+template <typename T, typename Table>
+Result give(const char* what, Table& table, std::unique_ptr<T> made, void** out) {
+  *out = as_handle(table.give(*made));
+  if (*out == nullptr) return fail(what, too_many());
+  made.release();
+  return Result::kSuccess;
+}
+// And takes it back. NULL is as good as nothing.
+template <typename Table>
+Result take_back(const char* what, Table& table, void* handle) {
+  auto* const taken = table.take(handle);
+  if (taken == nullptr && handle != nullptr) return fail(what, not_ours("it"));
+  delete taken;
+  return Result::kSuccess;
+}
 
 absl::StatusOr<std::shared_ptr<Endpoint>> endpoint_for(int device, size_t place) {
   std::lock_guard lock(doors().mutex);
@@ -98,6 +109,14 @@ absl::StatusOr<std::shared_ptr<Endpoint>> endpoint_for(int device, size_t place)
   auto endpoint = Endpoint::open({.worker = *std::move(options)});
   if (endpoint.ok()) doors().endpoints.push_back({device, place, *endpoint});
   return endpoint;
+}
+
+absl::StatusOr<size_t> place_of(void* context) {
+  std::lock_guard lock(doors().mutex);
+  const auto& open = doors().open;
+  const auto door = std::find(open.begin(), open.end(), context);
+  if (door == open.end()) return not_ours("the context");
+  return (*door)->place;
 }
 
 // Equal at all ranks, and never of two groups: each listener has a number of its own.
@@ -114,10 +133,11 @@ absl::Status missing(const char* what) {
   return absl::InvalidArgumentError(absl::StrCat(what, " is NULL"));
 }
 
-absl::StatusOr<std::byte*> local_of(const RmaAccess& access) {
+absl::StatusOr<std::byte*> local_of(const RmaComm& comm, const RmaAccess& access) {
   if (access.size == 0) return nullptr;
-  if (access.local == nullptr) return missing("the local memory handle");
-  const Window& window = *access.local->window;
+  const auto local = comm.memory(access.local, "the local memory handle");
+  if (!local.ok()) return local.status();
+  const Window& window = *(*local)->window;
   if (access.size > window.bytes() || access.local_offset > window.bytes() - access.size) {
     return absl::InvalidArgumentError(absl::StrFormat("%u bytes at %u of local memory with %u",
                                                       access.size, access.local_offset,
@@ -134,14 +154,16 @@ void on_end(void* context, Work, const absl::Status& status) {
 
 // Makes `start(options)` an access of the context's, and its request.
 template <typename Start>
-absl::Status begin(const RmaContext& context, int number, uint32_t flags, void** request,
-                   Start&& start) {
+absl::Status begin(RmaComm& comm, const RmaContext& context, int number, uint32_t flags,
+                   void** request, Start&& start) {
   if (number < 0 || number >= context.count) {
     return absl::InvalidArgumentError(
         absl::StrFormat("there is no context %d: there are %d", number, context.count));
   }
-  RmaComm& comm = *context.comm;
   RmaRequest* const made = comm.take();
+  if (made == nullptr) {
+    return absl::ResourceExhaustedError("a million requests are not tested: test some");
+  }
   CallOptions options;
   options.tag = context.first_tag + number;
   options.more = (flags & kAggregate) != 0;
@@ -154,72 +176,91 @@ absl::Status begin(const RmaContext& context, int number, uint32_t flags, void**
     comm.give_back(made);
     return work.status();
   }
-  *request = made;
+  *request = comm.handle_of(*made);
   return absl::OkStatus();
 }
 
-absl::Status put_plain(const RmaContext& context, const RmaAccess& access, void** request) {
-  const absl::StatusOr<std::byte*> local = local_of(access);
+constexpr const char* kRemote = "the remote memory handle";
+
+absl::Status put_plain(RmaComm& comm, const RmaContext& context, const RmaAccess& access,
+                       void** request) {
+  const absl::StatusOr<std::byte*> local = local_of(comm, access);
   if (!local.ok()) return local.status();
-  if (access.remote == nullptr) return missing("the remote memory handle");
-  return begin(context, access.number, access.flags, request, [&](const CallOptions& options) {
-    return access.remote->window->put(*local, access.size, static_cast<int>(access.rank),
-                                      access.remote_offset, options);
-  });
+  const auto remote = comm.memory(access.remote, kRemote);
+  if (!remote.ok()) return remote.status();
+  return begin(comm, context, access.number, access.flags, request,
+               [&](const CallOptions& options) {
+                 return (*remote)->window->put(*local, access.size, static_cast<int>(access.rank),
+                                               access.remote_offset, options);
+               });
 }
 
-absl::Status put_and_signal(const RmaContext& context, const RmaAccess& access, void** request) {
+absl::Status put_and_signal(RmaComm& comm, const RmaContext& context, const RmaAccess& access,
+                            void** request) {
   if (access.operation != kSignalInc && access.operation != kSignalAdd) {
     return absl::InvalidArgumentError(
         absl::StrFormat("there is no signal operation %u", access.operation));
   }
-  const absl::StatusOr<std::byte*> local = local_of(access);
+  const absl::StatusOr<std::byte*> local = local_of(comm, access);
   if (!local.ok()) return local.status();
-  if (access.words == nullptr) return missing("the memory handle of the signal");
-  if (access.size > 0 && access.remote == nullptr) return missing("the remote memory handle");
-  const WindowWord word{.window = *access.words->window,
+  const auto words = comm.memory(access.words, "the memory handle of the signal");
+  if (!words.ok()) return words.status();
+  const auto target = access.size == 0 ? words : comm.memory(access.remote, kRemote);
+  if (!target.ok()) return target.status();
+  const WindowWord word{.window = *(*words)->window,
                         .offset = access.word_offset,
                         .add = access.operation == kSignalInc ? 1 : access.value,
                         .behind_earlier_puts = access.strong};
-  const RmaMemory& target = access.size == 0 ? *access.words : *access.remote;
   const uint64_t offset = access.size == 0 ? 0 : access.remote_offset;
-  return begin(context, access.number, access.flags, request, [&](const CallOptions& options) {
-    return target.window->put_add(*local, access.size, static_cast<int>(access.rank), offset, word,
-                                  options);
-  });
+  return begin(comm, context, access.number, access.flags, request,
+               [&](const CallOptions& options) {
+                 return (*target)->window->put_add(
+                     *local, access.size, static_cast<int>(access.rank), offset, word, options);
+               });
 }
 
-absl::Status get_plain(const RmaContext& context, const RmaAccess& access, void** request) {
-  const absl::StatusOr<std::byte*> local = local_of(access);
+absl::Status get_plain(RmaComm& comm, const RmaContext& context, const RmaAccess& access,
+                       void** request) {
+  const absl::StatusOr<std::byte*> local = local_of(comm, access);
   if (!local.ok()) return local.status();
-  if (access.remote == nullptr) return missing("the remote memory handle");
-  return begin(context, access.number, access.flags, request, [&](const CallOptions& options) {
-    return access.remote->window->get(*local, access.size, static_cast<int>(access.rank),
-                                      access.remote_offset, options);
+  const auto remote = comm.memory(access.remote, kRemote);
+  if (!remote.ok()) return remote.status();
+  return begin(comm, context, access.number, access.flags, request,
+               [&](const CallOptions& options) {
+                 return (*remote)->window->get(*local, access.size, static_cast<int>(access.rank),
+                                               access.remote_offset, options);
+               });
+}
+
+absl::Status flush_to(RmaComm& comm, const RmaContext& context, int number, void* handle,
+                      uint32_t rank, void** request) {
+  const RmaMemory* const any = handle == nullptr ? comm.any_memory() : nullptr;
+  const auto memory = any == nullptr ? comm.memory(handle, "the memory handle") : any;
+  if (!memory.ok()) return memory.status();
+  return begin(comm, context, number, 0, request, [&](const CallOptions& options) {
+    return (*memory)->window->flush(static_cast<int>(rank), options);
   });
 }
 
-absl::Status flush_to(const RmaContext& context, int number, RmaMemory* memory, uint32_t rank,
-                      void** request) {
-  if (memory == nullptr) memory = context.comm->any_memory();
-  if (memory == nullptr) return missing("the memory handle");
-  return begin(context, number, 0, request, [&](const CallOptions& options) {
-    return memory->window->flush(static_cast<int>(rank), options);
-  });
+// body(comm, context)
+template <typename Body>
+absl::Status with(void* context, Body&& body) {
+  const RmaContext* const of = rma_contexts.find(context);
+  RmaComm* const comm = of == nullptr ? nullptr : rma_comms.find(of->comm);
+  return comm == nullptr ? not_ours("the context") : body(*comm, *of);
 }
 
 // Runs one of the four above, where its arguments are there.
 template <typename Body>
 Result start(const char* what, void* context, void** request, Body&& body) {
-  if (context == nullptr) return fail(what, missing("the context"));
   if (request == nullptr) return fail(what, missing("the request"));
   *request = nullptr;
-  const absl::Status status = body(*static_cast<RmaContext*>(context));
+  const absl::Status status = with(context, body);
   return status.ok() ? Result::kSuccess : fail(what, status);
 }
 
-absl::StatusOr<RmaComm*> join(const RmaListener& listener, absl::Span<const RmaHandle> handles,
-                              int rank) {
+absl::StatusOr<std::unique_ptr<RmaComm>> join(const RmaListener& listener,
+                                              absl::Span<const RmaHandle> handles, int rank) {
   const RmaHandle& own = handles[static_cast<size_t>(rank)];
   if (std::memcmp(&own, &listener.handle, sizeof own) != 0) {
     return absl::InvalidArgumentError(
@@ -244,7 +285,9 @@ absl::StatusOr<RmaComm*> join(const RmaListener& listener, absl::Span<const RmaH
   auto comm = Communicator::create(listener.endpoint, members, options);
   if (!comm.ok()) return comm.status();
   if (absl::Status ready = (*comm)->wait_ready(options.start_timeout); !ready.ok()) return ready;
-  return new RmaComm(*std::move(comm));
+  auto made = std::make_unique<RmaComm>(*std::move(comm));
+  if (made->number() == 0) return too_many();
+  return made;
 }
 
 }  // namespace
@@ -253,38 +296,63 @@ absl::StatusOr<RmaComm*> join(const RmaListener& listener, absl::Span<const RmaH
 // --- comms ---------------------------------------------------------------------------------------
 
 RmaMemory::~RmaMemory() {
+  rma_memories.end(number, *this);
   window.reset();
   if (fd >= 0) ::close(fd);
 }
 
-RmaMemory* RmaComm::keep(std::unique_ptr<RmaMemory> memory) {
+RmaComm::RmaComm(std::shared_ptr<Communicator> comm)
+    : number_(rma_comms.give(*this)), comm_(std::move(comm)) {}
+RmaComm::~RmaComm() { rma_comms.end(number_, *this); }
+
+void* RmaComm::keep(std::unique_ptr<RmaMemory> memory) {
   std::lock_guard lock(mutex_);
+  memory->comm = this;
+  memory->number = rma_memories.give(*memory);
+  if (memory->number == 0) return nullptr;
   memory_.push_back(std::move(memory));
-  return memory_.back().get();
+  return as_handle(memory_.back()->number);
 }
 
-bool RmaComm::drop(RmaMemory* memory) {
+bool RmaComm::drop(const void* handle) {
   std::unique_ptr<RmaMemory> dropped;  // destroyed without the lock: it waits for accesses
   std::lock_guard lock(mutex_);
-  const auto found = std::find_if(memory_.begin(), memory_.end(),
-                                  [&](const auto& one) { return one.get() == memory; });
+  const auto found = std::find_if(memory_.begin(), memory_.end(), [&](const auto& one) {
+    return as_handle(one->number) == handle;
+  });
   if (found == memory_.end()) return false;
+  rma_memories.take(handle);
   dropped = std::move(*found);
   memory_.erase(found);
   return true;
 }
 
-RmaMemory* RmaComm::any_memory() {
+absl::StatusOr<const RmaMemory*> RmaComm::memory(const void* handle, const char* what) const {
+  const RmaMemory* const found = rma_memories.find(handle);
+  if (found == nullptr || found->comm != this) return not_ours(what);
+  return found;
+}
+
+const RmaMemory* RmaComm::any_memory() {
   std::lock_guard lock(mutex_);
   return memory_.empty() ? nullptr : memory_.front().get();
 }
 
 RmaRequest* RmaComm::take() {
   std::lock_guard lock(mutex_);
-  if (free_.empty()) free_.push_back(&requests_.emplace_back());
+  if (free_.empty()) {
+    const auto chunk = static_cast<uint32_t>(made_.size());
+    if (chunk == chunks_.size()) return nullptr;
+    RmaRequest* const first = made_.emplace_back(new RmaRequest[kChunk]).get();
+    for (uint32_t i = kChunk; i-- > 0;) {
+      first[i].index = chunk * kChunk + i;
+      free_.push_back(&first[i]);
+    }
+    chunks_[chunk].store(first, std::memory_order_release);
+  }
   RmaRequest* const request = free_.back();
   free_.pop_back();
-  request->open.store(true, std::memory_order_relaxed);
+  request->generation.fetch_add(1, std::memory_order_relaxed);
   request->done.store(false, std::memory_order_relaxed);
   request->result = absl::OkStatus();
   return request;
@@ -292,7 +360,26 @@ RmaRequest* RmaComm::take() {
 
 void RmaComm::give_back(RmaRequest* request) {
   std::lock_guard lock(mutex_);
-  if (request->open.exchange(false)) free_.push_back(request);
+  const uint32_t generation = request->generation.load(std::memory_order_relaxed);
+  if (generation % 2 == 0) return;
+  request->generation.store((generation + 1) % kGenerations, std::memory_order_relaxed);
+  free_.push_back(request);
+}
+
+void* RmaComm::handle_of(const RmaRequest& request) const {
+  return as_handle(
+      ((number_ & 0xffff) << kGenerationBits | request.generation.load(std::memory_order_relaxed))
+          << kIndexBits |
+      request.index);
+}
+
+RmaRequest* RmaComm::request(const void* handle) const {
+  const uintptr_t index = reinterpret_cast<uintptr_t>(handle) & ((uintptr_t{1} << kIndexBits) - 1);
+  RmaRequest* const chunk = chunks_[index / kChunk].load(std::memory_order_acquire);
+  if (chunk == nullptr) return nullptr;
+  RmaRequest& request = chunk[index % kChunk];
+  const bool open = request.generation.load(std::memory_order_relaxed) % 2 == 1;
+  return open && handle_of(request) == handle ? &request : nullptr;
 }
 
 // --- what NCCL calls -----------------------------------------------------------------------------
@@ -329,33 +416,34 @@ Result devices(int* count) {
 }
 
 Result properties(int device, int device_type, PropertiesV12* out) {
-  if (out == nullptr) return fail("RMA properties", missing("the struct"));
   const Result result = ncclNetPlugin_v12.properties(device, out);
   if (result == Result::kSuccess) out->device_type = device_type;
   return result;
 }
 
 Result listen(void* context, int device, void* handle, void** listener) {
-  if (context == nullptr || handle == nullptr || listener == nullptr) {
-    return fail("RMA listen", missing("the context, the handle or the comm"));
+  if (handle == nullptr || listener == nullptr) {
+    return fail("RMA listen", missing("the handle or the comm"));
   }
-  auto endpoint = endpoint_for(device, static_cast<RmaDoor*>(context)->place);
+  const absl::StatusOr<size_t> place = place_of(context);
+  if (!place.ok()) return fail("RMA listen", place.status());
+  auto endpoint = endpoint_for(device, *place);
   if (!endpoint.ok()) return fail("RMA listen", endpoint.status());
   auto made = std::make_unique<RmaListener>();
   made->endpoint = *std::move(endpoint);
-  made->handle.number = doors().listeners++;
+  made->handle.number = doors().next_listener++;
   made->endpoint->handle().bytes().copy(made->handle.endpoint.data(), Handle::kBytes);
   std::memset(handle, 0, kHandleBytes);
   std::memcpy(handle, &made->handle, sizeof made->handle);
-  return Given<RmaListener>::give(made.release(), listener);
+  return give("RMA listen", listeners, std::move(made), listener);
 }
 
 // The context is not looked at: NCCL 2.31 passes its net's.
 Result connect(void*, void* handles[], int ranks, int rank, void* listener, void** comm) {
-  if (handles == nullptr || listener == nullptr || comm == nullptr) {
-    return fail("RMA connect", missing("the list of handles, the listener or the comm"));
+  if (handles == nullptr || comm == nullptr) {
+    return fail("RMA connect", missing("the list of handles or the comm"));
   }
-  if (ranks < 1 || rank < 0 || rank >= ranks) {
+  if (rank < 0 || rank >= ranks) {
     return fail("RMA connect",
                 absl::InvalidArgumentError(absl::StrFormat("rank %d of %d", rank, ranks)));
   }
@@ -364,113 +452,115 @@ Result connect(void*, void* handles[], int ranks, int rank, void* listener, void
     if (handles[i] == nullptr) return fail("RMA connect", missing("a handle"));
     std::memcpy(&all[i], handles[i], sizeof all[i]);
   }
-  const absl::StatusOr<RmaComm*> made = join(*static_cast<RmaListener*>(listener), all, rank);
+  const RmaListener* const from = listeners.find(listener);
+  if (from == nullptr) return fail("RMA connect", not_ours("the listener"));
+  auto made = join(*from, all, rank);
   if (!made.ok()) return fail("RMA connect", made.status());
-  return Given<RmaComm>::give(*made, comm);
+  *comm = as_handle((*made).release()->number());
+  return Result::kSuccess;
 }
 
 Result create_context(void* comm, int contexts, void** context) {
-  if (comm == nullptr || context == nullptr) {
-    return fail("RMA context", missing("the comm or the context"));
-  }
+  constexpr const char* kWhat = "RMA context";
+  if (context == nullptr) return fail(kWhat, missing("the context"));
+  RmaComm* const of = rma_comms.find(comm);
+  if (of == nullptr) return fail(kWhat, not_ours("the comm"));
   if (contexts < 1) {
-    return fail("RMA context",
-                absl::InvalidArgumentError(absl::StrFormat("%d contexts", contexts)));
+    return fail(kWhat, absl::InvalidArgumentError(absl::StrFormat("%d contexts", contexts)));
   }
-  auto& of = *static_cast<RmaComm*>(comm);
-  return Given<RmaContext>::give(new RmaContext{&of, of.take_tags(contexts), contexts}, context);
+  auto made =
+      std::make_unique<RmaContext>(RmaContext{of->number(), of->take_tags(contexts), contexts});
+  return give(kWhat, rma_contexts, std::move(made), context);
 }
 
 Result register_memory(void* comm, void* data, size_t size, int type, int fd, uint64_t offset,
                        void** memory) {
   constexpr const char* kWhat = "RMA registration";
-  if (comm == nullptr || memory == nullptr) return fail(kWhat, missing("the comm or the handle"));
+  if (memory == nullptr) return fail(kWhat, missing("the handle"));
+  RmaComm* const of = rma_comms.find(comm);
+  if (of == nullptr) return fail(kWhat, not_ours("the comm"));
   if (type != kHostPointer && type != kCudaPointer) {
     return fail(kWhat, absl::InvalidArgumentError(absl::StrFormat("memory of type %d", type)));
   }
-  auto& of = *static_cast<RmaComm*>(comm);
   auto made = std::make_unique<RmaMemory>();
   WindowOptions options{.signals = 0, .words = true};
   if (fd >= 0) {
     made->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     options.file = {.fd = made->fd, .offset = offset, .dma_buf = true};
   }
-  auto window = Window::create(of.comm(), data, size, options);
+  auto window = Window::create(of->comm(), data, size, options);
   if (!window.ok()) return fail(kWhat, window.status());
   made->window = *std::move(window);
-  *memory = of.keep(std::move(made));
-  return Result::kSuccess;
+  *memory = of->keep(std::move(made));
+  return *memory != nullptr ? Result::kSuccess : fail(kWhat, too_many());
 }
 
 Result deregister(void* comm, void* memory) {
-  if (comm == nullptr) return fail("RMA deregistration", missing("the comm"));
-  if (memory == nullptr || static_cast<RmaComm*>(comm)->drop(static_cast<RmaMemory*>(memory))) {
-    return Result::kSuccess;
-  }
-  return fail("RMA deregistration",
-              absl::InvalidArgumentError("the handle is not one of this comm's, or gone already"));
+  RmaComm* const of = rma_comms.find(comm);
+  if (of != nullptr && (memory == nullptr || of->drop(memory))) return Result::kSuccess;
+  return fail("RMA deregistration", not_ours("the comm or the handle"));
 }
 
 Result destroy_context(void* context) {
-  return Given<RmaContext>::take_back("RMA context's end", context);
+  return take_back("RMA context's end", rma_contexts, context);
 }
-Result close_comm(void* comm) { return Given<RmaComm>::take_back("RMA close", comm); }
+Result close_comm(void* comm) { return take_back("RMA close", rma_comms, comm); }
 Result close_listen(void* listener) {
-  return Given<RmaListener>::take_back("RMA close of a listener", listener);
+  return take_back("RMA close of a listener", listeners, listener);
 }
 
 Result put(void* context, const RmaAccess& access, void** request) {
-  return start("RMA put", context, request,
-               [&](const RmaContext& of) { return put_plain(of, access, request); });
+  return start("RMA put", context, request, [&](RmaComm& comm, const RmaContext& of) {
+    return put_plain(comm, of, access, request);
+  });
 }
 Result put_signal(void* context, const RmaAccess& access, void** request) {
-  return start("RMA put with signal", context, request,
-               [&](const RmaContext& of) { return put_and_signal(of, access, request); });
+  return start("RMA put with signal", context, request, [&](RmaComm& comm, const RmaContext& of) {
+    return put_and_signal(comm, of, access, request);
+  });
 }
 Result get(void* context, const RmaAccess& access, void** request) {
-  return start("RMA get", context, request,
-               [&](const RmaContext& of) { return get_plain(of, access, request); });
+  return start("RMA get", context, request, [&](RmaComm& comm, const RmaContext& of) {
+    return get_plain(comm, of, access, request);
+  });
 }
 Result flush(void* context, int number, void* memory, uint32_t rank, void** request) {
-  return start("RMA flush", context, request, [&](const RmaContext& of) {
-    return flush_to(of, number, static_cast<RmaMemory*>(memory), rank, request);
+  return start("RMA flush", context, request, [&](RmaComm& comm, const RmaContext& of) {
+    return flush_to(comm, of, number, memory, rank, request);
   });
 }
 
 Result test(void* comm, void* request, int* done) {
-  if (comm == nullptr || request == nullptr || done == nullptr) {
-    return fail("RMA test", missing("the comm, the request or the answer"));
-  }
-  auto& of = *static_cast<RmaComm*>(comm);
-  auto& tested = *static_cast<RmaRequest*>(request);
+  if (done == nullptr) return fail("RMA test", missing("the answer"));
   *done = 0;
-  if (!tested.open.load(std::memory_order_relaxed)) {
-    return fail("RMA test", absl::InvalidArgumentError("the request is done already"));
+  RmaComm* const of = rma_comms.find(comm);
+  RmaRequest* const tested = of == nullptr ? nullptr : of->request(request);
+  if (tested == nullptr) return fail("RMA test", not_ours("the comm or the request"));
+  if (!tested->done.load(std::memory_order_acquire)) {
+    of->comm().progress();
+    if (!tested->done.load(std::memory_order_acquire)) return Result::kSuccess;
   }
-  if (!tested.done.load(std::memory_order_acquire)) {
-    of.comm().progress();
-    if (!tested.done.load(std::memory_order_acquire)) return Result::kSuccess;
-  }
-  const absl::Status result = std::move(tested.result);
-  of.give_back(&tested);
+  const absl::Status result = std::move(tested->result);
+  of->give_back(tested);
   *done = 1;
   return result.ok() ? Result::kSuccess : fail("RMA", result);
 }
 
 Result progress(void* context) {
-  if (context == nullptr) return fail("RMA progress", missing("the context"));
-  Communicator& comm = static_cast<RmaContext*>(context)->comm->comm();
-  comm.progress();
-  const absl::Status status = comm.status();
-  return status.ok() ? Result::kSuccess : fail("RMA", status);
+  const absl::Status status = with(context, [](RmaComm& comm, const RmaContext&) {
+    comm.comm().progress();
+    return comm.comm().status();
+  });
+  return status.ok() ? Result::kSuccess : fail("RMA progress", status);
 }
 
 Result query_last_error(void* context, bool* failed) {
-  if (context == nullptr || failed == nullptr) {
-    return fail("RMA error query", missing("the context or the answer"));
-  }
-  *failed = !static_cast<RmaContext*>(context)->comm->comm().status().ok();
-  return Result::kSuccess;
+  if (failed == nullptr) return fail("RMA error query", missing("the answer"));
+  const absl::Status status = with(context, [failed](RmaComm& comm, const RmaContext&) {
+    *failed = !comm.comm().status().ok();
+    return absl::OkStatus();
+  });
+  return status.ok() ? Result::kSuccess : fail("RMA error query", status);
 }
 
 }  // namespace rma

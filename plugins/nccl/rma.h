@@ -10,12 +10,15 @@
 // Threads: any function from any thread. connect() and register_memory() are collective and block,
 // as all of this interface do; nothing else waits for others, but for room where 4,096 accesses are
 // open. What rma_versions.cc shows to NCCL are views of these functions.
+//
+// What NCCL has are numbers (numbers.h). Of a comm that is closed its contexts, memory and requests
+// are errors.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -28,8 +31,12 @@
 
 namespace baton::nccl {
 
-// What NCCL calls a memory handle.
+class RmaComm;
+
+// Registered memory.
 struct RmaMemory {
+  const RmaComm* comm = nullptr;
+  uintptr_t number = 0;  // what NCCL has
   std::shared_ptr<Window> window;
   int fd = -1;  // of a dma-buf: ours
 
@@ -38,7 +45,8 @@ struct RmaMemory {
 
 // An access that NCCL tests. Never null for NCCL, however many are open.
 struct RmaRequest {
-  std::atomic<bool> open{false};  // NCCL has it
+  uint32_t index = 0;
+  std::atomic<uint32_t> generation{0};  // odd: NCCL has it
   std::atomic<bool> done{false};
   absl::Status result;  // before `done`
 };
@@ -46,23 +54,37 @@ struct RmaRequest {
 // What NCCL calls a collective comm.
 class RmaComm {
  public:
-  explicit RmaComm(std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {}
+  explicit RmaComm(std::shared_ptr<Communicator> comm);
+  ~RmaComm();
 
+  // What NCCL has; 0: there are too many.
+  uintptr_t number() const { return number_; }
   Communicator& comm() { return *comm_; }
   // The first of so many numbers that no other context of this comm has.
   int32_t take_tags(int count) { return next_tag_.fetch_add(count); }
 
-  RmaMemory* keep(std::unique_ptr<RmaMemory> memory);
+  // What NCCL calls it; null: there are too many.
+  void* keep(std::unique_ptr<RmaMemory> memory);
   // False: it is not one of this comm's.
-  bool drop(RmaMemory* memory);
-  RmaMemory* any_memory();
+  bool drop(const void* handle);
+  // InvalidArgument: `what` is not one of this comm's.
+  absl::StatusOr<const RmaMemory*> memory(const void* handle, const char* what) const;
+  const RmaMemory* any_memory();
 
+  // Null: NCCL has not tested a million of them.
   RmaRequest* take();
   void give_back(RmaRequest* request);
+  void* handle_of(const RmaRequest& request) const;
+  // Null: it is not one of this comm's, or done.
+  RmaRequest* request(const void* handle) const;
 
  private:
-  std::mutex mutex_;  // guards the requests and the list of memory
-  std::deque<RmaRequest> requests_;
+  static constexpr uint32_t kChunk = 1024;  // requests that are made at once
+
+  const uintptr_t number_;
+  std::mutex mutex_;  // guards what is free, the making of chunks, and the list of memory
+  std::array<std::atomic<RmaRequest*>, 1024> chunks_{};
+  std::vector<std::unique_ptr<RmaRequest[]>> made_;
   std::vector<RmaRequest*> free_;
   std::atomic<int32_t> next_tag_{1};
   const std::shared_ptr<Communicator> comm_;
@@ -70,21 +92,21 @@ class RmaComm {
 };
 
 struct RmaContext {
-  RmaComm* comm = nullptr;
+  uintptr_t comm = 0;  // its number
   int32_t first_tag = 0;
   int count = 0;
 };
 
-// An access as NCCL gives it; offsets are into registered memory.
+// An access as NCCL gives it; offsets are into registered memory, whose handles these are.
 struct RmaAccess {
   int number = 0;  // of the context
-  RmaMemory* local = nullptr;
-  RmaMemory* remote = nullptr;
+  void* local = nullptr;
+  void* remote = nullptr;
   uint64_t local_offset = 0, remote_offset = 0;
   size_t size = 0;
   uint32_t rank = 0;
   // What a put with a signal adds to.
-  RmaMemory* words = nullptr;
+  void* words = nullptr;
   uint64_t word_offset = 0, value = 0;
   uint32_t operation = 0;
   bool strong = true;

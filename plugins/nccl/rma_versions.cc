@@ -10,8 +10,6 @@
 namespace baton::nccl {
 namespace {
 
-RmaMemory* memory_of(void* handle) { return static_cast<RmaMemory*>(handle); }
-
 // What comes last in a call: v13 has a request, v14 says before it whether a signal is strong, v15
 // has flags. All signals of v13 are.
 struct Tail {
@@ -30,8 +28,8 @@ Result put(void* context, int number, uint64_t from_offset, void* from, size_t s
   const Tail tail(rest...);
   return rma::put(context,
                   {.number = number,
-                   .local = memory_of(from),
-                   .remote = memory_of(to),
+                   .local = from,
+                   .remote = to,
                    .local_offset = from_offset,
                    .remote_offset = to_offset,
                    .size = size,
@@ -45,8 +43,8 @@ Result get(void* context, int number, uint64_t remote_offset, void* remote, size
   const Tail tail(rest...);
   return rma::get(context,
                   {.number = number,
-                   .local = memory_of(local),
-                   .remote = memory_of(remote),
+                   .local = local,
+                   .remote = remote,
                    .local_offset = local_offset,
                    .remote_offset = remote_offset,
                    .size = size,
@@ -61,13 +59,13 @@ Result put_signal(void* context, int number, uint64_t from_offset, void* from, s
   const Tail tail(rest...);
   return rma::put_signal(context,
                          {.number = number,
-                          .local = memory_of(from),
-                          .remote = memory_of(to),
+                          .local = from,
+                          .remote = to,
                           .local_offset = from_offset,
                           .remote_offset = to_offset,
                           .size = size,
                           .rank = rank,
-                          .words = memory_of(words),
+                          .words = words,
                           .word_offset = word_offset,
                           .value = value,
                           .operation = operation,

@@ -23,7 +23,7 @@ class Options(ctypes.Structure):
                 ("key_file", c_char_p), ("listen_host", c_char_p), ("listen_port", c_uint16),
                 ("progress_thread", c_uint8), ("serve_metadata", c_uint8), ("max_transfers", c_uint32),
                 ("settings", c_char_p), ("metadata_store", c_char_p), ("metadata_lease_ms", c_uint32),
-                ("staging_bytes", c_uint64), ("advertise", c_char_p)]
+                ("reserved", c_uint64), ("advertise", c_char_p)]
 
 
 class Stats(ctypes.Structure):
@@ -64,7 +64,7 @@ class KvShare(ctypes.Structure):
 
 class KvPlanInfo(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("bytes_per_token", c_uint64), ("layers", c_uint32), ("complete", c_uint32),
-                ("requantises", c_uint32)]
+                ("reserved", c_uint32)]
 
 
 class KvChecksumsInfo(ctypes.Structure):
@@ -268,8 +268,6 @@ _PROTOTYPES = {
     "kv_layout_encode": (c_int32, [_LAYOUT, POINTER(Bytes), _ERROR]),
     "kv_layout_decode": (c_int32, [c_char_p, c_size_t, POINTER(_LAYOUT), _ERROR]),
     "kv_plan_create": (c_int32, [_AGENT, c_int32, _LAYOUT, c_char_p, _LAYOUT, POINTER(KvShare), POINTER(_PLAN), _ERROR]),
-    "kv_plan_create_requantising": (c_int32, [_AGENT, c_int32, _LAYOUT, c_char_p, _LAYOUT, POINTER(KvShare), POINTER(_PLAN),
-                                              _ERROR]),
     "kv_plan_destroy": (None, [_PLAN]),
     "kv_plan_get_info": (c_int32, [_PLAN, POINTER(KvPlanInfo), _ERROR]),
     "kv_plan_make_transfer": (c_int32, [_AGENT, _PLAN, POINTER(KvRequest), c_char_p, c_size_t, POINTER(c_uint64), _ERROR]),

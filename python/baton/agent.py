@@ -207,14 +207,13 @@ class Agent:
     that is no address of this machine (NAT, a published port). `key_file` holds what all agents of a
     cluster share (empty: the user's own); `settings` are those of docs/settings.md; `serve_metadata` answers fetch_metadata() of others;
     `metadata_store` is where agents leave metadata for each other ("etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
-    "file:///FOLDER", of a folder that is there: else NotFoundError), which is gone `metadata_lease` seconds after its agent. `staging_bytes`: memory through which KV goes
-    that is requantised on its way (KvPlan), 16 MiB if 0, for all transfers together (once for caches of the host, and once for those of each device)."""
+    "file:///FOLDER", of a folder that is there: else NotFoundError), which is gone `metadata_lease` seconds after its agent."""
 
     def __init__(self, name: Name, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "",
                  listen_host: str = "", listen_port: int = 0, progress_thread: bool = True,
                  serve_metadata: bool = False, max_transfers: int = 0,
                  settings: Optional[Mapping[str, Any]] = None, metadata_store: str = "",
-                 metadata_lease: float = 10, staging_bytes: int = 0, advertise: str = "") -> None:
+                 metadata_lease: float = 10, advertise: str = "") -> None:
         self._open = Handle(None)
         options = _library.Options()
         lib.agent_options_init(ctypes.byref(options), ctypes.sizeof(options))
@@ -230,7 +229,6 @@ class Agent:
         options.settings = _settings(settings or {}) or None
         options.metadata_store = _text(metadata_store, "metadata_store") or None
         options.metadata_lease_ms = _within(int(metadata_lease * 1000), 2 ** 32 - 1, "metadata_lease in milliseconds")
-        options.staging_bytes = _within(staging_bytes, 2 ** 64 - 1, "staging_bytes")
         options.advertise = _text(advertise, "advertise") or None
         handle = ctypes.c_void_p()
         call(lib.agent_create, ctypes.byref(options), ctypes.byref(handle))

@@ -232,28 +232,20 @@ class KvPlan(_Owner):
     """What moves between this agent's cache and another's, whose metadata is loaded: WRITE from `local` to `remote`,
     READ from there to here. Layers and heads move that both hold. MismatchError: another model, or caches that do not
     fit each other; its text says what differs and what to do. NotFoundError: no such agent, or memory of a layout that
-    is not registered. Making one costs microseconds; keep it for all requests.
-
-    `requantise`: where the source keeps K and V as bfloat16 or float32 and the target as float8_e4m3 with scales (roles
-    "key_scale" and "value_scale" of add_views(), float32), values become fp8 on their way: a row, or each part of it
-    that has a scale, by its largest magnitude / 448. This agent converts, on a processor or by a kernel of the device
-    that its own cache is on: before it writes, so that half as many bytes travel, or after it has read. A device's
-    cache is complete when a transfer is posted. Where types are equal, bytes move as they are. What moves passes staging memory of the agent's (Agent(staging_bytes=...)), piece by piece."""
+    is not registered. Making one costs microseconds; keep it for all requests."""
 
     def __init__(self, agent: Agent, op: int, local: KvLayout, remote_agent: Name, remote: KvLayout, *,
-                 share: Optional[KvShare] = None, requantise: bool = False) -> None:
+                 share: Optional[KvShare] = None) -> None:
         self.agent = agent
         made, info = ctypes.c_void_p(), _library.KvPlanInfo(ctypes.sizeof(_library.KvPlanInfo))
         numbers = None if share is None else ctypes.byref(_share(share))
-        create = lib.kv_plan_create_requantising if requantise else lib.kv_plan_create
-        agent._open.call(create, _op(op), local._layout, _name(remote_agent), remote._layout, numbers,
+        agent._open.call(lib.kv_plan_create, _op(op), local._layout, _name(remote_agent), remote._layout, numbers,
                          ctypes.byref(made))
         self._plan = self._own(made, lib.kv_plan_destroy)
         call(lib.kv_plan_get_info, made, ctypes.byref(info))
         self.complete = bool(info.complete)  # the source has every layer of the target, and every head of its share
         self.layers: int = info.layers  # that move
         self.bytes_per_token: int = info.bytes_per_token  # that travel, in all of them
-        self.requantises = bool(info.requantises)  # values become others on their way
 
     def transfer(self, local_blocks: Blocks, remote_blocks: Blocks, *, tokens: Union[None, int, Tuple[int, int]] = None,
                  length: int = 0, layers: Union[None, int, Tuple[int, int]] = None,

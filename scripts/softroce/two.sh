@@ -1,10 +1,9 @@
 # Sourced: two machines with two RDMA rails between them, and a third network that stays up. One sends
 # (a), one is the target (b); faults are injected into both. See tests/softroce.
 
-# The job of either machine. $role, $board, $only and $rdma_cm are set in front of it.
+# The job of either machine. $role, $board, and $only are set in front of it.
 readonly two_job='
 number=1; [[ $role == a ]] || number=2
-[[ -z $rdma_cm ]] || export SOFTROCE_RDMA_CM=1
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,rw,cache=none board "$board"
 index=0
 for name in control rail0 rail1; do
@@ -60,7 +59,7 @@ two_machines() {
   board=$(mktemp -d "$repository/build/softroce/board.XXXXXX")
   local -a nets
   for role in b a; do
-    shares[$role]=$(machine_prepare "$role" "role=$role board=$board only=${only@Q} rdma_cm=$rdma_cm$two_job")
+    shares[$role]=$(machine_prepare "$role" "role=$role board=$board only=${only@Q}$two_job")
     nets=(-virtfs "local,path=$board,mount_tag=board,security_model=none")
     for link in 0 1 2; do
       nets+=(-netdev "stream,id=n$link,addr.type=unix,addr.path=net$link,server=$([[ $role == a ]] && echo off || echo on)"

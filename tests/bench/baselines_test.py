@@ -26,7 +26,7 @@ def run(*command):
 
 def wrong_options_are_refused():
     for options, words in ((["--baseline", "torch,vlm"], '"vlm" is not one of torch, vllm, llama.cpp'),
-                           (["--arithmetic", "fp32,fp64"], '"fp64" is not one of auto, fp32, bf16, int8'),
+                           (["--arithmetic", "fp32,fp64"], '"fp64" is not one of auto, fp32, bf16'),
                            (["--arithmetic", ""], "name one of auto"),
                            (["--rounds", "0"], "--rounds must be at least 1"),
                            (["--output-len", "1"], "--output-len must be at least 2"),
@@ -41,15 +41,15 @@ def what_is_missing_is_said_and_baton_measured(folder):
                "--kv-heads", 2, "--intermediate", 96)
     assert done.returncode == 0, done.stderr
     done = run(*PROGRAM, "--venv", folder / "none", "--model", model, "--out", folder / "out", "--rounds", 1, "--requests", 2,
-               "--input-len", 20, "--output-len", 4, "--threads", 1, "--arithmetic", "auto,int8,bf16")
+               "--input-len", 20, "--output-len", 4, "--threads", 1, "--arithmetic", "auto,fp32,bf16")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("without torch: transformers is not installed", "without vllm: it is not installed: ./run vllm",
                   "without llama.cpp: it is not installed: ./run baselines install", "baton bf16: bf16, by ",
-                  "round 1: baton bf16", "round 1: baton int8", ", since the processor "):
+                  "round 1: baton bf16", "round 1: baton fp32", ", since the processor "):
         assert words in done.stdout, done.stdout
     said = json.loads((folder / "out/baselines.json").read_text())
-    assert {"bf16", "int8"} <= set(said["rounds"][name][0][0] > 0 and name.removeprefix("baton ") for name in said["rounds"]), said
-    assert said["computed"]["bf16"].startswith("bf16, by ") and said["computed"]["int8"] == "int8", said
+    assert {"bf16", "fp32"} <= set(said["rounds"][name][0][0] > 0 and name.removeprefix("baton ") for name in said["rounds"]), said
+    assert said["computed"]["bf16"].startswith("bf16, by ") and said["computed"]["fp32"] == "fp32", said
 
 
 class Counting:
@@ -96,10 +96,6 @@ def ratios_are_of_the_same_round():
         assert words in text, text
     rounds["vllm"] = [(150, 1)] * 3
     assert "bf16, prefill: 1.33 times the best of vllm, llama.cpp; goal 1.5: missed" in baselines.table_of(baselines.summary_of(rounds))
-    # Weights of eight bits are another accuracy: beside the goals.
-    rounds = {"baton int8": [(400, 80)], "llama.cpp": [(100, 10)]}
-    text = baselines.table_of(baselines.summary_of(rounds))
-    assert "reached" not in text and "int8: weights of eight bits" in text, text
 
 
 def who_sends_a_whole_answer_at_once_has_no_row():

@@ -198,14 +198,14 @@ TEST(CollectiveJson, BaselinesJoinTheRowsOutOfPlace) {
   std::vector<Json> rows = house_rows(options, 2, "shm", measured_row());
   const double ours = rows[0]["latency_us"]["p50"];
   BaselineReport report;
-  report.baselines = {{"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"gloo_tcp", {0}}};
+  report.baselines = {{"one_copy_loop", {ours}}, {"open_mpi_shm", {3 * ours}}, {"open_mpi_tcp", {0}}};
   report.missing = {"no such thing"};
   const std::string table = join_baselines(report, {256}, rows);
   EXPECT_THAT(table, HasSubstr("3.00x"));
   EXPECT_THAT(table, HasSubstr("# no such thing"));
   EXPECT_EQ(rows[0]["floor"]["name"], "one_copy_loop");
   EXPECT_DOUBLE_EQ(rows[0]["ratio_to_floor"], 1);
-  ASSERT_EQ(rows[0]["rivals"].size(), 1u);  // gloo did not do this size
+  ASSERT_EQ(rows[0]["rivals"].size(), 1u);  // tcp did not do this size
   EXPECT_EQ(rows[0]["rivals"][0]["name"], "open_mpi_shm");
   EXPECT_DOUBLE_EQ(rows[0]["rivals"][0]["ratio"], 3);
   EXPECT_FALSE(rows[1].contains("rivals"));

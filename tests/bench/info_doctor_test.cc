@@ -23,7 +23,7 @@ void make_good(FakeTree& tree) {
   tree.pci(kNearNic, "0x15b3", "0x020700", 0)
       .rdma("mlx5_0", kNearNic, "eth2")
       .netdev("eth2", "up", 9000);
-  tree.file("/dev/infiniband/uverbs0", "").file("/dev/infiniband/rdma_cm", "");
+  tree.file("/dev/infiniband/uverbs0", "");
   tree.limits("unlimited", "65536");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512");
   tree.file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "512");
@@ -169,8 +169,8 @@ TEST(Doctor, EveryOtherComplaintHasItsRemedy) {
   tree.file("/proc/self/cgroup", "0::/x").file("/sys/fs/cgroup/x/memory.max", "1000000");
   tree.pci("pci0000:00/0000:00:02.0/0000:02:00.0", "0x10de", "0x030200", 0);
   const std::string text = doctor_text(checks_of(tree, ""));
-  for (const char* remedy : {"modprobe ib_uverbs", "modprobe rdma_ucm", "vm.nr_hugepages",
-                             "shmem_enabled", "yama.ptrace_scope=0", "net.core.rmem_max=16777216",
+  for (const char* remedy : {"modprobe ib_uverbs", "vm.nr_hugepages", "shmem_enabled",
+                             "yama.ptrace_scope=0", "net.core.rmem_max=16777216",
                              "modprobe tcp_cubic", "ulimit -n", "memory.max", "modprobe nvidia"}) {
     EXPECT_THAT(text, HasSubstr(remedy));
   }

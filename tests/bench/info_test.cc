@@ -13,6 +13,8 @@ namespace baton::bench {
 namespace {
 
 using testing::HasSubstr;
+using testing::Pair;
+using testing::UnorderedElementsAre;
 
 constexpr const char* kNic = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0";
 constexpr const char* kGpu = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0";
@@ -95,18 +97,15 @@ TEST(Info, DistancesFollowTheBridges) {
       "0x10de", "0x030200", 0);
   tree.pci("pci0000:00/0000:00:03.0/0000:09:00.0", "0x10de", "0x040300", 0);  // its sound
   const SystemRoot root = tree.root();
-  const auto to = [&](const char* other) { return pci_distance(root, "0000:03:00.0", other); };
-  EXPECT_EQ(to("0000:04:00.0"), "PIX");
-  EXPECT_EQ(to("0000:08:00.0"), "PXB");
-  EXPECT_EQ(to("0000:05:00.0"), "PHB");
-  EXPECT_EQ(to("0000:81:00.0"), "NODE");
-  EXPECT_EQ(to("0000:c1:00.0"), "SYS");
-  EXPECT_EQ(to("0000:ff:00.0"), "");
   EXPECT_EQ(gpus(root).size(), 5u);
   tree.rdma("mlx5_0", kNic, "eth2");
   const Json pairs = distances(root, rdma_devices(root), gpus(root));
-  ASSERT_EQ(pairs.size(), 5u);
-  EXPECT_EQ(pairs[0], (Json{{"rdma", "mlx5_0"}, {"gpu", "0000:04:00.0"}, {"distance", "PIX"}}));
+  std::map<std::string, std::string> found;
+  for (const Json& pair : pairs) found[pair["gpu"]] = pair["distance"];
+  EXPECT_THAT(found, UnorderedElementsAre(Pair("0000:04:00.0", "PIX"), Pair("0000:08:00.0", "PXB"),
+                                          Pair("0000:05:00.0", "PHB"), Pair("0000:81:00.0", "NODE"),
+                                          Pair("0000:c1:00.0", "SYS")));
+  EXPECT_EQ(pairs[0]["rdma"], "mlx5_0");
 }
 
 // What bounds the rate of a GPU, as the kernel has it.
@@ -175,7 +174,7 @@ TEST(Info, LimitsOfTheProcessAndItsCgroups) {
   tree.file("/sys/fs/cgroup/memory/pod/one/memory.limit_in_bytes", "9223372036854771712");
   tree.file("/sys/fs/cgroup/slice/unit/memory.max", "2147483648");
   tree.file("/sys/fs/cgroup/slice/unit/rdma.max", "mlx5_0 hca_handle=2 hca_object=max");
-  tree.file("/dev/infiniband/uverbs0", "").file("/dev/infiniband/rdma_cm", "");
+  tree.file("/dev/infiniband/uverbs0", "");
   const Json limits = limits_info(tree.root());
   EXPECT_EQ(limits["memlock"]["soft"], 8388608);
   EXPECT_TRUE(limits["memlock"]["hard"].is_null());

@@ -228,8 +228,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Nothing that is measured depends on them.
 TEST(PerfOptions, HarmlessFlagsAreTakenAndSaid) {
-  for (const char* flag : {"-z", "-H", "-U", "-C", "-W counters/port_rcv_data", "--comm_rdma_cm",
-                           "--report-histogram", "--report-unsorted", "--report-cycles"}) {
+  for (const char* flag :
+       {"-z", "-R", "--rdma_cm", "-H", "-U", "-C", "-W counters/port_rcv_data", "--comm_rdma_cm",
+        "--report-histogram", "--report-unsorted", "--report-cycles"}) {
     const Parsed parsed = parse("write_lat", std::string(flag) + " h");
     ASSERT_TRUE(parsed.ok()) << flag << ": " << parsed.err;
     EXPECT_THAT((*parsed).notes, Contains(HasSubstr("has no effect"))) << flag;
@@ -281,15 +282,6 @@ TEST(PerfOptions, APortGoesToEveryDeviceWithoutOne) {
               Contains(Pair("verbs.devices", "a:3,b:2")));
   EXPECT_THAT((*parse("write_bw", "-d a h")).settings, Contains(Pair("verbs.devices", "a")));
   EXPECT_TRUE(parse("write_bw", "-i 1 h").ok());
-}
-
-TEST(PerfOptions, QueuePairsByRdmaCm) {
-  for (const char* line : {"-R h", "--rdma_cm -d a h"}) {
-    EXPECT_THAT((*parse("write_bw", line)).settings, Contains(Pair("verbs.rdma_cm", "1"))) << line;
-  }
-  const Parsed elsewhere = parse("write_bw", "-R --provider tcp h");
-  ASSERT_TRUE(elsewhere.ok());
-  EXPECT_THAT((*elsewhere).notes, Contains(HasSubstr("-R has no effect")));
 }
 
 TEST(PerfOptions, FlagsOfQueuePairsSayThatTheyDoNothingOnOtherRoutes) {

@@ -146,7 +146,7 @@ FIELD(baton_agent_options, max_transfers, 52, 4);
 FIELD(baton_agent_options, settings, 56, 8);
 FIELD(baton_agent_options, metadata_store, 64, 8);
 FIELD(baton_agent_options, metadata_lease_ms, 72, 4);
-FIELD(baton_agent_options, staging_bytes, 80, 8);
+FIELD(baton_agent_options, reserved, 80, 8);
 FIELD(baton_agent_options, advertise, 88, 8);
 
 SIZE(baton_agent_stats, 96);
@@ -231,7 +231,7 @@ FIELD(baton_kv_plan_info, size, 0, 8);
 FIELD(baton_kv_plan_info, bytes_per_token, 8, 8);
 FIELD(baton_kv_plan_info, layers, 16, 4);
 FIELD(baton_kv_plan_info, complete, 20, 4);
-FIELD(baton_kv_plan_info, requantises, 24, 4);
+FIELD(baton_kv_plan_info, reserved, 24, 4);
 SIZE(baton_kv_checksums_info, 24);
 FIELD(baton_kv_checksums_info, size, 0, 8);
 FIELD(baton_kv_checksums_info, run_bytes, 8, 8);

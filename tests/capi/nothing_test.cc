@@ -109,11 +109,6 @@ TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
         baton_kv_plan_create(which, BATON_READ, layout, "nobody", layout, nullptr, &plan, &error),
         0);
     EXPECT_EQ(plan, nullptr);
-    plan = rubbish_of<baton_kv_plan>();
-    EXPECT_LT(baton_kv_plan_create_requantising(which, BATON_READ, layout, "nobody", layout,
-                                                nullptr, &plan, &error),
-              0);
-    EXPECT_EQ(plan, nullptr);
     out = 7;
     baton_kv_request request = BATON_KV_REQUEST_INIT;
     EXPECT_LT(baton_kv_plan_make_transfer(which, nullptr, &request, nullptr, 0, &out, &error), 0);
@@ -299,13 +294,6 @@ TEST_F(Nothing, IsAllocatedForAnOptionOfAllMemory) {
   EXPECT_LT(baton_agent_create(&options, &greedy, &error), 0);
   EXPECT_EQ(greedy, nullptr);
   EXPECT_STRNE(error.text, "");
-  options.max_transfers = 0;
-  options.staging_bytes = UINT64_MAX;
-  // It may be made only when it is needed: that call says so then.
-  const int32_t made = baton_agent_create(&options, &greedy, &error);
-  EXPECT_TRUE(made == BATON_OK || made == BATON_ERR_INVALID_PARAM || made == BATON_ERR_BACKEND)
-      << error.text;
-  baton_agent_destroy(greedy);
   baton_kv_connector_options kv;
   baton_kv_connector_options_init(&kv, sizeof kv);
   kv.name = "greedy";

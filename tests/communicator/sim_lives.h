@@ -289,7 +289,7 @@ class Lives : public SimNodes {
       group->hurt = world_.hurt;
       for (const auto& [key, node] : members) group->members.push_back(node);
       for (const size_t node : group->members) {
-        if (!alive(node)) continue;
+        if (!alive(node) || !world_.at.contains(node)) continue;  // it may have left since
         if (world_.hurt && !how[node].ok()) continue;
         ASSERT_EQ(how[node], absl::OkStatus()) << "node " << node;
         auto comm = splits[node]->finish(sim_group(0, kTimeout));

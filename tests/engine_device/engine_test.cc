@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, DevicePair,
 // Tensor cores add in an order of their own, so their KV is not a CPU's.
 TEST(DeviceEngine, SharesKvWithACpuInFp32Alone) {
   const auto of_device = [](Arithmetic arithmetic) {
-    return Model::describe(checkpoint(), *device::device_arithmetic(arithmetic))->fingerprint();
+    return Model::describe(checkpoint(), device::device_arithmetic(arithmetic))->fingerprint();
   };
   EXPECT_EQ(of_device(Arithmetic::kFp32), test_model().fingerprint());
   EXPECT_NE(of_device(Arithmetic::kBf16), test_model(Arithmetic::kBf16).fingerprint());

@@ -490,8 +490,6 @@ TEST(DeviceForward, ALostDeviceEndsEveryStepWithWords) {
 
 TEST(DeviceModel, SaysWhatItCannotDo) {
   FakeDriver fake;
-  const Checkpoint plain = make_test_checkpoint(tiny_model_config(), 1);
-  EXPECT_TRUE(absl::IsUnimplemented(on_fake(plain, Arithmetic::kInt8).status()));
   EXPECT_TRUE(
       absl::IsUnimplemented(on_fake(make_test_checkpoint(tiny_mixtral_config(), 1)).status()));
   const auto without = Gpu::open(FakeDriver::driver(), 0, {});

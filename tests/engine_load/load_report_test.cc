@@ -48,18 +48,7 @@ TEST(LoadReport, CountsWhatIsWholeAndNothingElse) {
   EXPECT_DOUBLE_EQ(report["median_itl_ms"], 20);  // 5 5 20 20 20 20
   EXPECT_NEAR(report["mean_itl_ms"], 15, 1e-9);
   EXPECT_DOUBLE_EQ(report["mean_e2el_ms"], 65);  // 20 and 110
-  EXPECT_FALSE(report.contains("request_goodput"));
   EXPECT_FALSE(report.contains("ttfts"));
-}
-
-TEST(LoadReport, GoodAnswersKeepAllLimits) {
-  const auto good = [](std::map<std::string, double> limits) {
-    return report_of(three(), {.goodput = std::move(limits)})["request_goodput"].get<double>();
-  };
-  EXPECT_DOUBLE_EQ(good({{"ttft", 30}}), 1);
-  EXPECT_DOUBLE_EQ(good({{"ttft", 29}}), 0.5);
-  EXPECT_DOUBLE_EQ(good({{"ttft", 30}, {"tpot", 10}}), 0.5);
-  EXPECT_DOUBLE_EQ(good({{"e2el", 5}}), 0);
 }
 
 TEST(LoadReport, DetailsAreOfEveryRequest) {
@@ -98,7 +87,6 @@ TEST(LoadReport, TheTableHasAColumnAndARatioForEachBaseline) {
   const std::string one = table_of({{"ours", report_of(three(), options)}}, options);
   EXPECT_THAT(one, Not(HasSubstr("ours")));
   EXPECT_THAT(one, HasSubstr("Successful requests:"));
-  EXPECT_THAT(one, Not(HasSubstr("goodput")));
   EXPECT_THAT(one, Not(HasSubstr("KV")));
   EXPECT_THAT(one, HasSubstr("P99 ITL (ms):"));
   const std::string two = table_of(
@@ -110,19 +98,11 @@ TEST(LoadReport, TheTableHasAColumnAndARatioForEachBaseline) {
   }
 }
 
-TEST(LoadReport, MalformedValuesAreRefused) {
-  EXPECT_EQ(*parse_goodput("ttft:200"), std::pair(std::string("ttft"), 200.0));
-  for (const char* wrong :
-       {"ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-1", "ttft:inf", "itl:5", "slow:5", ":5", ""}) {
-    EXPECT_FALSE(parse_goodput(wrong).ok()) << wrong;
-  }
+TEST(LoadReport, MalformedPercentilesAreRefused) {
   EXPECT_EQ(*parse_percentiles("50,99.9"), (std::vector<double>{50, 99.9}));
   for (const char* wrong : {"", "0", "101", "50,", "p50", "nan"}) {
     EXPECT_FALSE(parse_percentiles(wrong).ok()) << wrong;
   }
-  EXPECT_EQ(*parse_metrics("ttft,kv_wait"), (std::vector<std::string>{"ttft", "kv_wait"}));
-  EXPECT_THAT(std::string(parse_metrics("ttft,latency").status().message()),
-              HasSubstr("is not one of ttft, tpot, itl, e2el"));
 }
 
 }  // namespace

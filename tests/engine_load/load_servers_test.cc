@@ -26,8 +26,7 @@ class Loads : public testing::Test {
 class ScriptedServer {
  public:
   explicit ScriptedServer(http::HttpHandler handler) {
-    listener_.route("POST", "/v1/completions", handler);
-    listener_.route("POST", "/v1/chat/completions", std::move(handler));
+    listener_.route("POST", "/v1/completions", std::move(handler));
     const absl::Status status = listener_.listen("127.0.0.1", 0);
     EXPECT_TRUE(status.ok()) << status;
   }
@@ -51,8 +50,6 @@ TEST_F(Loads, OursAnswersPromptsOfTokensInTheirLength) {
   const auto words = words_of(loop_, server, demo::kDemoPrompts);
   ASSERT_TRUE(words.ok()) << words.status();
   EXPECT_GT(words->tokens.size(), 10u);
-  EXPECT_GT(words->per_byte, 0);
-  EXPECT_LE(words->per_byte, 1);
   const auto requests =
       *make_workload({.dataset = "random", .requests = 12, .output = 5, .input = 40}, *words);
   const LoadResult result = run_load(loop_, server, requests, {.concurrency = 3});
@@ -68,25 +65,6 @@ TEST_F(Loads, OursAnswersPromptsOfTokensInTheirLength) {
     EXPECT_GE(answer.first, answer.queued);
     EXPECT_EQ(answer.kv_wait, Time{});
     EXPECT_LE(answer.sent + answer.end, result.duration);
-  }
-}
-
-TEST_F(Loads, AChatIsAskedInText) {
-  const serve::Worker worker;
-  Server server = server_at(worker.port());
-  server.chat = true;
-  const Words words = *words_of(loop_, server, demo::kDemoPrompts);
-  auto requests =
-      *make_workload({.dataset = "random", .requests = 3, .output = 4, .input = 20}, words);
-  ASSERT_TRUE(detokenize(loop_, server, requests).ok());
-  for (const LoadRequest& request : requests) {
-    EXPECT_TRUE(request.tokens.empty());
-    EXPECT_FALSE(request.text.empty());
-  }
-  for (const Answer& answer : run_load(loop_, server, requests, {}).answers) {
-    EXPECT_TRUE(answer.ok()) << answer.error;
-    EXPECT_EQ(answer.output, 4u);
-    EXPECT_EQ(answer.gaps.size(), 3u) << "an event that has no token counted as one";
   }
 }
 

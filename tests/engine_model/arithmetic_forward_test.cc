@@ -105,8 +105,7 @@ TEST_P(ArithmeticForward, IsPartOfTheModelsName) {
   EXPECT_EQ(model.arithmetic(), GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(In, ArithmeticForward,
-                         testing::Values(Arithmetic::kBf16, Arithmetic::kInt8),
+INSTANTIATE_TEST_SUITE_P(In, ArithmeticForward, testing::Values(Arithmetic::kBf16),
                          [](const auto& test) { return arithmetic_name(test.param); });
 
 // --- bf16 ----------------------------------------------------------------------------------------

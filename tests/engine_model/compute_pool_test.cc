@@ -84,13 +84,5 @@ TEST(ComputePool, EndsWhateverItsThreadsAreAt) {
   }
 }
 
-TEST(ComputePool, AcceptsAPinThatIsRefused) {
-  const int cpus[] = {-1, 100000};
-  ComputePool pool(2, cpus);
-  std::atomic<int> runs{0};
-  pool.parallel_for(10, [&](int64_t, int) { runs.fetch_add(1); });
-  EXPECT_EQ(runs.load(), 10);
-}
-
 }  // namespace
 }  // namespace baton::engine

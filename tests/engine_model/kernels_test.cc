@@ -77,73 +77,6 @@ TEST_P(GemmTest, Bf16WeightsGiveTheChainsOfTheirValues) {
   });
 }
 
-// A weight [n][k] of int8 with its scales.
-struct Int8Weight {
-  Int8Weight(int rows, int columns, const std::vector<float>& values)
-      : n(rows),
-        k(columns),
-        data(packed_elements(k, n)),
-        scales(packed_elements(int(scale_blocks(size_t(k))), n)) {
-    std::vector<uint16_t> weight(values.size());
-    for (size_t i = 0; i < values.size(); ++i) weight[i] = bf16_from_float(values[i]);
-    quantise_weight(k, n, weight.data(), data.data(), scales.data());
-  }
-  PackedB b() const { return {k, n, nullptr, nullptr, size_t(k), data.data(), scales.data()}; }
-  // Of row `row` of the weight, as the product sees it.
-  float value(int row, int i) const {
-    const size_t panel = size_t(row / kPanelColumns), lane = size_t(row % kPanelColumns);
-    const size_t block = panel * scale_blocks(size_t(k)) + size_t(i / kBlockK);
-    return data[(panel * size_t(k) + size_t(i)) * kPanelColumns + lane] *
-           scales[block * kPanelColumns + lane];
-  }
-  int n, k;
-  AlignedArray<int8_t> data;
-  AlignedArray<float> scales;
-};
-
-TEST_P(GemmTest, Int8WeightsGiveTheReferenceChains) {
-  const auto [m, n, k] = GetParam();
-  const std::vector<float> a = random_floats(size_t(m) * k, 1);
-  const std::vector<float> start = random_floats(size_t(m) * n, 3);
-  const Int8Weight weight(n, k, random_floats(size_t(n) * k, 2));
-  for (const bool accumulate : {false, true}) {
-    std::vector<float> expected = start;
-    reference_gemm_int8(m, {a.data(), size_t(k), 1}, weight.b(), expected.data(), size_t(n),
-                        accumulate);
-    for_every_width([&, m = m, n = n, k = k] {
-      for (const int threads : {1, 3}) {
-        ComputePool pool(threads);
-        GemmScratch scratch(threads);
-        std::vector<float> c = start;
-        gemm(pool, scratch, m, {a.data(), size_t(k), 1}, weight.b(), c.data(), size_t(n),
-             accumulate);
-        EXPECT_TRUE(same_bits(c, expected))
-            << "threads " << threads << " accumulate " << accumulate;
-      }
-    });
-  }
-}
-
-TEST_P(GemmTest, Int8WeightsAreTheNearestOfTheirSteps) {
-  const auto [m, n, k] = GetParam();
-  std::vector<float> values = random_floats(size_t(n) * k, 4);
-  for (float& value : values) value = float_from_bf16(bf16_from_float(value));
-  for (int i = 0; i < k; ++i) values[size_t(n - 1) * k + i] = 0;  // a row of nothing
-  const Int8Weight weight(n, k, values);
-  for (int row = 0; row < n; ++row) {
-    for (int first = 0; first < k; first += kBlockK) {
-      float largest = 0;
-      const int end = std::min(k, first + kBlockK);
-      for (int i = first; i < end; ++i) {
-        largest = std::max(largest, std::fabs(values[size_t(row) * k + i]));
-      }
-      for (int i = first; i < end; ++i) {
-        ASSERT_NEAR(weight.value(row, i), values[size_t(row) * k + i], largest / 127 * 0.5001f);
-      }
-    }
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
                          ::testing::Values(std::tuple{1, 1, 1}, std::tuple{1, 272, 32},
                                            std::tuple{1, 130, 400}, std::tuple{2, 33, 17},
@@ -222,23 +155,12 @@ struct Paged {
 
 TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
   const std::vector<int> rows = {1, 7, 2, 40, 1};
-  for (const auto& [k, n, int8] : {std::tuple{48, 80, false},
-                                   {400, 301, false},
-                                   {640, 1056, false},
-                                   {48, 80, true},
-                                   {400, 301, true},
-                                   {640, 1056, true}}) {
+  for (const auto& [k, n] : {std::pair{48, 80}, {400, 301}, {640, 1056}}) {
     std::vector<AlignedArray<uint16_t>> bf16;
-    std::vector<Int8Weight> rounded;
     std::vector<PackedB> weights;
     std::vector<float> a = random_floats(size_t(51) * size_t(k), 3);
-    rounded.reserve(rows.size());
     for (uint32_t e = 0; e < rows.size(); ++e) {
       const std::vector<float> values = random_floats(size_t(k) * size_t(n), e);
-      if (int8) {
-        weights.push_back(rounded.emplace_back(n, k, values).b());
-        continue;
-      }
       std::vector<uint16_t> weight;
       for (const float x : values) weight.push_back(bf16_from_float(x));
       pack_weight(k, n, weight.data(), bf16.emplace_back(packed_elements(k, n)).data());
@@ -259,8 +181,7 @@ TEST(Gemm, ProductsAtOnceAreThoseOfEachAlone) {
             {rows[e], from, size_t(k), weights[e], actual.data() + row * size_t(n), size_t(n)});
       }
       gemm_grouped(pool, scratch, products);
-      EXPECT_TRUE(same_bits(actual, expected))
-          << k << " x " << n << ", int8 " << int8 << ", " << threads << " threads";
+      EXPECT_TRUE(same_bits(actual, expected)) << k << " x " << n << ", " << threads << " threads";
       gemm_grouped(pool, scratch, {});
     }
   }

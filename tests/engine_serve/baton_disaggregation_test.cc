@@ -114,17 +114,15 @@ TEST_P(BatonDisaggregation, SameTokensAsOneEngine) {
   expect_same_tokens(GetParam(), test_model(), expected());
 }
 
-TEST_P(BatonDisaggregation, SameTokensAsOneEngineInAnyArithmetic) {
-  for (const Arithmetic arithmetic : {Arithmetic::kBf16, Arithmetic::kInt8}) {
-    const Model& model = test_model(arithmetic);
-    const auto alone = run_one_at_a_time(requests(), model);
-    size_t different = 0;
-    for (const auto& [id, outcome] : alone) different += outcome.tokens != expected().at(id).tokens;
-    EXPECT_GT(different, 0u) << "the arithmetics differ somewhere, or one of them is not used";
-    const Request& first = requests()[0];
-    EXPECT_EQ(oracle_tokens(first, model), alone.at(first.id).tokens);
-    expect_same_tokens(GetParam(), model, alone);
-  }
+TEST_P(BatonDisaggregation, SameTokensAsOneEngineInBf16) {
+  const Model& model = test_model(Arithmetic::kBf16);
+  const auto alone = run_one_at_a_time(requests(), model);
+  size_t different = 0;
+  for (const auto& [id, outcome] : alone) different += outcome.tokens != expected().at(id).tokens;
+  EXPECT_GT(different, 0u) << "the arithmetics differ somewhere, or one of them is not used";
+  const Request& first = requests()[0];
+  EXPECT_EQ(oracle_tokens(first, model), alone.at(first.id).tokens);
+  expect_same_tokens(GetParam(), model, alone);
 }
 
 TEST_P(BatonDisaggregation, SameTokensAsOneEngineWithExperts) {
@@ -254,11 +252,8 @@ TEST_P(BatonDisaggregation, TheKvOfAnotherCheckpointIsRefusedAtBothEnds) {
 
 TEST_P(BatonDisaggregation, TheKvOfAnotherArithmeticIsRefusedAtBothEnds) {
   const Model& bf16 = test_model(Arithmetic::kBf16);
-  const Model& int8 = test_model(Arithmetic::kInt8);
   expect_refused(GetParam(), bf16, test_model(), "same checkpoint");
-  expect_refused(GetParam(), bf16, int8, "+bf16");
-  expect_refused(GetParam(), int8, bf16, "+int8");
-  expect_refused(GetParam(), int8, test_model(), "arithmetic");
+  expect_refused(GetParam(), test_model(), bf16, "+bf16");
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, BatonDisaggregation,

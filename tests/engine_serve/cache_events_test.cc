@@ -99,36 +99,6 @@ TEST(CacheEvents, NothingIsNotedWithoutAWatcher) {
   EXPECT_EQ(names(blocks.news(true).stored), names({hash_of(1), hash_of(2)}));
 }
 
-TEST(CacheEvents, EveryStepIsRecordedInOrder) {
-  BlockManager blocks(2);
-  std::vector<uint32_t> table;
-  ASSERT_TRUE(blocks.allocate(2, &table));
-  blocks.publish(table[0], hash_of(1));  // before anybody asked
-  EXPECT_TRUE(blocks.take_events().empty());
-  blocks.record(true);
-  const std::vector<int32_t> tokens(16, 5);
-  blocks.publish(table[1], hash_of(2), tokens, hash_of(1));
-  // Both come and go within a step.
-  blocks.release(table);
-  table.clear();
-  ASSERT_TRUE(blocks.allocate(2, &table));
-  blocks.publish(table[0], hash_of(2), tokens);
-  const std::vector<CacheEvent> events = blocks.take_events();
-  ASSERT_EQ(events.size(), 4u);
-  EXPECT_TRUE(events[0].stored);
-  EXPECT_EQ(events[0].hash, hash_of(2));
-  EXPECT_EQ(events[0].parent, hash_of(1));
-  EXPECT_EQ(events[0].tokens, tokens);
-  EXPECT_FALSE(events[1].stored);
-  EXPECT_FALSE(events[2].stored);
-  EXPECT_TRUE(events[3].stored);
-  EXPECT_FALSE(events[3].parent.has_value());
-  EXPECT_TRUE(blocks.take_events().empty());  // once
-  blocks.record(false);
-  blocks.publish(table[1], hash_of(3));
-  EXPECT_TRUE(blocks.take_events().empty());
-}
-
 TEST(CacheEvents, EventsReproduceTheCacheContents) {
   std::mt19937 random(1);
   BlockManager blocks(24);

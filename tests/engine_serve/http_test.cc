@@ -256,13 +256,8 @@ TEST(Http, ModelsHealthMetrics) {
   EXPECT_NE(metrics.find("baton_output_tokens_total 24\n"), std::string::npos) << metrics;
   EXPECT_NE(metrics.find("baton_time_to_first_token_seconds_count 1\n"), std::string::npos);
   EXPECT_NE(metrics.find("baton_requests_total{reason=\"length\"} 1\n"), std::string::npos);
-  for (const char* line :
-       {"vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 24\n",
-        "vllm:time_to_first_token_seconds_count{model_name=\"tiny\",engine=\"0\"} 1\n",
-        "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"length\"} "
-        "1\n"}) {
-    EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
-  }
+  EXPECT_NE(metrics.find("vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 24\n"),
+            std::string::npos);
   EXPECT_EQ(client.Get("/nowhere")->status, 404);
 }
 

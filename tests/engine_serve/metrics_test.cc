@@ -116,60 +116,6 @@ TEST(Metrics, TheWorkersOfBatonsAreThere) {
   }
 }
 
-TEST(Metrics, EachSaysWhatItIs) {
-  std::string helped;
-  for (const std::string& line : lines_of(page())) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    if (words[1] == "HELP") helped = words[2];
-    if (words[1] == "TYPE") {
-      EXPECT_EQ(words[2], helped);
-    }
-    if (words[0] == "#") {
-      EXPECT_GT(words.size(), 3u) << line;
-    } else {
-      EXPECT_TRUE(line.starts_with(helped)) << line;
-    }
-  }
-}
-
-// Of vLLM's examples/observability: the series of prometheus_grafana/grafana.json, and those of the
-// newer dashboards that we can answer.
-TEST(Metrics, HasWhatTheDashboardsAskFor) {
-  std::set<std::string> there;
-  for (const std::string& line : lines_of(page())) there.insert(line.substr(0, line.find('{')));
-  for (const char* series : {"e2e_request_latency_seconds_bucket",
-                             "e2e_request_latency_seconds_sum",
-                             "e2e_request_latency_seconds_count",
-                             "prompt_tokens_total",
-                             "generation_tokens_total",
-                             "inter_token_latency_seconds_bucket",
-                             "inter_token_latency_seconds_sum",
-                             "inter_token_latency_seconds_count",
-                             "num_requests_running",
-                             "num_requests_waiting",
-                             "time_to_first_token_seconds_bucket",
-                             "time_to_first_token_seconds_sum",
-                             "time_to_first_token_seconds_count",
-                             "kv_cache_usage_perc",
-                             "request_prompt_tokens_bucket",
-                             "request_generation_tokens_bucket",
-                             "request_success_total",
-                             "request_queue_time_seconds_sum",
-                             "request_prefill_time_seconds_sum",
-                             "request_decode_time_seconds_sum",
-                             "prefix_cache_hits_total",
-                             "prefix_cache_queries_total",
-                             "external_prefix_cache_hits_total",
-                             "external_prefix_cache_queries_total",
-                             "prompt_tokens_cached_total",
-                             "num_preemptions_total",
-                             "num_requests_waiting_by_reason",
-                             "request_inference_time_seconds_bucket",
-                             "request_time_per_output_token_seconds_bucket"}) {
-    EXPECT_TRUE(there.contains(absl::StrCat("vllm:", series))) << series;
-  }
-}
-
 TEST(Metrics, EveryLineIsOneOfPrometheus) {
   std::set<std::string> declared, told;
   for (const std::string& line : lines_of(page())) {

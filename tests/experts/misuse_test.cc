@@ -4,6 +4,7 @@
 #include "collectives/experts/routing.h"
 #include "tests/communicator/over_providers.h"
 #include "tests/experts/mixture.h"
+#include "tests/gpudirect/fake/installed_fake.h"
 
 namespace baton {
 namespace {
@@ -20,6 +21,41 @@ ExpertsOptions small() {
   ExpertsOptions options{.experts = 4, .top_k = 2, .hidden = 8, .max_tokens = 4};
   options.type = DataType::kF32;
   return options;
+}
+
+// Promise(collectives): Nothing that two ranks of Experts write, or of two rounds that are open,
+//   lies in one place | every run of bytes of random options, sorted by where it begins
+TEST(ExpertsGeometry, RunsOfTheWindowsStayApart) {
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 2'000 && !HasFailure(); ++i) {
+    const int ranks = 1 + i % 5;
+    const ExpertsOptions options = random_options(random, ranks);
+    const Geometry g(options, i % ranks, ranks);
+    using Runs = std::vector<std::pair<size_t, size_t>>;
+    Runs window = {{0, sizeof(uint32_t) * g.ranks}}, returned;
+    const auto add = [](Runs& to, size_t begin, size_t bytes) {
+      to.emplace_back(begin, begin + bytes);
+    };
+    const size_t list = g.list_bytes(g.most_rows), rows = g.most_rows * g.row_stride;
+    for (uint32_t place = 0; place < static_cast<uint32_t>(options.in_flight); ++place) {
+      add(window, g.outputs(place), g.slots * g.value_bytes);
+      for (uint32_t rank = 0; rank < g.ranks; ++rank) {
+        add(window, g.rows_at(place, rank) - list, list + rows);
+        add(window, g.table(place, rank), g.most_pairs * sizeof(uint32_t));
+        add(window, g.sent_rows(place, rank) - list, list + std::min(g.packed_bytes, rows));
+        add(returned, g.returned(place, rank), g.most_pairs * g.value_bytes);
+        // What is read as rows, by number, is where it was written.
+        EXPECT_EQ(g.received(place) + g.row_number(rank, 1) * g.row_stride,
+                  g.rows_at(place, rank) + g.row_stride);
+      }
+    }
+    for (auto& [runs, bytes] :
+         {std::pair<Runs&, size_t>{window, g.window_bytes}, {returned, g.returned_window_bytes}}) {
+      std::sort(runs.begin(), runs.end());
+      for (size_t n = 1; n < runs.size(); ++n) EXPECT_LE(runs[n - 1].second, runs[n].first);
+      EXPECT_LE(runs.back().second, bytes);
+    }
+  }
 }
 
 // Two tokens of rank 0 for both experts of rank 1, damaged.
@@ -66,6 +102,7 @@ TEST(ExpertsLists, ThatNoRankWritesAreRefused) {
   refused("do not ascend", [](List& list, size_t&) { list.experts[0] = {-2, 0}; });
   refused("for no expert", [](List& list, size_t&) { list.experts[1] = {-1, 0}; });
   refused("another number of experts", [](List& list, size_t&) { ++list.header.pairs; });
+  refused("another number of experts", [](List& list, size_t&) { --list.header.pairs; });
   refused("another number of experts",
           [&](List& list, size_t& rows) { list = four(0, 1), rows = 4; });
   slots.begin(geometry);
@@ -85,13 +122,19 @@ TEST_P(ExpertsMisuse, OptionsThatNoRankCanHave) {
     };
     refused([](auto& o) { o.experts = 5; }, "experts is 5");
     refused([](auto& o) { o.experts = -2; }, "experts is -2");
+    refused([](auto& o) { o.experts = 2 * 32768; }, "experts is 65536");
     refused([](auto& o) { o.top_k = 0; }, "top_k is 0");
     refused([](auto& o) { o.top_k = 5; }, "top_k is 5");
+    refused([](auto& o) { o.experts = 80, o.top_k = 65; }, "top_k is 65");
     refused([](auto& o) { o.hidden = -1; }, "hidden is -1");
     refused([](auto& o) { o.max_tokens = 0; }, "max_tokens is 0");
     refused([](auto& o) { o.type = DataType::kI32; }, "type is i32");
     refused([](auto& o) { o.capacity = -1; }, "capacity is -1");
     refused([](auto& o) { o.in_flight = 5; }, "in_flight is 5");
+    refused([](auto& o) { o.in_flight = 0; }, "in_flight is 0");
+    refused([](auto& o) { o.hidden = 1, o.max_tokens = 1 << 30; }, "more than memory can hold");
+    refused([](auto& o) { o.hidden = 1 << 23, o.max_tokens = 1 << 20; },
+            "more than memory can hold");
     refused([](auto& o) { o.max_tokens = INT_MAX; }, "more than memory can hold");
     refused([](auto& o) { o.capacity = INT_MAX; }, "more than memory can hold");
     refused([](auto& o) { o.rank_timeout = std::chrono::seconds(-1); }, "rank_timeout is -1 s");
@@ -125,7 +168,7 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
       EXPECT_THAT(text(status), HasSubstr(what));
     };
     using Code = absl::StatusCode;
-    refused(rows.data(), -1, {}, Code::kInvalidArgument, "dispatch of -1 tokens");
+    refused(rows.data(), -1, {}, Code::kInvalidArgument, "-1 tokens: 0 to 4");
     refused(rows.data(), 5, std::vector<int32_t>(10), Code::kInvalidArgument, "0 to 4");
     refused(rows.data(), 1, {0}, Code::kInvalidArgument, "1 choices: there are 2");
     refused(rows.data(), 1, {0, 4}, Code::kInvalidArgument, "choice 1 of token 0 is expert 4");
@@ -162,6 +205,138 @@ TEST_P(ExpertsMisuse, CallsThatAreRefusedChangeNothing) {
     EXPECT_EQ(out[8], 1.5f);
     EXPECT_EQ(out[16], 1.5f);
     EXPECT_EQ(out[24], 0.0f);
+  });
+}
+
+TEST_P(ExpertsMisuse, CallsOutOfOrderAreErrors) {
+  run_group(2, options(), [](Communicator& comm) {
+    ExpertsOptions options = small();
+    options.in_flight = 2;
+    auto made = Experts::create(comm, options);
+    ASSERT_TRUE(made.ok()) << made.status();
+    Experts& experts = **made;
+    const std::vector<float> rows(8, 1), weights(2, 1);
+    std::vector<float> out(8);
+    if (comm.rank() == 1) {
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    }
+    const auto dispatch = experts.dispatch_async(rows.data(), 1, {0, 3});
+    ASSERT_TRUE(dispatch.ok()) << dispatch.status();
+    const auto later = [&](uint64_t calls) { return Work{dispatch->sequence + calls}; };
+    using Code = absl::StatusCode;
+    const auto no_dispatch = [&](Work work, const char* what) {
+      EXPECT_EQ(experts.received(work).status().code(), Code::kFailedPrecondition) << what;
+      EXPECT_EQ(experts.combine_async(work, weights, out.data(), 32).status().code(),
+                Code::kFailedPrecondition)
+          << what;
+    };
+    if (comm.rank() == 0) {  // the other has not begun
+      no_dispatch(*dispatch, "it runs");
+      const absl::Status status = experts.wait(*dispatch, Time(1));
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(text(status), HasSubstr("still runs"));
+      EXPECT_EQ(experts.test(*dispatch), std::nullopt);
+      ASSERT_EQ(comm.barrier(), absl::OkStatus());
+    }
+    ASSERT_EQ(experts.wait(*dispatch, patient(std::chrono::seconds(30))), absl::OkStatus());
+    no_dispatch(Work{}, "no work");
+    no_dispatch(later(1), "a combine");
+    no_dispatch(later(2), "a round that has not begun");
+    no_dispatch(later(4), "one in the same place");
+    for (const Work work : {Work{}, *dispatch, later(1), later(2), later(4)}) {
+      EXPECT_EQ(experts.wait(work).code(), Code::kInvalidArgument) << work.sequence;
+      EXPECT_EQ(experts.test(work)->code(), Code::kInvalidArgument) << work.sequence;
+    }
+    const auto received = experts.received(*dispatch);
+    ASSERT_TRUE(received.ok()) << received.status();
+    Mixture(options, 2).answer(*received);
+    const auto combine = experts.combine_async(*dispatch, weights, out.data(), 32);
+    ASSERT_TRUE(combine.ok()) << combine.status();
+    no_dispatch(*combine, "a combine that runs");
+    no_dispatch(*dispatch, "it is combined");
+    ASSERT_EQ(experts.wait(*combine), absl::OkStatus());
+    EXPECT_EQ(experts.wait(*combine).code(), Code::kInvalidArgument);
+    EXPECT_EQ(out[0], said(0, 1) + said(3, 1));
+    EXPECT_THAT(experts.missing(later(2)), testing::IsEmpty());
+  });
+}
+
+// Promise(collectives): A list of rows that no rank writes ends the Experts that it came to, with
+//   DataLoss from then on | one is damaged when it has come, and before this rank looks
+TEST_P(ExpertsMisuse, AListThatCannotBeEndsTheObject) {
+  for (const bool blocks : {false, true}) {
+    run_group(2, options(), [&](Communicator& comm) {
+      auto experts = Experts::create(comm, small());
+      ASSERT_TRUE(experts.ok()) << experts.status();
+      const std::vector<float> rows(8, 1), weights(2, 1);
+      std::vector<float> out(8);
+      const auto dispatch = [&] { return (*experts)->dispatch(rows.data(), 1, {0, 3}); };
+      const auto received = dispatch();
+      ASSERT_TRUE(received.ok()) << received.status();
+      auto* const window = received->outputs - Geometry(small(), comm.rank(), 2).outputs(0);
+      ASSERT_EQ((*experts)->combine(*received, weights, out.data(), 32), absl::OkStatus());
+      if (comm.rank() == 0) {
+        const Geometry geometry(small(), 0, 2);
+        auto& round =
+            *reinterpret_cast<uint64_t*>(window + geometry.rows_at(0, 1) - geometry.list_bytes(1));
+        const std::atomic_ref<uint64_t> now(round);
+        until([&] { return now.load() == 1; }, [&] { comm.progress(); });
+        now = ~uint64_t{0};
+        if (blocks) {
+          EXPECT_TRUE(absl::IsDataLoss(dispatch().status()));
+        }
+        const auto work = (*experts)->dispatch_async(rows.data(), 1, {0, 3});
+        ASSERT_EQ(work.ok(), !blocks);
+        if (work.ok()) {
+          EXPECT_TRUE(absl::IsDataLoss((*experts)->wait(*work)));
+          EXPECT_TRUE(absl::IsDataLoss((*experts)->test(*work).value_or(absl::OkStatus())));
+        }
+        EXPECT_TRUE(absl::IsDataLoss((*experts)->dispatch_async(rows.data(), 0, {}).status()));
+        EXPECT_TRUE(absl::IsDataLoss(
+            (*experts)->combine_async(received->work, weights, out.data(), 32).status()));
+      } else {
+        EXPECT_TRUE(dispatch().ok());
+      }
+      EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    });
+  }
+}
+
+TEST_P(ExpertsMisuse, MemoryOfADeviceIsRefused) {
+  gpudirect::InstalledFake gpu;
+  const auto device = gpu.fake().allocate(2 * gpudirect::kMiB);
+  run_group(1, options(), [&](Communicator& comm) {
+    auto experts = Experts::create(comm, small());
+    ASSERT_TRUE(experts.ok()) << experts.status();
+    const std::vector<float> rows(8, 1), weights(2, 1);
+    auto* const there = reinterpret_cast<void*>(uintptr_t{device});
+    EXPECT_THAT(text((*experts)->dispatch(there, 1, {0, 3}).status()),
+                HasSubstr("dispatch: rows is memory of a device"));
+    const auto received = (*experts)->dispatch(rows.data(), 1, {0, 3});
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_THAT(text((*experts)->combine(*received, weights, there, 32)),
+                HasSubstr("combine: out is memory of a device"));
+  });
+  gpu.fake().free(device);
+}
+
+TEST_P(ExpertsMisuse, MakingThemIsRefusedWhereTheGroupDoesOtherwise) {
+  run_group(2, options(), [](Communicator& comm) {
+    if (comm.rank() == 0) {
+      const absl::Status status = Experts::create(comm, small()).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(text(status), HasSubstr("rank 1 called all_gather"));
+    } else {
+      std::array<std::byte, 256> card{};
+      std::array<std::byte, 512> all;
+      EXPECT_EQ(comm.all_gather(card.data(), all.data(), card.size(), DataType::kU8),
+                absl::OkStatus());
+    }
+    EXPECT_EQ(comm.barrier(), absl::OkStatus());
+    auto own = comm.split(comm.rank(), 0);
+    ASSERT_TRUE(own.ok()) << own.status();
+    (*own)->abort(absl::CancelledError("enough"));
+    EXPECT_THAT(text(Experts::create(**own, small()).status()), HasSubstr("enough"));
   });
 }
 

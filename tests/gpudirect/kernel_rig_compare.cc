@@ -93,29 +93,6 @@ void compare_copies(Comparison& all) {
     }
     return kernels::CopyPieces{place(pieces), 30, 2};
   });
-  std::vector<uint8_t> codes(40 * 128);
-  std::vector<float> scales(40 * 4);
-  std::vector<kernels::RowBox> boxes(1);
-  // Any bits in the second round: NaN, infinities and the tiniest numbers are handled apart.
-  for (const bool any : {false, true}) {
-    std::mt19937 random(2);
-    for (size_t i = 0; any && i < from.size(); ++i) {
-      from[i] = static_cast<uint16_t>(i / 128 % 2 == 0 ? random() : random() & 0x8fff);
-    }
-    for (const uint32_t span : {128u, 64u, 32u}) {
-      all.run<kernels::Reshard>({"baton_reshard"}, {&Launcher::reshard}, [&](auto& place) {
-        boxes[0] = {.from = reinterpret_cast<const std::byte*>(place(from)),
-                    .to = reinterpret_cast<std::byte*>(place(codes, true)),
-                    .scales = reinterpret_cast<std::byte*>(place(scales, true)),
-                    .count = {5, 4, 2},
-                    .from_stride = {2048, 512, 256},
-                    .to_stride = {1024, 128, 512},
-                    .scale_stride = {128, 16, 64}};
-        return kernels::Reshard{place(boxes), 1,    40,
-                                128,          span, kernels::Conversion::kBf16ToFp8E4m3};
-      });
-    }
-  }
 }
 
 template <class T>

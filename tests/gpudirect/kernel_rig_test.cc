@@ -27,7 +27,7 @@ TEST(KernelRig, ComparesAndTimesEveryKernel) {
     EXPECT_EQ(names,
               (std::set<std::string>{"adamw", "classifier", "copy", "gather", "gemm", "gemm bf16",
                                      "gemm f32", "paged decode", "paged prefill", "reduce bf16",
-                                     "reshard to fp8", "rms_norm", "rope and store", "sample"}));
+                                     "rms_norm", "rope and store", "sample"}));
     EXPECT_THAT(json_of((*rows)[0]), HasSubstr(R"("name": "copy", "shape": "262144 bytes")"));
   }
   EXPECT_THAT(fake.finish(), IsEmpty());

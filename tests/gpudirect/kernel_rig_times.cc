@@ -78,26 +78,6 @@ void time_pages(Times& times, const Launcher& launcher, Stream stream, DevicePoi
   }
 }
 
-void time_reshard(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
-                  DevicePointer to, size_t bytes) {
-  // Tokens of 8 heads of 128: head by head at the target.
-  const auto tokens = static_cast<uint32_t>(bytes / 2048);
-  const kernels::RowBox box{.from = pointer_of<const std::byte>(from),
-                            .to = pointer_of<std::byte>(to),
-                            .scales = pointer_of<std::byte>(to + bytes / 2),
-                            .count = {1, tokens, 8},
-                            .from_stride = {0, 2048, 256},
-                            .to_stride = {0, 128, int64_t{tokens} * 128},
-                            .scale_stride = {0, 4, int64_t{tokens} * 4}};
-  const kernels::Reshard arguments{times.table<kernels::RowBox>({box}), 1, tokens * 8, 128, 128,
-                                   kernels::Conversion::kBf16ToFp8E4m3};
-  times.row(
-      "reshard to fp8", absl::StrFormat("%u tokens of 8 x 128", tokens),
-      bytes + bytes / 2 + bytes / 64,
-      [&] { return launcher.reshard(arguments, tokens * 8 / 256, stream); }, 0, 0.85,
-      bytes + bytes / 2);
-}
-
 void time_sums(Times& times, const Launcher& launcher, Stream stream, DevicePointer from,
                DevicePointer other, DevicePointer to, size_t bytes) {
   kernels::ReduceSum sum{.target = pointer_of<void>(to),
@@ -337,7 +317,6 @@ absl::StatusOr<std::vector<KernelRow>> time_kernels(KernelRig& rig, const Launch
     return rig.device().check(driver.cuMemcpyAsync(to, from, bytes, stream), "a copy");
   });
   time_pages(times, launcher, stream, from, to, bytes);
-  time_reshard(times, launcher, stream, from, to, bytes);
   time_sums(times, launcher, stream, from, other, to, bytes);
   // Both arrays together: 64 sequences of 4096 tokens.
   for (const uint32_t group : {4u, 8u}) {

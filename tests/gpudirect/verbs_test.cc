@@ -51,18 +51,25 @@ class DeviceMemoryOverVerbs : public testing::Test {
                                            size_t bytes = kBytes) {
     return side.worker->register_memory(reinterpret_cast<void*>(uintptr_t{at}), bytes);
   }
-  void check_staged(const std::string& why) {
+  // Both ends register, and a write from one to the other is right. The request is for more.
+  void write_across(TransferRequest& request) {
     const auto near = give(pair_->a, near_);
     const auto far = give(pair_->b, far_);
     ASSERT_TRUE(near.ok()) << near.status();
     ASSERT_TRUE(far.ok()) << far.status();
     const std::string sent = pattern(5);
     gpu_->write(near_, sent);
-    TransferRequest request = pair_->request(Op::kWrite);
+    request = pair_->request(Op::kWrite);
     request.local = *near;
     request.remote = *pair_->b.worker->remote_region(*far);
     ASSERT_TRUE(pair_->run(request).ok());
     EXPECT_TRUE(gpu_->read(far_, kBytes) == sent);
+  }
+  void check_staged(const std::string& why) {
+    TransferRequest request;
+    write_across(request);
+    if (HasFatalFailure()) return;
+    const std::string sent = pattern(5);
     EXPECT_THAT(pair_->a.worker->explain(pair_->a.peer),
                 AllOf(HasSubstr("CUDA device 0: staged through 64 MiB"), HasSubstr(why)));
     EXPECT_EQ(pair_->a.worker->stats().staged_transfers, 1u);
@@ -83,17 +90,9 @@ class DeviceMemoryOverVerbs : public testing::Test {
   }
   // Both ends register and one transfer each way is right; nothing was staged.
   void check_direct(const std::string& said) {
-    const auto near = give(pair_->a, near_);
-    const auto far = give(pair_->b, far_);
-    ASSERT_TRUE(near.ok()) << near.status();
-    ASSERT_TRUE(far.ok()) << far.status();
-    const std::string sent = pattern(5);
-    gpu_->write(near_, sent);
-    TransferRequest request = pair_->request(Op::kWrite);
-    request.local = *near;
-    request.remote = *pair_->b.worker->remote_region(*far);
-    ASSERT_TRUE(pair_->run(request).ok());
-    EXPECT_TRUE(gpu_->read(far_, kBytes) == sent);
+    TransferRequest request;
+    write_across(request);
+    if (HasFatalFailure()) return;
     gpu_->write(far_, pattern(6));
     request.op = Op::kRead;
     ASSERT_TRUE(pair_->run(request).ok());

@@ -10,8 +10,8 @@ namespace {
 
 constexpr TierShape kShape{.parts = 3, .part_bytes = 5000};
 
-DiskTierOptions options(const TemporaryFolder& folder, size_t records, bool io_uring = true) {
-  return {folder.path("kv"), records * kShape.record_bytes(), kShape, io_uring};
+DiskTierOptions options(const TemporaryFolder& folder, size_t records) {
+  return {folder.path("kv"), records * kShape.record_bytes(), kShape};
 }
 
 // What a record's parts are: all right, or missing. Anything else fails the test.
@@ -34,23 +34,18 @@ bool reads_whole(DiskTier& tier, uint64_t number) {
   return whole == kShape.parts;
 }
 
-class DiskTierTest : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Readers, DiskTierTest, ::testing::Bool(), [](const auto& reader) {
-  return reader.param ? "IoUringIfThereIsAny" : "Pread";
-});
-
-TEST_P(DiskTierTest, WhatWasWrittenComesBack) {
+TEST(DiskTier, WhatWasWrittenComesBack) {
   const TemporaryFolder folder;
-  auto tier = *DiskTier::open(options(folder, 100, GetParam()));
+  auto tier = *DiskTier::open(options(folder, 100));
   for (uint64_t i = 0; i < 100; ++i) ASSERT_TRUE(tier->put(*record_of(i, kShape)).ok());
   for (uint64_t i = 0; i < 100; ++i) EXPECT_TRUE(reads_whole(*tier, i)) << i;
   EXPECT_FALSE(reads_whole(*tier, 1000));
   EXPECT_EQ(tier->corrupt(), 0u);
 }
 
-TEST_P(DiskTierTest, ManyAtATime) {
+TEST(DiskTier, ManyAtATime) {
   const TemporaryFolder folder;
-  auto tier = *DiskTier::open(options(folder, 200, GetParam()));
+  auto tier = *DiskTier::open(options(folder, 200));
   std::vector<DiskTier::Pin> pins;
   std::vector<DiskTier::Pin*> all;
   for (uint64_t i = 0; i < 200; ++i) ASSERT_TRUE(tier->put(*record_of(i, kShape)).ok());

@@ -199,7 +199,6 @@ TEST_P(AgentKvTest, RequestsThatMakeNoSenseAreRefused) {
   const auto misfit = AgentKvPlan::make(*a_, Op::kWrite, other.place, "beta", there_->place);
   EXPECT_TRUE(absl::IsFailedPrecondition(misfit.status())) << misfit.status();
   EXPECT_THAT(std::string(misfit.status().message()), HasSubstr("another model"));
-  EXPECT_THAT(std::string(misfit.status().message()), Not(HasSubstr("requantis"))) << "no help";
   a_->remove_remote("beta");
   EXPECT_TRUE(absl::IsNotFound(push->make_transfer(*a_, request()).status()));
   EXPECT_TRUE(absl::IsNotFound(plan(Op::kRead).status()));

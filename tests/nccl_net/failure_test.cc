@@ -1,5 +1,5 @@
 // Ends that come early: aborts, comms that fail, threads that share the plugin.
-#include "plugins/nccl/plugin.h"
+#include "plugins/nccl/net.h"
 #include "tests/nccl_net/rig.h"
 
 namespace baton::nccl {
@@ -112,6 +112,69 @@ TEST_P(BatonNet, SendsInFlightThatAreClosed) {
   for (int i = 0; i < 4; ++i) lane.send({size_t(i) << 20, 1 << 20, 0});
   lane.close_send();
   lane.close_receive();
+}
+
+// A sender that closes ends its sends: what was not copied by then never is.
+TEST_P(BatonNet, ASenderThatClosesCopiesNothingMore) {
+  if (GetParam().provider != "shm") GTEST_SKIP() << "what is on a wire may still come";
+  constexpr size_t kBytes = 32 << 20;
+  Lane lane(rig, kBytes);
+  for (int i = 0; i < 16; ++i) lane.receive({{0, kBytes, 0}});
+  for (int i = 0; i < 16; ++i) lane.send({0, kBytes, 0});
+  lane.close_send();
+  lane.wipe();
+  for (int i = 0; i < 10'000; ++i) rig.turn();
+  EXPECT_TRUE(std::all_of(lane.in.data(), lane.in.data() + kBytes,
+                          [](std::byte b) { return b == std::byte{0xee}; }));
+}
+
+// The lines that a receiver of another build, or a damaged one, writes into its sender's ring.
+std::vector<Grant*> grants_with(int tag) {
+  std::vector<Grant*> found;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(" rw-s ") == std::string::npos || line.find("memfd:") == std::string::npos)
+      continue;
+    const auto begin = std::stoull(line, nullptr, 16);
+    const auto end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+    for (uint64_t at = begin; at + sizeof(Grant) <= end; at += sizeof(Grant)) {
+      auto* const grant = reinterpret_cast<Grant*>(at);
+      if (grant->tag == tag && grant->count == 1 && grant->bytes == 1'000) found.push_back(grant);
+    }
+  }
+  return found;
+}
+
+// Promise(nccl): A receiver that writes nonsense into its sender's ring is an error of that comm
+//   alone | the number of grants and of the group are damaged in memory
+TEST_P(BatonNet, ADamagedGroupOfGrantsIsAnError) {
+  if (kSanitized) GTEST_SKIP() << "the test writes where other threads do";
+  for (const int damage : {0, 9, 255, -1}) {
+    SCOPED_TRACE(damage);
+    Lane lane(rig, 1'000), other(rig, 1'000);
+    const int tag = 0x5eed1234 + damage;
+    lane.receive({{0, 1'000, tag}});
+    std::vector<Grant*> grants;  // as they were sent, and in the ring
+    until([&] { return (grants = grants_with(tag)).size() >= 2; });
+    for (Grant* const grant : grants) {
+      damage < 0 ? void(++grant->group) : void(grant->count = static_cast<uint8_t>(damage));
+    }
+    Result result = Result::kSuccess;
+    until([&] {
+      void* request = nullptr;
+      result = net().send(lane.ends.send, lane.out.data(), 8, tag, lane.out_memory, &request);
+      return result != Result::kSuccess || request != nullptr;
+    });
+    EXPECT_EQ(result, Result::kInternalError);
+    other.exchange({0, 1'000, 0}, 0);
+    other.expect({0, 1'000, 0}, 0);
+  }
+}
+
+// Its sends and its receives then have a lock each, and threads that drive them.
+TEST_P(BatonNet, AProcessThatCallsItselfHasTwoWorkers) {
+  Lane lane(rig, 1'000);
+  EXPECT_EQ(rig.workers(), 2u);
 }
 
 TEST_P(BatonNet, OneCommFailsAndOthersGoOn) {

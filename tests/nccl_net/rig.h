@@ -31,6 +31,7 @@ class NetRig {
   AnyNet& net() { return *net_; }
   // Whether several threads may call the plugin: sim and the fake of verbs have one.
   bool threads() const { return threads_; }
+  size_t workers() const { return workers_.size(); }  // that Baton's plugin has made
   // Lets what is under way go on.
   void turn();
   // NCCL_NET_ROUNDS: it gives up behind so many turns, and not by a clock (`mutants`).

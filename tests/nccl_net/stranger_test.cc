@@ -19,6 +19,8 @@ TEST_P(BatonNet, WhatIsClosedTwiceIsAnError) {
   EXPECT_EQ(net().send(ends.send, lane.out.data(), 8, 0, nullptr, &out), Result::kInvalidArgument);
   EXPECT_EQ(net().register_memory(ends.send, lane.out.data(), 8, &out), Result::kInvalidArgument);
   EXPECT_EQ(net().deregister(ends.receive, lane.out.data()), Result::kInvalidArgument);
+  int size = 0;
+  EXPECT_EQ(net().flush(ends.receive, 1, &out, &size, &out, &out), Result::kInvalidArgument);
   HandleBuffer handle{};
   void* listener = nullptr;
   ASSERT_EQ(net().listen(0, handle.data(), &listener), Result::kSuccess);
@@ -27,6 +29,127 @@ TEST_P(BatonNet, WhatIsClosedTwiceIsAnError) {
   EXPECT_EQ(net().close_listen(listener), Result::kInvalidArgument);
   EXPECT_EQ(net().accept(listener, &out), Result::kInvalidArgument);
   EXPECT_EQ(out, nullptr);
+}
+
+// Promise(nccl): Memory that was deregistered, or is another comm's, is an error of every call that
+//   names it, and what is right goes on | gone, gone with its comm, of another comm, of the other
+//   end, a comm, an address and numbers that were never given
+TEST_P(BatonNet, MemoryThatIsGoneOrAnothersIsAnError) {
+  Lane lane(rig, 1'000), other(rig, 1'000);
+  struct Case {
+    const char* what;
+    void *out, *in;
+  };
+  std::vector<Case> cases = {
+      {"another comm's", other.out_memory, other.in_memory},
+      {"the other end's", lane.in_memory, lane.out_memory},
+      {"a comm", lane.ends.send, lane.ends.receive},
+      {"an address", lane.out.data(), lane.in.data()},
+      {"a number", static_cast<char*>(lane.out_memory) + 500,
+       static_cast<char*>(lane.in_memory) + 500},
+  };
+  Case gone{"deregistered", nullptr, nullptr};
+  for (const auto& [comm, pages, memory] : {std::tuple{lane.ends.send, &lane.out, &gone.out},
+                                            {lane.ends.receive, &lane.in, &gone.in}}) {
+    ASSERT_EQ(net().register_memory(comm, pages->data(), 999, memory), Result::kSuccess);
+    ASSERT_EQ(net().deregister(comm, *memory), Result::kSuccess);
+  }
+  cases.push_back(gone);
+  {
+    Lane closed(rig, 1'000);
+    cases.push_back({"a closed comm's", closed.out_memory, closed.in_memory});
+    closed.close_send();
+    closed.close_receive();  // with its memory
+    closed.out_memory = closed.in_memory = nullptr;
+  }
+  void* const receive = lane.receive({{0, 1'000, 0}});
+  void* request = nullptr;
+  for (Case& bad : cases) {
+    SCOPED_TRACE(bad.what);
+    until([&] {
+      const Result result = net().send(lane.ends.send, lane.out.data(), 8, 0, bad.out, &request);
+      return result == Result::kInvalidArgument || request != nullptr;
+    });
+    void* data = lane.in.data();
+    size_t size = 8;
+    int tag = 0, small = 8;
+    EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &bad.in, &request),
+              Result::kInvalidArgument);
+    EXPECT_EQ(net().flush(lane.ends.receive, 1, &data, &small, &bad.in, &request),
+              Result::kInvalidArgument);
+    EXPECT_EQ(net().deregister(lane.ends.send, bad.out), Result::kInvalidArgument);
+    EXPECT_EQ(net().deregister(lane.ends.receive, bad.in), Result::kInvalidArgument);
+    ASSERT_EQ(request, nullptr);
+  }
+  lane.finish(lane.send({0, 1'000, 0}), nullptr, receive, nullptr);
+  lane.expect({0, 1'000, 0}, 0);
+  other.exchange({0, 1'000, 0}, 0);
+  other.expect({0, 1'000, 0}, 0);
+}
+
+TEST_P(BatonNet, MissingArgumentsAndMadeUpRequestsAreErrors) {
+  Lane lane(rig, 1'000);
+  HandleBuffer first{}, second{};
+  void *one = nullptr, *other = nullptr, *out = nullptr, *made = nullptr;
+  ASSERT_EQ(net().listen(0, first.data(), &one), Result::kSuccess);
+  ASSERT_EQ(net().listen(0, second.data(), &other), Result::kSuccess);
+  void* const receive = lane.receive({{0, 1'000, 0}});
+  until([&] {  // a byte before its memory
+    return net().send(lane.ends.send, lane.out.data() - 1, 8, 0, lane.out_memory, &made) ==
+           Result::kInvalidArgument;
+  });
+  void* const send = lane.send({0, 1'000, 0});
+  const auto with_index = [](void* request, uintptr_t index) {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(request) & ~uintptr_t{0xffff}) |
+                                   index);
+  };
+  int done = 0;
+  const auto test = [&](void* request) { return net().test(request, &done, nullptr); };
+  // A connect that is under way, with another's handle.
+  ASSERT_EQ(net().connect(0, first.data(), &out), Result::kSuccess);
+  constexpr size_t kConnecting = 112;
+  std::copy_n(first.begin() + kConnecting, 8, second.begin() + kConnecting);
+  for (const auto& [what, result] : std::initializer_list<std::pair<const char*, Result>>{
+           {"listen, no handle", net().listen(0, nullptr, &made)},
+           {"listen, no place", net().listen(0, second.data(), nullptr)},
+           {"connect, no handle", net().connect(0, nullptr, &made)},
+           {"connect, no place", net().connect(0, second.data(), nullptr)},
+           {"connect, another's handle", net().connect(0, second.data(), &made)},
+           {"connect, no device", net().connect(99, first.data(), &made)},
+           {"accept, no place", net().accept(one, nullptr)},
+           {"register, no place",
+            net().register_memory(lane.ends.send, lane.out.data(), 8, nullptr)},
+           {"isend, no request",
+            net().send(lane.ends.send, lane.out.data(), 8, 0, lane.out_memory, nullptr)},
+           {"test, no answer", net().test(send, nullptr, nullptr)},
+           {"no such send", test(with_index(send, 0xffff))},
+           {"no such receive", test(with_index(receive, 0xffff))},
+           {"a send that never was", test(with_index(send, 200))},
+           {"a receive that never was", test(with_index(receive, 20))}}) {
+    EXPECT_EQ(result, Result::kInvalidArgument) << what;
+  }
+  EXPECT_EQ(made, nullptr);
+  void* data = lane.in.data() - 8;
+  size_t size = 8;
+  int tag = 0;
+  EXPECT_EQ(net().receive(lane.ends.receive, 1, &data, &size, &tag, &lane.in_memory, &made),
+            Result::kInvalidArgument)
+      << "before its memory";
+  lane.finish(send, nullptr, receive, nullptr);
+  until([&] {
+    if (out == nullptr) {
+      EXPECT_EQ(net().connect(0, first.data(), &out), Result::kSuccess);
+    }
+    if (made == nullptr) {
+      EXPECT_EQ(net().accept(one, &made), Result::kSuccess);
+    }
+    return (out != nullptr && made != nullptr) || HasFailure();
+  });
+  EXPECT_EQ(net().close_send(out), Result::kSuccess);
+  EXPECT_EQ(net().close_receive(made), Result::kSuccess);
+  for (void* const listener : {one, other}) {
+    EXPECT_EQ(net().close_listen(listener), Result::kSuccess);
+  }
 }
 
 TEST_P(BatonNet, HandlesOfRandomBytesAreRefused) {

@@ -25,10 +25,11 @@ class RmaLitmus final : public Litmus {
       rma_.push_back(std::make_unique<RmaComm>(comms_[node]));
       targets_.push_back(keep(node, windows_[node]));
       local_.push_back(keep(node, sources_[node]));
-      ASSERT_EQ(rma::create_context(rma_[node].get(), kTags, &contexts_[node]), Result::kSuccess);
+      ASSERT_EQ(rma::create_context(handle(node), kTags, &contexts_[node]), Result::kSuccess);
     }
   }
-  RmaMemory* keep(size_t node, const std::shared_ptr<Window>& window) {
+  void* handle(size_t node) const { return reinterpret_cast<void*>(rma_[node]->number()); }
+  void* keep(size_t node, const std::shared_ptr<Window>& window) {
     auto memory = std::make_unique<RmaMemory>();
     memory->window = window;
     return rma_[node]->keep(std::move(memory));
@@ -61,7 +62,7 @@ class RmaLitmus final : public Litmus {
   }
   std::optional<absl::Status> ended(size_t node, uint64_t name) override {
     int done = 0;
-    const Result result = rma::test(rma_[node].get(), reinterpret_cast<void*>(name), &done);
+    const Result result = rma::test(handle(node), reinterpret_cast<void*>(name), &done);
     if (result != Result::kSuccess) return absl::InternalError("a request failed");
     if (done == 0) return std::nullopt;
     return absl::OkStatus();
@@ -69,7 +70,7 @@ class RmaLitmus final : public Litmus {
 
   std::vector<std::shared_ptr<Window>> sources_;
   std::vector<std::unique_ptr<RmaComm>> rma_;
-  std::vector<RmaMemory*> targets_, local_;
+  std::vector<void*> targets_, local_;
   std::array<void*, kNodes> contexts_{};
 };
 

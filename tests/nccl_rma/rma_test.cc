@@ -173,14 +173,22 @@ TEST(Rma, RefusesWhatMakesNoSense) {
     };
     char other[kHandleBytes] = {};
     char* handles[] = {other, other};
+    void* none[] = {nullptr, nullptr};
     void* out = nullptr;
     int done = 0;
+    RmaConfigV14 config{.contexts = 1};
+    Bytes small(8);
+    void* const little = self.add(small);
+    request = self.put(0, 0, from, 8, 0, to, 1 - self.rank);
+    EXPECT_EQ(t.test(self.comm, request, nullptr), Result::kInvalidArgument);
+    self.finish(std::exchange(request, nullptr));
     const Case cases[] = {
         {"context 2", put(2, 0, from, 8, 0, to, 1)},
         {"context -1", put(-1, 0, from, 8, 0, to, 1)},
         {"rank 2", put(0, 0, from, 8, 0, to, 2)},
         {"a huge rank", put(0, 0, from, 8, 0, to, ~uint32_t{0})},
         {"too many bytes", put(0, 0, from, kSize + 1, 0, to, 1)},
+        {"more than the source has", put(0, 0, little, 16, 0, to, 1)},
         {"a huge size", put(0, 8, from, ~size_t{0}, 0, to, 1)},
         {"outside of the source", put(0, kSize - 7, from, 8, 0, to, 1)},
         {"outside of the target", put(0, 0, from, 8, kSize - 7, to, 1)},
@@ -204,11 +212,33 @@ TEST(Rma, RefusesWhatMakesNoSense) {
         {"no handles", t.connect(nullptr, nullptr, 2, 0, &out, &out)},
         {"no listener", t.connect(nullptr, reinterpret_cast<void**>(handles), 2, 0, nullptr, &out)},
         {"no device", t.listen(self.instance(), 99, other, &out)},
+        {"listen, no handle", t.listen(self.instance(), 0, nullptr, &out)},
+        {"listen, no place", t.listen(self.instance(), 0, other, nullptr)},
+        {"listen, no context", t.listen(nullptr, 0, other, &out)},
+        {"connect, no handle", t.connect(nullptr, none, 2, 0, &out, &out)},
+        {"connect, no place",
+         t.connect(nullptr, reinterpret_cast<void**>(handles), 2, 0, &out, nullptr)},
+        {"init, no place", t.init(nullptr, 1, nullptr)},
+        {"devices, no place", t.devices(nullptr)},
+        {"properties, no place", t.properties(0, nullptr)},
+        {"context, no place", t.create_context(self.comm, &config, nullptr)},
+        {"register, no place", t.register_memory(self.comm, other, 8, kHostPointer, 0, nullptr)},
+        {"error, no place", t.query_last_error(context, nullptr)},
     };
     for (const Case& c : cases) EXPECT_EQ(c.result, Result::kInvalidArgument) << c.what;
     EXPECT_EQ(request, nullptr);
-    RmaConfigV14 none{.contexts = 0};
-    EXPECT_EQ(t.create_context(self.comm, &none, &out), Result::kInvalidArgument);
+    RmaConfigV14 no_contexts{.contexts = 0};
+    EXPECT_EQ(t.create_context(self.comm, &no_contexts, &out), Result::kInvalidArgument);
+    if (self.rank == 0) {
+      std::vector<void*> contexts;
+      Result result = Result::kSuccess;
+      while (contexts.size() < 5'000 &&
+             (result = t.create_context(self.comm, &config, &out)) == Result::kSuccess) {
+        contexts.push_back(std::exchange(out, nullptr));
+      }
+      EXPECT_EQ(result, Result::kSystemError) << "too many";
+      for (void* one : contexts) EXPECT_EQ(t.destroy_context(one), Result::kSuccess);
+    }
     self.barrier();
     // And all goes on.
     request = self.put_signal(0, 0, from, 8, 0, to, 1 - self.rank, {.words = words});
@@ -216,6 +246,119 @@ TEST(Rma, RefusesWhatMakesNoSense) {
     EXPECT_EQ(t.test(self.comm, request, &done), Result::kInvalidArgument) << "a second time";
     EXPECT_EQ(self.wait_word(memory.words, 1), 1u);
     self.barrier();
+  });
+}
+
+// Promise(nccl): What NCCL has given back, or has of another comm, is an error of every RMA call
+//   with it | contexts, memory, requests and comms: made up, gone, another rank's of this process,
+//   and those of a comm that is closed
+TEST(Rma, WhatIsGoneOrAnothersIsAnError) {
+  struct Handles {
+    void *comm = nullptr, *context = nullptr, *memory = nullptr, *request = nullptr;
+  };
+  std::array<Handles, 2> of;
+  run_ranks<RmaV16>("ncclRmaPlugin_v16", 2, 1, [&](RmaRank<RmaV16>& self) {
+    const RmaV16& t = self.table;
+    Memory memory(self);
+    const Handles own{self.comm, self.context, memory.source};
+    const auto to = static_cast<uint32_t>(1 - self.rank);
+    char text[kHandleBytes] = {};
+    void* handles[] = {text};
+    void* out = nullptr;
+    int done = 0;
+    const auto put = [&](void* context, void* a, void* b) {
+      return t.put(context, 0, 0, a, 8, 0, b, to, 0, &out);
+    };
+    const auto get = [&](void* context, void* a, void* b) {
+      return t.get(context, 0, 0, a, 8, 0, b, to, 0, &out);
+    };
+    const auto signal = [&](void* context, void* a, void* b, void* words) {
+      return t.put_signal(context, 0, 0, a, 8, 0, b, to, 0, words, 0, kSignalInc, true, 0, &out);
+    };
+    // One of them at a time; all else is right.
+    const auto refused = [&](const char* what, const Handles& bad, bool others) {
+      void* const right = own.memory;
+      std::vector<std::pair<const char*, Result>> results = {
+          {"put, context", put(bad.context, right, right)},
+          {"put, source", put(own.context, bad.memory, right)},
+          {"put, target", put(own.context, right, bad.memory)},
+          {"signal, context", signal(bad.context, right, right, right)},
+          {"signal, source", signal(own.context, bad.memory, right, right)},
+          {"signal, target", signal(own.context, right, bad.memory, right)},
+          {"signal, words", signal(own.context, right, right, bad.memory)},
+          {"get, context", get(bad.context, right, right)},
+          {"get, source", get(own.context, bad.memory, right)},
+          {"get, target", get(own.context, right, bad.memory)},
+          {"flush, context", t.flush(bad.context, 0, right, to, &out)},
+          {"flush, memory", t.flush(own.context, 0, bad.memory, to, &out)},
+          {"deregister", t.deregister(own.comm, bad.memory)},
+          {"deregister, comm", t.deregister(bad.comm, right)},
+          {"test", t.test(own.comm, bad.request, &done)},
+      };
+      if (!others) {  // what another rank may do with its own
+        bool failed = false;
+        RmaConfigV14 config{.contexts = 1};
+        for (const auto& more : std::initializer_list<std::pair<const char*, Result>>{
+                 {"progress", t.progress(bad.context)},
+                 {"query", t.query_last_error(bad.context, &failed)},
+                 {"destroy", t.destroy_context(bad.context)},
+                 {"new context", t.create_context(bad.comm, &config, &out)},
+                 {"register", t.register_memory(bad.comm, &failed, 1, kHostPointer, 0, &out)},
+                 {"connect", t.connect(nullptr, handles, 1, 0, bad.comm, &out)},
+                 {"listen", t.listen(bad.context, 0, text, &out)},
+                 {"close", t.close_comm(bad.comm)},
+                 {"close listener", t.close_listen(bad.comm)}}) {
+          results.push_back(more);
+        }
+      }
+      for (const auto& [call, result] : results) {
+        EXPECT_EQ(result, Result::kInvalidArgument) << what << ": " << call;
+      }
+      EXPECT_EQ(out, nullptr) << what;
+    };
+    // Numbers that are not given yet.
+    const auto beside = [](void* handle) { return static_cast<char*>(handle) + 500; };
+    refused("an address", {text, text, text, text}, false);
+    refused("a number", {beside(own.comm), beside(own.context), beside(own.memory), text}, false);
+    refused("of another kind", {own.memory, own.comm, own.context, own.comm}, false);
+
+    // Gone.
+    Handles gone{nullptr};
+    Bytes more(kSize);
+    RmaConfigV14 config{.contexts = 1};
+    ASSERT_EQ(t.create_context(self.comm, &config, &gone.context), Result::kSuccess);
+    ASSERT_EQ(t.destroy_context(gone.context), Result::kSuccess);
+    ASSERT_EQ(t.register_memory(self.comm, more.data(), kSize, kHostPointer, 0, &gone.memory),
+              Result::kSuccess);
+    self.barrier();
+    ASSERT_EQ(t.deregister(self.comm, gone.memory), Result::kSuccess);
+    gone.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.finish(gone.request);
+    gone.comm = text;
+    refused("gone", gone, false);
+
+    // Another's, which is right there.
+    Handles& mine = of[static_cast<size_t>(self.rank)];
+    mine = own;
+    mine.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.barrier();
+    refused("another's", of[to], true);
+    self.barrier();
+    self.finish(mine.request);
+    self.finish(self.put_signal(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank,
+                                {.words = memory.signals}));
+    EXPECT_EQ(self.wait_word(memory.words, 1), 1u);
+
+    // Its comm is closed.
+    Handles closed = own;
+    closed.request = self.put(0, 0, memory.source, 8, 0, memory.target, 1 - self.rank);
+    self.barrier();
+    void* const context = std::exchange(self.context, nullptr);  // not destroyed before
+    self.leave();
+    refused("closed", {closed.comm, closed.context, closed.memory, closed.request}, true);
+    EXPECT_EQ(t.progress(context), Result::kInvalidArgument);
+    EXPECT_EQ(t.destroy_context(context), Result::kSuccess);
+    refused("closed and destroyed", closed, false);
   });
 }
 
@@ -232,6 +375,15 @@ TEST(Rma, RefusesHandlesThatAreNotItsOwn) {
   EXPECT_EQ(table->connect(instance, handles, 2, 1, listener, &comm), Result::kInvalidArgument);
   EXPECT_EQ(table->connect(instance, handles, 2, 2, listener, &comm), Result::kInvalidArgument);
   EXPECT_EQ(table->connect(instance, handles, 0, 0, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->connect(instance, handles, 2, -1, listener, &comm), Result::kInvalidArgument);
+  void* twice[] = {own, own};
+  EXPECT_EQ(table->connect(instance, twice, 2, 0, listener, &comm), Result::kInvalidArgument);
+  void* again = nullptr;  // another listener's handle for this rank
+  ASSERT_EQ(table->listen(instance, 0, other, &again), Result::kSuccess);
+  void* one[] = {other};
+  EXPECT_EQ(table->connect(instance, one, 1, 0, listener, &comm), Result::kInvalidArgument);
+  EXPECT_EQ(table->close_listen(again), Result::kSuccess);
+  EXPECT_EQ(comm, nullptr);
   // Listening for nothing is no fault.
   EXPECT_EQ(table->close_listen(listener), Result::kSuccess);
   EXPECT_EQ(table->close_listen(listener), Result::kInvalidArgument);

@@ -221,7 +221,6 @@ class Words(Pair):
         for wrong in ({"tokens": (2 ** 64, 2 ** 64 + 8)}, {"tokens": (0, 8), "layer": 2 ** 32}, {"tokens": (-1, 8)}):
             self.refused(baton.InvalidParamError, lambda: sums.of_source([0], **wrong))
         with baton.Agent("a") as a, baton.Agent("b") as b:
-            self.refused(baton.InvalidParamError, lambda: baton.Agent("c", staging_bytes=2 ** 64))
             a.register(*mine)
             b.register(*theirs)
             there = paged(theirs)

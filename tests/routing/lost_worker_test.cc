@@ -162,9 +162,7 @@ TEST(LostWorker, OneThatDrainsKeepsItsRequests) {
   until([&] { return of_worker(router->port(), "worker_up", leaves.url()) == 0; });
   for (int i = 0; i < 4; ++i) post_json(router->port(), request_body());
   EXPECT_EQ(leaves.asked, 1);
-  std::string rest;
-  for (size_t i = 9; i < events.size(); ++i) rest += events[i];
-  leaves.say(rest);
+  leaves.say(behind(events, 9));
   client.join();
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);

@@ -1,45 +1,23 @@
 // Workers that join and leave: the file that lists them, and what a router makes of it.
-#include "engine/http/http_listener.h"
-#include "engine/http/openai/openai_reply.h"
 #include "engine/router/worker_list.h"
+#include "tests/captured_log.h"
 #include "tests/routing/routing_fixture.h"
 #include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
-#include "transport/base/log.h"
 
 namespace baton::engine::serve {
 namespace {
 
-TEST(WorkerList, SaysRolesAndPlaces) {
+TEST(WorkerList, SaysRolesAndAddresses) {
   const auto listed = router::parse_worker_list(
       "# ours\n\n  prefill http://10.0.0.1:8001\r\ndecode\thttp://[::1]:8002 # the quick one\n"
-      "decode http://h/ east/rack-7/h_1.x\n");
+      "decode http://h/\n");
   ASSERT_TRUE(listed.ok()) << listed.status();
   ASSERT_EQ(listed->prefill.size(), 1u);
   EXPECT_EQ(listed->prefill[0].text(), "http://10.0.0.1:8001");
   ASSERT_EQ(listed->decode.size(), 2u);
   EXPECT_EQ(listed->decode[0].text(), "http://[::1]:8002");
   EXPECT_EQ(listed->decode[1].text(), "http://h:80");
-  EXPECT_EQ(listed->prefill[0].place, "10.0.0.1");
-  EXPECT_EQ(listed->decode[1].place, "east/rack-7/h_1.x");
-}
-
-TEST(WorkerList, SaysWhereEventsArePublished) {
-  const auto listed = router::parse_worker_list(
-      "decode http://h:1 kv_events=tcp://h:5557 replay=tcp://h:5558\n"
-      "decode http://i:1 rack/i kv_events=tcp://i:5557 topic=kv\n");
-  ASSERT_TRUE(listed.ok()) << listed.status();
-  EXPECT_EQ(listed->decode[0].events, (kv_events::EventSource{"tcp://h:5557", "tcp://h:5558", ""}));
-  EXPECT_EQ(listed->decode[0].place, "h");
-  EXPECT_EQ(listed->decode[1].events, (kv_events::EventSource{"tcp://i:5557", "", "kv"}));
-  EXPECT_EQ(listed->decode[1].place, "rack/i");
-  const auto worker = router::parse_worker("http://h:1,kv_events=tcp://h:5557,replay=tcp://h:5558");
-  ASSERT_TRUE(worker.ok()) << worker.status();
-  EXPECT_EQ(worker->events, listed->decode[0].events);
-  for (const char* bad : {"http://h:1,events=tcp://h:1", "http://h:1,replay=tcp://h:1",
-                          "http://h:1,kv_events=h:1", "http://h:1,kv_events=tcp://*:1"}) {
-    EXPECT_EQ(router::parse_worker(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
-  }
 }
 
 TEST(WorkerList, RefusesWhatMayBeAMistake) {
@@ -53,9 +31,8 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
       {"decode http://h:1\ndecode http://h:80", "half written"},
       {"decode http://h:1\nworker http://h:2\n", "line 2"},
       {"decode\n", "line 1"},
-      {"decode http://h:1 http://h:2\n", "line 1: http://h:2 is not a place"},
-      {"decode http://h:1 a//b\n", "is not a place"},
-      {"decode http://h:1 a b\n", "line 1"},
+      {"decode http://h:1 http://h:2\n",
+       "line 1: nothing may stand behind the URL: remove http://h:2"},
       {"decode ftp://h:1\n", "ftp://h:1"},
       {"decode http://h:1\n\nprefill http://h:1\n", "line 3: http://h:1 is listed already"},
   };
@@ -65,26 +42,6 @@ TEST(WorkerList, RefusesWhatMayBeAMistake) {
     EXPECT_NE(status.message().find(bad.reason), absl::string_view::npos) << status;
   }
 }
-
-// What is logged while it lives, by whichever thread.
-class LogText {
- public:
-  LogText() {
-    base::set_log_sink([this](base::LogLevel, std::string_view line) {
-      const std::lock_guard lock(mutex_);
-      text_.append(line);
-    });
-  }
-  ~LogText() { base::set_log_sink(nullptr); }
-  bool has(const std::string& words) {
-    const std::lock_guard lock(mutex_);
-    return text_.find(words) != std::string::npos;
-  }
-
- private:
-  std::mutex mutex_;
-  std::string text_;
-};
 
 // As a careful operator changes it: at once. Readers see the old list or the new one.
 void write_list(const TemporaryFolder& folder, const std::string& text) {
@@ -117,7 +74,7 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   TemporaryFolder folder;
   TokenizerFolder tokenizer;
   Worker first, second;
-  LogText log;
+  CapturedLog log(base::LogLevel::kWarning);
   write_list(folder, absl::StrCat("decode ", first.url(), "\n"));
   router::RouterOptions options = by_list(folder);
   options.tokenizer = tokenizer.path();
@@ -149,87 +106,16 @@ TEST(RoutingList, WorkersJoinAndLeaveAsItSays) {
   EXPECT_EQ(first.thread().stats().requests_finished, 2u);
 }
 
-// Sends the first of two tokens at once, and the second when it is told to.
-class WaitingWorker {
- public:
-  WaitingWorker() {
-    listener_.route("GET", "/health", [](const std::shared_ptr<http::HttpExchange>& exchange) {
-      exchange->reply(200, "application/json", "{}");
-    });
-    listener_.route("POST", "/v1/completions",
-                    [this](const std::shared_ptr<http::HttpExchange>& exchange) {
-                      const std::lock_guard lock(mutex_);
-                      exchange->begin(200, "text/event-stream");
-                      exchange->write(token(11, nullptr));
-                      exchange_ = exchange;
-                    });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~WaitingWorker() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-  void go_on() {
-    const std::lock_guard lock(mutex_);
-    exchange_->write(
-        token(22, "length") +
-        http::sse(
-            {{"id", "w"}, {"choices", json::array()}, {"usage", {{"completion_tokens", 2}}}}) +
-        std::string(http::kSseDone));
-    exchange_->end();
-  }
-
- private:
-  static std::string token(int id, const json& finish_reason) {
-    return http::sse({{"id", "w"},
-                      {"object", "text_completion"},
-                      {"created", 1},
-                      {"model", "m"},
-                      {"choices",
-                       {{{"index", 0},
-                         {"text", absl::StrCat("<", id, ">")},
-                         {"logprobs", nullptr},
-                         {"finish_reason", finish_reason},
-                         {"token_ids", {id}}}}}});
-  }
-
-  http::HttpListener listener_;
-  std::mutex mutex_;
-  std::shared_ptr<http::HttpExchange> exchange_;
-};
-
-// The prefill worker that is near the decode worker is told of, though the other one comes first.
-TEST(RoutingList, TheKvComesFromNearby) {
-  std::vector<std::unique_ptr<http::HttpListener>> prefills;
-  StuckWorker decode;
-  std::string list = absl::StrCat("decode ", decode.url(), " east/rack1/h1\n");
-  for (const char* place : {"west/rack1/h2", "east/rack1/h3", "east/rack2/h4"}) {
-    prefills.push_back(std::make_unique<http::HttpListener>());
-    prefills.back()->route("GET", "/v1/baton/address", [place](const Exchange& exchange) {
-      exchange->reply(200, "application/json", json{{"address", place}}.dump());
-    });
-    ASSERT_TRUE(prefills.back()->listen("127.0.0.1", 0).ok());
-    absl::StrAppend(&list, "prefill http://127.0.0.1:", prefills.back()->port(), " ", place, "\n");
-  }
-  TemporaryFolder folder;
-  write_list(folder, list);
-  const auto router = *router::Router::start(by_list(folder));
-  std::vector<RawClient> clients;
-  for (const char* nearest : {"east/rack1/h3", "east/rack2/h4", "west/rack1/h2"}) {
-    clients.emplace_back(router->port());
-    clients.back().post("/v1/completions", stream_request().dump());
-    until([&] { return decode.asked == static_cast<int>(clients.size()); });
-    EXPECT_EQ(decode.prefill(), nearest);  // and those before it are busy
-  }
-}
-
 TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   TemporaryFolder folder;
-  WaitingWorker leaving;
   Worker staying;
+  const std::vector<std::string> events = events_of(staying.port());
+  StuckWorker leaving(first(events, 9));
   write_list(folder, absl::StrCat("decode ", leaving.url(), "\n"));
   const auto router = *router::Router::start(by_list(folder));
   RawClient client(router->port());
-  client.post("/v1/completions", json{{"prompt", "x"}, {"stream", true}}.dump());
-  EXPECT_NE(client.read_until("<11>").find("<11>"), std::string::npos);
+  client.post("/v1/completions", stream_request().dump());
+  client.read_until("\"token_ids\"");
   write_list(folder, absl::StrCat("decode ", staying.url(), "\n"));
   httplib::Client http("127.0.0.1", router->port());
   until([&] {
@@ -238,8 +124,9 @@ TEST(RoutingList, ADepartingWorkerEndsItsRequests) {
   });
   until([&] { return of_worker(router->port(), "worker_up", staying.url()) == 1; });
   post_json(router->port(), request_body());  // by the other
-  leaving.go_on();
-  EXPECT_NE(client.read_until("[DONE]").find("<22>"), std::string::npos);
+  leaving.say(behind(events, 9));
+  const std::string rest = client.read_until("[DONE]");
+  EXPECT_NE(rest.find(R"("finish_reason":"length")"), std::string::npos) << rest;
   until([&] { return of_worker(router->port(), "in_flight", leaving.url()) == -1; });
   EXPECT_EQ(metric(router->port(), "baton_router_retries_total"), 0);
 }

@@ -2,52 +2,14 @@
 // not.
 #include "absl/strings/match.h"
 #include "engine/files/files.h"
+#include "tests/routing/half_of_pair.h"
 #include "tests/routing/routing_fixture.h"
-#include "tests/routing/stuck_worker.h"
 #include "tests/test.h"
 
 namespace baton::engine::serve {
 namespace {
 
 using namespace std::chrono_literals;
-
-// As vLLM does: nothing but 200 of its health, and no address.
-class OtherMake {
- public:
-  explicit OtherMake(std::string answer = "") {
-    listener_.route("GET", "/health",
-                    [](const Exchange& exchange) { exchange->reply(200, "text/plain", ""); });
-    listener_.route("POST", "/v1/completions",
-                    [this, answer = std::move(answer)](const Exchange& exchange) {
-                      ++asked;
-                      exchange->reply(200, "text/event-stream", answer);
-                    });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~OtherMake() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-
-  std::atomic<int> asked{0};
-
- private:
-  http::HttpListener listener_;
-};
-
-// A prefill worker of ours, as far as routers see.
-class Prefill {
- public:
-  Prefill() {
-    listener_.route("GET", "/v1/baton/address", [](const Exchange& exchange) {
-      exchange->reply(200, "application/json", R"({"address": "P"})");
-    });
-    EXPECT_TRUE(listener_.listen("127.0.0.1", 0).ok());
-  }
-  ~Prefill() { listener_.stop(); }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", listener_.port()); }
-
- private:
-  http::HttpListener listener_;
-};
 
 router::RouterOptions pair_of(const std::string& prefill, std::vector<std::string> decode) {
   router::RouterOptions options = options_for(std::move(decode));
@@ -56,8 +18,9 @@ router::RouterOptions pair_of(const std::string& prefill, std::vector<std::strin
 }
 
 TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
-  Prefill prefill;
-  OtherMake other(whole_answer());
+  Half prefill(Half::kOursAndPrefill);
+  Half other(Half::kVllm);
+  other.answer(200, whole_answer());
   const auto router = *router::Router::start(pair_of(prefill.url(), {other.url()}));
   const json page = health(router->port());
   EXPECT_EQ(page["status"], "no decode worker is up");
@@ -69,13 +32,14 @@ TEST(RoutingMakes, ADecodeWorkerThatCannotFetchIsRefusedBesidePrefillWorkers) {
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->status, 503);
   EXPECT_TRUE(absl::StrContains(refused->body, "docs/vllm.md")) << refused->body;
-  EXPECT_EQ(other.asked, 0);
+  EXPECT_EQ(other.asked(), 0u);
   EXPECT_EQ(of_worker(router->port(), "prompt_tokens_total", prefill.url()), 0);
 }
 
 TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {
-  Prefill prefill;
-  OtherMake other(whole_answer());
+  Half prefill(Half::kOursAndPrefill);
+  Half other(Half::kVllm);
+  other.answer(200, whole_answer());
   StuckWorker ours(whole_answer());
   const auto router = *router::Router::start(pair_of(prefill.url(), {other.url(), ours.url()}));
   for (int i = 1; i <= 3; ++i) {
@@ -83,11 +47,11 @@ TEST(RoutingMakes, BesideOneOfOursItIsPassedOver) {
     EXPECT_EQ(ours.asked, i);
     EXPECT_EQ(ours.prefill(), "P");
   }
-  EXPECT_EQ(other.asked, 0);
+  EXPECT_EQ(other.asked(), 0u);
 }
 
 TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
-  OtherMake other;
+  Half other(Half::kVllm);
   Worker no_prefill;  // --role all
   StuckWorker ours;
   for (const auto& [url, words] : {std::pair(other.url(), "start Baton's with --kv-agent NAME"),
@@ -106,8 +70,9 @@ TEST(RoutingMakes, APrefillWorkerThatHandsNothingOverIsNotNamedAndNotCounted) {
 }
 
 TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
-  Prefill prefill;
-  OtherMake other(whole_answer());
+  Half prefill(Half::kOursAndPrefill);
+  Half other(Half::kVllm);
+  other.answer(200, whole_answer());
   TemporaryFolder folder;
   const std::string decode = absl::StrCat("decode ", other.url());
   const std::string both = absl::StrCat(decode, "\nprefill ", prefill.url());
@@ -125,7 +90,7 @@ TEST(RoutingMakes, WithoutPrefillWorkersItIsUsed) {
   until(is_up);
   EXPECT_EQ(parse_stream(post(router->port(), stream_request())->body).tokens,
             parse_stream(whole_answer()).tokens);
-  EXPECT_EQ(other.asked, 1);
+  EXPECT_EQ(other.asked(), 1u);
   list(both);
   until([&] { return !is_up(); });
 }

@@ -159,5 +159,8 @@ inline std::string first(const std::vector<std::string>& events, size_t count) {
   for (size_t i = 0; i < count; ++i) bytes += events[i];
   return bytes;
 }
+inline std::string behind(const std::vector<std::string>& events, size_t count) {
+  return first(events, events.size()).substr(first(events, count).size());
+}
 
 }  // namespace baton::engine::serve

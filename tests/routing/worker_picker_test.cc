@@ -1,7 +1,6 @@
 // Which worker a request goes to: by what workers hold, by what they were given, by load.
 #include "engine/router/worker_picker.h"
 
-#include "engine/router/worker_list.h"
 #include "tests/test.h"
 
 namespace baton::engine::router {
@@ -123,16 +122,16 @@ TEST(WorkerPicker, KeysAreOfWhatCanBeShared) {
 TEST(WorkerPicker, NeverMixesModels) {
   WorkerPicker picker(3);
   const serve::BlockHash one = serve::model_root("one"), other = serve::model_root("other");
-  const std::vector<BlockNames> both = {{one}, {other}};
+  const std::vector<serve::BlockHash> both = {one, other};
   const std::vector<int32_t> tokens(1000, 1);
   const auto key = std::make_shared<PromptKey>(token_key(tokens, both));
   // Each by the names of its own model; of the third nothing is known.
-  serve::CacheNews news{.snapshot = true, .stored = key->under({other})};
+  serve::CacheNews news{.snapshot = true, .stored = key->under(other)};
   news.root = one;
   EXPECT_TRUE(picker.tell(0, news));
   news.root = other;
   EXPECT_TRUE(picker.tell(1, news));
-  EXPECT_EQ(picker.names(), both);
+  EXPECT_EQ(picker.models(), both);
   EXPECT_EQ(picker.pick(key)->worker, 1u);
   EXPECT_EQ(picker.stats(1).hit_tokens, 62u * 16);
   // Who must have one of them has it, or has not said.
@@ -158,47 +157,16 @@ TEST(WorkerPicker, NeverMixesModels) {
   EXPECT_EQ(again.pick(key)->work, 1000u + 64);
 }
 
-// An engine of others names its blocks by their tokens alone, and may have larger ones.
-TEST(WorkerPicker, CountsBlocksByTheSizeThatTheirWorkerHas) {
-  WorkerPicker picker(3);
-  const serve::BlockHash model = serve::model_root("one"), tokens_alone = serve::model_root("");
-  const std::vector<BlockNames> names = {{model}, {tokens_alone, 128}};
-  const auto key = std::make_shared<PromptKey>(token_key(std::vector<int32_t>(1000, 1), names));
-  EXPECT_EQ(key->under(names[1]).size(), 7u);
-  const auto first = [&](const BlockNames& by, ptrdiff_t blocks) {
-    const PromptKey::Chain& chain = key->under(by);
-    return serve::CacheNews{.snapshot = true,
-                            .root = by.root,
-                            .block_tokens = by.block_tokens,
-                            .names_a_model = by.root == model,
-                            .stored = {chain.begin(), chain.begin() + blocks}};
-  };
-  EXPECT_TRUE(picker.tell(0, first(names[0], 20)));  // 320 tokens
-  EXPECT_TRUE(picker.tell(1, first(names[1], 5)));   // 640
-  EXPECT_EQ(picker.names(), names);
-  EXPECT_FALSE(picker.model(1).has_value());
-  const auto pick = picker.pick(key);
-  EXPECT_EQ(pick->worker, 1u);
-  EXPECT_EQ(picker.stats(1).hit_tokens, 640u);
-  picker.release(pick->id);
-  // Which model it has may be known besides, and changes nothing of that.
-  picker.set_model(1, model);
-  EXPECT_TRUE(picker.stats(1).cache_known);
-  EXPECT_EQ(picker.pick(key)->worker, 1u);
-  // It is as good as any for a model's answers: what it has is not known.
-  EXPECT_TRUE(picker.pick(key, {}, model).has_value());
-}
-
 TEST(WorkerPicker, AStartedAnswerGoesOnlyToAWorkerThatCanContinueIt) {
   WorkerPicker picker(2);
   picker.set_resumes(0, false);
   EXPECT_EQ(picker.pick(none())->worker, 0u);
-  EXPECT_EQ(picker.pick(none(), {}, std::nullopt, {}, true)->worker, 1u);
-  EXPECT_EQ(picker.pick(none(), {}, std::nullopt, {}, true)->worker, 1u);
+  EXPECT_EQ(picker.pick(none(), {}, std::nullopt, true)->worker, 1u);
+  EXPECT_EQ(picker.pick(none(), {}, std::nullopt, true)->worker, 1u);
   EXPECT_TRUE(picker.has_other(std::vector<size_t>{1}));
   EXPECT_FALSE(picker.has_other(std::vector<size_t>{1}, std::nullopt, true));
   picker.set_gone(1, true);
-  EXPECT_FALSE(picker.pick(none(), {}, std::nullopt, {}, true).has_value());
+  EXPECT_FALSE(picker.pick(none(), {}, std::nullopt, true).has_value());
 }
 
 TEST(WorkerPicker, GoesWhereTheBlocksAre) {
@@ -361,57 +329,6 @@ TEST(WorkerPicker, HashesTakeTheSameWorkerWhateverItHasToDo) {
       EXPECT_EQ(now, before);  // others stay where they are
     }
   }
-}
-
-// How far workers are from each other, and who is picked for it.
-TEST(Distance, CountsTheWayUpToWherePathsPart) {
-  EXPECT_EQ(distance("h1", "h1"), 0);
-  EXPECT_EQ(distance("h1", "h2"), 1);
-  EXPECT_EQ(distance("rack1/h1", "rack1/h2"), 1);
-  EXPECT_EQ(distance("rack1/h1", "rack2/h1"), 2);
-  EXPECT_EQ(distance("east/rack1/h1", "west/rack1/h1"), 3);
-  EXPECT_EQ(distance("rack1", "rack1/h2"), 1);
-  EXPECT_EQ(distance("h9", "east/rack1/h1"), 3);
-}
-
-TEST(Distance, CostsTwiceAsMuchForEachPartFurtherUp) {
-  EXPECT_EQ(move_cost(0, 0.125), 0);
-  EXPECT_EQ(move_cost(1, 0.125), 0.125);
-  EXPECT_EQ(move_cost(3, 0.125), 0.5);
-  EXPECT_EQ(move_cost(7, 0.125), 8);
-  EXPECT_EQ(move_cost(1000, 0.125), 8);
-  EXPECT_EQ(move_cost(3, 0), 0);
-}
-
-TEST(Distance, PlacesArePaths) {
-  for (const char* good : {"h", "10.0.0.1", "east/rack_7/h-1"}) EXPECT_TRUE(is_place(good)) << good;
-  for (const char* bad : {"", "/", "a/", "/a", "a//b", "a b", "http://h:1", "\xff"}) {
-    EXPECT_FALSE(is_place(bad)) << bad;
-  }
-  EXPECT_TRUE(is_place(std::string(128, 'a')));
-  EXPECT_FALSE(is_place(std::string(129, 'a')));
-}
-
-TEST(Distance, IsWeighedAgainstWhatThereIsToDo) {
-  WorkerPicker picker(2);
-  EXPECT_TRUE(picker.tell(0, {.snapshot = true}));
-  EXPECT_TRUE(picker.tell(1, {.snapshot = true}));
-  const auto key = std::make_shared<PromptKey>(token_key(std::vector<int32_t>(1000, 1)));
-  const std::vector<double> near_second = {125, 0};
-  const auto first = picker.pick(key, {}, std::nullopt, near_second);
-  EXPECT_EQ(first->worker, 1u);
-  EXPECT_EQ(first->missing, 1000u);
-  // 125 tokens of way are less than what the other one has still to compute.
-  const auto other = std::make_shared<PromptKey>(token_key(std::vector<int32_t>(1000, 2)));
-  EXPECT_EQ(picker.pick(other, {}, std::nullopt, near_second)->worker, 0u);
-}
-
-TEST(Distance, DecidesBetweenEqualsWithoutOtherInformation) {
-  WorkerPicker picker(3);
-  const std::vector<double> near_last = {2, 1, 0};
-  const auto none = std::make_shared<PromptKey>();
-  EXPECT_EQ(picker.pick(none, {}, std::nullopt, near_last)->worker, 2u);
-  EXPECT_EQ(picker.pick(none, {}, std::nullopt, near_last)->worker, 1u);  // the last one is busy
 }
 
 }  // namespace

@@ -173,6 +173,8 @@ TEST_F(WorkerTls, ACertificateThatIsNotBelievedIsNamed) {
   const TlsFiles other_host("other", {.host = "example.com"});
   believed_ = other_host.pem();
   EXPECT_THAT(why_down(other_host), HasSubstr("hostname mismatch"));
+  EXPECT_THAT(why_down(absl::StrCat("https://127.0.0.1:", well_.port())),
+              HasSubstr("IP address mismatch"));
 }
 
 TEST_F(WorkerTls, APlainTextWorkerIsNamed) {

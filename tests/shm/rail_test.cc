@@ -236,6 +236,30 @@ TEST(ShmFence, SaysThatAPeerIsStoppedInTheMiddleOfACopy) {
   EXPECT_THAT(b.down, testing::Not(testing::IsEmpty()));  // it is cut off
 }
 
+// Promise(memory): Closing a connection whose peer is stopped in a copy waits 40 ms for it, and
+//   `deregister_memory()` is not OK then either | the peer's mark stays while its connection is
+//   closed and the region is taken away
+TEST(ShmFence, KnowsOfACopyWhoseConnectionIsClosed) {
+  ShmNode a("a"), b("b", {{"shm.fence_ms", "20"}});
+  connect_nodes(a, b);
+  TestMemory memory(kBytes, true), other(kBytes, true);
+  RegionEntry* entry = b.add(memory);
+  RegionEntry* unused = b.add(other);
+  ConnectionSegment* segment = connection_segment();
+  ASSERT_NE(segment, nullptr);
+  segment->from_client.busy.store(entry->index + 1);  // and there `a` stops
+  const Time began = Clock::steady().now();
+  b.rails[0]->close(absl::CancelledError("going home"), b);
+  EXPECT_LT(Clock::steady().now() - began, std::chrono::milliseconds(900)) << "a second, once";
+  EXPECT_EQ(b.down.size(), 1u);
+  EXPECT_EQ(b.remove(unused), absl::OkStatus());
+  const absl::Status status = b.remove(entry);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("end that process"));
+  // Another region may have its number now.
+  EXPECT_EQ(b.remove(b.add(memory)), absl::OkStatus());
+}
+
 // Of many connections those that are silent are not looked at; their doorbells are.
 // Promise(sleep): A round costs what there is to do, not the number of peers | peers, sockets and
 //   connections with work are on lists

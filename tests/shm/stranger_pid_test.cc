@@ -92,6 +92,24 @@ struct Outcome {
   bool stranger_is_whole = false;
 };
 
+Process start_with_gate() {
+  return Process::start(0, [] {
+    static Gate gate = *Gate::create();  // stays when this has returned
+    std::array<uint8_t, 24> words{};
+    const uint64_t at = gate.address();
+    std::memcpy(words.data(), &at, sizeof at);
+    std::memcpy(words.data() + sizeof at, gate.nonce().data(), kNonceBytes);
+    return words;
+  });
+}
+CmaPeer copied_by_cma(Process& peer) {
+  const auto words = peer.hear();
+  CmaPeer target{.pid = peer.pid, .process = peer.process.get()};
+  std::memcpy(&target.gate, words.data(), sizeof target.gate);
+  std::memcpy(target.nonce.data(), words.data() + sizeof target.gate, kNonceBytes);
+  return target;
+}
+
 // `between`: the peer dies before the batch; else it dies behind all that is asked, right before
 // the kernel copies. `same_gate`: by the worst of luck the stranger has a page where the peer's
 // gate was.
@@ -100,18 +118,8 @@ Outcome copy_to_a_stranger(Op op, bool between, bool same_gate) {
       mmap(nullptr, kStrangerBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   std::memset(data, 1, kStrangerBytes);
   std::vector<std::byte> near(kStrangerBytes, std::byte{5});
-  Process peer = Process::start(0, [] {
-    static Gate gate = *Gate::create();  // stays when this has returned
-    std::array<uint8_t, 24> words{};
-    const uint64_t at = gate.address();
-    std::memcpy(words.data(), &at, sizeof at);
-    std::memcpy(words.data() + sizeof at, gate.nonce().data(), kNonceBytes);
-    return words;
-  });
-  const auto words = peer.hear();
-  CmaPeer target{.pid = peer.pid, .process = peer.process.get()};
-  std::memcpy(&target.gate, words.data(), sizeof target.gate);
-  std::memcpy(target.nonce.data(), words.data() + sizeof target.gate, kNonceBytes);
+  Process peer = start_with_gate();
+  CmaPeer target = copied_by_cma(peer);
   const absl::Status works = probe_cma(target);
   if (!works.ok()) return {works};
 
@@ -223,18 +231,8 @@ TEST(StrangerPid, AChildOfThePeerIsAStranger) {
 
 // Where nothing tells that a process has ended its number is no name.
 TEST(StrangerPid, WithoutAPidfdThereIsNoCma) {
-  Process peer = Process::start(0, [] {
-    static Gate gate = *Gate::create();
-    std::array<uint8_t, 24> words{};
-    const uint64_t at = gate.address();
-    std::memcpy(words.data(), &at, sizeof at);
-    std::memcpy(words.data() + sizeof at, gate.nonce().data(), kNonceBytes);
-    return words;
-  });
-  const auto words = peer.hear();
-  CmaPeer target{.pid = peer.pid, .process = peer.process.get()};
-  std::memcpy(&target.gate, words.data(), sizeof target.gate);
-  std::memcpy(target.nonce.data(), words.data() + sizeof target.gate, kNonceBytes);
+  Process peer = start_with_gate();
+  CmaPeer target = copied_by_cma(peer);
   if (const absl::Status works = probe_cma(target); !works.ok()) {
     peer.end();
     GTEST_SKIP() << works;

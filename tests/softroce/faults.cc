@@ -112,8 +112,6 @@ WorkerOptions worker_options(const std::string& name, const std::string& host) {
   options.settings = {{"verbs.timeout", "14"},
                       {"verbs.retry_count", "6"},
                       {"peer.redial_ms", std::to_string(kRedial.count() / 1'000'000)}};
-  if (std::getenv("SOFTROCE_RDMA_CM") != nullptr)
-    options.settings.push_back({"verbs.rdma_cm", "1"});
   return options;
 }
 

@@ -438,6 +438,28 @@ def test_parts_inherit_options():
     run(inherited, 2, pg_options=baton.torch.Options(ordered=True, tune=False))
 
 
+def parts(rank, size):
+    """Parts of the first group ask no store."""
+    def no_store(*_):
+        raise AssertionError("a store was asked")
+
+    baton.torch._meet, meet = no_store, baton.torch._meet
+    for members in ([0, 1], [2, 0], [0, 1]):
+        group, tensor = dist.new_group(members), torch.full((2,), rank + 1.0)
+        if rank in members:
+            dist.all_reduce(tensor, group=group)
+            assert tensor.tolist() == [sum(members) + 2.0] * 2, (members, tensor)
+            dist.destroy_process_group(group)
+    baton.torch._meet = meet
+
+
+# Promise(torch): A group of ranks of the first one is made without its store, also where that was given a device | the store's part
+#   raises
+def test_parts_of_the_first_group():
+    run(parts, 3)
+    run(parts, 3, device_id=torch.device("cpu:0"))
+
+
 def mixed(rank, size):
     """Two backends in one process, and Baton for the CPU alone."""
     group = dist.new_group(backend="gloo")

@@ -90,18 +90,14 @@ TEST_F(Faults, APortThatGoesDownAndComesBack) {
 //   are repeated when another rail is up
 TEST_F(Faults, APortThatIsDownWhenThePeersMeetGetsItsRailLater) {
   for (const size_t device : {1, 0}) {
-    for (const bool by_cm : {false, true}) {
-      SCOPED_TRACE(testing::Message() << device << (by_cm ? ", by rdma_cm" : ""));
-      Settings settings = quick_;
-      if (by_cm) settings.emplace_back("verbs.rdma_cm", "1");
-      VerbsPair pair({.devices = 2}, settings);
-      pair.fake->set_port(device, false);
-      pair.connect();
-      EXPECT_FALSE(both_carry(pair));
-      pair.fake->set_port(device, true);
-      pair.steps(3000);
-      EXPECT_TRUE(both_carry(pair)) << "there is no rail for the port";
-    }
+    SCOPED_TRACE(device);
+    VerbsPair pair({.devices = 2}, quick_);
+    pair.fake->set_port(device, false);
+    pair.connect();
+    EXPECT_FALSE(both_carry(pair));
+    pair.fake->set_port(device, true);
+    pair.steps(3000);
+    EXPECT_TRUE(both_carry(pair)) << "there is no rail for the port";
   }
 }
 
@@ -109,22 +105,19 @@ TEST_F(Faults, APortThatIsDownWhenThePeersMeetGetsItsRailLater) {
 // Promise(rdma): The only port may be down for `verbs.port_grace_ms`: nothing fails or is repeated
 //   | its queue pairs stay
 TEST_F(Faults, TheOnlyPortMayBlink) {
-  for (const bool by_cm : {false, true}) {
-    SCOPED_TRACE(by_cm);
-    VerbsPair pair({.devices = 1}, {{"verbs.rdma_cm", by_cm ? "1" : "0"}, {"verbs.qps", "2"}});
-    pair.tick = milliseconds(1);
-    pair.connect();
-    const uint64_t made = pair.fake->stats().queue_pairs;
-    for (int round = 0; round < 3; ++round) {
-      expect_survived(pair, [&] {
-        pair.fake->set_port(0, false);
-        pair.steps(4000);
-        pair.fake->set_port(0, true);
-      });
-    }
-    EXPECT_EQ(pair.fake->stats().queue_pairs, made);
-    EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
+  VerbsPair pair({.devices = 1}, {{"verbs.qps", "2"}});
+  pair.tick = milliseconds(1);
+  pair.connect();
+  const uint64_t made = pair.fake->stats().queue_pairs;
+  for (int round = 0; round < 3; ++round) {
+    expect_survived(pair, [&] {
+      pair.fake->set_port(0, false);
+      pair.steps(4000);
+      pair.fake->set_port(0, true);
+    });
   }
+  EXPECT_EQ(pair.fake->stats().queue_pairs, made);
+  EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
 }
 
 TEST_F(Faults, APortThatComesBackWithOtherAddressesLosesItsRail) {
@@ -305,29 +298,24 @@ TEST_F(Faults, AddressesThatMoveToAnotherIndex) {
 
 // An IPv6 address more, a container's bridge: it happens all the time, and to nobody's queue pair.
 TEST_F(Faults, OtherAddressesOfThePortComeAndGo) {
-  for (const bool by_cm : {false, true}) {
-    SCOPED_TRACE(by_cm);
-    Settings settings = quick_;
-    settings.emplace_back("verbs.rdma_cm", by_cm ? "1" : "0");
-    VerbsPair pair({.devices = 1}, settings);
-    pair.connect();
-    const uint64_t made = pair.fake->stats().queue_pairs;
-    expect_survived(pair, [&] {
-      const std::vector<ibv_gid_entry> before = pair.fake->gids(0);
-      std::vector<ibv_gid_entry> more = before;
-      more.push_back(before[3]);
-      more.back().gid_index = 9;
-      more.back().gid.raw[15] = 77;
-      pair.fake->set_gids(0, more);
-      pair.steps(40);
-      more.erase(more.begin());  // the RoCEv1 one, which nobody uses
-      pair.fake->set_gids(0, more);
-      pair.steps(40);
-      pair.fake->set_gids(0, before);
-    });
-    EXPECT_EQ(pair.fake->stats().queue_pairs, made);
-    EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
-  }
+  VerbsPair pair({.devices = 1}, quick_);
+  pair.connect();
+  const uint64_t made = pair.fake->stats().queue_pairs;
+  expect_survived(pair, [&] {
+    const std::vector<ibv_gid_entry> before = pair.fake->gids(0);
+    std::vector<ibv_gid_entry> more = before;
+    more.push_back(before[3]);
+    more.back().gid_index = 9;
+    more.back().gid.raw[15] = 77;
+    pair.fake->set_gids(0, more);
+    pair.steps(40);
+    more.erase(more.begin());  // the RoCEv1 one, which nobody uses
+    pair.fake->set_gids(0, more);
+    pair.steps(40);
+    pair.fake->set_gids(0, before);
+  });
+  EXPECT_EQ(pair.fake->stats().queue_pairs, made);
+  EXPECT_EQ(pair.a.worker->stats().rails_lost, 0u);
 }
 
 TEST_F(Faults, OneFaultAfterTheOtherAtRandomTimes) {

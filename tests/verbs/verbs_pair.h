@@ -4,7 +4,6 @@
 #include "tests/manual_clock.h"
 #include "tests/test.h"
 #include "tests/until.h"
-#include "tests/verbs/fake/fake_cm.h"
 #include "tests/verbs/fake/fake_verbs.h"
 #include "transport/worker.h"
 #include "verbs/provider.h"
@@ -32,7 +31,6 @@ struct VerbsPair {
     }
     options.clock = &clock;
     fake.emplace(options);
-    cm.emplace(*fake);
     start(a, "a");
     start(b, "b");
   }
@@ -44,8 +42,6 @@ struct VerbsPair {
       EXPECT_EQ(fake->stats().not_ready, 0u) << "a message found no receive posted";
     }
     EXPECT_EQ(fake->objects(), 0u) << "left behind";
-    EXPECT_THAT(cm->violations(), testing::IsEmpty());
-    EXPECT_EQ(cm->objects(), 0u) << "left behind";
   }
 
   void start(Side& side, const char* name) {
@@ -54,7 +50,7 @@ struct VerbsPair {
     options.key = *ClusterKey::from_bytes("a secret of the tests");
     options.clock = &clock;
     options.settings = settings;
-    options.extra_providers = {verbs::verbs_over(fake->api(), &cm->api(), locality)};
+    options.extra_providers = {verbs::verbs_over(fake->api(), locality)};
     auto worker = Worker::create(options);
     ASSERT_TRUE(worker.ok()) << worker.status();
     side.worker = *std::move(worker);
@@ -69,7 +65,6 @@ struct VerbsPair {
   void step() {
     if (a.worker != nullptr) a.worker->progress();
     if (b.worker != nullptr) b.worker->progress();
-    cm->tick();
     clock.advance(tick);
   }
   void steps(int count) {
@@ -141,7 +136,6 @@ struct VerbsPair {
   Time tick = std::chrono::microseconds(20);
   bool expect_ready = true;  // that no message ever finds the receives used up
   std::optional<FakeVerbs> fake;
-  std::optional<FakeCm> cm;
   Side a;
   Side b;
 };

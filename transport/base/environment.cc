@@ -52,8 +52,6 @@ constexpr std::array kVariables = {
                         "folder of the CUDA driver's library that ./run gpu tests with"},
     EnvironmentVariable{"BATON_GPU_SECONDS", "465",
                         "time limit for all steps of ./run gpu together"},
-    EnvironmentVariable{"BATON_GPU_TRACE", "none",
-                        "text file to record calls of the CUDA driver in"},
     EnvironmentVariable{"BATON_INSTALL", "yes",
                         "no: only name missing packages, do not install them"},
     EnvironmentVariable{

@@ -131,47 +131,6 @@ class VectorSums {
   virtual double seconds(const VectorSum& sum) const = 0;
 };
 
-// Rows of bf16 or fp32 in memory of one device, and where in it each becomes fp8 e4m3 with fp32
-// scales, as kvtransfer/kv_requantise.h defines that, to the bit. The rows lie in three dimensions.
-// All distances are in bytes; bf16 is aligned to 2 bytes, fp32 to 4. What is written overlaps
-// nothing else.
-struct RowBox {
-  // What is the same of rows that a kernel converts together.
-  struct Form {
-    uint32_t elements = 0;  // of a row
-    uint32_t span = 0;      // elements with one scale: divides them
-    bool is_fp32 = false;
-    uint32_t from_element = 2;  // from an element to the next
-    uint32_t to_element = 1;
-    uint32_t scale_element = 4;
-    // A false alarm of clang-tidy: it takes the zero that a default compares with for a pointer.
-    auto operator<=>(const Form&) const = default;  // NOLINT(modernize-use-nullptr)
-  };
-  Form form;
-  const std::byte* from = nullptr;  // of the first row, as the two below
-  std::byte* to = nullptr;
-  std::byte* scales = nullptr;
-  std::array<uint32_t, 3> count = {1, 1, 1};
-  std::array<int64_t, 3> from_stride = {};
-  std::array<int64_t, 3> to_stride = {};
-  std::array<int64_t, 3> scale_stride = {};
-};
-
-// Such conversions by a kernel of one device. Not thread-safe. The destructor waits until what is
-// in flight has ended.
-class RowConversions {
- public:
-  static constexpr size_t kSlots = 4;  // so many conversions at a time
-  virtual ~RowConversions() = default;
-
-  // Puts a conversion on its way; `slot` is free. The boxes are copied, the rows stay as they are
-  // until it has ended. An error: nothing of it has begun, and the slot stays free. Never blocks.
-  virtual absl::Status begin(size_t slot, absl::Span<const RowBox> boxes) = 0;
-  // How the conversion in the slot ended, which is then free; nothing as long as it may touch
-  // memory. Never blocks.
-  virtual std::optional<absl::Status> ended(size_t slot) = 0;
-};
-
 // An allocation of another process, mapped here until this ends. The physical memory stays for as
 // long, whatever becomes of its owner.
 class PeerMapping {
@@ -301,13 +260,6 @@ class DeviceMemory {
   // fraction of a second for a device's first: what sums cost is measured. Unimplemented, with the
   // reason, where there are no kernels for it. This outlives it.
   virtual absl::StatusOr<std::unique_ptr<VectorSums>> sums(int /*device*/) const {
-    return absl::UnimplementedError(
-        "cannot compute on devices: built without CUDA support (link gpudirect)");
-  }
-  // Conversions of rows by a kernel of a device. Takes about a MiB of it, and of pinned memory.
-  // Blocks while the driver makes them. Unimplemented, with the reason, where there are no kernels
-  // for it. This outlives it.
-  virtual absl::StatusOr<std::unique_ptr<RowConversions>> conversions(int /*device*/) const {
     return absl::UnimplementedError(
         "cannot compute on devices: built without CUDA support (link gpudirect)");
   }

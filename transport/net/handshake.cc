@@ -337,7 +337,6 @@ absl::Status Handshake::on_info(std::string_view bytes) {
   keys_.version = peer_.protocol = static_cast<uint16_t>(opening_.version);
   keys_.send = derive(role_, "frames");
   keys_.receive = derive(other(), "frames");
-  keys_.proofs = derive(Role::kClient, "proofs beside it");
   expect(State::kDone, 0);
   return absl::OkStatus();
 }

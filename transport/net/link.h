@@ -30,7 +30,6 @@ struct LinkKeys {
   Protection protection = Protection::kHeads;
   Key32 send{};
   Key32 receive{};
-  Key32 proofs{};  // the same on both sides: for proofs beside this connection (rdma_cm)
 };
 
 // A connected, non-blocking socket whose peer has proved itself.

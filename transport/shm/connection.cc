@@ -19,7 +19,8 @@ constexpr int kRecordsAtOnce = 64;
 constexpr int kSlicesAtOnce = 64;
 constexpr size_t kPopulateBytes = 2 << 20;
 constexpr uint32_t kSilentRounds = 1 << 14;
-constexpr Time kClosePatience = std::chrono::seconds(1);
+// A chunk takes well under 1 ms. A peer that is stopped in one is left behind (Parted).
+constexpr Time kClosePatience = std::chrono::milliseconds(40);
 
 // Whether the process at the other end has.
 bool ended(const base::UniqueFd& process, const PacketSocket& socket) {
@@ -45,7 +46,20 @@ void ask_back(Lane& in, uint64_t number) {
   }
 }
 
-bool holds_nothing(const Parted& peer) { return !holds(*peer.in, 0) || ended(peer.process, {}); }
+bool copies(const Parted& peer) {
+  return peer.copying != 0 && peer.in->busy.load(std::memory_order_seq_cst) == peer.copying;
+}
+
+bool holds_nothing(const Parted& peer) {
+  return (!holds(*peer.in, 0) && !copies(peer)) || ended(peer.process, {});
+}
+
+absl::Status stopped(const std::string& who, uint32_t region) {
+  return absl::UnavailableError(
+      absl::StrFormat("%s is stopped in the middle of a copy to or from region %u, which was "
+                      "deregistered: end that process before the memory is used again",
+                      who, region));
+}
 
 absl::Status still_open(const std::string& who) {
   return absl::UnavailableError(
@@ -279,12 +293,7 @@ bool Connection::given_back(uint64_t number) const {
 
 absl::Status Connection::cut_off(std::optional<uint32_t> copying, EventSink& sink) {
   const absl::Status why =
-      !copying.has_value()
-          ? still_open(peer_label())
-          : absl::UnavailableError(absl::StrFormat(
-                "%s is stopped in the middle of a copy to or from region %u, which was "
-                "deregistered: end that process before the memory is used again",
-                peer_label(), *copying));
+      copying.has_value() ? stopped(peer_label(), *copying) : still_open(peer_label());
   stands_still_ = true;
   fail(why, sink);
   return why;
@@ -294,9 +303,25 @@ void ask_parted(const Shared& shared, uint64_t number) {
   for (const Parted& peer : shared.parted) ask_back(*peer.in, number);
 }
 
+Parted* copying_still(Shared& shared, uint32_t region) {
+  for (Parted& peer : shared.parted) {
+    if (peer.copying == region + 1 && copies(peer) && !ended(peer.process, {})) return &peer;
+  }
+  return nullptr;
+}
+
+absl::Status tell_copying(Shared& shared, uint32_t region) {
+  absl::Status status;
+  while (Parted* const peer = copying_still(shared, region)) {
+    status.Update(stopped(absl::StrFormat("process %d", peer->pid), region));
+    peer->copying = 0;  // the next region of this number is another
+  }
+  return status;
+}
+
 absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
   const auto held = [number](const Parted& peer) {
-    return holds(*peer.in, number) && !ended(peer.process, {});
+    return (holds(*peer.in, number) || (number == 0 && copies(peer))) && !ended(peer.process, {});
   };
   ask_parted(shared, number);
   while (std::any_of(shared.parted.begin(), shared.parted.end(), held) &&
@@ -310,7 +335,7 @@ absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until) {
   }
   std::erase_if(shared.parted, [](const Parted& peer) {
     // The end of a process in another pid namespace would never be noticed.
-    return holds_nothing(peer) || !peer.process.valid();
+    return holds_nothing(peer) || (!peer.process.valid() && !copies(peer));
   });
   return status;
 }
@@ -418,7 +443,10 @@ void Connection::release() {
     const Time patience = stands_still_ ? Time::zero() : kClosePatience;
     if (wait_until_idle(0, patience)) wait_until_copied(0, patience);
   }
-  const bool owed = in_ != nullptr && peer_pid_ != getpid();
+  // What a fence has waited for in vain is told already.
+  const uint32_t copying =
+      in_ == nullptr || stands_still_ ? 0 : in_->busy.load(std::memory_order_seq_cst);
+  const bool owed = in_ != nullptr && (peer_pid_ != getpid() || copying != 0);
   // Not left to close(): a child process may hold copies of the descriptors.
   for (const int fd : {socket_.fd(), pidfd_.get()}) {
     if (fd >= 0) epoll_ctl(shared_.epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
@@ -433,7 +461,7 @@ void Connection::release() {
   // memory may never be deregistered, and peers come and go.
   std::erase_if(shared_.parted, holds_nothing);
   if (owed) {
-    Parted left{std::move(segment_), in, std::move(pidfd_), peer_pid_};
+    Parted left{std::move(segment_), in, std::move(pidfd_), peer_pid_, copying};
     if (!holds_nothing(left)) shared_.parted.push_back(std::move(left));
   }
   segment_ = MappedFile();

@@ -20,13 +20,14 @@ namespace baton::shm {
 
 class Connection;
 
-// What is left of a connection while the peer keeps device memory open that we own: its lane,
-// and how the end of its process is seen.
+// What is left of a connection while the peer keeps device memory open that we own, or is stopped
+// in a copy: its lane, and how the end of its process is seen.
 struct Parted {
   MappedFile segment;
   Lane* in = nullptr;
   base::UniqueFd process;
   pid_t pid = 0;
+  uint32_t copying = 0;  // 1 + index of the region; 0: none that has not been told of
 };
 
 // What the connections of one provider share.
@@ -51,6 +52,10 @@ struct Shared {
 void ask_parted(const Shared& shared, uint64_t number);
 // And waits until none has it open. Unavailable: one has. May be freed now what no peer has.
 absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until);
+// One that we are parted from, stopped in a copy to or from that region. Null: none is.
+Parted* copying_still(Shared& shared, uint32_t region);
+// Unavailable, and who, once: one is.
+absl::Status tell_copying(Shared& shared, uint32_t region);
 // While this process waits for others, which may wait for it.
 void serve_hot(const Shared& shared);
 

@@ -139,6 +139,7 @@ class ShmProvider final : public Provider {
     for (const auto& peer : late(idle, Time::zero())) {
       fenced.Update(peer->cut_off(region.index, sink));
     }
+    fenced.Update(tell_copying(*shared_, region.index));
     const uint64_t file = shared_->exports.forget_file(region.index);
     if (file == 0) return fenced;
     for (auto& connection : connections_) {
@@ -161,7 +162,10 @@ class ShmProvider final : public Provider {
         revoked_.try_emplace(region.index, Clock::steady().now() + shared_->fence_patience);
     if (first) shared_->exports.revoke(region.index);
     const auto idle = [&](const auto& each) { return each->fenced(region.index); };
-    if (std::all_of(connections_.begin(), connections_.end(), idle)) return true;
+    if (std::all_of(connections_.begin(), connections_.end(), idle) &&
+        copying_still(*shared_, region.index) == nullptr) {
+      return true;
+    }
     serve_hot(*shared_);
     return Clock::steady().now() > until->second;
   }

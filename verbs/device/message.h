@@ -96,8 +96,8 @@ struct Endpoint {
   uint16_t receives = 0;  // posted at this end: the other's credits
   uint32_t queue_pair = 0;
   uint32_t sequence = 0;  // number of the first packet this end sends
-  bool by_cm = false;     // rdma_cm joins the two ends; not these messages
-  uint16_t cm_port = 0;   // kConnected: where the answering side takes its calls
+  bool by_cm = false;     // from older releases: rdma_cm shall join the two ends
+  uint16_t cm_port = 0;   // 0
   ibv_gid gid{};
   // 0: none is asked for. What one side was told holds for both: what is read travels from the
   // other.

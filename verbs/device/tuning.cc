@@ -50,8 +50,6 @@ constexpr std::array kSettings = {
     Setting::number("verbs.service_level", "", "0", 0, 15, "InfiniBand service level (-S)"),
     Setting::number("verbs.relaxed_ordering", "", "1", 0, 1,
                     "1: PCIe may reorder writes, where the adapter offers it"),
-    Setting::number("verbs.rdma_cm", "", "0", 0, 1,
-                    "1: the connecting side connects queue pairs by librdmacm (-R)"),
     Setting::number("verbs.stall_ms", "ms", "2000", 1, 3'600'000,
                     "time after which a work request counts as hung; at least four times what "
                     "timeout and retry_count allow",
@@ -108,7 +106,6 @@ absl::StatusOr<Tuning> read_tuning(const ProviderContext& context) {
   read.number("verbs.traffic_class", tuning.traffic_class);
   read.number("verbs.service_level", tuning.service_level);
   read.number("verbs.relaxed_ordering", tuning.relaxed_ordering);
-  read.number("verbs.rdma_cm", tuning.rdma_cm);
   read.ms("verbs.stall_ms", tuning.stall);
   read.ms("verbs.port_grace_ms", tuning.port_grace);
   read.ms("verbs.hold_ms", tuning.hold);

@@ -29,7 +29,6 @@ struct Tuning {
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
   bool relaxed_ordering = true;
-  bool rdma_cm = false;                       // connects queue pairs
   Time stall = std::chrono::seconds(2);       // a work request that takes longer hangs
   Time port_grace = std::chrono::seconds(5);  // a port may be down, while it is the last one
   Time hold = std::chrono::seconds(1);        // a lost rail stays away that long

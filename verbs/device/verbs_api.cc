@@ -1,4 +1,4 @@
-// Loads libibverbs and librdmacm.
+// Loads libibverbs.
 #include "verbs/device/verbs_api.h"
 
 #include <dlfcn.h>
@@ -49,14 +49,6 @@ absl::StatusOr<const VerbsApi*> load_verbs_once() {
   return &table;
 }
 
-absl::StatusOr<const CmApi*> load_cm_once() {
-  static CmApi table;
-  Library library("librdmacm.so.1", "librdmacm1");
-  BATON_CM_FUNCTIONS(BATON_TAKE)
-  if (!library.status().ok()) return library.status();
-  return &table;
-}
-
 #undef BATON_TAKE
 #undef BATON_TAKE_OPTIONAL
 
@@ -64,11 +56,6 @@ absl::StatusOr<const CmApi*> load_cm_once() {
 
 absl::StatusOr<const VerbsApi*> load_verbs() {
   static const absl::StatusOr<const VerbsApi*> loaded = load_verbs_once();
-  return loaded;
-}
-
-absl::StatusOr<const CmApi*> load_cm() {
-  static const absl::StatusOr<const CmApi*> loaded = load_cm_once();
   return loaded;
 }
 

@@ -1,13 +1,12 @@
-// The verbs and rdma_cm calls as tables of function pointers, loaded at run time: one binary serves
+// The verbs calls as a table of function pointers, loaded at run time: one binary serves
 // machines with and without an RDMA stack, and tests put fakes in their place.
 //
-// Only calls that are symbols of the libraries are here. Posting, polling and arming are inline
+// Only calls that are symbols of the library are here. Posting, polling and arming are inline
 // functions of <infiniband/verbs.h> that go through the operations inside an ibv_context; a fake
 // provides those there.
 #pragma once
 
 #include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
 
 #include "absl/status/statusor.h"
 
@@ -44,41 +43,17 @@ namespace baton::verbs {
 // Null where the library is older than they are.
 #define BATON_VERBS_OPTIONAL(F) F(ibv_reg_dmabuf_mr)
 
-#define BATON_CM_FUNCTIONS(F)   \
-  F(rdma_create_event_channel)  \
-  F(rdma_destroy_event_channel) \
-  F(rdma_get_cm_event)          \
-  F(rdma_ack_cm_event)          \
-  F(rdma_create_id)             \
-  F(rdma_destroy_id)            \
-  F(rdma_set_option)            \
-  F(rdma_bind_addr)             \
-  F(rdma_listen)                \
-  F(rdma_get_src_port)          \
-  F(rdma_resolve_addr)          \
-  F(rdma_resolve_route)         \
-  F(rdma_init_qp_attr)          \
-  F(rdma_connect)               \
-  F(rdma_establish)             \
-  F(rdma_accept)                \
-  F(rdma_reject)
-
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a name that is declared takes none.
 #define BATON_DECLARE(name) decltype(&::name) name = nullptr;
 struct VerbsApi {
   BATON_VERBS_FUNCTIONS(BATON_DECLARE)
   BATON_VERBS_OPTIONAL(BATON_DECLARE)
 };
-struct CmApi {
-  BATON_CM_FUNCTIONS(BATON_DECLARE)
-};
 #undef BATON_DECLARE
 
-// The table of this machine's libibverbs.so.1, and that of its librdmacm.so.1, each loaded once.
-// Unavailable, with the remedy, where there is none. Thread-safe; a table lives as long as the
-// process.
+// The table of this machine's libibverbs.so.1, loaded once. Unavailable, with the remedy, where
+// there is none. Thread-safe; it lives as long as the process.
 absl::StatusOr<const VerbsApi*> load_verbs();
-absl::StatusOr<const CmApi*> load_cm();
 
 // ibv_query_port() without a symbol of the library: 0 or an errno.
 int query_port(ibv_context* context, uint8_t port, ibv_port_attr* attributes);

@@ -115,9 +115,7 @@ typedef struct baton_agent_options {
   // cannot be written BATON_ERR_NOT_ALLOWED.
   const char* metadata_store;
   uint32_t metadata_lease_ms;  // what is there is gone so long after its agent; 0: the default
-  // Memory through which KV goes that is requantised on its way, for caches of the host and of each
-  // device; 0: the default, 16 MiB.
-  uint64_t staging_bytes;
+  uint64_t reserved;           // 0
   // "HOST" or "HOST:PORT", with commas between: where others reach this agent, if that is no
   // address of this machine (NAT, a published port); NULL: its interfaces' addresses.
   const char* advertise;
@@ -347,9 +345,8 @@ int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes
 //
 // Tensor-parallel degrees, block sizes, the order of dimensions, and how K and V lie may differ.
 // What must be equal: the model, the number of its KV heads, which fields there are, and the type
-// and width of each, but for baton_kv_plan_create_requantising(). Layers and heads that both hold
-// move; kvtransfer/kv_layout.h and kv_plan.h say how. A layout and a plan touch no memory; they may
-// be used in a forked child.
+// and width of each. Layers and heads that both hold move; kvtransfer/kv_layout.h and kv_plan.h say
+// how. A layout and a plan touch no memory; they may be used in a forked child.
 
 typedef struct baton_kv_layout baton_kv_layout;
 typedef struct baton_kv_plan baton_kv_plan;
@@ -502,21 +499,6 @@ int32_t baton_kv_ranks_heard(uint32_t total_heads, uint32_t sources, uint32_t ta
 int32_t baton_kv_plan_create(baton_agent* agent, int32_t op, const baton_kv_layout* local,
                              const char* remote, const baton_kv_layout* remote_layout,
                              const baton_kv_share* share, baton_kv_plan** out, baton_error* error);
-// The same where the source keeps K and V (or MLA's latent) as bf16 or fp32, and the target as fp8
-// e4m3 with scales: fields of roles ..._SCALE in float32, one for each token and head or for each
-// part of a row. What is scaled how: kvtransfer/kv_requantise.h. A thread of this agent converts,
-// or a kernel of the device that the local cache is on, piece by piece through staging memory of
-// the agent's (staging_bytes): with BATON_WRITE before it sends, so that half of bf16's bytes
-// travel; with BATON_READ after it has read. A local cache in several places, or
-// on a device that there are no kernels for, is BATON_ERR_NOT_SUPPORTED, with the reason; a
-// device's is complete when a transfer is posted. Where types are equal, what
-// baton_kv_plan_create() gives. BATON_ERR_BACKEND also where staging_bytes is too little for a
-// block. What is said of transfers holds for those of this plan.
-int32_t baton_kv_plan_create_requantising(baton_agent* agent, int32_t op,
-                                          const baton_kv_layout* local, const char* remote,
-                                          const baton_kv_layout* remote_layout,
-                                          const baton_kv_share* share, baton_kv_plan** out,
-                                          baton_error* error);
 void baton_kv_plan_destroy(baton_kv_plan* plan);  // NULL: nothing
 
 typedef struct baton_kv_plan_info {
@@ -524,7 +506,7 @@ typedef struct baton_kv_plan_info {
   uint64_t bytes_per_token;  // that travel, in all layers
   uint32_t layers;           // that move
   uint32_t complete;     // 1: the source has every layer of the target, and every head of its share
-  uint32_t requantises;  // 1: values become others on their way
+  uint32_t reserved;     // 0
 } baton_kv_plan_info;
 int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
                                baton_error* error);

@@ -45,7 +45,6 @@ void BlockManager::forget(Block& block) {
   cached_.erase(block.hash);
   block.published = block.found = false;
   note(block.hash, false);
-  if (recording_) recorded_.push_back({.stored = false, .hash = block.hash});
 }
 
 void BlockManager::note(const BlockHash& hash, bool stored) {
@@ -56,11 +55,6 @@ void BlockManager::note(const BlockHash& hash, bool stored) {
 void BlockManager::watch(bool on) {
   watched_ = on;
   if (!on) noted_ = {};
-}
-
-void BlockManager::record(bool on) {
-  recording_ = on;
-  if (!on) recorded_ = {};
 }
 
 CacheNews BlockManager::news(bool snapshot) {
@@ -122,18 +116,12 @@ void BlockManager::acquire(std::span<const BlockHash> chain, std::vector<uint32_
   }
 }
 
-void BlockManager::publish(uint32_t index, const BlockHash& hash, std::span<const int32_t> tokens,
-                           const std::optional<BlockHash>& parent) {
+void BlockManager::publish(uint32_t index, const BlockHash& hash) {
   Block& block = blocks_[index];
   if (block.published || !cached_.try_emplace(hash, index).second) return;
   block.published = true;
   block.hash = hash;
   note(hash, true);
-  if (!recording_) return;
-  recorded_.push_back({.stored = true,
-                       .hash = hash,
-                       .parent = parent,
-                       .tokens = std::vector<int32_t>(tokens.begin(), tokens.end())});
 }
 
 uint64_t BlockManager::quarantine(const std::vector<uint32_t>& blocks) {

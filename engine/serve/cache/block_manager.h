@@ -52,9 +52,7 @@ class BlockManager {
   void acquire(std::span<const BlockHash> chain, std::vector<uint32_t>* table);
   // The block is used and its content is complete and will not change: others may find it. Where
   // another block has the hash already, nothing happens (tables are append-only, so no merging).
-  // `tokens` and `parent`, the block before it, are for record(); nothing: it begins a prompt.
-  void publish(uint32_t block, const BlockHash& hash, std::span<const int32_t> tokens = {},
-               const std::optional<BlockHash>& parent = std::nullopt);
+  void publish(uint32_t block, const BlockHash& hash);
 
   // Whether the block's content can be found under this hash.
   bool holds(uint32_t block, const BlockHash& hash) const {
@@ -65,10 +63,6 @@ class BlockManager {
   // those since it was last called, or, if `snapshot`, everything that can be found.
   void watch(bool on);
   CacheNews news(bool snapshot);
-  // For publishers, at every step: from record(true) on all that is published and forgotten is
-  // kept, in order and with its tokens, until take_events() has it.
-  void record(bool on);
-  std::vector<CacheEvent> take_events() { return std::exchange(recorded_, {}); }
   // Blocks published and forgotten, ever.
   uint64_t changes() const { return changes_; }
 
@@ -112,8 +106,6 @@ class BlockManager {
   uint64_t next_entry_ = 1;
   uint32_t quarantined_ = 0;
   bool watched_ = false;
-  bool recording_ = false;
-  std::vector<CacheEvent> recorded_;
   uint64_t changes_ = 0;
   absl::flat_hash_map<BlockHash, bool> noted_;  // whether it is there now
 };

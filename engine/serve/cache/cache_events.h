@@ -55,21 +55,8 @@ struct CacheNews {
   bool snapshot = false;  // `stored` is all there is
   BlockHash root;         // of a snapshot that was parsed: of its chains
   std::string model;      // likewise
-  // For a snapshot: how many tokens a block has, and whether `root` is of a model that the worker
-  // reported. Other engines do not report which (engine/kv_events/token_index.h).
-  int block_tokens = kBlockTokens;
-  bool names_a_model = true;
   uint64_t changes = 0;
   std::vector<BlockHash> removed, stored;  // in this order; a block is in one of them
-};
-
-// What became of one block, where every step is told (BlockManager::record()).
-struct CacheEvent {
-  bool stored = false;  // else removed
-  BlockHash hash;
-  // For a stored block: the one before it (none for a prompt's first) and its tokens.
-  std::optional<BlockHash> parent;
-  std::vector<int32_t> tokens;
 };
 
 std::string block_name(const BlockHash& hash);

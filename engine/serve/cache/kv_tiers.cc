@@ -54,7 +54,6 @@ shard::RankTiers KvTierOptions::of_rank(const ModelShard& shard) const {
       .store = {.host_bytes = host_bytes / ranks,
                 .disk = own_folder ? absl::StrCat(disk, "/rank-", shard.rank, "-of-", ranks) : disk,
                 .disk_bytes = disk_bytes / ranks,
-                .io_uring = io_uring,
                 .peer = peer},
       .salt = salt};
 }

@@ -27,7 +27,6 @@ struct KvTierOptions {
   size_t host_bytes = 0;  // 0: none in host memory
   std::string disk;       // a directory of this server's own; empty: none on disk
   size_t disk_bytes = 0;
-  bool io_uring = true;
   kvtransfer::tiers::PeerTierFactory peer;          // empty: none in another process
   std::string salt;                                 // prompts under another salt are not shared
   LoadWhen load = LoadWhen::kQuicker;               // than computing

@@ -13,8 +13,10 @@ docs/pytorch.md.
 from __future__ import annotations
 
 import atexit
+import collections
 import ctypes
 import datetime
+import hashlib
 import os
 import threading
 import time
@@ -28,6 +30,7 @@ from torch._C import _distributed_c10d as c10d
 from .. import _library
 from .._library import call, lib
 from ..endpoint import Endpoint
+from ..errors import BatonError, InvalidParamError
 from . import _build, _rare
 
 __all__ = ["Options", "implementation", "register"]
@@ -45,11 +48,14 @@ class Options(c10d.Backend.Options):
 
 _NEEDED = (2, 15)  # the version of torch, at least
 _BARRIER = 6  # baton_call_kind
+_HANDLE = 96  # bytes
+_NAMING = 1_000_000_000  # ns after a group's timeout: its own error names who is missing
 _chosen: Optional[Any] = None  # the module that makes backends
 _endpoint: Optional[Endpoint] = None
 _stop = threading.Event()  # of the thread that advances the endpoint
 _place = ["", ""]  # where it listens, and the provider that it must use
-_met: Set[Tuple[int, int]] = set()  # groups that ranks of this process have been in: uuid, rank
+_met: Set[Tuple[int, int]] = set()  # groups that ranks of this process have met in a store: uuid, rank
+_named: Dict[Tuple[bytes, str, int], int] = collections.Counter()  # groups of a name among the members of one: uuid, name, rank
 _more: List[Endpoint] = []  # of ranks that are threads of one process, behind the first of a group
 _lock = threading.RLock()  # of all these
 
@@ -133,45 +139,79 @@ def _advance(of: Endpoint, stop: threading.Event) -> None:
         of.progress()
 
 
-def _join(handles: Sequence[bytes], uuid: int, timeout: datetime.timedelta, name: str, settings: Tuple[bool, bool],
-          turn: int = 0) -> int:
+def _join(handles: Sequence[bytes], rank: int, uuid: int, timeout: datetime.timedelta, name: str,
+          settings: Tuple[bool, bool]) -> Tuple[int, bytes]:
     """A communicator of the processes that have these handles, once all are there; returns it as a number, for a backend to
-    adopt."""
+    adopt, and its uuid and handles, from which parts are made."""
+    mine = next((one for one in (_endpoint, *_more) if one is not None and one.handle == handles[rank]), None)
+    if mine is None:
+        raise RuntimeError(f"group {name}: this process was forked after init_process_group(), and its groups are its parent's: "
+                           "call it in the child, with another store")
     wanted = _library.CommOptions()
     lib.comm_options_init(ctypes.byref(wanted), ctypes.sizeof(wanted))
     within = int(timeout.total_seconds() * 1e9)
     wanted.name, wanted.uuid, wanted.start_timeout, wanted.timeout = name.encode(), uuid, within, within
     wanted.ordered, wanted.tune = settings
     comm = ctypes.c_void_p()
-    _endpoint_of(turn)._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
     try:
-        call(lib.comm_wait_ready, comm, within)
+        mine._open.call(lib.comm_create, b"".join(handles), len(handles), ctypes.byref(wanted), ctypes.byref(comm))
+        call(lib.comm_wait_ready, comm, within + _NAMING)
         # Ready is what this rank is. When all are, any may leave again.
         barrier, work = _library.Call(ctypes.sizeof(_library.Call), _BARRIER), ctypes.c_uint64()
         call(lib.comm_start, comm, ctypes.byref(barrier), ctypes.byref(work))
         call(lib.work_wait, comm, work, -1)
-    except BaseException:
-        lib.comm_destroy(comm)
-        raise
+    except BaseException as why:
+        if comm.value is not None:
+            lib.comm_destroy(comm)
+        if not isinstance(why, BatonError):
+            raise
+        raise (ValueError if isinstance(why, InvalidParamError) else dist.DistBackendError)(f"group {name}: {why}") from why
     assert comm.value is not None
-    return comm.value
+    return comm.value, uuid.to_bytes(8, "little") + b"".join(handles)
 
 
-def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str, options: Any) -> int:
-    """The same of the ranks that use this store: each leaves its handle there."""
-    if _endpoint is None:
-        _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+def _part_of_world(opts: Any) -> Optional[Tuple[List[bytes], int]]:
+    """The handles and the uuid of a group whose ranks know each other, because this process's first group is Baton's: nothing
+    is left to ask a store."""
+    ranks, world = getattr(opts, "global_ranks_in_group", ()), dist.group.WORLD
+    members = b""
+    for device in world._device_types if ranks and world is not None else ():
+        backend = world._get_backend(device)
+        while dist.is_gloo_available() and isinstance(backend, c10d._ProcessGroupWrapper):
+            backend = backend.wrapped_pg
+        members = members or _module().members(backend)
+    if not members:
+        return None
+    uuid, handles = members[:8], [members[at:at + _HANDLE] for at in range(8, len(members), _HANDLE)]
+    key = uuid, opts.group_id, opts.group_rank  # a group of several devices makes several of its name
+    _named[key] += 1
+    return [handles[rank] for rank in ranks], _uuid_of(uuid.hex(), opts.group_id, _named[key])
+
+
+def _uuid_of(*names: Any) -> int:
+    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") | 1
+
+
+def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: str) -> Tuple[List[bytes], int]:
+    """The handles and the uuid of the ranks that use this store: each leaves its handle there."""
     if size == 1:
-        return _join([endpoint().handle], _new_uuid(), timeout, name, _settings(options))
+        return [endpoint().handle], _new_uuid()
     if rank == 0:
         store.set("uuid", str(_new_uuid()))
-    store.set(f"handle/{rank}", f"{endpoint().handle.hex()} {implementation()}")
+    mine = f"{endpoint().handle.hex()} {implementation()} {size}"
+    store.set(f"handle/{rank}", mine)
     end = time.monotonic() + timeout.total_seconds()
     keys = ["uuid"] + [f"handle/{other}" for other in range(size)]
     try:
+        store.wait(keys[:2], timeout)
+        if (int(store.get("uuid")), rank) not in _met:  # where rank 0 speaks of another size, the others may never come
+            _check_size(name, rank, size, {0: store.get(keys[1]).decode()})
         store.wait(keys, timeout)
     except RuntimeError as why:  # each store has its own
-        missing = [other for other in range(size) if not store.check([keys[1 + other]])]
+        came = {other: store.get(key).decode() for other, key in enumerate(keys[1:]) if store.check([key])}
+        _check_size(name, rank, size, came)
+        missing = [other for other in range(size) if other not in came]
         spoken = f"timeout after {timeout.total_seconds() * 1000:.0f}ms"  # in the words of torch's stores, which programs look for
         raise dist.DistStoreError(f"group {name}: rank {rank} waited for {len(missing)} of {size} ranks, which did not join: "
                                   f"{missing} ({spoken})") from why
@@ -183,6 +223,9 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         time.sleep(0.005)
         told = [store.get(key).decode() for key in keys]
     _met.add((int(told[0]), rank))
+    _check_size(name, rank, size, dict(enumerate(told[1:])))
+    if told[1 + rank] != mine:
+        raise ValueError(f"group {name}: another process has joined as rank {rank} as well: give each process a rank of its own")
     kinds: Dict[str, List[int]] = {}
     for other, one in enumerate(told[1:]):
         kinds.setdefault(one.split()[1], []).append(other)
@@ -196,7 +239,16 @@ def _meet(store: Any, rank: int, size: int, timeout: datetime.timedelta, name: s
         store.set(f"handle/{rank}/{told[0]}", _endpoint_of(turns[rank]).handle.hex())
     for other in (other for other, turn in enumerate(turns) if turn):
         handles[other] = store.get(f"handle/{other}/{told[0]}").decode()
-    return _join([bytes.fromhex(one) for one in handles], int(told[0]), timeout, name, _settings(options), turns[rank])
+    return [bytes.fromhex(one) for one in handles], int(told[0])
+
+
+def _check_size(name: str, rank: int, size: int, told: Dict[int, str]) -> None:
+    """Whether these ranks, by what they left in the store, joined a group of as many."""
+    for other, one in told.items():
+        theirs = int(one.split()[2])
+        if theirs != size:
+            raise ValueError(f"group {name}: rank {rank} joins a group of {size} ranks, and rank {other} one of {theirs}: pass the "
+                             "same world_size at all ranks")
 
 
 def _new_uuid() -> int:
@@ -226,16 +278,18 @@ def _make(opts: Any, options: Any) -> Any:
     plain = c10d.Backend.Options("baton", timeout)
     plain.group_name = opts.group_id or "world"
     module = _module()
-    if opts.enable_reconfigure:
-        if module.__name__.endswith("_python"):
-            raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
-                               "why it could not be compiled")
-        if _endpoint is None:
-            _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
-        return module.make(store, rank, size, plain, *_settings(options))
-    comm = _meet(store, rank, size, timeout, plain.group_name, options)
+    if opts.enable_reconfigure and module.__name__.endswith("_python"):
+        raise RuntimeError("backend baton: only the compiled backend can reconfigure groups; `python3 -m baton.torch` says "
+                           "why it could not be compiled")
+    if _endpoint is None:
+        _place[:] = "" if _is_local(store) else "*", getattr(options, "require", "")
+    joined: Tuple[Any, ...] = ()
+    if not opts.enable_reconfigure:
+        handles, uuid = _part_of_world(opts) or _meet(store, rank, size, timeout, plain.group_name)
+        joined = _join(handles, rank, uuid, timeout, plain.group_name, _settings(options))
     backend = module.make(store, rank, size, plain, *_settings(options))
-    module.adopt(backend, comm, rank, size)
+    if joined:
+        module.adopt(backend, *joined, rank, size)
     return backend
 
 

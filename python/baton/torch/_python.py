@@ -44,6 +44,7 @@ class Backend(c10d.Backend):
         self.store, self.barriers, self.calls = store, 0, 0
         self.settings = False, True
         self.comm = Handle(None, "communicator")
+        self.members = b""
         # And so the memory that they use, also of works that the program has dropped: collectives, and sends and receives.
         self.flying: Dict[int, Flight] = {}
         self.messages: Dict[int, Flight] = {}
@@ -72,6 +73,9 @@ class Backend(c10d.Backend):
 
     def split(self, store: Any, ranks: List[int], options: Any) -> Any:
         return _rare.split(self, store, ranks, options)
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """What torch calls at ranks outside a new group, where the first was given a device."""
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._options._timeout = timeout
@@ -383,9 +387,13 @@ def make(store: Any, rank: int, size: int, options: Any, ordered: bool, tune: bo
     return backend
 
 
-def adopt(backend: Backend, comm: int, rank: int, size: int) -> None:
+def adopt(backend: Backend, comm: int, members: bytes, rank: int, size: int) -> None:
     backend.comm.destroy()
-    backend.comm = Handle(comm, "communicator")
+    backend.comm, backend.members = Handle(comm, "communicator"), members
+
+
+def members(backend: Any) -> bytes:
+    return getattr(backend, "members", b"")
 
 
 def address(backend: Backend) -> int:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import hashlib
 import time
 from typing import Any, List
 
@@ -32,7 +31,7 @@ def split(backend: Any, store: Any, ranks: List[int], options: Any) -> Any:
     call(lib.comm_subgroup, module.address(backend), (ctypes.c_int32 * len(ranks))(*ranks), len(ranks), ctypes.byref(wanted),
          ctypes.byref(comm))
     part = module.make(store, ranks.index(backend.rank()), len(ranks), options, *settings)
-    module.adopt(part, comm.value, ranks.index(backend.rank()), len(ranks))
+    module.adopt(part, comm.value, b"", ranks.index(backend.rank()), len(ranks))
     return part
 
 
@@ -112,8 +111,7 @@ def reconfigure(backend: Any, name: str, uuid: int, handles: List[str], timeout:
     mine = reconfigure_handle()
     if mine not in handles:
         raise ValueError(f"reconfigure: this process's handle is not among the {len(handles)} given: see get_reconfigure_handle()")
-    module = here._module()
-    digest = hashlib.sha256(f"{name}/{uuid}".encode()).digest()  # other groups may have the same uuid
-    comm = here._join([bytes.fromhex(handle) for handle in handles], int.from_bytes(digest[:8], "little") | 1, timeout, name,
-                      module.settings(backend))
-    module.adopt(backend, comm, handles.index(mine), len(handles))
+    module, rank = here._module(), handles.index(mine)
+    joined = here._join([bytes.fromhex(handle) for handle in handles], rank, here._uuid_of(name, uuid), timeout, name,
+                        module.settings(backend))  # other groups may have the same uuid
+    module.adopt(backend, *joined, rank, len(handles))

@@ -44,9 +44,12 @@ class BatonBackend : public CallMaker {
   // From baton.torch.Options; the groups that Python makes of this one inherit them.
   const bool ordered, tune;
 
+  std::string members;  // of its group, for Python, which makes others of them
+
   // Takes the communicator over: Python has made it.
-  void adopt(uintptr_t comm, int rank, int size) {
+  void adopt(uintptr_t comm, std::string of, int rank, int size) {
     if (comm_ != nullptr) comm_->close();
+    members = std::move(of);
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
     comm_ = std::make_shared<Comm>(reinterpret_cast<baton_comm*>(comm), hooks_);
     rank_ = rank;
@@ -468,6 +471,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     Helper::forget();
     Callbacks::forget();
   });
+  // What torch calls at ranks outside a new group, where the first was given a device.
+  py::class_<BatonBackend, Backend, c10::intrusive_ptr<BatonBackend>>(module, "Backend")
+      .def("perform_nocolor_split", [](BatonBackend&, const py::object&) {});
   module.def("make", [](c10::intrusive_ptr<Store> store, int rank, int size,
                         c10::intrusive_ptr<Backend::Options> options, bool ordered, bool tune) {
     return c10::intrusive_ptr<Backend>(c10::make_intrusive<BatonBackend>(
@@ -476,8 +482,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("settings", [](Backend& backend) {
     return std::make_pair(ours(backend).ordered, ours(backend).tune);
   });
-  module.def("adopt", [](Backend& backend, uintptr_t comm, int rank, int size) {
-    ours(backend).adopt(comm, rank, size);
+  module.def("adopt", [](Backend& backend, uintptr_t comm, py::bytes members, int rank, int size) {
+    ours(backend).adopt(comm, members, rank, size);
+  });
+  module.def("members", [](Backend& backend) {
+    auto* const mine = dynamic_cast<BatonBackend*>(&backend);
+    return py::bytes(mine == nullptr ? "" : mine->members);
   });
   module.def("address", [](Backend& backend) { return ours(backend).address(); });
   module.def("is_cuda", [](const std::string& type) {

@@ -29,22 +29,16 @@ class Callbacks {
     std::lock_guard lock(mutex_);
     if (stop_) return;
     tasks_.push_back(std::move(task));
-    if (idle_ >= tasks_.size()) {
-      wakes_.notify_one();
-    } else {
-      threads_.emplace_back([this] { work(); });
-    }
+    if (idle_ >= tasks_.size()) return wakes_.notify_one();
+    ++threads_;
+    std::thread([this] { work(); }).detach();
   }
   // Before the interpreter ends. Waits for what runs.
   void stop() {
-    std::vector<std::thread> threads;
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-      wakes_.notify_all();
-      threads.swap(threads_);
-    }
-    for (std::thread& thread : threads) thread.join();
+    std::unique_lock lock(mutex_);
+    stop_ = true;
+    wakes_.notify_all();
+    ended_.wait(lock, [&] { return threads_ == 0; });
   }
 
   // Runs what belongs to the program, whose errors have no other way out.
@@ -67,11 +61,11 @@ class Callbacks {
 
   void work() {
     std::unique_lock lock(mutex_);
-    while (true) {
+    while (idle_ == 0 || !tasks_.empty()) {  // one thread stays for the next task
       ++idle_;
       wakes_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
       --idle_;
-      if (tasks_.empty()) return;
+      if (tasks_.empty()) break;
       std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
@@ -79,14 +73,14 @@ class Callbacks {
       task = nullptr;  // outside the lock: what it holds may need the interpreter's
       lock.lock();
     }
+    if (--threads_ == 0) ended_.notify_all();
   }
 
   std::mutex mutex_;
-  std::condition_variable wakes_;
+  std::condition_variable wakes_, ended_;
   std::deque<std::function<void()>> tasks_;
-  size_t idle_ = 0;
+  size_t idle_ = 0, threads_ = 0;
   bool stop_ = false;
-  std::vector<std::thread> threads_;
 };
 
 // What a group's users want to hear of. The error of a failed call does not wait for the hooks:

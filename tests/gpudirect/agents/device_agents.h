@@ -98,10 +98,8 @@ class Block {
 
 inline std::unique_ptr<Agent> device_agent(const std::string& name, const std::string& provider,
                                            bool thread = false, const char* shape = nullptr,
-                                           Surroundings* around = nullptr,
-                                           uint64_t staging_bytes = AgentOptions().staging_bytes) {
+                                           Surroundings* around = nullptr) {
   AgentOptions options = agent_options(name, provider, thread);
-  options.staging_bytes = staging_bytes;
   if (shape != nullptr) options.worker.shape = *LinkShape::parse(shape);
   options.worker.settings = {{"staging.ring_mib", "16"}, {"peer.redial_ms", "0"}};
   if (around != nullptr) {
@@ -129,8 +127,7 @@ inline const DeviceWay kDeviceWays[] = {
 class DeviceAgents : public testing::TestWithParam<DeviceWay> {
  protected:
   static constexpr size_t kBytes = 3 << 20;
-  // `kernels`: always; else in one test of four.
-  void start(gpudirect::FakeOptions options = {}, bool kernels = false) {
+  void start(gpudirect::FakeOptions options = {}) {
     if (adapters()) {
       adapters_ = fake_verbs_surroundings();
       if (adapters_ == nullptr) GTEST_SKIP() << "built without the headers of rdma-core";
@@ -138,14 +135,13 @@ class DeviceAgents : public testing::TestWithParam<DeviceWay> {
       options.attributes.erase(gpudirect::kDmaBufSupported);
     }
     options.ipc_handles = !std::string_view(GetParam().explained).starts_with("staged");
-    gpudirect::CudaMemory::Options memory = gpudirect::options_of_this_test();
-    if (kernels) memory.kernels = FakeDriver::image();
-    driver_ = std::make_unique<InstalledFake>(std::move(options), memory);
+    driver_ =
+        std::make_unique<InstalledFake>(std::move(options), gpudirect::options_of_this_test());
     a_ = agent("alpha");
     b_ = agent("beta");
   }
   std::unique_ptr<Agent> agent(const char* name, bool thread = false, const char* shape = nullptr) {
-    return device_agent(name, GetParam().provider, thread, shape, adapters_.get(), staging_bytes_);
+    return device_agent(name, GetParam().provider, thread, shape, adapters_.get());
   }
   void TearDown() override {
     a_.reset();
@@ -175,7 +171,6 @@ class DeviceAgents : public testing::TestWithParam<DeviceWay> {
     }
   }
 
-  uint64_t staging_bytes_ = AgentOptions().staging_bytes;  // of agents, to requantise
   std::unique_ptr<Surroundings> adapters_;
   std::unique_ptr<InstalledFake> driver_;
   std::unique_ptr<Agent> a_, b_;

@@ -14,7 +14,6 @@
 #include "gpudirect/kernels/gemm_exact-inl.h"
 #include "gpudirect/kernels/pages-inl.h"
 #include "gpudirect/kernels/reduce_sum-inl.h"
-#include "gpudirect/kernels/reshard-inl.h"
 #include "gpudirect/kernels/sample-inl.h"
 #include "gpudirect/kernels/train-inl.h"
 #include "gpudirect/kernels/words-inl.h"

@@ -113,20 +113,6 @@ class EmulatedBlock {
   // The largest value of each warp, for all its threads.
   void warp_max(std::vector<uint32_t>& values) const;
 
-  // The largest value of each half of each word among `lanes` threads, a power of two.
-  template <class Words>
-  void group_max_halves(std::vector<Words>& values, uint32_t lanes) const {
-    for (size_t first = 0; first < values.size(); first += lanes) {
-      Words most = values[first];
-      for (size_t word = 0; word < std::size(most.word); ++word) {
-        for (size_t lane = 1; lane < lanes; ++lane) {
-          most.word[word] = larger_halves(most.word[word], values[first + lane].word[word]);
-        }
-      }
-      std::fill_n(values.begin() + static_cast<ptrdiff_t>(first), lanes, most);
-    }
-  }
-
   // Gives each thread the value of its neighbour, of 0 and 1, of 2 and 3 and so on.
   template <class T>
   void swap_neighbours(std::vector<T>& values) const {

@@ -31,15 +31,5 @@ TEST_F(FiguresOnThisMachine, Collectives) {
   });
 }
 
-// For a trace of the driver's calls: a few of each.
-class CallsOnThisMachine : public WithKernelsOfThisMachine {};
-
-TEST_F(CallsOnThisMachine, OfTransfersAndLists) {
-  for (const auto take : {take_transfer_figures, take_planner_figures}) {
-    const auto figures = take(*device_, *launcher_, kFewTransfers);
-    EXPECT_TRUE(figures.ok()) << figures.status();
-  }
-}
-
 }  // namespace
 }  // namespace baton::gpudirect

@@ -11,7 +11,7 @@ from baton.nixl._api import nixlBind
 
 
 def agents() -> None:
-    agent = baton.Agent("decode-0", providers=["shm"], settings={"tcp.sockets": 4}, staging_bytes=1 << 20)
+    agent = baton.Agent("decode-0", providers=["shm"], settings={"tcp.sockets": 4})
     reveal_type(agent.add_remote(b""))  # is: "str"
     reveal_type(agent.allocate(4096))  # is: mmap
     mine = agent.prepare([(0, 1, 0)])
@@ -37,9 +37,8 @@ def caches(agent: baton.Agent) -> None:
     layout = baton.KvLayout(baton.KvModel("weights")).add_latent([], blocks=1, block_tokens=16, width=8, dtype="bfloat16")
     reveal_type(layout)  # is: "baton.kv.KvLayout"
     reveal_type(layout.groups[0].layers)  # is: "tuple[int, ...]"
-    plan = baton.KvPlan(agent, baton.READ, layout, "prefill", layout, share=baton.KvShare(2, 1), requantise=True)
+    plan = baton.KvPlan(agent, baton.READ, layout, "prefill", layout, share=baton.KvShare(2, 1))
     reveal_type(plan.post([1], [2], tokens=(0, 40)))  # is: "baton.agent.Transfer"
-    reveal_type(plan.requantises)  # is: "bool"
     baton.KvPlan(agent, baton.READ, layout, "prefill", b"")  # wrong: incompatible type "bytes"; expected "KvLayout"
     layout.add_paged([], blocks=1, block_tokens=16, heads=1, head_size=8)  # wrong: Missing named argument "dtype"
 

@@ -1,9 +1,10 @@
 """For programs that take Gloo by name, with this folder in PYTHONPATH: in this process and what it starts, in memory, Baton stands
 for Gloo. Of vLLM, the memory that its ranks of one machine use instead of their group is turned off, as it is where they are on
-several."""
+several; with OVER=gloo that alone."""
 import datetime
 import importlib.abc
 import importlib.machinery
+import os
 import re
 import sys
 
@@ -41,6 +42,8 @@ def vllm_communicator(module):
 
 
 CHANGES = {"torch.distributed": torch_distributed, "vllm.distributed.device_communicators.cpu_communicator": vllm_communicator}
+if os.environ.get("OVER") == "gloo":
+    del CHANGES["torch.distributed"]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

@@ -1,6 +1,5 @@
 // KV plans over an agent: the buffers of two layouts found in registered memory, and requests made
-// into transfers. Those are AgentWorkerTransfer's, as transfers between two prepared lists are, or
-// AgentRequantiseTransfer's.
+// into transfers, as those between two prepared lists are.
 #include "kvtransfer/agent_kv.h"
 
 #include <algorithm>
@@ -9,8 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kvtransfer/internal/agent_impl.h"
-#include "kvtransfer/internal/agent_kv/agent_requantise_transfer.h"
-#include "kvtransfer/internal/agent_kv/device_rows.h"
 #include "kvtransfer/plans/kv_boxes.h"
 #include "kvtransfer/plans/kv_numbers.h"
 #include "kvtransfer/plans/kv_sides.h"
@@ -97,28 +94,15 @@ KvTokens layers_of(const KvPart& part, KvTokens wanted) {
 struct AgentKvPlan::Inside {
   Op op = Op::kWrite;
   KvPlan plan;
-  std::shared_ptr<const RequantiseRoute> requantise;  // null: bytes move as they are
-  AgentConverter* converter = nullptr;  // then; the agent's: not to be touched but in calls with it
-  AgentConverter::Room* room = nullptr;  // likewise
-  WorkerUid owner;                       // the agent's
+  WorkerUid owner;  // the agent's
   std::string remote_agent;
   uint64_t epoch = 0;  // of its metadata
   std::vector<KvLocalBuffer> local;
   std::vector<KvRemoteBuffer> remote;
 
   bool writes() const { return op == Op::kWrite; }
-  const KvLayout& source_layout() const {
-    return requantise ? requantise->whole().source() : plan.source();
-  }
-  const KvLayout& target_layout() const {
-    return requantise ? requantise->whole().target() : plan.target();
-  }
-  const KvLayout& local_layout() const { return writes() ? source_layout() : target_layout(); }
-  const KvLayout& remote_layout() const { return writes() ? target_layout() : source_layout(); }
-  // Between the two caches.
-  absl::Span<const KvPart> parts() const {
-    return requantise ? requantise->whole().parts() : plan.parts();
-  }
+  const KvLayout& local_layout() const { return writes() ? plan.source() : plan.target(); }
+  const KvLayout& remote_layout() const { return writes() ? plan.target() : plan.source(); }
 
   // The lists of a request that a part is moved by.
   const AgentKvBlocks& source(const KvPart& part, const AgentKvRequest& request) const {
@@ -133,17 +117,13 @@ struct AgentKvPlan::Inside {
   template <typename Sink>
   absl::Status for_each_part(const AgentKvRequest& request, Sink&& sink) const;
   absl::Status add_parts(const AgentKvRequest& request, AgentPlan& out) const;
-  absl::Status add_chunks(const AgentKvRequest& request, RequantiseJob& out) const;
-  // `Out`: an AgentPlan or a RequantiseJob, to which `add` adds what there is to do.
-  template <typename Out>
-  absl::StatusOr<Out> made_of(const AgentKvRequest& request,
-                              absl::Status (Inside::*add)(const AgentKvRequest&, Out&) const) const;
+  absl::StatusOr<AgentPlan> made_of(const AgentKvRequest& request) const;
 };
 
 KvTokens AgentKvPlan::Inside::tokens_of(const KvPart& part, const AgentKvRequest& request) const {
   if (request.tokens.end != AgentKvRequest::kAll) return request.tokens;
-  const KvTokens from = held(source_layout().groups[part.source_group], source(part, request));
-  const KvTokens to = held(target_layout().groups[part.target_group], target(part, request));
+  const KvTokens from = held(plan.source().groups[part.source_group], source(part, request));
+  const KvTokens to = held(plan.target().groups[part.target_group], target(part, request));
   KvTokens out{std::max({request.tokens.begin, from.begin, to.begin}), std::min(from.end, to.end)};
   if (request.length != 0) out.end = std::min(out.end, request.length);
   return out;
@@ -152,11 +132,11 @@ KvTokens AgentKvPlan::Inside::tokens_of(const KvPart& part, const AgentKvRequest
 template <typename Sink>
 absl::Status AgentKvPlan::Inside::for_each_part(const AgentKvRequest& request, Sink&& sink) const {
   uint64_t length = request.length;
-  for (const KvPart& part : parts()) {
+  for (const KvPart& part : plan.parts()) {
     if (request.length == 0) length = std::max(length, tokens_of(part, request).end);
   }
-  for (size_t p = 0; p < parts().size(); ++p) {
-    const KvPart& part = parts()[p];
+  for (size_t p = 0; p < plan.parts().size(); ++p) {
+    const KvPart& part = plan.parts()[p];
     absl::Status status = sink(p, part.kept(tokens_of(part, request), length));
     if (!status.ok()) return status;
   }
@@ -166,7 +146,7 @@ absl::Status AgentKvPlan::Inside::for_each_part(const AgentKvRequest& request, S
 absl::Status AgentKvPlan::Inside::add_parts(const AgentKvRequest& request, AgentPlan& out) const {
   const size_t locals = request.local.size();
   return for_each_part(request, [&](size_t p, KvTokens tokens) {
-    const KvPart& part = parts()[p];
+    const KvPart& part = plan.parts()[p];
     const size_t from = part.source_group + (writes() ? 0 : locals);
     const size_t to = part.target_group + (writes() ? locals : 0);
     return plan.for_each_move(p, tokens, {source(part, request).first_block, out.pages[from]},
@@ -184,44 +164,7 @@ absl::Status AgentKvPlan::Inside::add_parts(const AgentKvRequest& request, Agent
   });
 }
 
-absl::Status AgentKvPlan::Inside::add_chunks(const AgentKvRequest& request,
-                                             RequantiseJob& out) const {
-  out.route = requantise;
-  out.local = local;
-  out.remote = remote;
-  const absl::Span<const RequantiseRoute::Part> moving = requantise->parts();
-  out.local_pages.resize(moving.size());
-  out.remote_pages.resize(moving.size());
-  return for_each_part(request, [&](size_t p, KvTokens tokens) -> absl::Status {
-    const auto at = std::find_if(moving.begin(), moving.end(),
-                                 [&](const RequantiseRoute::Part& m) { return m.whole == p; });
-    const KvPart& part = parts()[p];
-    const KvTokens layers = layers_of(part, request.layers);
-    if (at == moving.end() || tokens.empty() || layers.empty()) return absl::OkStatus();
-    const auto number = static_cast<uint32_t>(at - moving.begin());
-    const uint32_t mine = writes() ? part.source_group : part.target_group;
-    const uint32_t theirs = writes() ? part.target_group : part.source_group;
-    const std::vector<uint32_t>* const pages = out.pages.data();
-    out.local_pages[number] = {request.local[mine].first_block, pages[mine]};
-    out.remote_pages[number] = {request.remote[theirs].first_block,
-                                pages[request.local.size() + theirs]};
-    // Outwards to units, which stays inside the first and the last block of both.
-    tokens = {tokens.begin / part.unit * part.unit, ((tokens.end - 1) / part.unit + 1) * part.unit};
-    absl::Status status =
-        check_kv_pages("local", local_layout().groups[mine], out.local_pages[number], tokens);
-    if (status.ok()) {
-      status = check_kv_pages("remote", remote_layout().groups[theirs], out.remote_pages[number],
-                              tokens);
-    }
-    if (status.ok()) requantise->cut(number, tokens, layers, out.chunks);
-    return status;
-  });
-}
-
-template <typename Out>
-absl::StatusOr<Out> AgentKvPlan::Inside::made_of(const AgentKvRequest& request,
-                                                 absl::Status (Inside::*add)(const AgentKvRequest&,
-                                                                             Out&) const) const {
+absl::StatusOr<AgentPlan> AgentKvPlan::Inside::made_of(const AgentKvRequest& request) const {
   if (request.tokens.begin > request.tokens.end || request.layers.begin > request.layers.end) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tokens [%u, %u) of layers [%u, %u): neither may end before it begins",
@@ -234,10 +177,10 @@ absl::StatusOr<Out> AgentKvPlan::Inside::made_of(const AgentKvRequest& request,
                                                       request.length));
   }
   try {
-    Out out;
+    AgentPlan out;
     absl::Status status = add_pages("local", local_layout(), request.local, out.pages);
     if (status.ok()) status = add_pages("remote", remote_layout(), request.remote, out.pages);
-    if (status.ok()) status = (this->*add)(request, out);
+    if (status.ok()) status = add_parts(request, out);
     if (!status.ok()) return status;
     return out;
   } catch (const std::bad_alloc&) {
@@ -276,65 +219,15 @@ absl::StatusOr<AgentKvPlan> AgentKvPlan::make(Agent& agent, Op op, const KvPlace
   const bool writes = op == Op::kWrite;
   absl::StatusOr<KvPlan> plan = KvPlan::make(writes ? local.layout : remote.layout,
                                              writes ? remote.layout : local.layout, share);
-  if (!plan.ok()) {
-    const KvLayout& source = writes ? local.layout : remote.layout;
-    const KvLayout& target = writes ? remote.layout : local.layout;
-    if (!KvRequantisePlan::make(source, target, share).ok()) return plan.status();
-    return absl::FailedPreconditionError(absl::StrCat(
-        plan.status().message(),
-        "; or make a plan that requantises (make_requantising(); in C "
-        "baton_kv_plan_create_requantising(), in Python KvPlan(..., requantise=True))"));
-  }
+  if (!plan.ok()) return plan.status();
   auto inside = std::make_shared<Inside>();
   inside->op = op;
   inside->plan = *std::move(plan);
   return bind(agent, std::move(inside), local, remote_agent, remote);
 }
 
-absl::StatusOr<AgentKvPlan> AgentKvPlan::make_requantising(Agent& agent, Op op,
-                                                           const KvPlacement& local,
-                                                           std::string_view remote_agent,
-                                                           const KvPlacement& remote,
-                                                           const KvShare& share) {
-  absl::StatusOr<AgentKvPlan> plain = make(agent, op, local, remote_agent, remote, share);
-  // Whatever else is wrong is wrong for both.
-  if (!absl::IsFailedPrecondition(plain.status())) return plain;
-  const bool writes = op == Op::kWrite;
-  absl::StatusOr<RequantiseRoute> route = RequantiseRoute::make(
-      op, writes ? local.layout : remote.layout, writes ? remote.layout : local.layout, share,
-      AgentConverter::slot_bytes(agent.impl_->options.staging_bytes));
-  if (!route.ok()) return route.status();
-  auto inside = std::make_shared<Inside>();
-  inside->op = op;
-  inside->plan = route->wire();
-  inside->requantise = std::make_shared<const RequantiseRoute>(*std::move(route));
-  absl::StatusOr<AgentKvPlan> made = bind(agent, inside, local, remote_agent, remote);
-  if (!made.ok()) return made;
-  const absl::StatusOr<MemoryPlace> place = place_of(inside->local);
-  if (!place.ok()) return place.status();
-  if (place->kind == baton::MemoryKind::kDevice) {
-    if (absl::Status good = check_device_rows(local.layout, inside->local); !good.ok()) return good;
-  }
-  {
-    std::unique_ptr<AgentStaging>& staging = agent.impl_->staging;
-    std::lock_guard lock(agent.impl_->mutex);
-    if (staging == nullptr) {
-      staging = std::make_unique<AgentConverter>(*agent.impl_->worker, *agent.impl_->outbox,
-                                                 agent.impl_->options.staging_bytes);
-    }
-    inside->converter = static_cast<AgentConverter*>(staging.get());
-  }
-  const absl::StatusOr<AgentConverter::Room*> room = inside->converter->prepare(*place);
-  if (!room.ok()) return room.status();
-  inside->room = *room;
-  return made;
-}
-
 const KvPlan& AgentKvPlan::plan() const { return inside_->plan; }
-bool AgentKvPlan::requantises() const { return inside_->requantise != nullptr; }
-bool AgentKvPlan::complete() const {
-  return requantises() ? inside_->requantise->whole().complete() : inside_->plan.complete();
-}
+bool AgentKvPlan::complete() const { return inside_->plan.complete(); }
 Op AgentKvPlan::op() const { return inside_->op; }
 const std::string& AgentKvPlan::remote_agent() const { return inside_->remote_agent; }
 
@@ -352,15 +245,7 @@ absl::StatusOr<AgentTransferId> AgentKvPlan::make_transfer(Agent& agent,
       !known.ok()) {
     return known;
   }
-  if (requantises()) {
-    absl::StatusOr<RequantiseJob> job =
-        inside_->made_of<RequantiseJob>(request, &Inside::add_chunks);
-    if (!job.ok()) return job.status();
-    return impl.keep(std::make_shared<AgentRequantiseTransfer>(
-        *inside_->converter, *inside_->room, *std::move(job), inside_->remote_agent, inside_->epoch,
-        message));
-  }
-  absl::StatusOr<AgentPlan> plan = inside_->made_of<AgentPlan>(request, &Inside::add_parts);
+  absl::StatusOr<AgentPlan> plan = inside_->made_of(request);
   if (!plan.ok()) return plan.status();
   return impl.keep(std::make_shared<AgentWorkerTransfer>(*impl.worker, *impl.outbox, inside_->op,
                                                          *std::move(plan), inside_->remote_agent,
