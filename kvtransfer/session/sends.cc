@@ -655,7 +655,13 @@ bool Sends::step() {
     for (auto it = sends_.begin(); it != sends_.end();) {
       const std::shared_ptr<Send> kept = it->second;
       Send& send = *kept;
-      busy = !serve(lock, send, &messages) || busy;
+      // While one reader's blocks are copied the engine may compute more: once more for all of
+      // them, until the lock was not open, so that what ends below has nothing left to write.
+      size_t before = 0;
+      do {
+        before = turn_bytes_;
+        busy = !serve(lock, send, &messages) || busy;
+      } while (turn_bytes_ != before && !more_);
       if (send.dropped || send.refused) {
         std::erase_if(send.readings, [&](const Reading& reading) {
           if (!reading.hears) messages.emplace_back(reading.who, gone(send.transfer));
