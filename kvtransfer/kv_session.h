@@ -76,6 +76,9 @@ struct KvSessionOptions {
   uint16_t port = 0;               // what it listens on; 0: any
   // How long blocks stay that no engine asks for.
   Time lease = patient(std::chrono::seconds(60));
+  // The longest that a reader who asks for a lease (KvOrder::lease) gets.
+  Time max_lease = patient(std::chrono::seconds(60));
+  bool may_be_read = true;  // false: those who ask without push are refused
   // Key, providers, settings and listen_host; its name and port are made of what is above.
   WorkerOptions worker;
   const Clock* clock = nullptr;  // default: Clock::steady()
@@ -102,8 +105,9 @@ struct KvOrder {
   // here already. Empty: it hears of the request otherwise.
   std::vector<int32_t> tokens{};
   uint32_t first_token = 0;
-  uint32_t loads = 0;  // that read one worker of prefill; 0: as many as KvWorker::ranks says
-  Time lease{};        // for how long prefill keeps blocks without a sign of life; 0: its own
+  uint32_t loads = 0;    // that read one worker of prefill; 0: as many as KvWorker::ranks says
+  Time lease{};          // for how long prefill keeps blocks without a sign of life; 0: its own
+  std::string decode{};  // what prefill calls who asks (KvAsked::decode); "": the agent's name
 };
 
 // What a decode engine asks prefill to compute.
@@ -141,6 +145,7 @@ class KvSession : public KvSource {
   int event_fd() const;
   // Statistics of the worker that moves the bytes. Any thread, until close().
   WorkerStats stats() const;
+  KvConnectorStats session_stats();
   // Host and port, as decode has to be told.
   const std::string& address() const;
   // Hands out what came and moves everything on. Whether anything is under way. Of the thread that

@@ -196,6 +196,9 @@ absl::Status Agent::ask_metadata(std::string_view agent, std::string_view host_p
   if (peer.ok() && peer->generation == 0) return absl::OkStatus();
   return impl_->fetch(agent, host_port, peer);
 }
+std::string Agent::name_at(std::string_view host_port) {
+  return usable().ok() ? impl_->name_at(host_port) : std::string();
+}
 absl::Status Agent::send_metadata(std::string_view host_port, std::string_view metadata) {
   if (absl::Status good = usable(); !good.ok()) return good;
   std::string mine(metadata);

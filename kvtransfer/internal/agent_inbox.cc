@@ -62,6 +62,20 @@ void Agent::Impl::pump() {
   if (awaiting > 0 && unread > 0) worker->wake();
 }
 
+std::string Agent::Impl::name_at(std::string_view host_port) {
+  pump();
+  PeerId peer;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = callers.find(std::string(host_port));
+    if (known == callers.end() || !is_up(known->second)) return {};
+    peer = known->second;
+  }
+  std::lock_guard lock(inbox_mutex);
+  const auto sender = senders.find(key_of(peer));
+  return sender == senders.end() ? std::string() : sender->second.name;
+}
+
 // Not before what they had sent is read.
 void Agent::Impl::forget_who_went() {
   for (uint64_t peer : down) senders.erase(peer);
@@ -118,7 +132,8 @@ void Agent::Impl::hear(PeerId peer, AgentFrame frame) {
       return;
     }
     case AgentFrameKind::kFetch: {
-      if (!options.serve_metadata || frame.payload != options.name) return;
+      if (!options.serve_metadata) return;
+      if (!frame.payload.empty() && frame.payload != options.name) return;
       asking.emplace(key_of(peer), peer);
       return;
     }
