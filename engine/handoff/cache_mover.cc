@@ -59,7 +59,11 @@ absl::StatusOr<ForeignLayout> CacheMover::layout_in(const json& message) const {
         "it does not identify its checkpoint by its files: give it and --kv-identity the same "
         "name");
   }
-  if (name != identity_.model && member(message, "fingerprint") != identity_.fingerprint) {
+  // One that is alone with its like is called by its fingerprint.
+  const json& prints = member(message, "fingerprint");
+  const bool alike = prints == identity_.fingerprint &&
+                     (prints == name || identity_.model == identity_.fingerprint);
+  if (name != identity_.model && !alike) {
     return absl::FailedPreconditionError(absl::StrCat("it has another model: ", name.substr(0, 16),
                                                       ", ours ", identity_.model.substr(0, 16)));
   }
@@ -531,8 +535,8 @@ absl::StatusOr<std::shared_ptr<CacheMover::Source>> CacheMover::reach(
 // A load, from one prefill's ranks.
 class CacheMover::Into : public Incoming {
  public:
-  Into(CacheMover& mover, KvRun run, size_t sources)
-      : mover_(mover), run_(std::move(run)), sources_(sources) {}
+  Into(CacheMover& mover, KvRun run, size_t sources, uint64_t id)
+      : mover_(mover), run_(std::move(run)), id_(id), sources_(sources) {}
 
   // What of its blocks is wanted: those with tokens of the load.
   void join(size_t from, std::shared_ptr<const Source> source) override {
@@ -595,9 +599,14 @@ class CacheMover::Into : public Incoming {
 
   CacheMover& mover_;
   const KvRun run_;
+  const uint64_t id_;
   std::vector<From> sources_;
-  std::vector<Part> waiting_;                    // ready, not yet read
-  std::map<uint64_t, std::vector<Part>> reads_;  // by the number of the transfer
+  struct Read {
+    Time begin{};
+    std::vector<Part> parts;
+  };
+  std::vector<Part> waiting_;       // ready, not yet read
+  std::map<uint64_t, Read> reads_;  // by the number of the transfer
 };
 
 absl::Status CacheMover::Into::ready(size_t from, const json& parts) {
@@ -658,7 +667,7 @@ absl::Status CacheMover::Into::read(std::vector<Posted>* posted) {
       release(parts);
       return transfer.status();
     }
-    reads_[transfer->value] = std::move(parts);
+    reads_[transfer->value] = {Clock::steady().now(), std::move(parts)};
     posted->push_back({.transfer = *transfer, .from = from});
   }
   return absl::OkStatus();
@@ -709,11 +718,22 @@ absl::StatusOr<AgentTransferId> CacheMover::Into::post(const std::vector<Part>& 
 
 absl::Status CacheMover::Into::landed(AgentTransferId read, bool wanted) {
   const auto it = reads_.find(read.value);
+  const Read& ended = it->second;
+  const std::vector<Part>& parts = ended.parts;
   absl::Status status;
-  for (const Part& part : it->second) {
+  for (const Part& part : parts) {
     if (wanted && status.ok()) status = take(part);
   }
-  release(it->second);
+  if (mover_.timeline_ != nullptr) {
+    const ForeignLayout& layout = sources_[parts[0].from].source->layout;
+    mover_.timeline_->add({.track = "transfer",
+                           .name = absl::StrCat("layer ", layout.layers[parts[0].row]),
+                           .begin = ended.begin,
+                           .end = Clock::steady().now(),
+                           .request = id_,
+                           .bytes = parts.size() * layout.bytes});
+  }
+  release(parts);
   reads_.erase(it);
   return status;
 }
@@ -758,9 +778,9 @@ absl::Status CacheMover::Into::take(const Part& part) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<CacheMover::Incoming>> CacheMover::begin(std::vector<KvRun> runs,
-                                                                        size_t sources) {
-  return std::make_unique<Into>(*this, std::move(runs[0]), sources);
+absl::StatusOr<std::unique_ptr<CacheMover::Incoming>> CacheMover::begin(
+    std::vector<KvRun> runs, size_t sources, kvtransfer::KvRequestId id) {
+  return std::make_unique<Into>(*this, std::move(runs[0]), sources, id);
 }
 
 }  // namespace baton::engine::handoff

@@ -22,6 +22,7 @@
 #include "kvtransfer/agent.h"
 #include "kvtransfer/kv_plan.h"
 #include "kvtransfer/session/kv_mover.h"
+#include "transport/timeline.h"
 
 namespace baton::engine::handoff {
 
@@ -35,14 +36,16 @@ class CacheMover : public kvtransfer::session::KvMover {
   // The cache, of rank `me`, and the staging memory are registered with the agent. All outlive the
   // session's close(). `device`: the one whose memory the cache is; none: the host.
   CacheMover(const KvCache& cache, std::optional<int> device, kvtransfer::KvWorker me,
-             kvtransfer::Agent& agent, Staging& staging, Identity identity)
+             kvtransfer::Agent& agent, Staging& staging, Identity identity,
+             Timeline* timeline = nullptr)
       : cache_(cache),
         device_(device),
         me_(me),
         own_(ForeignLayout::own(cache.geometry(), me.ranks, me.rank)),
         agent_(agent),
         staging_(staging),
-        identity_(std::move(identity)) {}
+        identity_(std::move(identity)),
+        timeline_(timeline) {}
 
   size_t layers() const override { return own_.layers.size(); }
   absl::StatusOr<std::shared_ptr<const Reader>> meet(const std::string& reader,
@@ -98,6 +101,7 @@ class CacheMover : public kvtransfer::session::KvMover {
   kvtransfer::Agent& agent_;
   Staging& staging_;
   const Identity identity_;
+  Timeline* const timeline_;  // gets a span "transfer" for each read; may be null
   std::map<size_t, kvtransfer::AgentListId> pieces_;  // of the staging memory, by their bytes
   std::map<uint32_t, kvtransfer::AgentListId> rows_;  // of the cache, by the first of their heads
   std::vector<uint32_t> numbers_;                     // from 0, for with_blocks()

@@ -23,7 +23,8 @@ absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache,
   return hand_off.use(std::make_unique<CacheMover>(
       cache, device, me, *hand_off.agent(), *hand_off.staging_,
       CacheMover::Identity{.model = hand_off.options_.model,
-                           .fingerprint = hand_off.options_.fingerprint}));
+                           .fingerprint = hand_off.options_.fingerprint},
+      hand_off.options_.worker.timeline));
 }
 
 absl::StatusOr<std::unique_ptr<HandOff>> HandOff::create(HandOffOptions options) {
