@@ -111,10 +111,14 @@ std::optional<kvtransfer::KvTransfer> Engine::end_hand_off(Sequence& sequence, F
                                  sequence.load != 0 ? 0 : sequence.blocks.size());
   std::vector<uint32_t> kept(sequence.blocks.begin(),
                              sequence.blocks.begin() + static_cast<ptrdiff_t>(blocks));
-  blocks_.add_references(kept);
-  held_.emplace(send, std::move(kept));
-  if ((reason != FinishReason::kStop && reason != FinishReason::kLength) ||
-      sequence.computed < sequence.prompt_tokens) {
+  const bool failed = (reason != FinishReason::kStop && reason != FinishReason::kLength) ||
+                      sequence.computed < sequence.prompt_tokens;
+  // A reader that is late finds a wrong checksum; of a device's memory none is taken.
+  if (!failed || runner_->device().has_value()) {
+    blocks_.add_references(kept);
+    held_.emplace(send, std::move(kept));
+  }
+  if (failed) {
     sessions_->fail(send, why.ok() ? absl::CancelledError("prefill did not compute it") : why);
     return std::nullopt;
   }

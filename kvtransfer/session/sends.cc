@@ -644,7 +644,8 @@ bool Sends::step() {
       }
       const bool open = send.number != 0 && !send.held && !send.dropped && !send.refused;
       const bool whole =
-          !send.readings.empty() &&
+          !std::all_of(send.readings.begin(), send.readings.end(),
+                       [](const auto& each) { return each.ended; }) &&
           std::all_of(send.readings.begin(), send.readings.end(), [](const auto& each) {
             return each.ended || (each.shown != nullptr && each.shown->whole());
           });

@@ -379,7 +379,7 @@ TEST_F(Pair, APrefillThatDiesIsFoundAndTheNextOneIsUsed) {
   EXPECT_EQ(d_->outcome(2).tokens, serve::run_one_at_a_time({request_of(2, 100)})[2].tokens);
   p_.emplace("prefill", clock_, EngineOptions{.blocks = 64, .token_budget = 64});
   answer(request_of(3, 100), false);
-  EXPECT_EQ(d_->outcome(3).metrics.loaded_tokens, 96u);
+  EXPECT_EQ(d_->outcome(3).metrics.loaded_tokens, 96u) << why(3);
 }
 
 TEST_F(Pair, ANameInUseIsNotHandedOver) {

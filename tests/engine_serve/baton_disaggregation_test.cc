@@ -56,8 +56,9 @@ class Prefill {
 // A prefill that computes what a test says.
 class Bare {
  public:
-  explicit Bare(const std::string& provider, handoff::HandOffOptions options = {})
-      : session_(test_session("prefill", provider, test_model(), std::move(options))) {
+  explicit Bare(const std::string& provider, handoff::HandOffOptions options = {},
+                const std::string& name = "prefill")
+      : session_(test_session(name, provider, test_model(), std::move(options))) {
     memory_ = *shard::KvMemory::make(test_model(), 64);
     EXPECT_TRUE(session_->use_cache(memory_->cache()).ok());
   }
@@ -241,7 +242,7 @@ TEST_P(BatonDisaggregation, AHungPrefillDelaysNoOtherRequest) {
 
 TEST_P(BatonDisaggregation, HostileAsksAreRefused) {
   Prefill prefill(GetParam().provider, {.blocks = 8});
-  Bare decode(GetParam().provider);
+  Bare decode(GetParam().provider, {}, "decode");
   uint64_t id = 0;
   const auto why = [&](std::vector<int32_t> tokens) {
     kvtransfer::KvLoad load;
@@ -257,9 +258,9 @@ TEST_P(BatonDisaggregation, HostileAsksAreRefused) {
           [&] { decode->wait(std::chrono::milliseconds(1), -1); });
     return std::string(decode->load_status(id).message());
   };
-  EXPECT_NE(why({5, 272, 6}).find("token 272 is not in the vocabulary"), std::string::npos);
-  EXPECT_NE(why({5, -7, 6}).find("token -7 is not in the vocabulary"), std::string::npos);
-  EXPECT_NE(why(std::vector<int32_t>(129, 1)).find("the prompt has 129 tokens"), std::string::npos);
+  EXPECT_THAT(why({5, 272, 6}), testing::HasSubstr("token 272 is not in the vocabulary"));
+  EXPECT_THAT(why({5, -7, 6}), testing::HasSubstr("token -7 is not in the vocabulary"));
+  EXPECT_THAT(why(std::vector<int32_t>(129, 1)), testing::HasSubstr("the prompt has 129 tokens"));
   EXPECT_TRUE(prefill.finish().check_integrity().ok());
 }
 
