@@ -388,8 +388,8 @@ int serve_rank(ServeFlags& flags, const launch::Place& place, const sigset_t& si
 
 absl::StatusOr<int> serve_ranks(ServeFlags& flags, const sigset_t& signals) {
   std::random_device random;  // no other server's session has this name
-  flags.session_name = absl::StrCat(flags.role, "-", flags.port, "-", absl::Hex(random()), "-",
-                                    absl::Hex(random()));
+  flags.session_name =
+      absl::StrCat(flags.role, "-", flags.port, "-", absl::Hex(random()), "-", absl::Hex(random()));
   if (flags.kv_port != 0 && flags.kv_port + flags.ranks.size - 1 > UINT16_MAX) {
     return absl::InvalidArgumentError(
         absl::StrCat("--kv-port ", flags.kv_port, ": each of the ", flags.ranks.size,

@@ -90,8 +90,7 @@ class DemoWorker {
     auto engine = serve::Engine::create(model_->model, model_->tokenizer, options);
     if (!engine.ok()) return engine.status();
     engine_ = *std::move(engine);
-    return json{{"address", engine_->kv_address()},
-                {"context", engine_->max_context()}};
+    return json{{"address", engine_->kv_address()}, {"context", engine_->max_context()}};
   }
 
   absl::StatusOr<json> run(const json& command) {

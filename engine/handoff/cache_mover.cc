@@ -109,8 +109,9 @@ absl::Status CacheMover::with_blocks(
   const size_t bytes = blocks.size() * own_.bytes;
   const std::optional<uint32_t> piece = staging_.allocate(bytes);
   if (!piece.has_value()) {
-    return absl::ResourceExhaustedError("no room to copy blocks of the device: use more "
-                                        "--kv-staging-mib");
+    return absl::ResourceExhaustedError(
+        "no room to copy blocks of the device: use more "
+        "--kv-staging-mib");
   }
   std::byte* const host = staging_.piece(bytes, *piece);
   const kvtransfer::StridedDescriptor all = row(layer, own_.held());
@@ -123,8 +124,8 @@ absl::Status CacheMover::with_blocks(
     there.push_back({all.address + block * all.stride, own_.bytes, all.device});
   }
   const auto copy = [&](Op op) -> absl::Status {
-    const absl::StatusOr<AgentTransferId> made = agent_.make_transfer(
-        op, here, there, agent_.name(), "", kvtransfer::MemoryKind::kVram);
+    const absl::StatusOr<AgentTransferId> made =
+        agent_.make_transfer(op, here, there, agent_.name(), "", kvtransfer::MemoryKind::kVram);
     if (!made.ok()) return made.status();
     absl::Status status = agent_.post(*made);
     if (status.ok()) status = agent_.wait(*made);
@@ -320,7 +321,7 @@ class CacheMover::Shown : public Outgoing {
   const Blocks& kept_;
   // Of each row: of its first blocks.
   std::vector<std::vector<std::optional<uint32_t>>> checksums_;
-  size_t row_ = 0, first_ = 0;                    // what is next, and of which blocks
+  size_t row_ = 0, first_ = 0;  // what is next, and of which blocks
   bool working_ = false;
   std::optional<uint32_t> sum_;
   absl::Status failed_;
@@ -337,9 +338,9 @@ class CacheMover::Copies : public Shown {
   absl::Status fits() const override {
     if (!failed_.ok()) return failed_;
     if (wanted() <= staging_.pieces(piece_bytes(layout_))) return absl::OkStatus();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a prompt of ", kept_.tokens, " tokens needs ", wanted(), " blocks of ",
-                     piece_bytes(layout_), " bytes; use more --kv-staging-mib"));
+    return absl::ResourceExhaustedError(absl::StrCat("a prompt of ", kept_.tokens, " tokens needs ",
+                                                     wanted(), " blocks of ", piece_bytes(layout_),
+                                                     " bytes; use more --kv-staging-mib"));
   }
   bool make_room() override {
     while (pieces_.size() < wanted()) {
@@ -417,9 +418,8 @@ std::shared_ptr<CacheMover::Outgoing> CacheMover::Blocks::show(
   }
   if (!there) return nullptr;
   std::erase_if(shown_, [](const auto& made) { return made.use_count() == 1; });
-  return shown_.emplace_back(reader->ours
-                                 ? std::make_shared<Shown>(*this, std::move(reader))
-                                 : std::make_shared<Copies>(*this, std::move(reader)));
+  return shown_.emplace_back(reader->ours ? std::make_shared<Shown>(*this, std::move(reader))
+                                          : std::make_shared<Copies>(*this, std::move(reader)));
 }
 
 std::unique_ptr<CacheMover::Kept> CacheMover::keep(size_t tokens) {
@@ -573,10 +573,10 @@ class CacheMover::Into : public Incoming {
   struct Part {
     size_t from = 0;
     size_t row = 0;
-    size_t number = 0;   // of the block in the sequence
-    uint32_t block = 0;  // prefill's
+    size_t number = 0;                 // of the block in the sequence
+    uint32_t block = 0;                // prefill's
     std::optional<uint32_t> checksum;  // none: of a device's memory
-    uint32_t piece = 0;  // of the staging memory, or a block of this cache
+    uint32_t piece = 0;                // of the staging memory, or a block of this cache
   };
 
   size_t first_wanted(const TheirCache& of) const {
@@ -690,9 +690,9 @@ absl::StatusOr<AgentListId> CacheMover::Into::local(const TheirCache& of) {
                     .stride = size,
                     .count = mover_.staging_.pieces(size)});
   }
-  absl::StatusOr<AgentListId> made = mover_.agent_.prepare_local(
-      absl::MakeConstSpan(std::as_const(rows)),
-      of.ours ? mover_.kind() : kvtransfer::MemoryKind::kDram);
+  absl::StatusOr<AgentListId> made =
+      mover_.agent_.prepare_local(absl::MakeConstSpan(std::as_const(rows)),
+                                  of.ours ? mover_.kind() : kvtransfer::MemoryKind::kDram);
   if (made.ok()) list = *made;
   return made;
 }
@@ -760,11 +760,11 @@ absl::Status CacheMover::Into::take(const Part& part) {
     const size_t begin = std::max(run_.tokens.begin, part.number * layout.block_tokens);
     const size_t end = std::min(run_.tokens.end, (part.number + 1) * layout.block_tokens);
     const size_t first = begin / kBlockTokens;
-    const auto blocks = absl::MakeConstSpan(run_.blocks)
-                            .subspan(first - run_.first_block, (end - 1) / kBlockTokens + 1 - first);
+    const auto blocks =
+        absl::MakeConstSpan(run_.blocks)
+            .subspan(first - run_.first_block, (end - 1) / kBlockTokens + 1 - first);
     const absl::Status copied = mover_.with_blocks(
-        layer, blocks, true,
-        [&](const KvCache& cache, int at, absl::Span<const uint32_t> numbers) {
+        layer, blocks, true, [&](const KvCache& cache, int at, absl::Span<const uint32_t> numbers) {
           read_block(layout, block, part.number, cache, at,
                      {.begin = begin,
                       .end = end,

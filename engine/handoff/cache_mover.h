@@ -88,11 +88,11 @@ class CacheMover : public kvtransfer::session::KvMover {
   }
   // The CRC-32 of what lies there; none of a device's memory, which the CPU must not touch.
   std::optional<uint32_t> checksum(uint64_t address, size_t bytes) const;
-  // Calls `use` with a view of some blocks of a layer, numbered from 0, that the CPU may touch: of a
-  // device's cache a copy, which is written back if it is `changed`.
-  absl::Status with_blocks(uint32_t layer, absl::Span<const uint32_t> blocks, bool changed,
-                           absl::FunctionRef<void(const KvCache&, int layer,
-                                                  absl::Span<const uint32_t>)> use);
+  // Calls `use` with a view of some blocks of a layer, numbered from 0, that the CPU may touch: of
+  // a device's cache a copy, which is written back if it is `changed`.
+  absl::Status with_blocks(
+      uint32_t layer, absl::Span<const uint32_t> blocks, bool changed,
+      absl::FunctionRef<void(const KvCache&, int layer, absl::Span<const uint32_t>)> use);
 
   const KvCache cache_;
   const std::optional<int> device_;

@@ -118,10 +118,10 @@ absl::Status ForeignLayout::place(const KvGeometry& geometry, uint32_t total, ui
     first_head = usual.first;
   }
   if (total_heads != total || head_size != static_cast<uint32_t>(geometry.head_dim)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, " of ", ranks, " has ", heads, " KV heads of ", head_size,
-        " in its cache, and this model has ", total, " of ", geometry.head_dim,
-        ": give both the same model"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " of ", ranks, " has ", heads, " KV heads of ", head_size,
+                     " in its cache, and this model has ", total, " of ", geometry.head_dim,
+                     ": give both the same model"));
   }
   std::vector<uint32_t> sorted = layers;
   std::sort(sorted.begin(), sorted.end());

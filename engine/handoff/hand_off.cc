@@ -15,8 +15,8 @@ absl::Status HandOff::use_cache_of(HandOff& hand_off, const KvCache& cache,
                                       .bytes = geometry.cache_bytes(cache.num_blocks()),
                                       .device = static_cast<uint64_t>(device.value_or(0))};
   const absl::Status status = hand_off.agent()->register_memory(
-      absl::MakeConstSpan(&memory, 1), device.has_value() ? kvtransfer::MemoryKind::kVram
-                                                          : kvtransfer::MemoryKind::kDram);
+      absl::MakeConstSpan(&memory, 1),
+      device.has_value() ? kvtransfer::MemoryKind::kVram : kvtransfer::MemoryKind::kDram);
   if (!status.ok()) return status;
   kvtransfer::KvWorker me = hand_off.options_.shard;
   me.heads = static_cast<uint32_t>(geometry.kv_heads) * me.ranks;

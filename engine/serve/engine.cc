@@ -284,13 +284,12 @@ absl::Status Engine::compute(const StepPlan& plan) {
   hook_.begin(plan.chunks.size() > 1 ? 0 : plan.chunks[0].sequence->label());
   for (const auto& [sequence, count] : plan.chunks) {
     const size_t begin = sequence->computed;
-    chunks_.push_back(
-        {.tokens = std::span(sequence->tokens).subspan(begin, count),
-         .position = static_cast<int32_t>(begin),
-         .block_table = sequence->blocks,
-         .wants_logits =
-             !sequence->request.asked.has_value() && begin + count == sequence->tokens.size(),
-         .wants_all_logits = sequence->wants_prompt()});
+    chunks_.push_back({.tokens = std::span(sequence->tokens).subspan(begin, count),
+                       .position = static_cast<int32_t>(begin),
+                       .block_table = sequence->blocks,
+                       .wants_logits = !sequence->request.asked.has_value() &&
+                                       begin + count == sequence->tokens.size(),
+                       .wants_all_logits = sequence->wants_prompt()});
     stats_.tokens_computed += count;
     if (sequence->send != 0 && !options_.serialize_sends) {
       hook_.hand_over(sequence->send, std::min(begin + count, sequence->prompt_tokens),

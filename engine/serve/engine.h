@@ -61,7 +61,7 @@ struct EngineOptions {
   handoff::HandOff* hand_off = nullptr;
   bool push = false;             // loads are written by prefill, instead of being read
   bool serialize_sends = false;  // nothing is sent before all is computed: for comparison
-  KvTierOptions tiers;  // below the prefix cache; needs prefix_cache
+  KvTierOptions tiers;           // below the prefix cache; needs prefix_cache
   // The model is one of several parts, and this is their rank 0. It must outlive the engine, and
   // knows of `tiers` if there are some.
   shard::Leader* leader = nullptr;

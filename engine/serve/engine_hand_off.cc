@@ -114,10 +114,12 @@ std::optional<kvtransfer::KvTransfer> Engine::end_hand_off(Sequence& sequence, F
   const bool failed = (reason != FinishReason::kStop && reason != FinishReason::kLength) ||
                       sequence.computed < sequence.prompt_tokens;
   // A reader that is late finds a wrong checksum; of a device's memory none is taken.
-  if (!failed || runner_->device().has_value()) {
-    blocks_.add_references(kept);
-    held_.emplace(send, std::move(kept));
+  if (failed && !runner_->device().has_value()) {
+    sessions_->drop(send);
+    return std::nullopt;
   }
+  blocks_.add_references(kept);
+  held_.emplace(send, std::move(kept));
   if (failed) {
     sessions_->fail(send, why.ok() ? absl::CancelledError("prefill did not compute it") : why);
     return std::nullopt;

@@ -49,9 +49,8 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
   sequence->load_end = tokens;
   if (options_.by_name) {
     load.ask = !sequence->request.remote_prefill.has_value();
-    absl::StatusOr<kvtransfer::KvTransfer> from = load.ask
-                                                      ? ask_at(sequence->request.prefill_address)
-                                                      : *sequence->request.remote_prefill;
+    absl::StatusOr<kvtransfer::KvTransfer> from =
+        load.ask ? ask_at(sequence->request.prefill_address) : *sequence->request.remote_prefill;
     if (!from.ok()) return from.status();
     load.transfer = *std::move(from);
     load.push = options_.push;

@@ -119,9 +119,9 @@ class Scheduler {
     return waiting_.empty() && ready_.empty() && running_.empty() && loading_.empty();
   }
   size_t waiting() const { return waiting_.size(); }
-  // What the sequences here have in front of them, but for what other engines have asked for. Walks those that have blocks, so
-  // that a long queue costs nothing.
-  // `one_by_one`: the requests too, not only what they add up to.
+  // What the sequences here have in front of them, but for what other engines have asked for. Walks
+  // those that have blocks, so that a long queue costs nothing. `one_by_one`: the requests too, not
+  // only what they add up to.
   void add_backlog(size_t mean_output, bool one_by_one, Backlog* backlog) const;
   size_t running() const { return running_.size(); }
   const std::vector<Sequence*>& loading() const { return loading_; }

@@ -36,19 +36,20 @@ enum class KvCallKind : uint8_t {
   kStartLoad = 1,  // start_load() of what is said, for this rank's heads
   kEndLoad,        // end_load() of `id`, again and again until that is true
   kOpen,           // open() the transfer's name, of so many tokens
-  kRestart,        // of `id`, as the next two
+  kRestart,        // of `id`, as the next three
   kHold,
+  kDrop,
   kFail,  // fail() with `why`
 };
 
 struct KvCall {
   KvCallKind kind = KvCallKind::kEndLoad;
-  uint64_t id = 0;                   // of the load or send
-  kvtransfer::KvTransfer transfer;   // kStartLoad, all but its workers; kOpen: its name
-  std::vector<KvPlace> workers;      // kStartLoad
-  uint64_t tokens = 0;               // likewise
-  uint32_t first_token = 0;          // kStartLoad, as those of KvLoad
-  std::vector<uint32_t> blocks;      // which have the same numbers at all ranks
+  uint64_t id = 0;                  // of the load or send
+  kvtransfer::KvTransfer transfer;  // kStartLoad, all but its workers; kOpen: its name
+  std::vector<KvPlace> workers;     // kStartLoad
+  uint64_t tokens = 0;              // likewise
+  uint32_t first_token = 0;         // kStartLoad, as those of KvLoad
+  std::vector<uint32_t> blocks;     // which have the same numbers at all ranks
   Time timeout{}, silence{};
   bool push = false;
   absl::Status why;  // kFail
@@ -60,8 +61,8 @@ struct KvCall {
     if (m.kind != KvCallKind::kStartLoad && m.kind != KvCallKind::kOpen) return;
     wire(m.transfer.transfer, m.tokens);
     if (m.kind == KvCallKind::kOpen) return;
-    wire(m.transfer.agent, m.transfer.address, m.transfer.finished, m.transfer.ranks,
-         m.workers, m.first_token, m.blocks, m.timeout, m.silence, m.push);
+    wire(m.transfer.agent, m.transfer.address, m.transfer.finished, m.transfer.ranks, m.workers,
+         m.first_token, m.blocks, m.timeout, m.silence, m.push);
   }
 };
 
@@ -180,7 +181,8 @@ struct Report {
   }
 
   static void contents(auto& wire, auto& m) {
-    wire(m.more, m.tiers.host_bytes, m.tiers.dropped, m.tiers.silences, m.tiers.missed, m.tiers.corrupt);
+    wire(m.more, m.tiers.host_bytes, m.tiers.dropped, m.tiers.silences, m.tiers.missed,
+         m.tiers.corrupt);
     wire(m.kv_events, m.tier_events);
   }
   static void fields(auto& wire, auto& m) {

@@ -25,7 +25,8 @@ absl::StatusOr<std::unique_ptr<Follower>> Follower::create(Group& group, const M
   follower->logits_.resize(options.limits.max_sequences * size_t(model.config().vocab_size));
   std::string address;
   if (options.session != nullptr) {
-    if (absl::Status status = options.session->use_cache(follower->memory_->cache()); !status.ok()) {
+    if (absl::Status status = options.session->use_cache(follower->memory_->cache());
+        !status.ok()) {
       return status;
     }
     follower->session_ = options.session;

@@ -42,6 +42,9 @@ void KvFollower::make(const KvCall& call) {
   if (send->second == 0) {  // nothing reads it here
     events_.push_back({EventKind::kReleased, call.id});
     sends_.erase(send);
+  } else if (call.kind == KvCallKind::kDrop) {
+    session_.drop(send->second);
+    sends_.erase(send);
   } else if (call.kind == KvCallKind::kHold) {
     session_.hold(send->second);
   } else {

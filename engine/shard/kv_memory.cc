@@ -9,8 +9,7 @@
 
 namespace baton::engine::shard {
 
-absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks,
-                                        ModelRunner* runner) {
+absl::StatusOr<KvMemory> KvMemory::make(const Model& model, uint32_t blocks, ModelRunner* runner) {
   KvMemory memory;
   const KvGeometry geometry = model.kv_geometry();
   const auto fewer = [&](const absl::Status& why) {

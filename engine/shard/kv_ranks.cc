@@ -35,8 +35,9 @@ absl::StatusOr<std::string> KvRanks::address() const {
   for (size_t i = 1; i < all.size(); ++i) {
     if (!all[i].empty()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", i, " has no KV session, and rank 0 has one: give each rank one "
-                                     "(FollowerOptions::session)"));
+        absl::StrCat("rank ", i,
+                     " has no KV session, and rank 0 has one: give each rank one "
+                     "(FollowerOptions::session)"));
   }
   return join_kv_addresses(all);
 }
@@ -124,6 +125,13 @@ void KvRanks::restart(uint64_t send) {
 void KvRanks::hold(uint64_t send) {
   own_.hold(send);
   if (leader_ != nullptr) leader_->call(KvCall{.kind = KvCallKind::kHold, .id = send});
+}
+
+void KvRanks::drop(uint64_t send) {
+  own_.drop(send);
+  if (leader_ == nullptr) return;
+  leader_->call(KvCall{.kind = KvCallKind::kDrop, .id = send});
+  sends_.erase(send);
 }
 
 void KvRanks::fail(uint64_t send, const absl::Status& why) {

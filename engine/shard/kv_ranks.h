@@ -44,6 +44,7 @@ class KvRanks final : public kvtransfer::KvSource, private Leader::Part {
   }
   void restart(uint64_t send);
   void hold(uint64_t send);
+  void drop(uint64_t send);
   void fail(uint64_t send, const absl::Status& why);
   std::vector<uint64_t> released();
   std::optional<kvtransfer::KvAsked> next_asked() { return own_.next_asked(); }

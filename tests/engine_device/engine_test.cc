@@ -80,11 +80,9 @@ TEST_P(DevicePair, SameTokensAsOneEngine) {
     const Half left(given.prefill_on_device), right(given.decode_on_device);
     const auto from = test_session("prefill", given.provider, left.model()),
                to = test_session("decode", given.provider, right.model());
-    auto prefill = Engine::create(left.model(), test_tokenizer(),
-                                  {.blocks = 64,
-                                   .token_budget = 64,
-                                   .hand_off = from.get(),
-                                   .runner = left.runner.get()});
+    auto prefill = Engine::create(
+        left.model(), test_tokenizer(),
+        {.blocks = 64, .token_budget = 64, .hand_off = from.get(), .runner = left.runner.get()});
     ASSERT_TRUE(prefill.ok()) << prefill.status();
     auto decode = Engine::create(right.model(), test_tokenizer(),
                                  {.blocks = 48,

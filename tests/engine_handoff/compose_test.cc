@@ -17,8 +17,12 @@ constexpr uint32_t kTheirTokens = 32;  // of a block
 
 // Number e of K or V of a token and a head; every one of its own.
 uint16_t number(int layer, int head, size_t token, int element, bool value) {
-  const size_t n = (((static_cast<size_t>(layer) * kHeads + static_cast<size_t>(head)) * kTokens +
-                     token) * kSize + static_cast<size_t>(element)) * 2 + (value ? 1 : 0);
+  const size_t n =
+      (((static_cast<size_t>(layer) * kHeads + static_cast<size_t>(head)) * kTokens + token) *
+           kSize +
+       static_cast<size_t>(element)) *
+          2 +
+      (value ? 1 : 0);
   return static_cast<uint16_t>(n + 1);
 }
 
@@ -89,10 +93,10 @@ class Ours : public Side {
   uint16_t& at(int layer, int head, size_t token, int element, bool value) override {
     const uint32_t block = blocks()[token / kBlockTokens];
     const size_t slot = token % kBlockTokens;
-    return value ? cache().value(layer, block, head - first_)[slot * kSize +
-                                                             static_cast<size_t>(element)]
-                 : cache().key(layer, block, head - first_)[static_cast<size_t>(element) *
-                                                               kBlockTokens + slot];
+    return value ? cache().value(layer, block,
+                                 head - first_)[slot * kSize + static_cast<size_t>(element)]
+                 : cache().key(layer, block,
+                               head - first_)[static_cast<size_t>(element) * kBlockTokens + slot];
   }
 
  private:
@@ -132,9 +136,12 @@ class Theirs : public Side {
                           {"heads", {{heads_, kSize}}},
                           {"elements", {{kSize, 1}}}};
     }
-    nlohmann::json said = {{"identity", "theirs"},  {"model", "a checkpoint"},
-                           {"ranks", ranks},        {"rank", rank},
-                           {"heads", kHeads},       {"layers", std::vector<int>(kLayers)},
+    nlohmann::json said = {{"identity", "theirs"},
+                           {"model", "a checkpoint"},
+                           {"ranks", ranks},
+                           {"rank", rank},
+                           {"heads", kHeads},
+                           {"layers", std::vector<int>(kLayers)},
                            {"rows", nlohmann::json::array()}};
     said["kv"] = packing;
     said["kv"]["layers"] = {0, 1};
@@ -142,8 +149,8 @@ class Theirs : public Side {
     packing["first_head"] = first_;
     said["kinds"] = {packing};
     for (int layer = 0; layer < kLayers; ++layer) {
-      said["rows"].push_back({base + static_cast<size_t>(layer) * kBlocks * bytes, bytes, 0, bytes,
-                              kBlocks});
+      said["rows"].push_back(
+          {base + static_cast<size_t>(layer) * kBlocks * bytes, bytes, 0, bytes, kBlocks});
     }
     kvtransfer::KvSessionOptions options;
     options.agent = agent_.get();

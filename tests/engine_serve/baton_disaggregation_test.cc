@@ -99,9 +99,8 @@ class BatonDisaggregation : public testing::TestWithParam<Case> {};
 // All requests, many at a time, through a prefill and a decode engine with this model: `want`.
 void expect_same_tokens(const Case& given, const Model& model,
                         const std::map<uint64_t, Outcome>& want) {
-  Prefill prefill(
-      given.provider,
-      {.blocks = 64, .token_budget = 64, .serialize_sends = given.serialized}, model);
+  Prefill prefill(given.provider,
+                  {.blocks = 64, .token_budget = 64, .serialize_sends = given.serialized}, model);
   Decode decode(given.provider, {.blocks = 48, .token_budget = 48, .max_sequences = 8}, model);
   std::map<uint64_t, Outcome> outcomes;
   std::mt19937_64 random(1);
@@ -178,10 +177,9 @@ Request hung_request(uint64_t id, const std::string& address) {
 // What it costs is a moment, not the minute that a load may take; and the answer is the same.
 TEST_P(BatonDisaggregation, PrefillThatIsStoppedIsGivenUpWhenItIsSilent) {
   Bare prefill(GetParam().provider, {{.start_thread = false}});
-  Decode decode(GetParam().provider,
-                {.blocks = 64,
-                 .load_timeout = kNever,
-                 .load_silence = std::chrono::milliseconds(200)});
+  Decode decode(
+      GetParam().provider,
+      {.blocks = 64, .load_timeout = kNever, .load_silence = std::chrono::milliseconds(200)});
   const Request request = hung_request(7, prefill.address());
   Outcome outcome;
   ASSERT_TRUE(submit(*decode, request, &outcome).ok());
@@ -300,8 +298,7 @@ TEST_P(BatonDisaggregation, AbortsWhileBytesAreInFlight) {
 }
 
 TEST_P(BatonDisaggregation, FailedLoadsFailTheRequestIfAskedTo) {
-  Decode decode(GetParam().provider,
-                {.blocks = 64, .on_load_failure = LoadFailurePolicy::kFail});
+  Decode decode(GetParam().provider, {.blocks = 64, .on_load_failure = LoadFailurePolicy::kFail});
   Outcome outcome;
   ASSERT_TRUE(submit(*decode, hung_request(1, "baton-ranks2:x"), &outcome).ok());
   finish_all(*decode);

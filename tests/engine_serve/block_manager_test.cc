@@ -320,7 +320,8 @@ TEST(WaitingQueue, SumsAreThoseOfAWalk) {
       inside.erase(victim);
     }
     size_t prompt = 0;
-    for (const auto& sequence : inside) prompt += sequence->request.asked ? 0 : sequence->remaining();
+    for (const auto& sequence : inside)
+      prompt += sequence->request.asked ? 0 : sequence->remaining();
     ASSERT_EQ(queue.prompt_tokens(), prompt);
     ASSERT_EQ(queue.size(), inside.size());
     for (const size_t mean : {size_t{0}, size_t{1}, size_t{30}, size_t{64}, size_t{1000}}) {

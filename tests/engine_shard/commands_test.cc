@@ -49,20 +49,17 @@ TEST(ShardMessages, KeepTheirFields) {
     base::write_fields(message, bytes);
     return *base::read_fields<Message>(bytes, "it");
   };
-  KvCall call{.kind = KvCallKind::kStartLoad,
-              .id = 7,
-              .transfer = {.transfer = "t",
-                           .agent = "a",
-                           .address = "h:1",
-                           .finished = true,
-                           .ranks = 2},
-              .workers = {{"a/0", "baton1:a"}, {"a/1", "baton1:b"}},
-              .tokens = 48,
-              .first_token = 16,
-              .blocks = {4, 9},
-              .timeout = std::chrono::seconds(3),
-              .silence = std::chrono::seconds(2),
-              .push = true};
+  KvCall call{
+      .kind = KvCallKind::kStartLoad,
+      .id = 7,
+      .transfer = {.transfer = "t", .agent = "a", .address = "h:1", .finished = true, .ranks = 2},
+      .workers = {{"a/0", "baton1:a"}, {"a/1", "baton1:b"}},
+      .tokens = 48,
+      .first_token = 16,
+      .blocks = {4, 9},
+      .timeout = std::chrono::seconds(3),
+      .silence = std::chrono::seconds(2),
+      .push = true};
   const KvCall start = through(call);
   EXPECT_EQ(start.id, 7u);
   EXPECT_EQ(start.transfer.transfer, "t");
@@ -134,8 +131,7 @@ TEST(ShardMessages, EventsAndReportsKeepEachMember) {
               (is_found ? std::array<size_t, 4>{5, 4, 3, 2} : std::array<size_t, 4>{}));
     EXPECT_FALSE(pending) << "a follower answers when it knows";
   }
-  Report report{.more = true,
-                .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
+  Report report{.more = true, .tiers = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
   report.kv_events = {{EventKind::kReleased, 8}};
   report.tier_events = {{EventKind::kUnpinned, 9}};
   const auto [more, tiers, kv_events, tier_events] = through(report);

@@ -112,10 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DegreePairs,
 TEST(Degrees, TiersBesideHandOffsChangeNothing) {
   for (const auto& [prefill_ranks, decode_ranks] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
     const serve::KvTierOptions tiers{.host_bytes = 64 << 20, .load = serve::LoadWhen::kAlways};
-    Server prefill(
-        {.role = "prefill", .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
-    Server decode(
-        {.role = "decode", .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
+    Server prefill({.role = "prefill", .ranks = prefill_ranks, .limits = kTight, .tiers = tiers});
+    Server decode({.role = "decode", .ranks = decode_ranks, .limits = kTight, .tiers = tiers});
     prefill.start();
     for (int round = 0; round < 2; ++round) {
       expect_same(answers().of(), run_all(decode, prefill.address()));
@@ -157,8 +155,7 @@ TEST(Degrees, ALoadThatFailsAtAnyRankIsComputedAgain) {
 
 // Requests that clients give up, at any moment, leave nothing behind at any rank.
 TEST(Degrees, AbortedRequestsLeaveNothingBehind) {
-  Server prefill(
-      {.role = "prefill", .ranks = 2, .limits = kTight});
+  Server prefill({.role = "prefill", .ranks = 2, .limits = kTight});
   Server decode({.role = "decode", .ranks = 2, .limits = kTight});
   prefill.start();
   std::map<uint64_t, Outcome> outcomes;

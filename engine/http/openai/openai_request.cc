@@ -183,8 +183,7 @@ absl::Status read_hand_off(const json& given, ApiRequest* request) {
         "\"do_remote_prefill\" of kv_transfer_params needs \"transfer_id\", \"remote_agent\" and "
         "\"remote_address\" (HOST:PORT) beside it: pass on what prefill answered");
   }
-  request->remote_prefill = {*transfer, *agent, *address, *finished,
-                             static_cast<uint32_t>(*ranks)};
+  request->remote_prefill = {*transfer, *agent, *address, *finished, static_cast<uint32_t>(*ranks)};
   return absl::OkStatus();
 }
 
