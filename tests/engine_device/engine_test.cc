@@ -136,6 +136,31 @@ TEST(DeviceEngine, SharesKvWithACpuInFp32Alone) {
   EXPECT_NE(of_device(Arithmetic::kBf16), test_model().fingerprint());
 }
 
+// All requests, after one another or at most four at a time; what they need is saved when it can
+// be.
+void expect_the_cpus_tokens(
+    Engine& engine, size_t in_flight, const std::function<void()>& before_each = [] {}) {
+  expect_same(expected(), run_all(
+                              engine, requests(), in_flight, [&] { engine.tiers()->flush(); },
+                              [&](size_t) { before_each(); }));
+  EXPECT_TRUE(engine.check_integrity().ok()) << engine.check_integrity();
+  EXPECT_EQ(engine.stats().free_blocks, engine.stats().blocks);
+}
+
+std::unique_ptr<Engine> with_tiers(const Half& half, KvTierOptions tiers) {
+  tiers.load = LoadWhen::kAlways;
+  auto engine = Engine::create(half.model(), test_tokenizer(),
+                               {.blocks = 24,
+                                .token_budget = 48,
+                                .max_sequences = 4,
+                                .tiers = std::move(tiers),
+                                .runner = half.runner.get()});
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return *std::move(engine);
+}
+
+// The second time prompts that the small cache has forgotten are loaded, in several pieces where
+// they are longer than what the pinned memory holds.
 TEST(DeviceEngine, TiersBelowItsCacheChangeNothing) {
   InstalledFake driver;
   {
