@@ -28,8 +28,7 @@ absl::Status Engine::start_sessions() {
                                    .timeout = options_.load_timeout,
                                    .silence = options_.load_silence,
                                    .ranks = static_cast<uint32_t>(model_.shard().ranks),
-                                   .by_name = true,
-                                   .push = options_.push},
+                                   .by_name = true},
                  *sessions_, blocks_);
   scheduler_.use_sessions(*sessions_, *loads_);
   hook_.use_sessions(*sessions_);

@@ -53,7 +53,6 @@ absl::Status RemoteLoads::start(Sequence* sequence, size_t tokens) {
         load.ask ? ask_at(sequence->request.prefill_address) : *sequence->request.remote_prefill;
     if (!from.ok()) return from.status();
     load.transfer = *std::move(from);
-    load.push = options_.push;
   }
   if (absl::Status status = connector_.start_load(std::move(load)); !status.ok()) return status;
   sequence->load = id;
