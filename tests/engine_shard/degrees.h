@@ -23,7 +23,9 @@ struct ServerOptions {
 
 inline std::unique_ptr<handoff::HandOff> rank_session(const ServerOptions& options,
                                                       const Model& model) {
-  return serve::test_session(options.role, options.provider, model, {},
+  handoff::HandOffOptions more;
+  more.lease = patient(std::chrono::seconds(2));  // of loads that fail at another rank
+  return serve::test_session(options.role, options.provider, model, std::move(more),
                              options.stranger == model.shard().rank ? "another" : "");
 }
 
