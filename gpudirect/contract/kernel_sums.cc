@@ -90,8 +90,9 @@ KernelSums::~KernelSums() {
 
 absl::Status KernelSums::pin(absl::Span<std::byte> memory) {
   auto pin = pin_host(device_, memory);
-  if (pin.ok()) pins_.emplace_back(memory, *std::move(pin));
-  return pin.status();
+  if (!pin.ok()) return pin.status();
+  pins_.emplace_back(memory, *std::move(pin));
+  return absl::OkStatus();
 }
 
 bool KernelSums::pinned(const std::byte* at, size_t bytes) const {

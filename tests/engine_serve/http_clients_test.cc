@@ -327,7 +327,7 @@ TEST(Clients, SpecialTokensThatAreGivenByIdAreShown) {
 TEST(Clients, FieldsOfTokenizeAreReadOrRefusedByName) {
   Worker worker;
   const json messages = {{{"role", "user"}, {"content", "hi"}}};
-  const auto refused = [&](const char* path, json body) {
+  const auto refused = [&](const char* path, const json& body) {
     const httplib::Result result = post(worker.port(), body, path);
     return result->status == 400 ? json::parse(result->body)["error"]["message"].get<std::string>()
                                  : std::string();
