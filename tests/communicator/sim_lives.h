@@ -46,6 +46,7 @@ class Lives : public SimNodes {
   void run(size_t acts) {
     for (size_t act = 0; act < acts && !testing::Test::HasFailure(); ++act) {
       SCOPED_TRACE(testing::Message() << "act " << act << " at " << seconds_of(now()) << " s");
+      if (living().empty()) break;  // all have died
       next_world();
       if (testing::Test::HasFailure()) return;
       make_groups();
