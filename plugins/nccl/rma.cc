@@ -182,16 +182,19 @@ absl::Status begin(RmaComm& comm, const RmaContext& context, int number, uint32_
 
 constexpr const char* kRemote = "the remote memory handle";
 
-absl::Status put_plain(RmaComm& comm, const RmaContext& context, const RmaAccess& access,
-                       void** request) {
+// A put, or a get, without a signal.
+absl::Status plain(RmaComm& comm, const RmaContext& context, const RmaAccess& access, bool put,
+                   void** request) {
   const absl::StatusOr<std::byte*> local = local_of(comm, access);
   if (!local.ok()) return local.status();
   const auto remote = comm.memory(access.remote, kRemote);
   if (!remote.ok()) return remote.status();
   return begin(comm, context, access.number, access.flags, request,
                [&](const CallOptions& options) {
-                 return (*remote)->window->put(*local, access.size, static_cast<int>(access.rank),
-                                               access.remote_offset, options);
+                 Window& window = *(*remote)->window;
+                 const int rank = static_cast<int>(access.rank);
+                 return put ? window.put(*local, access.size, rank, access.remote_offset, options)
+                            : window.get(*local, access.size, rank, access.remote_offset, options);
                });
 }
 
@@ -216,19 +219,6 @@ absl::Status put_and_signal(RmaComm& comm, const RmaContext& context, const RmaA
                [&](const CallOptions& options) {
                  return (*target)->window->put_add(
                      *local, access.size, static_cast<int>(access.rank), offset, word, options);
-               });
-}
-
-absl::Status get_plain(RmaComm& comm, const RmaContext& context, const RmaAccess& access,
-                       void** request) {
-  const absl::StatusOr<std::byte*> local = local_of(comm, access);
-  if (!local.ok()) return local.status();
-  const auto remote = comm.memory(access.remote, kRemote);
-  if (!remote.ok()) return remote.status();
-  return begin(comm, context, access.number, access.flags, request,
-               [&](const CallOptions& options) {
-                 return (*remote)->window->get(*local, access.size, static_cast<int>(access.rank),
-                                               access.remote_offset, options);
                });
 }
 
@@ -511,7 +501,7 @@ Result close_listen(void* listener) {
 
 Result put(void* context, const RmaAccess& access, void** request) {
   return start("RMA put", context, request, [&](RmaComm& comm, const RmaContext& of) {
-    return put_plain(comm, of, access, request);
+    return plain(comm, of, access, true, request);
   });
 }
 Result put_signal(void* context, const RmaAccess& access, void** request) {
@@ -521,7 +511,7 @@ Result put_signal(void* context, const RmaAccess& access, void** request) {
 }
 Result get(void* context, const RmaAccess& access, void** request) {
   return start("RMA get", context, request, [&](RmaComm& comm, const RmaContext& of) {
-    return get_plain(comm, of, access, request);
+    return plain(comm, of, access, false, request);
   });
 }
 Result flush(void* context, int number, void* memory, uint32_t rank, void** request) {
