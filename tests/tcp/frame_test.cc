@@ -1,6 +1,10 @@
 // Frames: what goes in comes out, and nothing else is let in.
 #include "transport/framed/frame.h"
+
+#include <string>
+
 #include "tests/test.h"
+#include "transport/tcp/tx_batch.h"
 
 namespace baton::tcp {
 namespace {
@@ -147,6 +151,44 @@ TEST(Frame, PiecesMustAddUp) {
   EXPECT_FALSE(
       framed::decode_pieces(frame, meta({{UINT64_MAX - 9, 100}, {0, 200}}), absl::MakeSpan(out))
           .ok());
+}
+
+// How a batch of writes leaves, each with a header of `head` bytes: the runs of bytes, and all
+// bytes.
+std::pair<size_t, std::string> sent_of(const std::vector<std::string>& payloads, size_t head) {
+  TxBatch::Memory memory;
+  TxBatch batch;
+  batch.lend(&memory);
+  std::vector<std::string> kept = payloads;
+  for (std::string& payload : kept) {
+    const size_t header = batch.open_header();
+    std::memset(batch.next_header(), 'h', head);
+    batch.add_payload(reinterpret_cast<std::byte*>(payload.data()), payload.size(), header);
+    if (!batch.commit_inlined(header, head)) batch.commit_header(header, head);
+  }
+  std::string bytes;
+  for (size_t i = 0; i < batch.vectors(); ++i) {
+    bytes.append(static_cast<const char*>(batch.vector(i).iov_base), batch.vector(i).iov_len);
+  }
+  return {batch.vectors(), bytes};
+}
+
+TEST(Batch, SmallPayloadsLeaveWithTheirHeadersAsOneRun) {
+  const std::string small(TxBatch::kInlined, 's'), large(TxBatch::kInlined + 1, 'l');
+  const std::string head(100, 'h');
+  using Sent = std::pair<size_t, std::string>;
+  EXPECT_EQ(sent_of({small}, 100), Sent(1, head + small));
+  EXPECT_EQ(sent_of({small, small}, 100), Sent(1, head + small + head + small));
+  EXPECT_EQ(sent_of({large}, 100), Sent(2, head + large));
+  EXPECT_EQ(sent_of({small, large, small}, 100),
+            Sent(4, head + small + head + large + head + small));
+}
+
+TEST(Batch, APayloadIsNotCopiedPastTheEndOfTheArena) {
+  const std::string small(TxBatch::kInlined, 's');
+  const size_t most = TxBatch::kArenaBytes - TxBatch::kInlined;
+  EXPECT_EQ(sent_of({small}, most).first, 1U);
+  EXPECT_EQ(sent_of({small}, most + 1).first, 2U);
 }
 
 }  // namespace

@@ -215,13 +215,13 @@ bool TcpRail::add_write() {
   char* const place = batch_.next_header();
   char* const head = place + net::kSealPrefix;
   const size_t vector = batch_.open_header();
+  const bool kept = context_.regions.stays(t.local_region);
   if (slot.aborted) {
     frame.flags = framed::kLast | framed::kAbandoned;
   } else {
     char* out = head + framed::kHeaderBytes;
     start_payload();
     bool there = true;
-    const bool kept = context_.regions.stays(t.local_region);
     take_pieces({t.local, t.remote_layout, slot.begin + slot.framed, slot.end}, frame,
                 most_payload(), out, [&](const Piece& piece) {
                   there = there &&
@@ -234,7 +234,6 @@ bool TcpRail::add_write() {
       return true;
     }
     end_payload(frame.bytes);
-    batched_writes_.push_back({queue->front(), vector + 1, batch_.vectors(), false});
     if (frame.pieces > 0) {
       frame.region = t.remote.index;
       frame.generation = t.remote.generation;
@@ -254,7 +253,14 @@ bool TcpRail::add_write() {
   }
   framed::encode_header(frame, head);
   sealer_.head(place, framed::kHeaderBytes + frame.meta_bytes());
-  batch_.commit_header(vector, framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes);
+  const size_t head_bytes = framed::kHeaderBytes + frame.meta_bytes() + net::kSealBytes;
+  const size_t end = batch_.vectors();
+  const bool copied = kept && !sealer_.payload() && batch_.commit_inlined(vector, head_bytes);
+  if (!copied) batch_.commit_header(vector, head_bytes);
+  if (!slot.aborted) {
+    const size_t begin = copied ? batch_.vectors() : vector + 1;
+    batched_writes_.push_back({queue->front(), begin, copied ? begin : end, copied});
+  }
   slot.begun = true;
   if (queue == &urgent_) {
     turns_.small_went(frame.bytes, !writes_.empty());

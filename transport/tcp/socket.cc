@@ -57,7 +57,12 @@ ssize_t Socket::receive(msghdr& message, Time look_again) {
   const bool fresh = std::exchange(direct_, false) || poller_.take_fresh();
   const bool known = fresh && (watched_.ready & kGone) == 0;
   if (const int failed = known ? 0 : error(); failed != 0) return -failed;
-  return account(recvmsg(fd_, &message, MSG_DONTWAIT), message, look_again, in_);
+  // One run of bytes needs no message: small calls are sooner over.
+  const iovec& first = message.msg_iov[0];
+  const ssize_t moved = message.msg_iovlen == 1
+                            ? recv(fd_, first.iov_base, first.iov_len, MSG_DONTWAIT)
+                            : recvmsg(fd_, &message, MSG_DONTWAIT);
+  return account(moved, message, look_again, in_);
 }
 
 ssize_t Socket::send(const msghdr& message, Time look_again) {
@@ -66,8 +71,11 @@ ssize_t Socket::send(const msghdr& message, Time look_again) {
     if (failed != 0) return -failed;
   }
   poller_.take_fresh();  // sending takes time
-  const ssize_t sent =
-      account(sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), message, look_again, out_);
+  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
+  const iovec& first = message.msg_iov[0];
+  const ssize_t moved = message.msg_iovlen == 1 ? ::send(fd_, first.iov_base, first.iov_len, kFlags)
+                                                : sendmsg(fd_, &message, kFlags);
+  const ssize_t sent = account(moved, message, look_again, out_);
   if (sent != -EPIPE) return sent;
   ended_ = true;  // the peer takes nothing any more; its last words may still be unread
   return -EAGAIN;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@ namespace baton::tcp {
 class TxBatch {
  public:
   static constexpr size_t kArenaBytes = 2 * (framed::kMaxHead + net::kSealBytes);
+  // Payload that is copied behind its header: a vector more costs the kernel as much.
+  static constexpr size_t kInlined = 256;
   static constexpr size_t kVectors = 1024;  // what the kernel takes at once (UIO_MAXIOV)
 
   // Needed from the first frame of a batch until it is sent; the rail lends it.
@@ -54,6 +57,22 @@ class TxBatch {
     used_ += bytes;
   }
   void add_header(size_t bytes) { commit_header(open_header(), bytes); }
+  // Likewise, with a copy of the frame's payload behind the header, so that both leave as one run
+  // of bytes with the headers before them. False: the payload is large, or in pieces.
+  bool commit_inlined(size_t header, size_t bytes) {
+    if (vectors_ != header + 2) return false;
+    const iovec& payload = iov_[header + 1];
+    if (payload.iov_len > std::min(kInlined, arena_left() - bytes)) return false;
+    std::memcpy(arena_ + used_ + bytes, payload.iov_base, payload.iov_len);
+    commit_header(header, bytes + payload.iov_len);
+    --vectors_;
+    if (header == next_) return true;
+    iovec& before = iov_[header - 1];
+    if (static_cast<char*>(before.iov_base) + before.iov_len != iov_[header].iov_base) return true;
+    before.iov_len += iov_[header].iov_len;
+    --vectors_;
+    return true;
+  }
 
   // Joins what lies next to each other. `first` is the frame's header vector.
   void add_payload(std::byte* data, size_t bytes, size_t header) {
