@@ -27,8 +27,8 @@ struct Address {
 // process namespace, user.
 std::string this_host_id();
 
-// Whether two hosts, as above, have one network, so that 127.0.0.1 is the same place for both: two
-// users of a machine have, and share no memory.
+// True if both hosts, as above, share one network, so that 127.0.0.1 is the same place for both.
+// Two users of one machine share the network, but no memory.
 bool same_network(std::string_view host_id, std::string_view other);
 
 }  // namespace baton

@@ -23,7 +23,7 @@ struct CounterId {
   uint16_t generation = 0;
 };
 
-// What a peer needs to increment a counter.
+// A peer needs this to increment a counter.
 struct RemoteCounter {
   WorkerUid owner;
   uint32_t index = 0;
@@ -35,10 +35,10 @@ struct RemoteCounter {
 };
 
 // All counters of one worker, in one memfd so that a peer on the same machine can map and increment
-// them itself. A word holds generation (16 bits) and value (48 bits) together: an increment meant
-// for a counter that has been given back, however late, changes nothing, unless its word has been
-// given out 32,767 times since. Words are given out in turns: one that was freed only behind
-// kRest others, while there are any. Pages of the table take memory when their first word is used.
+// them itself. A word holds generation (16 bits) and value (48 bits) together: a late increment for
+// a counter that was freed changes nothing, unless its word has been reused 32,767 times since. A
+// freed word is reused only after kRest others, while others are left. Pages of the table take
+// memory when their first word is used.
 class CounterTable {
  public:
   static constexpr size_t kCapacity = 1 << 20;

@@ -1,4 +1,4 @@
-// Where cluster keys come from, and the encoding of what a worker tells of itself.
+// Reads and creates cluster keys; encodes what a worker tells a peer about itself.
 #include "transport/identity.h"
 
 #include <fcntl.h>
@@ -51,9 +51,9 @@ absl::Status fill_random_key_file(const std::string& path) {
   base::fill_with_secret(secret.data(), secret.size());
   std::string hex;
   for (unsigned char byte : secret) absl::StrAppendFormat(&hex, "%02x", byte);
-  // Made under a name that no other file has, and then given the one it is known by, unless there
-  // is one by now: whoever looks, another thread or container too, sees no file or a whole one, and
-  // it never changes.
+  // The file is written under a temporary name and then linked to its final name, unless that
+  // exists by now. Other threads, processes and containers therefore see no file or a complete one,
+  // and it never changes.
   std::string draft = path + ".XXXXXX";
   const int fd = mkostemp(draft.data(), O_CLOEXEC);
   const bool written = fd >= 0 && write_durably(fd, hex);
@@ -104,8 +104,8 @@ absl::Status cannot_open(const std::string& path, int why) {
   }
 }
 
-// Keeps writers out of a file that is being read: whoever opens it for writing, or cuts it, waits
-// in the kernel until the lease is given back, some microseconds later.
+// Keeps writers out of a file that is being read: open() for writing and truncate() block in the
+// kernel until the lease is released, some microseconds later.
 class Writers {
  public:
   // `reader`: a descriptor that is open for reading only.
@@ -198,7 +198,7 @@ absl::StatusOr<std::string> read_twice(int fd, const std::string& path) {
 
 // The whole of one key: who rewrites the file meanwhile is kept out, waited for, or found out.
 absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
-  // Whoever has it open for writing, and has written nothing for so long, has only not closed it.
+  // A writer that has written nothing for this long has finished and only not closed the file.
   constexpr std::chrono::milliseconds kQuiet{100};
   constexpr std::chrono::seconds kPatience{2};
   const auto end = std::chrono::steady_clock::now() + kPatience;
@@ -221,7 +221,7 @@ bool is_in_group(gid_t group) {
   return std::find(groups.begin(), groups.end(), group) != groups.end();
 }
 
-// Whoever can read the key can join the cluster, and whoever can write it chooses who joins.
+// A process that can read the key can join the cluster; one that can write it decides who joins.
 absl::Status check_private(int fd, const std::string& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) {
@@ -262,7 +262,7 @@ bool is_text(std::string_view bytes) {
   });
 }
 
-// Where the user's account says, whatever the environment lacks: never a folder that all share.
+// $HOME, or the account's home folder if HOME is not set: never a folder that several users share.
 absl::StatusOr<std::string> home_of_this_user() {
   if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return home;
   std::vector<char> text(1 << 14);

@@ -1,5 +1,5 @@
-// Who a worker is and how it proves that it belongs: the cluster's key and what a worker tells of
-// itself once that is proved (transport/net/handshake.h does the proving).
+// A worker's identity: the cluster's key, and what a worker tells a peer about itself after the
+// handshake (transport/net/handshake.h) has authenticated both.
 #pragma once
 
 #include <array>
@@ -46,14 +46,14 @@ class ClusterKey {
   std::vector<std::string> secrets_;
 };
 
-// What a connection is to its session.
+// How a new connection relates to its session.
 enum class Resume : uint8_t {
   kNew,     // its first, or one more of those that make it up
   kOurs,    // all were lost; the worker that chose the session calls again
   kTheirs,  // all were lost; the other one calls
 };
 
-// An address that is longer is not told: such a worker is not called back, it calls.
+// A longer address is not sent: the peer cannot call such a worker back, so the worker calls.
 inline constexpr size_t kMaxHelloAddress = 640;
 
 // A number that no other rail has, dialled by this process or by another one, also over time: both

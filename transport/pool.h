@@ -53,8 +53,8 @@ class MemoryPool {
   // where nothing is killed for them.
   absl::StatusOr<Block> allocate(size_t bytes);
   void free(const Block& block);
-  // Registers the memory of a block's region once more, under a key of its own: who deregisters
-  // that, before the pool goes, fences the peers that were given it and no others.
+  // Registers the memory of a block's region a second time, under another key. Deregistering that
+  // key (do so before the pool ends) fences only the peers that were given it.
   absl::StatusOr<MemoryRegion> register_again(const MemoryRegion& region);
 
   // For people: "memfd, 2 MiB pages" or why it is less than that.

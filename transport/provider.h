@@ -38,8 +38,8 @@ namespace baton {
 
 class Rail;
 
-// What a rail needs to know of a transfer. Lives in the worker's slot: valid from post() to the
-// last slice_done() of that transfer.
+// The part of a transfer that rails read. It lives in the worker's slot and is valid from post() to
+// the last slice_done() of that transfer.
 struct TransferDescriptor {
   TransferId id;
   Op op = Op::kWrite;
@@ -65,8 +65,9 @@ struct Slice {
   bool whole() const { return begin == 0 && end == transfer->bytes; }
 };
 
-// What a slice of a write tells its target once its bytes are visible. The worker's Arrivals adds
-// the slices of a transfer up and applies counter and notification when the last one is there.
+// A target learns this about a slice of a write once the slice's bytes are visible. The worker's
+// Arrivals adds the slices of a transfer up and applies counter and notification when the last one
+// is there.
 struct Arrival {
   TransferId transfer;  // as numbered by the sender
   uint32_t slice = 0;   // Slice::index
@@ -96,8 +97,8 @@ class EventSink {
   virtual void counters_moved(Rail& /*rail*/) {}
 
   // A rail asked for with Provider::connect() is up (the first of them makes the peer usable), or
-  // the attempt has failed for good: kNotFound where no worker lives at the address any more,
-  // kPermissionDenied or kFailedPrecondition where the peer said no.
+  // the attempt has failed for good: kNotFound: no worker lives at the address any more;
+  // kPermissionDenied or kFailedPrecondition: the peer refused.
   virtual void connected(uint64_t session, const HelloInfo& peer, std::unique_ptr<Rail> rail) = 0;
   virtual void connect_failed(uint64_t session, absl::Status why) = 0;
   // A peer connected to us, authenticated. Rails of one session of one peer belong together.
@@ -106,11 +107,11 @@ class EventSink {
   // (kPermissionDenied, kFailedPrecondition), or no whole handshake at all. `who`: for people.
   virtual void handshake_refused(std::string_view /*who*/, const absl::Status& /*why*/) {}
   // The rail is gone; all its slices have been reported. The sink destroys it soon afterwards.
-  // `why` kUnavailable: it was lost, and the peer may be called again. Anything else: the peer has
-  // said goodbye, or is none to talk to.
+  // `why` kUnavailable: it was lost, and the peer may be called again. Anything else: the peer said
+  // goodbye, or this worker must not talk to it.
   virtual void rail_down(Rail& rail, absl::Status why) = 0;
-  // Answer to Provider::query(): the peer's encoded Address, or why there is none. `at`: which of
-  // the addresses answered; a peer behind NAT does not know that one.
+  // Answer to Provider::query(): the peer's encoded Address, or why there is none. `at`: the
+  // address that answered; a peer behind NAT does not know its outer address.
   virtual void resolved(uint64_t session, absl::StatusOr<std::string> address,
                         std::string_view at) = 0;
 };
@@ -142,18 +143,19 @@ class Rail {
   // far from the device.
   virtual double share(uint32_t /*region*/) const { return properties().bytes_per_second; }
 
-  // Whether this rail moves bytes from and to local region `region`; the reason and the remedy
-  // where it does not.
+  // OK if this rail moves bytes from and to the local region; else the reason and the remedy.
   virtual absl::Status moves(const RegionEntry& region) const;
-  // Whether it copies between local region `local` and the peer's region by a mapping of the peer's
-  // memory, both of devices; the reason where not. Unavailable: what is to be mapped is on its way.
+  // OK if this rail copies between local region `local` and the peer's region through a mapping of
+  // the peer's memory, both in device memory; else the reason. Unavailable: the mapping is being
+  // made.
   virtual absl::Status maps(const RegionEntry& local, const RemoteRegion& remote) const;
-  // What explain() says of that, once there is something to say.
+  // Text for explain() about device memory; empty while there is nothing to report.
   virtual std::string about_devices() const { return {}; }
-  // Whether it reaches memory of devices that the peer's provider of the same kind has taken.
+  // True if the rail reaches device memory that the peer registered with its provider of the same
+  // kind.
   virtual bool reaches_devices() const { return false; }
 
-  // Whether this rail can reach the region; the reason and the remedy where it cannot.
+  // OK if this rail can reach the region; else the reason and the remedy.
   virtual absl::Status reaches(const RemoteRegion& remote) const = 0;
 
   // A direct view of the region, where this path has one. Unavailable: not yet, ask again.
@@ -190,7 +192,7 @@ class Rail {
   uint64_t worker_tag = 0;
 };
 
-// What a provider can do on this machine, and why not.
+// What a provider can do on this machine, and what it cannot do and why.
 struct Capabilities {
   std::string name;
   int rank =
@@ -227,8 +229,8 @@ class Provider {
   virtual absl::Status reachable(const std::string& address, std::string_view host_id) const = 0;
   // Start connecting; the outcome comes as connected() / connect_failed().
   virtual void connect(const ConnectRequest& request) = 0;
-  // Turns "host:port" into addresses for query(). The one call that may block, for as long as DNS
-  // does: any thread, without the progress lock.
+  // Turns "host:port" into addresses for query(). This is the only call that may block (on DNS).
+  // Any thread may make it, without the progress lock.
   virtual absl::StatusOr<std::string> look_up(const std::string& /*host_port*/) const {
     return absl::UnimplementedError("this provider cannot look up host:port");
   }
@@ -237,8 +239,8 @@ class Provider {
     return absl::UnimplementedError("this provider cannot resolve host:port");
   }
 
-  // Whether this provider could move the region's bytes; the reason and the remedy where it could
-  // not. Of memory of a device a worker gives a provider only what it takes.
+  // OK if this provider could move the region's bytes; else the reason and the remedy. A worker
+  // registers device memory only with providers that return OK.
   virtual absl::Status takes(const RegionEntry& region) const;
   // For device memory that it does not take: whether its peers may still map it, so that
   // it is given the region too. What they cannot map is staged.
@@ -255,7 +257,7 @@ class Provider {
   // Advance everything; true if anything happened.
   virtual bool progress(EventSink& sink) = 0;
 
-  // Whether something is under way that ends without a word: a copy of a device's.
+  // True while work is under way whose end wakes no thread (a copy on a device): poll for it.
   virtual bool polls() const { return false; }
 
   // Sleeping: wait_fd() becomes readable when there is work (-1: never). arm() is called before the
@@ -269,7 +271,7 @@ class Provider {
 // Slices and transfers up to this size overtake larger ones: control never waits behind bulk.
 inline constexpr size_t kUrgentBytes = 64 << 10;
 
-// What a provider gets when it is made. References outlive it.
+// The worker's side of a provider, passed in when it is made. References outlive the provider.
 struct ProviderContext {
   const Clock& clock;
   const ClusterKey& key;
@@ -296,7 +298,7 @@ class ProviderRegistration {
 };
 // All registered, by name.
 const std::vector<std::pair<std::string, ProviderFactory>>& registered_providers();
-// InvalidArgument: none is called that; says which there are, and which is nearest.
+// InvalidArgument: no provider has this name; the text lists the providers and the nearest name.
 absl::Status check_provider(std::string_view name);
 // Why workers do not have this provider unasked; "": they have.
 std::string_view why_on_request(std::string_view provider);

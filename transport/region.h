@@ -40,7 +40,7 @@ constexpr bool allows(Access have, Access want) {
 
 enum class MemoryKind : uint8_t { kHost, kDevice };
 
-// Where memory lies. The CPU must not touch that of a device.
+// Where memory lies. The CPU must not touch device memory.
 struct MemoryPlace {
   MemoryKind kind = MemoryKind::kHost;
   int device = -1;  // CUDA's number of it; -1: the host, or a device that no provider here drives
@@ -59,8 +59,8 @@ struct MemoryRegion {
   MemoryPlace place;
 };
 
-// What a peer needs to reach a region: 48 bytes on the wire, sent by whatever means the
-// application has (a notification, a file, HTTP).
+// A peer needs this to reach a region. 48 bytes, which the application sends to the peer by its own
+// means (a notification, a file, HTTP).
 struct RemoteRegion {
   WorkerUid owner;
   uint64_t key = 0;  // random, unforgeable
@@ -129,7 +129,7 @@ class RegionTable {
   absl::StatusOr<RegionEntry*> add(std::byte* base, size_t size, Access access, BackingFile file);
   absl::Status remove(const MemoryRegion& region);
 
-  // The live row behind a handle, or why there is none.
+  // The live row behind a handle; an error if the region does not exist any more.
   absl::StatusOr<RegionEntry*> find(const MemoryRegion& region);
 
   // The check that guards every remote access: key, generation, bounds, rights. Returns the address
@@ -141,7 +141,7 @@ class RegionTable {
                                      uint64_t offset, uint64_t bytes, By by = By::kCpu);
 
   RemoteRegion describe(const RegionEntry& entry) const;
-  // Those that were ever used, in the order of their indices. A row stays where it is.
+  // All rows that were ever used, in the order of their indices. A row never moves.
   absl::Span<const RegionEntry> entries() const { return entries_; }
   // Whether the memory of a region is kept while it is registered, so that no call need look.
   bool stays(uint32_t index) const {

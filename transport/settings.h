@@ -50,18 +50,19 @@ struct Setting {
 
   // "4 to 1048576", "auto, yes or no"; "" for a text.
   std::string range() const;
-  // InvalidArgument: the value is none of these; names the setting, the value and what would do.
+  // InvalidArgument: the value is not allowed; the text names the setting, the value and what is
+  // allowed.
   absl::Status check(std::string_view value) const;
 };
 
-// What was given: names and values, in this order; of equal names the first counts. An empty value
-// stands for the default.
+// The names and values that the user gave, in this order. If a name occurs twice the first one
+// counts. An empty value means the default.
 using SettingValues = std::vector<std::pair<std::string, std::string>>;
 
 // Adds a table to the program's. For providers: ProviderRegistration does it.
 void declare_settings(absl::Span<const Setting> table);
 
-// Those of every worker, whatever its providers: always declared.
+// The settings that every worker has, whatever its providers: always declared.
 absl::Span<const Setting> peer_settings();
 
 // All that are declared in this program, by name.

@@ -1,11 +1,12 @@
 // Transfers: the one operation. A transfer moves bytes between local and remote memory.
 //
 // Every transfer ends exactly once: done, failed, cancelled or past its deadline. After it has
-// ended no byte of it moves any more, so its pages can be reused at once. Its target may have heard
-// more than the one who sent it: where one ends as cancelled or past its deadline, all bytes may be
-// there, the counter risen and the notification delivered, and only the word of that came late. One
-// that is cancelled or out of time while its target is silent is `ending` until the target answers
-// or is given up: that delays no other transfer.
+// ended no byte of it moves any more, so its pages can be reused at once. The target may know more
+// than the sender: when a transfer ends as cancelled or past its deadline, all bytes may have
+// arrived, the counter may have risen and the notification may have been delivered; only the
+// acknowledgement came too late. A transfer that is cancelled or out of time while its target is
+// silent stays `ending` until the target answers or is declared dead. That delays no other
+// transfer.
 #pragma once
 
 #include <cstddef>
@@ -63,11 +64,11 @@ using EndCallback = void (*)(void* context, TransferId id, const absl::Status& s
 // A stream or an event of a CUDA device, by the driver's handle (CUstream and CUevent; cudaStream_t
 // and cudaEvent_t are the same). A device of -1: none.
 //
-// A transfer is no part of a CUDA graph: submit() refuses a stream that is being recorded
-// (FailedPrecondition), for a graph may be launched many times and a transfer is one; an event that
-// was recorded into a graph fails its transfer. Name the stream before or after the recording, or
-// the one that the graph is launched on. A stream is of the device's primary context, which
-// frameworks use, else it is refused (InvalidArgument); an event may be of any.
+// A transfer cannot be part of a CUDA graph: submit() refuses a stream that is being captured
+// (FailedPrecondition), because a graph may be launched many times and a transfer runs once; an
+// event that was recorded into a graph fails its transfer. Name the stream before or after the
+// recording, or the one that the graph is launched on. A stream is of the device's primary context,
+// which frameworks use, else it is refused (InvalidArgument); an event may be of any.
 struct DeviceStream {
   int device = -1;
   // Null or CU_STREAM_LEGACY: the device's legacy stream, which is PyTorch's default one.
@@ -79,16 +80,16 @@ struct DeviceEvent {
   void* handle = nullptr;
 };
 
-// Where a kernel sees what became of the transfer that its stream has waited for
-// (TransferRequest::release): the 8 bytes at `address` are `delivered` if it was done. Anything
-// else: it was not, and what it should have moved must not be used. The device reads the address;
-// it stays until release(id), so keep the transfer until the kernels behind the wait have run.
+// A kernel reads here whether the transfer that its stream waited for (TransferRequest::release)
+// succeeded: the 8 bytes at `address` equal `delivered` if it did. With any other value the
+// transfer failed, and its bytes must not be used. The device reads the address; it stays until
+// release(id), so keep the transfer until the kernels behind the wait have run.
 struct StreamOutcome {
   uint64_t address = 0;
   uint64_t delivered = 0;
 };
 
-// How many waits between a worker's transfers and the streams of one device there are at a time.
+// The most waits between one worker's transfers and the streams of one device at a time.
 inline constexpr size_t kMostStreamWaits = 1024;
 
 // What to move. Copied by submit(), except the page lists inside the layouts.
@@ -101,12 +102,11 @@ struct TransferRequest {
   Layout remote_layout;
   RemoteCounter counter;   // writes only: incremented at the target when all bytes are there
   uint64_t increment = 1;  // at most CounterTable::kMaxValue
-  // Writes only: somebody looks at the target's bytes before the counter rises, as NCCL's LL and
-  // LL128 do, and takes a line of 128 bytes for whole when its last word is there. Over shm, into
-  // memory that is mapped, bytes then become visible in the order of their addresses. Elsewhere
-  // they come as the kernel (tcp, shm's other memory) or the adapter writes them, which is upwards
-  // in a line wherever that was looked at; PCIe's relaxed ordering promises less
-  // (verbs.relaxed_ordering).
+  // Writes only: set if the target polls the bytes before the counter rises, as NCCL's LL and LL128
+  // do: it takes a line of 128 bytes as complete when its last word has arrived. Over shm, into
+  // memory that is mapped, bytes then become visible in the order of their addresses. Elsewhere the
+  // kernel (tcp, shm's other memory) or the adapter decides the order; within a line it was
+  // ascending wherever we measured; PCIe's relaxed ordering promises less (verbs.relaxed_ordering).
   bool polled = false;
   // Writes only: delivered at the target when all bytes are there. A peer's inbox takes 4 MiB of
   // them from one sender (each counts 64 bytes more than it has): a transfer with the next one
@@ -124,11 +124,11 @@ struct TransferRequest {
   // the three is one; the first two until the transfer begins or ends, `release` until release(id).
   DeviceStream after;       // not begun before all that is on this stream now has run
   DeviceEvent after_event;  // nor before this event, recorded already, which stays until then
-  // What is put on this stream from now on runs when the transfer has ended, or at its timeout:
-  // Worker::outcome() is where it sees which. The timeout is kept by whoever drives the worker: on
-  // his thread call nothing that waits for the stream (cudaStreamSynchronize). While the legacy
-  // stream waits so does much else, cudaMemcpy and cudaFree of any thread and streams that were not
-  // made non-blocking among it: drive the worker by a thread of its own then.
+  // Work put on this stream from now on runs when the transfer has ended, or at its timeout;
+  // kernels read which one at Worker::outcome(). The thread that drives the worker enforces the
+  // timeout: on that thread call nothing that waits for the stream (cudaStreamSynchronize). A
+  // legacy stream that waits also blocks cudaMemcpy and cudaFree in any thread, and all streams
+  // that were not created non-blocking: give the worker a thread of its own then.
   DeviceStream release;
 };
 

@@ -18,7 +18,8 @@ struct EnvironmentVariable {
   std::string_view meaning;
 };
 
-// Those of all of Baton, whatever of it a program links: a launcher sets some for others.
+// The variables of all of Baton, also of parts that this program does not link: a launcher sets
+// some for its children.
 absl::Span<const EnvironmentVariable> known_environment();
 
 // The whole number of a variable, `standard` where it is not set or empty. InvalidArgument, naming

@@ -1,4 +1,4 @@
-// Which ranges of a memory are free: first fit, neighbours grow together.
+// Tracks the free ranges of a memory: first fit, adjacent ranges merge.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,8 @@ namespace baton::base {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 
-// "trace" and so on. InvalidArgument: none of them; says which there are and which is nearest.
+// "trace" and so on. InvalidArgument: no level has this name; the text lists the levels and the
+// nearest name.
 absl::StatusOr<LogLevel> parse_log_level(std::string_view text);
 
 // InvalidArgument where BATON_LOG or BATON_LOG_FORMAT is wrong; the default holds then.

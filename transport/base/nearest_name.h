@@ -1,4 +1,4 @@
-// What a user who mistyped a name may have meant.
+// Suggests the name that a user mistyped.
 #pragma once
 
 #include <optional>

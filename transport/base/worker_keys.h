@@ -1,8 +1,8 @@
-// Random bytes for keys, and the key pair behind a worker's uid: whoever holds the private key
-// proves that the uid is his.
+// Random bytes for keys, and the key pair behind a worker's uid: the holder of the private key
+// proves that the uid is its own.
 //
-// A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it.
-// Who introduces himself shows the public key, and has to know the private one; the private one
+// A uid is the beginning of the SHA-256 of a public key (X25519, RFC 7748) that is made with it. A
+// worker that introduces itself shows the public key and must know the private one; the private one
 // never leaves the process. So no process can claim another worker's uid, whatever else it knows.
 #pragma once
 

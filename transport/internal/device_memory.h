@@ -1,5 +1,5 @@
-// What the contract knows of memory of devices: whoever drives the devices (gpudirect/) says where
-// an address lies, hands out dma-bufs, and copies to and from pinned memory of the host. Without it
+// The transport's interface to device memory. gpudirect/ implements it: finds the device of an
+// address, exports dma-bufs, and copies to and from pinned host memory. Without an implementation
 // all memory is the host's.
 //
 // Internal: programs register device memory with Worker::register_memory(), as any other.
@@ -126,8 +126,8 @@ class VectorSums {
   // How the sum in the slot ended, which is then free; nothing as long as it may touch memory.
   // Never blocks.
   virtual std::optional<absl::Status> ended(size_t slot) = 0;
-  // What one such sum takes, from its beginning to its end, by what was measured of the device.
-  // Addresses do not matter, but whether they are pinned does: null is.
+  // Predicted seconds of such a sum, from start to end, from measurements of the device. Addresses
+  // do not matter except for being pinned or not; null counts as pinned.
   virtual double seconds(const VectorSum& sum) const = 0;
 };
 
@@ -138,11 +138,12 @@ class PeerMapping {
   virtual ~PeerMapping() = default;
   virtual std::byte* data() const = 0;  // an address that the CPU must not follow
   virtual size_t size() const = 0;
-  // What it lies on, as this process counts devices.
+  // The device of the memory, by this process's number.
   virtual int device() const = 0;
-  // Whether copies on that device's stream reach it; the reason where not.
+  // OK if copies on that device's stream reach the memory; else the reason.
   virtual absl::Status reached_by(int device) const = 0;
-  // Whether that device's kernels may read and write it too: else they would lose it.
+  // True if that device's kernels may read and write the memory. If false, a kernel that touches it
+  // makes the device unusable.
   virtual bool reached_by_kernels(int device) const = 0;
 };
 
@@ -171,8 +172,8 @@ class TransferGates {
   // Streams that wait are let go on, with the word that nothing was delivered.
   virtual ~TransferGates() = default;
 
-  // What the stream has been given so far; an event that was recorded. ResourceExhausted when all
-  // gates are taken; the driver's words.
+  // A gate that opens when the stream has run all work queued so far, or when the recorded event
+  // has happened. ResourceExhausted when all gates are taken; otherwise the driver's error.
   virtual absl::StatusOr<Gate> after_stream(void* stream, Time deadline) = 0;
   virtual absl::StatusOr<Gate> after_event(void* event, Time deadline) = 0;
   // The stream waits from here on, until end() or close(). InvalidArgument for a stream that
@@ -206,14 +207,15 @@ class DeviceMemory {
   virtual absl::Status by_address(const void* /*data*/, bool /*now*/) const {
     return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
-  // What the device has there, for who must know that an adapter has the same. A few microseconds.
+  // Reads device memory into `to`, so that a caller can check that an adapter reads the same bytes.
+  // Takes a few microseconds.
   virtual absl::Status look(const void* /*data*/, absl::Span<std::byte> /*to*/) const {
     return absl::UnimplementedError("built without CUDA support (link gpudirect)");
   }
   // "0000:1b:00.0", as sysfs has it; empty where that is not known.
   virtual std::string pci_address(int /*device*/) const { return ""; }
-  // Whether the device may see late what adapters have written to its memory, so that flush() has
-  // to come between the completion and whoever hears of it. FailedPrecondition where nothing helps.
+  // True if the device may see an adapter's writes late, so that flush() must run between the
+  // completion and its report. FailedPrecondition: nothing on this device helps.
   virtual absl::StatusOr<bool> wants_flush(int /*device*/) const { return false; }
   // When it has returned OK the device sees all that had been completed. A few microseconds.
   virtual absl::Status flush(int /*device*/) const { return absl::OkStatus(); }
@@ -248,7 +250,7 @@ class DeviceMemory {
     return absl::UnimplementedError(
         "cannot copy between devices: built without CUDA support (link gpudirect)");
   }
-  // Waits until all that this process's DeviceCopies had begun has ended, whoever has them.
+  // Waits until all copies that this process began through any DeviceCopies have ended.
   virtual void wait_for_copies() const {}
   // Gates for so many waits at a time. Blocks while the driver makes them. Unavailable, with the
   // remedy, where streams of the device cannot wait.

@@ -1,4 +1,4 @@
-// What the kernel refuses this process, and what to do about it.
+// Explains errors of system calls that the kernel denies to this process, with the remedy.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What a fork must not find half done, and how a child knows that it is one.
+// Makes fork() safe: a fork waits for work that must not be interrupted, and a child can tell that
+// it is one.
 //
 // Locks that another thread has at a fork stay taken in the child for ever: ours, and those of the
 // libraries below. So a fork waits, for a second at most (times BATON_PATIENCE), and in this order:
