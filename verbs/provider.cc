@@ -279,7 +279,7 @@ void VerbsProvider::on_event(Device& device, const Device::Event& event) {
       port->attributes.state = IBV_PORT_DOWN;
       changed(*port);
     } else if (event.port == port->number) {
-      // Read anew: after a flap the addresses may be the same under another index.
+      // Reads the addresses again: after a flap the same addresses may have another index.
       (void)device.refresh(*port);
       changed(*port);
     }

@@ -15,7 +15,7 @@ namespace baton::verbs {
 
 class VerbsProvider final : public Provider {
  public:
-  // What is null is this machine's.
+  // A null argument stands for this machine's own.
   VerbsProvider(const ProviderContext& context, const VerbsApi* api,
                 std::shared_ptr<const Locality> locality = nullptr);
 

@@ -36,7 +36,8 @@ class QueuePairOwner {
   virtual void counted(uint32_t immediate) = 0;
   // The peer sent more than it had credits for.
   virtual void overrun() = 0;
-  // What has completed may not be seen by the device whose memory it is in: it counts for nothing.
+  // The completed bytes may not be visible to the device whose memory they are in: do not count
+  // them as arrived.
   virtual void unseen(const absl::Status& why) = 0;
 };
 

@@ -190,7 +190,7 @@ bool QueuePair::poll(QueuePairOwner& owner) {
   // still have been writing when it was told to stop has not arrived, by this end's word to the
   // peer.
   if (erred_ && !any && idle() && (last_receive_ || ++quiet_polls_ > kQuietPolls)) closed_ = true;
-  // What was added after the break was never handed over.
+  // Work that was added after the break was never handed to the adapter.
   if (completions_ != nullptr && broken_ && first_ >= handed_ && first_ < next_) {
     chain_ = 0;
     while (first_ < next_) complete(owner, IBV_WC_WR_FLUSH_ERR);

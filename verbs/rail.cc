@@ -82,8 +82,7 @@ VerbsRail::Active& VerbsRail::take(const Slice& slice) {
 bool VerbsRail::post(const Slice& slice, EventSink& sink) {
   if (state_ == State::kDown || free_.empty()) return false;
   Active& active = take(slice);
-  // Posted by progress(), together with what else comes; but a small one that is alone goes at
-  // once.
+  // progress() posts it together with other slices; a small slice that is alone is posted at once.
   const bool alone = slice.end - slice.begin <= kMost && prompt();
   queue_of(active).push_back(index_of(active));
   if (alone) {
@@ -107,8 +106,9 @@ void VerbsRail::finish(Active& active, absl::Status status) {
   sink_->slice_done(*this, id, slice, std::move(status));
 }
 
-// What is in the queue pair completes by itself, soon: only the rest is held back. The rest of a
-// notification is not, because the peer would take its beginning for that of the next one.
+// Work that is in the queue pair completes soon by itself: only the rest is held back. The rest of
+// a notification is still sent, because the peer would take its beginning for the beginning of the
+// next one.
 void VerbsRail::abort(TransferId transfer, EventSink& sink) {
   EventSink* const before = std::exchange(sink_, &sink);
   for (base::Ring<uint32_t>* queue : {&urgent_, &bulk_}) {
@@ -195,7 +195,7 @@ void VerbsRail::fail(const absl::Status& why, bool lost) {
     lost_ = lost_ || lost;
     return;
   }
-  // One that breaks again before it was up is not worth a third try.
+  // A queue pair that breaks again before it was up is not worth a third try.
   lost_ = lost || state_ == State::kConnecting;
   state_ = State::kBroken;
   why_ = why;
@@ -208,8 +208,8 @@ void VerbsRail::fail(const absl::Status& why, bool lost) {
   session_.rail_broke();
 }
 
-// What is posted stays there while the link is down, and the adapter tries again: a switch that
-// blinks costs nothing but time. Where another rail can take over, that is quicker.
+// Posted work stays in the queue pair while the link is down, and the adapter retries: a short flap
+// costs only time. If another rail can take over, that is quicker.
 void VerbsRail::port_changed() {
   if (state_ == State::kDown || queue_pair_ == nullptr) return;
   if (port_.up()) {
@@ -236,7 +236,7 @@ void VerbsRail::device_event(const Device::Event& event) {
   if (event.type == IBV_EVENT_SRQ_ERR) {
     if (queue_pair_->shares_receives()) failed("shared receives", false);
   } else if (event.type == IBV_EVENT_CQ_ERR) {
-    // What had come cannot be known any more.
+    // The completions in the queue are lost.
     if (queue_pair_->is(event.completions)) failed("completion queue", true);
   } else if (queue_pair_->is(event.queue_pair)) {
     if (event.type == IBV_EVENT_QP_LAST_WQE_REACHED) return queue_pair_->set_last_receive();
@@ -377,7 +377,8 @@ Time VerbsRail::probe_after() const {
 
 Time VerbsRail::next_timer() const {
   if (state_ == State::kDown) return kNever;
-  // While it drains an event may end it, or, where there is none, polling (QueuePair::drained()).
+  // While the queue pair drains, an event ends it, or, on drivers without that event, polling
+  // (QueuePair::drained()).
   if (state_ == State::kBroken) return !drained_ && queue_pair_->idle() ? Time::zero() : deadline_;
   if (quiet_since_ != kNever) return std::min(down_until_, quiet_since_ + probe_after());
   if (last_moved_ == kNever) return down_until_;

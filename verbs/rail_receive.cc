@@ -13,7 +13,7 @@ void VerbsRail::sent(uint32_t tag, ibv_wc_status status) {
   Active* active = tag < active_.size() ? &active_[tag] : nullptr;
   if (active != nullptr) --active->outstanding;
   if (!good) {
-    // What flushed is dealt with when both ends are drained.
+    // Flushed work is handled when both ends have drained.
     if (status != IBV_WC_WR_FLUSH_ERR) culprit(tag, status);
     return;
   }

@@ -35,8 +35,7 @@ bool VerbsRail::counts_by_immediate(const Active& active) const {
          transfer.notify.empty();
 }
 
-// What pump() comes to where there is nothing but this. The doorbell is rung before anything is
-// written down.
+// pump() for the case that this slice is the only work. The doorbell rings before the bookkeeping.
 bool VerbsRail::post_promptly(const TransferRequest& request, const TransferDescriptor& transfer) {
   if (!prompt() || queue_pair_->broken() || free_.empty() || owed_ >= queue_pair_->window() / 4) {
     return false;
@@ -200,7 +199,7 @@ bool VerbsRail::post_bytes(Active& active) {
       return false;
     }
     const bool immediate = counts_by_immediate(active);
-    // Which request is the last is only known once it is gathered: the credit is there before.
+    // The last request is known only after it is gathered, so its credit is reserved before.
     if (immediate && credits_ <= kReservedCredits) return false;
     QueuePair::Work work;
     work.tag = index_of(active);

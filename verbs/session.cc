@@ -74,7 +74,7 @@ bool Session::look_at_control(EventSink& sink) {
     const bool carried =
         !control_->gone() && std::any_of(slots_.begin(), slots_.end(),
                                          [](const Slot& slot) { return slot.phase == Phase::kUp; });
-    // What a rail could not be made for says more than that the peer then hung up.
+    // The reason why a rail could not be made tells more than the hang-up that followed.
     const auto said =
         std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.why.ok(); });
     const bool failed = !established_ && said != slots_.end();
@@ -287,7 +287,7 @@ void Session::rail_ready(VerbsRail& rail, EventSink& sink) {
   peer.link = peer_.link + ((uint64_t{rail.index()} & 1023) << 10 | (rail.incarnation() & 1023));
   peer.rails = static_cast<uint16_t>(slots_.size());
   if (!std::exchange(established_, true) && connecting_) {
-    // Those that failed before any was up: a port may have been down just then.
+    // Retries slots that failed before any rail was up: a port may have been down just then.
     for (Slot& other : slots_) {
       if (other.phase == Phase::kIdle && other.rail == nullptr && other.due == kNever) {
         other.due = now() + tuning_.hold;

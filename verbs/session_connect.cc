@@ -43,7 +43,8 @@ void Session::pair_ports() {
 absl::StatusOr<std::unique_ptr<QueuePair>> Session::make_queue_pair(
     const Slot& slot, uint8_t families, absl::Span<const ibv_gid> near) const {
   const Port& port = *shared_.hardware.ports[slot.port];
-  // Read anew: after a flap an address may be under another index, whatever events came of it.
+  // Reads the address again: after a flap it may have another index, and the event for that may be
+  // missing.
   Port now = port;
   (void)port.device->refresh(now);
   if (port.device->dead() || !now.up()) {
@@ -99,7 +100,7 @@ void Session::answer(uint16_t index, EventSink& sink) {
   Slot& slot = slots_[index];
   const Endpoint peer = *slot.asked;
   const bool recovers = peer.recovery && slot.rail != nullptr;
-  // What came over the broken queue pair has to be settled first.
+  // Both ends must first agree on what arrived over the broken queue pair.
   if (recovers && !slot.rail->settled() && slot.rail->state() != VerbsRail::State::kDown) return;
   if (!may_make_queue_pair()) return;
   slot.asked.reset();

@@ -367,7 +367,7 @@ bool Device::next_completion_event() const {
 
 namespace {
 
-// Whether the settings want this port of a device, or (port 0) anything of it.
+// True if the settings select this port of a device, or (port 0) any port of it.
 bool wanted(const Tuning& tuning, const std::string& device, int port = 0) {
   if (tuning.devices.empty()) return true;
   return std::any_of(tuning.devices.begin(), tuning.devices.end(), [&](const std::string& name) {

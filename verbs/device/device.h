@@ -65,7 +65,8 @@ struct Port {
   double bytes_per_second() const;
 };
 
-// Whether an adapter could reach a region at all: memory of a device through a dma-buf only.
+// OK if an adapter could reach the region's memory at all; else the reason. Device memory needs a
+// dma-buf or nvidia-peermem.
 absl::Status reaches_memory(const RegionEntry& region);
 
 class Device {
@@ -82,14 +83,14 @@ class Device {
   ibv_context* context() const { return context_; }
   ibv_pd* pd() const { return pd_; }
   ibv_comp_channel* channel() const { return channel_; }
-  // What its queue pairs receive into; null where each has its own receives.
+  // The shared receive queue; null if each queue pair has receives of its own.
   ReceivePool* receive_pool() const { return pool_broken_ ? nullptr : receive_pool_.get(); }
   // The shared queue failed: new queue pairs have receives of their own.
   void give_up_receive_pool() { pool_broken_ = true; }
   // NUMA node, Locality::kUnknown where it has none.
   int node() const { return node_; }
   void set_node(int node) { node_ = node; }
-  // Where its queue pairs end.
+  // Destroys the device's queue pairs.
   QueuePairReaper& reaper() { return *reaper_; }
   bool dead() const { return dead_; }
   void set_dead() { dead_ = true; }
@@ -111,11 +112,11 @@ class Device {
   // How many regions of each CUDA device are registered in which way.
   std::string about_device_memory() const;
 
-  // Whether memory can be registered through a dma-buf here; why not.
+  // OK if memory can be registered through a dma-buf here; else the reason.
   absl::Status dma_buf() const;
 
-  // To be called between a completion and whoever hears of it: what has landed in memory of devices
-  // is seen by them. An error: it may not be.
+  // Call this between a completion and its report: it makes what adapters wrote to device memory
+  // visible to the devices. After an error the devices may not see it.
   absl::Status show_devices() const;
 
   // Memory of our own, for messages.
@@ -123,7 +124,7 @@ class Device {
   // Anybody's, for the caller to deregister; through a dma-buf, where `file` is one.
   absl::StatusOr<ibv_mr*> register_memory(void* data, size_t bytes, int access,
                                           const BackingFile& file = {}) const;
-  // Whether an adapter has been seen to write to such memory of a device (prove_region()).
+  // True if a self-check (prove_region()) has seen an adapter write to such memory of this device.
   bool proved(int device, Way way) const { return proved_.contains({device, way}); }
   void set_proved(int device, Way way) { proved_.insert({device, way}); }
 
@@ -167,7 +168,7 @@ class Device {
   bool pool_broken_ = false;
 };
 
-// The devices and ports that `tuning` asks for, or all that are active; why there is none.
+// The devices and ports that `tuning` selects, or all active ones; if there are none, the reason.
 struct Devices {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<std::unique_ptr<Port>> ports;
@@ -175,9 +176,9 @@ struct Devices {
 };
 absl::StatusOr<Devices> open_devices(const VerbsApi& api, const Tuning& tuning);
 
-// Whether an adapter that has registered memory of a device also moves its bytes: there are pairs
-// of the two that register and then cannot, or reach other bytes. Found out by a queue pair that is
-// connected to itself, before a caller relies on the registration.
+// Checks that an adapter moves the bytes of the device memory that it has registered: some pairs of
+// adapter and GPU register memory and then fail, or reach other bytes. A queue pair that is
+// connected to itself finds out before a caller relies on the registration.
 
 // A few bytes at both ends of the region as the adapter reads them, beside what the device says is
 // there; nothing of it is written. And once for each device and way: bytes that the adapter writes

@@ -33,13 +33,13 @@ struct GidChoice {
 };
 
 // The GID to use: `wanted` if it is not negative, otherwise the best of the families in `allowed`
-// (bits of Family), in the order of the enumeration; the addresses of loopback and of containers'
-// bridges last. Of several that are as good, the one that is nearest to an address of the peer's
-// (`near`): two ports that share a subnet may share several, and not all.
+// (bits of Family), in the order of the enumeration; addresses of loopback and of containers'
+// bridges come last. Among equals it takes the one nearest to an address of the peer (`near`): two
+// ports may share some of their subnets and not others.
 absl::StatusOr<GidChoice> choose_gid(absl::Span<const ibv_gid_entry> gids, int wanted,
                                      uint8_t allowed, absl::Span<const ibv_gid> near = {});
 
-// Those to tell a peer of, `most` of them, the best first.
+// The best GIDs to offer to a peer, at most `most`, best first.
 std::vector<ibv_gid> best_gids(absl::Span<const ibv_gid_entry> gids, size_t most);
 
 // "10.0.0.1" or "fe80::1".

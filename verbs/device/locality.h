@@ -1,7 +1,7 @@
 // Where devices and memory are: NUMA nodes, and how far those are from each other. A rail of a
 // device that is far from the memory it moves gets a smaller share of it.
 //
-// sysfs says. On a machine of one node nothing is asked.
+// The facts come from sysfs. A machine with one node is not queried.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class Locality {
   }
 
   static std::unique_ptr<Locality> of_this_machine();
-  // What sysfs says, below `root`.
+  // Reads the facts from sysfs, which is mounted at `root`.
   static std::unique_ptr<Locality> from_sysfs(const std::string& root);
 };
 

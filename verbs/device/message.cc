@@ -18,7 +18,7 @@ absl::Status malformed() {
       "the peer sent a malformed message: install the same Baton on both sides");
 }
 
-// What each message holds, in its order on the wire.
+// The fields of each message, in their order on the wire.
 template <typename Wire, typename T>
 void arrival_members(Wire& wire, T& m) {
   wire(m.transfer, m.slice, m.slice_bytes, m.total_bytes, m.counter_index, m.counter_generation,

@@ -1,9 +1,9 @@
-// What two workers say to each other besides the bytes of transfers. The same messages travel as
-// SENDs on a queue pair and, framed by a 32-bit length, on the control connection.
+// The control messages between two workers' verbs providers. The same messages travel as SENDs on a
+// queue pair and, framed by a 32-bit length, on the control connection.
 //
 // Every message is a kind (1 byte), a zero, the receive credits that it gives back (2 bytes), and a
-// body; at most kMessageBytes in all. Decoding is strict: whatever no correct peer sends is an
-// error, upon which the connection is given up.
+// body; at most kMessageBytes in all. Decoding is strict: a message that no correct peer sends is
+// an error and closes the connection.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -43,7 +43,7 @@ struct Message {
   std::string_view body;
 };
 absl::StatusOr<Message> decode_message(std::string_view bytes);
-// Starts `out` anew with a header.
+// Clears `out` and writes a header to it.
 void begin_message(std::string& out, Kind kind, uint16_t credits = 0);
 void set_credits(std::string& message, uint16_t credits);
 

@@ -86,8 +86,8 @@ void ReceivePool::post(const uint32_t* slots, size_t count) {
                      .num_sge = 1};
     }
     ibv_recv_wr* bad = nullptr;
-    // The queue has a place for every slot there is: it can refuse only when the device is gone,
-    // and then nothing comes from it either.
+    // The queue has a place for every slot: it refuses only when the device is gone, and then no
+    // completion comes either.
     if (ibv_post_srq_recv(queue_, requests.data(), &bad) != 0) return;
     slots += n;
     count -= n;

@@ -25,7 +25,7 @@ inline constexpr uint64_t kReceiveId = uint64_t{1} << 63;
 
 class ReceivePool {
  public:
-  // What a queue pair has at least: fewer would make it wait for credits all the time.
+  // The least number of receives of a queue pair: with fewer it would always wait for credits.
   static constexpr uint32_t kLeast = 16;
   static constexpr uint32_t kSlab = 128;  // receives that are made at a time
 
@@ -41,7 +41,7 @@ class ReceivePool {
   // pool is at its limit or memory is short.
   uint32_t grant(uint32_t wish);
   void take_back(uint32_t credits) { granted_ -= credits; }
-  // What a new queue pair should have: plenty as long as there is plenty.
+  // The number of receives for a new queue pair: a sixteenth of what is left.
   uint32_t share() const { return std::max(kLeast, (limit_ - granted_) / 16); }
   // Little is left: queue pairs that have more than kLeast should give some back.
   bool scarce() const { return limit_ - granted_ < limit_ / 8; }

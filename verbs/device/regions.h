@@ -1,8 +1,9 @@
-// What an initiator knows of its peer's regions. A RemoteRegion holds our own key; the rkey that an
-// adapter wants is asked for on first use, and told only to a peer that shows the right key.
+// The initiator's cache of its peer's rkeys. A RemoteRegion holds Baton's own key; the rkey that an
+// adapter needs is requested on first use, and the owner sends it only to a peer that shows the
+// right key.
 //
-// A name (index, generation and key) means one registration for ever, so an answer, also a refusal,
-// stays true until the owner says that the region is gone.
+// A name (index, generation and key) always means the same registration, so an answer, also a
+// refusal, stays true until the owner reports that the region is gone.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ class KnownRegions {
  public:
   static constexpr size_t kCapacity = 2 * RegionTable::kCapacity;
 
-  // What is known; null when it has to be asked for, which is then noted as done.
+  // The cached answer; null if it must be requested, and then it counts as requested.
   const KnownRegion* find_or_ask(const RegionName& name) {
     if (last_ != nullptr && last_->first == name) return &last_->second;
     if (const auto it = regions_.find(name); it != regions_.end()) {
@@ -45,7 +46,7 @@ class KnownRegions {
     regions_.emplace(name, KnownRegion());
     return nullptr;
   }
-  // Only the one that was found last; null when it is another, or not known yet.
+  // Looks only at the region that was found last; null if this is another one, or not known yet.
   const KnownRegion* known(const RegionName& name) const {
     if (last_ == nullptr || last_->first != name) return nullptr;
     return last_->second.state == KnownRegion::State::kKnown ? &last_->second : nullptr;

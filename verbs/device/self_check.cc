@@ -146,7 +146,7 @@ class Loopback {
   ibv_qp* queue_pair_ = nullptr;
 };
 
-// What the adapter reads at `at` beside what the device has there.
+// Compares what the adapter reads at `at` with what the device holds there.
 absl::Status read_check(Loopback& loop, const ibv_mr& memory, std::byte* at, size_t bytes,
                         const internal::DeviceMemory& devices) {
   std::array<std::byte, kLook> before;
@@ -160,7 +160,7 @@ absl::Status read_check(Loopback& loop, const ibv_mr& memory, std::byte* at, siz
     if (std::equal(loop.page().data(), loop.page().data() + bytes, before.data())) {
       return absl::OkStatus();
     }
-    // Whoever uses the memory may have changed it just now.
+    // The program that uses the memory may have changed it just now.
     if (std::equal(before.data(), before.data() + bytes, after.data())) {
       return absl::DataLossError("a read returned wrong bytes");
     }
@@ -168,8 +168,8 @@ absl::Status read_check(Loopback& loop, const ibv_mr& memory, std::byte* at, siz
   return absl::OkStatus();
 }
 
-// What it writes to memory of ours on the device. Where the device gives none there is nothing to
-// be learnt.
+// Checks what the adapter writes to our own memory on the device. If the device gives none, the
+// check is left out.
 absl::Status write_check(Loopback& loop, const Device& device, int cuda, Device::Way way,
                          const internal::DeviceMemory& devices) {
   const auto buffer = devices.allocate(cuda, kBytes);

@@ -23,7 +23,7 @@ struct Tuning {
   size_t slice_bytes = 1 << 20;
   size_t inflight_bytes = 4 << 20;  // per queue pair: what a cancel has to wait for
   uint8_t timeout = 0;              // 4.096 us * 2^timeout per attempt; 0: see for_session()
-  uint8_t retry_count = 6;          // rdma_rxe takes 7 for "for ever"
+  uint8_t retry_count = 6;          // rdma_rxe retries without end for 7
   uint8_t rnr_retry = 3;
   uint8_t rd_atomic = 16;
   uint8_t traffic_class = 0;
@@ -43,7 +43,7 @@ struct Tuning {
   Time detection() const;
 };
 
-// What the provider declares when it registers itself.
+// The settings of the verbs provider, as it registers them.
 absl::Span<const Setting> verbs_settings();
 
 absl::StatusOr<Tuning> read_tuning(const ProviderContext& context);

@@ -51,8 +51,8 @@ struct VerbsApi {
 };
 #undef BATON_DECLARE
 
-// The table of this machine's libibverbs.so.1, loaded once. Unavailable, with the remedy, where
-// there is none. Thread-safe; it lives as long as the process.
+// The table of this machine's libibverbs.so.1, loaded once. Unavailable, with the remedy: this
+// machine does not have it. Thread-safe; it lives as long as the process.
 absl::StatusOr<const VerbsApi*> load_verbs();
 
 // ibv_query_port() without a symbol of the library: 0 or an errno.
