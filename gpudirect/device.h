@@ -17,10 +17,10 @@ namespace baton::gpudirect {
 
 enum class Direction : uint8_t { kToHost, kToDevice, kBetween };  // kBetween: devices
 
-// Thread-safe but for its end. The primary context is the one that frameworks use, so what they
-// allocate can be used here. Outlives what was made with it: slabs, rings, regions.
-// A forked child has no device: what its parent has made fails there with FailedPrecondition, and
-// its copies may end; the parent's go on.
+// Thread-safe except for its destruction. It uses the primary context, as frameworks do, so their
+// allocations can be used here. It outlives what was made with it: slabs, rings, regions. In a
+// forked child the device is unusable: calls fail with FailedPrecondition, and the child's copies
+// of such objects may be destroyed without harm to the parent's.
 class Device {
  public:
   // NotFound: no such device. The driver's words and the remedy otherwise.

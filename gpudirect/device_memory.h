@@ -23,7 +23,7 @@ struct SlabOptions {
   bool shareable = true;  // other processes may be given it; the same
 };
 
-// One allocation of virtual memory management: created, mapped, and let be accessed, or nothing.
+// One allocation by virtual memory management, fully mapped and accessible, or nothing.
 class DeviceSlab {
  public:
   // At least `bytes` > 0, rounded up to the device's granularity. `device` outlives the slab.
@@ -57,7 +57,7 @@ struct DevicePoolOptions {
   SlabOptions slabs;
 };
 
-// A block of a pool. Which slab: for whoever registers slabs, once each.
+// A block of a pool. It names its slab so that a caller can register each slab once.
 struct DeviceBlock {
   DeviceSpan span;
   uint32_t slab = 0;
@@ -93,7 +93,7 @@ class DevicePool {
   size_t total_ = 0;
 };
 
-// What the driver says of an address.
+// The driver's facts about an address.
 struct PointerFacts {
   bool device = false;  // memory of a device; false: the host's, or none that CUDA knows
   bool managed = false;
@@ -104,9 +104,9 @@ struct PointerFacts {
   DeviceSpan mapping;             // what is mapped in one piece around it
 };
 absl::StatusOr<PointerFacts> query_pointer(const Driver& driver, DevicePointer pointer);
-// Whether our kernels may touch device memory. What was allocated in a context that another library
-// has made beside the primary one is that one's alone: a kernel of another that touches it loses
-// the device. InvalidArgument then, with the remedy.
+// OK if Baton's kernels may touch the device memory. Memory that another library allocated in a
+// context of its own, not the primary one, belongs to that context: a kernel of another context
+// that touches it makes the device unusable. InvalidArgument then, with the remedy.
 absl::Status reached_by_kernels(const Device& device, DevicePointer pointer);
 
 // Cuts a range of a framework's memory where its allocations meet (expandable segments are many):

@@ -132,18 +132,18 @@ absl::StatusOr<Driver> load_driver(GetProcAddress get);
 
 // This machine's, loaded once. Thread-safe; the table lives as long as the process.
 absl::StatusOr<const Driver*> machine_driver();
-// Whether the driver's library is in this process: where it is not, no code has device memory.
+// True if the driver's library is loaded in this process; if not, no code here has device memory.
 bool driver_in_process();
 
-// After these the context is of no use any more, whatever was done before. A process that was
-// forked from one that uses CUDA has none: there each call says so (kNotInitialized).
+// True for errors after which the context is unusable. A process forked from one that uses CUDA has
+// no context: each call there returns kNotInitialized.
 bool is_loss(Result result);
 inline constexpr const char* kForked =
     "; a process forked from one that uses CUDA cannot use CUDA: fork before CUDA is initialised, "
     "or exec";
 
 // "cuMemCreate of 2 MiB: out of memory (CUDA_ERROR_OUT_OF_MEMORY)". OK for success. `device`: the
-// one that a loss is of, where it is known.
+// device that was lost, if known.
 absl::Status driver_status(const Driver& driver, Result result, std::string_view what,
                            int device = -1);
 // "CUDA device 0 is lost to this process: restart the process".

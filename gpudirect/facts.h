@@ -1,5 +1,4 @@
-// What a CUDA device says of itself: asked once, when it is opened, and printed wherever it
-// matters.
+// A CUDA device's properties: queried once, when it is opened, and printed where they matter.
 #pragma once
 
 #include <array>
@@ -65,28 +64,30 @@ struct DeviceFacts {
 // No context is made for it.
 absl::StatusOr<DeviceFacts> query_facts(const Driver& driver, int ordinal);
 
-// Whether a device sees what adapters have written to its memory when a completion has said so, and
-// what has to be done before any reader is told where it does not.
-
+// What must happen between an adapter's completion and its report, so that the reader sees the
+// bytes that the adapter wrote to the device's memory.
+//
 // The reader is the device that has the memory: a kernel or a wait that may be running already.
-// (One that is launched later sees the bytes in any case; no code here knows when it was.)
+// (A kernel launched later sees the bytes in any case, but Baton does not know when it is
+// launched.)
 enum class FlushPolicy : uint8_t {
   kNone,        // its writes are ordered
   kCall,        // cuFlushGPUDirectRDMAWrites() first
   kImpossible,  // nothing that the host can do orders them: no adapter may write there
 };
 
-// By what the device says of itself, and by that alone.
+// Decides by the device's own properties alone.
 FlushPolicy flush_policy(const DeviceFacts& facts);
 const char* words(FlushPolicy policy);
 
 // OK, or FailedPrecondition: adapters' writes are not ordered, and the host cannot flush them.
 absl::Status can_be_ordered(const Driver& driver, const DeviceFacts& facts);
-// Whether adapters can be given a device's memory: OK, or in one line why it is staged instead.
+// OK if adapters can register a device's memory; else one line why it is staged instead.
 absl::Status reachable_by_adapters(const Driver& driver, const DeviceFacts& facts);
-// Whether they can be given its addresses instead, which takes a kernel module.
+// OK if adapters can register the device's addresses instead, which needs a kernel module
+// (nvidia-peermem).
 absl::Status reachable_by_address(const Driver& driver, const DeviceFacts& facts, bool module);
-// Whether that module is loaded; sysfs lies below `root`.
+// True if that kernel module is loaded. sysfs is mounted at `root`.
 bool peermem_loaded(const std::string& root);
 
 }  // namespace baton::gpudirect

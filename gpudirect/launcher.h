@@ -29,9 +29,10 @@ class Launcher {
 
   const Device& device() const { return device_; }
   // One call for each kernel: launcher.reduce_sum(arguments, blocks, stream). Every kernel does all
-  // its work with any number of blocks; more than the device can hold at once are not launched, nor
-  // fewer than one. The arguments are copied; what they point to stays until the stream has passed.
-  // Neither waits nor allocates. The device's context must be current (Device::Current).
+  // its work with any number of blocks; a launch has at least one, and no more than the device can
+  // hold at once. The arguments are copied; the memory that they point to must stay until the
+  // kernel has run. A call neither waits nor allocates. The device's context must be current
+  // (Device::Current).
 #define BATON_LAUNCH(kernel, Arguments, threads)                                                   \
   absl::Status kernel(const kernels::Arguments& arguments, uint64_t blocks, Stream stream) const { \
     return launch(k_##kernel, &arguments, blocks, stream);                                         \

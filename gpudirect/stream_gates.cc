@@ -71,7 +71,7 @@ StreamGates::~StreamGates() {
 // Whether nothing on a stream waits for this gate any more.
 bool StreamGates::passed(Gate& gate) const {
   const Result result = device_.driver().cuEventQuery(gate.own);
-  // An error of asking says nothing of the stream, but for a loss.
+  // A failed query tells nothing about the stream, except when the device is lost.
   if (result != kSuccess && !is_loss(result)) return false;
   gate.holds = gate.passing = false;
   return true;

@@ -47,8 +47,8 @@ enum class GateState : uint8_t {
 // A stream that waits.
 struct Hold {
   GateId id;
-  // Where a kernel behind the wait reads `delivered`; anything else there: nothing was delivered.
-  // Host memory that the device reads, until close().
+  // A kernel behind the wait reads `delivered` here; any other value means that nothing was
+  // delivered. Host memory that the device can read, valid until close().
   DevicePointer outcome = 0;
   uint64_t delivered = 0;
 };
@@ -69,7 +69,8 @@ class StreamGates {
 
   // All that is on the stream now. ResourceExhausted when all gates are taken, until close().
   absl::StatusOr<GateId> after(Stream stream, Time deadline);
-  // What an event of the caller's stands for, which was recorded before and stays until close().
+  // A gate that opens when the event has happened. The event was recorded before, and stays until
+  // close().
   absl::StatusOr<GateId> after(Event event, Time deadline);
   // The stream waits here, from now on. InvalidArgument for the device's streams for copies.
   absl::StatusOr<Hold> hold(Stream stream, Time deadline);
@@ -111,7 +112,7 @@ class StreamGates {
 
   explicit StreamGates(const Device& device) : device_(device) {}
   absl::Status start(size_t gates);
-  // Whether transfers can be ordered with it.
+  // OK if transfers can be ordered with the stream.
   absl::Status check(Stream stream) const;
   // `marks`: with an event of its own.
   absl::StatusOr<uint32_t> take(Time deadline, bool marks);

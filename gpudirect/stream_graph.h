@@ -21,8 +21,8 @@ class StreamGraph {
   static absl::Status possible(const Device& device);
 
   // Records what `queue` puts on the stream, which is this thread's alone meanwhile; none of it
-  // runs. `queue` neither waits nor asks how far a stream is. Where it or the driver fails, the
-  // stream is as it was before. The device outlives the graph, and so does the memory that it uses.
+  // runs. `queue` must not wait for a stream or query one. If it or the driver fails, the stream is
+  // as it was before. The device outlives the graph, and so does the memory that it uses.
   static absl::StatusOr<std::unique_ptr<StreamGraph>> record(
       const Device& device, Stream stream, absl::FunctionRef<absl::Status()> queue);
   // When none of its launches runs any more.

@@ -79,10 +79,10 @@ struct CublasLt {
 };
 #undef BATON_DECLARE
 
-// Unavailable, in one line: no such library, or one that lacks a call.
+// Unavailable, in one line: there is no such library, or it lacks a function.
 absl::StatusOr<CublasLt> load_cublaslt(const char* library);
-// The one that $BATON_CUBLASLT names, else this machine's of CUDA 13 or 12; loaded once and for the
-// life of the process. Unavailable for "none". Thread-safe.
+// The library that $BATON_CUBLASLT names, else the machine's own of CUDA 13 or 12; loaded once and
+// kept for the life of the process. Unavailable if the variable is "none". Thread-safe.
 absl::StatusOr<const CublasLt*> machine_cublaslt();
 
 }  // namespace baton::gpudirect

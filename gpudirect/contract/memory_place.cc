@@ -1,4 +1,5 @@
-// What register_memory() asks the CUDA driver.
+// Implements the transport's DeviceMemory with CUDA's driver: where addresses lie, dma-bufs, IPC,
+// copies.
 #include "gpudirect/contract/memory_place.h"
 
 #include <unistd.h>
@@ -135,7 +136,7 @@ absl::Status CudaMemory::by_address(const void* data, bool now) const {
   absl::Status status =
       reachable_by_address(*driver, (*device)->facts(), peermem_loaded(options_.root));
   if (!status.ok() || !now) return status;
-  // What a kernel or a plain copy has written is there before an adapter reads it.
+  // With this attribute, adapters see what kernels or plain copies wrote before.
   const unsigned on = 1;
   const Device::Current current(**device);
   if (!current.status().ok()) return current.status();
@@ -207,7 +208,8 @@ absl::StatusOr<std::unique_ptr<internal::StagingRing>> CudaMemory::staging_ring(
   return PinnedRing::create(**opened, bytes, means);
 }
 
-// What copies cost is measured once for a device. Without figures each piece is a copy of its own.
+// The cost of copies is measured once per device. Without measurements each piece is a copy of its
+// own.
 CopyMeans CudaMemory::means_of(const Device& device) const {
   const std::lock_guard lock(mutex_);
   Opened& opened = devices_[device.ordinal()];
@@ -256,7 +258,7 @@ absl::Status CudaMemory::may_map(const DeviceExport& memory) const {
       absl::StrFormat("CUDA device %d is being opened for the peer's memory: ask again", *ordinal));
 }
 
-// What cannot be opened map() will try itself, and say why.
+// Errors are ignored here: map() opens the device again and reports the reason.
 void CudaMemory::open_behind(const Driver& driver, int ordinal) const {
   auto device = Device::open(driver, ordinal);
   const std::lock_guard lock(mutex_);

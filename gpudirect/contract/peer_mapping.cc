@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<StreamCopies>> StreamCopies::create(const Device&
     return Copier::open(device, launcher, device.stream(Direction::kBetween), false);
   };
   auto copier = open(means.launcher);
-  // One without room for the kernels' lists copies all the same.
+  // If there is no room for the kernels' lists, copy without kernels.
   if (!copier.ok() && means.launcher != nullptr) copier = open(nullptr);
   if (!copier.ok()) return copier.status();
   copies->copier_ = *std::move(copier);

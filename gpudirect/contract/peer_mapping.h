@@ -28,7 +28,8 @@ absl::StatusOr<std::array<uint8_t, 16>> uuid_of(const Driver& driver, int ordina
 // The number that a device has in this process. NotFound: it is not visible here.
 absl::StatusOr<int> device_with(const Driver& driver, const std::array<uint8_t, 16>& uuid);
 
-// Mapped whole, or nothing. `device` is the one that it lies on, and outlives it.
+// Another process's allocation, mapped completely or not at all. `device` is the one that the
+// memory lies on; it outlives this.
 class ImportedAllocation final : public internal::PeerMapping {
  public:
   static absl::StatusOr<std::unique_ptr<ImportedAllocation>> map(const Device& device,

@@ -209,7 +209,7 @@ void PinnedRing::begin(Lane& lane, Copy& copy, size_t most) {
         status.code(),
         absl::StrFormat("copying %u bytes %s CUDA device %d: %s", bytes, to_host ? "from" : "to",
                         device_.ordinal(), status.message())));
-    // What is left of it would be for nothing.
+    // The copy has failed, so its remaining pieces are left out.
     flight.last = true;
   }
   // Part of it may be on its way also after an error.

@@ -39,7 +39,8 @@ namespace baton::gpudirect {
 // groups copy to and from the same memory. Any thread; the device outlives what is returned.
 absl::StatusOr<std::shared_ptr<void>> pin_host(const Device& device, absl::Span<std::byte> memory);
 
-// What there is to copy lists with on a device.
+// The means to copy lists of pieces on a device: a launcher for kernels and a table of measured
+// costs.
 struct CopyMeans {
   const Launcher* launcher = nullptr;  // null: no kernels
   CopyTable table;                     // what each way costs

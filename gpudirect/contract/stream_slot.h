@@ -17,7 +17,7 @@ namespace baton::gpudirect {
 class PollErrorLimit {
  public:
   void succeeded() { errors_ = 0; }
-  // One more error. True: there have been many, for long; stop polling.
+  // Counts one more error. True if there were many for a long time: stop polling.
   bool reached() {
     const Time now = Clock::steady().now();
     if (errors_++ == 0) first_ = now;
@@ -48,7 +48,8 @@ struct StreamSlot {
     if (done.ok()) event = made;
     return done;
   }
-  // What has been queued is on its way, all or a part of it. `current`: whether the context is.
+  // Records the event behind work that was queued, all or part of it. `current`: whether the
+  // device's context could be made current.
   void record(const Device& device, Stream stream, const char* what, absl::Status current) {
     if (current.ok()) {
       current = device.check(device.driver().cuEventRecord(event, stream),
@@ -59,7 +60,7 @@ struct StreamSlot {
     poll_errors.succeeded();
     busy = true;
   }
-  // Whether the work touches memory no more; then `status` says how it ended. Never blocks.
+  // True when the work touches memory no more; then `status` says how it ended. Never blocks.
   bool over(const Device& device, Stream stream, const char* what) {
     absl::Status asked;
     {

@@ -14,7 +14,7 @@ internal::TransferGates::Gate number_of(GateId id) {
 GateId id_of(internal::TransferGates::Gate gate) {
   return {static_cast<uint32_t>(gate), static_cast<uint32_t>(gate >> 32)};
 }
-// What submitters of transfers can use; they know nothing of gates.
+// Rewords an error for callers who submit transfers and do not know gates.
 absl::Status for_transfers(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(

@@ -178,7 +178,7 @@ absl::Status Copier::run_cheapest(CopyRoute route, const CopyShape& shape,
   const bool refused =
       !status.ok() && way == CopyWay::kBoxes && !why_no_boxes().empty() && device_.alive().ok();
   if (!refused) return status;
-  // All of it by another way: what went before the refusal is copied once more, as it was.
+  // Copies the whole list again by another way; what was copied before the refusal is copied twice.
   return run(cheapest(table_, route, shape, among & ways(route, shape)), route, shape, pieces);
 }
 
@@ -200,7 +200,7 @@ absl::Status Copier::run(CopyWay way, CopyRoute route, const CopyShape& shape,
   const absl::StatusOr<size_t> done =
       way == CopyWay::kPacked ? run_packed(route, pieces) : run_kernel(pieces);
   if (!done.ok() || *done == pieces.size()) return done.status();
-  // All lists are in use: the rest goes without a kernel.
+  // All lists are in use: copy the rest without a kernel.
   const absl::Span<const CopyPiece> rest = pieces.subspan(*done);
   const CopyShape left = shape_of(rest);
   return run_cheapest(route, left, rest, kPlainWays & ways(route, left));

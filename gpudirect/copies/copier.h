@@ -39,12 +39,12 @@ class Copier {
   Copier& operator=(const Copier&) = delete;
 
   // Queues the copies of a list, by the cheapest way that can be taken now, and returns: neither
-  // the call nor the list is needed when it has returned. None writes what another reads. Where two
-  // write the same byte (layouts may ask for that), it is one of theirs, whichever. To and from the
-  // host no single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies
-  // wait for what is before them. After an error part of the list may still be copied. A 3D batch
-  // that the driver refuses is copied otherwise, and none is tried again. No `kernels`: where those
-  // of this device do not reach all of the memory.
+  // the call nor the list is needed when it has returned. No copy may write what another reads. If
+  // two write the same byte (layouts allow that), either value may win. To and from the host no
+  // single copy is larger than 4 MiB: the copy engine serves in order, and urgent copies wait for
+  // what is before them. After an error part of the list may still be copied. If the driver refuses
+  // a 3D batch, the list is copied in another way and 3D batches are not tried again. Pass
+  // `kernels` = false if this device's kernels do not reach all of the memory.
   absl::Status copy(CopyRoute route, absl::Span<const CopyPiece> pieces, bool kernels = true);
   // The same by a given way; FailedPrecondition where the list or the device has no such way.
   absl::Status copy_by(CopyWay way, CopyRoute route, absl::Span<const CopyPiece> pieces);
@@ -55,9 +55,9 @@ class Copier {
   void set_table(const CopyTable& table) { table_ = table; }
   const CopyTable& table() const { return table_; }
 
-  // What copy() would choose for a list of this shape.
+  // The way that copy() would choose for a list of this shape.
   CopyWay cheapest_way(CopyRoute route, const CopyShape& shape);
-  // What copy() would choose among, and what each is taken to cost.
+  // The ways that copy() would choose among, with their predicted costs.
   std::string explain(CopyRoute route, absl::Span<const CopyPiece> pieces);
   // Why no planes of rows go by a 3D batch; empty: where that costs least they do.
   const std::string& why_no_boxes() const;

@@ -109,7 +109,7 @@ absl::Status Copier::measure(int tries) {
   std::vector<CopyTimes> times(kCopyRoutes * kSizes * kCopyWays);
   for (CopyTimes& row : times) row.fill(kUntried);
   absl::Status status;
-  // What is busy for a while costs each a try, and none all of them.
+  // Several tries per way, so that a device that is busy for a moment spoils one try, not all.
   for (int i = 0; i < tries; ++i) {
     for (size_t row = 0; row < times.size() && status.ok(); ++row) {
       const auto route = static_cast<CopyRoute>(row / kCopyWays / kSizes);

@@ -1,9 +1,9 @@
-// Which way a list of pieces is copied fastest, from or to or on a device.
+// Picks the fastest way to copy a list of pieces from, to or within a device.
 //
-// Small pieces are what costs: each descriptor of a copy takes half a microsecond of a processor
-// and the copy engine's time, a kernel gathers them at the memory's rate but occupies the device.
-// Which is best changes with the size of the pieces, their number and the device, so it is looked
-// up in a table that is measured when the device is opened (copier.h).
+// Small pieces are expensive: each copy descriptor takes half a microsecond of the CPU and time of
+// the copy engine; a kernel gathers pieces at memory speed but occupies the device. The best way
+// depends on the size of the pieces, their number and the device, so it comes from a table that is
+// measured when the device is opened (copier.h).
 #pragma once
 
 #include <array>

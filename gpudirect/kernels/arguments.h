@@ -1,4 +1,5 @@
-// What each kernel is given, and the list of kernels: the same text for nvcc and for the host.
+// The arguments of each kernel, and the list of kernels: one text for nvcc and for the host
+// compiler.
 //
 // Pointers are device addresses, or host memory that is registered with the driver. A kernel's
 // arguments are one struct, by value. Nothing is read or written beyond what is described here.

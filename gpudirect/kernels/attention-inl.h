@@ -249,7 +249,7 @@ BATON_DEVICE void add_step_values(const SplitMemory& memory, const std::byte* st
       }
       continue;
     }
-    // What a query does not see may be no number.
+    // Values that a query must not see may be NaN.
     for (uint32_t t = 0; t < kBlockTokens; ++t) {
       if (begin + t < seen.begin || begin + t >= seen.end) continue;
       add(values + t * token_dims * 2, weights + t * Shape::kRows + t / kOwnTokens * 4);
@@ -257,8 +257,8 @@ BATON_DEVICE void add_step_values(const SplitMemory& memory, const std::byte* st
   }
 }
 
-// What this split made of a query, of some dimensions: a partial result, or the whole one where
-// there is no other.
+// Writes the result of this split for some dimensions of a query: a partial result, or the final
+// one if there is only one split.
 template <class Shape, class Block>
 BATON_DEVICE void store_split(Block& block, const SplitAttention& a, const SplitPlace& at,
                               const TileMemory& memory, uint32_t query, uint32_t dim,
@@ -322,7 +322,7 @@ BATON_DEVICE void attend_items(Block& block, const SplitAttention& a, uint32_t i
         memory.pages[which * kSplitPages + thread] = page_of_work(block, a, work, thread);
       });
     }
-    // What comes next is asked for while this is computed.
+    // Loads the next item while this one is computed.
     const uint32_t next = item + block.blocks();
     const bool more = next < items;
     SplitItem place_ahead = {};

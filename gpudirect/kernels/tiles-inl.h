@@ -18,7 +18,7 @@ namespace baton::gpudirect::kernels {
 // How the splits of a context are added, one after the other: what the engine's attention does
 // (engine/kernels/attention.h), to the bit.
 
-// What a split adds: the result of those before it times `keep`, and its own times `add`.
+// Factors for adding a split: the result so far times `keep`, plus the split's own times `add`.
 struct SplitFactors {
   float keep;
   float add;
@@ -32,7 +32,7 @@ BATON_DEVICE float add_split(const SplitFactors& factors, float before, float ow
   return fmaf(factors.add, own, factors.keep * before);
 }
 
-// What a token at `position` sees: [first, position].
+// A token at `position` attends to [first, position].
 BATON_DEVICE uint32_t first_seen_from(uint32_t position, uint32_t window) {
   return window == 0 || position + 1 <= window ? 0 : position + 1 - window;
 }
@@ -93,7 +93,8 @@ struct Seen {
   uint32_t end;
 };
 
-// Those of positions [first, last] in the split that begins at `from`; {0, 0}: none.
+// The positions of [first, last] that lie in the split beginning at `from`; {0, 0} if there are
+// none.
 BATON_DEVICE Seen seen_of_split(uint32_t from, uint32_t first, uint32_t last) {
   if (first >= from + kSplitTokens || last < from) return {0, 0};
   return {larger(first, from) - from, smaller(last + 1, from + kSplitTokens) - from};
@@ -374,7 +375,7 @@ BATON_DEVICE void add_values(const TileMemory& memory, const TileSplit& split, u
     }
     return;
   }
-  // What a query does not see may be no number.
+  // Values that a query must not see may be NaN.
   const auto sees = [&](uint32_t t, uint32_t r) {
     const Seen seen = memory.seen[row + r];
     return first + t >= seen.begin && first + t < seen.end;

@@ -1,5 +1,5 @@
-// What the kernels of a training step are given. Each writes what the trainer's code of the same
-// meaning on the CPU does, to the bit (engine/train/backward): every sum is in its order.
+// The arguments of the kernels of a training step. Each kernel's results equal those of the
+// trainer's CPU code bit by bit (engine/train/backward): all sums are added in the same order.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace baton::gpudirect::kernels {
 BATON_ANYWHERE uint64_t tiles_of(uint32_t m, uint32_t rows, uint32_t n, uint32_t columns) {
   return uint64_t{(m + rows - 1) / rows} * ((n + columns - 1) / columns);
 }
-// What tiles cost that a device's multiprocessors share out between them, some 128, when one takes
-// so long for a tile: as was measured, of fp32 sums.
+// Relative costs of a tile when about 128 tiles share the device's multiprocessors; measured with
+// fp32 sums.
 inline constexpr uint64_t kLargeTile = 16, kMiddleTile = 5, kSmallTile = 3;
 BATON_ANYWHERE uint64_t cost_of(uint64_t tiles, uint64_t each) {
   return (tiles + 127) / 128 * each;
