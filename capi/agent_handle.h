@@ -32,9 +32,9 @@ struct baton_agent {
 
 namespace baton::capi {
 
-// What a status is about. Two codes mean different things of different calls: what exists already
-// is a transfer that runs, a port in use, or a name, job or load that is open; what is unavailable
-// is the other agent, or something of this machine that a new agent needs.
+// The subject of a status, because two codes depend on the call. AlreadyExists: a transfer that
+// runs, a port in use, or a name, job or load that is open. Unavailable: the other agent, or
+// something on this machine that a new agent needs.
 enum class About : uint8_t { kOther, kTransfer, kMaking };
 
 // Fills in the caller's error and returns its number.

@@ -86,7 +86,7 @@ absl::StatusOr<Work> start(Communicator& group, const baton_call& call,
   }
 }
 
-// What a callback needs, until it was called.
+// The callback's arguments, kept until it is called.
 struct OnEnd {
   baton_on_end call;
   void* context;

@@ -72,7 +72,7 @@ inline baton_work number_of(const baton_comm& handle, Work work) {
   return handle.serial << kSequenceBits | work.sequence;
 }
 
-// What the structs of calls have in common.
+// The fields that all structs of calls share.
 struct Starting {
   int64_t timeout;
   uint32_t flags;
@@ -84,7 +84,7 @@ int32_t start_call(const baton_comm& comm, const Starting& starting, baton_work*
                    baton_error* error,
                    absl::FunctionRef<absl::StatusOr<Work>(const CallOptions&)> begin);
 
-// What a baton_call_kind stands for; nothing if it is not one.
+// The collective of a baton_call_kind; nothing if the kind is not a collective.
 std::optional<Collective> collective_of(int32_t kind);
 int32_t no_such_kind(int32_t kind, baton_error* error);
 

@@ -466,7 +466,7 @@ int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_
   return caught(error, [&] {
     std::vector<uint32_t> pages;
     for (const int64_t block : absl::MakeSpan(blocks->blocks, blocks->count)) {
-      // One that no number of a block can be is refused as such.
+      // A number that cannot be a block becomes UINT32_MAX, which the check refuses.
       pages.push_back(block < 0 || block > UINT32_MAX ? UINT32_MAX : static_cast<uint32_t>(block));
     }
     std::vector<uint32_t> sums;

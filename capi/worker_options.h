@@ -1,4 +1,4 @@
-// What agents and connectors say of their worker in C, as the library takes it.
+// Converts the worker options of agents and connectors from C to C++.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,7 @@ struct CommunicatorOptions {
   std::shared_ptr<Endpoint> endpoint;
 };
 
-// What a group is to be like; equal at all of its ranks, but for the times.
+// The options of a group. All ranks must pass equal options, except for the times.
 struct GroupOptions {
   // Tells groups apart: never used before by any of the members' endpoints. Not 0 for create();
   // split() and subgroup() make their own from their parent's and ignore this one.
@@ -119,8 +119,8 @@ struct CallOptions {
   // For kPreMulSum: what this rank's input is multiplied by, one element of the call's type. Read
   // before the call returns.
   const void* factor = nullptr;
-  // What group_begin() gave: the call ends with the others of that group. It begins at once; wait()
-  // and test() must not name it, but the group's Work.
+  // The Work of group_begin(): the call ends with the others of that group. It begins at once; pass
+  // the group's Work to wait() and test(), not this call's.
   Work group;
   // Order with streams of CUDA devices (DeviceStream in transport/transfer.h), for memory of theirs
   // or of the host's. No thread waits for them, and so beginning a call does not block; but they
@@ -180,7 +180,7 @@ class Communicator {
   // --- other groups ------------------------------------------------------------------------
   // Collective: all ranks call it, as any other call. Ranks of equal `color` make up a new group,
   // in the order of their keys, and of their ranks here where those are equal. A negative color:
-  // null. Nothing is connected anew; what links cost is taken over.
+  // null. Existing connections and measured link costs are reused.
   absl::StatusOr<std::unique_ptr<Communicator>> split(int color, int key,
                                                       GroupOptions options = {});
   // A new group of these ranks, in this order; only they call it, and it does not block.
@@ -233,8 +233,8 @@ class Communicator {
   // rank's block and is equal at all ranks, else all hear InvalidArgument; `offsets` says where the
   // blocks start in the larger buffer of this rank, which need not look like others'. Elements
   // between blocks are neither read nor written; blocks do not overlap. Both lists have ranks()
-  // entries and are read before the call returns. Blocks may be empty. No rank sends what another
-  // has no use for: reduce_scatter_v sends each block once, to its rank. in: `count` elements,
+  // entries and are read before the call returns. Blocks may be empty. No rank sends bytes that no
+  // other rank needs: reduce_scatter_v sends each block once, to its rank. in: `count` elements,
   // which is counts[rank()].
   absl::StatusOr<Work> all_gather_v_async(const void* in, size_t count, void* out,
                                           absl::Span<const size_t> counts,
@@ -304,11 +304,11 @@ class Communicator {
   absl::StatusOr<Work> group_begin();
   absl::Status group_end(Work group);
 
-  // What is put on the stream from now on runs when the call, or all of a group, has ended, or at
-  // its timeout: so it runs also if the call failed, which the next call and wait() tell. Nothing
-  // is held for a call that has ended, and how it ended is returned. Whoever drives this
-  // communicator ends the stream's wait: call nothing that waits for the stream on that thread
-  // (TransferRequest::release has the rest). NotFound: the call's end was told already.
+  // Work put on the stream from now on runs when the call, or all of a group, has ended, or at its
+  // timeout. It therefore also runs if the call failed; the next call and wait() report that. If
+  // the call has ended already the stream does not wait, and this returns how it ended. The thread
+  // that drives this communicator ends the stream's wait: call nothing that waits for the stream on
+  // that thread (TransferRequest::release has the rest). NotFound: the call's end was told already.
   // InvalidArgument: the call has no timeout, or this is no stream that can wait.
   absl::Status hold(Work work, DeviceStream stream);
 
@@ -327,11 +327,11 @@ class Communicator {
   // communicator. From any thread. The others are told, and their calls end with an error that
   // names this rank; nothing of them is waited for.
   void abort(const absl::Status& why);
-  // Gives this communicator other members, in place, broken or not: calls that are open end first
+  // Replaces the members of this communicator in place, also if it is broken. Open calls end first
   // (Aborted). rank(), ranks() and the numbers of ranks are the new ones from then on; memory
-  // stays. `uuid` and the handles as for create(): fewer members, more, all others. The Work ends
-  // when the group is ready, with DeadlineExceeded if that takes longer than `timeout`. Members
-  // that were in the group before and those that come anew (create()) meet under the same uuid.
+  // stays. `uuid` and the handles as for create(): fewer members, more, or entirely others. The
+  // Work ends when the group is ready, with DeadlineExceeded if that takes longer than `timeout`.
+  // Present members (reconfigure()) and new ones (create()) use the same uuid.
   absl::StatusOr<Work> reconfigure(absl::Span<const Handle> in_rank_order, uint64_t uuid,
                                    Time timeout);
   // The handles of the ranks, in their order.

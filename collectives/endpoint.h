@@ -41,9 +41,9 @@ namespace collectives::internal {
 class EndpointImpl;
 }
 
-// Which process an endpoint lives in, and where it answers: 96 bytes that the application hands to
-// the other ranks by whatever way it has. A plain value. Holds no secret: who connects proves by
-// the cluster's key that it belongs.
+// Names the process of an endpoint and its address: 96 bytes, which the application passes to the
+// other ranks by its own means. A plain value without secrets: a caller proves with the cluster's
+// key that it may connect.
 class Handle {
  public:
   static constexpr size_t kBytes = 96;
@@ -51,15 +51,15 @@ class Handle {
   // InvalidArgument: not a handle (length, checksum); FailedPrecondition: of another version of the
   // collectives, which the text names.
   static absl::StatusOr<Handle> decode(std::string_view bytes);
-  // What decode() takes. Binary.
+  // The binary form, which decode() reads.
   std::string bytes() const { return {bytes_.data(), bytes_.size()}; }
   // For people: "node7, pid 4711".
   std::string label() const;
 
-  // That of any worker, for programs that talk to workers themselves.
+  // The handle of any worker, for programs that use workers directly.
   static Handle of(const Worker& worker);
-  // What Worker::connect() takes to reach it from here. "": there is no way: both need tcp, or, on
-  // one machine, shm.
+  // The address for Worker::connect() from this process. "" if there is no way: both sides need
+  // tcp, or shm on one machine.
   std::string address() const;
   WorkerUid uid() const;
 
@@ -97,7 +97,7 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // What others make communicators from. Fixed from open() on.
+  // Others make communicators from this handle. It does not change after open().
   const Handle& handle() const;
 
   // Memory for calls of every communicator of this endpoint: over shm peers read it in place, over

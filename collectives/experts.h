@@ -89,8 +89,8 @@ struct ExpertGroup {
   int count = 0;
 };
 
-// What a dispatch has brought to this rank. A plain value; what it points to is the Experts', until
-// the round's combine begins (`outputs`: has ended).
+// The rows that a dispatch brought to this rank. A plain value that points into memory of the
+// Experts, valid until the round's combine begins (`outputs`: has ended).
 struct ExpertRows {
   absl::Span<const ExpertGroup> groups;  // of each expert of this rank, in ascending number
   absl::Span<const uint32_t> row_of;     // [slots]: its row; with a capacity also of unused slots

@@ -12,7 +12,7 @@
 
 namespace baton::launch {
 
-// Where this process stands in its group.
+// This process's rank and the size of its group.
 struct Place {
   int rank = 0;
   int ranks = 1;

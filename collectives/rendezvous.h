@@ -19,7 +19,7 @@
 
 namespace baton::collectives {
 
-// What a rank tells the others. At most 64 KiB encoded.
+// A rank's introduction to the others. At most 64 KiB encoded.
 struct RankInfo {
   uint32_t rank = 0;
   uint32_t ranks = 0;
@@ -40,8 +40,8 @@ inline constexpr uint32_t kCollectivesVersion = 8;
 class RendezvousServer {
  public:
   // `host`: "" for loopback only, "*" for every interface. Port 0: any free one. Ranks 0: as many
-  // as the first to come expects. `advertise`: what address() is instead, where ranks come by
-  // another address than this machine's (WorkerOptions::advertise).
+  // as the first rank to come expects. `advertise`: address() returns this instead, if ranks reach
+  // the server by an address that is not this machine's (WorkerOptions::advertise).
   static absl::StatusOr<std::unique_ptr<RendezvousServer>> start(const ClusterKey& key,
                                                                  const std::string& host,
                                                                  uint16_t port, uint32_t ranks,
@@ -64,13 +64,13 @@ class RendezvousServer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Whether only ranks of this machine can come to `rendezvous` ("host:port[,host:port]"): loopback
-// addresses, in numbers or as "localhost". A host's own name often resolves to loopback on the host
-// itself, so a name says nothing.
+// True if only ranks of this machine can reach `rendezvous` ("host:port[,host:port]"): all its
+// addresses are loopback, as numbers or as "localhost". Other names do not count: a host often
+// resolves its own name to loopback.
 bool only_this_machine(const std::string& rendezvous);
 
-// What the workers of ranks that meet at `rendezvous` listen on, so that the others reach them: ""
-// (loopback) where only ranks of this machine can come, "*" (every interface) elsewhere.
+// The address that the workers of such ranks listen on: "" (loopback) if only ranks of this machine
+// can come, else "*" (every interface).
 std::string listen_host_for(const std::string& rendezvous);
 
 // Hands `info` to the server at `address` and returns the rank_infos of all ranks of its

@@ -79,8 +79,8 @@ constexpr bool is_float(DataType type) {
   return type <= DataType::kF64 || type == DataType::kF8E4M3 || type == DataType::kF8E5M2;
 }
 
-// Whether elements of the type can be combined so: floats not by their bits, truth values neither
-// to an average nor times a factor (their sum is `or`, their product `and`).
+// True if elements of the type can be combined by this operation. Floats have no bitwise
+// operations. Truth values have no average and no factor (their sum is `or`, their product `and`).
 constexpr bool combines(DataType type, ReduceOp op) {
   if (type == DataType::kBool) return op != ReduceOp::kAvg && op != ReduceOp::kPreMulSum;
   return op < ReduceOp::kAnd || !is_float(type);

@@ -66,8 +66,8 @@ struct WindowRows {
 
 class Window;
 
-// What put_add() adds to: 8 bytes at `offset` in `window` at the target, aligned to 8 there. Those
-// of a device are read and written by its copy engines: nothing else writes them meanwhile.
+// The target of put_add(): 8 bytes at `offset` in `window` at the target, aligned to 8 there. In
+// device memory the copy engines read and write the word: nothing else may write it meanwhile.
 struct WindowWord {
   const Window& window;  // of the same communicator, made with `words`
   size_t offset = 0;
@@ -104,11 +104,11 @@ class Window {
   size_t bytes(int rank) const;  // 0 where there is no such rank
   uint32_t signals() const;
 
-  // InvalidArgument: no such rank or slot, bytes outside of that rank's memory, or more added to a
-  // counter than it can be. Unavailable: it
-  // has left the group. Local memory must stay untouched (get: unread) until the work has ended;
-  // memory from allocate(), and in a window of this communicator, is neither copied nor registered
-  // for the call.
+  // InvalidArgument: the rank or slot does not exist, the bytes lie outside of that rank's memory,
+  // or the increment is larger than a counter can be. Unavailable: the rank has left the group.
+  // Local memory must stay untouched (get: unread) until the work has ended; memory from
+  // allocate(), and in a window of this communicator, is neither copied nor registered for the
+  // call.
   absl::StatusOr<Work> put(const void* from, size_t bytes, int to, size_t offset,
                            const CallOptions& options = {});
   // And then adds `add`, at least 1, to this rank's counter `slot` at `to`.

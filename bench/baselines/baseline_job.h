@@ -1,5 +1,5 @@
-// What a baseline is asked to measure, on its command line, and how it reports: one JSON line per
-// size. Baselines are programs of their own, so that nothing of Baton depends on their libraries.
+// The command line of a baseline program and its report: one JSON line per size. Baselines are
+// separate programs, so that Baton does not depend on their libraries.
 //
 //   BASELINE COLLECTIVE ALGORITHM TYPE OP ROOT ITERATIONS WARMUP COUNT...
 //   {"count": 256, "us": {"mean": 1.2, "min": 1.1, "p50": 1.2, "max": 1.9}}

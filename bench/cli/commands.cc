@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kUsage = 2;
 
-// A standard stream that is closed gets a descriptor all the same, or the next file or connection
-// would be taken for it. It is one that refuses what is printed, as a closed one does.
+// Gives each closed standard stream a descriptor, because otherwise the next file or connection
+// would get its number. Writing to that descriptor fails, as it would on the closed stream.
 void open_closed_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0) continue;

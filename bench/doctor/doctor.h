@@ -22,7 +22,7 @@ struct Check {
 // one, only that none can be used is.
 std::vector<Check> examine(const Json& info, const std::string& provider);
 
-// Whether a check failed that matters.
+// True if a required check failed.
 bool failed(absl::Span<const Check> checks);
 
 std::string doctor_text(absl::Span<const Check> checks);

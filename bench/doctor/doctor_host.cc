@@ -102,7 +102,7 @@ void check_kernel(const Json& info, std::vector<Check>& out) {
   }
 }
 
-// Which way each CUDA device's memory takes over adapters, as its driver has it.
+// Reports which path each CUDA device's memory takes over adapters, from the driver's facts.
 void check_cuda(const Json& cuda, std::vector<Check>& out) {
   if (cuda.is_null()) return;
   for (const Json& device : cuda["devices"]) {
@@ -123,7 +123,8 @@ void check_cuda(const Json& cuda, std::vector<Check>& out) {
   }
 }
 
-// Whether each GPU has an adapter near: bytes between two sockets take the way through both.
+// Checks that each GPU has an adapter nearby: bytes between two sockets cross the link between
+// them.
 void check_distances(const Json& info, std::vector<Check>& out) {
   constexpr std::array<const char*, 5> kNearFirst = {"PIX", "PXB", "PHB", "NODE", "SYS"};
   for (const Json& gpu : info["gpus"]) {

@@ -24,7 +24,7 @@ std::string some_netdev(const Json& info) {
   return best;
 }
 
-// How to get a device where there is none.
+// Tells how to get an RDMA device on a machine without one.
 std::string soft_roce(const Json& info) {
   const std::string add =
       absl::StrFormat("rdma link add rxe0 type rxe netdev %s", some_netdev(info));

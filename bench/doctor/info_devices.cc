@@ -88,7 +88,7 @@ Json read_gids(const SystemRoot& root, const std::string& port) {
   return gids;
 }
 
-// What the port has counted, except what is zero.
+// The port's counters that are not zero.
 Json read_counters(const SystemRoot& root, const std::string& port) {
   Json out = Json::object();
   for (const char* folder : {"/counters/", "/hw_counters/"}) {

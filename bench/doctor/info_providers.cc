@@ -51,8 +51,8 @@ Json probe(const std::string& name, const ProviderFactory& factory,
                                            "): ", std::string(why)));
 }
 
-// In a child, which may die of it: a provider that workers have on request only can end its
-// process, and whoever asks what there is has not asked for it.
+// Probes in a child process: a provider that workers use only on request (UCX) can abort its
+// process, and a user who only asks for a list has not asked for that provider.
 Json probe_apart(const std::string& name, const ProviderFactory& factory,
                  const ProviderContext& context) {
   int ends[2];

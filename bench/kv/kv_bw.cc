@@ -25,8 +25,8 @@ size_t round_size(const KvBwOptions& options, double seconds_each) {
   return static_cast<size_t>(std::clamp(std::round(fit), 1.0, 1e6));
 }
 
-// What the floor does in a round: as much as transfers do, and no more than takes as long. Beside a
-// device's copies a processor would take a hundred times that.
+// The bytes that the floor copies per round: as many as the transfers move, but no more than take
+// the same time. Compared with a device's copies a CPU would need a hundred times longer.
 absl::StatusOr<size_t> floor_size(Floor& floor, double bytes, size_t count, double seconds) {
   const auto rate = floor.run(1);
   if (!rate.ok()) return rate.status();

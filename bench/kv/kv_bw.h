@@ -42,8 +42,8 @@ struct KvBwOptions {
   std::string setting(const std::string& key, std::string fallback) const;
 };
 
-// What to do: run with these options, or leave at once with an exit status, the text (help, or what
-// is wrong with the arguments) having been printed.
+// The result of parsing: run with these options, or exit at once with a status; help or the error
+// has been printed.
 struct KvBwCommand {
   std::optional<KvBwOptions> options;
   int exit_status = 0;

@@ -24,7 +24,7 @@ constexpr double kSubmitTargetUs = 50;
 constexpr double kIdleTargetPercent = 1;
 constexpr Time kIdleTime = std::chrono::seconds(3);
 
-// What a row is held against, and how it is written in the table.
+// One measurement: the baseline for its row, and how the table shows it.
 struct Case {
   const char* provider;
   std::vector<Op> ops;
@@ -147,7 +147,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// What a connected worker with nothing to do costs, run by a ProgressThread.
+// The cost of a connected worker that has nothing to do, run by a ProgressThread.
 absl::StatusOr<Row> measure_idle(const KvBwOptions& options, Cores cores) {
   const auto session = KvSession::open(options, cores);
   if (!session.ok()) return session.status();

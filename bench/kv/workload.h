@@ -33,7 +33,8 @@ absl::Span<const KvModel> kv_models();
 // InvalidArgument lists the names that are known.
 absl::StatusOr<KvModel> find_kv_model(std::string_view name);
 
-// What the user asked for. Either pages of a size, or a model and the tokens of one request.
+// The workload that the user asked for: pages of one size, or a model and the tokens of one
+// request.
 struct WorkloadSpec {
   size_t pages = 4096;
   size_t page_bytes = 16 << 10;

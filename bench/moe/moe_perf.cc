@@ -33,7 +33,7 @@ struct Options {
   int iterations = 20, warmup = 3;
 };
 
-// What rank 0 tells the process that has forked it.
+// Rank 0's report to the process that forked it.
 struct Result {
   double dispatch_us = 0, combine_us = 0, memcpy_us = 0;  // medians, of all ranks on average
   double dispatch_bytes = 0, combine_bytes = 0;           // likewise
@@ -130,7 +130,8 @@ class Rank {
     return absl::OkStatus();
   }
 
-  // Experts say what they hear. In timed rounds they say nothing anew: their time is not ours.
+  // Experts return their input unchanged. In timed rounds they do not write it again, because an
+  // expert's time is not part of the measurement.
   void touch(const ExpertRows& rows) const {
     const auto hidden = static_cast<size_t>(options_.job.hidden);
     for (const ExpertGroup& group : rows.groups) {
@@ -148,8 +149,8 @@ class Rank {
     }
   }
 
-  // One more round, with experts that say what they hear: each token's sum is known. With fp8 only
-  // f32 is looked at.
+  // One more round, with experts that return their input, so each token's sum is known. With fp8
+  // sums are rounded, and are not compared.
   absl::Status check(Result& result) {
     auto received = experts_->dispatch(rows_, options_.job.tokens, chosen_);
     if (!received.ok()) return received.status();

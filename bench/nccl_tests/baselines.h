@@ -9,7 +9,7 @@
 
 namespace baton::bench {
 
-// What one baseline took, by point of the sweep.
+// The times of one baseline, by point of the sweep.
 struct BaselineResult {
   std::string name;               // "open_mpi_shm"
   std::vector<double> median_us;  // 0: it does not do this size

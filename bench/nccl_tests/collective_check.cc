@@ -93,7 +93,8 @@ T encode(double value) {
 
 // --- values -----------------------------------------------------------------------------------
 
-// What keeps combinations of `ranks` floats exact. (Integers wrap, and need none.)
+// The limit of values so that combinations of `ranks` floats stay exact. (Integers wrap and need no
+// limit.)
 template <class T>
 struct Budget {
   explicit Budget(int ranks)

@@ -28,8 +28,7 @@ constexpr const char* kFooter = R"(Examples:
 Sizes take K, M and G (powers of 1024). GB/s are 10^9 bytes per second. Exit status 1: a wrong
 value, an error, or less than NCCL_TESTS_MIN_BW.)";
 
-// What nccl-tests has and a library without GPUs has not. 0, which is the default there too, is
-// accepted.
+// Flags of nccl-tests that need a GPU. Their value 0, nccl-tests' default, is accepted.
 struct UnsupportedFlag {
   const char* flags;
   const char* instead;

@@ -1,4 +1,5 @@
-// What `baton all_reduce_perf` and its siblings are asked to do: nccl-tests' flags, and ours.
+// The options of `baton all_reduce_perf` and the other collective benchmarks: nccl-tests' flags,
+// and Baton's own.
 #pragma once
 
 #include <optional>

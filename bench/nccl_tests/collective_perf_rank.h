@@ -1,4 +1,4 @@
-// What each rank of a collective benchmark does, from joining the others to the footer.
+// Runs one rank of a collective benchmark, from joining the others to the footer.
 #pragma once
 
 #include <functional>

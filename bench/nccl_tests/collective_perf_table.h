@@ -70,7 +70,7 @@ std::string table_row(const CollectivePerfOptions& options, const PerfRow& row,
 // `least_bus` is NCCL_TESTS_MIN_BW.
 std::string table_footer(const CollectivePerfOptions& options, double wrong, double average_bus,
                          std::optional<double> least_bus);
-// Whether the footer says FAILED anywhere.
+// True if the footer says FAILED.
 bool footer_fails(double wrong, double average_bus, std::optional<double> least_bus);
 
 // The two files that a collective benchmark can write: ours, and nccl-tests' own.

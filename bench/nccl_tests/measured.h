@@ -1,5 +1,5 @@
-// What nccl-tests' commands measure: the communicator's collectives, and one that is composed of
-// its sends and receives.
+// The operations that nccl-tests' commands measure: the communicator's collectives, and one that is
+// composed of sends and receives.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
-// One end of a test: its memory and counter, what it knows of the other end, and the check of what
-// arrived. Both sides have one; they differ only in which sends.
+// One end of a test: its memory and counter, the other end's region and counter, and the check of
+// the bytes that arrived. Both sides have one; they differ only in which one sends.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace baton::bench {
 
-// What an end's memory has to be.
+// The requirements on an end's memory.
 struct PerfMemory {
   bool huge_pages = false;    // or nothing
   std::optional<int> device;  // a CUDA device's instead of the host's

@@ -177,7 +177,7 @@ absl::Status finish(PerfOptions& options, const std::string& connection, bool ma
   return absl::OkStatus();
 }
 
-// What to say of arguments that no command knows.
+// The error for arguments that no command knows.
 std::string complaint(const CLI::App& app, const std::vector<std::string>& unknown) {
   for (const std::string& argument : unknown) {
     if (argument.size() < 2 || argument[0] != '-') continue;

@@ -65,8 +65,8 @@ struct PerfOptions {
   std::string client_provider() const { return provider.empty() ? "verbs" : provider; }
 };
 
-// What to do: run with these options, or leave at once with an exit status, the text (help, or what
-// is wrong with the arguments) having been printed. argv[0] is the name of the test.
+// The result of parsing: run with these options, or exit at once with a status; help or the error
+// has been printed. argv[0] is the name of the test.
 struct PerfCommand {
   std::optional<PerfOptions> options;
   int exit_status = 0;

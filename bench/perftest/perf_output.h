@@ -12,7 +12,7 @@
 
 namespace baton::bench {
 
-// What the header tells besides the options.
+// The facts in the header besides the options.
 struct PerfHeader {
   std::string route;
   std::string memory;

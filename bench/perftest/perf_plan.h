@@ -45,7 +45,7 @@ struct PerfTest {
   static std::optional<PerfTest> named(std::string_view name);
 };
 
-// One connection's test. Everything a client asks for and a server checks.
+// The test of one connection: everything that a client asks for and a server checks.
 struct PerfPlan {
   static constexpr size_t kMaxDepth = 15000;
   static constexpr size_t kMaxReceives = 8192;

@@ -1,5 +1,5 @@
-// What moves the messages of a test: streams for bandwidth, ping and echo for latency. None of them
-// drives the worker: call step() between rounds of progress.
+// Senders move the messages of a test: streams for bandwidth, ping and echo for latency. A sender
+// does not drive the worker: call step() between rounds of progress.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace baton::bench {
 
-// What a sender has measured. Rates are bytes per second.
+// The measurements of a sender. Rates are bytes per second.
 struct SenderResult {
   uint64_t messages = 0;  // that count: all of them, or those between the margins
   uint64_t sent = 0;      // all

@@ -15,7 +15,7 @@
 
 namespace baton::bench {
 
-// What preparing memory may take: much of it takes time to fault in.
+// The time that the other side may take to prepare memory: large memory takes long to fault in.
 inline constexpr Time kAnswerTimeout = std::chrono::seconds(120);
 
 // Connects to `address` (host:port or encoded) and waits until that is so. `server` says in words

@@ -1,4 +1,5 @@
-// What a benchmark found: one row per measurement, as JSON for machines and as a table for people.
+// The results of a benchmark: one row per measurement, as JSON for machines and as a table for
+// people.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@
 
 namespace baton::bench {
 
-// What a latency looks like, in microseconds.
+// The distribution of a latency, in microseconds.
 struct Latency {
   double p50 = 0;
   double p90 = 0;

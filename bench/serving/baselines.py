@@ -97,7 +97,7 @@ def python_of(venv, *names):
 
 
 def preloaded(python):
-    """What vLLM's and torch's guides for processors advise: Intel's OpenMP and tcmalloc, where they are."""
+    """The environment that vLLM's and torch's guides for CPUs recommend: Intel's OpenMP and tcmalloc, if installed."""
     home = python.parents[1]
     found = [*home.glob("lib/libiomp5.so"), *pathlib.Path("/usr/lib/x86_64-linux-gnu").glob("libtcmalloc_minimal.so.4")]
     return {"LD_PRELOAD": ":".join(map(str, found))} if found else {}
@@ -121,7 +121,7 @@ def fitting_arithmetic(cpuinfo):
 
 
 def computed_by(server):
-    """What a Baton says of its arithmetic when it starts."""
+    """The line about its arithmetic that `baton serve` prints when it starts."""
     said = [line for line in server.log.read_text(errors="replace").splitlines() if line.startswith("arithmetic: ")]
     return said[0].removeprefix("arithmetic: ") if said else server.name.removeprefix("baton ")
 
@@ -198,7 +198,7 @@ def speeds_of(report):
 
 
 def part_apart(report):
-    """Of an answer's tokens, how many arrived by themselves: the median of the answers. Between pieces of one packet are only
+    """The number of an answer's tokens that arrived separately, as the median of the answers. Between pieces of one packet are only
     the microseconds that it takes to read them."""
     parts = []
     for made, gaps, whole in zip(report["output_lens"], report["itls"], report["e2els"]):

@@ -89,7 +89,7 @@ def metrics(server):
 
 
 class Account:
-    """What servers have done by now, and what processors have spent."""
+    """The servers' counters so far, and the CPU time spent."""
 
     def __init__(self, started, load):
         self.at, self.tokens, self.steps, self.server = time.monotonic(), 0.0, 0.0, 0.0

@@ -136,7 +136,7 @@ def show(row):
 
 
 def exposed(rows):
-    """What DDP's communication adds to a step."""
+    """The time that DDP's communication adds to a step."""
     by_name = {row["what"]: row for row in rows}
     if "DDP step" not in by_name or "step of one rank alone" not in by_name:
         return

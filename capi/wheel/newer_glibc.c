@@ -1,5 +1,6 @@
-// What glibc has since 2.29 and the wheel's library uses: it brings its own, and asks none of the system. All of it is
-// hidden, so that dlsym() finds the system's and not these; for 64-bit Linux alone.
+// The wheel's own copies of functions that its library uses and glibc before 2.29 lacks, so that
+// the wheel runs on older systems. They are hidden, so that dlsym() finds the system's and not
+// these. For 64-bit Linux only.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -66,7 +66,7 @@ class DeviceExchange {
   bool idle() const { return jobs_.empty(); }
   // Something of ours is on the device, and wakes no thread up when it is done.
   bool on_device() const;
-  // What the oldest call waits for; `call` null: nothing.
+  // What the oldest call waits for; `call` is null if there is none.
   executor::Blocked blocked() const;
   // Nothing of any call touches memory any more when it returns.
   void stop();
@@ -87,7 +87,7 @@ class DeviceExchange {
     kCopyOut,
     kEnd
   };
-  // What a rank and this one know of each other for one slot.
+  // The state between this rank and one other for one slot.
   struct Ways {
     CounterId part, sum, room;  // raised by the other: it has sent that; we may send to it
     RemoteCounter to_part, to_sum, to_room;
@@ -131,7 +131,7 @@ class DeviceExchange {
   absl::Status begin_copy_in(size_t slot);
   absl::Status begin_sum(size_t slot);
   absl::Status begin_copy_out(size_t slot);
-  // Whether all have been sent what the stage sends.
+  // True when all ranks have been sent what this stage sends.
   absl::StatusOr<bool> send_all(size_t slot);
   absl::StatusOr<bool> send(size_t slot, uint32_t to);
   bool all_raised(const Piece& piece, CounterId Ways::*counter) const;

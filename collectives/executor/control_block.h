@@ -1,6 +1,6 @@
-// What a rank publishes in memory that ranks on the same machine map and read: never written by
-// anybody else. A RegionTable for its process, a ControlBlock for each of its groups, and an Outbox
-// for each rank that it talks to there.
+// The memory that a rank publishes to ranks on the same machine, which map it read-only. A
+// RegionTable for its process, a ControlBlock for each of its groups, and an Outbox for each rank
+// that it talks to there.
 #pragma once
 
 #include <atomic>
@@ -69,7 +69,7 @@ struct InPlaceRuns {
   uint64_t stride;
 };
 
-// What this rank tells one other.
+// The messages of this rank to one other.
 struct Outbox {
   static constexpr uint32_t kPackets = 4;
 

@@ -23,20 +23,20 @@
 
 namespace baton::collectives::executor {
 
-// Whether the kernels do it; the CPU does all.
+// True if the kernels support this combination; the CPU supports all.
 bool kernel_combines(DataType type, ReduceOp op);
 baton::internal::VectorSum::Element element_of(DataType type);
 baton::internal::VectorSum::Operation operation_of(ReduceOp op);
 
-// What a call reads from a device, and where the executor has a copy of it.
+// The input of a call on a device, and the executor's copy of it.
 struct DeviceInput {
   const std::byte* device = nullptr;  // an address that the CPU must not follow
   const std::byte* host = nullptr;
   size_t bytes = 0;
 };
 
-// What the sums of one rank in one call cost, in seconds. They are predicted one after the other:
-// lanes overlap them, and the CPU moves messages while a kernel sums.
+// Predicted seconds of one rank's sums in one call. The prediction adds them up, although lanes
+// overlap them and the CPU moves messages while a kernel sums.
 struct SumPrices {
   size_t sums = 0;
   size_t most_sources = 0;
@@ -44,7 +44,7 @@ struct SumPrices {
   double by_kernel = 0;
 };
 
-// One device's, for one executor. Not thread-safe: the communicator guards it.
+// The sums of one device for one executor. Not thread-safe: the communicator guards it.
 class DeviceSums {
  public:
   static constexpr size_t kMostSources = baton::internal::VectorSums::kMostSources;
@@ -67,7 +67,7 @@ class DeviceSums {
                      const DeviceInput& input, size_t original);
   // How the lane's sum ended; nothing as long as it runs.
   std::optional<absl::Status> ended(uint32_t lane) { return kernel_->ended(lane); }
-  // Waits for all sums: none touches memory any more when it returns.
+  // Waits for all sums: after it returns none of them touches memory.
   void stop();
   // For sums of no lane: slots from kLanes on.
   baton::internal::VectorSums& kernel() { return *kernel_; }

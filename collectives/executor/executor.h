@@ -97,7 +97,7 @@ class Executor {
   // OK, or the error of a device of ours that advance() has returned: no peer had a part in it.
   const absl::Status& device_error() const { return device_error_; }
 
-  // One lane that stands still (the one that is furthest behind), for messages.
+  // The lane that has stalled (of several, the one furthest behind), for messages to the user.
   Blocked blocked() const;
   uint64_t messages() const { return messages_ + point_to_point_.messages(); }
   uint64_t bytes_sent() const { return bytes_sent_ + point_to_point_.bytes_sent(); }
@@ -126,7 +126,7 @@ class Executor {
     uint64_t first_task = 0;
   };
 
-  // What a lane could do. A StatusOr<bool> at each of these costs a small call a tenth of its time.
+  // The result of a lane's turn. A StatusOr<bool> here would cost a small call a tenth of its time.
   enum class Turn : uint8_t { kWaits, kMoved, kFailed };  // kFailed: `error_` says why
   Turn fail(absl::Status why);
   Turn run(Lane& lane);

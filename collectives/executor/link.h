@@ -27,7 +27,7 @@ struct CallTag {
   size_t most = 0;  // bytes that the message has at most: the same number at both ends
 };
 
-// What two ranks tell each other about a send and its receive. Plain data.
+// A message between two ranks about a send and its receive. Plain data.
 struct Packet {
   enum class Kind : uint8_t {
     kSend,    // there is a send: all that a receive is matched by
@@ -57,7 +57,7 @@ static_assert(sizeof(Packet) == 32);
 
 class Link {
  public:
-  // Where bytes lie, as the other side of this kind of link understands it.
+  // A place in memory, as the other side of this kind of link understands it.
   struct Place {
     std::array<std::byte, 64> bytes{};
     uint32_t size = 0;
@@ -74,16 +74,16 @@ class Link {
   // Sends the next message of `lane`. Returns its number (from 1), or 0 if there is no room: ask
   // again. The source must stay as it is until delivered().
   virtual uint64_t send(uint32_t lane, const Segments& source, const CallTag& tag) = 0;
-  // Whether the source of that message may be written again.
+  // True when the source of that message may be overwritten.
   virtual bool delivered(uint32_t lane, uint64_t number) = 0;
 
   // The next message of `lane`, if it is here: where it lies, valid until consume(). `expected` is
   // how long the caller thinks it is. A message of another call is an error: sets `error`.
   virtual bool peek(uint32_t lane, size_t expected, const CallTag& tag, Segments& message,
                     absl::Status& error) = 0;
-  // True: a message of up to `most` bytes waits at its sender until its receiver has called
-  // grant_next(), which it must for every one, in their order, at most kMessagesAhead before it has
-  // read the one before them.
+  // True: a message of up to `most` bytes waits at its sender until its receiver calls
+  // grant_next(). The receiver must call it once per message, in order, and at most kMessagesAhead
+  // messages ahead of its reading.
   virtual bool waits_for_grant(size_t) const { return false; }
   // The next message of `lane` that has no grant may come. It comes straight to `place` if that can
   // be reached, and peek() then returns that place. Of `place.data` null: to memory of the link's.
@@ -114,7 +114,7 @@ class Link {
   // For a link that reads. Where the peer can read these bytes; false: nowhere, as long as they are
   // not copied into memory of ours.
   virtual bool show(const std::byte*, size_t, Place&) { return false; }
-  // What the peer showed. Unavailable: ask again.
+  // The bytes that the peer exposed. Unavailable: ask again.
   virtual absl::StatusOr<const std::byte*> look(const Place&, size_t) {
     return absl::UnimplementedError("this link reads nothing in place");
   }
@@ -122,18 +122,19 @@ class Link {
   virtual bool looked_well(size_t) { return true; }
   // For a link that writes. Where the peer may write these bytes; false: nowhere, likewise.
   virtual bool grant(std::byte*, size_t, Place&) { return false; }
-  // Whether write() can take these bytes as they lie.
+  // True if write() can take these bytes from where they are.
   virtual bool can_write(const std::byte*, size_t) const { return false; }
   // Writes them to a place that the peer granted, then tells it `packet`. Returns a number for
   // written(), or 0 if there is no room: ask again.
   virtual uint32_t write(const std::byte*, size_t, const Place&, const Packet&) { return 0; }
-  // Whether the source of that write may be written again; if so the number means nothing any more.
+  // True when the source of that write may be overwritten; the number is invalid from then on.
   virtual bool written(uint32_t) { return true; }
 
   // The other side may be asleep: make sure that it looks. After a batch of the above.
   virtual void flush() {}
 
-  // Whether the peer reads what is sent where it lies: its lines are then in the peer's caches.
+  // True if the peer reads sent data in this rank's memory: those lines are then in the peer's
+  // caches.
   virtual bool peer_reads_in_place() const { return false; }
 
   // OK, or why messages can no longer be sent.

@@ -45,7 +45,7 @@ class Memory {
   };
   // The region that holds all of `place`; null if none does.
   const Region* find(const Segments& place) const;
-  // A region once more, under a key of its own.
+  // A second registration of a region, under a key of its own.
   struct Grant {
     uint64_t group = 0;
     uint32_t number = 0;  // of the region

@@ -55,7 +55,8 @@ class PointToPoint {
   absl::StatusOr<bool> advance(Time now);
   bool idle() const { return spare_.size() == flows_.size(); }
 
-  // The one that stands still, or that the last error was about; `call` null: none.
+  // The send or receive that has stalled, or that the last error was about; `call` is null if there
+  // is none.
   Blocked blocked() const;
   bool wrong() const { return wrong_ != nullptr; }  // there was an error, about that one
   // Whether anything was told to a peer since the last question.

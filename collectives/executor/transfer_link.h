@@ -61,7 +61,7 @@ class TransferLink final : public Link {
   // A packet travels as a notification: the group's id, this, and then the packet.
   static constexpr char kPacket = 'p';
 
-  // What the first message of a call says beside its bytes.
+  // The header of the first message of a call.
   struct Announcement {
     CallDescriptor call;
     uint32_t lane = 0;
@@ -69,7 +69,7 @@ class TransferLink final : public Link {
   };
   static_assert(sizeof(Announcement) == sizeof(CallDescriptor) + 8);
 
-  // What both sides say before either may send.
+  // Both sides exchange this before either may send.
   struct Offer {
     std::array<RemoteCounter, kLanes> room;  // for the other to raise: our slots at its side
 
@@ -84,7 +84,7 @@ class TransferLink final : public Link {
     uint16_t lane = 0;
   };
   static_assert(sizeof(Grant) == 16);
-  // Where the other side may send to: travels once, when it asks.
+  // The memory that the other side may write to. Sent once, on request.
   struct Slots {
     RemoteRegion region;
     std::array<std::array<RemoteCounter, kSlots>, kLanes> arrived;
@@ -113,7 +113,7 @@ class TransferLink final : public Link {
   std::optional<CallDescriptor> came(std::string_view packet);
   // Whether anything was submitted since the last question, and waits for the worker to advance.
   bool take_submitted() { return std::exchange(submitted_, false); }
-  // Whether anything is on its way: a small message may be, though its call has ended.
+  // True while a transfer is under way. A small message may be, though its call has ended.
   bool unsettled() const { return open_.load(std::memory_order_acquire) != 0; }
 
   // Bytes received that came straight to where they were wanted.

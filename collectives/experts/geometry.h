@@ -26,7 +26,7 @@ namespace baton::collectives::experts {
 
 inline constexpr int kMostTopK = 64;
 
-// What a rank tells another of the rows that it has for it; `rows` entries follow.
+// One rank's announcement of the rows that it has for another; `rows` entries follow.
 struct ListHeader {
   uint64_t round = 0;
   uint32_t rows = 0;

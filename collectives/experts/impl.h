@@ -83,7 +83,7 @@ class Experts::Impl {
   Round& round_in(uint64_t number) {
     return rounds_[number % static_cast<uint64_t>(options_.in_flight)];
   }
-  // The round of a call that runs; null: none does.
+  // The round of a call that is running; null if there is none.
   Round* running(Work work);
   void send(Round& round, uint32_t target, const std::byte* rows, const CallOptions& call);
   void fill_rows(const Round& round, uint32_t target, const std::byte* rows, std::byte* to) const;

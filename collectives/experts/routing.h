@@ -1,5 +1,5 @@
-// Who gets which rows: the choices of this rank's tokens as lists for the others, and the lists of
-// the others as slots of this rank's experts.
+// Routes rows: turns the choices of this rank's tokens into lists for the other ranks, and their
+// lists into slots of this rank's experts.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class Routing {
   std::vector<uint32_t> counts_;  // [experts], where there is a capacity
 };
 
-// What has come in one round, by expert. Its memory is reused.
+// The rows of one round, by expert. Its memory is reused.
 class Slots {
  public:
   void begin(const Geometry& geometry);

@@ -56,9 +56,9 @@ absl::Status check_waited_for(Collective collective, const CallOptions& options)
 absl::Status check_pointer(Collective collective, const char* name, const void* pointer,
                            size_t count, size_t element);
 
-// Whether `request` makes sense at `rank` of `ranks`, and whether it is in place.
-// `extents`: as in_elements() and out_elements(). `known`: a request like this one has passed, but
-// for its memory, and `extents` are its.
+// Checks `request` at `rank` of `ranks`, and finds out whether it is in place. `extents`: as
+// in_elements() and out_elements(). `known`: an equal request with other memory has passed before,
+// and `extents` belong to it.
 struct Extents {
   size_t in = 0, out = 0;
 };

@@ -31,7 +31,7 @@ class CallTable {
   static constexpr size_t kMost = 4096, kMostCollectives = 256;
 
   struct Slot;
-  // One of the sends and receives that an all_to_all_v is made of.
+  // One send or receive of an all_to_all_v.
   struct Part {
     executor::Call call;
     Slot* whole = nullptr;
@@ -99,8 +99,9 @@ class CallTable {
   }
   // Without the lock: makes what waits for these streams take, where that is not there yet.
   absl::Status prepare(const DeviceStream& stream) { return streams_.prepare(stream.device); }
-  // Right before a call is started: notes the streams that it waits for and that wait for it, and
-  // that its group is open. After an error there is nothing to be started; drop(): nor was there.
+  // Call this right before a call starts: it notes the streams that the call waits for, the streams
+  // that wait for the call, and that the group is open. After an error do not start the call.
+  // drop() forgets the notes if the call was not started.
   absl::Status note(const CallOptions& options) {
     const bool plain =
         options.group.sequence == 0 && options.after.device < 0 && options.release.device < 0;
@@ -155,7 +156,7 @@ class CallTable {
   absl::StatusOr<bool> advance_devices();
   // Something of theirs is on a device, which wakes no thread up.
   bool any_under_way_on_devices() const;
-  // What the oldest of them waits for; `call` null: nothing.
+  // What the oldest of them waits for; `call` is null if there is none.
   executor::Blocked blocked_on_devices() const;
   // Ends every call with `why`.
   void fail_all(const absl::Status& why);

@@ -52,7 +52,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   ~Impl() override;
   // Ends the calls that are in flight, and leaves the group.
   void leave(bool in_own_callback);
-  // For good: whoever runs its callback still uses it.
+  // Never frees it: the thread that runs its callback still uses it.
   static void keep(std::unique_ptr<Impl> impl);
   // Makes the group. `cost`: what links cost, where that is known. With `eager` the links to some
   // neighbours are made at once, and it is ready when they are there.
@@ -112,7 +112,7 @@ class Communicator::Impl final : public collectives::internal::Mesh::Listener,
   using ControlMessage = collectives::internal::ControlMessage;
   using Process = collectives::internal::Process;
 
-  // What reconfigure() has asked for, while the calls before it have yet to end.
+  // The request of reconfigure(), held until earlier calls have ended.
   struct Next {
     std::vector<Handle> handles;
     uint64_t uuid = 0;

@@ -40,7 +40,7 @@ class DeviceCalls {
   static constexpr size_t kPiece = 2 << 20;
   static constexpr size_t kPieces = 4;  // for each direction of a device
 
-  // What one call has of the host's memory, instead of a device's.
+  // The host memory that stands in for one call's device memory.
   class Staged {
    public:
     ~Staged();
@@ -59,12 +59,12 @@ class DeviceCalls {
     absl::Status status_;
   };
   using StagedPtr = std::unique_ptr<Staged>;
-  // Whether its input is on a device.
+  // True if the call's input is on a device.
   static bool reads(const StagedPtr& staged) {
     return staged != nullptr && !staged->reads_.empty();
   }
 
-  // Where to combine: staging.sums.
+  // Where sums are computed: the setting staging.sums.
   enum class Sums : uint8_t { kAuto, kCpus, kKernel };
 
   // The mesh outlives this, and this every Staged.
@@ -93,9 +93,9 @@ class DeviceCalls {
   absl::StatusOr<StagedPtr> stage_all_to_all_v(const void*& in, const Blocks& send, void*& out,
                                                const Blocks& receive, size_t element);
 
-  // Whether calls like this one may go from device to device: equal at all ranks.
+  // True if calls like this one may go from device to device. All ranks get the same answer.
   bool may_exchange(const Request& request) const;
-  // Whether it can at this rank, which gets ready for it.
+  // True if this rank can do that; prepares for it.
   bool can_exchange(const Request& request);
   // Tells the others of a call like that, which has been published, whether this rank can.
   void say_whether(uint64_t sequence, bool can);
@@ -106,7 +106,7 @@ class DeviceCalls {
   double exchange(executor::Call& call);
   // Null: there was no such call yet.
   devices::DeviceExchange* exchange() const { return exchange_.get(); }
-  // Notes what one that has ended took.
+  // Records the seconds that such a call took.
   void exchanged(const executor::Call& call, double predicted, double seconds);
 
   // Chooses where the call's sums are combined, by these programs. Notes why, for explain_sums().
@@ -123,7 +123,7 @@ class DeviceCalls {
   void begin_copy_out(Staged& staged);
   // Advances it; nothing while it runs, then how it ended.
   std::optional<absl::Status> copy_out(Staged& staged);
-  // Ends all copies: none moves a byte any more when it returns.
+  // Ends all copies: after it returns none of them moves a byte.
   void stop();
 
   uint64_t calls() const { return calls_; }

@@ -34,7 +34,7 @@
 
 namespace baton::collectives::internal {
 
-// What ranks tell each other besides data: the byte behind the group's id.
+// The control messages between ranks: the byte behind the group's id.
 enum class ControlMessage : char {
   // Between endpoints.
   kHello = 'h',    // where my RegionTable is
@@ -88,12 +88,12 @@ struct Process {
   bool direct() const { return can_view == 1 && we_can_view == 1; }
 };
 
-// What a group leaves behind when it is left: memory that others may still read or write.
+// Memory of a destroyed group that other ranks may still read or write.
 class Remains {
  public:
   virtual ~Remains() = default;
   virtual void on_control_message(Process& from, ControlMessage kind) = 0;
-  // Neither others nor transfers of ours need it any more.
+  // True when neither other ranks nor our transfers need it any more.
   virtual bool over() = 0;
 };
 
@@ -186,7 +186,7 @@ class EndpointImpl {
   void wake(Group& group) {
     if (group.added_ && !group.awake_) wake_now(group);
   }
-  // What has come for the group before it was made.
+  // Delivers messages that came for the group before it was made.
   void deliver_kept(uint64_t id);
 
   // What every message between ranks begins with.
@@ -202,8 +202,8 @@ class EndpointImpl {
   bool tick();
   // When the last tick() looked at the clock: a look costs as much as the rest of an idle round.
   Time ticked_at() const { return ticked_at_; }
-  // Takes what has come, messages before news of who went down: whoever leaves or gives up says so
-  // first.
+  // Handles messages before reports of lost peers: a rank that leaves or gives up says so before it
+  // disconnects.
   void drain();
   // Advances all other groups that have calls.
   bool advance_others(const Group* but);

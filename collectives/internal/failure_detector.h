@@ -46,7 +46,7 @@ class FailureDetector {
   void on_down(uint32_t rank, const absl::Status& why);
   void on_control_message(uint32_t from, ControlMessage kind, std::string_view body);
 
-  // What peers called must be what we called under the same number.
+  // Checks that peers called the same as we did under the same number.
   void compare_calls();
   void compare_last_call();
   // Looks for ranks that have left and calls that are late, once a millisecond at most; true if it
@@ -57,7 +57,7 @@ class FailureDetector {
  private:
   const absl::Status& begin_call_masking();
   void compare_calls(uint64_t first, uint64_t last);
-  // Where a rank stands, told when calls take too long.
+  // A rank's progress, reported when calls take too long.
   struct Standing {
     executor::CallDescriptor call;  // the one that stands still; sequence 0: none
     uint64_t entered = 0;           // sequence of the last call

@@ -160,7 +160,7 @@ class Mesh {
 
   // All other ranks are processes of this machine that map each other's memory, and linked.
   bool all_direct() const;
-  // Those that sleep look at what this rank has published.
+  // Wakes sleeping ranks so that they read what this rank has published.
   void wake_all();
   bool connecting() const { return connecting_ > 0; }
   // Some link needs the worker to advance, or is being made.
@@ -181,12 +181,12 @@ class Mesh {
   void drain() { endpoint_.drain(); }
   // Calls may have ended whose last messages are still on their way to ranks that are busy.
   bool unsettled() const;
-  // What has been sent is taken back: when quiet(), no byte of callers moves any more, and no peer
-  // takes what it has read out of our memory for a message.
+  // Withdraws all sends. When quiet() is true no byte of the callers' memory moves any more, and no
+  // peer takes bytes that it read from our memory as a message.
   void end_transfers();
   bool quiet() const;
-  // Makes it so: paths to who does not let go are closed and made anew, which other groups do not
-  // notice.
+  // Forces that: closes and reopens the connections to ranks that do not let go. Other groups do
+  // not notice.
   void force_quiet();
 
   // --- what the endpoint tells, passed on by the communicator ---
@@ -197,7 +197,8 @@ class Mesh {
   void look(Time now);
 
  private:
-  // What the ranks of one group reach of this one. Outlives the group until they have let go.
+  // The memory of this rank that the ranks of one group reach. It outlives the group until they
+  // have let go.
   struct State final : Remains {
     explicit State(EndpointImpl& of) : endpoint(of) {}
     ~State() override;

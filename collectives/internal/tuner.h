@@ -30,7 +30,7 @@ class Tuner {
     uint32_t ranks = 1;
     size_t slot_bytes = 0;
     bool tune = true;  // false: what the model predicts is taken
-    // Short calls end when the kernel lets them: what they took says nothing.
+    // Short calls last as long as the kernel's scheduler decides: their times are no measurement.
     bool short_trials_mean_nothing = false;
   };
 
@@ -44,7 +44,7 @@ class Tuner {
     std::vector<executor::PreparedProgram> programs;  // by channel
   };
 
-  // What is known of the calls of one shape. Only the tuner looks inside.
+  // The measurements of calls of one shape. Only the tuner looks inside.
   class Entry;
 
   // How one call is run.

@@ -1,4 +1,4 @@
-// What launch::from_environment() reads, so that tests can make it up.
+// The environment that launch::from_environment() reads; tests replace it.
 #pragma once
 
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-// What ranks tell each other through the launcher that started them, before they can meet: PMI-1,
+// Exchange between ranks through the launcher that started them, before they are connected: PMI-1,
 // the text protocol that the mpiexec of MPICH and Intel MPI (Hydra) speaks over the descriptor
 // PMI_FD.
 #pragma once

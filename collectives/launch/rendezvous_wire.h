@@ -1,5 +1,5 @@
-// What ranks and their rendezvous say to each other once both have proved that they hold the key:
-// in messages that are encrypted and numbered (transport/net/message_stream.h).
+// The messages between ranks and their rendezvous after both have proved that they hold the key.
+// They are encrypted and numbered (transport/net/message_stream.h).
 //
 //   message   type(1), body
 //   join      a rank: how long it will wait, in ms (8), and its info
@@ -53,7 +53,7 @@ const net::MessageStream::Options& rendezvous_stream();
 // How both ends introduce themselves, so that neither takes a worker's port for a rendezvous.
 HelloInfo rendezvous_hello();
 bool is_rendezvous(const HelloInfo& peer);
-// Why what has introduced itself so is none that can be talked to.
+// The error for a peer that authenticated but is not a rendezvous server.
 absl::Status no_rendezvous(const HelloInfo& peer, const std::string& where);
 
 }  // namespace baton::launch

@@ -27,7 +27,7 @@ struct Choice {
   double seconds = 0;     // predicted
 };
 
-// What the caller fixes; the rest is chosen.
+// Choices that the caller fixes; the model makes the others.
 struct Override {
   bool has_algorithm = false;
   Algorithm algorithm = Algorithm::kRing;
@@ -84,8 +84,8 @@ class CostModel {
 std::string explain(const CallShape& call, absl::Span<const Choice> candidates,
                     double actual_seconds = 0);
 
-// What all ranks use, made of what each has measured: the median of each field. Values that are no
-// costs (negative, infinite) are left out; the defaults where none remain.
+// Merges the measurements of all ranks into one set that all use: the median of each field. Invalid
+// values (negative, infinite) are ignored; a field without valid values gets its default.
 CostParameters agree(absl::Span<const CostParameters> measured);
 
 // For sending: always kEncodedCostBytes bytes, little-endian. InvalidArgument for anything else and

@@ -30,7 +30,7 @@ struct ScheduleShape {
   double mean_steps = 0;  // that a rank does
 };
 
-// What a schedule takes with parts of so many bytes, in seconds.
+// The seconds that a schedule takes with parts of this many bytes.
 struct PieceSeconds {
   double alone = 0;  // one piece with nothing else going on
   double next = 0;   // until the next piece in the same lane is done, too

@@ -16,7 +16,7 @@
 
 namespace baton::collectives::proof {
 
-// What time is spent on.
+// The kinds of cost that add up to a time.
 enum Spent : int { kLocalAlpha, kRemoteAlpha, kLocalBytes, kRemoteBytes, kCombinedBytes, kSteps };
 inline constexpr int kSpentKinds = 6;
 

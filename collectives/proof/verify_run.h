@@ -1,11 +1,11 @@
 // One run of the verifier: all ranks of one channel against each other, symbolically. Internal to
 // verify*.cc.
 //
-// A message here is nothing but a note that its sender may go on; the receiver reads the sender's
-// memory when it takes it, as late as any executor might. So a step that overwrites what an earlier
-// send has not delivered waits for that delivery, as executors do. This is the slowest that any
-// executor can be: one that copies messages on their way waits for less, and cannot deadlock where
-// this one does not.
+// A message here only tells that its sender may continue; the receiver reads the sender's memory
+// when it takes the message, as late as any executor might. So a step that overwrites what an
+// earlier send has not delivered waits for that delivery, as executors do. This is the slowest that
+// any executor can be: one that copies messages on their way waits for less, and cannot deadlock
+// where this one does not.
 #pragma once
 
 #include <cstdint>

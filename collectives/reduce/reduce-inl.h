@@ -174,7 +174,7 @@ struct Prod {
   }
 };
 
-// For floats neither min nor max of the instruction sets: those differ in NaN and in zeros.
+// For floats do not use the min and max of the instruction sets: those differ in NaN and in zeros.
 struct Min {
   template <class V>
   HWY_INLINE V operator()(V a, V b) const {

@@ -74,7 +74,7 @@ struct Program {
   uint32_t max_message_parts = 1;
 };
 
-// Which schedule. All ranks of a call agree on it.
+// Selects a schedule. All ranks of a call pass the same.
 struct ScheduleSpec {
   Collective collective = Collective::kAllReduce;
   Algorithm algorithm = Algorithm::kRing;
@@ -103,11 +103,11 @@ absl::Status validate(const ScheduleSpec& spec);
 // The algorithms that implement this collective, ordered or not, the preferred one first.
 std::vector<Algorithm> algorithms_for(Collective collective);
 
-// Whether the blocks of all_gather and reduce_scatter may have different lengths (all_gather_v,
+// True if the blocks of all_gather and reduce_scatter may have different lengths (all_gather_v,
 // reduce_scatter_v): a message is one part, and scratch holds parts of the rank's own block alone.
 bool takes_uneven_blocks(const ScheduleSpec& spec);
 
-// One rank of it is its root.
+// True for collectives with a root.
 constexpr bool rooted(Collective collective) {
   return collective == Collective::kBroadcast || collective == Collective::kReduce ||
          collective == Collective::kGather || collective == Collective::kScatter;
@@ -119,8 +119,8 @@ uint32_t parts_of(const ScheduleSpec& spec);
 // The most parts that one message carries, anywhere: what a slot must hold. At least 1.
 uint32_t max_message_parts(const ScheduleSpec& spec);
 
-// What `rank` does on channel `channel` (< spec.channels). Costs time and memory in proportion to
-// the rank's own steps: programs of thousands of ranks can be written one by one.
+// The steps of `rank` on channel `channel` (< spec.channels). Takes time and memory in proportion
+// to the rank's own steps: programs of thousands of ranks can be written one by one.
 absl::StatusOr<Program> write_program(const ScheduleSpec& spec, uint32_t rank,
                                       uint32_t channel = 0);
 

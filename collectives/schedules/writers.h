@@ -128,7 +128,7 @@ struct Core {
 // Where the parts of core member v begin; of core.size: where the last ones end.
 using FirstPart = absl::FunctionRef<uint32_t(uint32_t v)>;
 
-// Those outside send everything; their partners combine it into `partial`.
+// Ranks outside of the core send everything to a partner, which combines it into `partial`.
 void fold_in(Writer& w, const Core& core, Range parts, Area own, Area partial);
 // Core members end with the sum of their parts, in `result` if given, else in `partial`.
 void halve(Writer& w, const Core& core, FirstPart first, Area own, Area partial,
@@ -185,7 +185,7 @@ uint32_t binomial_message(uint32_t ranks);
 
 // --- the algorithms: one file each ------------------------------------------------------------
 
-// What a schedule is made of, whoever's program it is.
+// The parts of a schedule that are the same for every rank.
 struct Shape {
   uint32_t parts = 1;
   uint32_t max_message_parts = 1;

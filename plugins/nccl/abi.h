@@ -1,6 +1,6 @@
-// NCCL's types that all of its plugin interfaces use, written anew from what NVIDIA publishes
-// (nccl.h and the headers of the plugin examples, NCCL 2.19 to 2.32). Sizes and offsets are pinned:
-// both sides are compiled apart.
+// NCCL's types that all of its plugin interfaces use, rewritten from NVIDIA's published headers
+// (nccl.h and the plugin examples, NCCL 2.19 to 2.32). Static asserts pin sizes and offsets,
+// because NCCL and this plugin are compiled separately.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ inline constexpr const char* kPluginName = "Baton";  // of every door
 
 inline constexpr size_t kHandleBytes = 128;  // NCCL_NET_HANDLE_MAXSIZE
 
-// What memory is (`type` of registrations) and what a device can reach (ptrSupport).
+// The kinds of memory: `type` of registrations, and what a device supports (ptrSupport).
 inline constexpr int kHostPointer = 1, kCudaPointer = 2, kDmaBufPointer = 4;
 
 // ncclDataType_t and ncclRedOp_t are passed on as numbers.

@@ -24,7 +24,7 @@ struct NetDeviceHandle {
 static_assert(sizeof(NetDeviceHandle) == 32 && offsetof(NetDeviceHandle, needs_progress) == 24);
 inline constexpr int kHostDevice = 0, kGinProxyDevice = 2;
 
-// What a signal does to its word.
+// The operation of a signal on its word.
 inline constexpr uint32_t kSignalInc = 1, kSignalAdd = 2;
 // A flag of an operation, since v15: others follow at once.
 inline constexpr uint32_t kAggregate = 1;

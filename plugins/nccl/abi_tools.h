@@ -46,7 +46,7 @@ inline constexpr uint64_t kGroupEvent = 1, kCollectiveEvent = 2, kPointToPointEv
 // States that tell how many bytes a step has.
 inline constexpr int kSendWaits = 9, kReceiveWaits = 10;
 
-// What Baton reads of each.
+// The fields of each descriptor that Baton reads.
 struct ProfiledCollective {
   uint64_t sequence;
   const char* function;

@@ -38,10 +38,10 @@ struct HubPeer {
   std::atomic<bool> down{false};
 };
 
-// Which door a message is for: its first byte.
+// The part of the plugin that a message is for: its first byte.
 enum class Door : char { kNet = 'n', kRma = 'r' };
 
-// What outlives a comm that was closed: transfers that have not ended yet. Destroyed when over.
+// The transfers that a closed comm left under way. Destroyed when they have ended.
 class Remains {
  public:
   virtual ~Remains() = default;
@@ -59,8 +59,8 @@ class Hub {
   Worker& worker() { return *worker_; }
   const Handle& handle() const { return handle_; }  // how others reach it
 
-  // The connection to the hub behind a handle; begun, if there is none: `up` and `down` say what
-  // has come of it. Of one that went down the next call begins another.
+  // The connection to the hub behind a handle; starts one if there is none. `up` and `down` tell
+  // its state. After a connection went down the next call starts another.
   absl::StatusOr<HubPeer*> call(const Handle& handle);
   // Unavailable, and why: it is down. OK: it is not.
   absl::Status status(const HubPeer& peer) const;
@@ -85,7 +85,7 @@ class Hub {
 
   // Keeps it until it is over.
   void leave(std::unique_ptr<Remains> remains);
-  // Polls until it is over, for so long of real time at most. False: it is not.
+  // Polls until over() is true. False: it was not within `longest` of real time.
   bool settle(const std::function<bool()>& over, std::chrono::milliseconds longest);
 
  private:

@@ -30,7 +30,7 @@ inline constexpr std::chrono::milliseconds kMostClosing{20};  // for what is und
 inline constexpr size_t kMostBytes = size_t{1} << 40;         // of a message
 inline constexpr size_t kMostBytesV8 = size_t{1} << 30;       // sizes are ints there
 
-// What a receiver lets its sender write, as it lies in the sender's ring. Little-endian.
+// A receiver's permission to write a message, as it lies in the sender's ring. Little-endian.
 struct Grant {
   uint64_t key = 0;  // of the region, and what else a RemoteRegion has
   uint64_t region_bytes = 0;
@@ -64,7 +64,7 @@ struct NetMemory {
   RemoteRegion remote;  // of a receiver's
 };
 
-// One direction between two processes.
+// One direction of data between two processes.
 class NetComm {
  public:
   NetComm(Hub& of, HubPeer* to, bool sender) : hub(of), peer(to), sends(sender) {}
@@ -75,7 +75,7 @@ class NetComm {
   // Before a comm is closed: asks its transfers to end, and takes back what it has granted.
   virtual void revoke() = 0;
 
-  // What NCCL calls it.
+  // Registers memory; returns NCCL's handle for it.
   absl::StatusOr<void*> add(void* data, size_t size, uint64_t offset, int fd);
   absl::Status remove(const void* handle);
   void remove_all();
@@ -85,7 +85,7 @@ class NetComm {
     const NetMemory* memory = nullptr;  // null: no bytes
     size_t offset = 0;                  // in its region
   };
-  // Where the bytes lie in what NCCL calls so.
+  // The place of the bytes in the memory behind NCCL's handle.
   absl::StatusOr<Place> place_of(const void* handle, const void* data, size_t bytes) const;
 
   // Why it can be used no more; OK: it can.
@@ -233,8 +233,8 @@ Result close_listen(void* listener);
 // Requests name a comm, by its number, and a place in its pool: no pointer, so a stale one is an
 // error and no crash.
 void* request_of(const NetComm& comm, uint32_t index, uint16_t generation);
-// What NCCL calls a comm: its number, so that one which is closed, or of the process that this one
-// was forked from, is an error too.
+// NCCL's handle of a comm is the comm's number, so that using a comm that is closed, or that
+// belongs to the parent process, is an error and not a crash.
 void* handle_of(const NetComm& comm);
 // Gives a comm its number, and takes it back. False: all are in use.
 bool enlist(NetComm& comm);

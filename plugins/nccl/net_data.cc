@@ -338,7 +338,7 @@ absl::StatusOr<bool> ReceiveComm::test(uint32_t index, uint16_t generation, int*
     return true;
   };
   if (!all_there()) {
-    // What has come counts, also of a sender that has closed since.
+    // Data that arrived counts, also if the sender has closed since.
     const bool over = broken();
     hub.poll();
     if (!all_there()) {

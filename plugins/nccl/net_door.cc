@@ -29,7 +29,7 @@ Result broken(NetComm& comm, const char* call, const absl::Status& status) {
   return fail(call, status);
 }
 
-// What is left of a comm whose transfers had not ended when it was closed.
+// Keeps what transfers need that had not ended when their comm was closed.
 class ClosedComm final : public Remains {
  public:
   explicit ClosedComm(std::unique_ptr<NetComm> comm) : comm_(std::move(comm)) {}

@@ -110,7 +110,7 @@ void NetComm::remove_all() {
     left_.push_back(std::move(memory));
   }
   memory_.clear();
-  // What transfers of ours still use is tried again when they have ended.
+  // Memory that our transfers still use is tried again when they have ended.
   std::erase_if(left_, [this](auto& memory) {
     return !absl::IsFailedPrecondition(forget(hub.worker(), *memory));
   });

@@ -1,4 +1,4 @@
-// What two hubs tell each other of a comm that comes up.
+// The messages of two hubs while a comm is set up.
 #pragma once
 
 #include <array>

@@ -1,7 +1,8 @@
 // Listening, connecting and accepting. Nothing here waits: NCCL calls until there is a comm.
 //
 // The sender calls the hub behind the handle, and when that answers sends it an Open. The listener
-// keeps that until it is accepted; the answer is an Accepted, or a Refused where nobody listens.
+// keeps the Open until NCCL accepts it and answers Accepted; a hub without that listener answers
+// Refused.
 #include <deque>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,7 @@ struct ListenHandle {
   std::array<char, 4> magic;
   uint32_t version;
   uint64_t listener;  // random
-  // In the copy that connect() is given: which connect it is. 0: none yet.
+  // The number of the connect, in the copy of the handle that connect() gets. 0: none yet.
   uint64_t connecting;
   uint64_t unused;
 };
@@ -45,8 +46,8 @@ struct Listener {
   std::deque<Incoming> incoming;
 };
 
-// Who listens and who connects, at all hubs. Numbers are random. NCCL's listener is its number, so
-// that one which is closed is an error and no crash.
+// All listeners and unfinished connects, of all hubs. Numbers are random. NCCL's handle of a
+// listener is its number, so that using a closed listener is an error and not a crash.
 struct NetDoor {
   std::mutex mutex;
   std::map<uint64_t, std::unique_ptr<Listener>> listeners;
@@ -57,7 +58,7 @@ NetDoor& door() {
   return *all;
 }
 
-// Under the lock. Null: there is none.
+// Call with the lock held. Null if there is no such listener.
 Listener* find(void* listener) {
   const auto found = door().listeners.find(reinterpret_cast<uintptr_t>(listener));
   return found == door().listeners.end() ? nullptr : found->second.get();
@@ -129,7 +130,7 @@ absl::Status no_number() {
   return absl::ResourceExhaustedError("this process has 65,535 comms: close some");
 }
 
-// What connect() does when it is called first.
+// The first call of connect().
 absl::StatusOr<std::unique_ptr<SendComm>> begin(int device, const ListenHandle& handle) {
   absl::StatusOr<Hub*> hub = Plugin::get().hub(device);
   if (!hub.ok()) return hub.status();
@@ -164,7 +165,7 @@ absl::Status ask(SendComm& comm) {
   return tell(comm.hub, *comm.peer, message);
 }
 
-// Where a connect that has begun stands; true: it is done.
+// Continues a connect that has begun; true when it is done.
 absl::StatusOr<bool> advance(SendComm& comm) {
   comm.hub.listen();
   if (absl::Status status = comm.hub.status(*comm.peer); !status.ok()) return status;
@@ -277,7 +278,7 @@ Result net_door::accept(void* listener, void** comm) {
   {
     const std::lock_guard lock(door().mutex);
     Listener* const from = find(listener);
-    // One whose caller is gone again is no news for NCCL, which waits for another.
+    // Drops connects whose callers are gone: NCCL waits for another one.
     while (from != nullptr && !from->incoming.empty() && from->incoming.front().from->down) {
       from->incoming.pop_front();
     }

@@ -5,7 +5,8 @@
 namespace baton::nccl {
 namespace {
 
-// What `*request` says when irecv is called: the receiver sees by itself when lines have come.
+// NCCL passes this `*request` to irecv if the receiver polls the data itself (LL, LL128) and needs
+// no completion.
 void* const kOptionalCompletion = reinterpret_cast<void*>(1);  // NOLINT: NCCL's value
 
 Result open(Logger log, int traffic_class = -1) {
@@ -29,7 +30,7 @@ Result devices(int* count) {
   return Result::kSuccess;
 }
 
-// What all versions have.
+// The properties that all versions have.
 template <typename Properties>
 Result common(int index, Properties* out) {
   const auto& all = Plugin::get().devices();

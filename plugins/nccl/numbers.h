@@ -1,7 +1,7 @@
-// What NCCL is given for a comm, a context or registered memory: a number, and no pointer, so that
-// what is closed, of another kind or made up is an error and no crash.
+// Handles for NCCL: a comm, a context or registered memory is a number, not a pointer, so that a
+// handle that is closed, of another kind or invented is an error and not a crash.
 //
-// Threads: any. find() is one load. A number is given again only when all others have been.
+// Threads: any. find() is one load. A number is reused only after all others were used.
 #pragma once
 
 #include <array>

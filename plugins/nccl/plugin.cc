@@ -36,9 +36,9 @@ constexpr std::array kAliases = {
     Alias{"NCCL_IB_PCI_RELAXED_ORDERING", "verbs.relaxed_ordering"},
     Alias{"NCCL_NSOCKS_PERTHREAD", "tcp.sockets"},
 };
-// What holds unless somebody says otherwise. Lines that a device polls need PCIe's order; a comm is
-// closed within 50 ms, whatever its peer does. A grant's acknowledgement may wait for data: the
-// next message brings it.
+// Baton's defaults in this plugin; the environment overrides them. Lines that a device polls need
+// PCIe's ordering. A comm closes within 50 ms, whatever its peer does. A grant's acknowledgement
+// may wait for data: the next message carries it.
 constexpr std::array kOwnDefaults = {Alias{"verbs.relaxed_ordering", "0"},
                                      Alias{"shm.fence_ms", "40"}, Alias{"tcp.ack_us", "2000"}};
 
@@ -67,7 +67,7 @@ bool given(const SettingValues& values, std::string_view name) {
                      [&](const auto& entry) { return entry.first == name; });
 }
 
-// Whether a provider that this library was built with has it.
+// True if a provider in this library has a setting of this name.
 bool known(std::string_view name) {
   static const std::vector<Setting> all = known_settings();
   return std::any_of(all.begin(), all.end(),

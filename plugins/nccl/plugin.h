@@ -1,8 +1,9 @@
-// What the plugin has once in a process, whichever of its doors NCCL opens: NCCL's logger, settings
-// from the environment, and the devices, each with a hub (hub.h) that all of its comms share.
+// The plugin's state that a process has once, whichever of its interfaces NCCL opens: NCCL's
+// logger, settings from the environment, and the devices, each with a hub (hub.h) that all of its
+// comms share.
 //
-// Threads: every function may be called from any thread. Nothing here throws, and what NCCL is told
-// is a Result; the reason is one line of NCCL's log (fail()).
+// Threads: every function may be called from any thread. No function throws. NCCL gets a Result;
+// the reason is one line in NCCL's log (fail()).
 #pragma once
 
 #include <array>
@@ -33,12 +34,13 @@ struct Device {
   int port = 0;
   bool rdma = false;
 };
-// Those of this machine, sorted by PCI address: RDMA adapters where there are some and they are
-// wanted, else one for the network, by its interface ("": the first). `root`: above /sys.
+// The devices of this machine, sorted by PCI address: RDMA adapters if there are any and they are
+// wanted, else one device for the network, named by its interface ("": the first). sysfs is mounted
+// at `root`.
 std::vector<Device> find_devices(const std::string& root, std::string_view wanted, bool rdma,
                                  const std::string& interface);
 
-// What the environment says: variables that users of NCCL know, and Baton's own.
+// Settings from the environment: variables that users of NCCL know, and Baton's own.
 struct PluginSettings {
   std::vector<std::string> providers;  // BATON_NCCL_PROVIDERS; empty: all there are
   SettingValues values;                // BATON_NCCL_SET, then what NCCL_* variables stand for
@@ -65,7 +67,7 @@ class Plugin {
   // Makes the device's worker when it is first used. InvalidArgument: there is no such device.
   // FailedPrecondition: this process was forked from the one that opened the plugin.
   absl::StatusOr<Hub*> hub(int device) { return hub(device, kListens); }
-  // What the device's workers are made with, for a door that makes its own. Errors as of hub().
+  // The options of the device's workers, for an interface that makes its own. Errors as of hub().
   absl::StatusOr<WorkerOptions> worker_options(int device);
   // For calls of this process to itself: a second worker, for none calls itself.
   absl::StatusOr<Hub*> calling_hub(int device) { return hub(device, kCallsItself); }

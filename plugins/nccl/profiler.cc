@@ -23,8 +23,8 @@ constexpr uint64_t kUsual =
     kCollectiveEvent | kPointToPointEvent | kProxyOperationEvent | kCopyEngineEvent;
 constexpr uint64_t kKnown = kUsual | kGroupEvent | kProxyStepEvent;
 
-// One of a process, whatever communicators it has; kept as long as the process, for proxies may
-// still stop events when the last communicator is gone.
+// One per process, whatever communicators it has. It is never freed: proxies may still stop events
+// when the last communicator is gone.
 struct Recorded {
   std::mutex mutex;
   std::string path;

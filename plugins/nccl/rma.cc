@@ -44,7 +44,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x42524d31;
 
-// What listen() writes into NCCL's handle.
+// The contents of NCCL's handle, written by listen().
 struct RmaHandle {
   uint32_t magic = kMagic;
   uint32_t unused = 0;
@@ -53,8 +53,8 @@ struct RmaHandle {
 };
 static_assert(sizeof(RmaHandle) <= kHandleBytes);
 
-// One for each communicator of NCCL's, which is one rank. Ranks of one communicator that share this
-// process need an endpoint each; all others share them.
+// NCCL's context of a communicator, which is one rank. Ranks of one communicator that share this
+// process need an endpoint each; ranks of other communicators reuse those endpoints.
 struct RmaDoor {
   uint64_t communicator = 0;
   size_t place = 0;  // among the ranks of that communicator here

@@ -51,19 +51,19 @@ struct RmaRequest {
   absl::Status result;  // before `done`
 };
 
-// What NCCL calls a collective comm.
+// A collective comm of NCCL's RMA interface.
 class RmaComm {
  public:
   explicit RmaComm(std::shared_ptr<Communicator> comm);
   ~RmaComm();
 
-  // What NCCL has; 0: there are too many.
+  // NCCL's handle of it; 0: there are too many.
   uintptr_t number() const { return number_; }
   Communicator& comm() { return *comm_; }
   // The first of so many numbers that no other context of this comm has.
   int32_t take_tags(int count) { return next_tag_.fetch_add(count); }
 
-  // What NCCL calls it; null: there are too many.
+  // Keeps the memory and returns NCCL's handle for it; null: there are too many.
   void* keep(std::unique_ptr<RmaMemory> memory);
   // False: it is not one of this comm's.
   bool drop(const void* handle);
@@ -105,7 +105,7 @@ struct RmaAccess {
   uint64_t local_offset = 0, remote_offset = 0;
   size_t size = 0;
   uint32_t rank = 0;
-  // What a put with a signal adds to.
+  // The words that a put with a signal adds to.
   void* words = nullptr;
   uint64_t word_offset = 0, value = 0;
   uint32_t operation = 0;

@@ -1,6 +1,5 @@
-// What NCCL looks for by name: ncclRmaPlugin_v13 to v16, and v13 under GIN's name, where NCCL
-// 2.30.3 and 2.30.4 look. Views of rma.h that add what a version lacks and leave out what it does
-// not have.
+// The symbols that NCCL looks up: ncclRmaPlugin_v13 to v16, and v13 under GIN's name for NCCL
+// 2.30.3 and 2.30.4. Each adapts rma.h to one version of the interface.
 #include <type_traits>
 
 #include "plugins/nccl/rma.h"
@@ -10,8 +9,8 @@
 namespace baton::nccl {
 namespace {
 
-// What comes last in a call: v13 has a request, v14 says before it whether a signal is strong, v15
-// has flags. All signals of v13 are.
+// The last arguments of a call: v13 has a request; v14 adds a flag for strong signals before it;
+// v15 has flags instead. In v13 all signals are strong.
 struct Tail {
   explicit Tail(void** at) : request(at) {}
   Tail(uint32_t what, void** at) : flags(what), request(at) {}

@@ -55,7 +55,7 @@ int place_of(const Names& names, const std::string& name) {
   return -1;
 }
 
-// False: neither a number nor "-".
+// False if the text is neither a number nor "-".
 template <typename Number>
 bool read(const std::string& text, Number& out) {
   uint64_t number = 0;
@@ -128,7 +128,7 @@ Result choose(void* context, int collective, size_t bytes, int, float** costs, i
   if (row == nullptr || row->algorithm >= algorithms || row->protocol >= protocols) {
     return Result::kSuccess;
   }
-  // One array in truth, whatever its type says.
+  // NCCL passes one contiguous array, whatever the type says.
   float& cost = reinterpret_cast<float*>(costs)[row->algorithm * protocols + row->protocol];
   if (cost < 0) return Result::kSuccess;
   cost = 0;

@@ -23,7 +23,7 @@ constexpr int64_t kFenceTime =
 static_assert(static_cast<int>(BATON_DRAM) == static_cast<int>(DRAM_SEG));
 static_assert(static_cast<int>(BATON_VRAM) == static_cast<int>(VRAM_SEG));
 
-// Memory of devices only where there is one that this process may use. Asking loads CUDA's driver.
+// Offers device memory only if this process may use a device. Asking loads CUDA's driver.
 nixl_mem_list_t supported() {
   nixl_mem_list_t out = {DRAM_SEG};
   if (baton_memory_supported(BATON_VRAM, nullptr) == BATON_OK) out.push_back(VRAM_SEG);
@@ -201,7 +201,7 @@ class Engine : public nixlBackendEngine {
   }
 
  private:
-  // Of this thread's last call.
+  // The error of this thread's last call.
   static baton_error* error() {
     thread_local baton_error last = BATON_ERROR_INIT;
     return &last;

@@ -110,11 +110,11 @@ typedef struct baton_agent_options {
   uint8_t serve_metadata;   // 1: a thread answers baton_agent_fetch_metadata() of others
   uint32_t max_transfers;   // 0: the default
   const char* settings;     // "tcp.sockets=4,shm.x=y": docs/settings.md; NULL: the defaults
-  // Where agents leave metadata for each other: "etcd://HOST:PORT/PREFIX", "http://HOST:PORT/PATH",
-  // "file:///FOLDER"; NULL: nowhere. A folder that is not there is BATON_ERR_NOT_FOUND, one that
-  // cannot be written BATON_ERR_NOT_ALLOWED.
+  // The store through which agents exchange metadata: "etcd://HOST:PORT/PREFIX",
+  // "http://HOST:PORT/PATH", "file:///FOLDER"; NULL: nowhere. A folder that is not there is
+  // BATON_ERR_NOT_FOUND, one that cannot be written BATON_ERR_NOT_ALLOWED.
   const char* metadata_store;
-  uint32_t metadata_lease_ms;  // what is there is gone so long after its agent; 0: the default
+  uint32_t metadata_lease_ms;  // entries expire this long after their agent ended; 0: the default
   uint64_t reserved;           // 0
   // "HOST" or "HOST:PORT", with commas between: where others reach this agent, if that is no
   // address of this machine (NAT, a published port); NULL: its interfaces' addresses.
@@ -209,8 +209,9 @@ int32_t baton_agent_wait_remote(baton_agent* agent, const char* remote, int32_t 
                                 baton_error* error);
 int32_t baton_agent_fetch_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                    baton_error* error);
-// The same, and no call waits for DNS: one that was given a name is made again, some times a
-// second, until baton_agent_has_remote(). One of them says what failed in looking the name up.
+// The same without waiting for DNS. If `host_port` has a host name, repeat the call, a few times a
+// second, until baton_agent_has_remote() succeeds; if the look-up fails, one of these calls returns
+// the error.
 int32_t baton_agent_ask_metadata(baton_agent* agent, const char* remote, const char* host_port,
                                  baton_error* error);
 // `metadata` NULL: all of it.
@@ -312,16 +313,16 @@ int32_t baton_transfer_telemetry(const baton_agent* agent, baton_transfer transf
 // BATON_ERR_REMOTE_DISCONNECT: the agent is known to be gone, and did not answer now.
 int32_t baton_notify(baton_agent* agent, const char* remote, const void* message, size_t size,
                      baton_error* error);
-// The oldest message that came: BATON_OK; BATON_ERR_NOT_FOUND when there is none. `from` and
-// `message` are the caller's to free.
+// Takes the oldest message that has arrived. BATON_ERR_NOT_FOUND: there is none. The caller frees
+// `from` and `message`.
 int32_t baton_next_message(baton_agent* agent, baton_bytes* from, baton_bytes* message,
                            baton_error* error);
 // The same, but waits for one; BATON_ERR_TIMEOUT when `timeout` ran out first.
 int32_t baton_wait_message(baton_agent* agent, int64_t timeout, baton_bytes* from,
                            baton_bytes* message, baton_error* error);
-// The oldest message of baton_notify() that was lost, with its agent, after the call returned
-// BATON_OK: no agent confirmed it, though it may have come. NULL for what is not wanted; `why` is
-// text. BATON_ERR_NOT_FOUND when there is none; only the newest 1,024 are kept.
+// Takes the oldest message that baton_notify() accepted and that was lost because its agent was
+// lost. The agent did not confirm it, but may have received it. Pass NULL for results that you do
+// not need; `why` is text. BATON_ERR_NOT_FOUND: there is none. Only the newest 1,024 are kept.
 int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes* message,
                                 baton_bytes* why, baton_error* error);
 
@@ -351,8 +352,8 @@ int32_t baton_next_lost_message(baton_agent* agent, baton_bytes* to, baton_bytes
 typedef struct baton_kv_layout baton_kv_layout;
 typedef struct baton_kv_plan baton_kv_plan;
 
-// What computes the KV. Layouts whose models differ in anything never make a plan. Texts have up to
-// 128 bytes.
+// The model that computes the KV. A plan needs two layouts whose models are equal in every field.
+// Texts have up to 128 bytes.
 typedef struct baton_kv_model {
   size_t size;          // sizeof(baton_kv_model)
   const char* weights;  // a hash over weights and config, or a name that stands for them; not empty
@@ -472,9 +473,9 @@ int32_t baton_kv_layout_encode(const baton_kv_layout* layout, baton_bytes* out, 
 int32_t baton_kv_layout_decode(const void* bytes, size_t size, baton_kv_layout** out,
                                baton_error* error);
 
-// Where several engines hold the same heads, which of them sends what: the plan's source is number
-// `rank` of `ranks` that split the heads in the usual way. Of those that hold the same head, `turn`
-// (a request's number, say) picks one.
+// Selects the sender if several engines hold the same heads: the plan's source is number `rank` of
+// `ranks` that split the heads in the usual way. Among the holders of one head `turn` (a request's
+// number, for example) picks one.
 typedef struct baton_kv_share {
   size_t size;  // sizeof(baton_kv_share)
   uint32_t ranks, rank;
@@ -511,8 +512,8 @@ typedef struct baton_kv_plan_info {
 int32_t baton_kv_plan_get_info(const baton_kv_plan* plan, baton_kv_plan_info* out,
                                baton_error* error);
 
-// Where one side keeps a sequence, in one group: blocks[i] is the block of its cache that holds the
-// sequence's block first_block + i, in blocks of that side's size.
+// The blocks of a sequence in one group, on one side: blocks[i] is the block of its cache that
+// holds the sequence's block first_block + i, in blocks of that side's size.
 typedef struct baton_kv_blocks {
   const int64_t* blocks;
   size_t count;
@@ -565,9 +566,9 @@ typedef struct baton_kv_checksums_info {
 } baton_kv_checksums_info;
 int32_t baton_kv_checksums_get_info(const baton_kv_checksums* checksums,
                                     baton_kv_checksums_info* out, baton_error* error);
-// Those of tokens [first_token, end_token), rounded outwards to pieces, in one layer, of the source
-// or of the target. `blocks`: of that side, whose layout was made in this process, of BATON_DRAM.
-// At most `room` go to `out`; `count`: how many there are.
+// The checksums of tokens [first_token, end_token), rounded outwards to pieces, in one layer of the
+// source or of the target. `blocks` belong to that side; its layout was made in this process, in
+// BATON_DRAM. Writes at most `room` of them to `out`; `count`: how many there are.
 int32_t baton_kv_checksums_take(const baton_kv_checksums* checksums, int32_t of_target,
                                 const baton_kv_blocks* blocks, uint64_t first_token,
                                 uint64_t end_token, uint32_t layer, uint32_t* out, size_t room,
@@ -621,7 +622,7 @@ int32_t baton_kv_session_save(baton_kv_session* session, uint64_t send, uint32_t
 int32_t baton_kv_session_hold(baton_kv_session* session, uint64_t send, baton_error* error);
 // It has ended otherwise: decode is told to compute the prompt.
 int32_t baton_kv_session_drop(baton_kv_session* session, uint64_t send, baton_error* error);
-// A held request whose blocks are free again. BATON_ERR_NOT_FOUND: there is none now.
+// Returns a held request whose blocks are free again. BATON_ERR_NOT_FOUND: there is none now.
 int32_t baton_kv_session_next_released(baton_kv_session* session, uint64_t* send,
                                        baton_error* error);
 
@@ -659,8 +660,8 @@ typedef struct baton_kv_loaded {
   int64_t took;     // nanoseconds since it was ordered
   int64_t reading;  // those of them in which blocks were read and checked
 } baton_kv_loaded;
-// A load that is over: how it ended. BATON_OK: all is here; an error: compute the prompt. No byte
-// of it moves any more. BATON_IN_PROGRESS: none is over after `timeout` nanoseconds.
+// Takes a load that has ended; no byte of it moves any more. BATON_OK: all KV has arrived. An
+// error: compute the prompt. BATON_IN_PROGRESS: no load ended within `timeout` nanoseconds.
 int32_t baton_kv_session_next_loaded(baton_kv_session* session, int64_t timeout,
                                      baton_kv_loaded* out, baton_error* error);
 

@@ -41,7 +41,7 @@ extern "C" {
 
 // --- endpoints --------------------------------------------------------------------------------
 
-// What all communicators of a process share: connections, memory that peers reach, a thread.
+// All communicators of a process share an endpoint: connections, memory that peers reach, a thread.
 typedef struct baton_endpoint baton_endpoint;
 
 typedef struct baton_endpoint_options {
@@ -89,8 +89,8 @@ int32_t baton_endpoint_free(baton_endpoint* endpoint, void* data, baton_error* e
 
 // --- where ranks meet -------------------------------------------------------------------------
 
-// Serves a rendezvous, on a thread of its own: whoever starts the ranks, or one of them, opens it
-// and tells the others its address.
+// A rendezvous server on a thread of its own. The launcher, or one of the ranks, opens it and
+// passes its address to the others.
 typedef struct baton_rendezvous baton_rendezvous;
 // `listen`: "host:port"; NULL: a free port of loopback, "*": one of every interface. `ranks`: how
 // many come; 0: as many as the first one says. `address` gets what goes into
@@ -100,7 +100,7 @@ int32_t baton_rendezvous_open(const char* listen, uint32_t ranks, const char* ke
 // Once all ranks have met, or no more will. NULL: nothing.
 void baton_rendezvous_close(baton_rendezvous* rendezvous);
 
-// Where this process stands in its group.
+// This process's rank and the size of its group.
 typedef struct baton_place {
   size_t size;             // sizeof(baton_place)
   const char* rendezvous;  // "host:port" where the ranks meet; NULL: there is one rank
@@ -112,10 +112,11 @@ typedef struct baton_place {
 #define BATON_PLACE_INIT \
   { sizeof(baton_place), 0, 0, 1, 0, 1, 0, 0 }
 
-// What the launcher says, by BATON_RANK, BATON_RANKS and BATON_RENDEZVOUS, or as torchrun, Open
-// MPI, MPICH, Intel MPI or Slurm say it: collectives/launch.h. `out` has its size; `rendezvous`,
-// the caller's to free, holds the text that `out` points to. BATON_ERR_NOT_FOUND: no launcher
-// started this process. BATON_ERR_INVALID_PARAM names the variable that makes no sense.
+// Reads the place from the launcher's variables: BATON_RANK, BATON_RANKS and BATON_RENDEZVOUS, or
+// those of torchrun, Open MPI, MPICH, Intel MPI or Slurm (collectives/launch.h). Set `out->size`
+// before the call. `rendezvous` holds the text that `out` points to; the caller frees it.
+// BATON_ERR_NOT_FOUND: no launcher started this process. BATON_ERR_INVALID_PARAM names the variable
+// whose value is invalid.
 int32_t baton_place_from_environment(baton_place* out, baton_bytes* rendezvous, baton_error* error);
 
 // --- communicators ----------------------------------------------------------------------------
@@ -152,7 +153,8 @@ int32_t baton_comm_create(baton_endpoint* endpoint, const baton_handle* handles,
                           const baton_comm_options* options, baton_comm** out, baton_error* error);
 // Another handle of its endpoint, for the caller to close.
 int32_t baton_comm_endpoint(const baton_comm* comm, baton_endpoint** out, baton_error* error);
-// Those of its ranks, in their order. At most `room` go to `out`; `count`: how many there are.
+// The handles of its ranks, in their order. Writes at most `room` to `out`; `count`: how many there
+// are.
 int32_t baton_comm_handles(const baton_comm* comm, baton_handle* out, size_t room, size_t* count,
                            baton_error* error);
 // BATON_OK: all ranks are there; BATON_IN_PROGRESS: not yet; or what broke the communicator.
@@ -214,9 +216,9 @@ void baton_comm_destroy(baton_comm* comm);
 
 // --- calls ------------------------------------------------------------------------------------
 
-// What `in` and `out` hold, in elements, with n = ranks. They are equal (in place), or do not
-// overlap; where one is n times the other, in place means that the rank's own part lies at its
-// place in the larger one.
+// The sizes of `in` and `out` in elements, with n = ranks. The two are equal (in place), or do not
+// overlap. If one is n times the other, in place means that the smaller one is the rank's own part
+// of the larger one.
 typedef enum baton_call_kind {  //        in                   out
   BATON_ALL_REDUCE = 0,         //        count                count
   BATON_REDUCE_SCATTER = 1,     //        n * count            count
@@ -322,9 +324,10 @@ int32_t baton_comm_start(baton_comm* comm, const baton_call* call, baton_work* w
 // begin at once, and their own numbers are good for baton_work_source() alone.
 int32_t baton_comm_group_begin(baton_comm* comm, baton_work* group, baton_error* error);
 int32_t baton_comm_group_end(baton_comm* comm, baton_work group, baton_error* error);
-// What is put on the stream from now on runs when the call, or all of a group, has ended, well or
-// not, or at its timeout. Of a call that has ended: how, and nothing is held. Whoever drives the
-// endpoint ends the stream's wait, and calls nothing that waits for the stream on that thread.
+// Work put on the stream from now on runs when the call, or all of a group, has ended, well or not,
+// or at its timeout. If the call has ended already the stream does not wait, and this returns how
+// it ended. The thread that drives the endpoint ends the stream's wait: on that thread call nothing
+// that waits for the stream.
 int32_t baton_work_hold(baton_comm* comm, baton_work work, const baton_stream* stream,
                         baton_error* error);
 // How the call ended; BATON_ERR_TIMEOUT: it goes on. BATON_ERR_NOT_FOUND: its end was told already,
@@ -383,13 +386,14 @@ typedef struct baton_access {
 // window's communicator.
 int32_t baton_window_start(baton_window* window, const baton_access* access, baton_work* work,
                            baton_error* error);
-// What the signal `slot` of rank `from` is here. Advances nothing.
+// The value here of signal `slot` of rank `from`. Does not make progress.
 int32_t baton_window_signal_value(const baton_window* window, int32_t from, uint32_t slot,
                                   uint64_t* value, baton_error* error);
 int32_t baton_window_bytes(const baton_window* window, int32_t rank, uint64_t* bytes,
                            baton_error* error);
-// That rank's memory as it is seen here, until the window is destroyed: this rank's own; another's
-// read-only. BATON_ERR_NOT_SUPPORTED: it cannot be mapped, and why: use BATON_GET.
+// A view of that rank's memory, valid until the window is destroyed; another rank's memory is
+// read-only. BATON_ERR_NOT_SUPPORTED: it cannot be mapped (the error has the reason): use
+// BATON_GET.
 int32_t baton_window_view(baton_window* window, int32_t rank, const void** data, uint64_t* bytes,
                           baton_error* error);
 

@@ -56,7 +56,7 @@ typedef struct baton_expert_group {
   int32_t count;
 } baton_expert_group;
 
-// What a dispatch has brought, until its combine begins (`outputs`: has ended).
+// The rows that a dispatch brought, valid until its combine begins (`outputs`: has ended).
 typedef struct baton_expert_rows {
   size_t size;                       // sizeof(baton_expert_rows)
   const baton_expert_group* groups;  // of each expert of this rank, in ascending number
