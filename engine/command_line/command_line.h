@@ -9,7 +9,7 @@ namespace baton::engine::command_line {
 
 inline constexpr int kUsage = 2;  // exit status
 
-// What is wrong, for people: of a flag that does not exist, with the nearest that does.
+// The error text for a command line; for an unknown flag it names the nearest known one.
 std::string complaint(const CLI::App& app, const CLI::ParseError& error);
 
 // The long flag of `app` that is nearest to `flag`, as "; did you mean --flag?"; "" if none is
@@ -25,8 +25,8 @@ void prepare(CLI::App& app, const std::string& name);
 // --help.
 int parse(CLI::App& app, const std::string& name, int argc, const char* const* argv);
 
-// What --help prints: values and their ranges in the field's notation, lines of at most 100
-// columns. And the same as a table, from which the man pages and the completions are made.
+// The text of --help, with values and their ranges, in lines of at most 100 columns; and the same
+// as a table, from which the man pages and the completions are made.
 
 // `--rounds 1..1000    Rounds over the slow link [3]`, where CLI11 by itself writes
 // `--rounds INT:INT in [1 - 1000]=3`.

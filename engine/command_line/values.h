@@ -1,5 +1,5 @@
-// What the value of an option may be. Each of these goes to CLI::Option::check() or transform(); a
-// value that is none is refused before the command does anything, with what would do.
+// Validators for option values, to pass to CLI::Option::check() or transform(). An invalid value is
+// refused before the command does anything, with the values that are allowed.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ CLI::Validator port();
 // A name or an address of a host, which can be looked up.
 CLI::Validator host();
 
-// One of these words: another is refused with the nearest.
+// Accepts one of these words; the error for another names the nearest.
 CLI::Validator one_of(std::vector<std::string> words);
 
 // A number of bytes, or one with K, M or G (powers of 1024). For transform().

@@ -16,7 +16,7 @@ CLI::Option* add_providers(CLI::App& app, std::vector<std::string>& providers);
 CLI::Option* add_provider(CLI::App& app, std::string& provider, const std::string& text);
 // `--set NAME=VALUE`, any number of times.
 CLI::Option* add_settings(CLI::App& app, SettingValues& settings);
-// `--key-file FILE`; an empty one is none.
+// `--key-file FILE`; an empty name means no file.
 CLI::Option* add_key_file(CLI::App& app, std::string& file);
 // `--advertise HOST[:PORT]`, under this name: WorkerOptions::advertise.
 CLI::Option* add_advertise(CLI::App& app, const char* name, std::string& advertise);

@@ -37,7 +37,7 @@ namespace baton::engine::device {
 // Steps that come again and again, each recorded once as a CUDA graph: a step of decoding is
 // hundreds of small kernels, and a launch of its graph is one call.
 
-// What the launches of a step follow from, but for what they read in the device's memory.
+// The facts that decide a step's kernel launches, except for what kernels read in device memory.
 struct StepShape {
   uint32_t tokens = 0;  // one of each sequence
   bool draws = false;
@@ -73,7 +73,7 @@ class StepGraphs {
   uint64_t recorded_ = 0;
 };
 
-// What the fingerprint of a model says whose KV a device computes.
+// The part of a model's fingerprint that tells how a device computes KV.
 std::string_view device_arithmetic(Arithmetic arithmetic);
 
 // After an error of the driver the step's requests fail, and the next step works unless the device
@@ -99,8 +99,8 @@ class DeviceModel final : public ModelRunner {
   absl::Status alive() const override { return gpu_->alive(); }
   std::optional<int32_t> drawn(size_t chunk) const override;
 
-  // Whether steps that come again are recorded as CUDA graphs, where the driver has them: before
-  // prepare(). It changes no bit.
+  // Records repeated steps as CUDA graphs if the driver supports them. Call this before prepare().
+  // Results stay the same, bit by bit.
   void use_graphs(bool on) { use_graphs_ = on; }
   uint64_t graphs_recorded() const { return graphs_.recorded(); }
 
@@ -125,13 +125,13 @@ class DeviceModel final : public ModelRunner {
     float* sin = nullptr;
     std::byte* inputs = nullptr;
   };
-  // Where the lists of a step lie among its inputs, in bytes: at the same place in every step, so
-  // that a CUDA graph finds them.
+  // Offsets in bytes of a step's lists among its inputs: equal in every step, so that a CUDA graph
+  // finds them.
   struct InputPlaces {
     size_t ids = 0, positions = 0, slots = 0, rows = 0, draws = 0, counts = 0, tasks = 0,
            split_tasks = 0, items = 0, tables = 0, end = 0;
   };
-  // What a step reads, on the device.
+  // The inputs of a step, on the device.
   struct Inputs {
     uint32_t tokens = 0;
     const uint32_t* ids = nullptr;        // [tokens]
@@ -181,7 +181,8 @@ class DeviceModel final : public ModelRunner {
   absl::Status multiply(const float* a, uint32_t rows, int k, const uint16_t* w, int n,
                         const float* bias, float* c, bool accumulate);
   absl::Status prepare_layers();
-  // Whether a step is single tokens that all draw or want logits, and waits for nothing.
+  // True if a step consists of single tokens that all draw or want logits, and waits for nothing:
+  // such a step may be repeated as a CUDA graph.
   bool may_come_again(std::span<const SequenceChunk> chunks, const LayerHook& hook) const;
   // Puts the step on the stream. With a hook it asks and tells that of the layers meanwhile.
   absl::Status queue_step(const KvCache& cache, LayerHook* hook);
@@ -203,8 +204,7 @@ class DeviceModel final : public ModelRunner {
   std::unique_ptr<gpudirect::DeviceSlab> scratch_memory_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_inputs_;
   std::unique_ptr<gpudirect::RegisteredPages> pinned_logits_;
-  // What reports how far a step is: tickets, or where the device has none events, one for each
-  // layer.
+  // Reports the progress of a step: tickets, or, on devices without them, one event per layer.
   std::unique_ptr<gpudirect::LayerTickets> tickets_;
   std::vector<gpudirect::Event> written_;
   int told_ = 0;        // layers of this step

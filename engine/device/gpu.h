@@ -42,7 +42,7 @@ class Gpu {
   absl::Status upload(gpudirect::DevicePointer to, const void* from, size_t bytes);
   // Puts a copy on the stream; to or from the host's side it is RegisteredPages.
   absl::Status copy(gpudirect::DevicePointer to, gpudirect::DevicePointer from, size_t bytes) const;
-  // Whether what was on the stream when the event was recorded has ended.
+  // True when the work that was on the stream when the event was recorded has ended.
   absl::StatusOr<bool> reached(gpudirect::Event event) const;
   // Wait until the stream is empty, or has come to the event, also where a call fails meanwhile:
   // for two minutes at most. Then that stays an error for good, since what still runs is unknown.
@@ -86,7 +86,7 @@ inline gpudirect::DevicePointer address_of(const void* data) {
   return static_cast<gpudirect::DevicePointer>(reinterpret_cast<uintptr_t>(data));
 }
 
-// What --device says, and the device that it names.
+// The value of --device, and the device that it names.
 
 // "cpu": nothing. "cuda" and "cuda:N": the device's number. InvalidArgument for other words.
 absl::StatusOr<std::optional<int>> parse_device(std::string_view text);

@@ -19,15 +19,15 @@ absl::StatusOr<std::string> read_file(const std::string& path, size_t max_bytes 
 
 // Writes the pieces to a temporary file in the same directory, fsyncs, renames it over `path`, with
 // the mode of a file that was there. On failure nothing is left behind and the old file stays.
-// Links are followed: the file that they lead to is replaced, they stay. What is no regular file (a
-// device, a FIFO, a descriptor such as /dev/stdout) is written to, and so is a file in a directory
-// that may not be written to, or one that is mounted by itself.
+// Links are followed: their target is replaced and the links stay. A path that is not a regular
+// file (a device, a FIFO, a descriptor such as /dev/stdout) is written to directly, and so is a
+// file in a directory that may not be written to, or one that is mounted by itself.
 absl::Status write_file_atomically(const std::string& path,
                                    std::span<const std::string_view> pieces);
 absl::Status write_file_atomically(const std::string& path, std::string_view bytes);
 
-// Whether write_file_atomically() replaces what is at `path`: a regular file, or nothing yet. Only
-// such a file may be written again and again; a stream would hold all of it each time.
+// True if write_file_atomically() replaces `path`: it is a regular file or does not exist yet.
+// Rewrite only such files periodically; a stream would get the whole content each time.
 bool is_replaced(const std::string& path);
 
 // Makes what was created and renamed in the directory outlast a crash of the machine.

@@ -34,7 +34,7 @@ struct TraceSpan {
 
 // JSON with an array "traceEvents". InvalidArgument for anything else.
 absl::StatusOr<nlohmann::json> parse_trace(std::string_view text);
-// In their order. InvalidArgument for a field that is none.
+// The spans in their order. InvalidArgument: the text is not such a trace.
 absl::StatusOr<std::vector<TraceSpan>> read_spans(std::string_view text);
 
 }  // namespace baton::engine

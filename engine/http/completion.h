@@ -47,7 +47,7 @@ struct StreamedEvent {
   }
 };
 
-// What all completions of a server share.
+// The state that all completions of a server share.
 struct CompletionHost {
   serve::EngineThread& engine;
   const Tokenizer& tokenizer;
@@ -57,10 +57,10 @@ struct CompletionHost {
   std::shared_ptr<serve::ServingMetrics> metrics = std::make_shared<serve::ServingMetrics>();
 };
 
-// Whether the requester only needs the first token for now.
+// True if the requester needs only the first token for now.
 bool waits_for_first_token(const HttpRequest& asked, const ApiRequest& request);
 
-// What an answer to `request` takes, whose prompts have these tokens.
+// The work that an answer to `request` takes, given its prompts' tokens.
 serve::WorkAhead work_of(const ApiRequest& request,
                          const std::vector<std::vector<int32_t>>& prompts, bool first_token);
 

@@ -19,16 +19,16 @@
 
 namespace baton::engine::http {
 
-// What all connections of a listener share. Outlives none of its connections' callbacks.
+// The state that all connections of a listener share; it outlives their callbacks.
 struct ConnectionHost {
   HttpListenerOptions options;
   std::function<bool(const std::shared_ptr<HttpExchange>&)> filter;  // a head; true: answered
   HttpHandler handle;                                                // a whole request
   std::weak_ptr<EventLoop> loop;
   std::list<std::shared_ptr<HttpConnection>> all;
-  // Those that wait for a client's bytes, or for its end, the one that has waited longest first.
+  // Connections that wait for a client's bytes or for its end; the longest wait comes first.
   std::list<HttpConnection*> reading;
-  // Those whose client has to take bytes of an answer; the one that has taken none for longest
+  // Connections whose client must read an answer; the one that has read nothing for longest comes
   // first.
   std::list<HttpConnection*> writing;
   std::atomic<size_t> connections{0};
@@ -47,7 +47,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void start();
   // Bytes of the answer; `last` ends it, and `close` the connection behind it.
   void send(std::string bytes, bool last, bool close);
-  // Closes at once; whoever has an exchange of it hears that the client is gone.
+  // Closes at once; an open exchange is told that the client is gone.
   void close();
   // Since when the client keeps us waiting, of those in one of the host's two lists.
   Time waits_since() const { return waits_since_; }

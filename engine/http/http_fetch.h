@@ -29,13 +29,13 @@ struct HttpUrl {
   friend bool operator==(const HttpUrl&, const HttpUrl&) = default;
 };
 
-// Bytes that several requests send, none of which has a copy of them.
+// Bytes that several requests send without copying them.
 using SharedBytes = std::shared_ptr<const std::string>;
 
-// Whose certificates are believed.
+// The certificates that are trusted.
 struct HttpTrust;
-// Those that are in this PEM file, or signed by one that is; "": as the system has them, where
-// SSL_CERT_FILE says. InvalidArgument if the file cannot be used.
+// Trusts the certificates in this PEM file and those that they signed; "": the system's, or those
+// of SSL_CERT_FILE. InvalidArgument if the file cannot be used.
 absl::StatusOr<std::shared_ptr<HttpTrust>> load_trust(const std::string& file);
 
 struct HttpFetchRequest {

@@ -34,7 +34,7 @@ struct HttpRequest {
   std::string body;
   absl::flat_hash_map<std::string, std::string> headers;  // names in lower case
 
-  // "" where there is none.
+  // The header's value; "" if the request does not have it.
   std::string_view header(std::string_view lower_case_name) const;
 };
 
@@ -113,8 +113,9 @@ struct HttpListenerOptions {
       patient(std::chrono::milliseconds(75000));  // between two requests of a connection
   std::chrono::milliseconds write_timeout =
       patient(std::chrono::milliseconds(60000));  // a client that takes nothing for so long
-  // When there are too many connections, the one goes that has kept the server waiting for longest:
-  // for a request, for its end, or with an answer of which it has taken nothing for so long.
+  // When there are too many connections, the server closes the one that has made it wait longest:
+  // for a request, for the request's end, or for reading an answer, after it has read nothing for
+  // this long.
   std::chrono::milliseconds unread_after = patient(std::chrono::milliseconds(5000));
   const Clock* clock = &Clock::steady();  // of `unread_after`; the deadlines are the loop's
   // PEM files, both or none: with them the listener speaks TLS alone (1.2 and newer).

@@ -1,5 +1,5 @@
 // A client's socket, plain or with TLS. Internal to engine/http; everything runs on the loop's
-// thread, and whoever waits for something keeps the socket alive.
+// thread, and a pending wait keeps the socket alive.
 #pragma once
 
 #include <functional>

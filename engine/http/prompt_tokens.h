@@ -24,8 +24,8 @@ absl::StatusOr<std::vector<std::vector<int32_t>>> prompt_tokens(
     const ApiRequest& request, const Tokenizer& tokenizer,
     const std::optional<ChatTemplate>& chat_template);
 
-// The text of these tokens with the names of special ones, which Tokenizer::decode() leaves out:
-// whoever gave their ids meant them.
+// The text of these tokens including the names of special tokens, which Tokenizer::decode() leaves
+// out: a client that sent their ids meant them.
 std::string text_with_special(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens);
 
 // Each token as tokenizer.json writes it, as transformers' convert_ids_to_tokens() does.

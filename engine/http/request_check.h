@@ -1,4 +1,4 @@
-// What the server and the router do alike: every request gets an id, and its API key is checked,
+// Code that the server and the router share: every request gets an id, and its API key is checked,
 // before its route sees it; and /metrics has a part about clients' connections.
 #pragma once
 
@@ -32,8 +32,8 @@ bool check_api_key(std::string_view key, HttpExchange* exchange);
 // A request's name: 32 hexadecimal digits, at random.
 std::string make_request_id();
 
-// Whether a client's own id, of the header X-Request-Id, can be used in headers and logs: 1 to 128
-// letters, digits, "-", "_", ".", ":".
+// True if a client's own id, from the header X-Request-Id, may be used in headers and logs: 1 to
+// 128 letters, digits, "-", "_", ".", ":".
 bool is_request_id(std::string_view id);
 
 }  // namespace baton::engine::http

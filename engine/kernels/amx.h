@@ -15,8 +15,8 @@
 
 namespace baton::engine {
 
-// Whether this process may use tiles. The first call asks the kernel for it, for all threads that
-// the process has and will have; any thread may call.
+// True if this process may use AMX tiles. The first call asks the kernel, for all present and
+// future threads of the process. Any thread may call.
 bool amx_usable();
 // Why it may not, for people; empty if it may.
 std::string_view why_no_amx();

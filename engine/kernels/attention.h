@@ -34,10 +34,10 @@ struct AttentionCall {
 // Queries (token, head) computed together, at most: what the registers of the widest vectors hold.
 inline constexpr int kQueryTile = 12;
 
-// A context is cut into splits of so many positions, [0, 256), [256, 512) and so on, whoever else
-// is in the batch. What a query takes from a split depends on that split's tokens alone, so on a
-// device several blocks of threads may share a context. The number is part of the arithmetic, and
-// so of a model's fingerprint.
+// A context is cut into splits of this many positions, [0, 256), [256, 512) and so on, whatever
+// else is in the batch. A query's result from a split depends on that split's tokens alone, so on a
+// device several thread blocks may share a context. The number is part of the arithmetic, and so of
+// a model's fingerprint.
 inline constexpr int kSplitTokens = 256;
 
 // Floats of scratch that paged_attention needs.

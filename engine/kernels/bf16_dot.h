@@ -16,14 +16,16 @@
 
 namespace baton::engine {
 
-// Whether the processor has it, and it adds as above: the first call tries. Any thread may call.
+// True if the processor has the instruction and it adds in the order above; the first call tests
+// it. Any thread may call.
 bool dots_usable();
 // Why it may not be used, for people; empty if it may.
 std::string_view why_no_dots();
 
 // sums[16] += dots of 16 pairs of a and b.
 using DotPairs = void (*)(const uint16_t* a, const uint16_t* b, float* sums);
-// Whether it adds as above, by some thousand sums that every other order or rounding would change.
+// Tests the order of additions with some thousand sums that any other order or rounding would
+// change.
 bool adds_in_order(DotPairs dot);
 
 // Pairs k with k + 2 in lines of 32 k, in place: first the pairs of even k, then those of odd k. Of

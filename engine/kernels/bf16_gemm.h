@@ -48,7 +48,7 @@ class Bf16Scratch {
   Bf16Scratch(Bf16Unit unit, int max_rows, int max_k, int threads, int max_hidden = 0);
   Bf16Unit unit() const { return unit_; }
   size_t bytes() const;
-  // Whether feed_forward_bf16() can do it with this scratch.
+  // True if feed_forward_bf16() can use this scratch for `hidden`.
   bool takes_hidden(int hidden) const;
 
  private:

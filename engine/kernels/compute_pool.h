@@ -11,9 +11,9 @@
 
 namespace baton::engine {
 
-// What the workers of a ComputePool sleep on: rung when there is work, and once more at the end.
-// Work and the end are one number, so that no worker can hear of the one and miss the other: a
-// worker that has looked before either does not sleep.
+// The workers of a ComputePool sleep on this bell. It rings when there is work, and once when the
+// pool ends. One number covers both, so that no worker misses either: a worker that looked before
+// the number changed does not fall asleep.
 class PoolBell {
  public:
   // For wait(); a worker looks before it looks for work.

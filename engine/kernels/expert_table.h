@@ -1,4 +1,4 @@
-// Which experts a token goes to, and which tokens an expert has.
+// Maps tokens to their experts, and experts to their tokens.
 //
 // The choice of a token follows from its own logits alone. Tokens are then listed by expert, so
 // that the weights of an expert are read once for all of its tokens, and those of an expert without
@@ -46,7 +46,7 @@ class ExpertTable {
   void group(int tokens);
   std::span<const Group> groups() const { return groups_; }  // in ascending number of the expert
   const Slot& slot(int index) const { return slots_[static_cast<size_t>(index)]; }
-  // Where the expert of this number among the token's own, which ascend, has it: its slot.
+  // The slot of the token's expert number `number`, counted in ascending order of the experts.
   int place(int token, int number) const {
     return places_[static_cast<size_t>(token) * static_cast<size_t>(per_token_) +
                    static_cast<size_t>(number)];

@@ -31,7 +31,7 @@ struct KvGeometry {
   size_t cache_bytes(size_t num_blocks) const { return block_bytes() * num_blocks * layers; }
   // Bytes of KV that one token adds, all layers.
   size_t token_bytes() const { return block_bytes() / block_tokens * layers; }
-  // Where block `block` of layer `layer` starts, in bytes from the cache's base.
+  // The offset in bytes of block `block` of layer `layer` from the cache's base.
   size_t block_offset(int layer, size_t block, size_t num_blocks) const {
     return (static_cast<size_t>(layer) * num_blocks + block) * block_bytes();
   }

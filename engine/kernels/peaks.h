@@ -1,4 +1,4 @@
-// What this machine can do at best: the roofs that kernels are measured against.
+// Measures this machine's peak rates: the roofs that kernels are compared with.
 #pragma once
 
 #include <cstddef>

@@ -14,8 +14,9 @@
 // rest.
 #define HWY_BROKEN_EMU128 1
 
-// Where every load is checked, an unrolled loop takes minutes to compile: there loops stay loops,
-// and what is left out is what no machine that runs a sanitizer would take.
+// With a sanitizer, which checks every load, an unrolled loop takes minutes to compile. Those
+// builds therefore keep loops rolled, and leave out targets that no machine that runs a sanitizer
+// would select.
 #ifdef BATON_SANITIZED_KERNELS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
 #define BATON_UNROLL

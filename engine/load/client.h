@@ -48,8 +48,8 @@ struct Answer {
   }
 };
 
-// What the server says of itself and of its tokenizer. Each call waits for its answer, 60 s at
-// most, and is for threads other than the loop's. Unavailable with what to do where there is none.
+// The server's model name and its tokenizer. Each call waits up to 60 s for the answer; do not call
+// it on the loop's thread. Unavailable, with the remedy, if the server does not answer.
 absl::StatusOr<std::string> model_of(const std::shared_ptr<http::EventLoop>& loop,
                                      const Server& server);
 absl::StatusOr<Words> words_of(const std::shared_ptr<http::EventLoop>& loop, const Server& server,

@@ -1,5 +1,5 @@
-// What a server is asked, and when: texts, random tokens, or a trace in Mooncake's format. The same
-// options and words give the same requests.
+// The requests to a server and their times: texts, random tokens, or a trace in Mooncake's format.
+// Equal options and words give equal requests.
 #pragma once
 
 #include <cstddef>

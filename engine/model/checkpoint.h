@@ -55,7 +55,7 @@ enum LayerWeight {
 
 enum ExpertWeight { kExpertGate, kExpertUp, kExpertDown, kPerExpert };
 
-// Whether this layer of such a model has this weight.
+// True if this layer of such a model has this weight.
 bool has_weight(const ModelConfig& config, int layer, LayerWeight kind);
 
 struct Checkpoint {
@@ -63,8 +63,8 @@ struct Checkpoint {
   // Embedding, then each layer's weights in the order of LayerWeight, the final norm and, if
   // embeddings are not tied, lm_head.
   std::vector<Weight> weights;
-  // What whoever loads it should be told, a line each: tensors that are not used, a config that the
-  // files contradict.
+  // Remarks for the program that loads the checkpoint, one line each: unused tensors, a config that
+  // contradicts the files.
   std::vector<std::string> remarks;
 
   const Weight& embedding() const { return weights[0]; }

@@ -63,7 +63,7 @@ struct ModelConfig {
   bool attention_bias = false;       // kLlama, kQwen3 and kQwen3Moe: of all four projections
   bool mlp_bias = false;             // kLlama
   int sliding_window = 0;            // tokens that a token sees, itself included; 0: all
-  // Which layers have the window, where not all do; else empty.
+  // Per layer: true if it has the window. Empty if all layers are alike.
   std::vector<bool> sliding_layers;
   // Mixture of experts (kQwen3Moe and kMixtral): in place of one feed-forward block a layer has
   // several, of which a router chooses some for each token and weighs what they say.
@@ -71,7 +71,8 @@ struct ModelConfig {
   int experts_per_token = 0;    // k, chosen for each token
   int expert_size = 0;          // width of an expert's gate and up; of kMixtral intermediate_size
   bool norm_topk_prob = false;  // the weights of the chosen ones sum to one; of kMixtral they do
-  // Which layers have one block of intermediate_size instead, where some do; else empty.
+  // Per layer: true if it has one block of intermediate_size instead of experts. Empty if no layer
+  // has.
   std::vector<bool> dense_layers;
   int32_t bos_token_id = -1;  // -1: none
   std::vector<int32_t> eos_token_ids;

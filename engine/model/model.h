@@ -59,10 +59,11 @@ class LayerHook {
     (void)layer;
     return absl::OkStatus();
   }
-  // Whether before_layer() may have to wait for what comes while the step runs. Where not, a runner
-  // may ask for all layers before it starts.
+  // True if before_layer() may wait for data that arrives while the step runs. If false, a runner
+  // may call it for all layers before it starts.
   virtual bool waits() const { return true; }
-  // Whether it matters when kv_written() comes. Where not, it may come for all layers at the end.
+  // True if kv_written() must be called as soon as a layer is written. If false, a runner may call
+  // it for all layers at the end.
   virtual bool hears_layers() const { return true; }
   // Often, while a device computes and this thread has nothing to do.
   virtual void while_waiting() {}
@@ -81,11 +82,13 @@ struct WorkspaceLimits {
   int max_tokens = 512;  // new tokens in one forward(), all chunks together
   int max_chunks = 64;   // chunks in one forward()
   int max_context = 0;   // longest position + 1; 0 means the model's max_position_embeddings
-  // That multiplies in bf16 arithmetic: for speed alone, since every unit gives the same bits.
+  // The unit that multiplies in bf16 arithmetic. It only affects speed: every unit gives the same
+  // bits.
   Bf16Unit bf16_unit = best_bf16_unit();
 };
 
-// Whether chunks can be computed, as Model::forward() says: with this cache, and logits or none.
+// Checks that chunks can be computed with this cache, and with logits or without, as
+// Model::forward() requires.
 absl::Status check_chunks(const ModelConfig& config, const KvGeometry& geometry,
                           std::span<const SequenceChunk> chunks, const KvCache& cache,
                           const WorkspaceLimits& limits, const float* logits);
@@ -126,8 +129,8 @@ class Model {
   static absl::StatusOr<Model> create(Checkpoint&& checkpoint,
                                       Arithmetic arithmetic = Arithmetic::kFp32,
                                       const ModelShard& shard = {});
-  // What a model is, without its weights: config and fingerprint, for one that a device computes.
-  // Its forward() is an error. `arithmetic` is what the fingerprint says where that is not "fp32".
+  // A model without weights, only config and fingerprint, for a model that a device computes. Its
+  // forward() fails. `arithmetic` goes into the fingerprint unless it is "fp32".
   static absl::StatusOr<Model> describe(const Checkpoint& checkpoint, std::string_view arithmetic);
 
   Model(Model&&) noexcept;

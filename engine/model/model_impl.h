@@ -1,4 +1,4 @@
-// What a Model is made of, for the sources that compute with it.
+// The parts of a Model, for the sources that compute with it.
 #pragma once
 
 #include <algorithm>

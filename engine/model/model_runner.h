@@ -1,4 +1,4 @@
-// What computes a model's steps: the CPU, or a device (engine/device/device_model.h).
+// Runs a model's steps: on the CPU, or on a device (engine/device/device_model.h).
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ class ModelRunner {
   virtual std::string name() const = 0;
   // Once, before the first forward(): what a step may hold.
   virtual absl::Status prepare(const WorkspaceLimits& limits) = 0;
-  // Memory for a KV cache where this runner reads it, as long as the runner: of a device, which the
-  // CPU must not touch. Null: the host's, which whoever asks has to find.
+  // Memory for a KV cache where this runner reads it, valid as long as the runner: device memory,
+  // which the CPU must not touch. Null: the runner reads host memory, which the caller allocates.
   virtual absl::StatusOr<void*> allocate_cache(size_t bytes) = 0;
   // As Model::forward(). On a device kv_written(l) may come after before_layer(l + 1), in the order
   // of the layers all the same: when it comes, the bytes are there for every reader.

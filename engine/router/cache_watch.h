@@ -22,10 +22,10 @@ class CacheWatch {
   CacheWatch(Workers& workers, std::chrono::milliseconds again)
       : workers_(workers), again_(again) {}
 
-  // Begins, and begins again for ever.
+  // Starts to follow the worker's cache, and never stops.
   void follow(WorkerGroup& group, size_t worker);
   void leave(const WorkerGroup& group, size_t worker);
-  // What was heard is not to be trusted any more: the worker does not answer.
+  // Forgets what the worker told: it does not answer, so the state may be stale.
   void restart(WorkerGroup& group, size_t worker);
   // Streams that broke off.
   uint64_t lost() const { return lost_; }

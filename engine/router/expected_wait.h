@@ -39,7 +39,7 @@ class ExpectedWait {
 
   Time first_token_limit(size_t work) const;
   Time gap_limit() const;
-  // A worker that has shown nothing for so long is asked how it is.
+  // The router asks a worker for its health after it has sent nothing for this long.
   Time ask_limit() const;
   // A worker that has not answered by then is stuck.
   Time answer_limit() const;
@@ -77,11 +77,11 @@ class ExpectedWait {
   Samples per_work_{kUsual}, gaps_{kUsual}, answers_{kUsualAnswer};
 };
 
-// Whether a worker that owes something is alive: by what it shows, and where it shows nothing, by
-// whether it answers when it is asked. Whoever looks says what time it is. Not thread-safe.
+// Decides whether a worker that owes an answer is alive: by what it sends, and when it sends
+// nothing, by whether it answers a health question. The caller passes the time. Not thread-safe.
 class Pulse {
  public:
-  // It has shown something; a question that is under way has as long as one that begins now.
+  // The worker has sent something. A question that is under way gets as much time as a new one.
   void heard(Time now) {
     heard_ = now;
     stuck_ = false;

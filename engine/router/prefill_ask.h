@@ -1,6 +1,6 @@
-// A question to a prefill worker in vLLM's words: compute this prompt and hand its KV over. What it
-// answers, decode is told as it is: whoever made both ends knows what it means. Internal to
-// engine/router; everything runs on the loop's thread.
+// A question to a prefill worker in vLLM's words: compute this prompt and hand its KV over. The
+// router passes the answer to decode unchanged: only the two workers need to understand it.
+// Internal to engine/router; everything runs on the loop's thread.
 #pragma once
 
 #include <cstddef>

@@ -49,14 +49,14 @@ struct RouterOptions {
   std::string tokenizer;
   PickBy pick = PickBy::kCache;
   int max_retries = 3;  // in a row without a new token
-  // A request whose decode worker died waits so long for one to come back where none is up.
+  // A request whose decode worker died waits this long for one to come back if no other is up.
   std::chrono::milliseconds comeback = patient(std::chrono::seconds(10));
-  // A request whose worker is found stuck, or shows nothing for longer than expected, is asked of
-  // another one as well, and the first to answer has it (engine/router/expected_wait.h). With a
-  // number no worker is found stuck, and "longer than expected" is so long at least. Zero: never.
+  // If a request's worker is stuck, or silent for longer than expected, the router sends the
+  // request to another worker too, and the first to answer keeps it
+  // (engine/router/expected_wait.h). A number here is the least silence for that, and no worker
+  // counts as stuck. Zero: never.
   std::optional<std::chrono::milliseconds> hedge_after;
-  // A worker that shows nothing is asked how it is after so long at least, and has as long to
-  // answer.
+  // A silent worker is asked for its health after at least this long, and has as long to answer.
   std::chrono::milliseconds ask_after = patient(ExpectedWait::kAskFloor);
   std::chrono::milliseconds health_interval{1000};
   // A worker that does not answer this many probes in a row, each within health_timeout, is down:

@@ -1,4 +1,4 @@
-// One choice of a client's stream, put together from the streams of one worker after the other.
+// One choice of a client's stream, joined from the streams of successive workers.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace baton::engine::router {
 // tokens let out depends on them alone, nothing is repeated and nothing lost.
 class StreamRelay {
  public:
-  // What all choices of a reply have in common: id, created and model of the first event.
+  // The fields that all choices of a reply share: id, created and model of the first event.
   using Head = std::shared_ptr<nlohmann::json>;
 
   // `body` is what workers are posted, `request` the client's request, `choice` which of its
@@ -30,7 +30,7 @@ class StreamRelay {
               std::shared_ptr<const http::ApiRequest> request, size_t choice, Head head,
               std::function<bool(std::string_view)> send);
 
-  // What to post to a worker that goes on from here; `prefill` may be empty.
+  // The body for a worker that continues from here; `prefill` may be empty.
   std::vector<http::SharedBytes> next_body(std::string_view prefill) const;
   // ... or to a prefill worker, and to the decode worker behind it, by kv_transfer_params (JSON):
   // before the first token.
@@ -40,7 +40,7 @@ class StreamRelay {
   std::vector<http::SharedBytes> body_behind_prefill(std::string_view transfer) const {
     return body_->behind_prefill(choice_, transfer);
   }
-  // What is received from now on comes from another worker: half an event of the last is forgotten.
+  // The next bytes come from another worker: drops half an event of the last one.
   void begin();
   // Nothing of the answer has come yet, whatever did. Not where the client has seen any of it.
   void start_over();
@@ -54,7 +54,7 @@ class StreamRelay {
   size_t tokens_seen() const { return tokens_.size(); }
   // Events that had something of the answer, from all workers.
   size_t news() const { return news_; }
-  // What has come cannot be gone on with: of a part the tokens' ids were not said.
+  // True if another worker cannot continue this answer: some of its tokens came without ids.
   bool lacks_ids() const { return lacks_ids_ && !finished_; }
   // The choice as a reply has it that is no stream, and its part of the usage. Call when done().
   nlohmann::json choice() const;
@@ -87,10 +87,10 @@ class StreamRelay {
   absl::Status worker_error_;
 };
 
-// What a worker's answer or event of HTTP status `code`, 400 or more, means. Unavailable: another
-// worker may do better; ResourceExhausted: another may have room. Clients get this very status.
-// `said` is the error's own code, as api_error() writes it: with serve::kStoppedPayload where its
-// engine has stopped.
+// The error for a worker's answer or event with HTTP status `code`, 400 or more. Unavailable:
+// another worker may do better; ResourceExhausted: another may have room. Clients get this very
+// status. `said` is the error's own code, as api_error() writes it: with serve::kStoppedPayload
+// where its engine has stopped.
 absl::Status error_of_worker(int code, const std::string& message, std::string_view said);
 
 // What the whole events at the beginning of a worker's stream tell.

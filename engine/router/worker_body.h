@@ -1,5 +1,5 @@
-// What workers are posted for a client's request, of which all that its choices have in common is
-// written once, however many they are and however often they are asked. Internal to engine/router.
+// The bodies that the router posts to workers for a client's request. The part that all choices
+// share is written once, however many choices and retries there are. Internal to engine/router.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which of several equal workers a request goes to.
+// Picks one of several equal workers for a request.
 //
 // Where workers tell what they have cached (engine/router/cache_watch.h), the one that has the
 // least to do until it is through with this prompt: the tokens that it does not have, those that
@@ -31,7 +31,7 @@ enum class PickBy : uint8_t {
   kHash,   // always the same worker for the same beginning, busy or not: for comparison
 };
 
-// What a prompt has in common with others.
+// The part of a prompt that it may share with others.
 struct PromptKey {
   using Chain = std::vector<serve::BlockHash>;
   Chain chain;            // of pieces that can be shared, from its beginning
@@ -67,8 +67,8 @@ class WorkerPicker {
   struct Pick {
     uint64_t id = 0;
     size_t worker = 0;
-    // What it has to do before the first token, in tokens as far as they are known: this prompt,
-    // prompts before it, and a part for every request that it is busy with.
+    // The worker's work before the first token, in tokens as far as known: this prompt, prompts
+    // before it, and a share for every request that it is answering.
     size_t work = 0;
     size_t missing = 0;  // of the prompt's tokens, in its cache; of a text's, 64 for each piece
   };
@@ -77,14 +77,14 @@ class WorkerPicker {
   // all.
   // With `model`, the root of one, never a worker that is known to have another.
   using Model = std::optional<serve::BlockHash>;
-  // `resume`: never one that cannot go on with an answer that has begun.
+  // `resume`: picks only workers that can continue an answer that has begun.
   std::optional<Pick> pick(std::shared_ptr<const PromptKey> key, std::span<const size_t> avoid = {},
                            const Model& model = std::nullopt, bool resume = false);
   // The prompt is computed: the first token is here.
   void computed(uint64_t id);
   void release(uint64_t id);
 
-  // One more worker, which is down until set_up(); its index.
+  // Adds a worker, which is down until set_up(); returns its index.
   size_t add();
   // The worker is taken no more; what it is doing goes on. Or it is again.
   void set_gone(size_t worker, bool gone);
@@ -98,9 +98,9 @@ class WorkerPicker {
   // It takes no tokens that another one wrote, as vLLM does not. By default every worker does.
   void set_resumes(size_t worker, bool resumes);
   bool resumes(size_t worker) const;
-  // Those that pick() may find, well or not.
+  // The workers that pick() may choose, healthy or not.
   std::vector<size_t> fitting(const Model& model, bool resume) const;
-  // Whether pick() would find one that is well and not in `avoid`.
+  // True if pick() would find a healthy worker that is not in `avoid`.
   bool has_other(std::span<const size_t> avoid, const Model& model = std::nullopt,
                  bool resume = false) const;
   // The worker said which model it has: with another one than before, what was known of its cache
@@ -110,8 +110,9 @@ class WorkerPicker {
   // By which models workers name their blocks: those of all of them, each once.
   std::vector<serve::BlockHash> models() const;
 
-  // What the worker tells of its cache. False where it cannot be: more blocks than kMaxBlocks,
-  // changes without a snapshot, a count that goes back; then nothing is known of it.
+  // Takes a worker's report about its cache. False if the report is invalid (more blocks than
+  // kMaxBlocks, changes without a snapshot, a count that decreases); the worker's cache then counts
+  // as unknown.
   bool tell(size_t worker, const serve::CacheNews& news);
   // Nothing is known, until the next snapshot.
   void forget_cache(size_t worker);
@@ -158,7 +159,7 @@ class WorkerPicker {
   size_t by_cache(const PromptKey& key, std::span<const size_t> candidates) const;
   size_t by_guess(const PromptKey& key, std::span<const size_t> candidates);
   static size_t by_hash(const PromptKey& key, std::span<const size_t> candidates);
-  // Those that are as good as any by what is known of their health; none is better than these.
+  // The workers whose health is as good as the best one's.
   std::vector<size_t> usable(std::span<const size_t> avoid, const Model& model, bool resume) const;
   static bool fits(const Worker& worker, const Model& model) {
     return !model.has_value() || !worker.model.has_value() || *worker.model == *model;

@@ -20,9 +20,9 @@
 
 namespace baton::engine::router {
 
-// Bounds how many requests are sent a second time, to a part of all requests, so that trouble is
-// not multiplied. It is for hedges and for failures that a request may bring with it. What a dead
-// worker leaves behind is not paid from it: that work is done only once more.
+// Limits retries to a fraction of all requests, so that failures do not multiply load. It covers
+// hedges and failures that the request itself may cause. Requests that a dead worker left are not
+// charged: they are retried only once.
 //
 // Works as Finagle's retry budgets: every request earns a part of a retry, a retry costs a whole
 // one. A few may be saved up, and are there from the start. Not thread-safe.
@@ -85,7 +85,7 @@ enum class Way : uint8_t {
   kParams,  // as vLLM's servers have it: prefill is asked, and decode is told what it answered
 };
 
-// Which ways a worker takes part in.
+// The hand-over methods that a worker supports.
 struct Ways {
   bool known = false;  // it has answered
   bool own = false;
@@ -100,7 +100,7 @@ struct KvAgent {
   bool known() const { return !name.empty() && !address.empty(); }
 };
 
-// Whether a worker has ever been well, and since when it is not.
+// Whether a worker was ever healthy, and since when it is not.
 struct Standing {
   bool answered = false;
   bool told = false;      // the log has it that it is not used
@@ -109,7 +109,7 @@ struct Standing {
   Time down_at{};         // of one that has answered and is down
 };
 
-// Workers that can stand in for each other. An index means the same one for ever.
+// Workers that can replace each other. An index always means the same worker.
 struct WorkerGroup {
   WorkerGroup(const char* role_name, std::vector<http::HttpUrl> given, PickBy by)
       : role(role_name),
@@ -250,7 +250,7 @@ struct Workers {
     const Ways& its = prefill.ways[worker];
     return its.known && !its.own && !any(decode, &Ways::params);
   }
-  // What workers are to be asked with.
+  // The HTTP headers for requests to workers.
   http::HttpHeaders headers() const {
     if (api_key.empty()) return {};
     return {{"Authorization", "Bearer " + api_key}};

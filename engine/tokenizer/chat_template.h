@@ -10,7 +10,7 @@
 
 namespace baton::engine {
 
-// What a chat is written with beside its messages.
+// The inputs of a chat template besides the messages.
 struct ChatOptions {
   bool add_generation_prompt = true;  // ends where the answer begins
   nlohmann::ordered_json tools;       // a list of JSON schemas; null: none
@@ -24,7 +24,7 @@ class ChatTemplate {
   static absl::StatusOr<ChatTemplate> parse(
       const std::string& source,
       const nlohmann::ordered_json& tokens = nlohmann::ordered_json::object());
-  // One that renders nothing: render() gives this error.
+  // A template that cannot render: render() returns this error.
   static ChatTemplate refused(absl::Status why);
 
   // `messages` is a list of objects with role and content. What transformers' apply_chat_template
@@ -41,10 +41,10 @@ class ChatTemplate {
   std::shared_ptr<const Impl> impl_;
 };
 
-// That of a Hugging Face directory: chat_template.jinja, or "chat_template" of
+// The template of a Hugging Face directory: chat_template.jinja, or "chat_template" of
 // tokenizer_config.json (a string, or a list with one named "default"). Nothing if it has none. A
-// template that is wrong, or that nothing here can render, refuses every chat by its status():
-// completions need none. An error is that a file cannot be read.
+// template that is invalid or not supported refuses every chat with its status(), so that
+// completions, which need no template, still work. An error means that a file cannot be read.
 absl::StatusOr<std::optional<ChatTemplate>> load_chat_template(const std::string& directory);
 
 }  // namespace baton::engine

@@ -14,7 +14,7 @@ namespace baton::engine {
 // Length in bytes of the first word of `text` (not empty), as the pattern of the field matches it.
 size_t next_word(std::string_view text, PreTokenizer pattern);
 
-// What the file's normalizer does.
+// Applies the normalizer of the tokenizer file.
 std::string normalize(const TokenizerSpec& spec, std::string_view text);
 
 // Unicode's normalization form C. Bytes that are not UTF-8 stay as they are.

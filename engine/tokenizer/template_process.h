@@ -26,9 +26,9 @@ struct TemplateProcessOptions {
 };
 
 // A Python process that renders templates as transformers' apply_chat_template does
-// (render_templates.py). A template is a program from a stranger: the process opens no files, no
-// sockets and no processes, and has limits of time and memory. It starts at the first call, and
-// anew at the call after its death. Any threads may call; one is served at a time.
+// (render_templates.py). A template is an untrusted program: the process cannot open files or
+// sockets or start processes, and has limits of time and memory. It starts at the first call, and
+// again at the next call if it died. Any threads may call; one is served at a time.
 class TemplateProcess {
  public:
   explicit TemplateProcess(TemplateProcessOptions options = {}) : options_(std::move(options)) {}
@@ -48,7 +48,7 @@ class TemplateProcess {
   // taken). DeadlineExceeded or Unavailable where the process is at fault.
   absl::StatusOr<std::string> render(std::string_view source,
                                      const nlohmann::ordered_json& variables);
-  // 0: none runs.
+  // The process id; 0 if no process runs.
   pid_t pid();
 
  private:

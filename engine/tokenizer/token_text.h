@@ -15,7 +15,7 @@ inline constexpr std::string_view kLlama3Pattern =
 inline constexpr std::string_view kQwen2Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// What SentencePiece writes for a space: U+2581.
+// SentencePiece's character for a space: U+2581.
 inline constexpr std::string_view kMetaspace = "\xe2\x96\x81";
 
 // Byte-level files write every byte as a printable character: itself, or one from U+0100 on.

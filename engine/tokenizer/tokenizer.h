@@ -22,7 +22,7 @@ enum class PreTokenizer {
   kNone,    // one word
 };
 
-// Where a space is put in front of text that SentencePiece's tokens begin words with.
+// Where the tokenizer puts a space in front of text: SentencePiece's tokens begin words with one.
 enum class SpacePrefix {
   kNone,
   kEvery,    // of every piece between added tokens (the normalizer "Prepend")
@@ -118,7 +118,7 @@ class StreamDecoder {
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
   // The text that `id` completes; may be empty. Invalid bytes come out as U+FFFD.
   std::string push(int32_t id);
-  // What is held back at the end of the stream, as U+FFFD if it is not a character.
+  // The bytes held back at the end of the stream, as U+FFFD if they are not a character.
   std::string finish();
 
  private:

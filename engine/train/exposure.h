@@ -20,7 +20,7 @@ struct Exposure {
   double exposed_us = 0;        // of that, while the rank waited instead of computing
   double compute_us = 0;
 
-  // 1: all hidden; 0: none of it, or there was none.
+  // 1: all communication was hidden; 0: none was hidden, or there was no communication.
   double efficiency() const { return communication_us > 0 ? 1 - exposed_us / communication_us : 0; }
   std::string to_string() const;  // a few lines for people
 };
@@ -29,7 +29,7 @@ struct Exposure {
 // ("ph": "X") of category "communication", "wait" and "compute". InvalidArgument for anything else.
 absl::StatusOr<Exposure> measure_exposure(std::string_view trace);
 
-// One trace of several, which may come from several processes. InvalidArgument for what is none.
+// Joins traces of several processes into one. InvalidArgument: a text is not a trace.
 absl::StatusOr<std::string> join_traces(const std::vector<std::string>& traces);
 
 }  // namespace baton::engine::train

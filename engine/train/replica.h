@@ -55,7 +55,7 @@ class Replicator {
   CallTracker::Id sending_ = 0, receiving_ = 0;
 };
 
-// What ranks say about their stores: own_steps and peer_steps of both copies.
+// The ranks' reports about their stores: own_steps and peer_steps of both copies.
 using Holdings = std::array<int64_t, 4>;
 Holdings holdings_of(const ReplicaStore& store);
 // The newest steps that every rank or the one after it holds; kNothing if there are none.

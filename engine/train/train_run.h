@@ -19,7 +19,8 @@ struct RunOptions {
   TrainerOptions trainer;
   int threads = 0;  // of this rank; 0: its share of the CPUs
 
-  // How ranks talk. With `ordered`, weights depend neither on their number nor on how they do it.
+  // How ranks communicate. With `ordered`, the weights do not depend on the number of ranks or on
+  // the route.
   std::string provider;           // empty: whatever is best
   SettingValues settings;         // of their workers
   std::optional<LinkShape> link;  // pretend to have this one
@@ -29,7 +30,7 @@ struct RunOptions {
   int checkpoint_every = 200;  // steps; and after the last one
   std::string resume_dir;      // empty: from the start
   bool new_schedule = false;   // resume although it was begun with another number of steps
-  // Survive the loss of ranks that a launcher starts anew: needs ZeRO-1 and more than one rank.
+  // Survives the loss of ranks that a launcher restarts; needs ZeRO-1 and more than one rank.
   bool recover = false;
   int copy_every = 1;  // steps between copies in a peer's memory
 

@@ -58,8 +58,8 @@ class Trainer {
                                                          Communicator* comm = nullptr,
                                                          Timeline* timeline = nullptr);
 
-  // One step, the same at all ranks. DataLoss after more than max_skipped steps that were skipped
-  // in a row. After an error this trainer is of no more use.
+  // One step, the same at all ranks. DataLoss after more than max_skipped skipped steps in a row.
+  // After an error do not use this trainer again.
   absl::StatusOr<StepReport> step(int number);
   // Waits for weights that are still on their way from the last step, and has them on the host.
   absl::Status finish();
@@ -87,7 +87,7 @@ class Trainer {
   // Runs in every step between the backward pass and the update. No rank finishes the step before
   // it has succeeded at all of them.
   void before_update(std::function<absl::Status()> hook) { before_update_ = std::move(hook); }
-  // Where calls of others are to be counted and drawn too; null on one rank.
+  // The tracker that other code should report its calls to; null on one rank.
   CallTracker* calls() { return calls_.get(); }
 
  private:

@@ -12,7 +12,7 @@ from ._library import Error, lib
 from .errors import InvalidParamError, error_of
 
 
-# What the library's functions of a handle begin with, and the one that ends it.
+# The prefix of the library's functions for this handle, and the function that frees it.
 _PREFIXES = {"agent": ("agent", "destroy"), "connector": ("kv_connector", "destroy"), "endpoint": ("endpoint", "close"),
              "rendezvous": ("rendezvous", "close"), "communicator": ("comm", "destroy"), "window": ("window", "destroy"),
              "experts": ("experts", "destroy"), "session": ("kv_session", "destroy")}
@@ -45,7 +45,7 @@ class Handle:
                 self._inside.remove(me)
 
     def call(self, function: Any, *arguments: Any) -> int:
-        """The same of one that takes an error last; raises what it says. Returns 0 or 1."""
+        """Calls a function whose last argument is an error, and raises that error. Returns 0 or 1."""
         error = Error(ctypes.sizeof(Error))
         result = self.ask(function, *arguments, ctypes.byref(error))
         if result < 0:

@@ -25,7 +25,7 @@ _ORDERED, _UNORDERED = 1, 2
 
 
 def nanoseconds(timeout: Optional[float], what: str) -> int:
-    """As the library takes it: 0 is the default, -1 for ever."""
+    """Seconds as the library's nanoseconds: 0 is the default, -1 means no limit."""
     if timeout is None:
         return 0
     if timeout == float("inf"):

@@ -99,7 +99,7 @@ def _op(op: int) -> int:
 
 
 def memory_supported(memory: int) -> bool:
-    """Whether this process can register memory of that kind: VRAM where there is a CUDA device that it may use. Loads
+    """True if this process can register memory of that kind: VRAM needs a CUDA device that the process may use. Loads
     CUDA's driver to find out."""
     return lib.memory_supported(known_kind(memory), None) == 0
 
@@ -131,14 +131,14 @@ class DescriptorList:
 
 
 class Transfer(_loop.Awaited[None]):
-    """A transfer that was made. post() starts it; one that has ended may be posted again. `await transfer`,
-    asyncio.create_task(transfer) and the like post it, unless that was done, and end as it does."""
+    """A transfer, prepared but not started. post() starts it; after it has ended it may be posted again. `await
+    transfer`, asyncio.create_task(transfer) and the like post it, unless that was done, and end as it does."""
 
     def __init__(self, agent: "Agent", number: int) -> None:
         self.agent, self.number = agent, number
 
     def post(self, message: Optional[bytes] = None) -> "Transfer":
-        """Starts it. `message` replaces the one that it was made with."""
+        """Starts the transfer. `message` replaces the one that it was made with."""
         text = None if message is None else _bytes(message, "a message")
         self.agent._open.call(lib.transfer_post, self.number, text, len(text or b""))
         return self
@@ -239,8 +239,8 @@ class Agent:
         weakref.finalize(self, self._open.destroy)
 
     def close(self) -> None:
-        """Cancels and fences what runs. Nothing touches registered memory afterwards. Calls of other threads end
-        first, and whoever waits for a transfer is told that the agent is closed. So it is when the interpreter ends."""
+        """Cancels and fences all transfers; nothing touches registered memory afterwards. Calls of other threads end
+        first; a wait for a transfer raises that the agent is closed. The interpreter's exit closes agents too."""
         self._open.destroy()
         self._kept.clear()
         _loop.wake(self)
@@ -260,7 +260,7 @@ class Agent:
 
     @property
     def port(self) -> int:
-        """Where it listens: fetch_metadata() of others takes host:port."""
+        """The address that the agent listens on; others pass "host:port" to fetch_metadata()."""
         return self._open.ask(lib.agent_port)
 
     @property
@@ -367,7 +367,8 @@ class Agent:
         self._open.call(lib.agent_remove_remote, _name(agent))
 
     def has_remote(self, agent: Name, descriptors: Any = (), memory: Optional[int] = None) -> bool:
-        """Whether the agent is known, not known to be gone, and has registered these ranges."""
+        """True if the agent's metadata is loaded, the agent is not known to be gone, and it has registered these
+        ranges."""
         rows = rows_of(descriptors, memory)
         return bool(self._open.ask(lib.agent_has_remote, _name(agent), rows.kind, rows.address, rows.count))
 
@@ -486,8 +487,8 @@ class Agent:
         return [(sender.decode(), message) for sender, message in self._take_all(lib.next_message, 2)]
 
     def wait_messages(self, timeout: Optional[float] = None) -> List[Tuple[str, bytes]]:
-        """The same, but waits until there is one. BatonTimeoutError: none came in that time. Of several threads that wait
-        each gets what no other one has; a coroutine awaits asyncio.to_thread(agent.wait_messages)."""
+        """The same, but waits for a message. BatonTimeoutError: none came in that time. If several threads wait, each
+        message goes to one of them; a coroutine awaits asyncio.to_thread(agent.wait_messages)."""
         sender, message = _library.Bytes(), _library.Bytes()
 
         def wait(span: int) -> None:
@@ -498,8 +499,9 @@ class Agent:
         return [first, *self.messages()]
 
     def lost_messages(self) -> List[Tuple[str, bytes, str]]:
-        """Those of our notify() that were lost with their agent since the last call: (agent, message, why). No agent
-        confirmed them, though they may have come. The newest 1,024 are kept; stats()["messages_lost"] counts all."""
+        """The messages of notify() that were lost with their agent since the last call, as (agent, message, why). The
+        agent did not confirm them, but may have received them. The newest 1,024 are kept; stats()["messages_lost"]
+        counts all."""
         return [(agent.decode(), message, why.decode(errors="replace"))
                 for agent, message, why in self._take_all(lib.next_lost_message, 3)]
 

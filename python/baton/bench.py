@@ -53,7 +53,7 @@ class Memcpy:
         self.source, self.target = pattern(size), numpy.zeros(size, dtype=numpy.uint8)
 
     def make(self, _op: str, pages: int, page: int) -> None:
-        """What turn() copies."""
+        """The memory that turn() copies."""
         order = numpy.random.default_rng(7).permutation(pages)
         self.what = [memory[:pages * page].reshape(pages, page) for memory in (self.source, self.target)] + [order]
 
@@ -94,12 +94,12 @@ def rows_of(address: int, pages: int, page: int) -> Array:
 
 
 def pattern(size: int) -> Array:
-    """What a target's memory is full of: 64 times 0, 64 times 1, up to 250, and again."""
+    """The pattern in a target's memory: 64 times 0, 64 times 1, up to 250, and again."""
     return numpy.resize(numpy.repeat(numpy.arange(251, dtype=numpy.uint8), 64), size)
 
 
 def die_with_parent() -> None:
-    """Whoever is stopped does not see that his standard input has ended."""
+    """Kills this process when its parent dies: a stopped child does not see the end of its standard input."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -126,7 +126,7 @@ def child(what: str, name: str, arguments: argparse.Namespace) -> Any:
 
 
 def answer(of: Any, word: str, name: str) -> List[bytes]:
-    """What a child says in its next line that begins with `word`; libraries write there, too."""
+    """The rest of a child's next line that begins with `word`; other lines are output of libraries."""
     words: List[bytes] = next((line for line in of.stdout if line.startswith(word.encode() + b" ")), b"").split()
     if not words:
         raise SystemExit(f"the {word} of {name} did not start, or failed")
@@ -235,7 +235,7 @@ def timed(run: Any, transfer: Any) -> float:
 
 
 def row_of(one: Any, op: str, pages: int, page: int, seen: List[float], ours: List[float]) -> Dict[str, Any]:
-    """What is printed."""
+    """One row of the printed report."""
     median = statistics.median(seen)
     return {"library": one.name, "op": op, "pages": pages, "page_bytes": page, "median_s": median, "best_s": min(seen),
             "gb_per_s": pages * page / median / 1e9, "rounds": len(seen), "route": one.route,

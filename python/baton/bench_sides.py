@@ -1,5 +1,5 @@
-"""What `python -m baton.bench` measures: a side of each library, and plain sockets. A side has memory that is registered,
-metadata for the other side, transfers, and run(), from post to done."""
+"""The libraries that `python -m baton.bench` measures, and plain sockets: one side for each. A side has memory that
+is registered, metadata for the other side, transfers, and run(), from post to done."""
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,6 @@
-"""Where things lie in memory, the host's or a CUDA device's: numpy arrays, torch tensors, whatever speaks DLPack,
-CUDA's array interface or the buffer protocol; and lists of descriptors and of indices as plain arrays of numbers.
-numpy and torch are used where they are, and never imported."""
+"""Addresses of objects in host or CUDA memory: numpy arrays, torch tensors, objects with DLPack, CUDA's array
+interface or the buffer protocol; and lists of descriptors and of indices as plain arrays of numbers. numpy and torch
+are used where they are, and never imported."""
 from __future__ import annotations
 
 import array
@@ -85,7 +85,7 @@ class Elements(NamedTuple):
 
 
 def elements_of(thing: Any, what: str, writes: bool) -> Elements:
-    """What a call reads, or with `writes` also writes. `what` is its name in messages."""
+    """The buffer that a call reads, or with `writes` also writes. `what` is its name in messages."""
     if hasattr(thing, "data_ptr") and hasattr(thing, "element_size"):  # torch
         if thing.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"{what} is a tensor on {thing.device}: Baton moves memory of the host and of CUDA "
@@ -303,7 +303,7 @@ def indices_of(indices: Any) -> Tuple[int, int, Any]:
 
 
 def _whole(numbers: Iterable[Any]) -> Iterable[int]:
-    """What is no whole number, as text and 0.5, is a TypeError."""
+    """Raises TypeError for anything but whole numbers, such as text or 0.5."""
     listed = numbers if isinstance(numbers, (list, tuple, range)) else list(numbers)
     if len(listed) and isinstance(listed[0], bool):
         raise TypeError("indices are whole numbers, not truth values: of a mask, those of the places that are set")

@@ -116,7 +116,7 @@ class Communicator:
 
     @property
     def endpoint(self) -> Endpoint:
-        """What it shares with other communicators of this process."""
+        """The endpoint that it shares with other communicators of this process."""
         if self._endpoint is None:
             handle = ctypes.c_void_p()
             self._open.call(lib.comm_endpoint, ctypes.byref(handle))
@@ -146,14 +146,14 @@ class Communicator:
         return Communicator.__new__(Communicator)._take(handle, name, self._endpoint, self._background)
 
     def handles(self) -> List[bytes]:
-        """Those of its ranks, in their order."""
+        """The handles of its ranks, in their order."""
         out, count = (ctypes.c_uint8 * 96 * self.ranks)(), ctypes.c_size_t()
         self._open.call(lib.comm_handles, out, self.ranks, ctypes.byref(count))
         return [bytes(one) for one in out]
 
     def reconfigure(self, handles: Sequence[bytes], uuid: int, timeout: Optional[float] = None) -> Work:
-        """Other members in place of the present ones, also after a failure or abort(): fewer, more, or all new. Those that come anew
-        are made with from_handles(). `rank` and `ranks` are the new ones at once; the Work ends when all are there."""
+        """Replaces the members, also after a failure or abort(): fewer, more, or all new. New members join with
+        from_handles(). `rank` and `ranks` are the new ones at once; the Work ends when all are there."""
         number = ctypes.c_uint64()
         self._open.call(lib.comm_reconfigure, *_row(handles), _within(uuid, 2 ** 64 - 1, "uuid"),
                         nanoseconds(timeout, "timeout") or -1, ctypes.byref(number))
@@ -164,7 +164,7 @@ class Communicator:
         return work
 
     def ready(self) -> bool:
-        """Whether all ranks are there. Raises what broke the communicator, if something did."""
+        """True if all ranks are connected. If the communicator is broken, raises the reason."""
         return self._open.call(lib.comm_state) != _library.IN_PROGRESS
 
     def wait_ready(self, timeout: Optional[float] = None) -> None:

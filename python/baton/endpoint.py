@@ -1,4 +1,4 @@
-"""What communicators of a process share, and where ranks meet."""
+"""Endpoints, which the communicators of a process share, and the rendezvous where ranks meet."""
 from __future__ import annotations
 
 import ctypes
@@ -48,9 +48,10 @@ class EndpointHandle(Handle):
 
 
 class Endpoint:
-    """What communicators of a process share: connections, memory, a thread. `background`: that thread advances calls while the
-    program computes, which costs a call that is waited for at once some microseconds. `pool_bytes`: memory that peers reach is
-    taken from the system in pieces of so much; 0: the default. The others are as for an Agent."""
+    """Connections, memory and a thread, which the communicators of a process share. `background`: the thread advances
+    calls while the program computes; a call that is waited for at once then takes some microseconds longer.
+    `pool_bytes`: the size of the pieces in which memory for peers is allocated; 0: the default. The other arguments
+    are as for an Agent."""
 
     def __init__(self, *, providers: Optional[List[str]] = None, require: str = "", key_file: str = "", listen_host: str = "",
                  listen_port: int = 0, background: bool = False, settings: Optional[Mapping[str, Any]] = None,
@@ -108,8 +109,9 @@ class Endpoint:
 
 
 class Rendezvous:
-    """Where ranks meet: one of them, or the launcher, opens it and tells the others its `address`. `listen`:
-    "HOST:PORT"; "": a free port of loopback; "*": one of every interface. `ranks`: how many come; 0: as many as the first one says."""
+    """The server where ranks meet: one of them, or the launcher, opens it and passes its `address` to the others.
+    `listen`: "HOST:PORT"; "": a free port of loopback; "*": one of every interface. `ranks`: how many come; 0: as
+    many as the first one says."""
 
     def __init__(self, ranks: int = 0, listen: str = "", key_file: str = "") -> None:
         self._open = Handle(None, "rendezvous")
@@ -131,7 +133,7 @@ class Rendezvous:
 
 
 class Place(NamedTuple):
-    """Where this process stands in its group."""
+    """This process's rank and the size of its group."""
 
     rank: int
     ranks: int
@@ -143,8 +145,8 @@ class Place(NamedTuple):
 
 
 def place_from_environment() -> Place:
-    """What the launcher says: torchrun, Open MPI, MPICH, Intel MPI, Slurm, `baton launch`, or BATON_RANK, BATON_RANKS and
-    BATON_RENDEZVOUS. NotFoundError: no launcher started this process."""
+    """The place as the launcher's variables give it: torchrun, Open MPI, MPICH, Intel MPI, Slurm, `baton launch`, or
+    BATON_RANK, BATON_RANKS and BATON_RENDEZVOUS. NotFoundError: no launcher started this process."""
     out, rendezvous = _library.Place(ctypes.sizeof(_library.Place)), _library.Bytes()
     call(lib.place_from_environment, ctypes.byref(out), ctypes.byref(rendezvous))
     where = take(rendezvous).decode()

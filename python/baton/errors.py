@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions. Their text says what happened, to what, and what to do about it."""
+"""Exceptions. Their text says what happened, to what, and what to do about it."""
 
 
 class BatonError(Exception):

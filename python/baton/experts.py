@@ -42,9 +42,9 @@ class ExpertGroup(NamedTuple):
 
 
 class Received:
-    """What a dispatch has brought. `groups`: an ExpertGroup for each expert of this rank, ascending. `row_of[slot]`: the number
-    of its row, in bytes `row_stride` apart in `rows`; `outputs`: [slots], `output_stride` apart, to be written. Memory of the
-    Experts: of use until the round is combined."""
+    """The rows that a dispatch brought. `groups`: an ExpertGroup for each expert of this rank, ascending.
+    `row_of[slot]`: the number of its row, in bytes `row_stride` apart in `rows`; `outputs`: [slots], `output_stride`
+    apart, to be written. Memory of the Experts: of use until the round is combined."""
 
     def __init__(self, owner: "Experts", work: int, tokens: int, raw: Any) -> None:
         self._owner, self._work, self._tokens, self._scales = owner, work, tokens, raw.scales_offset
@@ -70,7 +70,7 @@ class Received:
         return out
 
     def output(self, slot: int) -> memoryview:
-        """Where what the expert says of that slot goes: bytes of `dtype`."""
+        """The memory for the expert's output for that slot, as bytes of `dtype`."""
         self._number(slot)
         return self._outputs[slot * self.output_stride:(slot + 1) * self.output_stride]
 

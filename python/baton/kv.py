@@ -41,10 +41,10 @@ Layers = Union[None, int, Sequence[int]]
 
 
 class KvModel(NamedTuple):
-    """What computes the KV. Two layouts whose models differ in anything never make a plan. `weights`: a hash over
-    weights and config (baton.weights.weights_digest() makes one), or a name that stands for them. The others say what
-    that does not: the type in which K and V are computed, the rotary embedding, what bytes mean beyond roles and types.
-    Up to 128 bytes each."""
+    """The model that computes the KV. A plan needs two layouts whose models are equal in every field. `weights`: a
+    hash over weights and config (baton.weights.weights_digest() makes one), or a name that stands for them. The other
+    fields say what the hash does not cover: the type in which K and V are computed, the rotary embedding, what bytes
+    mean beyond roles and types. Up to 128 bytes each."""
 
     weights: str
     dtype: str = ""
@@ -65,8 +65,9 @@ class KvGroup(NamedTuple):
 
 
 class KvShare(NamedTuple):
-    """Where several engines hold the same heads, which of them sends what: the plan's source is number `rank` of `ranks`
-    that split the heads in the usual way. Of those that hold the same head `turn` (a request's number, say) picks one."""
+    """Selects the sender if several engines hold the same heads: the plan's source is number `rank` of `ranks` that
+    split the heads in the usual way. Among the holders of one head `turn` (a request's number, for example) picks
+    one."""
 
     ranks: int
     rank: int
@@ -98,7 +99,7 @@ class _Owner:
 
 
 class KvLayout(_Owner):
-    """What lies where in an engine's cache, of which model. Each add_...() adds a group of layers that share block
+    """The layout of an engine's cache, and its model. Each add_...() adds a group of layers that share block
     tables and returns the layout: one for most models, one for each window of a hybrid one.
 
     `buffers` of all three are the memory that holds the group: arrays, tensors, Memory, or (address, bytes, device); each
@@ -229,10 +230,10 @@ class KvLayout(_Owner):
 
 
 class KvPlan(_Owner):
-    """What moves between this agent's cache and another's, whose metadata is loaded: WRITE from `local` to `remote`,
-    READ from there to here. Layers and heads move that both hold. MismatchError: another model, or caches that do not
-    fit each other; its text says what differs and what to do. NotFoundError: no such agent, or memory of a layout that
-    is not registered. Making one costs microseconds; keep it for all requests."""
+    """A plan of transfers between this agent's cache and another's, whose metadata is loaded: WRITE from `local` to
+    `remote`, READ from there to here. Layers and heads move that both hold. MismatchError: another model, or caches
+    that do not fit each other; its text says what differs and what to do. NotFoundError: no such agent, or memory of
+    a layout that is not registered. Making one costs microseconds; keep it for all requests."""
 
     def __init__(self, agent: Agent, op: int, local: KvLayout, remote_agent: Name, remote: KvLayout, *,
                  share: Optional[KvShare] = None) -> None:

@@ -1,4 +1,5 @@
-"""Which weights an engine computes with. Two checkpoints of one shape have KV caches that look alike and are not."""
+"""Identifies the weights that an engine computes with: two checkpoints of one shape have caches of equal shape and
+different KV."""
 from __future__ import annotations
 
 import concurrent.futures
@@ -50,7 +51,7 @@ def _files(model: str, revision: Optional[str], download_dir: Optional[str]) -> 
 
 
 def _hub_folder(model: str, revision: Optional[str], download_dir: Optional[str]) -> str:
-    """Where the model's files lie that were downloaded by name, or nothing."""
+    """The folder of a model that was downloaded by name, or None."""
     try:
         from huggingface_hub import snapshot_download
         return snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True)

@@ -87,11 +87,12 @@ class Window:
         return self._start("flush", to, None, 0, **how)
 
     def flush(self, to: int = ANY_RANK, **how: Any) -> None:
-        """Waits until all earlier accesses of this rank, to one or all, have ended; raises the error of one that failed."""
+        """Waits until all earlier accesses of this rank, to one or all, have ended; raises the error if one
+        failed."""
         self.flush_async(to, **how).wait()
 
     def signal_value(self, source: int, slot: int = 0) -> int:
-        """What the counter `slot` of that rank is here."""
+        """This rank's value of counter `slot` of that rank."""
         out = ctypes.c_uint64()
         self._open.call(lib.window_signal_value, _rank(source), _within(slot, 2 ** 32 - 1, "slot"), ctypes.byref(out))
         return out.value
@@ -103,8 +104,8 @@ class Window:
         return out.value
 
     def view(self, rank: int) -> memoryview:
-        """That rank's memory, read in place: a read-only buffer. NotSupportedError, and why: it cannot be mapped here, or it did
-        not come from `size`."""
+        """That rank's memory as a read-only buffer, without a copy. NotSupportedError, with the reason: it cannot be
+        mapped here, or that rank passed its own memory instead of `size`."""
         data, size = ctypes.c_void_p(), ctypes.c_uint64()
         self._open.call(lib.window_view, _rank(rank), ctypes.byref(data), ctypes.byref(size))
         memory = (ctypes.c_char * size.value).from_address(data.value or 0) if size.value else (ctypes.c_char * 0)()

@@ -27,7 +27,7 @@ _keys = itertools.count(1)
 def _told(key: int, number: int, result: int, text: bytes) -> None:
     """On whichever thread finds out that a call has ended."""
     work, on_end = _awaited.pop(key)
-    # What it raises has no caller to go to: ctypes hands it to sys.unraisablehook.
+    # Exceptions of the callback have no caller: ctypes passes them to sys.unraisablehook.
     on_end(work, error_of(result, text.decode(errors="replace")) if result < 0 else None)
 
 
@@ -42,7 +42,7 @@ def tell_end(request: Any, work: "Work", on_end: OnEnd) -> int:
 
 
 def forget_end(key: int) -> None:
-    """Of a call that did not begin; 0: nothing was asked for."""
+    """Frees the callback of a call that did not begin; 0: there was none."""
     _awaited.pop(key, None)
 
 
@@ -89,7 +89,7 @@ class Work(_loop.Awaited[Any]):
         self._result.append(work._result)
 
     def _is_of_all(self) -> bool:
-        """Whether all ranks make this call, in the same order."""
+        """True for calls that all ranks make, in the same order."""
         return self.name in KINDS and self.name not in ("send", "receive")
 
     def _check_complete(self) -> None:
@@ -138,14 +138,15 @@ class Work(_loop.Awaited[Any]):
 
     @property
     def source(self) -> int:
-        """Of a receive that has ended: from which rank. NotFoundError: of anything else, or of one that 1,024 calls came after."""
+        """The sender's rank of a receive that has ended. NotFoundError: this is another kind of call, or at least
+        1,024 calls came after it."""
         rank = ctypes.c_int32()
         self.comm._open.call(lib.work_source, self.number, ctypes.byref(rank))
         return rank.value
 
     @property
     def result(self) -> Any:
-        """What the call returns, once it has ended; InvalidParamError while it runs."""
+        """The result of the call after it has ended; InvalidParamError while it runs."""
         if not self.done():
             raise InvalidParamError(f"{self.name} still runs: wait() for it")
         return self._result

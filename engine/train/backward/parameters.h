@@ -1,8 +1,8 @@
 // All parameters of a model in one flat fp32 array, ordered as their gradients become ready.
 //
 // The backward pass fills the gradient array from its front to its back: final norm (and lm_head),
-// then the layers from last to first, the embedding at the end. A range that is ready can be given
-// to whoever sums gradients over workers while the rest is still being computed.
+// then the layers from last to first, the embedding at the end. A range that is ready can be summed
+// over ranks while the rest is still being computed.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct LayerParameters {
   ParameterRange input_norm;  // [1][d]
 };
 
-// Where everything lies.
+// The offsets of all parameters.
 struct ParameterMap {
   explicit ParameterMap(const ModelConfig& model_config);
 

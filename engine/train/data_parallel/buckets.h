@@ -22,8 +22,8 @@ struct FlatRange {
   bool operator==(const FlatRange&) const = default;
 };
 
-// The gradient's norm is summed over blocks of so many elements, whoever owns them: the same sum in
-// the same order on any number of ranks.
+// The gradient's norm is summed over blocks of this many elements, whichever rank owns them: the
+// same sum in the same order on any number of ranks.
 inline constexpr size_t kNormBlock = 1024;
 
 // `size` rounded up so that it can be shared between the ranks. What is added stays zero.
@@ -37,7 +37,7 @@ std::vector<FlatRange> cut_buckets(const ParameterMap& map, int ranks, size_t by
 // The part of a bucket that a rank owns.
 FlatRange part_of(const FlatRange& bucket, int rank, int ranks);
 
-// What one rank owns of the state of training: weights and moments of its pieces.
+// One rank's part of the training state: weights and moments of its pieces.
 //
 // The same thing goes into a checkpoint file and into a peer's memory.
 

@@ -84,7 +84,7 @@ class ComputeTrace {
   void mark() {
     if (on()) last_ = Clock::steady().now();
   }
-  // What was done since the last mark. `step` groups the spans of a step.
+  // Records a span for the work since the last mark. `step` groups the spans of a step.
   void span(std::string name, int step) {
     if (!on()) return;
     const Time now = Clock::steady().now();

@@ -22,7 +22,7 @@
 
 namespace baton::engine::train {
 
-// What a checkpoint must have in common with the run that goes on from it.
+// The properties that a checkpoint and the run that resumes from it must share.
 struct RunIdentity {
   uint64_t model = 0;  // hash of the config
   uint64_t data = 0;   // hash of the training tokens
@@ -60,8 +60,8 @@ absl::Status finish_checkpoint(const std::string& directory, const CheckpointMan
 
 // NotFound where `directory` has no complete checkpoint, of whatever run.
 absl::Status has_checkpoint(const std::string& directory);
-// The newest complete checkpoint in `directory`. NotFound where there is none; InvalidArgument
-// where its manifest is damaged, or belongs to another model, text or seed.
+// The newest complete checkpoint in `directory`. NotFound: there is none. InvalidArgument: its
+// manifest is damaged, or belongs to another model, text or seed.
 absl::StatusOr<CheckpointManifest> find_checkpoint(const std::string& directory,
                                                    const RunIdentity& identity,
                                                    uint64_t parameters);

@@ -59,7 +59,7 @@ class DevicePass {
     float *cos = nullptr, *sin = nullptr;  // [positions][head_dim / 2]
     uint32_t* inputs = nullptr;            // as Inputs
   };
-  // What a pass is told, one behind the other in pinned memory and on the device.
+  // The inputs of a pass, laid out in a row in pinned memory and on the device.
   struct Inputs {
     uint32_t* tokens = nullptr;   // [tokens]
     uint32_t* targets = nullptr;  // [tokens]
@@ -71,7 +71,7 @@ class DevicePass {
     size_t end = 0;
     size_t event = 0;
   };
-  // What a pass was called with.
+  // The arguments of a pass.
   struct Call {
     const float* parameters = nullptr;
     GradientSums sums;

@@ -17,7 +17,7 @@ namespace baton::engine::train {
 
 class DeviceRunner final : public TrainRunner {
  public:
-  // What `needs` refers to outlives the runner.
+  // The objects that `needs` refers to outlive the runner.
   static absl::StatusOr<std::unique_ptr<DeviceRunner>> create(std::unique_ptr<device::Gpu> gpu,
                                                               const RunnerNeeds& needs);
   ~DeviceRunner() override;
@@ -63,7 +63,7 @@ class DeviceRunner final : public TrainRunner {
 
 // The device that `baton train --device` names.
 
-// What --device says.
+// The value of --device.
 struct TrainDevice {
   bool cuda = false;           // else the CPU
   std::optional<int> ordinal;  // nothing: ranks of a machine share its devices out between them

@@ -1,4 +1,4 @@
-// What computes a training step: the CPU (cpu_runner.cc), or a device (../device/device_runner.h).
+// Runs a training step: on the CPU (cpu_runner.cc), or on a device (../device/device_runner.h).
 //
 // The trainer decides what happens in which order; a runner has the arrays and does the arithmetic.
 // Every runner gives the CPU's bits, so that ranks on devices and on CPUs may train one model.
@@ -23,7 +23,7 @@
 
 namespace baton::engine::train {
 
-// Where the gradient of a micro-batch goes. All are flat arrays of the runner's.
+// The destination of a micro-batch's gradient. All are flat arrays of the runner's.
 struct GradientSums {
   float* gradients = nullptr;  // is written, not added to
   float* sum = nullptr;        // += gradients, unless it is that array
@@ -69,7 +69,7 @@ class TrainRunner {
                                    const float* second) = 0;
 };
 
-// What a runner is made for.
+// The objects and sizes that a runner needs.
 struct RunnerNeeds {
   const ParameterMap& map;
   const OptimizerOptions& optimizer;

@@ -74,7 +74,7 @@ class KvStore:
         self._caller.start()
 
     def here(self, patience: float = 0) -> bool:
-        """Whether the store answers, as far as is known; waits so long for it."""
+        """True if the store answers, as far as is known; waits up to this long for the answer."""
         return self._here.wait(patience)
 
     def counts(self) -> Dict[str, int]:
@@ -271,7 +271,7 @@ class _Connection:
             pass
 
     def ended(self) -> bool:
-        """Whether it is of no use, though no call uses it: closed by the store, or the store said what no client asked."""
+        """True if an idle socket is unusable: the store closed it, or sent something that no client asked for."""
         try:
             self._socket.settimeout(0)
             return self._socket.recv(1, socket.MSG_PEEK) is not None

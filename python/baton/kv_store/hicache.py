@@ -72,17 +72,17 @@ class BatonHiCache(HiCacheStorage):
         return [page if here else None for page, here in zip(target_locations, right)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Whether the page is kept."""
+        """Stores the page; returns True if the store kept it."""
         return self.batch_set([key], [value])
 
     def batch_set(self, keys: List[str], values: Any = None, target_locations: Any = None,
                   target_sizes: Any = None) -> bool:
-        """Whether all of them are."""
+        """Stores the pages; True if the store kept all of them."""
         pages = [value.contiguous() for value in values]
         return all(self._store.put(self._keys(PoolName.KV, keys), [_bytes_of(page) for page in pages]))
 
     def exists(self, key: str) -> bool:
-        """Whether the page is here. It may be forgotten before it is read."""
+        """True if the store has the page. It may evict the page before a read."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: List[str], extra_info: Any = None) -> int:

@@ -33,8 +33,9 @@ class Completion(NamedTuple):
 
 
 class BatonStore:
-    """What LMCache's NativeConnectorL2Adapter asks of a native connector. Submitting returns at once; `workers` threads
-    do the work, and the memory of a batch is touched until its completion is there, never after.
+    """The interface that LMCache's NativeConnectorL2Adapter requires of a native connector. Submitting returns at
+    once; `workers` threads do the work, and the memory of a batch is touched until its completion is there, never
+    after.
 
     store    HOST:PORT of `baton kv_store --lm-port`
     models   for each name of a model: "model", where its weights lie, or "weights", what names them; "dtype"; "layout",
@@ -78,7 +79,7 @@ class BatonStore:
         return self._submit(keys, lambda known: self._store.exists(known.keys))
 
     def drain_completions(self) -> List[Completion]:
-        """What has ended since the last call."""
+        """The operations that ended since the last call."""
         with self._lock:
             try:
                 while not self._closed and os.read(self._woken, 4096):

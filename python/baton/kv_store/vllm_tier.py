@@ -29,7 +29,7 @@ log = logging.getLogger("baton.kv_store")
 
 
 class _Lookup:
-    """What is known of a key, as long as a request is there that has asked."""
+    """The known state of a key, kept while a request that asked for it exists."""
 
     def __init__(self) -> None:
         self.verdict: Optional[bool] = None

@@ -52,7 +52,7 @@ def _port(port: Any) -> int:
 
 
 def _store() -> str:
-    """Where metadata is left when no address is given: etcd, by NIXL's own variables."""
+    """The metadata store when no address is given: etcd, from NIXL's own variables."""
     endpoints = os.environ.get("NIXL_ETCD_ENDPOINTS", "")
     if not endpoints:
         return ""
@@ -61,7 +61,7 @@ def _store() -> str:
 
 
 def _telemetry(asked: bool) -> bool:
-    """Whether transfers are measured: NIXL_TELEMETRY_ENABLE where it is set, else what the configuration says."""
+    """True if transfers are measured: NIXL_TELEMETRY_ENABLE decides if it is set, else the configuration."""
     said = os.environ.get("NIXL_TELEMETRY_ENABLE", "").strip().lower()
     if not said:
         return asked
@@ -81,7 +81,7 @@ def _file(path: str) -> Optional[Dict[str, str]]:
 
 
 class nixlAgentConfig:
-    """What a nixlAgent is made with. Delays and sync_mode are taken and mean nothing here."""
+    """The configuration of a nixlAgent. Baton accepts delays and sync_mode and ignores them."""
 
     def __init__(self, useProgThread: bool = False, useListenThread: bool = False, listenPort: int = nixlBind.DEFAULT_COMM_PORT,
                  syncMode: Any = nixlBind.nixl_thread_sync_t.NIXL_THREAD_SYNC_DEFAULT, *_: Any) -> None:
@@ -317,7 +317,7 @@ class nixlAgent:
         return nixlBind.nixl_status_t.NIXL_SUCCESS if there else nixlBind.nixl_status_t.NIXL_ERR_NOT_FOUND
 
     def _listener(self, ip_addr: str, port: int) -> str:
-        """Where metadata goes or comes from: a listener, or "" for etcd."""
+        """The other side for metadata: a listener's address, or "" for etcd."""
         if ip_addr:
             port = _port(port) or nixlBind.DEFAULT_COMM_PORT
             return f"[{ip_addr}]:{port}" if ":" in ip_addr else f"{ip_addr}:{port}"

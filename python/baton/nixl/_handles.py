@@ -1,4 +1,4 @@
-"""What nixl_agent takes and hands out, and how Baton's exceptions become NIXL's."""
+"""The objects that nixl_agent takes and returns, and the translation of Baton's exceptions to NIXL's."""
 from __future__ import annotations
 
 import contextlib
@@ -43,7 +43,7 @@ class nixl_thread_sync_t(enum.Enum):
 
 
 class nixl_agent_config:
-    """What an agent is made with. num_threads and sync_mode are taken and mean nothing here."""
+    """The configuration of an agent. Baton accepts num_threads and sync_mode and ignores them."""
 
     def __init__(self, enable_prog_thread: bool = True, enable_listen_thread: bool = False, listen_port: int = 8888,
                  capture_telemetry: bool = False, num_threads: int = 0, backends: Optional[List[str]] = None,

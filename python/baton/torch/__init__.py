@@ -37,9 +37,9 @@ __all__ = ["Options", "implementation", "register"]
 
 
 class Options(c10d.Backend.Options):
-    """Of a group, as pg_options. `require`: the one provider that may be used ("shm", "tcp", "rdma"); `ordered`: sums have the
-    same bits whatever algorithm, chunk size and provider; `tune`: the first calls of each size try what is fastest. `require`
-    counts in the first group of a process, whose connections all have."""
+    """The options of a group, to pass as pg_options. `require`: the one provider that may be used ("shm", "tcp",
+    "rdma"); `ordered`: sums have the same bits whatever algorithm, chunk size and provider; `tune`: the first calls
+    of each size try what is fastest. `require` counts in the first group of a process, whose connections all have."""
 
     def __init__(self, *, require: str = "", ordered: bool = False, tune: bool = True) -> None:
         super().__init__("baton", datetime.timedelta(minutes=30))
@@ -104,14 +104,14 @@ def _settings(options: Any) -> Tuple[bool, bool]:
 
 
 def _is_local(store: Any) -> bool:
-    """Whether all ranks that use this store are on this machine, as far as it shows."""
+    """True if all ranks that use this store are on this machine, as far as the store shows."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return getattr(store, "host", "localhost") in ("localhost", "127.0.0.1", "::1")
 
 
 def endpoint() -> Endpoint:
-    """What all groups of this process share."""
+    """The state that all groups of this process share."""
     global _endpoint
     with _lock:
         if _endpoint is None:
@@ -270,7 +270,7 @@ def _check_version(version: str) -> None:
 
 
 def _make(opts: Any, options: Any) -> Any:
-    """What torch calls for a new group."""
+    """Makes a new group; torch calls this."""
     _check_version(torch.__version__)  # and not before: `import torch` itself may load this module
     store, rank, size, timeout = opts.store, opts.group_rank, opts.group_size, opts.timeout
     if not isinstance(timeout, datetime.timedelta):

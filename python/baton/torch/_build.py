@@ -91,8 +91,8 @@ def _folder() -> pathlib.Path:
 
 
 def find(again: bool = False) -> pathlib.Path:
-    """Where the C++ backend is; compiles it if it has not been, which takes half a minute. CannotBuild says why it could not be.
-    `again`: also if that has just failed."""
+    """The path of the C++ backend; compiles it first if necessary, which takes half a minute. CannotBuild says why
+    that failed. `again`: tries even if it has just failed."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         raise CannotBuild(f"it is written for Linux, and this is {sys.platform}")
     folder = _folder()

@@ -165,7 +165,7 @@ requests = _Requests()
 
 
 class Work(dist.Work):
-    """What torch holds of a flight."""
+    """The work object of a flight that torch holds."""
 
     def __init__(self, flight: Flight) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a backend does rarely enough for Python, whatever the backend is written in."""
+"""Operations that are rare enough to run in Python, for both backends (C++ and Python)."""
 from __future__ import annotations
 
 import ctypes

@@ -20,7 +20,7 @@ namespace {
 namespace py = pybind11;
 using namespace ::c10d;  // NOLINT: a subclass of its classes
 
-// What Python does for a backend. Never deleted: the interpreter may be gone first.
+// Python's part of a backend. It is never freed: the interpreter may end first.
 py::object& rare() {
   static auto* functions = new py::object;
   return *functions;
@@ -471,7 +471,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     Helper::forget();
     Callbacks::forget();
   });
-  // What torch calls at ranks outside a new group, where the first was given a device.
+  // torch calls this at ranks outside a new group, if the first group was given a device.
   py::class_<BatonBackend, Backend, c10::intrusive_ptr<BatonBackend>>(module, "Backend")
       .def("perform_nocolor_split", [](BatonBackend&, const py::object&) {});
   module.def("make", [](c10::intrusive_ptr<Store> store, int rank, int size,

@@ -28,7 +28,7 @@ inline void check_dense(const at::Tensor& tensor, const char* call) {
               " takes dense tensors, and this one is ", tensor.layout());
 }
 
-// One tensor after the other in one piece of memory: theirs if they lie so, else another.
+// Tensors in a row in one piece of memory: their own if they lie so, else a temporary one.
 struct Row {
   Row(const Tensors& tensors, const char* call, at::ScalarType type) : tensors(tensors) {
     const char* next = nullptr;  // where the next one has to begin

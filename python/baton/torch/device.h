@@ -28,7 +28,7 @@ inline bool is_of_cuda(c10::Device device) {
   return (types_of_cuda().load() >> static_cast<int>(device.type()) & 1) != 0;
 }
 
-// Where the tensors of a call are; nullopt: all are the CPU's.
+// The device of a call's tensors; nullopt: all are on the CPU.
 inline std::optional<c10::Device> device_of(const std::vector<at::Tensor>& inputs,
                                             const std::vector<at::Tensor>& outputs) {
   std::optional<c10::Device> found;

@@ -1,4 +1,4 @@
-// What torch's types and reductions are in Baton's words, and what Baton cannot reduce.
+// Maps torch's types and reductions to Baton's, and rejects those that Baton cannot reduce.
 #pragma once
 
 #include <baton/collectives.h>

@@ -1,4 +1,4 @@
-// What belongs to the program: futures' callbacks and hooks, on threads that advance nothing.
+// Runs the program's callbacks and hooks on threads that do not advance calls.
 #pragma once
 
 #include <condition_variable>
@@ -83,8 +83,8 @@ class Callbacks {
   bool stop_ = false;
 };
 
-// What a group's users want to hear of. The error of a failed call does not wait for the hooks:
-// torch's own writes a trace, which takes seconds.
+// The hooks of a group's users. The error of a failed call does not wait for them: torch's own hook
+// writes a trace, which takes seconds.
 class Hooks : public std::enable_shared_from_this<Hooks> {
  public:
   void add(int64_t id, ::c10d::AbortHook hook) { put(abort_, id, std::move(hook)); }

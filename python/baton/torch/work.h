@@ -367,7 +367,7 @@ class Helper {
     if (asleep_) wakes_.notify_one();
   }
 
-  // What all communicators of the process share; until stop().
+  // The state that all communicators of the process share, until stop().
   void use(baton_endpoint* endpoint) { endpoint_.store(endpoint); }
 
   // Before the interpreter ends: no callback runs afterwards.

@@ -1,5 +1,5 @@
-"""What vLLM calls (KVConnectorBase_V1, seen in 0.32): its scheduler half asks Scheduler, its worker half HandOff.
-All that decides anything is there; this file only translates."""
+"""The connector class that vLLM calls (KVConnectorBase_V1, as of 0.32). Its scheduler half uses Scheduler, its worker
+half HandOff. Those make all decisions; this file only translates."""
 from __future__ import annotations
 
 import hashlib
@@ -172,7 +172,7 @@ def _heads(model: Any) -> int:
 
 
 def _log_like_vllm() -> None:
-    """What is said here appears as vLLM's own lines do, unless the program has said where it shall."""
+    """Sends this package's log lines where vLLM's go, unless the program has configured the logger."""
     theirs = logging.getLogger("vllm")
     for ours in (log, logging.getLogger("baton.hand_off")):
         if theirs.handlers and not ours.hasHandlers():

@@ -1,6 +1,6 @@
-"""Which layers of a model share their blocks, and which blocks of a prompt there are in each group of them. vLLM gives
-layers with full attention and layers with a sliding window block tables of their own; what has left a window is taken
-away from its request, and lost."""
+"""Groups of layers that share blocks, and the blocks of a prompt in each group. vLLM gives layers with full attention
+and layers with a sliding window block tables of their own; a block that leaves the window is taken from its request,
+and its KV is lost."""
 from __future__ import annotations
 
 from typing import Any, List, NamedTuple, Optional, Sequence
@@ -37,7 +37,7 @@ def there(ids: Sequence[int], first: int, end: int) -> Run:
 
 
 def groups_of(config: Any, block_size: int) -> List[Group]:
-    """Those of vLLM's KVCacheConfig. ValueError names what this connector does not move."""
+    """The groups of vLLM's KVCacheConfig. ValueError names the kind of cache that this connector cannot move."""
     found = []
     for group in getattr(config, "kv_cache_groups", None) or ():
         spec = group.kv_cache_spec

@@ -1,5 +1,5 @@
-"""What two engines must agree on before one reads the other's cache: the weights, as vLLM's configuration says where
-they lie, and what is computed with them. Not how the cache is cut into blocks and among workers."""
+"""The properties that must be equal before one engine reads another's cache: the weights, found through vLLM's
+configuration, and the computation with them. The division of the cache into blocks and among workers may differ."""
 from __future__ import annotations
 
 import json
@@ -19,8 +19,8 @@ def identity_of(config: Any, memory: KvMemory, groups: Sequence[Group], digest: 
 
 
 def weights_digest(config: Any) -> str:
-    """That of baton.weights. Weights that are made up (load_format "dummy") are told by that word. ValueError where
-    no files are found."""
+    """The digest of baton.weights; for random weights (load_format "dummy") that word. ValueError: no files were
+    found."""
     load = getattr(config, "load_config", None)
     if getattr(load, "load_format", None) == "dummy":
         return "dummy"

@@ -21,7 +21,7 @@ _MOST_RANKS = 256  # that a peer is believed
 
 @dataclasses.dataclass
 class Step:
-    """What the workers are told in one step."""
+    """The scheduler's orders to the workers for one step."""
 
     orders: List[Order] = dataclasses.field(default_factory=list)
     saves: List[Tuple[str, List[Run]]] = dataclasses.field(default_factory=list)  # transfer, what is complete after it
@@ -79,7 +79,7 @@ class Scheduler:
             self._order(name, params, runs, tokens)
 
     def step(self, output: Any) -> Step:
-        """What the workers are to do in the step that was scheduled."""
+        """The workers' orders for the step that was scheduled."""
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             self._save(new.req_id, new.block_ids, True, new.num_computed_tokens + scheduled[new.req_id])
@@ -127,7 +127,7 @@ class Scheduler:
                                        bool(params.get("remote_finished"))))
 
     def _remote(self, request: Any, params: Dict[str, Any]) -> bool:
-        """Whether its KV comes from elsewhere. What cannot be used is computed here instead."""
+        """True if the request's KV comes from another engine. KV that cannot be used is computed here instead."""
         if not params.get("do_remote_prefill"):
             return False
         wrong = [key for key in ("transfer_id", "remote_agent", "remote_address")
