@@ -89,9 +89,8 @@ absl::Status cannot_open(const std::string& path, int why) {
     case EPERM:
       return absl::PermissionDeniedError(absl::StrFormat(
           "%s%s; it must belong to the user who runs this (user %d), with mode 0600: run `chown %d "
-          "%s && chmod 600 %s`, or to root, with mode 0440 and a group of this process; and see "
-          "that "
-          "the folders above it can be entered",
+          "%s && chmod 600 %s`, or to root, with mode 0440 and a group of this process; the "
+          "folders above it must be searchable (mode x)",
           what, strerror(why), geteuid(), geteuid(), path, path));
     case EMFILE:
     case ENFILE:

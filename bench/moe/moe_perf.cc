@@ -285,8 +285,9 @@ int report(const Options& options, const Result& result) {
       row["open_mpi"] = *mpi;
       row["ratio_to_open_mpi"] = total > 0 ? theirs / total : 0;
       std::cout << absl::StrFormat(
-          "# Open MPI's all_to_all_v of the same rows, neither gathered nor summed: %.2f us there, "
-          "%.2f us back; baton is %.2f times as fast\n",
+          "# Open MPI's all_to_all_v of the same rows, without gathering and summing: dispatch "
+          "%.2f "
+          "us, combine %.2f us; baton is %.2f times as fast\n",
           mpi->value("dispatch_us", 0.0), mpi->value("combine_us", 0.0), theirs / total);
     } else {
       std::cout << "# " << mpi.status().message() << "\n";

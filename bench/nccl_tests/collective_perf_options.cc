@@ -73,8 +73,8 @@ absl::Status finish(CollectivePerfOptions& options, const UncheckedOptions& text
                                [&](DataType type) { return combines(type, options.ops.front()); });
   if (options.reduces() && options.ops.size() == 1 && !any) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("-o %s does not combine -d %s: and, or and xor are of integers and bool, "
-                        "which has neither avg nor premulsum",
+        absl::StrFormat("-o %s does not combine -d %s: and, or and xor need integers or bool; bool "
+                        "has no avg and no premulsum",
                         texts.op, texts.type));
   }
   if (!texts.algorithm.empty()) {

@@ -253,7 +253,8 @@ absl::Status PointToPoint::match(Flow& flow, uint32_t peer, const Packet& packet
   }
   switch (packet.data) {
     case Packet::kBehind:
-      if (behind.size() != flow.bytes) return invalid("it has not the bytes that it says");
+      if (behind.size() != flow.bytes)
+        return invalid("its length differs from the length in its header");
       if (flow.bytes > 0) std::memcpy(call.out, behind.data(), flow.bytes);
       flow.finished = flow.bytes;
       flow.state = Flow::State::kTelling;

@@ -223,13 +223,13 @@ absl::StatusOr<Work> Experts::Impl::combine(Work dispatch, absl::Span<const floa
   if (!status_.ok()) return status_;
   if (absl::Status status = received(dispatch).status(); !status.ok()) {
     return absl::FailedPreconditionError(
-        "combine: that is no dispatch that has ended and is not combined yet");
+        "combine: pass a dispatch that has ended and was not combined before");
   }
   Round& round = round_in(round_of(dispatch));
   const size_t tokens = round.routing.tokens();
   if (weights.size() != tokens * geometry_.top_k) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("combine of %u tokens with %u weights: there are %u, beside the choices",
+        absl::StrFormat("combine of %u tokens with %u weights: pass %u, one for each choice",
                         tokens, weights.size(), tokens * geometry_.top_k));
   }
   const size_t bytes = tokens * geometry_.value_bytes;

@@ -24,8 +24,8 @@ absl::Status refuse(Collective collective, std::string_view why) {
 absl::Status check_waited_for(Collective collective, const CallOptions& options) {
   if (options.group.sequence == 0 && !options.detached) return absl::OkStatus();
   return refuse(collective,
-                "a call that is waited for is neither detached nor in a group: begin it with the "
-                "function that ends in _async");
+                "a blocking call cannot be detached or in a group: begin it with the function "
+                "that ends in _async");
 }
 
 absl::Status check_pointer(Collective collective, const char* name, const void* pointer,

@@ -62,15 +62,15 @@ absl::Status Windows::about(const Access& access, const absl::Status& why) const
 absl::Status Windows::check_slot(const Entry& entry, const Access& access) const {
   if (access.slot >= entry.signals) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "there are %u signals: WindowOptions::signals says how many", entry.signals));
+        "the window has %u signals (WindowOptions::signals): use a lower slot", entry.signals));
   }
   const uint64_t before = access.kind == Kind::kWait
                               ? 0
                               : entry.peers[static_cast<size_t>(access.rank)].added[access.slot];
   if (access.value <= CounterTable::kMaxValue - before) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%u, and %u that this rank has added, is more than a signal can be: 2^48 - 1",
-                      access.value, before));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "adding %u to the %u that this rank added before exceeds a signal's limit, 2^48 - 1",
+      access.value, before));
 }
 
 absl::Status Windows::check_word(const Access& access) const {
@@ -89,7 +89,7 @@ absl::Status Windows::check_word(const Access& access) const {
   if (peer.words) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "that rank cannot add to words of that window: it was made without WindowOptions::words, or "
-      "its memory there is not aligned to 8 or a device's that the processor cannot copy to");
+      "its memory is not aligned to 8, or is device memory that the CPU cannot copy to");
 }
 
 absl::Status Windows::check(const Entry& entry, const Access& access) const {

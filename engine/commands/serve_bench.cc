@@ -102,7 +102,7 @@ void add_server_flags(CLI::App& app, BenchOptions& options) {
       ->type_name("NAME=URL");
   app.add_option("--model", options.model, "the model's name [the one that each server reports]")
       ->type_name("NAME");
-  app.add_flag("--ignore-eos", options.ignore_eos, "answers always have their whole length");
+  app.add_flag("--ignore-eos", options.ignore_eos, "do not end an answer at the end-of-text token");
   app.add_option("--api-key", options.key, "of the servers")->type_name("KEY");
   app.add_option("--temperature", options.temperature, "of sampling")
       ->check(command_line::real_number(0, 2))

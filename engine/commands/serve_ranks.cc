@@ -41,8 +41,8 @@ void add_rank_flags(CLI::App& app, RankFlags* flags) {
       ->check(command_line::whole_number(1, 256))
       ->capture_default_str();
   app.add_flag("--enable-expert-parallel", flags->expert_parallel,
-               "these processes share out the model's experts, each of which one has whole, "
-               "instead of having columns of all");
+               "distribute the model's experts over these processes, each expert whole in one "
+               "process (default: every process has columns of all experts)");
   app.add_option("--tensor-parallel-timeout", flags->timeout,
                  "seconds that one rank may delay the others in a step before the server exits")
       ->check(command_line::real_number(0.1, 86400))

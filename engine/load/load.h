@@ -33,7 +33,8 @@ struct LoadResult {
 LoadResult run_load(const std::shared_ptr<http::EventLoop>& loop, const Server& server,
                     const std::vector<LoadRequest>& requests, const LoadOptions& options);
 
-// The options of a load's report, which has the definitions and the JSON keys of `vllm bench serve`.
+// The options of a load's report, which has the definitions and the JSON keys of `vllm bench
+// serve`.
 struct ReportOptions {
   // Latencies to report: ttft (to the first token), tpot (per further token), itl (between two
   // tokens), e2el (to the last one), and for Baton's servers queued and kv_wait.

@@ -64,11 +64,11 @@ std::string worker_metrics(const Workers& workers) {
         [](Group, Stats stats, size_t) { return stats.slow ? 1 : 0; });
   print("computing_tokens", "Prompt tokens that it has still to compute.", "gauge",
         [](Group, Stats stats, size_t) { return stats.computing; });
-  print("cache_known", "1: it says what its prefix cache holds.", "gauge",
+  print("cache_known", "1: it reports the contents of its prefix cache.", "gauge",
         [](Group, Stats stats, size_t) { return stats.cache_known ? 1 : 0; });
   print("cached_blocks", "Blocks that its prefix cache holds.", "gauge",
         [](Group, Stats stats, size_t) { return stats.cached_blocks; });
-  print("cache_changes", "Changes of its prefix cache that it has told of.", "counter",
+  print("cache_changes", "Changes of its prefix cache that it reported.", "counter",
         [](Group, Stats stats, size_t) { return stats.cache_changes; });
   print("prompt_tokens_total", "Prompt tokens of requests that it was given.", "counter",
         [](Group, Stats stats, size_t) { return stats.prompt_tokens; });
@@ -368,7 +368,7 @@ std::string Router::Impl::metrics_page() {
   count("retries_total", "Choices that another worker was asked to continue.", workers.retried);
   count("hedges_total", "Choices that a second worker was asked for as well.", workers.hedged);
   count("hedges_won_total", "... which was quicker.", workers.hedges_won);
-  count("found_stuck_total", "Times that a worker showed nothing and did not say how it was.",
+  count("found_stuck_total", "Times that a worker was silent and did not answer a health question.",
         workers.found_stuck);
   count("handed_over_total", "Prompts whose KV decode was told to fetch by kv_transfer_params.",
         workers.handed_over);

@@ -164,8 +164,7 @@ absl::Status read_normalizer(const nlohmann::json& root, TokenizerSpec& spec) {
                text_of(member(member(*step, "pattern"), "String")) == " ") {
       replace = true;
     } else {
-      return bad(
-          absl::StrFormat("the normalizer \"%s\" is not supported as it is used here", type));
+      return bad(absl::StrFormat("the normalizer \"%s\" is not supported in this place", type));
     }
   }
   if ((prepend || replace) && !spec.byte_fallback) {
@@ -175,7 +174,7 @@ absl::Status read_normalizer(const nlohmann::json& root, TokenizerSpec& spec) {
   if (prepend) spec.space_prefix = SpacePrefix::kEvery;
   if (spec.byte_fallback) spec.pre_tokenizer = PreTokenizer::kNone;
   if (spec.byte_fallback && !replace && is_null(member(root, "pre_tokenizer"))) {
-    return bad("nothing says what spaces are: neither a normalizer nor a pre-tokenizer does");
+    return bad("it does not define how spaces are encoded: add a normalizer or a pre-tokenizer");
   }
   return absl::OkStatus();
 }

@@ -110,7 +110,8 @@ SliceRunner::Result SliceRunner::step(Queue& queue, size_t& budget) {
     if (result.status.ok() && active.target.path == PeerMemory::Path::kNotYet) return result;
     if (result.status.ok() && active.target.path == PeerMemory::Path::kDevice) {
       result.status = absl::FailedPreconditionError(
-          "the remote region is memory of a device, but its RemoteRegion says otherwise");
+          "the remote region is device memory, but its RemoteRegion says host memory: take it from "
+          "the peer again");
     }
     active.resolved = result.status.ok();
   }

@@ -97,16 +97,17 @@ bool Sessions::settle_partings() {
 void Sessions::give_up_parting(Peer& peer) {
   const Parting parts = *peer.parting;
   const std::string there =
-      peer.open > 0 ? absl::StrFormat(
-                          " (%u of ours waited for it): bytes of writes that were on their way may "
-                          "land there",
-                          peer.open)
-                    : std::string(": ours have ended, and what it had begun may move at its side");
+      peer.open > 0
+          ? absl::StrFormat(
+                " (%u of ours waited for it): bytes of writes that were on their way may "
+                "land there",
+                peer.open)
+          : std::string(": ours have ended; its own transfers may still move bytes there");
   peer_down(peer,
             absl::DeadlineExceededError(absl::StrCat(
-                peer.name, " has not said in time that it ended its transfers", there,
-                " until it hears of the end. Nothing lands or is read here any more, but by a "
-                "process of this machine that stands still in the middle of a copy over shm")));
+                peer.name, " did not confirm in time that its transfers have ended", there,
+                " until it learns of the end. Nothing lands or is read here any more, except by a "
+                "process of this machine that is stopped in the middle of a copy over shm")));
   close_rails(peer, absl::CancelledError(parts.why.message()));
 }
 
@@ -117,18 +118,18 @@ void Sessions::note_parted(Peer& peer, const absl::Status& why) {
   const bool agreed = peer.parting && peer.parting->agreed;
   if (met && peer.parting && peer.open == 0 && peer.protocol < kPartingProtocol) {
     *peer.parted = absl::UnavailableError(absl::StrFormat(
-        "%s speaks version %u of the protocol, in which it cannot be asked to part: all of ours "
-        "has "
-        "ended, and nothing lands or is read here any more, but what it had begun may move at its "
-        "side until it hears of the end",
+        "%s speaks version %u of the protocol, which has no message to end a session: our "
+        "transfers "
+        "have ended and nothing lands or is read here any more, but its own transfers may move "
+        "bytes there until it notices the end; upgrade it",
         peer.name, peer.protocol));
   } else if (met && !agreed && !absl::IsAborted(why) && !peer.redial.gone) {
     *peer.parted = absl::IsDeadlineExceeded(why)
                        ? why
                        : absl::UnavailableError(absl::StrCat(
                              "the connection to ", peer.name,
-                             " ended without a word of it, so bytes of writes "
-                             "that were on their way may land there until it hears of that: ",
+                             " was lost before it confirmed the end, so bytes of writes "
+                             "that were on their way may land there until it notices: ",
                              why.message()));
   }
 }

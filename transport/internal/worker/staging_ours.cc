@@ -30,9 +30,9 @@ absl::Status Staging::begin(uint32_t index, Peer& peer) {
       place.kind != MemoryKind::kHost) {
     op->near = ring_of(place.device);
     if (op->near == nullptr) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("no rail to %s reaches memory of %s, and there is no staging ring for it",
-                          peer.name, place.name()));
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "no connection to %s reaches memory of %s, and there is no staging ring for it",
+          peer.name, place.name()));
     }
     if (absl::Status status = op->near->copies->alive(); !status.ok()) return status;
   }
