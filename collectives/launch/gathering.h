@@ -28,7 +28,7 @@ class Gathering {
 
   // A rank has shown its info. Appends an answer for each rank that need not wait any longer.
   void join(ConnectionId connection, const Join& join, Time now, std::vector<Answer>& answers);
-  // Ends the meeting: ranks that wait and ranks that come later get Cancelled and `why`.
+  // Closes the rendezvous: ranks that wait and ranks that come later get Cancelled and `why`.
   void close(const std::string& why, std::vector<Answer>& answers);
   // A rank has hung up; it may come again.
   void leave(ConnectionId connection);

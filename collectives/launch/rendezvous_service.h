@@ -38,7 +38,7 @@ class RendezvousService {
   void run_once(absl::Span<pollfd> others, Time until);
   // A rank has not taken its answer yet (no rank may need more than a few seconds for that).
   bool answering() const;
-  // Ends the meeting: ranks that wait and ranks that come later get Cancelled and `why`.
+  // Closes the rendezvous: ranks that wait and ranks that come later get Cancelled and `why`.
   void close(const std::string& why);
   // In a forked child, before destroying it: the parent's connections stay as they are.
   void leave_to_parent();
