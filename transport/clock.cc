@@ -9,8 +9,8 @@ class SteadyClock final : public Clock {
   Time now() const override { return std::chrono::steady_clock::now().time_since_epoch(); }
 };
 
-// There before any code runs: a child that is forked while another thread makes it at its first use
-// would wait for that thread for ever.
+// Initialised at compile time: with initialisation at first use, a child forked meanwhile would
+// wait without end for the parent's thread.
 constinit const SteadyClock kSteady;
 
 }  // namespace

@@ -14,8 +14,8 @@ inline constexpr Time kNever = Time::max();
 
 namespace base {
 // BATON_PATIENCE, a whole number from 1 (the default) to 1,000, read once. For debuggers,
-// sanitizers, emulators and machines under heavy load, where whoever is silent for ten seconds is
-// only slow.
+// sanitizers, emulators and machines under heavy load, where a peer that is silent for ten seconds
+// is only slow.
 int patience_factor();
 }  // namespace base
 

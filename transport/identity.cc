@@ -195,7 +195,8 @@ absl::StatusOr<std::string> read_twice(int fd, const std::string& path) {
   return bytes;
 }
 
-// The whole of one key: who rewrites the file meanwhile is kept out, waited for, or found out.
+// Reads one complete key. A writer of the file is kept out by a lease, waited for, or detected by
+// reading twice.
 absl::StatusOr<std::string> read_key(int fd, const std::string& path) {
   // A writer that has written nothing for this long has finished and only not closed the file.
   constexpr std::chrono::milliseconds kQuiet{100};

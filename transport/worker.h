@@ -46,18 +46,18 @@ struct WorkerOptions {
   std::vector<std::string> providers;
   std::string require;            // only this provider may be used: no silent fallback
   std::optional<ClusterKey> key;  // default: ClusterKey::for_this_user()
-  // What is listened on. "": loopback only; "*": every interface, by IPv4 and IPv6; "0.0.0.0":
+  // The address to listen on. "": loopback only; "*": every interface, by IPv4 and IPv6; "0.0.0.0":
   // every interface, by IPv4 alone; or an address of this machine, or a name that has one, without
-  // a port. create() fails where that cannot be: InvalidArgument, NotFound (no such host),
-  // AlreadyExists (the port is in use), PermissionDenied, or Unavailable where nothing listens at
-  // all.
+  // a port. create() fails if the worker cannot listen there: InvalidArgument, NotFound (no such
+  // host), AlreadyExists (the port is in use), PermissionDenied, or Unavailable if no provider
+  // listens.
   std::string listen_host;
   uint16_t listen_port = 0;  // what tcp listens on; 0: any free port
-  // What peers are told instead of the addresses of this machine's interfaces, where others reach
-  // it by another (NAT, a published port): "host" or "host:port", with commas between; names are
-  // looked up once. The port leads to listen_port; a host alone has the ports that are listened on.
-  // "": BATON_ADVERTISE, which holds for all programs, unless it listens on loopback alone. Peers
-  // that call the worker by host:port need none of this: where it answered is one of its addresses.
+  // The addresses that peers get instead of those of this machine's interfaces, if they reach it by
+  // others (NAT, a published port): "host" or "host:port", separated by commas; names are looked up
+  // once. The port leads to listen_port; a host alone has the ports that are listened on. "": the
+  // variable BATON_ADVERTISE, unless the worker listens on loopback only. Peers that call the
+  // worker by host:port do not need this: they remember the address that answered.
   std::string advertise;
   const Clock* clock = nullptr;    // default: Clock::steady()
   std::optional<LinkShape> shape;  // wrap every provider in shaped()
@@ -84,9 +84,9 @@ struct PeerEvent {
   std::string name;
   absl::Status why;  // of a kLost and a kDown
   WorkerUid uid;     // of the peer; zeros where it never told
-  // So many of this peer came before this one that no caller had read, and are told by it alone. Of
-  // a peer that was forgotten (1,024 that went down, or whose notifications were read, after it)
-  // none is kept; while a notification of it is unread it is not forgotten.
+  // The number of earlier events of this peer that were dropped because no caller read them. The
+  // count of a peer that the worker forgot is lost (it forgets a peer after 1,024 others went down
+  // or had their notifications read); a peer with unread notifications is not forgotten.
   uint32_t missed = 0;
 };
 
@@ -145,7 +145,7 @@ class Worker {
   // The same up to where it would wait for peers: true, it waits for none any more; false, ask
   // again. Every RemoteRegion is stale from the first time on.
   absl::StatusOr<bool> begin_deregister(const MemoryRegion& region);
-  // What to send to a peer so that it can reach the region.
+  // A peer needs this to reach the region; send it to the peer.
   absl::StatusOr<RemoteRegion> remote_region(const MemoryRegion& region) const;
 
   // --- counters ----------------------------------------------------------------------------
@@ -224,19 +224,19 @@ class Worker {
   absl::Status status(TransferId id) const;
   // Asks for the end. The transfer has ended only when state() says so; it may still end as done.
   absl::Status cancel(TransferId id);
-  // As cancel(), for memory that cannot wait for the wire: where a path to the peer still reads or
-  // writes the transfer's local memory, that path is closed as one that was lost, and called again;
-  // the peer's other transfers go on over what is left or made anew. When this returns local_free()
-  // holds; for memory of a device it does when its copies end. The peer goes down where
-  // peer.redial_ms is 0 and no other path is left. Not from an EndCallback.
+  // As cancel(), for memory that cannot wait for the wire: if a connection to the peer still reads
+  // or writes the transfer's local memory, the worker closes it like a lost one and redials; the
+  // peer's other transfers continue over the remaining or the new connections. When this returns
+  // local_free() holds; for device memory it holds when the copies have ended. The peer goes down
+  // if peer.redial_ms is 0 and no other connection is left. Not from an EndCallback.
   absl::Status withdraw(TransferId id);
   // Whether the transfer's local memory may be used for something else, or deregistered: it has
   // ended, or it is kEnding and waits for nothing but its target's word, while no byte of that
   // memory is read or written for it any more. Over tcp and ucx that is as soon as it is kEnding;
   // elsewhere when what is under way has completed. NotFound as state().
   absl::StatusOr<bool> local_free(TransferId id) const;
-  // Where a kernel behind TransferRequest::release sees whether the transfer was done. Valid until
-  // release(id). FailedPrecondition where no stream waits for it.
+  // A kernel behind TransferRequest::release reads here whether the transfer succeeded. Valid until
+  // release(id). FailedPrecondition: no stream waits for the transfer.
   absl::StatusOr<StreamOutcome> outcome(TransferId id) const;
   // Gives the slot back. FailedPrecondition while active.
   absl::Status release(TransferId id);
@@ -255,9 +255,9 @@ class Worker {
   // CUDA driver it makes no call that blocks but one: what a peer shares by CUDA IPC is mapped when
   // the first transfer uses it, about a millisecond, once for each of its allocations.
   bool progress();
-  // The same, unless another thread is at it, whom it does not wait for. For calls that others make
-  // again and again until something has happened: whoever does that has a core and may as well move
-  // the bytes. A ProgressThread stands back as long as a caller helps every few microseconds.
+  // The same, but returns at once if another thread is making progress. For polling loops: a caller
+  // that polls has a core and may as well move the bytes. A ProgressThread yields while a caller
+  // helps every few microseconds.
   bool help();
   // Readable when progress() has work, or when another thread's progress() did some since arm().
   // Level-triggered; for epoll or poll. Call arm() before sleeping on it, and do not sleep if that
@@ -270,9 +270,9 @@ class Worker {
   // transfer ended, a notification or peer event came, a counter rose. Read it (8 bytes) to clear
   // it.
   int event_fd() const;
-  // Wakes whoever sleeps in wait_until() or on wait_fd(), so that he looks again, and makes
-  // event_fd() readable: for whoever changes what they wait for outside the worker. Any thread,
-  // but without a lock that their ready() takes.
+  // Wakes threads that sleep in wait_until() or on wait_fd(), so that they check again, and makes
+  // event_fd() readable. Call it after a change outside the worker that they may wait for. Any
+  // thread, but not while holding a lock that their ready() takes.
   void wake();
 
   const Clock& clock() const;  // that of WorkerOptions

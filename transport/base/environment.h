@@ -30,9 +30,9 @@ absl::StatusOr<int64_t> number_from_environment(const char* name, int64_t standa
 // BATON_SLAB_KIB in bytes, read once; 64 MiB where it is not set, or wrong. Any thread.
 size_t most_slab_bytes();
 
-// What is wrong with this process's environment, one line each: BATON_* variables that Baton does
-// not read, with the nearest that it does, and values of BATON_LOG and of numbers that it cannot
-// use. Variables that an orchestrator sets beside a service called baton or baton-* are left out:
+// Problems in this process's environment, one line each: BATON_* variables that Baton does not
+// read, with the nearest that it does, and values of BATON_LOG and of numbers that it cannot use.
+// Variables that an orchestrator sets beside a service called baton or baton-* are left out:
 // BATON_SERVICE_HOST, BATON_PORT=tcp://... and the like (environment.cc lists them). The `baton`
 // command refuses to run then; a worker writes them into the log.
 std::vector<std::string> wrong_environment();

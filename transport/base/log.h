@@ -33,8 +33,8 @@ void set_log_level(LogLevel level);
 // Whether events of this level are written.
 bool log_wanted(LogLevel level);
 
-// Where lines go instead of stderr, for a program with a log of its own; null: stderr again. Lines
-// come from any thread, one at a time. The sink must not log.
+// Receives log lines instead of stderr, for a program with a log of its own; null: stderr again.
+// Lines come from any thread, one at a time. The sink must not log.
 using LogSink = std::function<void(LogLevel level, std::string_view line)>;
 void set_log_sink(LogSink sink);
 

@@ -1,4 +1,4 @@
-// What BATON_PATIENCE says; what it does is in transport/clock.h.
+// Reads BATON_PATIENCE; transport/clock.h describes its effect.
 #pragma once
 
 #include <string_view>

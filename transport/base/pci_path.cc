@@ -14,7 +14,7 @@
 namespace baton::base {
 namespace {
 
-// What a link in sysfs leads to, without `root` and "/sys"; empty where it leads nowhere.
+// The target of a link in sysfs, without `root` and "/sys"; empty if it is broken.
 std::string resolved(const std::string& root, const std::string& link) {
   std::error_code none;
   const std::filesystem::path top = std::filesystem::canonical(root + "/sys", none);

@@ -22,8 +22,8 @@ const char* words(PciDistance distance);    // "behind one PCIe switch"
 // stands for unknown too.
 double cost(PciDistance distance);
 
-// Where a device lies in the tree: "/devices/pci0000:16/0000:16:01.0/0000:17:00.0"; empty where
-// that is not known. Sysfs lies below `root`.
+// A device's path in the tree: "/devices/pci0000:16/0000:16:01.0/0000:17:00.0"; empty if it is not
+// known. sysfs is mounted below `root`.
 std::string pci_path(const std::string& root, const std::string& address);  // "0000:1b:00.0"
 // The path of an RDMA device ("mlx5_0"); for soft-RoCE, that of its network interface.
 std::string rdma_path(const std::string& root, const std::string& device);

@@ -10,7 +10,7 @@ class SmallFirst {
  public:
   // So much small work passes large work that waits; then the large work has a turn.
   static constexpr size_t kPassing = 1 << 20;
-  // What a message costs its waiters, beside its bytes: counted in bytes, too.
+  // The cost of a message besides its bytes, expressed in bytes.
   static constexpr size_t kMessage = 4 << 10;
 
   bool large_is_due() const { return passed_ >= kPassing; }

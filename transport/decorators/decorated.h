@@ -1,4 +1,4 @@
-// What all decorators share: a provider around a provider, whose rails are around its rails.
+// The base of all decorators: a provider that wraps a provider, with rails that wrap its rails.
 // Internal to transport/.
 #pragma once
 
@@ -85,7 +85,8 @@ class DecoratedProvider : public Provider {
   bool arm() override { return inner_->arm(); }
   Time next_timer() const override { return inner_->next_timer(); }
 
-  // What the inner provider talks to: tells the worker about the rails around the inner ones.
+  // The sink of the inner provider: reports the wrapping rails to the worker in place of the inner
+  // ones.
   class Sink final : public EventSink {
    public:
     Sink(DecoratedProvider& provider, EventSink& outer) : provider_(provider), outer_(outer) {}

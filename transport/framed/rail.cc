@@ -53,7 +53,7 @@ void FramedRail::abort(TransferId transfer, EventSink& sink) {
     if (closed_) return;
     if (!slot.live || slot.aborted || !(slot.id == transfer)) continue;
     if (slot.op == Op::kWrite && slot.begun) {
-      // What is on its way may land until the target has spoken: wait for that.
+      // Bytes on the wire may land until the target has answered: wait for that.
       slot.aborted = true;
       release_memory(slot);
       continue;
@@ -99,7 +99,7 @@ void FramedRail::finish(EventSink& sink) {
   next_check_ = kNever;
   leave();
   if (failure_.ok()) failure_ = absl::CancelledError("closed");
-  // What the peer did wrong is no fault of a slice that another rail may still carry.
+  // The peer's error does not fail slices that another rail can still carry.
   absl::Status untouched = failure_;
   if (absl::IsDataLoss(failure_) || absl::IsAborted(failure_)) {
     untouched = absl::UnavailableError(failure_.message());

@@ -103,7 +103,7 @@ class FramedRail : public Rail {
   bool looked_ = false;  // seen_moved_ is of this wait
 };
 
-// What a peer says in a kWriteAck or kReadEnd, fit for messages and terminals.
+// The peer's status in a kWriteAck or kReadEnd, safe for messages and terminals.
 absl::Status status_of(const Frame& frame, std::string_view text);
 
 }  // namespace baton::framed

@@ -1,4 +1,4 @@
-// What the kernel says about memory that is to be registered.
+// Facts from the kernel about memory that is to be registered.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,9 @@ struct Mapped {
 // kernel does not tell (no /proc), everything passes.
 absl::StatusOr<Mapped> check_mapped(const void* data, size_t size, Access access);
 
-// While one lives, all that its thread looks up is looked up in what the kernel said when it was
-// made: for whoever registers many ranges in one call. Each look by itself reads the mappings from
-// the first on, which for ranges in mappings of their own takes their number squared.
+// While one lives, its thread's look-ups use the list of mappings read when it was made. For calls
+// that register many ranges: a separate look-up reads the kernel's list from its start, so n ranges
+// would cost n squared.
 class OneLookAtMappings {
  public:
   OneLookAtMappings();
@@ -48,7 +48,7 @@ class OneLookAtMappings {
 // How often this process has read its mappings, from the first on.
 uint64_t looks_at_mappings();
 
-// What register_memory() finds out about memory before a peer hears of it.
+// The facts that register_memory() finds out about memory before it tells peers.
 struct Examined {
   MemoryPlace place;
   bool writable = true;

@@ -20,7 +20,7 @@ namespace baton::net {
 
 namespace {
 
-// What a peer calls its interfaces is nothing to us.
+// A peer's interface names mean nothing on this host.
 std::string without_scope(std::string address) {
   const size_t scope = address.find('%');
   const size_t end = address.find(']');
@@ -168,8 +168,8 @@ void Acceptor::start(std::unique_ptr<Dial> dial) {
   failed_.push_back(std::move(dial));
 }
 
-// The same endpoint once more, if the call ended as one that found no room. Not where it has an
-// owner: that one calls again by itself, with pauses.
+// Calls the same endpoint again if it had no room for the call. Not for calls with an owner: that
+// one redials by itself, with pauses.
 bool Acceptor::call_again(Call& call) {
   if (call.dial->owner != nullptr) return false;
   if (!call.handshake->turned_away() || ++call.dial->turned_away >= kCalls) {

@@ -95,7 +95,7 @@ class Acceptor {
   // Starts listening; returns the addresses to hand out, as Provider::listen() does.
   absl::StatusOr<std::string> listen();
   uint16_t port() const;  // 0: it does not listen
-  // What queries are answered with.
+  // The answer to queries.
   void set_worker_address(const std::string& encoded) { worker_address_ = encoded; }
 
   // Dials request.address, "host:port[,host:port]", and request.called. `rails`: how many
@@ -154,7 +154,7 @@ class Acceptor {
   Time look_again_ = kNever;  // at the listener
   std::vector<Call> calls_;
   std::vector<std::unique_ptr<Dial>> failed_;
-  // Where peers were met last: a host that has moved is known by its last call.
+  // The last endpoint of each peer: a host that has moved is known by its last call.
   std::map<std::array<uint8_t, 16>, Endpoint> met_at_;
 };
 

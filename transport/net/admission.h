@@ -1,4 +1,4 @@
-// Who makes room when too many callers have not proved themselves yet.
+// Decides which caller is dropped when too many have not authenticated yet.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ struct Caller {
 };
 
 // `callers`: the oldest first; at least one. The one to drop is from the host with the most
-// callers: a host that floods pushes out its own calls, not those of others. Of that host's it is
-// the oldest of those that have not named a key of ours, if there are any: peers may share a host
-// with whoever floods.
+// callers: a host that floods pushes out its own calls, not those of others. Of that host's calls,
+// the oldest that has not named a key of ours goes first, because real peers may share a host with
+// the flooder.
 size_t caller_to_drop(const std::vector<Caller>& callers);
 
 }  // namespace baton::net

@@ -25,15 +25,15 @@ struct Endpoint {
   bool link_local() const;
   bool same_host(const Endpoint& other) const;  // whatever the ports
   uint16_t port() const;
-  // The interface of a link-local address of IPv6, by its number on this host; 0: none is said, as
-  // in what a peer tells: what it calls its interfaces means nothing here.
+  // The interface of a link-local IPv6 address, by its number on this host; 0: not given, as in
+  // addresses from a peer, whose interface names mean nothing here.
   uint32_t scope() const;
   Endpoint with_scope(uint32_t scope) const;
   Endpoint at_port_of(const Endpoint& other) const;
   bool local_network() const;  // loopback, private, link-local: a fabric rather than the internet
 };
 
-// What every tcp socket of a worker is set up with.
+// The options of every tcp socket of a worker.
 struct SocketOptions {
   std::string congestion = "auto";  // "auto", "system" or a name the kernel knows
   size_t buffer_bytes = 4 << 20;    // SO_SNDBUF and SO_RCVBUF; 0: the kernel decides
@@ -85,9 +85,9 @@ std::string tune(int fd, const Endpoint& peer, const SocketOptions& options);
 Endpoint peer_of(int fd);
 Endpoint local_of(int fd);
 
-// What a call of an endpoint that failed with `error` says. kNotFound: the host itself says that
-// no process listens there. kUnavailable: all else, also where a firewall or router says so by
-// ICMP, which makes the same ECONNREFUSED of it.
+// The status for a connect() that failed with `error`. kNotFound: the host itself reports that no
+// process listens there. kUnavailable: anything else, also a firewall's or router's ICMP message,
+// which gives the same ECONNREFUSED.
 absl::Status why_not_connected(int fd, int error);
 
 // For how long nothing has come from the peer, not even an acknowledgement.

@@ -201,7 +201,7 @@ absl::Status Handshake::check_answer(const Opening& theirs) {
   return absl::OkStatus();
 }
 
-// What either side needs the other has to offer.
+// Each side must offer what the other one requires.
 absl::Status Handshake::protect(const Opening& theirs) {
   const Protections needed = opening_.needs | theirs.needs;
   const auto missing = strongest(needed);
@@ -275,7 +275,7 @@ void Handshake::accept() {
 absl::Status Handshake::on_verdict(std::string_view bytes) {
   base::WireReader in(bytes);
   const uint32_t verdict = in.number<uint32_t>();
-  // The server proves itself too: a stranger that accepts any peer is found out here.
+  // The server authenticates too: this finds a stranger that accepts any peer.
   if (verdict != kAccepted || !same(view(derive(Role::kServer, "proof")), in.take(kProofBytes))) {
     return wrong_key();
   }

@@ -67,8 +67,8 @@ class Handshake {
   struct Options {
     Purpose purpose = Purpose::kRail;  // of a client
     Versions versions;
-    // What this side can do and what it must have (bits of Protection). A peer that needs what this
-    // side does not offer is refused, and the other way around.
+    // The protections that this side supports and those that it requires (bits of Protection). The
+    // handshake fails if either side requires one that the other does not support.
     Protections offers = kHeadsOnly;
     Protections needs = kHeadsOnly;
     // Both ends live in this process (a simulation): no attacker listens, and uids need no proof.
@@ -107,9 +107,9 @@ class Handshake {
 
   // True once the peer is authenticated and its HelloInfo is known. to_send() may still hold bytes.
   bool done() const { return state_ == State::kDone; }
-  // A caller that has named a key of ours in its first message: a stranger cannot, unless he
-  // repeats what he has recorded. He is believed in nothing yet, but that he is worth more patience
-  // than one that has said nothing.
+  // True if the caller named a key of ours in its first message. Strangers cannot do that, except
+  // by replaying a recorded message. It proves nothing yet, and only earns the caller more patience
+  // than a silent one.
   bool names_our_key() const { return opening_.which != Opening::kNoKey; }
   const HelloInfo& peer() const { return peer_; }
   const HelloInfo& self() const { return self_; }

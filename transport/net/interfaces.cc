@@ -19,7 +19,7 @@
 namespace baton::net {
 namespace {
 
-// What a worker's address has room for, as part of its introduction (kMaxHelloAddress).
+// The number of addresses that fit into a worker's introduction (kMaxHelloAddress).
 constexpr size_t kMostAdvertised = 8;
 constexpr size_t kMostAdvertisedText = 160;
 

@@ -25,9 +25,9 @@ std::string advertised(int listener);
 absl::StatusOr<std::string> advertised_as(const std::string& told, int listener,
                                           bool own_port = false);
 
-// What can be called where a peer has told `at`: that; but of a link-local address of IPv6, which
-// says nothing without an interface, the same on each interface of this host that has one, or on
-// that of `called` where this is the same address.
+// The endpoints to try for a peer's address `at`: itself, except for a link-local IPv6 address,
+// which needs an interface: then one for each interface of this host that has such an address, or
+// only the interface of `called` if the addresses are equal.
 std::vector<Endpoint> on_interfaces(const Endpoint& at, const Endpoint* called);
 
 // The address of this host from which packets to `to` leave; none: there is no way there.

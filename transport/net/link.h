@@ -1,4 +1,4 @@
-// What a handshake leaves to a connection: its keys, and how its bytes are protected.
+// The result of a handshake for a connection: its keys, and how its bytes are protected.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which numbers of frames have been seen, where frames may come in any order.
+// Tracks which frame numbers have been seen, for frames that arrive in any order.
 #pragma once
 
 #include <algorithm>

@@ -67,9 +67,9 @@ class CmaBatch {
   bool full() const { return local_.size() == local_.capacity() || remote_.size() == capacity(); }
   bool empty() const { return bytes_ == 0; }
   void add(std::byte* local, uint64_t remote, size_t bytes);
-  // Moves everything and empties the batch, also when it fails. Unavailable: the process has ended,
-  // and no byte of another one was written, nor is one that was read to be used. PermissionDenied:
-  // CMA is not allowed any more.
+  // Moves everything and empties the batch, also when it fails. Unavailable: the process has ended.
+  // No other process's memory was written; do not use bytes that were read. PermissionDenied: CMA
+  // is not allowed any more.
   absl::Status run(CmaPeer& peer, Op op);
 
  private:

@@ -37,7 +37,7 @@ bool holds(const Lane& in, uint64_t number) {
   });
 }
 
-// What of it the peer has open it closes when it hears of that.
+// The peer closes the files that it has open when it gets this.
 void ask_back(Lane& in, uint64_t number) {
   for (std::atomic<uint64_t>& mark : in.opened) {
     uint64_t open = mark.load(std::memory_order_seq_cst);
@@ -154,8 +154,8 @@ void Connection::tell_peer() {
   ring_doorbell();
 }
 
-// One that cannot be sent now is sent by a later round: nothing else may ever wake the peer.
-// Whoever is gone needs none.
+// A doorbell that cannot be sent now is sent in a later round: nothing else might wake the peer. A
+// peer that is gone needs none.
 void Connection::ring_doorbell() {
   const char doorbell = static_cast<char>(Message::Kind::kDoorbell);
   bell_owed_ = socket_.send({&doorbell, 1}) == PacketSocket::Io::kLater;
@@ -197,7 +197,7 @@ bool Connection::on_socket(EventSink& sink) {
 }
 
 void Connection::on_peer_exit(EventSink& sink) {
-  // What it had sent before is still there to be read, up to the socket's end.
+  // Messages that the peer sent before can still be read, up to the socket's end.
   for (int i = 0; i < kPacketsAtOnce && state_ != State::kDown && on_socket(sink); ++i) {
     if (!socket_.peer_gone()) break;
   }
@@ -394,8 +394,8 @@ void Connection::fail(const absl::Status& why, EventSink& sink) {
   if (state_ == State::kDown) return;
   heat();  // for the next round to forget it
   const State before = std::exchange(state_, State::kDown);
-  // Who only loses this connection says nothing: the peer calls again, or is called. The peer may
-  // have it up before we do. A first call that fails is over.
+  // A lost connection sends no goodbye: one of the two sides redials. The peer may have the new
+  // connection up before this side does. A first call that fails is not repeated.
   const bool first_call = client_ && request_.resume == Resume::kNew && before != State::kUp;
   const bool lost = absl::IsUnavailable(why) && !first_call;
   if (!lost && (before == State::kSetup || before == State::kUp)) {
@@ -443,7 +443,7 @@ void Connection::release() {
     const Time patience = stands_still_ ? Time::zero() : kClosePatience;
     if (wait_until_idle(0, patience)) wait_until_copied(0, patience);
   }
-  // What a fence has waited for in vain is told already.
+  // Skips what was reported when a fence timed out.
   const uint32_t copying =
       in_ == nullptr || stands_still_ ? 0 : in_->busy.load(std::memory_order_seq_cst);
   const bool owed = in_ != nullptr && (peer_pid_ != getpid() || copying != 0);

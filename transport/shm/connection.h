@@ -20,8 +20,8 @@ namespace baton::shm {
 
 class Connection;
 
-// What is left of a connection while the peer keeps device memory open that we own, or is stopped
-// in a copy: its lane, and how the end of its process is seen.
+// The rest of a closed connection, kept while the peer has device memory of ours open or is stopped
+// in a copy: its lane, and a descriptor that shows the end of its process.
 struct Parted {
   MappedFile segment;
   Lane* in = nullptr;
@@ -30,7 +30,7 @@ struct Parted {
   uint32_t copying = 0;  // 1 + index of the region; 0: none that has not been told of
 };
 
-// What the connections of one provider share.
+// The state that the connections of one provider share.
 struct Shared {
   const ProviderContext& context;
   Exports exports;
@@ -41,8 +41,8 @@ struct Shared {
   Time fence_patience{};       // shm.fence_ms
   bool device_kernels = true;  // staging.kernels
   base::UniqueFd epoll;
-  // Those that each round looks at. A connection that has been silent for long is left alone until
-  // it is posted to, or its socket says something: it is armed, as if the worker slept.
+  // The connections that each round polls. A connection that was silent for long is not polled
+  // until a slice is posted to it or its socket has a message: it is armed, as if the worker slept.
   std::vector<Connection*> hot;
   bool bell_owed = false;  // by one of them: there is a peer to be woken
   std::vector<Parted> parted = {};
@@ -52,7 +52,8 @@ struct Shared {
 void ask_parted(const Shared& shared, uint64_t number);
 // And waits until none has it open. Unavailable: one has. May be freed now what no peer has.
 absl::Status wait_for_parted(Shared& shared, uint64_t number, Time until);
-// One that we are parted from, stopped in a copy to or from that region. Null: none is.
+// A closed connection whose peer is stopped in a copy to or from that region; null if there is
+// none.
 Parted* copying_still(Shared& shared, uint32_t region);
 // Unavailable, and who, once: one is.
 absl::Status tell_copying(Shared& shared, uint32_t region);
@@ -72,7 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state() const { return state_; }
   // A peer dialed and has not authenticated itself yet.
   bool stranger() const { return !client_ && state_ == State::kHandshake; }
-  // Whether a stranger has not even named a key of ours (net::Handshake).
+  // True while the caller has not even named a key of ours (net::Handshake).
   bool silent() const { return stranger() && !handshake_->names_our_key(); }
   // Gone for good, and no object holds its rail: may be forgotten.
   bool finished() const { return state_ == State::kDown && rail_ == nullptr; }
@@ -181,7 +182,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ShmRail* rail_ = nullptr;
 };
 
-// What the worker holds of a connection.
+// The worker's side of a connection.
 class ShmRail final : public Rail {
  public:
   ShmRail(std::shared_ptr<Connection> connection, Properties properties)

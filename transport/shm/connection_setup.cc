@@ -271,8 +271,7 @@ absl::Status Connection::on_message(const Message& message, Packet& packet, Even
             {.bytes = message.file_bytes, .device_uuid = message.device_uuid});
       }
       if (message.kind == Message::Kind::kDeviceHandle) {
-        // What the peer says of itself would not do: its addresses are ours only if the kernel
-        // says so.
+        // Do not trust the peer's addresses: the kernel tells whether they are ours.
         return memory_->add_device_file(message.file, base::UniqueFd(),
                                         {.allocation = message.allocation,
                                          .bytes = message.file_bytes,

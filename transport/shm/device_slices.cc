@@ -79,7 +79,7 @@ absl::StatusOr<internal::DeviceCopies*> DeviceSlices::copies_of(int device) {
   return copies.get();
 }
 
-// What is urgent first; the last slot is kept for it.
+// Urgent slices go first; the last slot is kept for them.
 bool DeviceSlices::begin() {
   bool any = false;
   for (const bool urgent : {true, false}) {

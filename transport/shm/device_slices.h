@@ -49,7 +49,7 @@ class DeviceSlices {
   void settle();
   // Begins what can be; true if anything was.
   bool begin();
-  // One of which nothing moves any more; null: none. remove() forgets it.
+  // A slice of which nothing moves any more; null if there is none. remove() forgets it.
   Item* over();
   void remove(Item* item);
   // Begins nothing more of any, and waits for what is under way.

@@ -1,4 +1,4 @@
-// What two shm providers tell each other over their socket, as bytes.
+// Encodes the messages of two shm providers on their socket.
 #include "transport/shm/message.h"
 
 #include "absl/strings/str_format.h"
@@ -8,7 +8,7 @@ namespace baton::shm {
 namespace {
 constexpr size_t kMaxText = 256;
 
-// What a message of its kind holds, in its order on the wire. False: there is no such kind.
+// The fields of a message of this kind, in their order on the wire. False: the kind does not exist.
 template <typename Wire, typename T>
 bool members(Wire& wire, T& m) {
   wire(m.kind);

@@ -1,4 +1,4 @@
-// What two shm providers tell each other over their socket once they have authenticated each other.
+// The messages of two shm providers on their socket after both have authenticated.
 //
 // One message is one packet; the files it speaks of travel with it as descriptors. Doorbells wake a
 // peer that sleeps; everything else concerns the life of the connection, never a transfer.

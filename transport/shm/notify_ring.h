@@ -51,7 +51,7 @@ class RingReader {
   bool look();
   // Whether there may be records: the ring was not seen empty since.
   bool pending() const { return pending_; }
-  // Neither anything pending, nor anything to be seen by look().
+  // True if nothing is pending and look() would see nothing new.
   bool quiet() const {
     return !pending_ && lane_->activity.load(std::memory_order_seq_cst) == seen_;
   }

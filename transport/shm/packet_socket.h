@@ -45,8 +45,8 @@ class PacketSocket {
   // Descriptors are accepted only `with_fds`; a peer that is not authenticated yet sends none.
   absl::StatusOr<Io> receive(Packet& packet, bool with_fds) const;
 
-  // Whether the other end is closed, asked of the kernel now: in both directions, for who has shut
-  // down one is alive.
+  // True if the other end is closed in both directions, asked of the kernel now. A peer that shut
+  // down one direction is alive.
   bool peer_gone() const;
   // The process at the other end as the kernel knows it; 0 when it is in another pid namespace.
   pid_t peer_pid() const;

@@ -115,7 +115,7 @@ absl::StatusOr<RemoteView> PeerMemory::view(const RemoteRegion& region) const {
 }
 
 absl::Status PeerMemory::reaches(const RemoteRegion& region) const {
-  // What is wrong with a stale or forged region is told when it is used.
+  // Errors of a stale or forged region are reported when it is used.
   if (cma_.ok() || region.index >= RegionTable::kCapacity) return absl::OkStatus();
   const SharedRegion& row = rows()[region.index];
   if (!live(region.index, region.generation)) return absl::OkStatus();

@@ -1,4 +1,5 @@
-// What two workers on one machine share: the layouts of the control and the connection segment.
+// Shared memory of two workers on one machine: the layouts of the control and the connection
+// segment.
 //
 // The control segment of a worker tells its peers which regions it has; peers map it read-only. The
 // connection segment belongs to one connection and both sides write to it: one lane a direction.

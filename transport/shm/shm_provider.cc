@@ -27,7 +27,7 @@ constexpr int kRank = 300;
 constexpr std::string_view kPrefix = "baton-";
 constexpr size_t kMaxUnfinished = 128;  // connections that have not authenticated themselves yet
 constexpr int kAcceptsAtOnce = 16;      // in one round of progress: others wait for the next
-// For so long no thread looks at a listener that has callers for whom there are no descriptors.
+// The pause before the listener is polled again after accept() ran out of descriptors.
 constexpr Time kLookAway = std::chrono::milliseconds(100);
 constexpr Time kPartingPatience = std::chrono::seconds(1);
 constexpr Time kBellPause = std::chrono::milliseconds(1);  // before a doorbell is tried again
@@ -330,7 +330,7 @@ class ShmProvider final : public Provider {
     return epoll_ctl(shared_->epoll.get(), EPOLL_CTL_ADD, listener_.fd(), &event) == 0;
   }
 
-  // The listener stays readable: who sleeps would not.
+  // The listener stays readable, so a thread that polls it could not sleep.
   void look_away(const absl::Status& why) {
     epoll_ctl(shared_->epoll.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
     look_again_ = context_.clock.now() + kLookAway;
@@ -340,10 +340,10 @@ class ShmProvider final : public Provider {
                     why.message());
   }
 
-  // Bounded, since any process on this machine may dial as fast as it can. Other users, who cannot
-  // have our memory anyway, take no place; and where the places run out, the one that has been
-  // silent for longest goes: a peer that means it speaks at once. Where all have spoken the oldest
-  // goes.
+  // Bounded, since any process on this machine may dial as fast as it can. Callers of other users,
+  // which may not have our memory anyway, take no place. When places run out, the caller that was
+  // silent for longest is dropped, because a real peer sends at once; if all have sent, the oldest
+  // is dropped.
   bool accept() {
     for (int i = 0; i < kAcceptsAtOnce; ++i) {
       auto socket = listener_.accept();

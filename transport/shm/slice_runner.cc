@@ -67,7 +67,7 @@ bool SliceRunner::take_any(TransferId& transfer, uint32_t& slice) {
 }
 
 bool SliceRunner::runnable() const {
-  // What is under way on a device ends without a word.
+  // A copy on a device ends without an event, so poll for it.
   return open() && (devices_.size() != 0 || runnable(urgent_) || runnable(bulk_));
 }
 
@@ -96,7 +96,7 @@ SliceRunner::Result SliceRunner::step(size_t& budget) {
     if (result.moved) return result;
   }
   const Result result = step(urgent_, budget);
-  // One that must wait, for a mapping or for room in the ring, holds no other slice up.
+  // A slice that must wait, for a mapping or for room in the ring, does not hold up others.
   return result.moved ? result : step(bulk_, budget);
 }
 

@@ -25,7 +25,7 @@ FileBuffers::FileBuffers(size_t bytes)
     : file_(memfd_create("baton-tcp", MFD_CLOEXEC)),
       bytes_((bytes + page() - 1) / page() * page()) {}
 
-// That there is a part of the file that no reader uses.
+// Makes sure that a part of the file is not in use by a reader.
 bool FileBuffers::make_part() {
   if (!free_.empty()) return true;
   const auto bytes = static_cast<off_t>(bytes_);

@@ -1,4 +1,4 @@
-// Which addresses of a peer are behind which of our NICs.
+// Finds which addresses of a peer are reached through which of our NICs.
 #include "transport/tcp/paths.h"
 
 #include <algorithm>

@@ -26,7 +26,7 @@ struct Paths {
 // before others behind the same NIC, and is the only way where no NIC leads to any.
 Paths paths_to(const std::vector<net::Endpoint>& endpoints, const net::Endpoint& met);
 
-// Which NICs are used of some that are so fast, in Mb/s; 0: it does not say.
+// Selects NICs by speed in Mb/s; 0: the speed is not known.
 std::vector<bool> fast_enough(const std::vector<int64_t>& speeds);
 
 }  // namespace baton::tcp

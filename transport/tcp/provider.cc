@@ -145,7 +145,7 @@ void TcpProvider::met(const net::Link& link, const HelloInfo& peer,
   if (!rail.ok()) return acceptor_.try_next(std::move(dial), rail.status());
   if (first) {  // it stands: the others are called at once, by all ways
     for (uint16_t i = 1; i < dial->rails; ++i) call(sockets, i, paths);
-    // What is called later belongs to a session that has begun.
+    // Later calls belong to a session that exists.
     if (!sockets->resumed) sockets->first.resume = Resume::kOurs;
   }
   const uint16_t number = dial->rail;

@@ -25,7 +25,7 @@ namespace baton::tcp {
 
 class TcpRail;
 
-// What a rail needs only while something is under way.
+// The buffers that a rail needs only while something is under way.
 struct RailMemory {
   // Null where there is no memory for it.
   static std::unique_ptr<RailMemory> make(FileBuffers& buffers);
@@ -37,7 +37,7 @@ struct RailMemory {
   std::string control;
 };
 
-// What a provider and its rails share. Rails may outlive their provider.
+// The state that a provider and its rails share. Rails may outlive their provider.
 struct TcpShared {
   explicit TcpShared(const ProviderContext& provider_context) : context(provider_context) {
     spares.reserve(kSpares);  // rails become idle at any time, without an allocation
@@ -90,7 +90,7 @@ class TcpRail final : public framed::FramedRail {
                                                          const std::string& sockets);
   ~TcpRail() override;
 
-  // When an acknowledgement that waits for data leaves without it; kNever: none does.
+  // The time at which a delayed acknowledgement is sent alone; kNever: none is delayed.
   Time ack_due() const { return closed_ || at_once_ ? kNever : hold_.due(); }
   // When the socket is looked at though the poller has told nothing.
   Time look_again() const { return closed_ ? kNever : socket_.look_again(); }

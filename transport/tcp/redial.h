@@ -26,7 +26,7 @@ struct CalledSockets {
   CalledSockets(const net::Acceptor::Dial& dial, const HelloInfo& met);
 
   Paths paths() const { return paths_to(first.endpoints, first.endpoints[first.next - 1]); }
-  // Where socket `number` belongs.
+  // The endpoint of socket `number`'s own path.
   static const net::Endpoint& way_of(const Paths& paths, size_t number) {
     return paths.ways[number % paths.ways.size()];
   }

@@ -1,4 +1,4 @@
-// Where the bytes of a rail go as they come in: the header buffer, their destination, or nowhere.
+// Steers a rail's incoming bytes: to the header buffer, to their destination, or to nowhere.
 #include "transport/tcp/rx_stream.h"
 
 #include <algorithm>

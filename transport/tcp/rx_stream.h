@@ -71,7 +71,7 @@ class RxStream {
   // is not there any more.
   bool absorb();
 
-  // What to receive next.
+  // Sets up the next receive.
   void fill(msghdr& message);
   // False when memory that they lie in has gone since.
   [[nodiscard]] bool received(size_t bytes);

@@ -333,7 +333,7 @@ void Engine::on_error(void* arg, ucp_ep_h, ucs_status_t status) {
 
 ucs_status_t Engine::on_message(void* self, const void*, size_t header_bytes, void* data,
                                 size_t bytes, const ucp_am_recv_param_t* param) {
-  // Ours have no header of their own and come whole; what a stranger sends is dropped.
+  // Baton's messages have no UCX header and arrive whole; any other message is dropped.
   if (header_bytes == 0 && !(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
     static_cast<Engine*>(self)->receiver_({static_cast<const char*>(data), bytes});
   }

@@ -48,7 +48,7 @@ class Engine {
     std::string tls;          // "": UCX decides
     std::string net_devices;  // "": UCX decides
   };
-  // What has come, from whomever: not authenticated. Called from within progress().
+  // A message that has arrived, from any sender: not authenticated. Called from within progress().
   using Receiver = std::function<void(std::string_view message)>;
 
   static absl::StatusOr<std::unique_ptr<Engine>> create(const Options& options, Receiver receiver);
@@ -91,7 +91,7 @@ class Engine {
 
   // An empty packet for at least this many bytes. Allocates only where none is free.
   Packet* acquire(size_t bytes);
-  // One that is not sent after all.
+  // Returns a packet that is not sent after all.
   void give_back(Packet* packet);
   // Sends its first `bytes` bytes; UCX holds it until they are on their way.
   void send(Endpoint& endpoint, Packet* packet, size_t bytes);

@@ -21,8 +21,9 @@ namespace {
 
 std::atomic<pid_t> user{0};
 
-// What UCX takes from the environment only. Whoever has set one of them is obeyed. Not by setenv(),
-// which frees the list that other threads may be reading (getenv()): they are given another one.
+// Sets options that UCX reads only from the environment; the user's values are kept. It replaces
+// the environment's list instead of calling setenv(), which frees the list that other threads may
+// be reading (getenv()).
 void prepare_environment() {
   const std::string segment = absl::StrCat(kSegmentBytes);
   const std::pair<const char*, const char*> defaults[] = {

@@ -37,17 +37,17 @@ struct Library {
   decltype(&::ucp_request_free) ucp_request_free;
   decltype(&::ucs_status_string) ucs_status_string;
 
-  // The installed one, loaded by the first call and kept. Unavailable, with the remedy, where there
-  // is none that will do, or where it is known to end the process: that is looked at before it is
-  // loaded.
+  // The installed library, loaded by the first call and kept. Unavailable, with the remedy, if no
+  // usable one is installed, or if this release is known to end the process, which is checked
+  // before it is loaded.
   static absl::StatusOr<const Library*> get();
   static absl::StatusOr<Library> load(const char* file);  // which get() asks for libucp.so.0
   // Whether it lives where the host has this name.
   static absl::Status survives_name(std::string_view host);
   std::string version() const;  // "1.13.1"
 
-  // Whether workers may be made. Not in a process that was forked from one that had made some: the
-  // thread on which UCX depends is in the parent only.
+  // OK if workers may be made. Not in a process forked from one that had made some: the thread that
+  // UCX depends on exists only in the parent.
   static absl::Status usable();
   static void use();  // from now on, in this process
 };

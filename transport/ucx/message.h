@@ -1,4 +1,4 @@
-// What two rails tell each other: an introduction, over the authenticated connection, and an
+// The messages between two rails: an introduction over the authenticated connection, and an
 // envelope in front of every frame that goes through UCX.
 #pragma once
 
@@ -21,7 +21,7 @@ struct Envelope {
   bool operator==(const Envelope&) const = default;
 };
 
-// Where a rail is found.
+// The UCX address and number of a rail.
 struct Introduction {
   uint32_t rail = 0;    // Envelope::rail
   std::string address;  // of its engine, as UCX wrote it: never empty

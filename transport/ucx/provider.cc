@@ -193,8 +193,8 @@ bool UcxProvider::advance_rails(EventSink& sink) {
   return any;
 }
 
-// A message that has come through UCX, from whomever. Only who has the keys of a rail is listened
-// to.
+// A message that came through UCX from any sender. Only messages sealed with the keys of a rail are
+// used.
 void UcxProvider::received(std::string_view message) {
   if (message.size() < Envelope::kBytes || sink_ == nullptr) return;
   const Envelope envelope = Envelope::decode(message);

@@ -80,7 +80,7 @@ absl::Status UcxRail::introduced(std::string_view words) {
   return absl::OkStatus();
 }
 
-// What still comes of a read finds no slot to land by.
+// Data of this read that still arrives finds no slot and is dropped.
 void UcxRail::take_back(Slot& slot) {
   if (slot.reads_open == 0) return;
   send_control({.type = framed::FrameType::kCancelRead, .transfer = slot.id, .slice = slot.slice},

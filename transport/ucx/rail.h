@@ -24,7 +24,7 @@ namespace baton::ucx {
 
 class UcxRail;
 
-// What a provider and its rails share. Rails may outlive their provider.
+// The state that a provider and its rails share. Rails may outlive their provider.
 struct UcxShared {
   explicit UcxShared(const ProviderContext& provider_context) : context(provider_context) {}
   ~UcxShared() { Engine::end(std::move(engine)); }

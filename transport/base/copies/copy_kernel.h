@@ -15,8 +15,9 @@ inline constexpr size_t kStreamFrom = 256 << 10;
 void stream_copy(std::byte* to, const std::byte* from, size_t bytes);
 void stream_fence();
 
-// Copies so that whoever reads `to` meanwhile sees no byte before those below it, and words of 8
-// bytes that are aligned in both whole: string instructions and streaming stores promise neither.
+// Copies so that a concurrent reader of `to` sees bytes appear in ascending order, and sees words
+// of 8 bytes that are aligned in both as a whole: string instructions and streaming stores promise
+// neither.
 void ordered_copy(std::byte* to, const std::byte* from, size_t bytes);
 
 // "AVX-512", "AVX2" or "memcpy": what stream_copy() uses here.

@@ -27,7 +27,7 @@ __attribute__((tls_model("initial-exec"))) thread_local WayOut* way_out = nullpt
 // The signals get through to this thread.
 __attribute__((tls_model("initial-exec"))) thread_local bool this_thread_is_ready = false;
 
-// What the program had for a signal.
+// The program's own handlers, from before ours.
 struct Before {
   struct sigaction action {};
   std::atomic<bool> spent{false};  // SA_RESETHAND: it has had its one call

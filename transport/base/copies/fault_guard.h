@@ -30,7 +30,7 @@ template <typename Copy>
 // Whether both ends of this memory, which lies in two pages at most, can be read.
 [[nodiscard]] bool readable(const std::byte* data, size_t bytes);
 
-// What the initiator is told of memory that is gone.
+// The error that the initiator gets for memory that was unmapped.
 absl::Status source_is_gone();
 absl::Status target_is_gone();
 

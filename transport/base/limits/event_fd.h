@@ -1,4 +1,4 @@
-// EventFd: an eventfd that any thread rings and that whoever polls it silences.
+// EventFd: an eventfd. Any thread rings it; the thread that polls it clears it.
 #pragma once
 
 #include <sys/eventfd.h>

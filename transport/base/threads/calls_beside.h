@@ -31,7 +31,7 @@ class CallsBeside {
   CallsBeside(const CallsBeside&) = delete;
   CallsBeside& operator=(const CallsBeside&) = delete;
 
-  // Those that have begun, or wait for a thread, or were not taken yet.
+  // True for calls that run, wait for a thread, or have ended and were not taken yet.
   bool contains(const Key& key) const { return open_.contains(key); }
   size_t size() const { return open_.size(); }
 
@@ -51,7 +51,7 @@ class CallsBeside {
     return true;
   }
 
-  // What has ended since.
+  // The calls that ended since the last call.
   Ended take_ended() {
     Ended ended;
     if (open_.empty()) return ended;

@@ -18,7 +18,7 @@ namespace baton::internal {
 
 class Pinner {
  public:
-  // What keeps memory pinned until it ends.
+  // Keeps memory pinned as long as it lives.
   using Pin = std::shared_ptr<void>;
   struct Done {
     uint64_t job = 0;
@@ -33,7 +33,7 @@ class Pinner {
   void pin(uint64_t job, std::function<absl::StatusOr<Pin>()> work);
   // And then of the mapping that was pinned.
   void let_go(Pin pin, std::shared_ptr<const void> mapping);
-  // What has ended since.
+  // The jobs that ended since the last call.
   std::vector<Done> take();
 
  private:

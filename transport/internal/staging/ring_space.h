@@ -20,7 +20,7 @@ class RingSpace {
   // `bytes` from `offset` of the ring on, both multiples of kPage.
   RingSpace(size_t offset, size_t bytes) : offset_(offset), taken_(bytes / kPage) {}
 
-  // Where `bytes` > 0 fit for this peer, or none now.
+  // A place for `bytes` > 0 for this peer; nothing if there is no room now.
   std::optional<size_t> take(size_t bytes, bool urgent, uint32_t peer) {
     const size_t pages = (bytes + kPage - 1) / kPage;
     const size_t end = urgent ? taken_.size() : bulk();

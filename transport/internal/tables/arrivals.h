@@ -52,7 +52,7 @@ class Arrivals {
     std::vector<uint64_t> seen;  // one bit per slice
     std::string notify;
   };
-  // What is known of a slot's transfers: those that completed, by their generation.
+  // A slot's completed transfers, by generation.
   struct Completed {
     uint32_t newest = 0;  // 0: none
     // Bit i: newest - 1 - i. What is older is taken for new: nothing is sent twice without asking

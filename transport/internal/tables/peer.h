@@ -1,4 +1,4 @@
-// What a worker knows of one peer. All of it is the progress thread's.
+// A worker's state of one peer. Only the progress thread uses it.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct SlotQueue {
   uint32_t tail = TransferSlot::kNone;
 };
 
-// What one peer may have waiting in an inbox: each notification counts its bytes and what keeping
-// it costs. Its sender holds the next one back until the application has read some.
+// The most that one peer may have waiting in an inbox, in bytes: each notification counts its size
+// and its overhead. Its sender holds the next one back until the application has read some.
 inline constexpr uint64_t kNotificationWindow = 4 << 20;
 inline constexpr uint64_t kNotificationCost = 64;
 
@@ -39,7 +39,7 @@ inline constexpr uint32_t kUnreadEvents = 8;
 inline constexpr uint32_t kMostUnsaid = 8192;
 // Lost rails of which a peer has not said what had come. With more it is closed.
 inline constexpr size_t kMostLostRails = 4096;
-// What the inbox may hold of peers that are down before new peers are refused.
+// The most that the inbox holds of peers that are down before it refuses new peers.
 inline constexpr uint64_t kMostLeftBehind = 16 * kNotificationWindow;
 
 // For heaps whose top is the earliest.
@@ -138,8 +138,8 @@ struct Peer {
   WorkerUid uid;
   uint16_t protocol = kHighestProtocol;  // that both speak
   uint64_t session = 0;
-  // Those of the best provider first. Only they are posted to; the others are there should they be
-  // lost, and for regions that they do not reach.
+  // The best provider's rails come first, and only they get slices. The others are a reserve, and
+  // serve regions that the best ones do not reach.
   std::vector<RailState> rails;
   // Transfers with slices to post. Small ones and messages overtake bulk: control never waits
   // behind it.
@@ -152,7 +152,7 @@ struct Peer {
   bool dialled = false;  // we called it first
   std::vector<LostRail> lost_rails;
   std::vector<uint64_t> fenced;  // links that the peer has given up before they came up here
-  // What had been counted on rails that are gone here; the newest last.
+  // Counts of rails that were lost here; the newest last.
   std::vector<std::pair<uint64_t, Ordinal>> counted;
   std::string goodbye;  // what it said when it closed a rail for good
   Redial redial;

@@ -80,7 +80,7 @@ class PeerTable {
   void forget_session(const Peer& peer);
   void may_forget(Peer& peer);
   Peer* oldest_to_forget();
-  // What other threads see of a row, in chunks that stay where they are.
+  // The part of a row that other threads read, in chunks that never move.
   struct Shown {
     std::atomic<uint64_t> word{0};  // generation << 8 | PeerState + 1
     PeerShare share;

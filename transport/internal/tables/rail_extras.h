@@ -1,5 +1,5 @@
-// What a rail may be besides a Rail, where its provider can: quick enough for submit(), or one that
-// tells some of its slices to the target by nothing but their number.
+// Optional interfaces of a rail: PromptRail posts from within submit(); CountingRail reports slices
+// to the target only by counting them.
 #pragma once
 
 #include <cstddef>

@@ -19,8 +19,8 @@ class RailPace {
   static constexpr uint64_t kUntried = 2 << 20;
   static constexpr Time kForgotten = std::chrono::seconds(10);
   static constexpr Time kSilent = std::chrono::milliseconds(100);
-  // One that is not so much slower than the best is as good as that: load and chance differ as
-  // much.
+  // A rail that is slower than the best by less than this factor counts as equal: load and chance
+  // differ as much.
   static constexpr double kSlow = 4;
 
   // A slice is on it; or is not any more, unmoved; or has been moved.

@@ -31,7 +31,7 @@ class PeerShare {
 
   // Counts another one; what was there before it.
   Open take(bool notifies) { return split(word_.fetch_add(one(notifies), kOrder)); }
-  // One has ended, or did not begin after all.
+  // A transfer has ended, or did not begin after all.
   void give_back(bool notifies) { word_.fetch_sub(one(notifies), kOrder); }
   Open open() const { return split(word_.load(kOrder)); }
 
@@ -146,7 +146,7 @@ class TransferSlots {
 
   // Progress thread: the oldest submitted slot, or kNone. FIFO per submitting thread.
   uint32_t pop_submitted();
-  // Mostly there is none: each round of progress asks.
+  // Usually false; every round of progress asks.
   bool has_submitted() const {
     return taken_ != TransferSlot::kNone ||
            submitted_head_.load(std::memory_order_seq_cst) != TransferSlot::kNone;

@@ -1,5 +1,5 @@
-// What a worker itself has to tell its peers: control messages, and credit for notifications that
-// the application has read. Both travel as transfers of no bytes, and wait here for a slot.
+// Outgoing messages of the worker itself: control messages, and credit for notifications that the
+// application has read. Both travel as transfers of zero bytes, and wait here for a slot.
 #pragma once
 
 #include <deque>

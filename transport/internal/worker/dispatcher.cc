@@ -97,9 +97,8 @@ absl::Status Dispatcher::movable(const TransferSlot& slot, const Peer& peer) con
   return status;
 }
 
-// The one that messages before this one are under way on: a rail keeps their order, two do not.
-// Unless a better provider is there again. The worker's own words need not wait for a rail on which
-// nothing moves.
+// The rail that carries the earlier messages: one rail keeps their order, two do not. Exceptions: a
+// better provider is back, or the message is the worker's own and the rail is stuck.
 RailState* Dispatcher::rail_of_messages(Peer& peer, const TransferSlot& slot, Time now) {
   for (RailState& state : peer.rails) {
     if (state.rank < peer.rails.front().rank) break;
@@ -171,7 +170,7 @@ Dispatcher::Dispatcher(const Needs& needs) : needs_(needs) {
 bool Dispatcher::pump() {
   bool any = false;
   pump_due_ = false;
-  // What rails report while they take slices may make more peers ready: those are for next time.
+  // Reports of rails that take slices may make more peers ready: those wait for the next round.
   const size_t count = ready_peers_.size();
   size_t kept = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -193,7 +192,7 @@ void Dispatcher::make_ready(Peer& peer) {
   if (!std::exchange(peer.ready, true)) ready_peers_.push_back(&peer);
 }
 
-// What is urgent goes first; bulk that it has passed for long has a slice's turn in between.
+// Urgent slices go first; bulk that they have overtaken for long gets one slice in between.
 bool Dispatcher::pump(Peer& peer) {
   bool any = false;
   do {
@@ -227,7 +226,7 @@ bool Dispatcher::pump(Peer& peer, SlotQueue& queue, bool one) {
         continue;
       }
     }
-    // What came back may have done so because its region is not reached any more.
+    // The slice may have come back because the rail does not reach its region any more.
     const RemoteRegion& remote = slot.descriptor.remote;
     if (!slot.again.empty() && slot.descriptor.bytes > 0 && !slot.mapped) {
       slot.passes = !peer.rails.front().rail->reaches(remote).ok();

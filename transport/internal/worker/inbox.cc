@@ -8,7 +8,7 @@ namespace baton::internal {
 
 void Inbox::push(Peer& peer, std::string_view payload) {
   const uint64_t cost = payload.size() + kNotificationCost;
-  // Twice the window: a credit that the peer took back may belong to one that arrived after all.
+  // Twice the window: a notification may have arrived although the peer took its credit back.
   if (peer.unread + cost > 2 * kNotificationWindow) {
     if (!peer.rails.empty()) {
       needs_.closing.close_later(

@@ -1,4 +1,4 @@
-// What waits for the application to read it: notifications, and what happened to peers.
+// Notifications and peer events that wait for the application to read them.
 #pragma once
 
 #include <deque>

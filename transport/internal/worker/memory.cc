@@ -33,7 +33,7 @@ absl::StatusOr<MemoryRegion> WorkerCore::register_examined(void* data, size_t si
   return region;
 }
 
-// Where some provider cannot reach such memory by itself.
+// True if some provider cannot reach such memory by itself.
 bool WorkerCore::wants_ring(const RegionEntry& row) const {
   return row.place.device >= 0 &&
          std::any_of(providers.begin(), providers.end(),

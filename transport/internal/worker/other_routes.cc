@@ -79,7 +79,7 @@ void OtherRoutes::look_for_better(Peer& peer) {
     return;
   }
   if (!std::exchange(back.wanted, true)) {
-    // One that comes and goes is called less and less.
+    // A route that comes and goes is redialled less and less often.
     const bool held = needs_.clock.now() - back.regained_at >= kLongestFailbackPause;
     if (held || back.pause == Time::zero()) back.pause = failback_;
     back.told = false;
@@ -110,7 +110,7 @@ void OtherRoutes::call_better(Peer& peer) {
 void OtherRoutes::better_failed(Peer& peer, const absl::Status& why) {
   Failback& back = peer.back;
   if (peer.state != PeerState::kUp) return;  // it is called over every provider now
-  // What was refused will be refused again.
+  // A refused call would be refused again.
   if (absl::IsPermissionDenied(why) || absl::IsFailedPrecondition(why)) {
     back.refused.push_back(back.route);
   }

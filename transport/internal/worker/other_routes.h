@@ -45,7 +45,8 @@ class OtherRoutes {
   void stand_aside(Peer& peer, uint32_t index);
   void stop_waiting(Peer& peer, const absl::Status& why);  // those that stand aside
 
-  // What became of a call. answered() says which of ours it was, failed() whether it was one.
+  // The result of a call. answered() tells which of our calls it was, failed() whether it was one
+  // of ours.
   struct Answer {
     bool better = false;
     bool around = false;

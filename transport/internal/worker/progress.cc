@@ -26,7 +26,7 @@ bool asked_for(const WorkerOptions& options, const std::string& provider) {
                      [&](const auto& one) { return absl::StartsWith(one.first, provider + "."); });
 }
 
-// What was asked for cannot be: another provider that serves instead would hide it.
+// The user's option cannot be met: falling back to another provider would hide that.
 bool is_of_options(const absl::Status& status, const WorkerOptions& options) {
   if (absl::IsAlreadyExists(status)) return true;
   if (options.listen_host.empty() && options.advertise.empty() && options.listen_port == 0) {
@@ -224,8 +224,8 @@ void WorkerCore::arrived(Rail& rail, const Arrival& arrival) {
 
 bool WorkerCore::progress() {
   bool any = wakeups.begin_round();
-  // Most rounds find nothing to do, and whoever waits for a message of a neighbour makes many of
-  // them: what they would find is looked at here, without a call.
+  // Most rounds find nothing to do, and a thread that polls for a message makes many of them: so
+  // these checks are inlined here.
   if (slots.has_submitted()) any |= transfers.take_submissions();
   if (outbox.due()) any |= transfers.flush_control_messages();
   if (transfers.any_cancels()) any |= transfers.take_cancels();
@@ -239,8 +239,8 @@ bool WorkerCore::progress() {
   if (closing.any()) any |= closing.run();
   if (transfers.any_ended()) any |= transfers.finish_stopped();
   while (sessions.any_partings() && sessions.settle_partings()) any = true;
-  // This round took from those who sleep what would have woken them. What happened may be what they
-  // wait for; if nothing did, they sleep on, armed again.
+  // This round consumed the events that would have woken sleeping threads. If anything happened,
+  // wake them, as they may wait for it; else they stay asleep with the descriptors armed again.
   if (wakeups.anyone_asleep() && (any || !ready_to_sleep())) wakeups.rouse();
   return any;
 }

@@ -1,6 +1,6 @@
-// The lock of a worker's progress. A thread that takes it in every round, and lets go of it for
-// moments only, would keep others from it for as long as it has work: a mutex goes to whoever comes
-// first, and who has slept comes late. So it sees that others wait, and gives way.
+// The lock of a worker's progress. A thread that takes the lock in every round and releases it only
+// for moments would starve others while it has work, because a mutex goes to the first comer and a
+// woken thread comes late. So that thread sees that others wait, and yields.
 #pragma once
 
 #include <sched.h>

@@ -119,7 +119,8 @@ bool Sessions::progress_sessions(Time now) {
   return any;
 }
 
-// An adapter acknowledges for a process that has stopped, and a dead host says nothing.
+// Finds peers that do not answer: an adapter acknowledges for a stopped process, and a dead host
+// sends nothing.
 void Sessions::check_answers(Peer& peer, Time now) {
   for (LostRail& rail : peer.lost_rails) {
     if (rail.asked_at != kNever) rail.asked_at = now;

@@ -110,7 +110,7 @@ void Routes::note_called(const Peer& peer, const std::string& at) {
   called_[peer.address.uid.bytes] = {by->first, at};
 }
 
-// Where the peer answered when it was asked for its address by `provider`; "": it was not.
+// The address at which the peer answered `provider`'s query; "" if it was not queried.
 std::string Routes::called_at(const Peer& peer, std::string_view provider) const {
   const auto found = called_.find(peer.address.uid.bytes);
   return found != called_.end() && found->second.provider == provider ? found->second.at : "";

@@ -77,7 +77,7 @@ void Sessions::accepted(const HelloInfo& info, std::unique_ptr<Rail> rail) {
   }
   peer->uid = info.uid;
   needs_.peers.set_session(*peer, info.session);
-  // Where it may be called again; by the provider that it chose.
+  // The address to redial, for the provider that the peer chose.
   absl::StatusOr<Address> home = Address::decode(info.address);
   if (home.ok() && home->uid == info.uid) peer->address = *std::move(home);
   peer->require = rail->properties().provider;
@@ -223,7 +223,7 @@ void Sessions::disconnect(Peer& peer, const absl::Status& why) {
   close_rails(peer, absl::IsUnavailable(why) ? absl::CancelledError(why.message()) : why);
 }
 
-// It may take the row of one that is down, which is forgotten.
+// May reuse the row of a peer that is down; that peer is then forgotten.
 Peer* Sessions::add_peer() {
   Peer* peer = needs_.peers.add();
   if (peer != nullptr && peer->generation > 1) needs_.inbox.forget_events(*peer);

@@ -1,4 +1,4 @@
-// What staged transfers of ours and of others have in common: rings, messages, and slots.
+// Common code of staged transfers in both directions: rings, messages, and slots.
 #include "transport/internal/worker/staging.h"
 
 #include <algorithm>

@@ -284,7 +284,7 @@ class Staging {
   std::vector<std::unique_ptr<Borrowed>> borrowed_;
   uint64_t borrowed_names_ = 0;
   bool borrowing_ = false;  // one of them changes
-  // What was offered is copied at once: whoever slept meanwhile would lose more than it takes.
+  // A lent chunk is copied at once: a sleep in between would cost more than the copy.
   static constexpr Time kAwake = std::chrono::microseconds(200);
   Time awake_until_ = kNever;  // kNever: nothing was offered
   std::vector<LeftBehind> left_behind_;

@@ -40,7 +40,7 @@ bool Staging::shows_rings(const Peer& peer) const {
                      [](const auto& state) { return state.rail->shows_files(); });
 }
 
-// Of a chunk that begins: whether the target takes it from our ring. Tells it of the ring first.
+// For a new chunk: tells the target of our ring first; true if the target copies from it.
 bool Staging::may_offer(const Op& op, const Peer& peer) {
   const TransferDescriptor& d = worker_.slots[op.id.slot].descriptor;
   if (d.op != baton::Op::kWrite || !op.far || op.near == nullptr) return false;
@@ -124,7 +124,7 @@ void Staging::on_offer(PeerId peer, Message message) {
        served.runs);
 }
 
-// Of a read whose bytes lie in the target's ring: copies them from there. False: not from there.
+// For a read whose bytes lie in the target's ring: copies them from there. False if it cannot.
 bool Staging::read_in_place(Chunk& chunk) {
   const TransferDescriptor& d = worker_.slots[chunk.parent.slot].descriptor;
   if (d.op != baton::Op::kRead || chunk.far.generation == 0 || chunk.near.ring == nullptr) {

@@ -173,7 +173,7 @@ void Staging::ask(Chunk& chunk, const Op& op) {
   say(op.peer, message);
 }
 
-// What the chunk can do next, it does.
+// Does the chunk's next step.
 void Staging::step(Chunk& chunk) {
   if (worker_.slots[chunk.parent.slot].verdict != TransferState::kActive) return wind_down(chunk);
   if (chunk.copying || chunk.wired || chunk.landing || !chunk.granted || !chunk.copied) return;
@@ -239,7 +239,7 @@ void Staging::on_wire_end(Handle name, const absl::Status& status) {
   step(chunk);
 }
 
-// Room that nobody waits for any more goes back.
+// Returns room that no chunk waits for any more.
 void Staging::on_room(Chunk* chunk, PeerId peer, const Message& message) {
   const bool stopped = chunk != nullptr && chunk->asked && chunk->parent.generation == 0;
   // It must be in a ring, as a correct peer's is. Device memory would need staging itself.
@@ -315,7 +315,7 @@ void Staging::wind_down(Chunk& chunk) {
                              absl::CancelledError("the staged transfer was stopped"));
     }
   }
-  // What the target has not begun to read it never will.
+  // The target has not begun to read it, and never will.
   if (chunk.lent) chunk.near.ring->marks.take_back(chunk.near.offset);
   if (chunk.wired || chunk.landing) return;
   if (chunk.far.generation != 0) {
@@ -340,7 +340,8 @@ void Staging::close_chunk(Chunk& chunk) {
   Op* op = op_of(chunk);
   const TransferId parent = chunk.parent;
   chunk.parent = {};
-  // One that has asked for room counts until it has its answer: a peer is not asked for ever more.
+  // A chunk that has asked for room counts until the answer comes: a peer gets a bounded number of
+  // requests.
   if (!chunk.asked) retire(chunk);
   if (op == nullptr) return;
   std::erase(op->chunks, chunk.name.index);

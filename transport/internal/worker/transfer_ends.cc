@@ -68,7 +68,7 @@ void Transfers::stop_all(const Peer& peer, const absl::Status& why) {
   for (uint32_t i = 0; peer.open > 0 && i < needs_.slots.capacity(); ++i) {
     const TransferSlot& slot = needs_.slots[i];
     const uint64_t word = slot.word.load(std::memory_order_acquire);
-    // What another thread has just taken is not begun yet, and not ours to look at.
+    // Another thread has just taken this slot: its transfer has not begun, and is not ours to end.
     if (word >> 8 != slot.live || (word & 0xff) == 0 || ended(TransferSlots::state_of(word)) ||
         slot.control || slot.peer != peer.id()) {
       continue;

@@ -244,14 +244,14 @@ TransferId Transfers::submit_promptly(const TransferRequest& request) {
   rail.took(slot.descriptor.bytes);
   ++needs_.stats.open_transfers;
   ++needs_.stats.slices_posted;
-  // Timers are looked at by whoever sleeps.
+  // A sleeping thread must take the new timer into account.
   if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return id;
 }
 
-// A small transfer that nothing waits in front of goes to the adapter from here, whoever drives the
-// worker: the first half of a round of progress, for this one. A thread that holds the lock is
-// about to make a round itself.
+// A small transfer with nothing queued before it is posted to the adapter from here, whichever
+// thread drives the worker: this is the first half of a round of progress for one transfer. A
+// thread that holds the lock is about to make a round itself.
 bool Transfers::post_at_once(uint32_t index) {
   if (!may_post_here() || needs_.slots[index].descriptor.bytes > PromptRail::kMost) return false;
   const std::unique_lock lock(needs_.mutex, std::try_to_lock);
@@ -266,7 +266,7 @@ bool Transfers::post_at_once(uint32_t index) {
   }
   activate(index);
   needs_.dispatcher.pump_urgent(*peer);
-  // Timers, and what has ended at once, are looked at by whoever sleeps.
+  // A sleeping thread must see new timers, and transfers that ended at once.
   if (needs_.wakeups.sleeping()) needs_.wakeups.wake();
   return true;
 }

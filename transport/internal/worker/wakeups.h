@@ -14,7 +14,8 @@
 
 namespace baton::internal {
 
-// Bell: a descriptor that wakes whoever polls it. Rung by any thread, silenced by one at a time.
+// Bell: a descriptor that wakes the threads that poll it. Any thread rings it; one at a time clears
+// it.
 class Bell {
  public:
   int fd() const { return event_.fd(); }
@@ -78,7 +79,7 @@ class Wakeups {
   bool sleeping() const { return sleeping_.load(std::memory_order_relaxed); }
   int event_fd() const { return event_fd_.load(); }
   int make_event_fd();  // with the lock
-  // Those that leave the driving to a ProgressThread. Without the lock.
+  // Wakes threads that leave progress to a ProgressThread. Call without the lock.
   void tell_waiters();
   void tell_all_waiters();
   // Whether `ready` became true while it slept for so long at most.

@@ -34,7 +34,7 @@ struct KeyPair {
   Key32 private_key{};
   static KeyPair make();
 };
-// What both ends alone can compute. Nothing: `theirs` is no key (of small order).
+// The shared secret of both ends. Nothing if `theirs` is not a valid key (of small order).
 std::optional<Key32> agree(const Key32& ours, const Key32& theirs);
 
 // AES-256-GCM of one key and one direction. Between start() and the tag, pieces of any sizes. Never
@@ -53,7 +53,7 @@ class Aead {
   // Also in place.
   void crypt(const void* from, size_t bytes, void* to);
   void seal(void* tag);
-  // What was decrypted is good only if this is true.
+  // Use the decrypted bytes only if this returns true.
   [[nodiscard]] bool open(const void* tag);
 
  private:
