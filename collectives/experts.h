@@ -157,7 +157,7 @@ class Experts {
   std::vector<int> missing(Work work) const;
   // All that are masked.
   std::vector<int> masked() const;
-  // For people: who is reached how, and how many bytes went.
+  // Text for people: the route to each rank, and the bytes sent.
   std::string explain() const;
 
   // One row of fp8 as f32: `elements` e4m3 values times their blocks' scales.

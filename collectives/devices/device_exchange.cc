@@ -24,7 +24,7 @@ constexpr size_t kFirstSum = VectorSums::kSlots - DeviceExchange::kSlots;
 static_assert(kFirstSum >= executor::kLanes, "the executor's lanes have the first slots");
 static_assert(2 * DeviceExchange::kSlots <= baton::internal::DeviceCopies::kSlots);
 
-// What a transfer takes beside its copy.
+// The time of a transfer besides its copy.
 constexpr double kGuessedStart = 20e-6;
 constexpr size_t kOfferBytes =
     RemoteRegion::kEncodedBytes + 3 * DeviceExchange::kSlots * RemoteCounter::kEncodedBytes;

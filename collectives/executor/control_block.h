@@ -32,8 +32,8 @@ struct DirectMessage {
   uint64_t length;    // bytes in all
   std::byte bytes[kInFirstLine + kPayload];
 
-  // Where `size` bytes lie: behind the head's line, in lines of their own, if they do not fit into
-  // it.
+  // The message's `size` bytes: behind the head in its line if they fit, else in lines of their
+  // own.
   const std::byte* payload(size_t size) const {
     return size <= kInFirstLine ? bytes : bytes + kInFirstLine;
   }

@@ -87,7 +87,7 @@ uint64_t DirectLink::send(uint32_t lane, const Segments& source, const CallTag& 
 
 bool DirectLink::delivered(uint32_t lane, uint64_t number) {
   if (known_consumed_[lane] >= number) return true;
-  // Those that carried their bytes do not need the source.
+  // A message that carried its bytes does not need the source.
   if (sent_[lane] - number < kMessages && inline_[lane][number % kMessages]) return true;
   known_consumed_[lane] = in_.consumed[lane].load(std::memory_order_acquire);
   return known_consumed_[lane] >= number;
@@ -242,8 +242,8 @@ void DirectLink::flush() {
     if (consumed && theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
     return;
   }
-  // The sleeper raises its flag and then looks at our messages once more; we published and now look
-  // at its flag: one of the two sees the other.
+  // The sleeper raises its flag and then checks our messages again; this side publishes and then
+  // checks the flag. One of the two therefore sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (theirs_.sleeping.load(std::memory_order_relaxed) != 0) wake();
 }

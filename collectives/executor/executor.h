@@ -167,8 +167,8 @@ class Executor {
   uint32_t open_lanes_ = 0;    // bits: those with pieces to run
   uint64_t next_task_ = 0;     // of the next collective's first piece
   std::vector<Active> calls_;  // in order
-  // The last call with a root that has ended. A rank that only sends in it hears of no other root
-  // that ranks have named but by what they send it: looked at once more when the next call begins.
+  // The last call with a root that has ended. A rank that only sends in it learns only from
+  // messages that other ranks named another root: it checks again when the next call begins.
   uint64_t rooted_ = 0;  // its sequence; 0: it was looked at
   uint64_t rooted_task_ = 0;
   uint64_t rooted_pieces_ = 0;

@@ -128,7 +128,8 @@ void FlightRecorder::record(const FlightEvent& event) {
   const uint64_t whole = 2 * (number + 1);
   Slot& slot = slots_[number & (capacity_ - 1)];
   slot.version.store(whole - 1, std::memory_order_relaxed);
-  // Release and acquire on the words themselves: who reads a new word reads the odd version after.
+  // Release and acquire on the words themselves: a reader that sees a new word then sees the odd
+  // version.
   const Words words = std::bit_cast<Words>(event);
   for (size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
   slot.version.store(whole, std::memory_order_release);

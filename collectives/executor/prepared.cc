@@ -20,7 +20,7 @@ struct Range {
   uint32_t begin = 0, end = 0;
 };
 
-// What a step touches, but for its message. Empty ranges where there is less.
+// The memory that a step touches, except for its message. Unused ranges are empty.
 struct Touched {
   Range written;
   std::array<Range, 2> read;

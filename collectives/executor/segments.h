@@ -1,4 +1,4 @@
-// Where data lies: equal runs of bytes at a regular distance, and walking two such places together.
+// Segments: equal runs of bytes at a regular distance; and a walk over two of them in lockstep.
 #pragma once
 
 #include <algorithm>

@@ -139,12 +139,12 @@ TransferLink::Offer TransferLink::offer() const {
   return offer;
 }
 
-// Where the wire takes the bytes from. A small message is copied, so that its call may end before
-// it has arrived.
+// Chooses the memory that the transfer reads. A small message is copied, so that its call may end
+// before the message has arrived.
 bool TransferLink::choose_source(uint32_t lane, uint64_t number, const Segments& source,
                                  const TheirPlace* place, TransferRequest& request) {
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
-  // What lies behind the data in scratch means nothing, and may not fit.
+  // Bytes behind the data in scratch are undefined, and may not fit.
   const size_t length =
       std::min<size_t>(source.total(), place != nullptr ? place->bytes : their_slots_->slot_bytes);
   outgoing.copied = length <= kEagerBytes;

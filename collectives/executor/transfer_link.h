@@ -202,7 +202,7 @@ class TransferLink final : public Link {
   // `place` null: a slot.
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      const TheirPlace* place, TransferRequest& request);
-  // What the first message of a call says, written to `text`.
+  // Writes the header of a call's first message to `text`.
   std::string_view announce(uint32_t lane, const CallTag& tag, absl::Span<char> text);
   // Tells the peer of what was granted; what there is no room for, when it is called again.
   void tell_grants();

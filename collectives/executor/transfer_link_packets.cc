@@ -1,5 +1,5 @@
-// What the ends of a TransferLink tell each other in packets, grants above all, and writes to what
-// was granted for sends and receives.
+// The packets of a TransferLink, mostly grants, and the writes to granted memory for sends and
+// receives.
 #include <algorithm>
 #include <cstring>
 

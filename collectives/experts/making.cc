@@ -1,5 +1,5 @@
-// Making an Experts: the ranks agree on its options, make a group and windows, and see who can read
-// whose memory in place.
+// Makes an Experts: the ranks agree on its options, make a group and windows, and find out which
+// ranks can read each other's memory in place.
 #include <algorithm>
 #include <array>
 #include <climits>
@@ -71,7 +71,7 @@ absl::Status check(const ExpertsOptions& options, int ranks) {
 
 }  // namespace
 
-// What all ranks tell each other first.
+// The first message of each rank to all others.
 struct Experts::Impl::Card {
   uint64_t magic = kOfExperts;
   // In the order of kNames.

@@ -79,8 +79,8 @@ class Measurement {
     return base::median(took[1]) < kClearly * base::median(took[0]);
   }
 
-  // Where ranks share cores a schedule takes what its messages wait for each other and the work of
-  // all ranks. Two that have different shares of these tell what either costs.
+  // When ranks share cores, a schedule takes the waiting time of its messages plus the work of all
+  // ranks. Timing two schedules with different shares of both gives the cost of each.
   absl::Status shared_step(CostParameters& cost) {
     double rounds[2], steps[2], seconds[2];
     for (const int i : {0, 1}) {

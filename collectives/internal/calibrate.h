@@ -12,7 +12,7 @@
 
 namespace baton::collectives::internal {
 
-// What measuring needs of the communicator.
+// The parts of the communicator that measuring needs.
 struct Calibration {
   uint32_t rank = 0;
   uint32_t ranks = 1;

@@ -1,5 +1,5 @@
-// What calls of the table wait for before the executor has them: streams, their input on its way
-// off a device, other ranks' word, and calls before them; and what waits for several of them.
+// Holds calls back until the executor may run them: a call waits for streams, for its input to
+// leave a device, for other ranks' answers, and for earlier calls. Also ends groups of calls.
 #include <algorithm>
 #include <cstring>
 

@@ -64,7 +64,7 @@ class CallStarter {
  private:
   absl::StatusOr<Work> start(const Request& request, Tuner::Entry& entry, bool in_place,
                              DeviceCalls::StagedPtr staged = nullptr, bool on_device = false);
-  // What a call has on devices, as memory of the host's with the input in it.
+  // The host memory that stands in for a call's device memory, with the input copied into it.
   absl::StatusOr<DeviceCalls::StagedPtr> fetch(absl::StatusOr<DeviceCalls::StagedPtr> staged,
                                                Collective what, const CallOptions& options,
                                                Lock& lock);

@@ -124,8 +124,8 @@ class CallTable {
 
   // As Communicator::source_of().
   int source_of(Work work) const;
-  // A call that nothing here advances, for what ends by end_plain() or, unless it outlives that,
-  // with all others in fail_all(). `options` may be null; whoever ends it keeps the deadline.
+  // A call that the table does not advance: it ends by end_plain(), or with all others in
+  // fail_all(). `options` may be null; the code that ends the call enforces its deadline.
   absl::StatusOr<Work> start_plain(const CallOptions* options = nullptr);
   void end_plain(Work work, const absl::Status& result);
   Time began(Work work) const { return slot_of(work.sequence).call.began; }  // of an open one
@@ -196,7 +196,7 @@ class CallTable {
   // Matched in the order in which they begin.
   static bool in_order(const Slot& first, const Slot& second);
   bool waits_for_others(const Slot& slot) const;
-  // What the streams know a work by.
+  // The name of a work for streams.
   static TransferId ticket_of(uint64_t id) {
     return {static_cast<uint32_t>(id % kMost), static_cast<uint32_t>(id / kMost) + 1};
   }

@@ -18,7 +18,7 @@ using collectives::internal::EndpointImpl;
 
 namespace {
 
-// What ranks learn of each other at a rendezvous, by rank.
+// The facts that ranks learn of each other at a rendezvous, by rank.
 struct Members {
   std::vector<Handle> handles;
   std::vector<std::string> addresses;

@@ -233,7 +233,7 @@ absl::Status Communicator::Impl::calibrate() {
   };
   with.gather = [&](const std::string& mine, char* all) {
     CallOptions plain;
-    // Whom it talks to is connected already.
+    // Recursive doubling uses only links that are connected already.
     plain.algorithm = Algorithm::kRecursiveDoubling;
     return wait(starter->begin({Collective::kAllGather, mine.data(), all, mine.size(),
                                 DataType::kU8, ReduceOp::kSum, 0, &plain}));
@@ -391,7 +391,8 @@ absl::StatusOr<Work> Communicator::Impl::begin_split(int color, int key, Splitti
   split.mine = {color, key};
   split.all.resize(split.handles.size());
   CallOptions plain;
-  // Whom it talks to is connected, and its cost is not compared with that of longer programs.
+  // Recursive doubling uses only connected links, and its cost is not compared with that of longer
+  // programs.
   plain.algorithm = Algorithm::kRecursiveDoubling;
   absl::StatusOr<Work> work =
       starter->begin({Collective::kAllGather, split.mine.data(), split.all.data(),
@@ -491,7 +492,7 @@ absl::StatusOr<Work> Communicator::Impl::reconfigure(absl::Span<const Handle> me
     return absl::FailedPreconditionError(
         "another reconfigure() of this communicator is under way: wait() for it first");
   }
-  // What calls that have ended left on its way arrives first.
+  // Messages that ended calls left in flight must arrive first.
   if (!calls->in_flight().empty() || !mesh.unsettled()) end_group();
   absl::StatusOr<Work> work = calls->start_plain();
   if (!work.ok()) return work;

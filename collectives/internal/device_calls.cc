@@ -315,7 +315,7 @@ absl::StatusOr<DeviceCalls::StagedPtr> DeviceCalls::stage_all_to_all_v(
 }
 
 executor::DeviceSums* DeviceCalls::sums_of(Ring& ring, int device) {
-  // Where there are no kernels there will be none; anything else may go better next time.
+  // A build without kernels stays without them; any other error may be gone next time.
   if (ring.sums != nullptr || absl::IsUnimplemented(ring.no_sums)) return ring.sums.get();
   auto made = baton::internal::device_memory()->sums(device);
   if (made.ok()) {
@@ -347,7 +347,7 @@ void DeviceCalls::choose_sums(const Staged& staged, executor::Call& call) {
   Ring& ring = rings_.at(device);
   executor::DeviceSums* const sums = sums_of(ring, device);
   if (sums == nullptr) return by_cpus(absl::StrCat("by CPUs: ", ring.no_sums.message()));
-  // What the device has is the call's input, but not multiplied.
+  // The device has the call's input, but not multiplied.
   const bool original = reads && call.op != ReduceOp::kPreMulSum;
   std::vector<bool> in_place;
   for (const Mesh::Member& member : mesh_.members()) in_place.push_back(member.direct != nullptr);

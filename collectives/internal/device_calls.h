@@ -130,8 +130,8 @@ class DeviceCalls {
   uint64_t bytes() const { return bytes_; }  // copied to and from devices
   // A line for each device that has been used; empty: none.
   std::string explain() const;
-  // Where the last calls of this size on device memory combined, a line for each type, and
-  // what it was to cost either way. Empty: there were none, or nothing to combine.
+  // A line for each type: where the last calls of this size on device memory were combined, and the
+  // predicted cost of either way. Empty if there were none, or nothing to combine.
   std::string explain_sums(Collective collective, size_t bytes) const;
 
  private:

@@ -29,7 +29,7 @@ absl::Status still_runs(Time timeout) {
 bool Driver::advance() {
   const bool accessed = needs_.windows.advance();
   if (!needs_.failure.broken().ok()) {
-    // What outlives a failure is a reconfigure(): look(), which tick() calls, takes it on.
+    // Only a reconfigure() continues after a failure: look(), which tick() calls, advances it.
     if (!needs_.failure.ending()) return !needs_.calls.in_flight().empty() && tick();
     tick();
     needs_.failure.end_calls();
@@ -156,7 +156,8 @@ absl::Status Driver::drive(Work work, Time timeout, bool callbacks) {
     const Time idle = time - idle_since;
     if (idle > kYield) {
       doze(std::min(kLongestSleep, deadline - time));
-      // What has woken it may come again at once: to sleep and be woken costs more than to look.
+      // The event that woke the thread may come again at once: sleeping and waking costs more than
+      // polling.
       idle_since = needs_.mesh.now() - kYield + kSpin;
     } else if (crowded || idle > kSpin) {
       std::this_thread::yield();

@@ -31,7 +31,8 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  // Another thread advances calls. In a callback on that thread, whoever waits has to.
+  // True if another thread advances calls. A callback on that thread must advance them itself while
+  // it waits.
   bool background() const {
     const EndpointImpl& endpoint = needs_.mesh.endpoint();
     return endpoint.background() && !endpoint.on_background_thread();

@@ -1,4 +1,4 @@
-// What a process shares among its communicators: its public calls.
+// The public calls of Endpoint, which a process's communicators share.
 #include "collectives/endpoint.h"
 
 #include "collectives/internal/endpoint_impl.h"

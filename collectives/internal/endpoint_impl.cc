@@ -104,7 +104,7 @@ EndpointImpl::~EndpointImpl() {
     background_.join();
   }
   if (worker_ != nullptr && table_ != nullptr) say_goodbye();
-  // Whoever does not let go of what was sent by now does not answer: links must not wait for that.
+  // A process that has not released our sends by now does not answer: links must not wait for it.
   for (auto& [uid, process] : processes_) {
     if (remains_.empty() || !process->up) continue;
     worker_->disconnect(process->peer, Time::zero()).IgnoreError();
@@ -298,8 +298,8 @@ void EndpointImpl::on_events() {
     } else if (process != nullptr && event->kind == PeerEvent::Kind::kDown) {
       by_peer_.erase({event->peer.index, event->peer.generation});
       if (!(process->peer == event->peer)) continue;
-      // One that computes answers nobody for a while: it is called until a call's deadline, or the
-      // start's, is over. Whatever refuses does so at once.
+      // A process that computes does not answer for a while: it is called until the deadline of a
+      // call, or of the start. A process that refuses does so at once.
       if (!process->up && !all_.empty() && clock().now() - process->called_at >= kNoAnswer) {
         call(*process);
       } else {
@@ -346,7 +346,7 @@ void EndpointImpl::flush() {
 void EndpointImpl::drain() {
   while (worker_->next_notification(notification_)) {
     Process* process = process_at(notification_.peer);
-    // What is said at first may be here before the news that a connection is up.
+    // A first message may arrive before the event that the connection is up.
     if (process == nullptr || !process->up) {
       on_events();
       process = process_at(notification_.peer);
@@ -640,7 +640,7 @@ void EndpointImpl::run_background() {
   }
 }
 
-// A sleeper raises its flags and then looks once more at what peers have published.
+// A sleeper raises its flags and then checks again what peers have published.
 void EndpointImpl::set_sleepers(uint32_t sleepers) {
   sleepers_ = sleepers;
   for (Group* group : awake_) group->set_sleeping(sleepers_);

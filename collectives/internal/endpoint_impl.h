@@ -189,7 +189,7 @@ class EndpointImpl {
   // Delivers messages that came for the group before it was made.
   void deliver_kept(uint64_t id);
 
-  // What every message between ranks begins with.
+  // The header of every message between ranks.
   static constexpr size_t kHeadBytes = sizeof(uint64_t) + 1;
   static void write_head(uint64_t group, ControlMessage kind, char* out) {
     std::memcpy(out, &group, sizeof group);

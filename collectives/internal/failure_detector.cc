@@ -78,7 +78,7 @@ void FailureDetector::on_control_message(uint32_t from, ControlMessage kind,
   }
 }
 
-// What another rank has called, by its own word.
+// Handles another rank's own report of its call.
 void FailureDetector::on_call(uint32_t from, const CallDescriptor& theirs) {
   if (theirs.sequence == 0) return;
   known_[from].announced.resize(ControlBlock::kCalls);
@@ -98,7 +98,7 @@ CallDescriptor FailureDetector::whole_of(const CallDescriptor& part) const {
           .of_v = 1};
 }
 
-// The collective that stands still; sequence 0: none does, but a send or a receive.
+// The stalled collective; sequence 0 if a send or receive stalled instead.
 CallDescriptor FailureDetector::collective_of(const executor::Call& call) const {
   if (call.programs != nullptr) return call.descriptor;
   return call.descriptor.of_v != 0 ? whole_of(call.descriptor) : CallDescriptor{};
@@ -109,7 +109,7 @@ void FailureDetector::on_abort(uint32_t from, std::string_view body) {
   if (body.size() < 1 + sizeof culprit || body[0] <= 0 || body[0] > 16) return;
   std::memcpy(&culprit, body.data() + 1, sizeof culprit);
   if (!broken_.ok()) return;
-  // What it sent before counts: it may have been in a call that was over for it.
+  // Messages that it sent before count: they may complete a call that is over for it.
   while (broken_.ok() && !executor_->idle() && settled()) {
   }
   if (!broken_.ok()) return;  // it was in another call
@@ -253,7 +253,7 @@ void FailureDetector::compare_calls(uint64_t first, uint64_t last) {
         if (block.entered.load(std::memory_order_relaxed) + 1 >= s + ControlBlock::kCalls) continue;
       }
       if (theirs.sequence != s || ours.sequence != s || theirs == ours) continue;
-      // What options changed is said only where nothing else tells the two apart.
+      // The options are named only if nothing else distinguishes the two calls.
       const bool alike = ours.to_string() == theirs.to_string();
       const auto said = [alike](const CallDescriptor& call) {
         if (!alike) return call.to_string();
@@ -335,7 +335,7 @@ void FailureDetector::check_deadlines(Time now) {
          blocked.peer);
     return;
   }
-  // Where all wait for another's root nothing is sent that would say what was called.
+  // If all ranks wait for another root, no message shows what they called: send this rank's call.
   if (blocked.call->programs != nullptr && peer.transfer != nullptr &&
       now - blocked.call->began >= kTellCallAfter &&
       std::exchange(told_call_, blocked.call->descriptor.sequence) !=

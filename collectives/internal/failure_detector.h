@@ -1,4 +1,5 @@
-// The failure detector: what goes wrong, how it is found out, and who is told.
+// The failure detector: it notices failures and reports them to this rank's calls and to the other
+// ranks.
 //
 // A rank that died, left, stopped, is late or called something else, and abort(), all end in
 // fail(): every call ends with an error that names the rank, and the others are told.

@@ -1,4 +1,4 @@
-// What ranks tell each other, and how one leaves.
+// The messages between ranks of a group, and how a rank leaves.
 #include "collectives/internal/mesh.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ void Mesh::on_control_message(Process& from, ControlMessage kind, std::string_vi
     }
     case ControlMessage::kPacket: {
       if (member.transfer == nullptr) return;
-      // What belongs to an all_to_all_v says what was called, as kCall does.
+      // A message of an all_to_all_v names its call, as kCall does.
       const std::optional<executor::CallDescriptor> call = member.transfer->came(body);
       if (!call) return;
       listener_.on_control_message(rank_of(member), ControlMessage::kCall,
@@ -163,10 +163,10 @@ void Mesh::on_goodbye(Process& process) {
 
 void Mesh::on_down(Process& process, const absl::Status& why) {
   Member* const member = state_->find(process);
-  // Whoever waits for one that left in order finds out when it looks at deadlines.
+  // A rank that left in order is noticed when its deadline is checked.
   if (member == nullptr || member->bye) return;
   if (!process.parted) return listener_.on_down(rank_of(*member), why);
-  // Not its fault, and it is not lost: nor is it to those who hear of this.
+  // The peer is not at fault and is not lost, neither here nor for ranks that are told of this.
   listener_.on_wrong(
       absl::UnavailableError(absl::StrFormat(
           "rank %u has closed its connection to %s, since another group of the two ended with "
@@ -248,7 +248,7 @@ bool Mesh::all_direct() const {
 }
 
 void Mesh::wake_all() {
-  // A sleeper raises its flag and then looks once more at what we have published.
+  // A sleeper raises its flag and then checks again what this rank has published.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const uint32_t rank : active()) {
     const Member& member = state_->members[rank];

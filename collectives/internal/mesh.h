@@ -1,4 +1,4 @@
-// The mesh: who is in the group, how each rank is reached, and the memory that they reach.
+// The mesh: a group's members, the link to each rank, and the memory that those ranks reach.
 //
 // A link is made to a rank when it is first used, over the connection that the endpoint has or
 // makes: a DirectLink where both can map the other's memory, else a TransferLink. Until then a

@@ -1,4 +1,4 @@
-// How a group comes up: who its members are, and a link to each that is wanted.
+// Starts a group: its members, and links to those that are needed.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -23,7 +23,7 @@ constexpr size_t kLeastSlot = 64 << 10;
 constexpr uint32_t kConnectAll = 8;
 constexpr uint32_t kMostRanks = 4096;
 
-// What a rank says when it wants a link, before the encoded regions and the offer.
+// A rank's request for a link; the encoded regions and the offer follow.
 struct Join {
   uint32_t rank = 0;
   uint32_t ranks = 0;
@@ -174,7 +174,7 @@ void Mesh::want(uint32_t rank) {
 
 void Mesh::make_links() {
   any_wanted_ = false;
-  // By index: whoever is told of a failure may want others.
+  // Loops by index, because a listener that is told of a failure may ask for more links.
   for (size_t i = 0; i < active().size(); ++i) {
     Member& member = state_->members[active()[i]];
     if ((member.wanted || member.met) && !member.ready) advance(member);

@@ -7,7 +7,7 @@ namespace baton::collectives::internal {
 
 using executor::Call;
 
-// `call.began`, its deadline and whom it tells of its end are set.
+// `call.began`, its deadline and its end callback are set already.
 void CallTable::prepare_point_to_point(Call& call, bool sends, std::byte* data, size_t count,
                                        DataType type, uint32_t other, int32_t tag,
                                        const executor::CallDescriptor* whole) {
@@ -67,7 +67,7 @@ absl::StatusOr<Work> CallTable::start_all_to_all_v(const std::byte* in, const Bl
   slot.staged = std::move(staged);
   slot.in_parts = true;
   const size_t element = size_of(type);
-  // What is equal at all ranks: counts are each rank's own.
+  // These fields are equal at all ranks; counts differ by rank.
   slot.call.descriptor = {.sequence = ++sequence_,
                           .collective = static_cast<uint8_t>(Collective::kAllToAll),
                           .type = static_cast<uint8_t>(type),

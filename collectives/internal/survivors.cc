@@ -1,4 +1,4 @@
-// The survivors' ballots: who is lost, sent around until all say the same.
+// The survivors' ballots: each sends its list of lost ranks until all lists are equal.
 #include "collectives/internal/survivors.h"
 
 #include "absl/strings/str_format.h"

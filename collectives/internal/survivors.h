@@ -1,4 +1,4 @@
-// The survivors of a failure: they agree on who is left.
+// After a failure the survivors agree on the ranks that are left.
 #pragma once
 
 #include <string>

@@ -256,7 +256,7 @@ std::string Tuner::explain(const CallShape& shape) const {
     const Candidate& best = entry.candidates[entry.best];
     actual = best.last;
     if (!entry.settled) continue;
-    // What trials have found goes before what was predicted.
+    // Measured times override predictions.
     auto at = std::find_if(all->begin(), all->end(), [&](const Choice& choice) {
       return choice.spec == best.choice.spec && choice.part_bytes == best.choice.part_bytes;
     });

@@ -62,11 +62,11 @@ class Tuner {
 
   // The entry of a shape: valid until the next call of entry_of().
   absl::StatusOr<Entry*> entry_of(const proof::CallShape& shape, const proof::Override& fixed);
-  // What it returned last; null: nothing, or it means nothing any more.
+  // The entry that it returned last; null: none, or it is stale.
   Entry* last() const { return last_; }
 
-  // What has to be done before take(), once for each shape. kVote: combine votes(), by maximum over
-  // all ranks, with the call that vote_began() is told of. kAwait: wait for that call, then
+  // The step that is due before take(), once for each shape. kVote: combine votes(), by maximum
+  // over all ranks, with the call that vote_began() is told of. kAwait: wait for that call, then
   // vote_ended().
   enum class Due { kNothing, kVote, kAwait };
   Due due(const Entry& entry) const;

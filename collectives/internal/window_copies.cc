@@ -45,7 +45,7 @@ bool WindowCopies::advance() {
   return true;
 }
 
-// As far as it goes without waiting for a device.
+// Runs as far as possible without waiting for a device.
 void WindowCopies::step() {
   std::byte* const pinned = ring_->memory().data();
   const auto move = [&](CopyDirection direction, const Job::Place& place, size_t offset,

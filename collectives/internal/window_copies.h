@@ -1,6 +1,6 @@
-// What a processor does in memory of a device for windows: adding to words there, and a rank's
-// accesses to its own window. One after the other, so that a word is never seen before what was
-// asked for earlier; through pinned memory, by the device's copy engines.
+// The CPU's accesses to device memory for windows: adding to words there, and a rank's accesses to
+// its own window. One after the other, so that a word is never seen before what was asked for
+// earlier; through pinned memory, by the device's copy engines.
 #pragma once
 
 #include <atomic>

@@ -258,7 +258,7 @@ bool Windows::step(Running& op) {
   }
   if (op.access.kind == Kind::kWait || op.access.kind == Kind::kFlush) return step_waiting(op);
   if (op.transfer) {
-    // Whoever does not answer then has no say in when this rank's memory is its own again.
+    // A rank that does not answer by then no longer delays the return of this rank's memory.
     if (now_ < op.deadline || !needs_.mesh.worker().local_free(op.id).value_or(false)) return false;
     fail(op, absl::DeadlineExceededError("the deadline has passed"));
     return true;
@@ -378,7 +378,7 @@ bool Windows::submit(Running& op) {
   return true;
 }
 
-// Where the wire takes the bytes from, or brings them to.
+// Chooses the local memory that the transfer reads or writes.
 absl::Status Windows::choose_local(Running& op, TransferRequest& request) {
   const Access& access = op.access;
   const size_t reach = access.reach();
@@ -432,7 +432,7 @@ void Windows::leave(std::unique_ptr<Running> op) {
   }
 }
 
-// What comes behind it to that rank hears of it.
+// Later accesses to that rank fail too.
 void Windows::fail(Running& op, const absl::Status& why) {
   Entry::Peer& peer = op.entry->peers[static_cast<size_t>(op.access.rank)];
   const absl::Status said = about(op.access, why);

@@ -90,7 +90,8 @@ class Windows {
 
   // Makes this rank's part: its memory known, and its counters.
   absl::Status open(Entry& entry, void* data, size_t bytes, bool allocate);
-  // What rank `to` has to know of it, and what has come from rank `from`. `why`: open()'s end.
+  // The message about the window to rank `to`, and the one from rank `from`. `why`: the result of
+  // open().
   static size_t invitation_bytes(uint32_t signals);
   void invite(const Entry& entry, uint32_t to, const absl::Status& why, std::byte* out) const;
   absl::Status accept(Entry& entry, uint32_t from, const std::byte* invitation);
@@ -138,7 +139,7 @@ class Windows {
   };
   // An access that has not ended. Its transfer's end is told on whatever thread drives the worker.
   struct Running {
-    // What became of its transfer. kLeft: the window was closed meanwhile, and the transfer's end
+    // The end of its transfer. kLeft: the window was closed meanwhile, and the transfer's end
     // deletes this.
     enum class Fate : uint8_t { kUnderWay, kLanded, kLeft };
     std::shared_ptr<Entry> entry;

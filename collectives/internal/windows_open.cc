@@ -18,7 +18,7 @@ constexpr uint64_t kOfWindows = 0x77696e646f773032;
 
 constexpr uint32_t kWords = uint32_t{1} << 31;
 
-// What a rank tells each other one of its window; a CounterId for each signal follows.
+// A rank's description of its window for each other rank; a CounterId for each signal follows.
 struct Invitation {
   uint64_t magic = kOfWindows;
   uint64_t bytes = 0, offset = 0;

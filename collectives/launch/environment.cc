@@ -116,7 +116,7 @@ std::vector<int> tasks_of_nodes(const std::string& tasks_per_node) {
   return nodes;
 }
 
-// Where the ranks meet, for launchers that do not say it. `job`: the same at all ranks.
+// Finds the rendezvous for launchers that do not set it. `job`: the same at all ranks.
 // `node_lists`: variables of Slurm, the first of which that is set names the host of rank 0.
 absl::Status find_rendezvous(const Reader& in, const std::string& job,
                              std::initializer_list<const char*> node_lists, Place& place) {

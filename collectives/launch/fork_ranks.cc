@@ -171,7 +171,8 @@ void Launcher::be(int rank) {
 
   for (LineRelay& out : ranks_[static_cast<size_t>(rank)].output) out.become();
   if (options_.prefix_output) setvbuf(stdout, nullptr, _IOLBF, 0);
-  // What is shared with the launcher would keep connections and pipes open after it closed them.
+  // The child must close what it shares with the launcher, or connections and pipes would stay open
+  // after the launcher closed them.
   service_->leave_to_parent();
   service_.reset();
   ranks_.clear();

@@ -1,4 +1,5 @@
-// The gathering: who has come to a rendezvous, and what each is told. No I/O: a server feeds it.
+// The gathering: the ranks that have come to a rendezvous, and the answer to each. It does no I/O:
+// a server feeds it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace baton::launch {
 class Gathering {
  public:
   using ConnectionId = uint64_t;  // by the caller's number
-  // What to send over a connection, whose rank is then no longer here.
+  // A message to send over a connection, after which its rank is no longer here.
   struct Answer {
     ConnectionId connection;
     std::shared_ptr<const std::vector<std::string>> messages;
@@ -34,7 +35,7 @@ class Gathering {
   void leave(ConnectionId connection);
   // Gives up if a rank's patience has ended.
   void expire(Time now, std::vector<Answer>& answers);
-  // When expire() has something to do; kNever: no rank waits or all do for ever.
+  // The time at which expire() has work; kNever: no rank waits, or all wait without a limit.
   Time deadline() const;
 
   // The connection that waits as this info's rank in its generation; nullptr: none.

@@ -52,7 +52,8 @@ class RendezvousClient {
 
   absl::StatusOr<std::vector<RankInfo>> run(const net::Endpoint& to) {
     if (absl::Status good = connect(to); !good.ok()) return good;
-    // The server answers a little before our own patience ends, for it knows who is missing.
+    // The server answers a little before this rank's own patience ends, because it knows which
+    // ranks are missing.
     launch::Join join{.patience = left_until(deadline_), .info = info_};
     if (join.patience != kNever) {
       join.patience -= std::min<Time>(join.patience / 4, std::chrono::milliseconds(500));

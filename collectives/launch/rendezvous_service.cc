@@ -183,7 +183,8 @@ void RendezvousService::advance_ranks(Time now) {
 }
 
 void RendezvousService::on_join(uint64_t id, RankConnection& rank, Time now) {
-  // A rank that died and was started anew may be here before we have read the end of its old self.
+  // A rank that died and was restarted may arrive before the server has read the end of its old
+  // connection.
   if (const auto* twin = gathering_.waiting_as(rank.join().info);
       twin != nullptr && ranks_.at(*twin)->hung_up()) {
     drop(*twin);

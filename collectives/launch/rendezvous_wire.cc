@@ -18,7 +18,7 @@ constexpr std::string_view kKind = "rendezvous";
 constexpr std::string_view kPurpose = "rendezvous 2";  // 1 spoke in clear
 // Ranks may wait for minutes: a dead one is found out within one.
 constexpr Time kSilence = std::chrono::minutes(1);
-// No rank waits longer: more is for ever. Keeps sums of times far from overflowing.
+// Longer waits count as unlimited. This keeps sums of times far from overflow.
 constexpr uint64_t kLongestMs = uint64_t{366} * 24 * 3600 * 1000;
 
 }  // namespace

@@ -36,7 +36,7 @@ struct Override {
   bool operator==(const Override&) const = default;
 };
 
-// What a call is, as far as choosing goes.
+// The properties of a call that decide the choice.
 struct CallShape {
   Collective collective = Collective::kAllReduce;
   uint32_t ranks = 1;

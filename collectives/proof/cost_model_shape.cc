@@ -73,7 +73,8 @@ class RankLoad {
           [[fallthrough]];
         case Step::Kind::kReceive:
           received_[bytes] += parts;
-          // What arrives after we have sent is one more round; the rest came together with it.
+          // A message that arrives after this rank has sent is one more round; the others came
+          // together with it.
           if (sending) received_[local ? kLocalAlpha : kRemoteAlpha] += share;
           sending = false;
           break;
@@ -87,12 +88,12 @@ class RankLoad {
       }
     }
   }
-  // What a fold combines is known to the spec only.
+  // Only the spec tells how much a fold combines.
   void finish(uint32_t ranks) { load_[kCombinedBytes] += fold_parts_ * (ranks - 1); }
 
   const Amounts& load() const { return load_; }
   const Amounts& received() const { return received_; }
-  // What the rank goes through when no rank ever waits for one slower than itself.
+  // The rank's costs if no rank ever waits for a slower one.
   Amounts chain() const {
     Amounts chain = received_;
     chain[kSteps] = load_[kSteps];

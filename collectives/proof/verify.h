@@ -24,7 +24,7 @@ struct VerifyOptions {
   uint64_t seed = 1;
 };
 
-// What a schedule costs in messages, counted while it ran.
+// The message costs of a schedule, counted while it ran.
 struct VerifyReport {
   uint64_t messages = 0;            // of all ranks, for one piece
   uint32_t rounds = 0;              // the longest chain of messages that wait for each other

@@ -1,4 +1,4 @@
-// What must hold in a symbolic run: before a step, of a combination, at the end.
+// The checks of a symbolic run: before a step, for a combination, and at the end.
 #include "collectives/proof/verify_run.h"
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 
 namespace baton::collectives::proof::symbolic {
 
-// What one place holds.
+// The content of one place.
 struct Value {
   static constexpr uint32_t kNothing = UINT32_MAX;          // never written
   static constexpr uint32_t kNotFollowed = UINT32_MAX - 1;  // a part outside the sample

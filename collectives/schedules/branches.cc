@@ -1,4 +1,4 @@
-// Sending down a tree and reducing up it, whatever tree it is: for every algorithm with trees.
+// Sending down and reducing up any tree, for all algorithms with trees.
 #include "collectives/schedules/writers.h"
 
 namespace baton::collectives::schedules {

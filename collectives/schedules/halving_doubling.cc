@@ -92,7 +92,7 @@ void doubling_all_gather(Writer& w, const Group& group, uint32_t count, Area are
   const auto first = [&core, count](uint32_t v) {
     return std::min(count, v == core.size ? core.group.size : core.member(v));
   };
-  // Those outside hand in one part and get what is before and after it.
+  // Ranks outside of the core hand in one part and get the parts before and after it.
   const auto size_after = [count](uint32_t i) { return i + 1 < count ? count - i - 1 : 0; };
   if (!core.inside) {
     if (me < count) w.send(core.partner, area(me));

@@ -1,4 +1,4 @@
-// Which schedules exist, what shape they have, and the way to the algorithm that writes them.
+// Lists the schedules that exist, with their shapes, and calls the algorithm that writes one.
 #include "collectives/schedules/schedule.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Double binary tree (Sanders, Speck, Träff 2009): two trees, one for every other piece, so that
-// whoever is inside one is a leaf of the other. A piece goes up and down one of them.
+// Double binary tree (Sanders, Speck, Träff 2009): two trees, for even and odd pieces, so that a
+// rank inside one is a leaf of the other. A piece goes up and down one of them.
 //
 // Virtual rank 0 is the root and has one child. The others form an in-order binary tree: a number
 // with its lowest set bit b has the children v - b/2 and v + b/2 and v - b + 1 ... v + b - 1 below.

@@ -112,7 +112,7 @@ void ring_reduce_scatter(Writer& w, const Group& group, uint32_t blocks, BlockRa
 void ring_all_gather(Writer& w, const Group& group, uint32_t blocks, BlockRange range,
                      PartPlace own);
 
-// The largest power of two of members, who halve and double; each of the others hands its input to
+// The largest power of two of members: these halve and double. Each other member hands its input to
 // a partner among them and gets the result from it. Core member v is group member member(v).
 struct Core {
   explicit Core(const Group& of);
