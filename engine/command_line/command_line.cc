@@ -1,4 +1,4 @@
-// What is wrong with a command line as a whole: flags that do not exist, too many arguments.
+// Error texts for a command line as a whole: unknown flags, too many arguments.
 #include "engine/command_line/command_line.h"
 
 #include <iostream>
@@ -12,7 +12,7 @@
 namespace baton::engine::command_line {
 
 std::string did_you_mean_flag(const CLI::App& app, const std::string& flag) {
-  // A letter is as near to any other as to the one that was meant.
+  // A single letter is equally near to all others, so it suggests nothing.
   if (flag.size() <= 2) return "";
   std::vector<std::string> known = {"--help"};
   for (const CLI::Option* option : app.get_options()) {

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kColumn = 34;  // where descriptions begin
 constexpr size_t kWidth = 100;
 
-// What stands for the value: the range or the words that a check allows, which CLI11 puts behind
+// The placeholder of the value: the range or the words that a check allows, which CLI11 puts behind
 // the name of the type and a colon, or that name where it says more.
 std::string type_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();

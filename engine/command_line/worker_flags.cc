@@ -14,7 +14,7 @@
 namespace baton::engine::command_line {
 namespace {
 
-// What a status says is wrong with a value, as CLI11 wants it.
+// Turns a check that returns a status into a CLI11 validator.
 CLI::Validator by_status(absl::Status (*check)(const std::string& text)) {
   return {[check](std::string& text) { return std::string(check(text).message()); }, ""};
 }

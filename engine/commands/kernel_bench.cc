@@ -45,8 +45,8 @@ struct Options {
 
 constexpr const char* kBenches[] = {"gemm", "gemm_bf16", "token", "decode_attention"};
 
-// What a kernel reads whose floor is memory: twice the last cache, so that little of it is still
-// there when it is read again.
+// The size of the input for kernels that are bound by memory: twice the last cache, so that little
+// is still cached at the next read.
 size_t beyond_caches(const Options& options) {
   if (options.quick) return size_t{32} << 20;
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);

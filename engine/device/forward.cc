@@ -174,7 +174,7 @@ absl::Status DeviceModel::fetch_logits(uint32_t count) {
                     size_t{count} * static_cast<size_t>(config_.vocab_size) * sizeof(float));
 }
 
-// A token for every row; those of rows that were not to be drawn are left.
+// Draws a token for every row; tokens of rows that are not drawn are left unchanged.
 absl::Status DeviceModel::draw() {
   const auto vocab = static_cast<size_t>(config_.vocab_size);
   absl::Status status = gpu_->launcher().sample({.logits = scratch_.logits,
@@ -357,7 +357,7 @@ absl::Status DeviceModel::forward(std::span<const SequenceChunk> chunks, KvCache
   const Device::Current current(gpu_->device());
   if (!current.status().ok()) return current.status();
   status = compute(chunks, cache, hook, logits);
-  // What is on the stream uses this step's memory, and writes blocks that may soon be others'.
+  // Work on the stream uses this step's memory, and writes blocks that may soon belong to others.
   const absl::Status ended = gpu_->wait();
   if (!status.ok() && tickets_ != nullptr) tickets_->forget_steps();
   return status.ok() ? ended : status;

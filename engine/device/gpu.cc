@@ -108,7 +108,7 @@ absl::Status Gpu::wait_until(const Ask& ask, absl::FunctionRef<void()> meanwhile
     const Result result = ask();
     if (result == gpudirect::kSuccess) return failed;
     if (result != gpudirect::kNotReady) {
-      // A question that failed says nothing of the work: it may be running.
+      // A failed query tells nothing about the work: it may be running.
       failed.Update(device_->check(result, "computing"));
       if (!device_->alive().ok()) return failed;
       if (++errors == kMostErrors) return stuck_ = failed;

@@ -26,7 +26,7 @@ absl::Status failure(int error, std::string_view verb, const std::string& path) 
   return absl::ErrnoToStatus(error, absl::StrCat(view(verb), " ", path, " failed"));
 }
 
-// Where a file is, links followed.
+// A file's real place, with links followed.
 struct Target {
   std::string path;
   int descriptor = -1;  // of this process: "/dev/stdout", "/dev/fd/63"

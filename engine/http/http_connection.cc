@@ -35,7 +35,7 @@ constexpr size_t kReadAtOnce = size_t{16} << 10;
 constexpr std::chrono::milliseconds kEchoOfProbe{10};
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
-// RFC 9112, 5.2: obs-fold. Whoever stands in front may read another line there.
+// RFC 9112, 5.2: obs-fold. A proxy in front may read another line there.
 bool has_folded_line(std::string_view head) {
   return head.find("\r\n ") != std::string_view::npos ||
          head.find("\r\n\t") != std::string_view::npos;
@@ -150,8 +150,8 @@ void HttpConnection::stop_writing() {
   if (std::exchange(is_in_writing_, false)) host_->writing.erase(writing_in_);
 }
 
-// What the client's side has not acknowledged: it falls while the client reads, long before there
-// is room for more.
+// The bytes that the client's side has not acknowledged. The number falls while the client reads,
+// long before there is room for more.
 int HttpConnection::not_taken() const {
   int bytes = 0;
   return ioctl(socket_->tcp().native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
@@ -229,7 +229,7 @@ void HttpConnection::malformed(ErrorCode error) {
 }
 
 void HttpConnection::begin_body() {
-  // RFC 9112, 3.2: with none or two, servers on the way may disagree about whom it is for.
+  // RFC 9112, 3.2: with no Host or two, servers on the way may disagree about the target.
   const size_t hosts = parser_->get().count(beast::http::field::host);
   if (hosts > 1 || (hosts == 0 && parser_->get().version() >= 11)) {
     return refuse(400, "a request needs one Host header");
@@ -240,7 +240,7 @@ void HttpConnection::begin_body() {
     return refuse(501, "the only supported Transfer-Encoding is chunked");
   }
   begin_exchange();
-  // Whoever may not ask sends no body here: the connection ends behind the answer.
+  // A client that may not ask must not send a body: the connection ends behind the answer.
   const bool keep_alive =
       std::exchange(incoming_->keep_alive_, incoming_->keep_alive_ && parser_->is_done());
   if (host_->filter(incoming_) || refuse_coding() || refuse_size()) {
@@ -327,7 +327,7 @@ void HttpConnection::requested() {
 void HttpConnection::refuse(int status, const char* message) {
   end_reading();
   const std::string body = api_error(status, message);
-  // Where the request ends is not known, so no other can follow it.
+  // The end of the request is not known, so no other request can follow it.
   send(absl::StrCat("HTTP/1.1 ", status, " Refused\r\nContent-Type: application/json\r\n",
                     "Content-Length: ", body.size(), "\r\nConnection: close\r\n\r\n", body),
        true, true);
@@ -364,9 +364,9 @@ void HttpConnection::watch_again() {
   });
 }
 
-// A client that sends no more may have left, or wait for its answer: only what is sent to it tells,
-// since whoever has left answers with a reset. Before the answer begins that is a head that says
-// nothing; some clients bear only a few.
+// A client that sends no more may have left, or wait for its answer: only sending to it tells,
+// since a client that left answers with a reset. Before the answer begins the server sends an empty
+// interim head; some clients accept only a few.
 bool HttpConnection::probe() {
   const int look = looks_++;
   const auto exchange = exchange_.lock();

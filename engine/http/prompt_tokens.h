@@ -1,5 +1,5 @@
 // A request's prompts as the model's tokens: the same in a worker, which computes them, and in a
-// router, which asks who has them computed.
+// router, which looks for workers that have them cached.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ bool amx_usable();
 // Why it may not, for people; empty if it may.
 std::string_view why_no_amx();
 
-// What one thread multiplies. Rows of A are rounded and lie as tiles, B as bf16_gemm.h packs it.
-// Behind its last row A has whole tiles of anything.
+// One thread's product. Rows of A are rounded and stored as tiles, B as bf16_gemm.h packs it.
+// Behind its last row A is padded to whole tiles with any values.
 struct AmxBlock {
   const uint16_t* a = nullptr;  // [ceil(rows / 16)][steps][16][32], strips a_strip elements apart
   const uint16_t* b = nullptr;  // [ceil(columns / 32)][steps][2][16][16][2]

@@ -134,7 +134,7 @@ class ValueLines {
     ++block_;
     begin();
   }
-  // What was asked for need not be asked for again.
+  // Lines that were prefetched need not be prefetched again.
   ~ValueLines() { places_.distance = std::max(places_.distance, std::min(block_, places_.count)); }
   ValueLines(const ValueLines&) = delete;
   ValueLines& operator=(const ValueLines&) = delete;

@@ -34,8 +34,8 @@ struct Answer {
   size_t input = 0;        // tokens of the prompt, as the server counted them
   size_t output = 0;       // tokens of the answer
   size_t cached = 0;       // of the prompt, found in a cache
-  // What Baton's servers say besides: of the prompt, whose KV came from a prefill worker; how long
-  // the request was in the queue, and waited for its KV; why that had to be computed after all.
+  // Extra facts from Baton's servers: the prompt tokens whose KV came from a prefill worker; the
+  // time in the queue and the wait for KV; the reason why KV had to be computed after all.
   size_t loaded = 0;
   Time queued{};
   Time kv_wait{};

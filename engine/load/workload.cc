@@ -132,7 +132,7 @@ absl::StatusOr<Requests> read_mooncake_trace(const WorkloadOptions& options, con
           append_random(block, words, random, request.tokens);
           if (request.tokens.size() >= tokens) break;
         }
-        // What has no hash is like nothing else.
+        // A block without a hash equals no other block.
         std::mt19937_64 random(
             base::splitmix(options.seed ^ static_cast<uint64_t>(request.at.count())));
         if (request.tokens.size() < tokens) {

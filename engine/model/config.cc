@@ -24,7 +24,7 @@ constexpr struct {
                  {ModelFamily::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"},
                  {ModelFamily::kMixtral, "mixtral", "MixtralForCausalLM"}};
 
-// What transformers takes where a file is silent.
+// The defaults of transformers for fields that a file lacks.
 struct Silent {
   int kv_heads;  // 0: as many as query heads
   double eps;
@@ -202,7 +202,7 @@ absl::Status read_windows(const nlohmann::json& json, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Nothing where there is none, except that a silent Mistral would have one.
+// Writes no field if there is no window, except for Mistral, where a missing field would mean one.
 void write_windows(const ModelConfig& config, nlohmann::ordered_json& json) {
   if (config.sliding_window == 0) {
     if (config.family == ModelFamily::kMistral) json["sliding_window"] = nullptr;

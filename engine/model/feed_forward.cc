@@ -75,8 +75,8 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
   const int columns = of_x().size();
   const size_t part = static_cast<size_t>(columns);
   multiply_experts(w, table.groups(), hidden, stride, layer.down, w.expert_rows.data(), part);
-  // What the experts say of a token is added up, in the place of the first, then to the residual
-  // stream.
+  // The experts' outputs for a token are added up in the place of the first, and then added to the
+  // residual stream.
   float* x = w.x.data() + of_x().begin;
   for_rows(*w.pool, tokens, [&](size_t row) {
     const auto says = [&](int number) {
@@ -93,8 +93,8 @@ absl::Status Model::Impl::ask_experts(const Layer& layer, int tokens, Workspace:
   return shard.whole() ? absl::OkStatus() : gather(w, tokens, x, d, config.hidden_size, w.x.data());
 }
 
-// The same with whole experts at each rank: this one asks for its share of the tokens, and answers
-// for its experts whoever asks.
+// The same with whole experts at each rank: this rank dispatches its share of the tokens, and
+// computes its experts for all ranks.
 absl::Status Model::Impl::ask_experts_of_ranks(const Layer& layer, int tokens,
                                                Workspace::Impl& w) const {
   const size_t d = static_cast<size_t>(config.hidden_size);

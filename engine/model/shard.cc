@@ -1,4 +1,4 @@
-// Which degrees of tensor parallelism a model can be cut by.
+// Checks the degrees of tensor parallelism that a model supports.
 #include "engine/model/shard.h"
 
 #include "absl/strings/str_cat.h"

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// Of NixlConnector's there are the numbers of all blocks.
+// An answer of NixlConnector lists all block numbers, so it may be long.
 constexpr size_t kLongest = size_t{16} << 20;
 constexpr size_t kLongestName = 256;
 constexpr int64_t kMostRanks = 1024;
@@ -20,7 +20,7 @@ constexpr int64_t kMostRanks = 1024;
 }  // namespace
 
 std::string params_at_prefill(std::string_view transfer) {
-  // What NixlConnector's proxies say.
+  // The parameters that NixlConnector's proxies send.
   json params = {{"do_remote_decode", true},    {"do_remote_prefill", false},
                  {"remote_engine_id", nullptr}, {"remote_block_ids", nullptr},
                  {"remote_host", nullptr},      {"remote_port", nullptr}};
@@ -85,7 +85,7 @@ absl::StatusOr<std::string> PrefillAsk::params() const {
   return params.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// Baton's connectors say who they are: the next prompt need not wait for the answer.
+// Baton's connectors name their agent: the next prompt need not wait for the answer.
 void PrefillAsk::learn_agent(const json& params) const {
   const auto name = string_field(params, "remote_agent", "");
   const auto address = string_field(params, "remote_address", "");

@@ -254,8 +254,8 @@ void RelayedRequest::look_at(Leg& leg) {
   if (self != nullptr && !leg.done) watch(leg);
 }
 
-// Asks a second worker to go on from here. False where there is none that is well, or where too
-// much is asked again already.
+// Asks a second worker to continue from here. False if no healthy worker is left, or if the retry
+// budget is spent.
 bool RelayedRequest::hedge(Leg& leg, Late who) {
   if (leg.relay->lacks_ids()) return false;
   std::vector<size_t> avoid = leg.failed;
@@ -267,8 +267,8 @@ bool RelayedRequest::hedge(Leg& leg, Late who) {
   Attempt& hedge = *leg.hedge;
   hedge.for_prefill = who == Late::kPrefill;
   hedge.decode = Place(decode, decode.pick(leg.key, avoid, leg.model, resume));
-  // The prefill worker may be what does not answer: another one, or none. One that has to be asked
-  // first is none.
+  // The prefill worker may be the one that does not answer: use another one, or none. A prefill
+  // worker that must answer before decode is not used.
   std::vector<size_t> asked;
   if (leg.attempt->prefill.has_value()) asked.push_back(*leg.attempt->prefill);
   pick_prefill(leg, hedge, asked, false);
@@ -381,7 +381,7 @@ void RelayedRequest::ended(Leg& leg, Attempt& attempt, const absl::Status& conne
 }
 
 void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
-  // Whoever is asked now would say again what the client has.
+  // Another worker would repeat what the client already has.
   if (request_->stream && leg.relay->lacks_ids()) {
     return give_up(
         "no other worker can continue an answer whose worker did not report token ids "
@@ -410,7 +410,7 @@ void RelayedRequest::retry(Leg& leg, const absl::Status& why) {
 }
 
 void RelayedRequest::await_worker(Leg& leg, const absl::Status& why) {
-  // The client of a whole answer has seen nothing of it: any worker may begin it anew.
+  // The client of a non-streamed answer has seen nothing of it: any worker may start over.
   const bool resume = request_->stream && leg.relay->tokens_seen() > 0;
   const Workers::Hope hope = workers_.hope(request_->stream ? leg.model : decltype(leg.model)(),
                                            resume, Clock::steady().now());

@@ -112,7 +112,7 @@ struct Router::Impl {
   bool follows_caches() const { return tokenizer.has_value() && options.pick == PickBy::kCache; }
   void follow_caches();
   void went_down(WorkerGroup& group, size_t worker);
-  // Those that are not answered yet, which may end while a caller goes through them.
+  // The requests that are not answered yet; they may end while a caller iterates.
   std::vector<std::shared_ptr<RelayedRequest>> open_requests() const;
   // Looks at the list of workers again and again, on the parser's thread.
   void watch_list();
@@ -184,7 +184,7 @@ std::vector<std::shared_ptr<const PromptKey>> Router::Impl::keys(
     const http::ApiRequest& request) const {
   std::vector<std::shared_ptr<const PromptKey>> keys;
   if (follows_caches()) {
-    // What a worker would refuse it shall refuse.
+    // The router refuses what a worker would refuse.
     const auto prompts = http::prompt_tokens(request, *tokenizer, chat_template);
     if (prompts.ok()) {
       std::vector<serve::BlockHash> models = workers.decode.picker.models();
@@ -216,14 +216,14 @@ void Router::Impl::follow_caches() {
 void Router::Impl::watch_list() {
   if (options.workers_file.empty()) return;
   next_look = listener.loop()->after(options.health_interval, [this] {
-    // Where it is too busy to look, later will do.
+    // If the parser is too busy to look, it looks later.
     if (!parser.post([this] { look_at_list(); })) watch_list();
   });
 }
 
 void Router::Impl::look_at_list() {
   const absl::StatusOr<std::string> text = read_file(options.workers_file, kMaxListBytes);
-  // Once for each new text, and for each new reason why there is none.
+  // Handles each new text once, and logs each new error once.
   std::string seen = text.ok() ? *text : std::string(text.status().message());
   std::optional<ListedWorkers> listed;
   if (seen != last_list) {
@@ -287,8 +287,8 @@ void Router::Impl::went_down(WorkerGroup& group, size_t worker) {
   }
 }
 
-// What any worker can answer is asked of one after the other: of those that are well, or, where
-// none is, of those that may be well by now.
+// Sends a request that any worker can answer to one worker after the other: to the healthy ones, or
+// if there are none, to those that may have recovered.
 void Router::Impl::proxy(const Exchange& exchange) {
   const WorkerPicker& picker = workers.decode.picker;
   std::vector<size_t> well, slow, down;

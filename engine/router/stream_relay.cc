@@ -36,7 +36,7 @@ bool has_news(const json& choice) {
   return false;
 }
 
-// What an error in a stream says of itself: its code, or what its type means.
+// The code of an error in a stream: its own, or the one that its type implies.
 int code_of(const json& error) {
   const auto code = int_field(error, "code", 400, 599, 0);
   if (code.ok() && *code != 0) return static_cast<int>(*code);
@@ -95,7 +95,7 @@ bool StreamRelay::receive(std::string_view bytes) {
   buffer_ += bytes;
   size_t begin = 0;
   bool good = true;
-  // What was searched before is not again: an event may have many megabytes.
+  // Continues where the last search ended: an event may have many megabytes.
   size_t from = searched_ == 0 ? 0 : searched_ - 1;
   for (size_t end; good && (end = buffer_.find("\n\n", from)) != std::string::npos; from = begin) {
     const std::string_view event = std::string_view(buffer_).substr(begin, end - begin);

@@ -93,7 +93,7 @@ class StreamRelay {
 // where its engine has stopped.
 absl::Status error_of_worker(int code, const std::string& message, std::string_view said);
 
-// What the whole events at the beginning of a worker's stream tell.
+// The content of the complete events at the beginning of a worker's stream.
 enum class StreamNews : uint8_t {
   kNothing,  // no client waits for it: a role, or half an event
   kAnswer,   // a token, or the end

@@ -88,7 +88,7 @@ std::vector<http::SharedBytes> WorkerBody::at_prefill(size_t choice,
 std::vector<http::SharedBytes> WorkerBody::with_transfer(size_t choice,
                                                          std::string_view transfer) const {
   std::string own = absl::StrCat(",\"kv_transfer_params\":", std::string(transfer));
-  // Whoever goes on with the stream has to draw the same numbers.
+  // The worker that continues the stream must draw the same random numbers.
   if (seed_.has_value()) {
     const int of_prompt = static_cast<int>(choice % choices_);
     absl::StrAppend(&own,

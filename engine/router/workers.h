@@ -203,8 +203,8 @@ struct Workers {
   // for each change. `why` is for people: /health of the router has it too.
   void set_down(WorkerGroup& group, size_t worker, std::string why);
   void set_up(WorkerGroup& group, size_t worker);
-  // What a request that lost its decode worker may count on: of those that have its model and, if
-  // it has begun, can go on with it, one that is up, or one that was until a moment ago.
+  // The chances of a request that lost its decode worker. Among the workers that have its model and
+  // can continue it: kNow, one is up; kSoon, one was up until a moment ago.
   enum class Hope : uint8_t { kNone, kSoon, kNow };
   Hope hope(const WorkerPicker::Model& model, bool resume, Time now) const;
 

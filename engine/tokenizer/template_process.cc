@@ -43,7 +43,7 @@ size_t size_of(pid_t pid) {
   return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// What is in the way of starting `python` with the socket as its standard input, or 0.
+// Starts `python` with the socket as its standard input. Returns 0 or the error number.
 int spawn(const std::string& python, const std::vector<std::string>& words, int socket,
           pid_t* pid) {
   std::vector<std::string> environment = {"LANG=C.UTF-8"};

@@ -139,7 +139,7 @@ absl::StatusOr<Tokenizer> Tokenizer::load(const std::string& path) {
   return tokenizer;
 }
 
-// What merging begins with: a token for each byte, or for each character that has one.
+// The first tokens for merging: one for each byte, or for each character that has one.
 std::vector<int32_t> Tokenizer::Impl::symbols(std::string_view word) const {
   std::vector<int32_t> out;
   out.reserve(word.size());

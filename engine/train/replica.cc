@@ -84,7 +84,7 @@ absl::StatusOr<int64_t> Replicator::restore() {
   const int64_t steps = newest_common(all);
   if (steps == ReplicaStore::kNothing) return steps;
 
-  // To whom this rank hands back what it kept: the rank before it.
+  // This rank returns the kept state to the rank before it.
   const size_t previous = (rank + ranks - 1) % ranks;
   const auto find = [&](int64_t ReplicaStore::Copy::*what) {
     return std::find_if(store_.copies.begin(), store_.copies.end(),

@@ -153,7 +153,7 @@ int train(Settings& settings) {
   const absl::StatusOr<bool> usable = can_train_on(*device, place.local_rank);
   if (!usable.ok()) return fail(usable.status());
   if (!*usable) return 1;
-  // Before anything is learned or waited for. A rank that comes anew gets its state from a peer.
+  // Checks this before anything is read or waited for. A restarted rank gets its state from a peer.
   if (!run.resume_dir.empty() && place.generation == 0) {
     if (absl::Status status = has_checkpoint(run.resume_dir); !status.ok()) return fail(status);
   }

@@ -89,7 +89,7 @@ absl::Status Run::run() {
     const bool broken = comm_ != nullptr
                             ? !comm_->status().ok()
                             : !absl::IsInvalidArgument(status) && !absl::IsUnauthenticated(status);
-    // What went wrong here alone the others are told: they would wait for this rank.
+    // Tells the other ranks of a local error: they would wait for this rank.
     if (!status.ok() && comm_ != nullptr && !broken) comm_->abort(status);
     if (status.ok() || !options_.recover || !broken || attempt == kMostGenerations) return status;
     std::fprintf(stderr, "rank %d: %s\nrank %d: joining the others again\n", place_.rank,

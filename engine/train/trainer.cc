@@ -13,7 +13,7 @@ namespace baton::engine::train {
 
 namespace {
 
-// What lies at the place in the flat array, for people.
+// Names the parameter at a place in the flat array, for messages.
 std::string label(const ParameterMap& map, size_t place) {
   if (place >= map.embedding.offset) return "embedding";
   for (size_t l = 0; l < map.layers.size(); ++l) {
@@ -147,8 +147,8 @@ absl::Status Trainer::start() {
   absl::Status status = runner_->write(parameters_.data(), values.data(), map_.size);
   if (!status.ok()) return status;
   if (comm_ == nullptr) return view_parameters();
-  // Where gradients are on a device, the communicator gets ready for it with its first call there:
-  // before anything runs on the device, which loading of kernels would wait for.
+  // If gradients are on a device, the first call prepares the communicator for it. This comes
+  // before any work on the device, because loading kernels would wait for that work.
   status =
       comm_->all_reduce(gradients_.data(), gradients_.data(), 1, DataType::kF32, ReduceOp::kSum);
   if (!status.ok()) return status;
@@ -175,7 +175,8 @@ std::vector<FlatRange> Trainer::shard() const {
   return parts;
 }
 
-// What this rank updates: a piece of every bucket, so that pieces and buckets have one numbering.
+// The ranges that this rank updates: a piece of every bucket, so that pieces and buckets have one
+// numbering.
 std::vector<FlatRange> Trainer::owned() const {
   return options_.parallel.zero > 0 ? shard() : buckets_;
 }

@@ -45,8 +45,8 @@ constexpr std::array kHarmless = {
     "metadata", "priority", "prompt_cache_key", "request_id", "safety_identifier", "service_tier",
     "store",    "user"};
 
-// What a field may say although it is not supported: null, an empty string, list or object, and
-// this.
+// The values that an unsupported field may have: null, an empty string, list or object, and this
+// one.
 struct Refused {
   const char* name;
   const char* neutral;  // JSON; nullptr: nothing else
@@ -105,7 +105,7 @@ bool asks_for_nothing(const json& value, const Refused& field) {
   return is_empty(value) || (field.neutral != nullptr && value == json::parse(field.neutral));
 }
 
-// What clients send back of an answer has fields that say nothing.
+// Parts of an answer that clients send back have fields without meaning.
 absl::Status check_inner_fields(const json& object, const std::vector<std::string>& read,
                                 const char* what) {
   for (const auto& item : object.items()) {

@@ -207,7 +207,7 @@ absl::StatusOr<float> DevicePass::run(const float* parameters, std::span<const i
   if (status.ok()) status = classify();
   if (status.ok() && sums.gradients != nullptr) status = backward();
   if (status.ok()) status = follow(ready);
-  // What is on the stream uses the arrays, whatever went wrong.
+  // Work on the stream uses the arrays, also after an error.
   const absl::Status ended = gpu_.wait();
   status.Update(ended);
   if (!status.ok()) return status;
