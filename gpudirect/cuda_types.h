@@ -159,7 +159,7 @@ inline constexpr unsigned kWaitUntilNotBehind = 0;  // cyclically: (int64_t)(*ad
 inline constexpr unsigned kWriteDefault = 0;
 // CUipcMem_flags: the only one, without which nothing is opened.
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
-// What cuGetProcAddress says of a name, besides its result.
+// The second result of cuGetProcAddress: why a name was not found.
 inline constexpr int kSymbolVersionNotSufficient = 2;
 
 // CUmemLocation

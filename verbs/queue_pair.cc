@@ -195,7 +195,7 @@ void QueuePair::break_off() {
   if (queue_pair_ == nullptr) return;
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
-  // Where even this fails the queue pair does not drain, and is destroyed after a while.
+  // If this fails too, the queue pair does not drain and is destroyed after a while.
   (void)api_.ibv_modify_qp(queue_pair_, &attributes, IBV_QP_STATE);
 }
 

@@ -83,14 +83,14 @@ class VerbsRail final : public Rail,
   void look(EventSink& sink);
   // Puts a message of the session into the queue.
   void send(std::string message) { control_.push_back(std::move(message)); }
-  // State or addresses of its port have been read anew.
+  // Call this after state or addresses of the port were read again.
   void port_changed();
   // The queue pair is no good any more. `lost`: and a new one would not help.
   void fail(const absl::Status& why, bool lost);
   // The peer's end broke too, after it had received that many messages.
   void peer_drained(uint64_t received, bool lost);
   bool settled() const { return state_ == State::kBroken && settled_; }
-  // What kDrained says of this end; only once drained.
+  // The number in this end's kDrained; valid only once drained.
   uint64_t received() const { return received_; }
   // Reports everything and goes down, now.
   void lose(const absl::Status& why, EventSink& sink);
@@ -136,7 +136,7 @@ class VerbsRail final : public Rail,
   Active& take(const Slice& slice);  // needs a free one
   // Sending (rail_send.cc)
   void pump();
-  // The first of a queue; false: there is none, or it cannot go on.
+  // Works on the first slice of a queue; false: there is none, or it cannot continue.
   bool pump_first(base::Ring<uint32_t>& queue);
   // Its notification has gone out in part: no other may begin.
   static bool half_told(const Active& active) { return active.notified > 0 && !active.told; }

@@ -23,7 +23,7 @@
 
 namespace baton::verbs {
 
-// What the sessions of one provider share.
+// The state that the sessions of one provider share.
 struct Shared {
   explicit Shared(const ProviderContext& provider_context) : context(provider_context) {}
 
@@ -74,7 +74,7 @@ class Session {
     const size_t at = size_t{region} * kMaxPorts + port.index;
     return at < shared_.distances.size() ? shared_.distances[at] : 1;
   }
-  // Which memory of devices a port reaches, in which way and from how far; "" for none.
+  // The device memory that a port reaches, by which way and over which distance; "" if none.
   std::string about_devices(const Port& port) const;
   // Whether a local region is memory that the processor can read as any other.
   bool host_memory(uint32_t region) const {

@@ -65,7 +65,7 @@ absl::StatusOr<DeviceExport> export_handle(const Device& device, DevicePointer a
   absl::Status status = device.check(driver.cuMemGetAddressRange(&base, &size, at),
                                      "no CUDA IPC: asking where the allocation begins");
   if (!status.ok()) return status;
-  // The handle is for all of it, and says nothing of the rest.
+  // The handle covers the whole allocation; check the part's bounds here.
   if (at < base || at - base > size || bytes > size - (at - base)) {
     return absl::FailedPreconditionError(
         absl::StrFormat("no CUDA IPC: %u bytes at %#x are in more than one allocation of "

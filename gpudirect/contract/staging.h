@@ -35,8 +35,8 @@
 
 namespace baton::gpudirect {
 
-// Pins memory of the host's until the last of this process who has asked for it lets go: several
-// groups copy to and from the same memory. Any thread; the device outlives what is returned.
+// Pins host memory until the last caller in this process releases it: several groups copy to and
+// from the same memory. Any thread; the device outlives what is returned.
 absl::StatusOr<std::shared_ptr<void>> pin_host(const Device& device, absl::Span<std::byte> memory);
 
 // The means to copy lists of pieces on a device: a launcher for kernels and a table of measured

@@ -29,7 +29,7 @@ size_t first_of(CopyWay way) {
              : 0;
 }
 
-// What the times before say of the one at `i`: each piece costs what it did there.
+// The expected time at `i`, from the times before it: each piece costs what it did there.
 double expected(const CopyTimes& times, size_t i, CopyWay way) {
   if (i < first_of(way) + 2) return 0;
   const auto count = [](size_t of) { return static_cast<double>(CopyTable::kCounts[of]); };
@@ -121,7 +121,7 @@ absl::Status Copier::measure(int tries) {
                           times[row]);
     }
   }
-  // What was queued before an error may still use the memory.
+  // Work that was queued before an error may still use the memory.
   if (!status.ok()) wait().IgnoreError();
   if (!status.ok()) return status;
   for (size_t row = 0; row < times.size(); ++row) {

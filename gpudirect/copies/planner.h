@@ -62,7 +62,7 @@ class CopyWays {
 
 inline constexpr size_t kLeastPlane = 4;  // rows of a plane: any two pieces are rows, by chance
 
-// What ways cost, in nanoseconds: for pieces of some sizes, so many of them. Boxes: in planes of
+// The costs of each way, in nanoseconds, for some sizes and numbers of pieces. Boxes: in planes of
 // kLeastPlane rows, two and more of them.
 class CopyTable {
  public:
@@ -100,7 +100,7 @@ class CopyTable {
   std::array<std::string, kCopyWays> left_out_;
 };
 
-// What matters of a list: after neighbours were merged.
+// The properties of a list that decide the way, after adjacent pieces were merged.
 struct CopyShape {
   size_t pieces = 0;
   size_t bytes = 0;

@@ -92,7 +92,7 @@ absl::StatusOr<SumCosts> measure_sums(const Device& device, const Launcher& laun
     const auto small = measurement.time(element, kSmall, tries);
     const auto large = small.ok() ? measurement.time(element, bytes, tries) : small;
     if (!large.ok()) {
-      // What was queued before an error may still use the memory.
+      // Work that was queued before an error may still use the memory.
       measurement.wait().IgnoreError();
       return large.status();
     }

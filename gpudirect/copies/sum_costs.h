@@ -1,4 +1,4 @@
-// What combining vectors by the kernel costs on a device, for each type of elements.
+// The costs of combining vectors by the kernel on a device, for each element type.
 #pragma once
 
 #include <array>

@@ -137,8 +137,8 @@ BATON_DEVICE void next_digit(Block& block, const SampleMemory& memory, uint32_t 
   at.ties = block.get(memory.counts + bin);
 }
 
-// Where the list from the likeliest on first has more than `count` tokens, or weighs more than
-// `weight`.
+// Finds the place from which the list, likeliest first, has more than `count` tokens or weighs more
+// than `weight`.
 template <class Block>
 BATON_DEVICE SortedPlace find_place(Block& block, const LogitRow& row, const SampleMemory& memory,
                                     uint32_t count, double weight) {

@@ -1,4 +1,4 @@
-// What a training step computes between its products: softmax over causal attention, the
+// The parts of a training step between its matrix products: softmax over causal attention, the
 // classifier, the gradients of norms, of activation and of embeddings, and the gradient's norm.
 // Sums of a row are sixteen side by side, added in order, as the CPU's.
 #pragma once

@@ -23,7 +23,7 @@ BATON_ANYWHERE uint64_t cost_of(uint64_t tiles, uint64_t each) {
   return (tiles + 127) / 128 * each;
 }
 
-// Those of BATON_KERNELS (arguments.h) that training alone needs.
+// The kernels of BATON_KERNELS (arguments.h) that only training needs.
 #define BATON_TRAIN_KERNELS(F)                   \
   F(gemm_f32, GemmF32, 256)                      \
   F(rms_norm_back, RmsNormBack, 256)             \

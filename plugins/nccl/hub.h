@@ -80,7 +80,8 @@ class Hub {
   // Memory of a pool: peers on this machine map it.
   absl::StatusOr<Block> allocate(size_t bytes);
   void free(const Block& block);
-  // A block's region under a key of its own: who deregisters that fences the peers that have it.
+  // A second registration of a block's region, under another key: deregistering it fences only the
+  // peers that got that key.
   absl::StatusOr<MemoryRegion> register_again(const Block& block);
 
   // Keeps it until it is over.

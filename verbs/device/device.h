@@ -95,7 +95,7 @@ class Device {
   bool dead() const { return dead_; }
   void set_dead() { dead_ = true; }
 
-  // Reads state and addresses of a port anew.
+  // Reads state and addresses of a port again.
   absl::Status refresh(Port& port) const;
 
   // The worker's regions, by their index in its table. remove_region() fences: when it has returned

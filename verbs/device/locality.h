@@ -1,5 +1,5 @@
-// Where devices and memory are: NUMA nodes, and how far those are from each other. A rail of a
-// device that is far from the memory it moves gets a smaller share of it.
+// The NUMA nodes of devices and memory, and the distances between nodes. A rail whose device is far
+// from the memory gets a smaller share of the bytes.
 //
 // The facts come from sysfs. A machine with one node is not queried.
 #pragma once

@@ -99,8 +99,8 @@ struct Endpoint {
   bool by_cm = false;     // from older releases: rdma_cm shall join the two ends
   uint16_t cm_port = 0;   // 0
   ibv_gid gid{};
-  // 0: none is asked for. What one side was told holds for both: what is read travels from the
-  // other.
+  // 0: the default. One side's value holds for both, because the data of reads travels from the
+  // other side.
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
 };
