@@ -178,6 +178,11 @@ std::string_view TransferLink::announce(uint32_t lane, const CallTag& tag, absl:
   return {text.data(), text.size()};
 }
 
+bool TransferLink::is_announced(uint32_t lane, uint64_t call) const {
+  return announced_call_[lane] == call ||
+         std::find(announced_call_.begin(), announced_call_.end(), call) != announced_call_.end();
+}
+
 uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag& tag) {
   if (!their_slots_) {
     if (!asked_) asked_ = tell({.kind = Packet::Kind::kAsk}, {});
@@ -186,7 +191,7 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   const uint64_t number = sent_[lane] + 1;
   Outgoing& outgoing = outgoing_[lane][number % kSlots];
   char text[sizeof group_ + 1 + sizeof(Announcement)];
-  const bool first = announced_call_ != tag.call->sequence;
+  const bool first = !is_announced(lane, tag.call->sequence);
   const TheirPlace* place = nullptr;
   if (tag.most > their_slots_->slot_bytes) {
     place = &their_places_[lane][number % kSlots];
@@ -194,7 +199,7 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
       // Not with the message: a peer that has called something else may never grant it.
       if (first && worker_.notify_detached(peer_, announce(lane, tag, text)).ok()) {
         submitted_ = true;
-        announced_call_ = tag.call->sequence;
+        announced_call_[lane] = tag.call->sequence;
         given_back_[lane] = taken_[lane];
       }
       return 0;
@@ -230,8 +235,10 @@ uint64_t TransferLink::send(uint32_t lane, const Segments& source, const CallTag
   }
   outgoing.id = *id;
   submitted_ = true;
-  announced_call_ = tag.call->sequence;
-  if (first) given_back_[lane] = taken_[lane];
+  if (first) {
+    announced_call_[lane] = tag.call->sequence;
+    given_back_[lane] = taken_[lane];
+  }
   sent_[lane] = number;
   return number;
 }

@@ -202,6 +202,7 @@ class TransferLink final : public Link {
   // `place` null: a slot.
   bool choose_source(uint32_t lane, uint64_t number, const Segments& source,
                      const TheirPlace* place, TransferRequest& request);
+  bool is_announced(uint32_t lane, uint64_t call) const;
   // Writes the header of a call's first message to `text`.
   std::string_view announce(uint32_t lane, const CallTag& tag, absl::Span<char> text);
   // Tells the peer of what was granted; what there is no room for, when it is called again.
@@ -244,7 +245,9 @@ class TransferLink final : public Link {
   std::array<std::array<TheirPlace, kSlots>, kLanes> their_places_;
   size_t staged_bytes_ = 0;
   uint64_t in_place_bytes_ = 0;
-  uint64_t announced_call_ = 0;  // sequence of the last call whose descriptor was sent
+  // Of each lane, the sequence of the last call whose descriptor it has sent: several calls that
+  // wait for places are announced once each.
+  std::array<uint64_t, kLanes> announced_call_{};
   std::array<Write, kWrites> writes_;
   std::vector<std::byte> came_;    // packets, each behind its size
   size_t next_came_ = 0;           // where the next one begins

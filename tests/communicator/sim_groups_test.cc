@@ -177,5 +177,57 @@ TEST(SimGroups, AStoppedRankIsNamedAndNotOneThatWaitsForIt) {
   for (const bool elsewhere : {false, true}) Stopped().run(elsewhere);
 }
 
+// Two ranks, one of which has begun several large calls long before the other.
+class Late : public SimNodes {
+ public:
+  Late() : SimNodes({.nodes = 2}) {
+    for (size_t node = 0; node < nodes_; ++node) {
+      comms_.push_back(*Communicator::create(endpoints_[node], handles_, sim_group(1, seconds(4))));
+    }
+  }
+
+  void run() {
+    ASSERT_TRUE(drive(
+        [&] {
+          return comms_[0]->state() == GroupState::kReady &&
+                 comms_[1]->state() == GroupState::kReady;
+        },
+        seconds(5)));
+    begin(0);
+    drive_for(milliseconds(5));
+    const uint64_t before = submitted();
+    drive_for(milliseconds(100));
+    // The failure detector asks now and then.
+    EXPECT_LE(submitted(), before + 10) << "it repeats what it has said";
+    begin(1);
+    ASSERT_TRUE(drive(
+        [&] {
+          return std::all_of(calls_.begin(), calls_.end(), [&](auto& call) {
+            return call.second->ended() || call.second->ended(*comms_[call.first]);
+          });
+        },
+        seconds(4)));
+    for (const auto& [node, call] : calls_) EXPECT_EQ(call->status(), absl::OkStatus());
+  }
+
+ private:
+  uint64_t submitted() const { return endpoints_[0]->worker().stats().transfers_submitted; }
+  void begin(size_t node) {
+    for (const size_t count : {100000, 150000, 200000}) {
+      calls_.emplace_back(node, std::make_unique<SimCall>(*comms_[node], 0, count, 0));
+    }
+  }
+
+  std::vector<std::unique_ptr<Communicator>> comms_;
+  std::vector<std::pair<size_t, std::unique_ptr<SimCall>>> calls_;
+};
+
+// Promise(collectives): A rank that waits for a late one in several calls sends it nothing
+//   meanwhile | each call is announced once to a peer that has granted no place
+TEST(SimGroups, CallsThatWaitForALateRankAreAnnouncedOnce) {
+  setenv("BATON_FLIGHT_RECORDER", "none", 1);
+  Late().run();
+}
+
 }  // namespace
 }  // namespace baton
