@@ -79,7 +79,7 @@ struct Rank {
   NcclStream stream() const { return device->stream(gpudirect::Direction::kBetween); }
 };
 
-// One call, parsed from the job's words.
+// What a call is: of the job's words.
 struct Call {
   Collective collective{};
   DataType type{};
@@ -255,7 +255,7 @@ class NcclGroup::Impl {
     }
   }
 
-  // Checks the results, whether summed or moved.
+  // What is a sum, or is only moved, is looked at.
   absl::Status look(const Call& call) {
     const int n = static_cast<int>(ranks_.size());
     const bool reduces = !call.gathers() && call.collective != Collective::kBroadcast;

@@ -18,14 +18,14 @@
 
 namespace baton::collectives::proof {
 
-// The costs of one kind of link.
+// What one kind of link costs.
 struct LinkCost {
   double alpha = 5e-6;     // seconds per message
   double beta = 1 / 10e9;  // seconds per byte, one direction
   bool operator==(const LinkCost&) const = default;
 };
 
-// The costs of a machine and its links, in seconds and bytes.
+// What a machine and its links cost. Seconds and bytes.
 struct CostParameters {
   LinkCost local;           // between ranks of one node
   LinkCost remote;          // between nodes
@@ -62,9 +62,9 @@ struct SimulateReport {
   std::vector<double> rank_seconds;  // when each was done: its last step, its last byte sent
 };
 
-// InvalidArgument: the spec does not exist or options are invalid. Internal, naming the rank and
-// its step: the programs deadlock. Takes 16 bytes of memory per step of all ranks, and some for
-// every pair of ranks that exchange messages, in every lane.
+// InvalidArgument for a spec that does not exist or options that make no sense; Internal, naming
+// the rank and its step, for programs that wait for ever. Takes 16 bytes of memory per step of all
+// ranks, and some for every pair of ranks that exchange messages, in every lane.
 absl::StatusOr<SimulateReport> simulate(const schedules::ScheduleSpec& spec,
                                         const SimulateOptions& options);
 

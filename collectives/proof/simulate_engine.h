@@ -16,7 +16,7 @@
 
 namespace baton::collectives::proof {
 
-// The kinds of cost that add up to a time.
+// What time is spent on.
 enum Spent : int { kLocalAlpha, kRemoteAlpha, kLocalBytes, kRemoteBytes, kCombinedBytes, kSteps };
 inline constexpr int kSpentKinds = 6;
 

@@ -44,7 +44,7 @@ struct SimulatedPrograms {
     size_t pieces = 1;
   };
   Cut cut(size_t bytes, size_t piece_bytes) const;
-  // The bytes that a step of this piece moves or combines.
+  // What a step of this piece moves or combines.
   size_t bytes_of(const SimulatedStep& step, const Cut& cut, size_t piece) const {
     if (step.part == SimulatedStep::kScratchPart) return step.parts * cut.part_bytes;
     const size_t first = (blocks ? piece : piece * parts + step.part) * cut.part_bytes;

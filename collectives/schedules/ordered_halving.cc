@@ -20,7 +20,7 @@ class Held {
       places_.push_back({first.buffer, first.part + p});
     }
   }
-  // The message for `parts` from a peer with these contributors, received to `first`.
+  // What a peer with these contributors sends for `parts`, received to `first`.
   Held(Writer& w, Range parts, std::vector<uint32_t> contributors, uint32_t first)
       : w_(&w), parts_(parts), contributors_(std::move(contributors)) {
     for (uint32_t i = 0; i < parts.size() * width(); ++i) places_.push_back(scratch(first + i));
@@ -131,7 +131,7 @@ void write_ordered_halving(uint32_t n, uint32_t rank, Writer& w) {
   w.fold(output(rank), all.part);
 }
 
-// The lowest ranks of each half have the most contributions and the most parts.
+// Those with the most contributions are the lowest of their half, those with the most parts too.
 uint32_t ordered_halving_message(uint32_t n) {
   const Core core(everybody(n, 0));
   const auto first = [&core, n](uint32_t v) { return v == core.size ? n : core.member(v); };

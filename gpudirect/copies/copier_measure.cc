@@ -29,7 +29,7 @@ size_t first_of(CopyWay way) {
              : 0;
 }
 
-// The expected time at `i`, from the times before it: each piece costs what it did there.
+// What the times before say of the one at `i`: each piece costs what it did there.
 double expected(const CopyTimes& times, size_t i, CopyWay way) {
   if (i < first_of(way) + 2) return 0;
   const auto count = [](size_t of) { return static_cast<double>(CopyTable::kCounts[of]); };
@@ -109,7 +109,7 @@ absl::Status Copier::measure(int tries) {
   std::vector<CopyTimes> times(kCopyRoutes * kSizes * kCopyWays);
   for (CopyTimes& row : times) row.fill(kUntried);
   absl::Status status;
-  // Several tries per way, so that a device that is busy for a moment spoils one try, not all.
+  // What is busy for a while costs each a try, and none all of them.
   for (int i = 0; i < tries; ++i) {
     for (size_t row = 0; row < times.size() && status.ok(); ++row) {
       const auto route = static_cast<CopyRoute>(row / kCopyWays / kSizes);
@@ -121,7 +121,7 @@ absl::Status Copier::measure(int tries) {
                           times[row]);
     }
   }
-  // Work that was queued before an error may still use the memory.
+  // What was queued before an error may still use the memory.
   if (!status.ok()) wait().IgnoreError();
   if (!status.ok()) return status;
   for (size_t row = 0; row < times.size(); ++row) {

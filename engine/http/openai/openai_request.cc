@@ -122,7 +122,7 @@ absl::Status read_best_of(const json& body, ApiRequest* request) {
   if (*best_of < request->n) return absl::InvalidArgumentError("best_of must be at least n");
   if (request->stream || request->echo) {
     return absl::InvalidArgumentError(
-        "\"best_of\" above n cannot be combined with \"stream\" or \"echo\"");
+        "\"best_of\" above n goes with neither \"stream\" nor \"echo\"");
   }
   request->best_of = static_cast<int>(*best_of);
   request->sampling.logprobs = std::max(0, request->sampling.logprobs);  // to compare them by
