@@ -26,7 +26,6 @@ set(BATON_PUBLIC_HEADERS
   kvtransfer/kv_connector.h
   kvtransfer/kv_layout.h
   kvtransfer/kv_plan.h
-  kvtransfer/kv_requantise.h
   kvtransfer/agent_kv.h
   kvtransfer/kv_packing.h
   kvtransfer/kv_checksums.h

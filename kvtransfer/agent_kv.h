@@ -18,7 +18,7 @@
 // Where several engines hold the heads of one, each pair of them has a plan of its own.
 //
 // Bytes move as they are: element types are the same on both sides. Where they are not, convert at
-// one end first (kvtransfer/kv_requantise.h, or a kernel of the engine's).
+// one end first, by a kernel of the engine's.
 #pragma once
 
 #include <cstdint>

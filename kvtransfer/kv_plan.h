@@ -11,8 +11,8 @@
 //   submit);
 //
 // Where several workers each hold some of the heads, each has a plan of its own, and
-// share_of_rank() tells which heads each of them sends. Values are only moved: where element types
-// differ, see kvtransfer/kv_requantise.h.
+// share_of_rank() tells which heads each of them sends. Values are only moved: layouts of
+// different element types are refused.
 //
 // Plans are values; const calls may come from any thread.
 #pragma once

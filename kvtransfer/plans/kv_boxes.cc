@@ -26,7 +26,7 @@ absl::Status check_fields(const KvGroup& source, const KvGroup& target) {
     if (from.dtype != to.dtype) {
       return kv_mismatch(absl::StrCat("the type of ", name_of(from.role)), name_of(from.dtype),
                          name_of(to.dtype),
-                         "use the same KV data type on both workers, or requantise at the source");
+                         "use the same KV data type on both workers, or convert at the source");
     }
     if (from.row_tokens != to.row_tokens || from.runs != to.runs || from.order != to.order) {
       const auto packed = [](const KvField& field) {

@@ -64,20 +64,6 @@ INSTANTIATE_TEST_SUITE_P(KvBw, EveryProvider, testing::ValuesIn(names()),
 
 TEST(KvBw, TheProvidersAreThere) { EXPECT_THAT(names(), testing::IsSupersetOf({"shm", "tcp"})); }
 
-TEST(KvBw, BadArgumentsExitWithTwo) {
-  EXPECT_EQ(baton("kv_bw --pages 0").status, 2);
-  EXPECT_EQ(baton("kv_bw --bogus").status, 2);
-  const Ended unknown = baton("kv_bw --provider pigeon");
-  EXPECT_EQ(unknown.status, 2);
-  EXPECT_THAT(unknown.output, HasSubstr("it has shm, tcp"));
-}
-
-TEST(KvBw, ABadProviderSettingIsSaid) {
-  const Ended ended = baton("kv_bw --provider tcp --sockets many --iters 1");
-  EXPECT_EQ(ended.status, 2);
-  EXPECT_THAT(ended.output, HasSubstr("--sockets: \"many\" is not a whole number"));
-}
-
 TEST(KvBw, NoListenerIsReported) {
   const Ended ended = baton("kv_bw 127.0.0.1:1 --provider tcp");
   EXPECT_EQ(ended.status, 1);

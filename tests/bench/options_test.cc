@@ -198,13 +198,5 @@ TEST(Commands, RefusesUnknownEnvironmentVariables) {
   EXPECT_EQ(run_command(kCommands, 2, argv.data()), 42);
 }
 
-TEST(Commands, RunsTheOneThatWasNamed) {
-  constexpr std::array kCommands = {
-      Command{"count", "", [](int argc, char**) { return 40 + argc; }}};
-  std::array<char, 6> tool = {"baton"}, name = {"count"}, argument = {"one"};
-  std::array<char*, 3> argv = {tool.data(), name.data(), argument.data()};
-  EXPECT_EQ(run_command(kCommands, 3, argv.data()), 42);
-}
-
 }  // namespace
 }  // namespace baton::bench

@@ -299,15 +299,6 @@ TEST(PerfOptions, ACounterWakesASleeper) {
   EXPECT_FALSE((*parse("write_bw", "-e h")).immediate);
 }
 
-TEST(PerfOptions, HelpNamesTheFlags) {
-  const Parsed parsed = parse("write_bw", "--help");
-  EXPECT_EQ(parsed.command.exit_status, 0);
-  EXPECT_EQ(parsed.err, "");
-  for (const char* flag : {"--ib-dev", "--gid-index", "--report_gbits", "--provider", "--cold"}) {
-    EXPECT_THAT(parsed.out, HasSubstr(flag));
-  }
-}
-
 TEST(PerfOptions, ForeignFlagsAreKnownInEveryForm) {
   EXPECT_NE(instead_of("--use_cuda_bus_id=0000:01:00.0"), "");
   EXPECT_NE(instead_of("-X"), "");

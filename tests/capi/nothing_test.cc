@@ -30,12 +30,15 @@ struct Nothing : ::testing::Test {
     baton_kv_layout_destroy(layout);
     baton_agent_destroy(agent);
   }
-  // What a caller's variable may hold before.
-  static baton_bytes rubbish() { return {reinterpret_cast<char*>(0x1234), 77}; }
-  static bool empty(const baton_bytes& bytes) { return bytes.data == nullptr && bytes.size == 0; }
-  template <typename T>
-  static T* rubbish_of() {
-    return reinterpret_cast<T*>(0x1234);
+  // The call fails, and what was to come out is nothing, whatever the caller's variable held
+  // before.
+  template <typename Out, typename Call>
+  void fails(const char* what, const Call& call) {
+    Out out;
+    std::memset(&out, 7, sizeof out);
+    const Out nothing{};
+    EXPECT_LT(call(&out), 0) << what;
+    EXPECT_EQ(std::memcmp(&out, &nothing, sizeof out), 0) << what;
   }
   alignas(8) char memory[2 * 4 * 4 * 8] = {};
   baton_descriptor whole{reinterpret_cast<uint64_t>(memory), sizeof memory, 0};
@@ -49,142 +52,118 @@ struct Nothing : ::testing::Test {
 };
 
 TEST_F(Nothing, ComesOutOfAnAgentsCallThatFailed) {
-  for (baton_agent* const which : {static_cast<baton_agent*>(nullptr), agent}) {
-    const bool none = which == nullptr;
-    SCOPED_TRACE(none ? "no agent" : "an agent");
-    baton_bytes a = rubbish(), b = rubbish(), c = rubbish();
-    if (none) {
-      EXPECT_LT(baton_agent_metadata(which, &a, &error), 0);
-      EXPECT_TRUE(empty(a));
+  using Bytes = baton_bytes;
+  using Number = uint64_t;  // of a list or a transfer
+  const baton_strided row{whole.address, 8, 0, 8, 4};
+  const int64_t index = 0;
+  baton_kv_request request = BATON_KV_REQUEST_INIT;
+  for (baton_agent* const a : {static_cast<baton_agent*>(nullptr), agent}) {
+    SCOPED_TRACE(a == nullptr ? "no agent" : "an agent");
+    if (a == nullptr) {
+      fails<Bytes>("metadata", [&](Bytes* out) { return baton_agent_metadata(a, out, &error); });
+      fails<Bytes>("explain",
+                   [&](Bytes* out) { return baton_agent_explain(a, "nobody", out, &error); });
     }
-    a = rubbish();
-    EXPECT_LT(baton_agent_partial_metadata(which, 99, &whole, 1, 1, &a, &error), 0);
-    EXPECT_TRUE(empty(a));
-    a = rubbish();
-    EXPECT_LT(baton_agent_add_remote(which, "x", 1, &a, &error), 0);
-    EXPECT_TRUE(empty(a));
-    if (none) {
-      a = rubbish();
-      EXPECT_LT(baton_agent_explain(which, "nobody", &a, &error), 0);
-      EXPECT_TRUE(empty(a));
-    }
-    a = rubbish();
-    EXPECT_LT(baton_next_message(which, &a, &b, &error), 0);
-    EXPECT_TRUE(empty(a) && empty(b));
-    a = rubbish(), b = rubbish();
-    EXPECT_LT(baton_wait_message(which, 0, &a, &b, &error), 0);
-    EXPECT_TRUE(empty(a) && empty(b));
-    a = rubbish(), b = rubbish();
-    EXPECT_LT(baton_next_lost_message(which, &a, &b, &c, &error), 0);
-    EXPECT_TRUE(empty(a) && empty(b) && empty(c));
-
-    uint64_t out = 7;
-    EXPECT_LT(baton_list_prepare(which, "nobody", BATON_DRAM, &whole, 1, &out, &error), 0);
-    EXPECT_EQ(out, 0U);
-    out = 7;
-    const baton_strided row{whole.address, 8, 0, 8, 4};
-    EXPECT_LT(baton_list_prepare_strided(which, "nobody", BATON_DRAM, &row, 1, &out, &error), 0);
-    EXPECT_EQ(out, 0U);
-    out = 7;
-    EXPECT_LT(baton_list_register(which, 99, &row, 1, &out, &error), 0);
-    EXPECT_EQ(out, 0U);
-    out = 7;
-    const int64_t index = 0;
-    EXPECT_LT(baton_transfer_make(which, BATON_READ, 1, &index, 1, 2, &index, 1, nullptr, 0, &out,
-                                  &error),
-              0);
-    EXPECT_EQ(out, 0U);
-    out = 7;
-    EXPECT_LT(baton_transfer_make_direct(which, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1,
-                                         "nobody", nullptr, 0, &out, &error),
-              0);
-    EXPECT_EQ(out, 0U);
-    out = 7;
-    EXPECT_LT(baton_transfer_make_between(which, BATON_READ, BATON_DRAM, &whole, 1, BATON_DRAM,
-                                          &whole, 1, nullptr, nullptr, 0, &out, &error),
-              0);
-    EXPECT_EQ(out, 0U);
-    auto* plan = rubbish_of<baton_kv_plan>();
-    EXPECT_LT(
-        baton_kv_plan_create(which, BATON_READ, layout, "nobody", layout, nullptr, &plan, &error),
-        0);
-    EXPECT_EQ(plan, nullptr);
-    out = 7;
-    baton_kv_request request = BATON_KV_REQUEST_INIT;
-    EXPECT_LT(baton_kv_plan_make_transfer(which, nullptr, &request, nullptr, 0, &out, &error), 0);
-    EXPECT_EQ(out, 0U);
+    fails<Bytes>("partial metadata", [&](Bytes* out) {
+      return baton_agent_partial_metadata(a, 99, &whole, 1, 1, out, &error);
+    });
+    fails<Bytes>("add", [&](Bytes* out) { return baton_agent_add_remote(a, "x", 1, out, &error); });
+    using Texts = std::array<Bytes, 3>;
+    fails<Texts>("next", [&](Texts* out) {
+      (*out)[2] = {};
+      return baton_next_message(a, &(*out)[0], &(*out)[1], &error);
+    });
+    fails<Texts>("wait", [&](Texts* out) {
+      (*out)[2] = {};
+      return baton_wait_message(a, 0, &(*out)[0], &(*out)[1], &error);
+    });
+    fails<Texts>("lost", [&](Texts* out) {
+      return baton_next_lost_message(a, &(*out)[0], &(*out)[1], &(*out)[2], &error);
+    });
+    fails<Number>("list", [&](Number* out) {
+      return baton_list_prepare(a, "nobody", BATON_DRAM, &whole, 1, out, &error);
+    });
+    fails<Number>("rows", [&](Number* out) {
+      return baton_list_prepare_strided(a, "nobody", BATON_DRAM, &row, 1, out, &error);
+    });
+    fails<Number>("registered",
+                  [&](Number* out) { return baton_list_register(a, 99, &row, 1, out, &error); });
+    fails<Number>("transfer", [&](Number* out) {
+      return baton_transfer_make(a, BATON_READ, 1, &index, 1, 2, &index, 1, nullptr, 0, out,
+                                 &error);
+    });
+    fails<Number>("direct", [&](Number* out) {
+      return baton_transfer_make_direct(a, BATON_READ, BATON_DRAM, &whole, 1, &whole, 1, "nobody",
+                                        nullptr, 0, out, &error);
+    });
+    fails<Number>("between", [&](Number* out) {
+      return baton_transfer_make_between(a, BATON_READ, BATON_DRAM, &whole, 1, BATON_DRAM, &whole,
+                                         1, nullptr, nullptr, 0, out, &error);
+    });
+    fails<baton_kv_plan*>("plan", [&](baton_kv_plan** out) {
+      return baton_kv_plan_create(a, BATON_READ, layout, "nobody", layout, nullptr, out, &error);
+    });
+    fails<Number>("of a plan", [&](Number* out) {
+      return baton_kv_plan_make_transfer(a, nullptr, &request, nullptr, 0, out, &error);
+    });
   }
 }
 
 TEST_F(Nothing, ComesOutOfOtherCallsThatFailed) {
-  auto* no_agent = rubbish_of<baton_agent>();
-  EXPECT_LT(baton_agent_open("", &no_agent, &error), 0);
-  EXPECT_EQ(no_agent, nullptr);
-  no_agent = rubbish_of<baton_agent>();
-  EXPECT_LT(baton_agent_create(nullptr, &no_agent, &error), 0);
-  EXPECT_EQ(no_agent, nullptr);
-  auto* made = rubbish_of<baton_kv_layout>();
-  EXPECT_LT(baton_kv_layout_create(nullptr, &made, &error), 0);
-  EXPECT_EQ(made, nullptr);
-  made = rubbish_of<baton_kv_layout>();
-  EXPECT_LT(baton_kv_layout_decode("x", 1, &made, &error), 0);
-  EXPECT_EQ(made, nullptr);
-  baton_bytes bytes = rubbish();
-  EXPECT_LT(baton_kv_layout_encode(nullptr, &bytes, &error), 0);
-  EXPECT_TRUE(empty(bytes));
-  bytes = rubbish();
+  using Agent = baton_agent*;
+  using Layout = baton_kv_layout*;
+  using Bytes = baton_bytes;
   const int64_t numbers[] = {1, 1};
-  EXPECT_LT(baton_kv_find_packing(numbers, 2, 1, 1, 1, &bytes, &error), 0);
-  EXPECT_TRUE(empty(bytes));
-  bytes = rubbish();
-  EXPECT_LT(baton_kv_find_packing(nullptr, 2, 1, 1, 1, &bytes, &error), 0);
-  EXPECT_TRUE(empty(bytes));
-  auto* sums = rubbish_of<baton_kv_checksums>();
-  EXPECT_LT(baton_kv_checksums_create(nullptr, layout, nullptr, &sums, &error), 0);
-  EXPECT_EQ(sums, nullptr);
-  size_t count = 7;
-  EXPECT_LT(baton_kv_checksums_take(nullptr, 0, nullptr, 0, 1, 0, nullptr, 0, &count, &error), 0);
-  EXPECT_EQ(count, 0U);
-  count = 7;
-  EXPECT_LT(baton_kv_ranks_heard(8, 0, 0, 0, nullptr, 0, &count, &error), 0);
-  EXPECT_EQ(count, 0U);
-  uint32_t first = 7, heads = 7;
-  EXPECT_LT(baton_kv_shard_heads(8, 0, 0, &first, &heads, &error), 0);
-  EXPECT_TRUE(first == 0 && heads == 0);
+  fails<Agent>("open", [&](Agent* out) { return baton_agent_open("", out, &error); });
+  fails<Agent>("create", [&](Agent* out) { return baton_agent_create(nullptr, out, &error); });
+  fails<Layout>("layout",
+                [&](Layout* out) { return baton_kv_layout_create(nullptr, out, &error); });
+  fails<Layout>("decode", [&](Layout* out) { return baton_kv_layout_decode("x", 1, out, &error); });
+  fails<Bytes>("encode", [&](Bytes* out) { return baton_kv_layout_encode(nullptr, out, &error); });
+  for (const int64_t* const written : {numbers, static_cast<const int64_t*>(nullptr)}) {
+    fails<Bytes>("packing", [&](Bytes* out) {
+      return baton_kv_find_packing(written, 2, 1, 1, 1, out, &error);
+    });
+  }
+  fails<baton_kv_checksums*>("checksums", [&](baton_kv_checksums** out) {
+    return baton_kv_checksums_create(nullptr, layout, nullptr, out, &error);
+  });
+  fails<size_t>("take", [&](size_t* out) {
+    return baton_kv_checksums_take(nullptr, 0, nullptr, 0, 1, 0, nullptr, 0, out, &error);
+  });
+  fails<size_t>("heard", [&](size_t* out) {
+    return baton_kv_ranks_heard(8, 0, 0, 0, nullptr, 0, out, &error);
+  });
+  fails<std::array<uint32_t, 2>>("shard", [&](std::array<uint32_t, 2>* out) {
+    return baton_kv_shard_heads(8, 0, 0, &(*out)[0], &(*out)[1], &error);
+  });
 }
 
 TEST_F(Nothing, ComesOutOfAConnectorsCallThatFailed) {
-  auto* no_connector = rubbish_of<baton_kv_connector>();
-  EXPECT_LT(baton_kv_connector_create(nullptr, &no_connector, &error), 0);
-  EXPECT_EQ(no_connector, nullptr);
-  for (baton_kv_connector* const which : {static_cast<baton_kv_connector*>(nullptr), connector}) {
-    SCOPED_TRACE(which == nullptr ? "no connector" : "a connector");
-    baton_bytes bytes = rubbish();
-    if (which == nullptr) {
-      EXPECT_LT(baton_kv_connector_address(which, &bytes, &error), 0);
-      EXPECT_TRUE(empty(bytes));
+  using Bytes = baton_bytes;
+  const baton_kv_binding nameless{sizeof nameless, nullptr, 1, 1, 0};
+  fails<baton_kv_connector*>("create", [&](baton_kv_connector** out) {
+    return baton_kv_connector_create(nullptr, out, &error);
+  });
+  for (baton_kv_connector* const c : {static_cast<baton_kv_connector*>(nullptr), connector}) {
+    SCOPED_TRACE(c == nullptr ? "no connector" : "a connector");
+    if (c == nullptr) {
+      fails<Bytes>("address",
+                   [&](Bytes* out) { return baton_kv_connector_address(c, out, &error); });
     }
-    bytes = rubbish();
-    EXPECT_LT(baton_kv_connector_get_stats(which, nullptr, &bytes, &error), 0);
-    EXPECT_TRUE(empty(bytes));
-    bytes = rubbish();
-    EXPECT_LT(baton_kv_load_payload(which, 5, &bytes, &error), 0);
-    EXPECT_TRUE(empty(bytes));
-    uint32_t layers = 7;
-    EXPECT_LT(baton_kv_load_state(which, 5, &layers, &error), 0);
-    EXPECT_EQ(layers, 0U);
-    size_t count = 7;
-    EXPECT_LT(baton_kv_load_failed_blocks(which, 5, nullptr, 0, &count, &error), 0);
-    EXPECT_EQ(count, 0U);
-    uint64_t job = 7;
-    EXPECT_LT(baton_kv_job_bind(which, nullptr, &job, &error), 0);
-    EXPECT_EQ(job, 0U);
-    job = 7;
-    const baton_kv_binding nameless{sizeof nameless, nullptr, 1, 1, 0};
-    EXPECT_LT(baton_kv_job_bind(which, &nameless, &job, &error), 0);
-    EXPECT_EQ(job, 0U);
+    fails<Bytes>("stats",
+                 [&](Bytes* out) { return baton_kv_connector_get_stats(c, nullptr, out, &error); });
+    fails<Bytes>("payload", [&](Bytes* out) { return baton_kv_load_payload(c, 5, out, &error); });
+    fails<uint32_t>("state", [&](uint32_t* out) { return baton_kv_load_state(c, 5, out, &error); });
+    fails<size_t>("failed", [&](size_t* out) {
+      return baton_kv_load_failed_blocks(c, 5, nullptr, 0, out, &error);
+    });
+    for (const baton_kv_binding* const binding : {&nameless, decltype(&nameless){}}) {
+      fails<uint64_t>("bind",
+                      [&](uint64_t* out) { return baton_kv_job_bind(c, binding, out, &error); });
+    }
     baton_kv_load load = BATON_KV_LOAD_INIT;
-    EXPECT_LT(baton_kv_load_start(which, &load, &error), 0);
+    EXPECT_LT(baton_kv_load_start(c, &load, &error), 0);
   }
 }
 

@@ -12,22 +12,6 @@ struct Beside : ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Providers, Beside, ::testing::Values("shm", "tcp"),
                          [](const auto& param) { return std::string(param.param); });
 
-TEST_P(Beside, APeerIsKilledBeforeAnything) {
-  Child child([](int in, int out) { return peer(GetParam(), in, out); });
-  Side here("here", GetParam());
-  ASSERT_TRUE(here.meet(child.hear())) << here.error.text;
-  const uint64_t there = number(child.hear());
-  const baton_transfer first = here.make(BATON_WRITE, "peer", there);
-  ASSERT_NE(first, 0U) << here.error.text;
-  child.kill_it();
-  int32_t result = baton_transfer_post(here.agent, first, nullptr, 0, &here.error);
-  if (result >= 0) result = baton_transfer_wait(here.agent, first, kLong, &here.error);
-  EXPECT_TRUE(result == BATON_ERR_REMOTE_DISCONNECT || result == BATON_ERR_NOT_FOUND)
-      << baton_result_name(result) << ": " << here.error.text;
-  const int32_t released = baton_transfer_release(here.agent, first, kLong, &here.error);
-  EXPECT_TRUE(released == BATON_OK || released == BATON_ERR_REMOTE_DISCONNECT) << here.error.text;
-}
-
 // SIGPIPE would end this process.
 TEST_P(Beside, APeerIsKilledInFlight) {
   for (const int32_t op : {BATON_WRITE, BATON_READ}) {
@@ -208,33 +192,6 @@ TEST_P(Beside, MemoryMayGoWithItsAgent) {
   EXPECT_EQ(child.ends(), 0);
   close(share[0]);
   close(share[1]);
-}
-
-// 10,000 messages to one who reads none: each is taken, or refused and said so; none is lost.
-TEST_P(Beside, MessagesAreKeptForASlowReader) {
-  constexpr int kMany = 10'000;
-  Side here("here", GetParam()), other("other", GetParam());
-  ASSERT_TRUE(here.meet(other.metadata())) << here.error.text;
-  int sent = 0, refused = 0;
-  for (int i = 0; i < kMany; ++i) {
-    const std::string text = std::to_string(sent) + std::string(500, '.');
-    const int32_t result = baton_notify(here.agent, "other", text.data(), text.size(), &here.error);
-    if (result == BATON_OK) {
-      ++sent;
-    } else {
-      ASSERT_EQ(result, BATON_ERR_BACKEND) << here.error.text;
-      ++refused;
-    }
-  }
-  EXPECT_GT(sent, 0);
-  for (int i = 0; i < sent; ++i) {
-    baton_bytes text{};
-    ASSERT_EQ(baton_wait_message(other.agent, kLong, nullptr, &text, &other.error), BATON_OK) << i;
-    ASSERT_EQ(std::string(text.data).substr(0, std::to_string(i).size() + 1),
-              std::to_string(i) + ".");
-    baton_bytes_free(&text);
-  }
-  EXPECT_EQ(baton_next_message(other.agent, nullptr, nullptr, &other.error), BATON_ERR_NOT_FOUND);
 }
 
 // Two threads post, wait for and release one transfer: each call ends, and one of them releases.

@@ -60,7 +60,7 @@ void expect_moved(const Ran& ran, const std::string& line, bool mapped) {
 TEST(BenchOnDevices, EveryPerftestVerifies) {
   for (const std::string provider : {"tcp", "shm"}) {
     for (const char* test :
-         {"write_bw", "read_bw", "send_bw", "write_lat", "read_lat", "send_lat"}) {
+         {"write_bw", "read_bw", "send_bw", "write_lat", "read_lat", "send_lat", "write_bw -b"}) {
       InstalledFake gpu;
       const std::string line = absl::StrCat(test, " --loopback --no_pin --provider ", provider,
                                             " --use_cuda=0 -n 40 -s 70000");
@@ -68,14 +68,6 @@ TEST(BenchOnDevices, EveryPerftestVerifies) {
       gpu.expect_clean();
     }
   }
-}
-
-TEST(BenchOnDevices, BothWaysAtOnce) {
-  InstalledFake gpu;
-  const std::string line =
-      "write_bw --loopback --no_pin --provider tcp --use_cuda=0 -b -n 40 -s 5000";
-  expect_moved(run(perf_main, line), line, false);
-  gpu.expect_clean();
 }
 
 TEST(BenchOnDevices, KvPagesVerify) {
@@ -97,46 +89,35 @@ TEST(BenchOnDevices, EveryCollectiveVerifies) {
   struct Command {
     const char* name;
     int (*run)(int, char**);
+    bool direct = false;  // from device to device, as large sums go
   };
   for (const Command& command :
        {Command{"all_reduce_perf", all_reduce_perf_main},
         Command{"all_gather_perf", all_gather_perf_main},
         Command{"reduce_scatter_perf", reduce_scatter_perf_main},
         Command{"broadcast_perf", broadcast_perf_main}, Command{"reduce_perf", reduce_perf_main},
-        Command{"alltoall_perf", alltoall_perf_main},
-        Command{"sendrecv_perf", sendrecv_perf_main}}) {
+        Command{"alltoall_perf", alltoall_perf_main}, Command{"sendrecv_perf", sendrecv_perf_main},
+        Command{"all_reduce_perf", all_reduce_perf_main, true}}) {
     InstalledFake gpu;
-    const Ran ran = run(command.run, absl::StrCat(command.name,
-                                                  " --ranks 2 --provider shm -b 100K -e 100K -n 2 "
-                                                  "-w 1 -c 1 --memory cuda"));
+    const char* const sizes = command.direct ? " -b 1M -e 1M" : " -b 100K -e 100K";
+    const Ran ran = run(command.run, absl::StrCat(command.name, " --ranks 2 --provider shm", sizes,
+                                                  " -n 2 -w 1 -c 1 --memory cuda"));
     ASSERT_EQ(ran.status, 0) << command.name << "\n" << ran.out << ran.err;
     ASSERT_FALSE(ran.rows.empty()) << command.name;
     const bool sums = std::string(command.name).find("reduce") != std::string::npos;
     for (const Json& row : ran.rows) {
       EXPECT_EQ(row["verified"], true) << command.name;
       EXPECT_EQ(row["params"]["memory_kind"], "cuda:0") << command.name;
-      EXPECT_EQ(row["params"]["path"], "staged") << command.name;
+      EXPECT_EQ(row["params"]["path"], command.direct ? "direct" : "staged") << command.name;
       // Who summed, and what the other would have cost.
       EXPECT_EQ(row.contains("sums"), sums) << command.name << row;
+      if (command.direct) {
+        EXPECT_THAT(row["sums"].get<std::string>(), HasSubstr("from device to device"));
+      }
     }
     EXPECT_EQ(ran.out.find("\n#   sums of f32: ") != std::string::npos, sums) << command.name;
     gpu.expect_clean();
   }
-}
-
-TEST(BenchOnDevices, AllReduceGoesFromDeviceToDevice) {
-  InstalledFake gpu;
-  const Ran ran = run(all_reduce_perf_main,
-                      "all_reduce_perf --ranks 2 --provider shm -b 1M -e 1M -n 2 -w 1 -c 1 "
-                      "--memory cuda");
-  ASSERT_EQ(ran.status, 0) << ran.out << ran.err;
-  ASSERT_FALSE(ran.rows.empty());
-  for (const Json& row : ran.rows) {
-    EXPECT_EQ(row["verified"], true);
-    EXPECT_EQ(row["params"]["path"], "direct");
-    EXPECT_THAT(row["sums"].get<std::string>(), HasSubstr("from device to device"));
-  }
-  gpu.expect_clean();
 }
 
 // One byte of a device that is wrong is found, so "verified" says something.

@@ -153,69 +153,6 @@ TEST_P(DeviceCollectives, GiveTheBitsOfTheHostsMemory) {
   }
 }
 
-TEST_P(DeviceCollectives, SeveralInFlightKeepTheirOrder) {
-  InstalledFake gpu({.memory_bytes = size_t{1} << 30});
-  CommunicatorOptions options = test_options(GetParam());
-  options.background = true;
-  run_group(kRanks, options, [&](Communicator& comm) {
-    constexpr size_t kCount = 100000, kCalls = 12;
-    std::vector<std::unique_ptr<Vector>> vectors;
-    std::vector<Work> works;
-    for (size_t i = 0; i < kCalls; ++i) {
-      vectors.push_back(std::make_unique<Vector>(
-          gpu, i % 3 != 1, std::vector<float>(kCount, static_cast<float>(i + 1))));
-      auto work = comm.all_reduce_async(vectors[i]->data(), vectors[i]->data(), kCount,
-                                        DataType::kF32, ReduceOp::kSum);
-      ASSERT_TRUE(work.ok()) << work.status();
-      works.push_back(*work);
-    }
-    for (size_t i = kCalls; i-- > 0;) {
-      ASSERT_TRUE(comm.wait(works[i]).ok());
-      EXPECT_EQ(vectors[i]->values(),
-                std::vector<float>(kCount, static_cast<float>((i + 1) * kRanks)));
-    }
-  });
-  gpu.expect_clean();
-}
-
-// The k-th call of the driver from the first collective on fails: the collective fails at every
-// rank with the driver's words, or it was a call whose error changes nothing.
-TEST_P(DeviceCollectives, AnErrorAtAnyCallEndsItAtEveryRank) {
-  size_t failed = 0;
-  for (uint64_t k = 1; k <= 60; k += 4) {
-    InstalledFake gpu({.memory_bytes = size_t{1} << 30});
-    std::atomic<int> failures{0};
-    CommunicatorOptions options = test_options(GetParam());
-    options.tune = false;
-    run_group(kRanks, options, [&](Communicator& comm) {
-      constexpr size_t kCount = 2'200'000;  // more pieces than a ring has
-      Vector both(gpu, true, std::vector<float>(kCount, 1));
-      const absl::Status ready = comm.barrier();
-      ASSERT_TRUE(ready.ok()) << ready;
-      if (comm.rank() == 0) gpu.fake().fail_call_in(k, gpudirect::kNotSupported);
-      // A rank that is ahead may have failed, and the group with it, before all have heard of the
-      // barrier's end.
-      absl::Status status = comm.barrier();
-      if (status.ok()) {
-        // By a schedule: not from device to device.
-        status = comm.all_reduce(both.data(), both.data(), kCount, DataType::kF32, ReduceOp::kSum,
-                                 {.algorithm = Algorithm::kRing});
-      }
-      if (status.ok()) {
-        EXPECT_EQ(both.values(), std::vector<float>(kCount, kRanks));
-        return;
-      }
-      ++failures;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("fake")) << status;
-      EXPECT_FALSE(comm.status().ok());
-    });
-    failed += failures > 0 ? 1 : 0;
-    gpu.fake().fail_call_in(0, gpudirect::kSuccess);
-    gpu.expect_clean();
-  }
-  EXPECT_GT(failed, 0u);
-}
-
 // Promise(devices): Groups of one endpoint that sum on a device share its pinned memory: one that
 //   ends takes nothing from the others | kernels of a second group, after the first has gone
 TEST_P(DeviceCollectives, AGroupThatEndsLeavesMemoryPinnedForOthers) {
@@ -238,28 +175,6 @@ TEST_P(DeviceCollectives, AGroupThatEndsLeavesMemoryPinnedForOthers) {
     sum(*second);
   });
   gpu.expect_clean();
-}
-
-TEST_P(DeviceCollectives, ALostDeviceEndsTheCallAndTheGroup) {
-  InstalledFake gpu({.memory_bytes = size_t{1} << 30});
-  std::atomic<int> failures{0};
-  run_group(kRanks, test_options(GetParam()), [&](Communicator& comm) {
-    constexpr size_t kCount = 100000;
-    const DevicePointer at = gpu.fake().allocate(kCount * sizeof(float));
-    float* const data = reinterpret_cast<float*>(pointer(at));
-    ASSERT_TRUE(comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum).ok());
-    // A rank that is ahead may have failed before all have heard of the barrier's end.
-    comm.barrier().IgnoreError();
-    if (comm.rank() == 1) gpu.fake().lose();
-    // From here on memory of the device is of no use; which rank notices first is open.
-    const absl::Status status = comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum);
-    if (!status.ok()) ++failures;
-    const absl::Status next = comm.all_reduce(data, data, kCount, DataType::kF32, ReduceOp::kSum);
-    EXPECT_FALSE(next.ok());
-    EXPECT_THAT(std::string(next.message()), HasSubstr("CUDA")) << next;
-  });
-  EXPECT_GT(failures, 0);
-  EXPECT_THAT(gpu.fake().violations(), testing::IsEmpty());
 }
 
 TEST(DeviceCollectivesAlone, MemoryThatNoCallCanUse) {

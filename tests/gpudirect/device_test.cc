@@ -58,23 +58,6 @@ TEST(Facts, MissingDevice) {
   EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
-// Whatever call of opening and closing fails: an error or none, and nothing is left behind.
-TEST(Device, AnErrorAtEveryCallLeavesNothingBehind) {
-  uint64_t calls = 0;
-  {
-    FakeDriver fake;
-    { ASSERT_TRUE(Device::open(FakeDriver::driver(), 0).ok()); }
-    calls = fake.calls();
-    EXPECT_THAT(fake.finish(), IsEmpty());
-  }
-  ASSERT_GT(calls, 30u);
-  for (uint64_t k = 2; k <= calls; ++k) {  // the first is cuInit
-    FakeDriver fake({.fail_call = k});
-    Device::open(FakeDriver::driver(), 0).IgnoreError();
-    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << k;
-  }
-}
-
 TEST(Device, ThatIsLostStaysLost) {
   FakeDriver fake;
   const auto device = Device::open(FakeDriver::driver(), 0);

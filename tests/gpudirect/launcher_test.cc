@@ -128,27 +128,6 @@ TEST(Launcher, WithoutRoomItDoesNotSayThatTheDeviceIsTooOld) {
   EXPECT_THAT(fake.finish(), IsEmpty());
 }
 
-TEST(Launcher, AnErrorAtEveryCallLeavesNothingBehind) {
-  uint64_t calls = 0;
-  {
-    FakeDriver fake;
-    {
-      const auto device = Device::open(FakeDriver::driver(), 0);
-      ASSERT_TRUE(Launcher::load(**device, FakeDriver::image()).ok());
-    }
-    calls = fake.calls();
-    EXPECT_THAT(fake.finish(), IsEmpty());
-  }
-  for (uint64_t k = 2; k <= calls; ++k) {
-    FakeDriver fake({.fail_call = k});
-    {
-      const auto device = Device::open(FakeDriver::driver(), 0);
-      if (device.ok()) Launcher::load(**device, FakeDriver::image()).IgnoreError();
-    }
-    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << k;
-  }
-}
-
 TEST(Launcher, ADriverOlderThanCuFuncLoadWillDo) {
   FakeDriver fake({.version = 12020});
   {

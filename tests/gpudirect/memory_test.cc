@@ -65,26 +65,6 @@ TEST(DeviceSlab, NoSlabWithoutVirtualMemoryOrBytes) {
   }
 }
 
-TEST(DeviceSlab, AnErrorAtEveryCallLeavesNothingBehind) {
-  uint64_t first = 0;
-  uint64_t last = 0;
-  {
-    Opened opened;
-    first = opened.fake.calls() + 1;
-    { ASSERT_TRUE(DeviceSlab::create(*opened.device, kMiB).ok()); }
-    last = opened.fake.calls();
-  }
-  ASSERT_EQ(last - first + 1, 16u);
-  for (uint64_t k = first; k <= last; ++k) {
-    Opened opened({.fail_call = k});
-    const absl::Status status = DeviceSlab::create(*opened.device, kMiB).status();
-    // The third one's asks that what others record is not concerned: it can be done without.
-    EXPECT_EQ(status.ok(), k == first + 2 || k > first + 6) << "call " << k << ": " << status;
-    opened.device.reset();
-    EXPECT_THAT(opened.fake.finish(), IsEmpty()) << "call " << k;
-  }
-}
-
 TEST(DeviceSlab, ALostDeviceIsRefusedAtOnce) {
   Opened opened;
   const auto slab = DeviceSlab::create(*opened.device, kMiB);

@@ -688,26 +688,5 @@ TEST(Copier, ALossIsNoRefusal) {
   fake.lose();
 }
 
-TEST(Copier, AnErrorAtEveryCallOfOpeningLeavesNothingBehind) {
-  const auto open = [](uint64_t fail_call, uint64_t* calls) {
-    FakeDriver fake({.fail_call = fail_call});
-    {
-      const auto device = Device::open(FakeDriver::driver(), 0);
-      if (device.ok()) {
-        const auto launcher = Launcher::load(**device, FakeDriver::image());
-        if (launcher.ok()) {
-          Copier::open(**device, launcher->get(), (*device)->stream(Direction::kToHost))
-              .IgnoreError();
-        }
-      }
-    }
-    if (calls != nullptr) *calls = fake.calls();
-    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;
-  };
-  uint64_t calls = 0;
-  open(0, &calls);
-  for (uint64_t k = 2; k <= calls; ++k) open(k, nullptr);
-}
-
 }  // namespace
 }  // namespace baton::gpudirect

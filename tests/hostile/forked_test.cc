@@ -61,80 +61,6 @@ TEST_P(Forked, AgentsOfTheParentGoOn) {
   EXPECT_TRUE(to.bytes == from.bytes);
 }
 
-// Promise(agents): A forked child cannot use its parent's workers or agents, and touches nothing of
-//   theirs when it ends | objects know the process that made them
-TEST_P(Forked, CallsOfAParentsAgentAreRefused) {
-  using namespace kvtransfer;  // NOLINT: an agent's words
-  auto a = make_agent(agent_options("a", GetParam())),
-       b = make_agent(agent_options("b", GetParam()));
-  AgentMemory from(*a, 1 << 20, 1), to(*b, 1 << 20, 2);
-  introduce(*a, *b);
-  const AgentListId mine = *a->prepare_local({from.whole()});
-  const AgentListId theirs = *a->prepare_remote("b", {to.whole()});
-  const AgentTransferId put = *a->make_transfer(Op::kWrite, mine, {0}, theirs, {0});
-  ASSERT_EQ(a->run(*a->make_transfer(Op::kWrite, mine, {0}, theirs, {0}), kLong), absl::OkStatus());
-  const std::string metadata = *b->metadata();
-  to.bytes.assign(to.bytes.size(), 0);
-  end_in_a_child([&] {
-    int call = 0;
-    const auto refused = [&](const absl::Status& status) {
-      ++call;
-      if (absl::IsInvalidArgument(status) &&
-          status.message().find("forked") != absl::string_view::npos) {
-        return;
-      }
-      std::fprintf(stderr, "call %d: %s\n", call, status.ToString().c_str());
-      _exit(1);
-    };
-    const auto nothing = [&](bool is_nothing) {
-      refused(is_nothing ? a->usable() : absl::InternalError("not nothing"));
-    };
-    const std::vector<Descriptor> ranges = {from.whole()};
-    refused(a->register_memory(ranges));
-    refused(a->register_mapped(from.whole(), 0));
-    refused(a->register_rows({{from.address(), 4096, 0, 4096, 2}}).status());
-    refused(a->deregister_memory(ranges));
-    refused(a->metadata().status());
-    refused(a->partial_metadata(ranges, true).status());
-    refused(a->add_remote(metadata).status());
-    a->remove_remote("b");
-    nothing(!a->has_remote("b"));
-    refused(a->fetch_metadata("b", "127.0.0.1:9"));
-    refused(a->send_metadata("127.0.0.1:9"));
-    refused(a->invalidate_metadata("127.0.0.1:9"));
-    refused(a->publish_metadata());
-    refused(a->follow_metadata("b"));
-    refused(a->withdraw_metadata());
-    refused(a->metadata_state("b"));
-    refused(a->connect("b"));
-    nothing(a->explain("b").find("forked") != std::string::npos);
-    refused(a->prepare_local(ranges).status());
-    refused(a->prepare_remote("b", ranges).status());
-    refused(a->release_list(mine));
-    refused(a->make_transfer(Op::kWrite, mine, {0}, theirs, {0}).status());
-    refused(a->make_transfer(Op::kWrite, {from.whole()}, {to.whole()}, "b").status());
-    refused(a->post(put));
-    refused(a->state(put).status());
-    refused(a->local_free(put).status());
-    refused(a->status(put));
-    refused(a->outcome(put).status());
-    refused(a->wait(put));
-    refused(a->run(put));
-    refused(a->abort(put));
-    refused(a->release(put));
-    a->abandon(put);
-    refused(a->telemetry(put).status());
-    refused(a->notify("b", "hello"));
-    nothing(a->messages().empty() && a->wait_messages().empty() && a->lost_messages().empty());
-    nothing(a->event_fd() == -1 && !a->progress() && a->stats().registered == 0);
-    // Those of its own are none of that.
-    auto own = make_agent(agent_options("own", GetParam()));
-    if (own == nullptr || !own->register_memory(ranges).ok()) _exit(2);
-  });
-  ASSERT_EQ(a->run(put, kLong), absl::OkStatus());
-  EXPECT_TRUE(to.bytes == from.bytes);
-}
-
 // A worker of one's own, with all that belongs to it.
 struct ForkedSide {
   ForkedSide(const std::string& name, const std::string& provider) {
@@ -213,6 +139,8 @@ TEST_P(Forked, AForkWaitsForARoundOfProgress) {
   b.end();
 }
 
+// Promise(agents): A forked child cannot use its parent's workers or agents, and touches nothing of
+//   theirs when it ends | objects know the process that made them; `agent_forked_test` calls agents
 TEST_P(Forked, CallsOfAParentsWorkerAreRefused) {
   ForkedSide a("a", GetParam()), b("b", GetParam());
   const PeerId peer = *a.worker->connect(b.worker->address());

@@ -124,7 +124,7 @@ TEST(KvPlan, DifferencesAreRefusedWithTheRemedy) {
   EXPECT_THAT(refused([](KvLayout& l) { l.groups[0].fields[1].width = 15; }),
               AllOf(HasSubstr("width of V"), HasSubstr("same KV data type")));
   EXPECT_THAT(refused([](KvLayout& l) { l.groups[0].fields[0].dtype = KvDtype::kFloat16; }),
-              AllOf(HasSubstr("bf16"), HasSubstr("fp16"), HasSubstr("requantise")));
+              AllOf(HasSubstr("bf16"), HasSubstr("fp16"), HasSubstr("convert at the source")));
   EXPECT_THAT(refused([](KvLayout& l) { l.groups[0].fields.pop_back(); }),
               AllOf(HasSubstr("V is there"), HasSubstr("missing")));
   EXPECT_THAT(refused([](KvLayout& l) { l.format = "fp8"; }),

@@ -112,40 +112,6 @@ TEST_P(BatonNet, FullGroupsInFlight) {
   lane.expect({0, 32 * 8 * 64, 0}, 0);
 }
 
-// Requests are tested from the first, from the last, and in no order.
-class TestOrder : public BatonNet {
- public:
-  void exchange(const std::function<void(std::vector<size_t>&)>& arrange) {
-    Lane lane(rig, 16 * 3'000);
-    std::vector<void*> receives, sends;
-    for (size_t i = 0; i < 16; ++i) receives.push_back(lane.receive({{i * 3'000, 3'000, 0}}));
-    for (size_t i = 0; i < 16; ++i) sends.push_back(lane.send({i * 3'000, i * 150, 0}));
-    std::vector<size_t> order(16);
-    std::iota(order.begin(), order.end(), 0);
-    arrange(order);
-    for (const size_t i : order) {
-      int size = -1;
-      lane.finish(receives[i], &size);
-      EXPECT_EQ(size, static_cast<int>(i * 150));
-    }
-    arrange(order);
-    for (const size_t i : order) lane.finish(sends[i]);
-    for (size_t i = 0; i < 16; ++i) lane.expect({i * 3'000, i * 150, 0}, i * 3'000);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Nets, TestOrder, testing::ValuesIn(baton_setups()), name_of);
-
-TEST_P(TestOrder, Forwards) {
-  exchange([](auto& /*order*/) {});
-}
-TEST_P(TestOrder, Backwards) {
-  exchange([](auto& order) { std::reverse(order.begin(), order.end()); });
-}
-TEST_P(TestOrder, Shuffled) {
-  std::mt19937 random(5);
-  exchange([&](auto& order) { std::shuffle(order.begin(), order.end(), random); });
-}
-
 // Groups of n receives, whose tags come in every order.
 class Groups : public testing::TestWithParam<std::tuple<Setup, int>> {
  public:

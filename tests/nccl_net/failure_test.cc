@@ -5,37 +5,6 @@
 namespace baton::nccl {
 namespace {
 
-TEST_P(BatonNet, StaleRequestsAreErrors) {
-  Lane lane(rig, 1'000);
-  void* const receive = lane.receive({{0, 1'000, 0}});
-  void* const send = lane.send({0, 1'000, 0});
-  lane.finish(send);
-  lane.finish(receive);
-  int done = 0;
-  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
-  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
-  EXPECT_EQ(net().test(reinterpret_cast<void*>(uintptr_t{0x1234567812345678}), &done, nullptr),
-            Result::kInvalidArgument);
-  // Their places have others now.
-  for (int i = 0; i < 31; ++i) lane.exchange({0, 8, 0}, 0);
-  void* const later = lane.receive({{0, 1'000, 0}});
-  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
-  void* const again = lane.send({0, 1'000, 0});
-  EXPECT_EQ(net().test(send, &done, nullptr), Result::kInvalidArgument);
-  lane.finish(again, nullptr, later, nullptr);
-  lane.close();
-  EXPECT_EQ(net().test(receive, &done, nullptr), Result::kInvalidArgument);
-}
-
-TEST_P(BatonNet, CommsOfTheWrongDirectionAreErrors) {
-  Lane lane(rig, 1'000);
-  void* request = nullptr;
-  EXPECT_EQ(net().send(lane.ends.receive, lane.out.data(), 10, 0, lane.out_memory, &request),
-            Result::kInvalidArgument);
-  EXPECT_EQ(net().close_send(lane.ends.receive), Result::kInvalidArgument);
-  EXPECT_EQ(net().close_receive(lane.ends.send), Result::kInvalidArgument);
-}
-
 // Promise(nccl): A comm that is closed with receives posted is closed at once, and no byte of it
 //   moves afterwards; the other side gets an error | receives are posted, the receiver closes, then
 //   the sender sends
@@ -97,21 +66,14 @@ TEST_P(BatonNet, AbortWithEverythingInFlight) {
     if (round % 2 == 0) {
       lane.close();
     } else {  // without a word about memory
-      lane.close_receive();
+      if (round == 1) lane.close_receive();
       lane.close_send();
+      if (round == 3) lane.close_receive();
     }
   }
   Lane lane(rig, 1'000);
   lane.exchange({0, 1'000, 0}, 0);
   lane.expect({0, 1'000, 0}, 0);
-}
-
-TEST_P(BatonNet, SendsInFlightThatAreClosed) {
-  Lane lane(rig, 4 << 20);
-  for (int i = 0; i < 4; ++i) lane.receive({{size_t(i) << 20, 1 << 20, 0}});
-  for (int i = 0; i < 4; ++i) lane.send({size_t(i) << 20, 1 << 20, 0});
-  lane.close_send();
-  lane.close_receive();
 }
 
 // A sender that closes ends its sends: what was not copied by then never is.
@@ -177,20 +139,6 @@ TEST_P(BatonNet, AProcessThatCallsItselfHasTwoWorkers) {
   EXPECT_EQ(rig.workers(), 2u);
 }
 
-TEST_P(BatonNet, OneCommFailsAndOthersGoOn) {
-  Lane bad(rig, 1'000), good(rig, 50'000);
-  bad.receive({{0, 1'000, 0}});
-  bad.close_receive();
-  for (int i = 0; i < 20; ++i) {
-    void* const receive = good.receive({{0, 50'000, 0}});
-    void* request = nullptr;
-    (void)net().send(bad.ends.send, bad.out.data(), 1'000, 0, bad.out_memory, &request);
-    good.finish(good.send({0, 50'000, 0}));
-    good.finish(receive);
-    good.expect({0, 50'000, 0}, 0);
-  }
-}
-
 // Two channels of a communicator have a progress thread each; so have two communicators.
 TEST_P(BatonNet, TwoPairsOfProxies) {
   constexpr size_t kStep = 30'000;
@@ -216,7 +164,7 @@ TEST_P(BatonNet, TwoPairsOfProxies) {
 
 // Comms are opened and closed while another pair of proxies works.
 TEST_P(BatonNet, CommsComeAndGoUnderTraffic) {
-  if (!rig.threads()) GTEST_SKIP() << "one thread: CommsComeAndGo and TwoPairsOfProxies";
+  if (!rig.threads()) GTEST_SKIP() << "one thread: ThousandsOfComms... and TwoPairsOfProxies";
   constexpr size_t kStep = 30'000;
   Lane lane(rig, 8 * kStep);
   std::vector<Slot> sends;

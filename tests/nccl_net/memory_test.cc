@@ -20,15 +20,6 @@ TEST_P(BatonNet, RegistrationsAreCounted) {
   lane.expect({0, 4'096, 0}, 0);
 }
 
-TEST_P(BatonNet, WhatIsDeregisteredTooOftenIsAnError) {
-  Lane lane(rig, 100);
-  EXPECT_EQ(net().deregister(lane.ends.send, lane.out_memory), Result::kSuccess);
-  EXPECT_EQ(net().deregister(lane.ends.send, lane.out_memory), Result::kInvalidArgument);
-  EXPECT_EQ(net().deregister(lane.ends.send, lane.in_memory), Result::kInvalidArgument);
-  lane.out_memory = nullptr;
-  EXPECT_EQ(net().deregister(lane.ends.send, nullptr), Result::kSuccess);
-}
-
 TEST_P(BatonNet, SendsOutsideOfRegisteredMemoryAreErrors) {
   Lane lane(rig, 4'096);
   void* const receive = lane.receive({{0, 4'096, 0}});

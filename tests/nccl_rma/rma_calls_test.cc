@@ -22,35 +22,6 @@ class RmaCalls : public testing::TestWithParam<std::tuple<int, size_t>> {
   }
 };
 
-TEST_P(RmaCalls, Put) {
-  run([](Rank& self) {
-    Bytes from(size()), to(size());
-    if (self.rank == 0) fill(from.data(), size(), 0xa0);
-    void* const source = self.add(from);
-    void* const target = self.add(to);
-    self.barrier();
-    if (self.rank == 0) self.finish(self.put(0, 0, source, size(), 0, target, 1));
-    self.barrier();
-    if (self.rank == 1) {
-      EXPECT_TRUE(filled(to.data(), size(), 0xa0));
-    }
-  });
-}
-
-TEST_P(RmaCalls, Get) {
-  run([](Rank& self) {
-    Bytes data(size());
-    if (self.rank == 1) fill(data.data(), size(), 0xc3);
-    void* const memory = self.add(data);
-    self.barrier();
-    if (self.rank == 0) {
-      self.finish(self.get(0, 0, memory, size(), 0, memory, 1));
-      EXPECT_TRUE(filled(data.data(), size(), 0xc3));
-    }
-    self.barrier();
-  });
-}
-
 // A put with a signal of `operation`; the word must then be `wanted`.
 void put_with_signal(Rank& self, size_t size, uint32_t operation, uint64_t value, uint64_t wanted) {
   Bytes from(size), to(size), words(kSignalBytes);

@@ -1,16 +1,9 @@
 """What an application may get wrong, and what may happen to its peer: an exception that says what, and never a crash,
 a hang or a wrong byte. Over shm and over tcp."""
-import ctypes
-import gc
-import mmap
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
 import types
 import unittest
 import unittest.mock
@@ -21,17 +14,6 @@ import baton
 
 PAGE, PAGES = 4096, 64
 LONG = 120
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
-def anonymous(size):
-    """Memory that munmap() takes away, and nobody else keeps."""
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    assert address not in (None, ctypes.c_void_p(-1).value)
-    return address
 
 
 class Pair(unittest.TestCase):
@@ -64,15 +46,6 @@ class Listeners(Pair):
                                     ({"advertise": "nosuch.invalid"}, baton.NotFoundError, "advertise")):
             self.refused(kind, lambda: baton.Agent("c", **options), word)
 
-    def test_every_interface_is_of_both_families(self):
-        with baton.Agent("server", listen_host="*", serve_metadata=True) as server, baton.Agent("client") as client:
-            for host in ("127.0.0.1", "[::1]") if socket.has_ipv6 else ("127.0.0.1",):
-                client.fetch_metadata("server", f"{host}:{server.port}")
-                end = time.monotonic() + LONG
-                while not client.has_remote("server"):
-                    self.assertLess(time.monotonic(), end, host)
-                client.remove_remote("server")
-
 
 class Words(Pair):
     def setUp(self):
@@ -84,31 +57,6 @@ class Words(Pair):
         a.add_remote(b.metadata())
         return (a.prepare([(self.mine.ctypes.data, PAGE, 0, PAGE, PAGES)]),
                 a.prepare([(self.theirs.ctypes.data, PAGE, 0, PAGE, PAGES)], "b"))
-
-    def test_stale_handles_and_lists_of_another_agent(self):
-        def body(a, b):
-            local, remote = self.lists(a, b)
-            foreign = b.prepare([(self.theirs.ctypes.data, PAGE, 0, PAGE, PAGES)])
-            self.refused(baton.NotFoundError, lambda: a.transfer(baton.WRITE, foreign, [0], remote, [0]))
-            self.refused(baton.NotFoundError, lambda: a.transfer(baton.WRITE, local, [0], foreign, [0]))
-            self.refused(baton.InvalidParamError, lambda: a.transfer(baton.WRITE, remote, [0], local, [0]))
-            move = a.transfer(baton.WRITE, local, [0], remote, [0])
-            stranger = baton.agent.Transfer(b, move.number)
-            for call in (stranger.post, stranger.done, stranger.telemetry, stranger.wait, stranger.abort):
-                self.refused(baton.NotFoundError, call)
-            stranger.number = 0
-            number, listed = move.number, local.number
-            move.post().wait(LONG)
-            move.release()
-            local.release()
-            old = baton.agent.Transfer(a, number)
-            for call in (old.post, old.done, old.telemetry, old.wait, old.abort):
-                self.refused(baton.NotFoundError, call)
-            self.refused(baton.NotFoundError, lambda: a.transfer(
-                baton.WRITE, baton.agent.DescriptorList(a, listed, PAGES), [0], remote, [0]))
-            for nothing in (0, 1, 2 ** 64 - 1):
-                self.refused(baton.NotFoundError, baton.agent.Transfer(a, nothing).post)
-        self.over_each(body)
 
     def test_indices(self):
         def body(a, b):
@@ -233,25 +181,6 @@ class Words(Pair):
                 self.refused(baton.InvalidParamError, lambda: plan.transfer([0], [0], **wrong))
             plan.transfer([0], [0], tokens=8).release()
 
-    def test_ten_million_descriptors(self):
-        def body(a, b):
-            _, _ = self.lists(a, b)
-            many = 10_000_000
-            table = numpy.zeros((many, 3), numpy.uint64)
-            table[:, 0], table[:, 1] = self.mine.ctypes.data, 1
-            table[:, 0] += numpy.arange(many, dtype=numpy.uint64) % numpy.uint64(self.mine.nbytes)
-            local = a.prepare(table)
-            table[-1, 0] = 8
-            self.refused(baton.NotFoundError, lambda: a.prepare(table), str(many - 1))
-            remote = a.prepare([(self.theirs.ctypes.data, 1, 0, 1, self.theirs.nbytes)], "b")
-            last = many - 1
-            where = last % self.mine.nbytes
-            self.mine[where] = 77
-            a.write(local, [last], remote, [9]).wait(LONG)
-            self.assertEqual((int(self.theirs[9]), int(self.theirs.sum())), (77, 77))
-            self.mine[where], self.theirs[9] = 1, 0
-        self.over_each(body)
-
     def test_what_exists_already_is_not_a_transfer_that_runs(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -285,117 +214,6 @@ class Words(Pair):
                                  (folder, ("cluster.key", "not a plain file"))):
                 with unittest.mock.patch.dict(os.environ, {"BATON_KEY_FILE": "", "XDG_CONFIG_HOME": where}):
                     self.refused(baton.NotAllowedError, lambda: baton.Agent("a"), *words)
-
-    def test_memory_that_is_gone_under_a_list(self):
-        def body(a, b):
-            for gone in ("mine", "theirs"):
-                for op in (baton.WRITE, baton.READ):
-                    mine, theirs = anonymous(PAGE * PAGES), anonymous(PAGE * PAGES)
-                    a.register((mine, PAGE * PAGES, 0))
-                    b.register((theirs, PAGE * PAGES, 0))
-                    a.add_remote(b.metadata())
-                    local = a.prepare([(mine, PAGE, 0, PAGE, PAGES)])
-                    remote = a.prepare([(theirs, PAGE, 0, PAGE, PAGES)], "b")
-                    move = a.transfer(op, local, range(PAGES), remote, range(PAGES))
-                    move.post().wait(LONG)
-                    libc.munmap(mine if gone == "mine" else theirs, PAGE * PAGES)
-                    with self.assertRaises((baton.BackendError, baton.NotAllowedError)) as raised:
-                        move.post().wait(LONG)
-                    self.assertIn("mapped", str(raised.exception))
-                    # Given back in words, too: then nothing can be made of it.
-                    (a if gone == "mine" else b).deregister((mine if gone == "mine" else theirs, PAGE * PAGES, 0))
-                    with self.assertRaises(baton.BatonError):
-                        move.post().wait(LONG)
-                    libc.munmap(theirs if gone == "mine" else mine, PAGE * PAGES)
-                    (b if gone == "mine" else a).deregister((theirs if gone == "mine" else mine, PAGE * PAGES, 0))
-            b.register(self.theirs)
-            a.register(self.mine)
-            a.add_remote(b.metadata())  # both go on
-            rows = [[(memory.ctypes.data, PAGE, 0)] for memory in (self.mine, self.theirs)]
-            a.direct(baton.WRITE, rows[0], rows[1], "b").post().wait(LONG)
-            self.assertEqual(int(self.theirs.sum()), PAGE)
-            self.theirs[:] = 0
-        self.over_each(body)
-
-
-class Deaths(Pair):
-    """The peer dies in each phase."""
-
-    def start(self, provider):
-        child = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py"), "b",
-                                  provider], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.addCleanup(child.stdout.close)
-        self.addCleanup(child.stdin.close)
-        self.addCleanup(child.wait)
-        self.addCleanup(child.kill)
-        return child, bytes.fromhex(child.stdout.readline().decode()), int(child.stdout.readline())
-
-    def over_each(self, body):
-        for provider in ("shm", "tcp"):
-            with self.subTest(provider), baton.Agent("a", require=provider) as a:
-                self.provider = provider
-                memory = numpy.full(PAGE * 256, 7, numpy.uint8)
-                a.register(memory)
-                child, metadata, address = self.start(provider)
-                a.add_remote(metadata)
-                body(a, child, memory, a.prepare([(memory.ctypes.data, PAGE, 0, PAGE, 256)]),
-                     a.prepare([(address, PAGE, 0, PAGE, 256)], "b"))
-            gc.collect()
-
-    def dead(self, move):
-        with self.assertRaises(baton.RemoteDisconnectError):
-            move.post().wait(LONG)
-
-    def test_before_the_first_post(self):
-        def body(a, child, _memory, local, remote):
-            move = a.transfer(baton.READ, local, range(256), remote, range(256))
-            child.kill()
-            child.wait()
-            self.dead(move)
-        self.over_each(body)
-
-    def test_between_two_posts(self):
-        def body(a, child, memory, local, remote):
-            move = a.transfer(baton.READ, local, range(256), remote, range(256))
-            move.post().wait(LONG)
-            child.kill()
-            child.wait()
-            memory[:] = 7
-            while True:  # over shm its pages may be there until its death is heard of
-                try:
-                    move.post().wait(LONG)
-                except baton.RemoteDisconnectError:
-                    break
-            seen = memory.reshape(256, PAGE)
-            self.assertTrue((seen == seen[:, :1]).all(), "each page is as it was, or as it was there")
-        self.over_each(body)
-
-    def test_in_flight_and_before_the_notification(self):
-        def body(a, child, memory, local, remote):
-            a.read(local, [0], remote, [0]).wait(LONG)
-            os.kill(child.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-            moves = [a.transfer(op, local, range(256), remote, range(256), b"done") for op in (baton.READ, baton.WRITE)]
-            for move in moves:
-                move.post()
-            child.kill()
-            child.wait()
-            ends = []
-            for move in moves:
-                try:
-                    move.wait(LONG)
-                    ends.append("done")  # over shm nobody is needed at the other side
-                except baton.RemoteDisconnectError:
-                    ends.append("lost")
-                move.release(LONG)
-            if self.provider == "tcp":
-                self.assertEqual(ends, ["lost"] * 2)
-            memory[:] = 9  # fenced: nothing comes any more
-            while a.has_remote("b"):
-                a.messages()
-            self.assertTrue((memory == 9).all())
-            self.assertEqual((a.stats()["running"], a.stats()["transfers"]), (0, 0))
-        self.over_each(body)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,10 @@
 """What a program of NIXL's may get wrong, and what may happen to its peer: NIXL's exception, whose text goes on with
 ours, and never a crash, a hang or a wrong byte. What baton.Agent says of the same: bad_input_test.py."""
-import ctypes
-import functools
-import mmap
 import os
 import re
-import resource
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import unittest.mock
 
@@ -21,10 +14,6 @@ from baton.nixl import _bindings as nixlBind
 from baton.nixl._api import nixl_agent, nixl_agent_config
 
 PAGE, PAGES = 4096, 64
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def agent(name, **options):
@@ -119,31 +108,6 @@ class Words(Refused):
             "WRITE", self.a.get_xfer_descs(two * 2, "DRAM"), self.a.get_xfer_descs(one, "DRAM"), "b"), "paired one to one")
         self.untouched()
 
-    def test_memory_that_is_gone_under_a_list(self):
-        for gone in ("mine", "theirs"):
-            for op in ("WRITE", "READ"):
-                mine, theirs = (libc.mmap(None, PAGE * PAGES, mmap.PROT_READ | mmap.PROT_WRITE,
-                                          mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) for _ in range(2))
-                regs = [one.register_memory([(memory, PAGE * PAGES, 0, "")], "DRAM")
-                        for one, memory in ((self.a, mine), (self.b, theirs))]
-                self.a.add_remote_agent(self.b.get_agent_metadata())
-                local = self.a.prep_xfer_dlist("", row(mine), "DRAM")
-                remote = self.a.prep_xfer_dlist("b", row(theirs), "DRAM")
-                move = self.make(range(PAGES), range(PAGES), local, remote, op)
-                self.assertEqual(finish(self.a, move), "DONE")
-                libc.munmap(mine if gone == "mine" else theirs, PAGE * PAGES)
-                with self.assertRaises((nixlBind.nixlBackendError, nixlBind.nixlNotAllowedError)) as raised:
-                    finish(self.a, move)
-                self.assertIn("mapped", str(raised.exception))
-                self.a.release_xfer_handle(move)
-                (self.a if gone == "mine" else self.b).deregister_memory(regs[gone != "mine"])
-                libc.munmap(theirs if gone == "mine" else mine, PAGE * PAGES)
-                (self.b if gone == "mine" else self.a).deregister_memory(regs[gone == "mine"])
-                # Given back in words: nothing can be made of it.
-                self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist("", row(mine), "DRAM"))
-        self.assertEqual(finish(self.a, self.make(range(PAGES), range(PAGES))), "DONE")  # both go on
-        self.assertEqual(int(self.theirs.sum()), PAGE * PAGES)
-
     def test_memory_in_use_is_not_deregistered(self):
         descs = self.a.get_reg_descs([(self.mine.ctypes.data, self.mine.nbytes, 0, "")], "DRAM")
         self.refused(nixlBind.nixlNotFoundError, lambda: self.b.deregister_memory(descs), "name it as it was registered")
@@ -174,22 +138,6 @@ class Words(Refused):
             self.refused(nixlBind.nixlNotFoundError, lambda: other.send_notif(name, b"x"), "load its metadata")
         for call in (other.send_local_metadata, lambda: other.fetch_remote_metadata("b")):
             self.refused(nixlBind.nixlInvalidParamError, call, "ip_addr", "NIXL_ETCD_ENDPOINTS")
-
-    def test_two_agents_of_one_name_and_ones_own_metadata(self):
-        twin = agent("a")
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.add_remote_agent(twin.get_agent_metadata()),
-                     "different names")
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.add_remote_agent(self.a.get_agent_metadata()))
-        # The other's namesake takes its place, and lists of the first are stale.
-        namesake = agent("b")
-        memory = numpy.zeros(PAGE, numpy.uint8)
-        namesake.register_memory([(memory.ctypes.data, PAGE, 0, "")], "DRAM")
-        handle = self.make()
-        self.a.add_remote_agent(namesake.get_agent_metadata())
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle), "another agent has its name")
-        self.refused(nixlBind.nixlNotFoundError, self.make, "another agent has its name")
-        self.untouched()
-        self.assertEqual(int(memory.sum()), 0)
 
     def test_names_settings_and_backends(self):
         for name in ("n" * 65, "zero\0byte"):
@@ -293,51 +241,6 @@ class Words(Refused):
         with self.assertRaises(ValueError):
             self.a.prep_xfer_dlist("", row(1))
 
-    def test_ten_million_descriptors(self):
-        many = 10_000_000
-        table = numpy.zeros((many, 3), numpy.uint64)
-        table[:, 0], table[:, 1] = self.mine.ctypes.data, 1
-        table[:, 0] += numpy.random.default_rng(3).integers(0, self.mine.nbytes, many).astype(numpy.uint64)  # no two steps alike
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        local = self.a.prep_xfer_dlist("", table, "DRAM")
-        remote = self.a.prep_xfer_dlist("b", numpy.array([(self.theirs.ctypes.data, 1, 0, 1, self.theirs.nbytes)],
-                                                         numpy.uint64), "DRAM")
-        indices = numpy.arange(many)
-        move = self.a.make_prepped_xfer("WRITE", local, indices, remote, indices % self.theirs.nbytes)
-        self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 3 << 20, "KiB: 300 bytes each")
-        self.assertEqual(finish(self.a, move), "DONE")
-        self.assertTrue((self.theirs == 1).all())
-        self.a.release_xfer_handle(move)
-        indices[-1] = many
-        self.refused(nixlBind.nixlInvalidParamError, lambda: self.a.make_prepped_xfer(
-            "WRITE", local, indices, remote, indices % self.theirs.nbytes), f"index {many - 1} is {many}")
-        table[-1, 0] = 8
-        self.refused(nixlBind.nixlNotFoundError, lambda: self.a.prep_xfer_dlist("", table, "DRAM"),
-                     f"descriptor {many - 1}")
-
-    def test_threads(self):
-        """Any thread may do anything: each has its pages, and all of them one agent."""
-        wrong = []
-
-        def work(thread):
-            try:
-                for number in range(50):
-                    page = 16 * thread + number % 16
-                    handle = self.make([page], [page])
-                    finish(self.a, handle)
-                    self.a.release_xfer_handle(handle)
-                    self.refused(nixlBind.nixlNotFoundError, lambda: self.a.transfer(handle))
-            except BaseException as why:  # noqa: BLE001  (a thread's is nobody's)
-                wrong.append(why)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        self.assertEqual(wrong, [])
-        self.assertTrue((self.theirs == 1).all())
-
     def test_a_forked_child_has_no_agent_and_may_make_one(self):
         handle = self.make()
         child = os.fork()
@@ -362,88 +265,6 @@ class Words(Refused):
                 os._exit(code)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertEqual(finish(self.a, handle), "DONE")
-
-
-class Deaths(Refused):
-    """The peer dies in each phase. Over shared memory, and over tcp."""
-
-    def over_each(self, body):
-        peer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer.py")
-        for provider in ("shm", "tcp"):
-            with self.subTest(provider):
-                with unittest.mock.patch.object(baton, "Agent", functools.partial(baton.Agent, require=provider)):
-                    one = agent("a")
-                memory = numpy.full(PAGE * 256, 7, numpy.uint8)
-                one.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-                with subprocess.Popen([sys.executable, peer, "b", provider], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE) as child:
-                    try:
-                        one.add_remote_agent(bytes.fromhex(child.stdout.readline().decode()))
-                        address = int(child.stdout.readline())
-                        body(one, child, memory, one.prep_xfer_dlist("", row(memory.ctypes.data, 256), "DRAM"),
-                             one.prep_xfer_dlist("b", row(address, 256), "DRAM"), provider)
-                    finally:
-                        child.kill()
-
-    def until_dead(self, one, move):
-        while True:  # over shm its pages may be there until its death is heard of
-            try:
-                finish(one, move)
-            except nixlBind.nixlRemoteDisconnectError as why:
-                self.assertRegex(str(why), "^NIXL_ERR_REMOTE_DISCONNECT: .{20}")
-                return
-
-    def test_before_the_first_post(self):
-        def body(one, child, memory, local, remote, _provider):
-            move = one.make_prepped_xfer("READ", local, range(256), remote, range(256))
-            child.kill()
-            child.wait()
-            self.refused(nixlBind.nixlRemoteDisconnectError, lambda: finish(one, move))
-            self.assertTrue((memory == 7).all())
-            one.release_xfer_handle(move)
-        self.over_each(body)
-
-    def test_between_two_posts(self):
-        def body(one, child, memory, local, remote, _provider):
-            move = one.make_prepped_xfer("READ", local, range(256), remote, range(256))
-            self.assertEqual(finish(one, move), "DONE")
-            child.kill()
-            child.wait()
-            memory[:] = 7
-            self.until_dead(one, move)
-            seen = memory.reshape(256, PAGE)
-            self.assertTrue((seen == seen[:, :1]).all(), "each page is as it was, or as it was there")
-            self.assertFalse(one.check_remote_metadata("b"))
-            self.refused(nixlBind.nixlRemoteDisconnectError, lambda: finish(one, move))
-            for _ in range(3):  # each calls it once more
-                self.refused(nixlBind.nixlRemoteDisconnectError, lambda: one.send_notif("b", b"x"), '"b" is gone')
-                self.assertFalse(one.check_remote_metadata("b"))
-        self.over_each(body)
-
-    def test_in_flight_and_before_the_notification(self):
-        def body(one, child, memory, local, remote, provider):
-            self.assertEqual(finish(one, one.make_prepped_xfer("READ", local, [0], remote, [0])), "DONE")
-            os.kill(child.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-            moves = [one.make_prepped_xfer(op, local, range(256), remote, range(256), b"done") for op in ("READ", "WRITE")]
-            for move in moves:
-                one.transfer(move)
-            child.kill()
-            child.wait()
-            for move in moves:
-                try:
-                    state = "PROC"
-                    while state == "PROC":
-                        state = one.check_xfer_state(move)
-                    self.assertEqual(provider, "shm", "nobody is needed at the other side")
-                except nixlBind.nixlRemoteDisconnectError:
-                    pass
-                one.release_xfer_handle(move)
-            memory[:] = 9  # fenced: nothing comes any more
-            while one.check_remote_metadata("b"):
-                pass
-            self.assertTrue((memory == 9).all())
-        self.over_each(body)
 
 
 if __name__ == "__main__":

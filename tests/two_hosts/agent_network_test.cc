@@ -203,25 +203,6 @@ TEST_F(AgentNetwork, EveryTransferAndMessageArrivesOnceWhateverTheNetworkDoes) {
   EXPECT_EQ(got, sent);
 }
 
-TEST_F(AgentNetwork, BothHostsMayMoveOneAfterTheOther) {
-  start(kSurvives);
-  meet();
-  hosts_->on(0, [&] {
-    const std::string there = Hosts::address(1) + ':' + std::to_string(agents_[1]->port());
-    EXPECT_TRUE(agents_[0]->send_metadata(there).ok());
-  });
-  until(1, [&] { return agents_[1]->has_remote("alpha"); });
-  size_t last = 50;
-  for (size_t host : {1, 0, 1}) {
-    EXPECT_TRUE(wait(post(0, 4, "here")).ok());
-    hosts_->change([&](Hosts& it) { it.set_address(host, 0, Hosts::address(host, 0, ++last)); });
-    // Who has nothing under way notices later.
-    hosts_->on(1, [&] { EXPECT_TRUE(agents_[1]->notify("alpha", "are you there?").ok()); });
-    const absl::Status status = wait(post(0, 4, "moved"));
-    ASSERT_TRUE(status.ok()) << status << ", host " << host;
-  }
-}
-
 // Every machine with docker has 172.17.0.1. Called there, one reaches oneself, where nobody listens
 // at that port: it says nothing of the other host.
 TEST_F(AgentNetwork, AnAddressThatBothHostsHaveEndsNoSession) {

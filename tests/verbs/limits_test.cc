@@ -330,17 +330,6 @@ absl::Status create(const FakeVerbs& fake, const char* key, const char* value) {
   return Worker::create(options).status();
 }
 
-TEST(Limits, TrafficClassAndServiceLevelAreInEveryAddress) {
-  VerbsPair pair({.devices = 2}, {{"verbs.traffic_class", "104"}, {"verbs.service_level", "3"}});
-  pair.connect();
-  const std::vector<ibv_ah_attr> addresses = pair.fake->addresses();
-  EXPECT_EQ(addresses.size(), 4u);
-  for (const ibv_ah_attr& address : addresses) {
-    EXPECT_EQ(address.grh.traffic_class, 104);
-    EXPECT_EQ(address.sl, 3);
-  }
-}
-
 TEST(Limits, WrongSettingsAreNamed) {
   FakeVerbs fake({.devices = 2});
   const auto message = [&](const char* key, const char* value) {

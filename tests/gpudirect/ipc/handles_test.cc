@@ -237,61 +237,46 @@ TEST(CudaIpcHandles, WhereNoHandleOpensItIsStagedAndTheReasonIsSaid) {
   }
 }
 
-// The traps of the driver, at its calls.
-TEST(CudaIpcHandles, TheHandleOfFreedMemoryOpensNothing) {
-  Child child([](const Pipe& down, const Pipe& up) {
+// The traps of the driver, at its calls: memory that was freed, and more than there is.
+TEST(CudaIpcHandles, WhatIsNotBehindAHandleIsRefused) {
+  for (const bool freed : {true, false}) {
+    SCOPED_TRACE(freed);
+    Child child([&](const Pipe& down, const Pipe& up) {
+      InstalledFake fake;
+      DevicePointer at = fake.fake().allocate(kMiB);
+      const auto shared = fake.memory().share(gpudirect::pointer_of<void>(at + 4096), kMiB - 4096);
+      EXPECT_TRUE(shared.ok()) << shared.status();
+      EXPECT_EQ(shared->offset, 4096u);
+      EXPECT_EQ(shared->bytes, kMiB);
+      if (freed) {
+        fake.fake().free(at);
+        at = fake.fake().allocate(kMiB);  // perhaps at the same address
+      }
+      up.say({reinterpret_cast<const char*>(shared->handle.data()), shared->handle.size()});
+      EXPECT_EQ(down.hear(), "tried");
+      fake.fake().free(at);
+      fake.expect_clean();
+    });
+    const std::string said = child.up.hear();
     InstalledFake fake;
-    const DevicePointer at = fake.fake().allocate(kMiB);
-    const auto shared = fake.memory().share(gpudirect::pointer_of<void>(at + 4096), kMiB - 4096);
-    EXPECT_TRUE(shared.ok()) << shared.status();
-    EXPECT_EQ(shared->offset, 4096u);
-    EXPECT_EQ(shared->bytes, kMiB);
-    fake.fake().free(at);
-    const DevicePointer next = fake.fake().allocate(kMiB);  // perhaps at the same address
-    up.say({reinterpret_cast<const char*>(shared->handle.data()), shared->handle.size()});
-    EXPECT_EQ(down.hear(), "tried");
-    fake.fake().free(next);
+    DeviceExport memory{.bytes = kMiB + (freed ? 0 : 1), .by_handle = true};
+    memory.device_uuid.fill(1);
+    ASSERT_EQ(said.size(), memory.handle.size());
+    std::copy(said.begin(), said.end(), memory.handle.begin());
+    const absl::Status refused = fake.memory().map(memory).status();
+    if (freed) {
+      EXPECT_THAT(std::string(refused.message()), HasSubstr("opening the handle"));
+    } else {
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+      memory.bytes = kMiB;
+      EXPECT_TRUE(fake.memory().map(memory).ok());
+    }
+    memory.handle.fill(9);
+    EXPECT_FALSE(fake.memory().map(memory).ok()) << "no handle at all";
+    child.down.say("tried");
     fake.expect_clean();
-  });
-  const std::string said = child.up.hear();
-  InstalledFake fake;
-  DeviceExport memory{.bytes = kMiB, .by_handle = true};
-  memory.device_uuid.fill(1);
-  ASSERT_EQ(said.size(), memory.handle.size());
-  std::copy(said.begin(), said.end(), memory.handle.begin());
-  const auto mapped = fake.memory().map(memory);
-  EXPECT_FALSE(mapped.ok());
-  EXPECT_THAT(std::string(mapped.status().message()), HasSubstr("opening the handle"));
-  memory.handle.fill(9);
-  EXPECT_FALSE(fake.memory().map(memory).ok()) << "no handle at all";
-  child.down.say("tried");
-  fake.expect_clean();
-  EXPECT_EQ(child.end(), 0);
-}
-
-TEST(CudaIpcHandles, MoreThanIsBehindAHandleIsRefused) {
-  Child child([](const Pipe& down, const Pipe& up) {
-    InstalledFake fake;
-    const DevicePointer at = fake.fake().allocate(kMiB);
-    const auto shared = fake.memory().share(gpudirect::pointer_of<void>(at), kMiB);
-    up.say({reinterpret_cast<const char*>(shared->handle.data()), shared->handle.size()});
-    EXPECT_EQ(down.hear(), "tried");
-    fake.fake().free(at);
-    fake.expect_clean();
-  });
-  const std::string said = child.up.hear();
-  InstalledFake fake;
-  DeviceExport memory{.bytes = kMiB + 1, .by_handle = true};
-  memory.device_uuid.fill(1);
-  ASSERT_EQ(said.size(), memory.handle.size());
-  std::copy(said.begin(), said.end(), memory.handle.begin());
-  const auto mapped = fake.memory().map(memory);
-  EXPECT_EQ(mapped.status().code(), absl::StatusCode::kInvalidArgument) << mapped.status();
-  memory.bytes = kMiB;
-  EXPECT_TRUE(fake.memory().map(memory).ok());
-  child.down.say("tried");
-  fake.expect_clean();
-  EXPECT_EQ(child.end(), 0);
+    EXPECT_EQ(child.end(), 0);
+  }
 }
 
 // In one process nothing is opened: the memory is used where it lies, if it is still there.

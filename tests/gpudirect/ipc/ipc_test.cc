@@ -31,68 +31,6 @@ struct Side {
   MemoryRegion region;
 };
 
-// A process of its own with memory that it offers until it is killed.
-pid_t serve(int out) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  const gpudirect::InstalledFake fake;
-  const Side side;
-  const std::string offer =
-      side.worker->remote_region(side.region)->encode() + side.worker->address();
-  if (write(out, offer.data(), offer.size()) < 0) _exit(1);
-  while (getppid() != 1) side.worker->progress();
-  _exit(0);
-}
-
-TEST(CudaIpc, TwoProcessesCopyOnceAndAKilledOneLeavesNothing) {
-  for (const int rounds : {0, 1, 3, 10}) {
-    SCOPED_TRACE(rounds);
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = serve(ends[1]);
-    char offer[4096] = {};
-    ASSERT_GT(read(ends[0], offer, sizeof offer - 1), 48);
-    close(ends[0]);
-    close(ends[1]);
-    gpudirect::InstalledFake fake;
-    {
-      Side here;
-      Worker& worker = *here.worker;
-      const PeerId peer = *worker.connect(offer + RemoteRegion::kEncodedBytes);
-      here.until([&] { return worker.peer_state(peer) == PeerState::kUp; });
-      TransferRequest request{.peer = peer,
-                              .local = here.region,
-                              .local_layout = Layout::contiguous(0, kIpcBytes),
-                              .remote = *RemoteRegion::decode({offer, 48}),
-                              .remote_layout = Layout::contiguous(0, kIpcBytes)};
-      const auto view = [&] {
-        return fake.fake().view(reinterpret_cast<uintptr_t>(here.buffer->data()), kIpcBytes);
-      };
-      for (const Op op : {Op::kWrite, Op::kRead}) {
-        std::fill_n(view(), kIpcBytes, op == Op::kWrite ? std::byte{7} : std::byte{1});
-        request.op = op;
-        const TransferId id = *worker.submit(request);
-        here.until([&] { return ended(*worker.state(id)); });
-        EXPECT_TRUE(worker.status(id).ok()) << worker.status(id);
-        EXPECT_TRUE(worker.release(id).ok());
-      }
-      EXPECT_EQ(view()[kIpcBytes - 1], std::byte{7}) << "what was written is read back";
-      EXPECT_EQ(worker.stats().staged_transfers, 0u);
-      EXPECT_THAT(worker.explain(peer), testing::HasSubstr("CUDA IPC: 1 allocations mapped"));
-      const TransferId last = *worker.submit(request);
-      for (int i = 0; i < rounds; ++i) worker.progress();
-      kill(child, SIGKILL);
-      waitpid(child, nullptr, 0);
-      here.until([&] { return ended(*worker.state(last)); });
-      here.until([&] { return worker.stats().peers_up == 0; });
-      EXPECT_TRUE(worker.deregister_memory(here.region).ok());
-      here.worker.reset();
-      EXPECT_EQ(fake.fake().queued(), 0u);
-    }
-    fake.expect_clean();
-  }
-}
-
 // From the first look at the peer's memory on, one call after the other fails.
 TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   size_t failed = 0;
@@ -138,38 +76,6 @@ TEST(CudaIpc, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
   }
   EXPECT_GT(failed, 3u);
   EXPECT_GT(staged, 3u);
-}
-
-TEST(CudaIpc, DeregisteringWaitsForThePeersCopies) {
-  size_t in_the_middle = 0;
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    SCOPED_TRACE(seed);
-    gpudirect::InstalledFake fake({.seed = seed});
-    {
-      const Side a;
-      const Side b;
-      const PeerId peer = *a.worker->connect(b.worker->address());
-      a.until([&] {
-        b.worker->progress();
-        return a.worker->peer_state(peer) == PeerState::kUp;
-      });
-      const TransferId id = *a.worker->submit({.peer = peer,
-                                               .local = a.region,
-                                               .local_layout = Layout::contiguous(0, kIpcBytes),
-                                               .remote = *b.worker->remote_region(b.region),
-                                               .remote_layout = Layout::contiguous(0, kIpcBytes)});
-      for (int i = 0; i < 40 && fake.fake().queued() == 0; ++i) {
-        a.worker->progress();
-        b.worker->progress();
-      }
-      if (fake.fake().queued() > 0) ++in_the_middle;
-      ASSERT_TRUE(b.worker->deregister_memory(b.region).ok());
-      EXPECT_EQ(fake.fake().queued(), 0u) << "a copy is still to come";
-      a.until([&] { return ended(*a.worker->state(id)); });
-    }
-    fake.expect_clean();
-  }
-  EXPECT_GT(in_the_middle, 5u);
 }
 
 // Pages in another order: one launch where a kernel costs least, unless kernels are off.

@@ -122,19 +122,6 @@ TEST_F(StreamGatesTest, AtTheDeadlineTheStreamGoesOnAndKnows) {
   EXPECT_EQ(gates_->next_deadline(), kNever);
 }
 
-TEST_F(StreamGatesTest, AbortLetsTheStreamGoOn) {
-  const auto hold = gates_->hold(streams_[0], kSoon);
-  const auto gate = gates_->after(streams_[1], kSoon);
-  ASSERT_TRUE(hold.ok() && gate.ok());
-  ASSERT_TRUE(gates_->abort(hold->id).ok());
-  ASSERT_TRUE(gates_->abort(*gate).ok());
-  fake_.run_all();
-  EXPECT_EQ(fake_.queued(), 0u);
-  EXPECT_FALSE(delivered(*hold));
-  EXPECT_EQ(state(hold->id), GateState::kAborted);
-  EXPECT_EQ(state(*gate), GateState::kAborted);
-}
-
 TEST_F(StreamGatesTest, WaitsThatNothingWouldEndAreRefused) {
   const Stream copies = device_->stream(Direction::kToDevice);
   EXPECT_THAT(std::string(gates_->hold(copies, kSoon).status().message()),
@@ -160,14 +147,6 @@ TEST_F(StreamGatesTest, AGateIsUsedAgainWhenItsStreamHasPassed) {
   EXPECT_TRUE(fake_.stuck()) << "the word of the gate before lets it through";
   EXPECT_EQ(gates_->release(hold->id).code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(gates_->release(next->id).ok());
-}
-
-TEST_F(StreamGatesTest, ALostDeviceAbortsItsGates) {
-  FakeDriver* const fake = &fake_;
-  const auto gate = gates_->after(streams_[0], kSoon);
-  ASSERT_TRUE(gate.ok());
-  fake->lose();
-  EXPECT_EQ(state(*gate), GateState::kAborted);
 }
 
 // Streams that use what transfers deliver, which come in any order, fail, or never come.
@@ -213,24 +192,6 @@ TEST_F(StreamGatesTest, NoStreamReadsWhatWasNotDelivered) {
       EXPECT_TRUE(gates_->close(holds[i].id).ok());
     }
   }
-}
-
-TEST_F(StreamGatesTest, ATransferWaitsForAnEventOfTheCallers) {
-  Event event = nullptr;
-  {
-    const Device::Current current(*device_);
-    ASSERT_EQ(device_->driver().cuEventCreate(&event, kEventDisableTiming), kSuccess);
-    fake_.write(memory_, "data");
-    copy(streams_[0], 100, 0);
-    ASSERT_EQ(device_->driver().cuEventRecord(event, streams_[0]), kSuccess);
-  }
-  const auto gate = gates_->after(event, kSoon);
-  ASSERT_TRUE(gate.ok()) << gate.status();
-  until([&] { return state(*gate) != GateState::kWaiting; });
-  EXPECT_EQ(fake_.read(memory_ + 100, 4), "data");
-  EXPECT_TRUE(gates_->close(*gate).ok());
-  EXPECT_FALSE(gates_->after(event, kNever).ok());
-  device_->give_back([&] { device_->driver().cuEventDestroy(event); });
 }
 
 // An error of asking is one transfer's, and the device's only where the driver says so.
@@ -375,27 +336,6 @@ TEST(StreamGates, AreRefusedWhereAStreamCannotWaitForAWord) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("wait for transfers on the host"));
   }
   EXPECT_THAT(fake.finish(), IsEmpty());
-}
-
-TEST(StreamGates, AnErrorAtEveryCallLeavesNothingBehind) {
-  const auto use = [](uint64_t fail_call, uint64_t* calls) {
-    FakeDriver fake({.fail_call = fail_call});
-    {
-      const auto device = Device::open(FakeDriver::driver(), 0);
-      absl::StatusOr<std::unique_ptr<StreamGates>> gates = absl::UnknownError("no device");
-      if (device.ok()) gates = StreamGates::open(**device, 3);
-      if (gates.ok()) {
-        const Stream stream = (*device)->stream(Direction::kToHost);
-        for (int i = 0; i < 2; ++i) (*gates)->after(stream, kThen).IgnoreError();
-      }
-      fake.run_all();
-    }
-    if (calls != nullptr) *calls = fake.calls();
-    EXPECT_THAT(fake.finish(), IsEmpty()) << "call " << fail_call;
-  };
-  uint64_t calls = 0;
-  use(0, &calls);
-  for (uint64_t k = 2; k <= calls; ++k) use(k, nullptr);
 }
 
 }  // namespace

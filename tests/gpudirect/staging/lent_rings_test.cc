@@ -133,55 +133,6 @@ TEST_F(Lent, PagesGoWhereTheyBelong) {
   EXPECT_THAT(a_.worker->explain(a_.peer), Not(HasSubstr(absl::StrCat(kByPeer, "0 bytes"))));
 }
 
-TEST_F(Lent, WhicheverCallFailsTheTransferEndsAndTheNextOneWorks) {
-  lend();
-  size_t failed = 0;
-  for (const Op op : {Op::kWrite, Op::kRead}) {
-    for (uint64_t k = 1; k <= 40; ++k) {
-      SCOPED_TRACE(testing::Message() << "call " << k);
-      const std::string sent(600'000, static_cast<char>(k));
-      gpu_->write(op == Op::kWrite ? a_.at : b_.at, sent);
-      gpu_->fail_call_in(k, gpudirect::kOutOfMemory);
-      const absl::Status status = run(request(op, true, true));
-      gpu_->fail_call_in(0, gpudirect::kSuccess);
-      failed += status.ok() ? 0 : 1;
-      const absl::Status next = run(request(op, true, true));
-      ASSERT_TRUE(next.ok()) << next;
-      ASSERT_TRUE(gpu_->read(op == Op::kWrite ? b_.at : a_.at, sent.size()) == sent);
-    }
-  }
-  EXPECT_GT(failed, 10u);
-}
-
-// Promise(devices): After a staged transfer ends, nothing of it moves | copies that began are
-//   awaited; the target is asked
-TEST_F(Lent, CancelledAtAnyRoundNothingIsCopiedAfterTheEnd) {
-  lend();
-  size_t stopped = 0;
-  for (int rounds = 0; rounds < 80; ++rounds) {
-    const TransferId id =
-        *a_.worker->submit(request(rounds % 2 == 0 ? Op::kWrite : Op::kRead, true, true));
-    for (int i = 0; i < rounds / 2; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
-    ASSERT_TRUE(a_.worker->cancel(id).ok());
-    if (!finish(id).ok()) ++stopped;
-    const std::string reused(600'000, 'r');
-    gpu_->write(a_.at, reused);
-    gpu_->write(b_.at, reused);
-    gpu_->run_all();
-    for (int i = 0; i < 30; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
-    gpu_->run_all();
-    ASSERT_TRUE(gpu_->read(b_.at, reused.size()) == reused) << "after " << rounds << " rounds";
-    ASSERT_TRUE(gpu_->read(a_.at, reused.size()) == reused) << "after " << rounds << " rounds";
-  }
-  EXPECT_GT(stopped, 10u);
-}
-
 // The room of a transfer whose peer is gone is not given to the next one while that peer may still
 // copy from it: nothing gets there that was meant for somebody else.
 TEST_F(Lent, WhatAPeerThatIsGoneStillCopiesIsNotWrittenOver) {
@@ -238,26 +189,6 @@ TEST_F(Lent, WhatAPeerThatIsGoneStillCopiesIsNotWrittenOver) {
     EXPECT_GT(late, 2u) << "none was ever cut off in the middle";
   }
   lend();
-}
-
-TEST_F(Lent, ALostDeviceEndsThemAndTheHostsGoOn) {
-  for (size_t rounds = 0; rounds < 16; ++rounds) {
-    SCOPED_TRACE(testing::Message() << "lost after " << rounds << " rounds");
-    lost_ = false;
-    lend({.seed = rounds + 1});
-    const TransferId id =
-        *a_.worker->submit(request(rounds % 2 == 0 ? Op::kWrite : Op::kRead, true, true, kBytes));
-    for (size_t i = 0; i < rounds; ++i) {
-      a_.worker->progress();
-      b_.worker->progress();
-    }
-    gpu_->lose();
-    lost_ = true;
-    EXPECT_TRUE(absl::IsAborted(finish(id)));
-    EXPECT_TRUE(run(request(Op::kWrite, false, false)).ok());
-    EXPECT_TRUE(absl::IsAborted(run(request(Op::kRead, true, false)))) << "it stays lost";
-    if (rounds != 15) TearDown();
-  }
 }
 
 TEST_F(Lent, ARegistrationThatGoesEndsWhatIsCopiedToIt) {

@@ -4,8 +4,6 @@
 #include "kvtransfer/kv_checksums.h"
 #include "kvtransfer/kv_layout.h"
 #include "kvtransfer/kv_plan.h"
-#include "kvtransfer/kv_requantise.h"
-#include "tests/kvtransfer/requantise/fp8_layout.h"
 #include "tests/test.h"
 
 namespace baton::kvtransfer {
@@ -139,7 +137,6 @@ TEST(KvBadInput, InvalidOrDifferentLayouts) {
   for (const auto& [from, to] :
        {std::pair<const KvLayout*, const KvLayout*>(&good, &broken), {&broken, &good}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(KvPlan::make(*from, *to).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(KvRequantisePlan::make(*from, *to).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(KvChecksums::make(*from, *to).status()));
   }
   const auto refused = [&](auto change) {
@@ -164,52 +161,6 @@ TEST(KvBadInput, InvalidOrDifferentLayouts) {
               }),
               HasSubstr("2 tokens"));
   EXPECT_THAT(refused([](KvField& f) { f.per_block = true; }), HasSubstr("one per block"));
-}
-
-TEST(KvBadInput, RequantisingWhatIsInOtherRows) {
-  const KvShape shape{
-      .layers = 1, .blocks = 2, .block_tokens = 16, .total_heads = 1, .heads = 1, .head_size = 8};
-  const KvLayout source = KvLayout::transposed_keys(shape);
-  const KvLayout target = fp8_layout(shape, KvLayout::Order::kNhd, 1);
-  const auto refused = [&](const KvLayout& from, const KvLayout& to, const char* why) {
-    const absl::Status status = KvRequantisePlan::make(from, to).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
-  };
-  ASSERT_TRUE(KvRequantisePlan::make(source, target).ok());
-  for (size_t f = 0; f < source.groups[0].fields.size(); ++f) {
-    KvLayout from = source;
-    from.groups[0].fields[f].per_block = true;
-    refused(from, target, "is offered");
-    from = source;
-    from.groups[0].fields[f].order = "tiles";
-    refused(from, target, "is offered");
-  }
-  for (size_t f = 0; f < target.groups[0].fields.size(); ++f) {
-    KvLayout to = target;
-    to.groups[0].fields[f].per_block = true;
-    refused(source, to, "is offered");
-    to = target;
-    to.groups[0].fields[f].order = "tiles";
-    refused(source, to, "is offered");
-    to = target;
-    to.groups[0].fields.erase(to.groups[0].fields.begin() + static_cast<ptrdiff_t>(f));
-    refused(source, to, "lay the target out with fp8 values");
-  }
-  KvLayout narrow = target;
-  for (KvField& field : narrow.groups[0].fields) {
-    if (field.dtype == KvDtype::kFloat8E4M3) field.width = 4;
-  }
-  refused(source, narrow, "the width of");
-  const auto plan = KvRequantisePlan::make(source, target);
-  std::vector<const std::byte*> from(source.buffers.size(), nullptr);
-  std::vector<std::byte*> to(target.buffers.size() + 1, nullptr);
-  const std::vector<uint32_t> page{0};
-  EXPECT_TRUE(absl::IsInvalidArgument(plan->run(0, {0, 16}, {0, page}, {0, page}, from, to)));
-  to.pop_back();
-  // Nothing of nothing, whatever the pages.
-  EXPECT_TRUE(plan->run(0, {3, 3}, {0, {}}, {0, {}}, from, to).ok());
-  EXPECT_TRUE(plan->run(0, {0, 16}, {0, {}}, {0, {}}, from, to, {1, 1}).ok());
 }
 
 TEST(KvBadInput, ChecksumsOfWhatIsNotInThisMemory) {
