@@ -1,5 +1,5 @@
 // What must hold in a symbolic run: before a step, of a combination, at the end.
-#include "collectives/proof/verify_run.h"
+#include "tests/schedules/verify_run.h"
 
 #include <algorithm>
 
