@@ -1,5 +1,4 @@
-// Running Open MPI, the one-copy loop, or for memory of devices NCCL, and setting their times
-// beside ours.
+// Running Open MPI and the one-copy loop, and setting their times beside ours.
 #include "bench/nccl_tests/baselines.h"
 
 #include <algorithm>
@@ -59,7 +58,7 @@ class Runner {
       return std::move(report_);
     }
     if (options_.cuda) {
-      nccl();  // the others have no memory of devices
+      report_.missing.emplace_back("no baseline has memory of devices");
       return std::move(report_);
     }
     if (shm) one_copy();
@@ -120,16 +119,6 @@ class Runner {
       add_job(argv, "default");
       run_program({over_tcp ? "open_mpi_tcp" : "open_mpi_shm", std::move(argv)});
     }
-  }
-
-  void nccl() {
-    const auto program = folder_of_baselines() / "nccl_baseline";
-    if (!std::filesystem::exists(program)) {
-      return report_.missing.push_back(absl::StrCat("no NCCL: there is no ", program.string()));
-    }
-    std::vector<std::string> argv = {program.string(), absl::StrCat(ranks_)};
-    add_job(argv, "default");
-    run_program({"nccl", std::move(argv)});
   }
 
   void add_job(std::vector<std::string>& argv, const char* algorithm) const {
