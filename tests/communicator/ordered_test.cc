@@ -3,9 +3,9 @@
 #include <cstring>
 #include <random>
 
-#include "collectives/reduce/reduce.h"
 #include "collectives/schedules/schedule.h"
 #include "tests/communicator/group.h"
+#include "tests/reduce/reference.h"
 
 namespace baton {
 namespace {
